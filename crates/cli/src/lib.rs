@@ -1,0 +1,1 @@
+//! Run: arguments in, exit status out.

@@ -1,0 +1,1 @@
+//! Predict: measured grids in, durations and bytes out.

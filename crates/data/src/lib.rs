@@ -1,0 +1,1 @@
+//! Measure: a dataset in, one shape a sample out, no pixel decoded.

@@ -1,0 +1,1 @@
+//! Search: profiles and cluster in, ranked plans out.

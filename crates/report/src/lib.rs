@@ -1,0 +1,1 @@
+//! Render: plan, timelines and profiles in, one HTML file out.

@@ -1,0 +1,1 @@
+//! Schedule: samples with durations in, balanced microbatches out.

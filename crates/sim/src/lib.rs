@@ -1,0 +1,1 @@
+//! Simulate: durations and action lists in, a timeline out.

@@ -1,0 +1,291 @@
+//! The files between the verbs: versioned JSON that carries the hashes of what it was made from.
+//!
+//! A top-level field stands on a line of its own, and so does each element of a top-level list: a person can
+//! page through a file of many samples, and `diff` shows what changed. A write goes to a neighbour file, is
+//! synced, and takes the name in one move: an interrupted write leaves the old file whole.
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Hashes of what an artifact was made from, by name, as `sha256:...`.
+pub type MadeFrom = BTreeMap<String, String>;
+
+/// An act that mends an error, apart from its message.
+pub trait Hint {
+    /// A flag, a field or a command, as one sentence; `None` where no act helps.
+    fn hint(&self) -> Option<String>;
+}
+
+/// A file between the verbs.
+pub trait Artifact: Serialize + DeserializeOwned {
+    /// What the file says it is, as in `plan`.
+    const KIND: &'static str;
+    /// Raised when a reader of the old version would misread the new one.
+    const FORMAT_VERSION: u32;
+    /// The command that makes it anew.
+    const MEND: &'static str;
+
+    /// Hashes of what it was made from.
+    fn made_from(&self) -> &MadeFrom;
+
+    /// Every broken rule, as "field: value, rule".
+    fn problems(&self) -> Vec<String>;
+}
+
+/// Why an artifact cannot be used.
+#[derive(Debug, Error)]
+pub enum ArtifactError {
+    /// There is no such file.
+    #[error("no {kind} at `{}`", path.display())]
+    Missing {
+        /// The artifact.
+        kind: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+        /// The command that makes it.
+        mend: &'static str,
+    },
+    /// The operating system refused.
+    #[error("cannot {act} `{}`: {source}", path.display())]
+    Io {
+        /// `read` or `write`.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The file is not JSON of this kind.
+    #[error("`{}` is not a {kind}: {cause}", path.display())]
+    Malformed {
+        /// The artifact.
+        kind: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Line and cause.
+        cause: String,
+        /// The command that makes it.
+        mend: &'static str,
+    },
+    /// The file is of a version we do not know.
+    #[error("`{}` has format version {found}, this dflop reads {known}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Version of the file.
+        found: u64,
+        /// Version we read.
+        known: u32,
+        /// The command that makes it.
+        mend: &'static str,
+    },
+    /// The file breaks rules of its kind; all of them are listed.
+    #[error("`{}` is not a sound {kind}{}", path.display(), list(problems))]
+    Unsound {
+        /// The artifact.
+        kind: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// "field: value, rule", each.
+        problems: Vec<String>,
+        /// The command that makes it.
+        mend: &'static str,
+    },
+    /// The file was made from something else than what is there now.
+    #[error("`{}` was made from another `{name}`: {found}, now {expected}", path.display())]
+    Stale {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        name: String,
+        /// Hash in the file.
+        found: String,
+        /// Hash of what is there now.
+        expected: String,
+        /// The command that makes it anew.
+        mend: &'static str,
+    },
+}
+
+fn list(problems: &[String]) -> String {
+    problems.iter().fold(String::new(), |mut text, problem| {
+        let _ = write!(text, "\n  {problem}");
+        text
+    })
+}
+
+impl Hint for ArtifactError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Missing { mend, .. } => Some(format!("make it with `{mend}`")),
+            Self::Malformed { mend, .. }
+            | Self::Version { mend, .. }
+            | Self::Unsound { mend, .. }
+            | Self::Stale { mend, .. } => Some(format!("make it anew with `{mend}`")),
+            Self::Io { act: "write", .. } => Some("choose another place with `--out`".to_owned()),
+            Self::Io { .. } => None,
+        }
+    }
+}
+
+/// Lower-case hexadecimal of `bytes`.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// SHA-256 of the parts, each preceded by its length, as `sha256:...`.
+pub fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    format!("sha256:{}", hex(&hash.finalize()))
+}
+
+/// Hash of an artifact's content, independent of how its file is laid out, as `sha256:...`.
+pub fn hash_of<A: Artifact>(artifact: &A) -> String {
+    hash_parts([to_text(artifact).as_bytes()])
+}
+
+/// The artifact as the text of its file.
+pub fn to_text<A: Artifact>(artifact: &A) -> String {
+    let value = serde_json::to_value(artifact).expect("our artifacts have string keys and finite numbers");
+    let Value::Object(fields) = value else { unreachable!("an artifact is a struct") };
+    let mut text = format!("{{\n\"dflop\": \"{}\",\n\"format_version\": {}", A::KIND, A::FORMAT_VERSION);
+    for (name, value) in fields {
+        let _ = write!(text, ",\n\"{name}\": ");
+        match value {
+            Value::Array(elements) if !elements.is_empty() => {
+                text.push('[');
+                for (index, element) in elements.iter().enumerate() {
+                    let _ = write!(text, "{}\n{element}", if index == 0 { "" } else { "," });
+                }
+                text.push_str("\n]");
+            }
+            value => {
+                let _ = write!(text, "{value}");
+            }
+        }
+    }
+    text.push_str("\n}\n");
+    text
+}
+
+/// Writes the artifact whole, or leaves what was there.
+///
+/// # Errors
+/// [`ArtifactError::Io`] if the directory cannot be made or the file cannot be written.
+pub fn write<A: Artifact>(path: &Path, artifact: &A) -> Result<(), ArtifactError> {
+    write_text(path, &to_text(artifact))
+}
+
+/// Writes `text` whole to `path`, or leaves what was there; makes the directory if it is missing.
+///
+/// # Errors
+/// [`ArtifactError::Io`] if the directory cannot be made or the file cannot be written.
+pub fn write_text(path: &Path, text: &str) -> Result<(), ArtifactError> {
+    let io = |source| ArtifactError::Io { act: "write", path: path.to_owned(), source };
+    let directory = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(directory).map_err(io)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let neighbour = directory.join(name);
+    let written = std::fs::File::create(&neighbour).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&neighbour, path)
+    });
+    written.map_err(|source| {
+        // The neighbour is ours alone; that it may not exist is no second error.
+        let _ = std::fs::remove_file(&neighbour);
+        io(source)
+    })
+}
+
+/// The artifact at `path`, checked.
+///
+/// # Errors
+/// [`ArtifactError::Missing`], [`ArtifactError::Io`], [`ArtifactError::Malformed`], [`ArtifactError::Version`], and
+/// [`ArtifactError::Unsound`] with every problem of the file.
+pub fn read<A: Artifact>(path: &Path) -> Result<A, ArtifactError> {
+    let text = std::fs::read_to_string(path).map_err(|source| {
+        if source.kind() == std::io::ErrorKind::NotFound {
+            ArtifactError::Missing { kind: A::KIND, path: path.to_owned(), mend: A::MEND }
+        } else {
+            ArtifactError::Io { act: "read", path: path.to_owned(), source }
+        }
+    })?;
+    parse(path, &text)
+}
+
+/// The artifact in `text`, checked; `path` names it in errors.
+///
+/// # Errors
+/// As [`read`], without those of the file system.
+pub fn parse<A: Artifact>(path: &Path, text: &str) -> Result<A, ArtifactError> {
+    let malformed = |cause: String| ArtifactError::Malformed {
+        kind: A::KIND,
+        path: path.to_owned(),
+        cause,
+        mend: A::MEND,
+    };
+    let mut fields: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+    match fields.remove("dflop").as_ref().and_then(Value::as_str) {
+        Some(kind) if kind == A::KIND => {}
+        Some(kind) => return Err(malformed(format!("its field `dflop` says `{kind}`"))),
+        None => return Err(malformed("it has no field `dflop`".to_owned())),
+    }
+    match fields.remove("format_version").as_ref().and_then(Value::as_u64) {
+        Some(version) if version == u64::from(A::FORMAT_VERSION) => {}
+        Some(found) => {
+            return Err(ArtifactError::Version {
+                path: path.to_owned(),
+                found,
+                known: A::FORMAT_VERSION,
+                mend: A::MEND,
+            });
+        }
+        None => return Err(malformed("it has no field `format_version`".to_owned())),
+    }
+    let artifact: A =
+        serde_json::from_value(Value::Object(fields)).map_err(|error| malformed(error.to_string()))?;
+    let problems = artifact.problems();
+    if problems.is_empty() {
+        Ok(artifact)
+    } else {
+        Err(ArtifactError::Unsound { kind: A::KIND, path: path.to_owned(), problems, mend: A::MEND })
+    }
+}
+
+/// Nothing if the artifact was made from the `name` whose hash is `expected`.
+///
+/// # Errors
+/// [`ArtifactError::Stale`] with both hashes.
+pub fn check_made_from<A: Artifact>(
+    path: &Path,
+    artifact: &A,
+    name: &str,
+    expected: &str,
+) -> Result<(), ArtifactError> {
+    match artifact.made_from().get(name) {
+        Some(found) if found == expected => Ok(()),
+        found => Err(ArtifactError::Stale {
+            path: path.to_owned(),
+            name: name.to_owned(),
+            found: found.cloned().unwrap_or_else(|| "none".to_owned()),
+            expected: expected.to_owned(),
+            mend: A::MEND,
+        }),
+    }
+}

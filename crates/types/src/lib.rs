@@ -1,0 +1,59 @@
+//! The nouns of dflop: what every other crate reads and hands on, and no verb.
+//!
+//! A multimodal sample may be a line of text or a 32-frame video. dflop measures what each costs,
+//! chooses a layout for the encoder and one for the LLM backbone, and packs every global batch into
+//! balanced microbatches. These are the words it does that with; one word, one meaning.
+//!
+//! | word | meaning | type |
+//! |---|---|---|
+//! | sample | one training example: text with images, video or audio | [`SampleIndex`] |
+//! | shape | the sizes of a sample that decide its cost | [`SampleShape`] |
+//! | segment | a piece of a sample that the encoder reads with no attention to the rest: a tile, a frame | [`EncoderSegments`] |
+//! | encoder token | one patch (or audio frame) the encoder reads | |
+//! | feature token | one LLM position that the encoder fills | |
+//! | LLM token | one position the LLM backbone reads, text or feature | |
+//! | label token | an LLM token that carries loss | |
+//! | global batch | the samples of one optimizer step, over all replicas | |
+//! | microbatch | samples that pass the pipeline together on one replica | [`Schedule`] |
+//! | component | encoder (with its projector) or LLM backbone | [`Component`] |
+//! | boundary | the hand-over of features from encoder to LLM backbone | |
+//! | stage | consecutive layers of one component on one pipeline rank; the encoder is stage 0 | [`StageIndex`] |
+//! | rank | one process with one device | [`Rank`] |
+//! | degree | how many ways a component is split: `tp`, `pp`, `dp` | [`ComponentLayout`] |
+//! | replica | all ranks that together hold one copy of a component | |
+//! | layout | the degrees of both components | [`Layout`] |
+//! | cluster | devices and their memory budget | [`Cluster`] |
+//! | profile | what was measured | [`DataProfile`], [`ModelProfile`] |
+//! | plan | the chosen layout, number of microbatches, pipeline order and the prediction | [`Plan`] |
+//! | rejection | why a candidate cannot be the plan | [`Rejection`] |
+//! | schedule | for one global batch: which samples form which microbatch on which replica, in order | [`Schedule`] |
+//! | pipeline order | the order of forward and backward on each stage | [`PipelineOrder`] |
+//! | action | one cell: stage, letter, microbatch; `2F0` as PyTorch writes it | [`Action`] |
+//! | span, timeline | an action with start and end; all spans of a step | [`Span`], [`Timeline`] |
+//! | makespan | first start to last end in a step | |
+//! | bubble | idle time of a rank within the makespan, by cause | [`Idle`] |
+//!
+//! Units stand last in a name (`_ns`, `_bytes`, `_tokens`, `_ratio`). Times are integer nanoseconds, so
+//! that equal runs are equal bit by bit. [`artifact`] opens and writes the files that hold these types.
+
+pub mod artifact;
+mod cluster;
+mod data_profile;
+mod index;
+mod layout;
+mod model_profile;
+mod plan;
+mod schedule;
+mod shape;
+mod timeline;
+
+pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
+pub use cluster::Cluster;
+pub use data_profile::{DataProfile, Problem, ProfiledSample, SampleKind};
+pub use index::{Rank, SampleIndex, StageIndex};
+pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
+pub use model_profile::{Device, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Network};
+pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
+pub use schedule::{Schedule, ScheduleError};
+pub use shape::{EncoderSegments, MicrobatchShape, SampleShape};
+pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

@@ -1,0 +1,173 @@
+//! The plan: the chosen layout, what it is expected to do, and why the others fell.
+
+use crate::artifact::{Artifact, MadeFrom};
+use crate::layout::Layout;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The order of forward and backward on each stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PipelineOrder {
+    /// All forwards, then all backwards.
+    #[serde(rename = "gpipe")]
+    GPipe,
+    /// One forward, one backward, after a warm-up as deep as the stages that follow.
+    #[serde(rename = "1f1b")]
+    OneFOneB,
+}
+
+impl fmt::Display for PipelineOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::GPipe => "gpipe",
+            Self::OneFOneB => "1f1b",
+        })
+    }
+}
+
+/// What a plan is expected to do, over sampled global batches that the real scheduler filled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlanPrediction {
+    /// Mean makespan of a step, in nanoseconds, optimizer and reduction included.
+    pub step_ns_mean: u64,
+    /// Half width of the 95 % confidence interval of that mean, in nanoseconds.
+    pub step_ns_half_width: u64,
+    /// The same global batches scheduled in arrival order, mean makespan in nanoseconds.
+    pub blind_step_ns_mean: u64,
+    /// Mean idle time over ranks x makespan.
+    pub bubble_ratio: f64,
+    /// Predicted peak of the fullest encoder rank, in bytes.
+    pub encoder_memory_bytes_peak: u64,
+    /// Predicted peak of the fullest LLM rank, in bytes.
+    pub llm_memory_bytes_peak: u64,
+    /// Share of predictions outside the measured range, from 0 to 1.
+    pub extrapolated_ratio: f64,
+}
+
+/// A candidate that fits, with what it is expected to do.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RankedPlan {
+    /// Degrees of both components.
+    pub layout: Layout,
+    /// Microbatches of a step, on each LLM replica.
+    pub num_microbatches: u32,
+    /// Order of actions.
+    pub pipeline_order: PipelineOrder,
+    /// What it is expected to do.
+    pub prediction: PlanPrediction,
+}
+
+/// Why a candidate cannot be the plan.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "snake_case")]
+pub enum Rejection {
+    /// More pipeline stages than layers.
+    StagesExceedLayers {
+        /// Stages asked for.
+        stages: u32,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// A rank would need more than its budget.
+    Memory {
+        /// The component whose rank is over.
+        component: crate::layout::Component,
+        /// Smallest need over the candidates counted here, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// Fewer samples than buckets.
+    TooFewSamples {
+        /// Samples of the global batch.
+        global_batch_size: u32,
+        /// Smallest number of buckets over the candidates counted here.
+        buckets: u32,
+    },
+    /// A lower bound on its step is above the best plan found.
+    Bound,
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = |bytes: &u64| *bytes as f64 / f64::from(1 << 30);
+        match self {
+            Self::StagesExceedLayers { stages, layers } => {
+                write!(f, "llm pp {stages} exceeds the {layers} layers of the LLM backbone")
+            }
+            Self::Memory { component, needed_bytes, budget_bytes } => write!(
+                f,
+                "{component} rank does not fit: needs at least {:.2} GiB, memory budget is {:.2} GiB",
+                gib(needed_bytes),
+                gib(budget_bytes)
+            ),
+            Self::TooFewSamples { global_batch_size, buckets } => write!(
+                f,
+                "{buckets} or more microbatches over all replicas, but a global batch of {global_batch_size} samples"
+            ),
+            Self::Bound => f.write_str("cannot beat the best plan: its lower bound on the step is above"),
+        }
+    }
+}
+
+/// A cause with the number of candidates it rejected.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RejectionCount {
+    /// The cause, with the value nearest to fitting.
+    #[serde(flatten)]
+    pub rejection: Rejection,
+    /// Candidates it rejected.
+    pub count: u64,
+}
+
+/// The chosen layout and its prediction, the runners-up, and why the others fell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Hashes of what it was made from: `data_profile`, `model_profile`, `model_config`.
+    pub made_from: MadeFrom,
+    /// Samples of a global batch.
+    pub global_batch_size: u32,
+    /// Seed of the sampled global batches.
+    pub seed: u64,
+    /// Global batches each candidate was judged on.
+    pub num_sampled_batches: u32,
+    /// What to run.
+    pub best: RankedPlan,
+    /// The next best, by step time.
+    pub runners_up: Vec<RankedPlan>,
+    /// Why the others fell.
+    pub rejections: Vec<RejectionCount>,
+}
+
+impl Artifact for Plan {
+    const KIND: &'static str = "plan";
+    const FORMAT_VERSION: u32 = 1;
+    const MEND: &'static str = "dflop plan";
+
+    fn made_from(&self) -> &MadeFrom {
+        &self.made_from
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let layout = &self.best.layout;
+        for (component, degrees) in [("encoder", layout.encoder), ("llm", layout.llm)] {
+            for (name, degree) in [
+                ("tensor_parallel_degree", degrees.tp),
+                ("pipeline_parallel_degree", degrees.pp),
+                ("data_parallel_degree", degrees.dp),
+            ] {
+                if degree == 0 {
+                    problems.push(format!("best.layout.{component}.{name}: must not be 0"));
+                }
+            }
+        }
+        if self.best.num_microbatches == 0 {
+            problems.push("best.num_microbatches: must not be 0".to_owned());
+        }
+        if self.global_batch_size == 0 {
+            problems.push("global_batch_size: must not be 0".to_owned());
+        }
+        problems
+    }
+}

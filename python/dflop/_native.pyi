@@ -1,0 +1,142 @@
+"""The native module: everything that is not tensor math, in Rust."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+class Error(Exception): ...
+class ProfileError(Error): ...
+class PlanError(Error): ...
+class ScheduleError(Error): ...
+class ArtifactError(Error): ...
+
+__version__: str
+
+def run_cli(arguments: Sequence[str]) -> tuple[int, str | None]:
+    """Runs the command line.
+
+    Returns the exit status and, for `train` and `profile model`, a JSON request that Python carries out.
+    """
+
+def load_config(path: str) -> str:
+    """The configuration at `path`, checked and with every default filled in, as JSON."""
+
+@final
+class Balance:
+    """An assignment of samples to buckets."""
+
+    assignment: list[int]
+    encoder_load_ns: list[int]
+    llm_load_ns: list[int]
+    max_load_ns: int
+    lower_bound_ns: int
+    gap: float
+    proven_optimal: bool
+
+def balance(
+    encoder_ns: Sequence[int], llm_ns: Sequence[int], num_buckets: int, *, seed: int = 0
+) -> Balance: ...
+
+@final
+class Media:
+    """One image or video of a sample."""
+
+    path: str
+    kind: str
+    frame_indices: list[int]
+    num_tiles: int
+    height: int
+    width: int
+    num_features: int
+
+@final
+class EncodedSample:
+    """A sample as tokens; features take the places where `feature_mask` is true."""
+
+    id: str
+    input_ids: list[int]
+    feature_mask: list[bool]
+    labels: list[int]
+    """The id at each position that carries loss, -100 elsewhere; not shifted."""
+    media: list[Media]
+
+@final
+class Dataset:
+    """The samples of a data profile, read again from the files it was made from."""
+
+    def __init__(self, config_path: str, data_profile_path: str) -> None: ...
+    def __len__(self) -> int: ...
+    def encode(self, sample: int) -> EncodedSample: ...
+    def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...
+    def shape(self, sample: int) -> tuple[int, int, int]:
+        """(encoder tokens, LLM tokens, label tokens) as profiled."""
+    def digest(self, samples: Sequence[int]) -> str:
+        """SHA-256 over (index, LLM tokens, label tokens, segments) of the samples: equal on all ranks."""
+
+@final
+class GlobalBatches:
+    """Which samples form the global batch of each step: each sample once an epoch."""
+
+    def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None: ...
+    def batch(self, step: int) -> list[int]: ...
+    def epoch(self, step: int) -> int: ...
+    steps_per_epoch: int
+
+@final
+class Plan:
+    """A plan, frozen."""
+
+    @staticmethod
+    def read(path: str) -> Plan: ...
+    encoder_replicas: int
+    llm_replicas: int
+    llm_stages: int
+    num_ranks: int
+    num_microbatches: int
+    global_batch_size: int
+    pipeline_order: str
+    predicted_step_ns: int
+    def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm"], int, int]:
+        """(component, replica, stage); stage 0 is the encoder, LLM stages count from 1."""
+    def rank(self, replica: int, stage: int) -> int: ...
+    def llm_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
+        """(first layer, number of layers) of LLM stage `stage` (counted from 1)."""
+    def actions(self, rank: int) -> list[str]:
+        """The action list of `rank`, as in `1F3`: the very list the simulator times."""
+
+@final
+class Schedule:
+    """A schedule, frozen."""
+
+    @staticmethod
+    def from_json(text: str) -> Schedule: ...
+    def to_json(self) -> str: ...
+    step: int
+    num_microbatches: int
+    label_tokens: int
+    predicted_makespan_ns: int
+    def llm(self, microbatch: int, replica: int) -> list[int]: ...
+    def encoder(self, microbatch: int, replica: int) -> list[int]: ...
+    def digest(self) -> str: ...
+
+@final
+class StepScheduler:
+    """Computes schedules in a Rust thread while Python trains."""
+
+    def __init__(self, plan_path: str, data_profile_path: str, model_profile_path: str, seed: int) -> None: ...
+    def submit(self, step: int, samples: Sequence[int], arm: Literal["aware", "blind"]) -> None:
+        """Queues the global batch of `step`; returns at once."""
+    def take(self, step: int, arm: Literal["aware", "blind"]) -> tuple[Schedule, int]:
+        """The schedule and the nanoseconds waited for it; blocks without the GIL."""
+    def predict_makespan_ns(self, schedule: Schedule) -> int: ...
+
+def idle_by_cause(
+    plan_path: str, spans: Sequence[tuple[int, str, int, int]]
+) -> tuple[int, dict[str, int]]:
+    """(makespan in ns, idle ns by cause) of measured spans (rank, action, start ns, end ns) of one step."""
+
+def simulate_durations(
+    plan_path: str, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]]
+) -> int:
+    """Makespan in ns that the simulator gives for the measured durations of one step."""
+
+def __getattr__(name: str) -> Any: ...

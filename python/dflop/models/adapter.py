@@ -1,0 +1,110 @@
+"""What a model family must tell us: how to build its pieces and what passes between them.
+
+    pixels_NCHW, media ---> encoder ---> features_ED ---(boundary)---+
+    input_ids_T, feature_mask_T ------------------------------------+--> LLM stage 0 --> hidden_TD --> ... --> loss
+
+Shape letters, here and in every file of `models/`:
+    N tiles or frames   P encoder tokens   E feature tokens   T LLM tokens   D width   V vocabulary   M samples
+
+Parallelism is applied from outside: nothing here knows a rank. Parameter names are those of the Hugging Face
+model as a whole, so that weights, references and checkpoints speak of the same tensors in every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class MediaGrid:
+    """How the tiles of one image or video become features; sizes are in pixels, as displayed."""
+
+    kind: str
+    """`image` (anyres tiles, base tile first), `multi_image` (one tile) or `video` (one tile a frame)."""
+    num_tiles: int
+    """Tiles of this image or video, in `pixels_NCHW`, in order."""
+    height: int
+    """Height of the image, in pixels."""
+    width: int
+    """Width of the image, in pixels."""
+    num_features: int
+    """LLM tokens it fills; the encoder must give exactly as many rows."""
+
+
+@dataclass(frozen=True)
+class EncoderInput:
+    """What the encoder reads for the samples it has of one microbatch."""
+
+    pixels_NCHW: torch.Tensor
+    """[N, 3, S, S], dtype of the model, this rank's device; N may be 0."""
+    media: Sequence[MediaGrid]
+    """In the order of the tiles."""
+
+
+@dataclass(frozen=True)
+class LlmInput:
+    """Packed samples of one microbatch, as every LLM stage sees them; T may be 0."""
+
+    input_ids_T: torch.Tensor
+    """[T] int64; placeholder ids where features go."""
+    feature_mask_T: torch.Tensor
+    """[T] bool; true where a feature row takes the place of the embedding, in order."""
+    positions_T: torch.Tensor
+    """[T] int64; restarts at 0 with each sample."""
+    cu_seqlens: torch.Tensor
+    """[M + 1] int32; sample m holds rows cu_seqlens[m]:cu_seqlens[m + 1]."""
+    targets_T: torch.Tensor
+    """[T] int64; the id that position t must predict (the next token), -100 where there is no loss."""
+
+
+class ModelAdapter(Protocol):
+    """The answers a family gives. One instance per process; it holds configuration, never parameters."""
+
+    family: str
+    num_encoder_layers: int
+    num_llm_layers: int
+    hidden_size: int
+    """D of features and hidden states at the boundary."""
+    image_size: int
+    """S, in pixels."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Reads `config.json` (Hugging Face form) of `model_dir`."""
+        ...
+
+    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int) -> nn.Module:
+        """The encoder with its projector; `forward(EncoderInput) -> features_ED` [E, D].
+
+        With no tiles it returns [0, D] without running the encoder.
+        """
+        ...
+
+    def build_llm_stage(
+        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
+    ) -> nn.Module:
+        """A run of layers of the LLM backbone.
+
+        Holds the embedding if `first_layer` is 0; final norm and head if the run ends at the last layer.
+        `forward(batch: LlmInput, incoming: Tensor) -> Tensor`: `incoming` is features_ED [E, D] for the first
+        stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum of
+        the cross entropy over all targets (a scalar, float32), not divided by anything.
+        """
+        ...
+
+    def pixels(self, media_path: Path, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
+        """Decodes one image, or the named frames of one video, into normalised tiles [n, 3, S, S] float32.
+
+        `kind` is that of `MediaGrid`. Done with the family's Hugging Face image processor; EXIF rotation applied.
+
+        Raises:
+            dflop.ProfileError: the file cannot be decoded; the message names it.
+        """
+        ...
