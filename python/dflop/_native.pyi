@@ -1,7 +1,7 @@
 """The native module: everything that is not tensor math, in Rust."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Literal, final
 
 class Error(Exception): ...
 class ProfileError(Error): ...
@@ -127,16 +127,20 @@ class StepScheduler:
         """Queues the global batch of `step`; returns at once."""
     def take(self, step: int, arm: Literal["aware", "blind"]) -> tuple[Schedule, int]:
         """The schedule and the nanoseconds waited for it; blocks without the GIL."""
-    def predict_makespan_ns(self, schedule: Schedule) -> int: ...
+    def predict_makespan_ns(self, schedule: Schedule) -> int:
+        """Makespan in ns that the simulator gives from the model profile, optimizer included."""
+    def idle_by_cause(
+        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
+    ) -> tuple[int, int, int]:
+        """Idle ns of one measured step over all ranks: (ramp, imbalance, transfer).
 
-def idle_by_cause(
-    plan_path: str, spans: Sequence[tuple[int, str, int, int]]
-) -> tuple[int, dict[str, int]]:
-    """(makespan in ns, idle ns by cause) of measured spans (rank, action, start ns, end ns) of one step."""
+        Spans are (rank, action, start ns, end ns), of every action of every rank; `makespan_ns` is first start to last
+        end, reduction and optimizer included.
+        """
+    def simulate_measured(self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]]) -> int:
+        """Makespan in ns that the simulator gives when fed with the measured durations of one step."""
 
-def simulate_durations(
-    plan_path: str, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]]
-) -> int:
-    """Makespan in ns that the simulator gives for the measured durations of one step."""
-
-def __getattr__(name: str) -> Any: ...
+def llava_onevision_shape(
+    config_json: str, preprocessor_json: str, kind: str, height: int, width: int, num_frames: int
+) -> tuple[int, int, int]:
+    """(tiles, encoder tokens, feature tokens) of one medium; kind is image, multi_image or video."""

@@ -1,1 +1,58 @@
 //! Run: arguments in, exit status out.
+//!
+//! Every verb reads a few files and writes one; stdout is data, stderr is talk. The two verbs that need PyTorch,
+//! `profile model` and `train`, are parsed and checked here and handed to Python as a [`Request`].
+//!
+//! Exit status, chosen here only: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or
+//! files, or an internal error.
+
+// The command line is the one place that talks.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod commands;
+pub mod config;
+mod diagnostics;
+mod measured;
+
+use clap::Parser;
+use std::ffi::OsString;
+
+pub use diagnostics::Failure;
+
+/// What a call of the command line comes to.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It is done, with this exit status.
+    Done(u8),
+    /// Python must go on with this.
+    Python(Request),
+}
+
+/// What Python is asked to do.
+#[derive(Debug, serde::Serialize)]
+pub struct Request {
+    /// `profile_model` or `train`.
+    pub verb: String,
+    /// The arguments, checked, with paths resolved; a JSON object.
+    pub arguments: serde_json::Value,
+}
+
+/// Runs the command line: `arguments[0]` is the program's name.
+pub fn run<A: Into<OsString> + Clone>(arguments: &[A]) -> Outcome {
+    let cli = match args::Cli::try_parse_from(arguments.iter().cloned()) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // That a closed pipe cannot be printed to is no news to anyone.
+            let _ = error.print();
+            return Outcome::Done(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match commands::run(cli.verb) {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            eprint!("{}", failure.render());
+            Outcome::Done(u8::try_from(failure.status).unwrap_or(2))
+        }
+    }
+}

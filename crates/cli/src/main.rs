@@ -1,1 +1,17 @@
-fn main() {}
+//! The plain binary: every verb but `profile model` and `train`, which need PyTorch.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    match dflop_cli::run(&arguments) {
+        dflop_cli::Outcome::Done(status) => ExitCode::from(status),
+        dflop_cli::Outcome::Python(request) => {
+            eprintln!(
+                "error: `dflop {}` needs PyTorch, this is the plain binary\n\nhint: install the Python package (`make setup`) and run its `dflop`",
+                request.verb.replace('_', " ")
+            );
+            ExitCode::from(2)
+        }
+    }
+}

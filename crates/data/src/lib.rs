@@ -1,1 +1,22 @@
 //! Measure: a dataset in, one shape a sample out, no pixel decoded.
+//!
+//! [`probe`] reads sizes and durations from headers, [`family`] turns them into the encoder segments and feature
+//! tokens of a model family.
+
+pub mod conversation;
+pub mod dataset;
+pub mod demo;
+pub mod error;
+pub mod family;
+mod measure;
+pub mod mixture;
+mod model_files;
+pub mod probe;
+pub mod profile;
+pub mod readers;
+pub mod summary;
+pub mod tokens;
+
+pub use error::DataError;
+pub use measure::{Media, MediaUse};
+pub use model_files::{llava_onevision_of, model_hashes};

@@ -1,1 +1,49 @@
-//! The native module.
+//! The native module `dflop._native`: exports, one error mapping, frozen classes; no logic.
+
+mod balance;
+mod dataset;
+mod error;
+mod plan;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    use super::PyModule;
+    use crate::error::{Kind, map};
+    use pyo3::prelude::*;
+    use std::path::Path;
+
+    #[pymodule_export]
+    use crate::balance::{Balance, balance};
+    #[pymodule_export]
+    use crate::dataset::{Dataset, EncodedSample, Media, llava_onevision_shape};
+    #[pymodule_export]
+    use crate::plan::{GlobalBatches, Plan, Schedule, StepScheduler};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::error::add_to(module)
+    }
+
+    /// Runs the command line; see `_native.pyi`.
+    #[pyfunction]
+    fn run_cli(py: Python<'_>, arguments: Vec<String>) -> PyResult<(u8, Option<String>)> {
+        match py.detach(|| dflop_cli::run(&arguments)) {
+            dflop_cli::Outcome::Done(status) => Ok((status, None)),
+            dflop_cli::Outcome::Python(request) => {
+                let request = serde_json::to_string(&request)
+                    .map_err(|e| crate::error::raise(Kind::Plan, &e.to_string(), None))?;
+                Ok((0, Some(request)))
+            }
+        }
+    }
+
+    /// The configuration at `path` as JSON; see `_native.pyi`.
+    #[pyfunction]
+    fn load_config(path: &str) -> PyResult<String> {
+        let config = dflop_cli::config::load(Path::new(path)).map_err(map(Kind::Plan))?;
+        serde_json::to_string(&config).map_err(|e| crate::error::raise(Kind::Plan, &e.to_string(), None))
+    }
+}

@@ -1,1 +1,94 @@
 //! Render: plan, timelines and profiles in, one HTML file out.
+//!
+//! A run leaves numbers in many files. [`render`] puts those that answer "is it faster, why, and can I trust the
+//! prediction?" on one page that opens offline, prints, and reads without scripts, without colour and by ear.
+//! [`Report`] holds what is known; every part is optional, and a page over a plan alone is a page. [`figure`]
+//! draws one step before and after as an SVG file of its own.
+//!
+//! ```
+//! let report = dflop_report::Report { title: "a run".to_owned(), ..Default::default() };
+//! let page = dflop_report::render(&report);
+//! assert!(page.starts_with("<!DOCTYPE html>"));
+//! ```
+//!
+//! *Not modelled*: nothing is computed here but what a drawing needs (bins, pairs, medians of what is shown).
+//! Large inputs are drawn in part, and the page says which part.
+
+mod chart;
+mod figure;
+mod format;
+mod page;
+
+pub use figure::figure;
+
+use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
+
+/// What a page shows; each empty part is left out.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Report {
+    /// Heading of the page.
+    pub title: String,
+    /// What the numbers belong to, as name and value: hardware, commit, command, date.
+    pub facts: Vec<(String, String)>,
+    /// Steps, in the order in which they ran. The steps of both arms over one global batch carry one number.
+    pub steps: Vec<StepView>,
+    /// Blind against aware steps.
+    pub comparison: Option<Comparison>,
+    /// The plan.
+    pub plan: Option<Plan>,
+    /// The data profile.
+    pub data: Option<DataProfile>,
+    /// The model profile.
+    pub model: Option<ModelProfile>,
+    /// Training loss for each label token, by step.
+    pub loss: Vec<(u64, f64)>,
+    /// Every act that would else be silent (extrapolations, skipped samples), a sentence with its count each.
+    pub warnings: Vec<String>,
+}
+
+/// One step of one arm.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepView {
+    /// Number of the step, or of its global batch where both arms ran it.
+    pub step: u64,
+    /// How the global batch was scheduled: `aware` or `blind`; other names are shown as they are.
+    pub arm: String,
+    /// What the simulator expected.
+    pub predicted: Option<Timeline>,
+    /// What was measured.
+    pub measured: Option<Timeline>,
+}
+
+/// Blind against aware steps over the same global batches.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Comparison {
+    /// Typical step time of the blind arm, in milliseconds.
+    pub step_ms_blind: f64,
+    /// Typical step time of the aware arm, in milliseconds.
+    pub step_ms_aware: f64,
+    /// Blind over aware; above 1 the aware arm is faster.
+    pub ratio: f64,
+    /// Lower end of the 95 % interval of the ratio.
+    pub ratio_low: f64,
+    /// Upper end of the 95 % interval of the ratio.
+    pub ratio_high: f64,
+    /// Step times of each pair, blind then aware, in milliseconds, in the order in which they ran.
+    pub pairs: Vec<(f64, f64)>,
+    /// Idle time over ranks x makespan in the blind arm, from 0 to 1.
+    pub idle_ratio_blind: f64,
+    /// Idle time over ranks x makespan in the aware arm, from 0 to 1.
+    pub idle_ratio_aware: f64,
+    /// Median of |predicted - measured| / measured over steps.
+    pub prediction_error_median: f64,
+    /// 95th percentile of |predicted - measured| / measured over steps.
+    pub prediction_error_p95: f64,
+}
+
+/// One self-contained HTML page: no external resource, light and dark, whole without scripts.
+///
+/// Equal reports give equal pages, byte by byte. Names from files are escaped.
+/// *Complexity*: O(n log n) in samples and spans; the size of the page is bounded by caps on what is drawn, but
+/// for the warnings and facts, which are shown in full.
+pub fn render(report: &Report) -> String {
+    page::page(report).into_string()
+}

@@ -1,1 +1,98 @@
 //! Simulate: durations and action lists in, a timeline out.
+//!
+//! A pipeline of ranks is never as fast as its busiest rank: it fills, drains, waits for uneven microbatches
+//! and for data under way. Which of these costs what cannot be read off durations alone. This crate plays one
+//! step: [`simulate`] for one pipeline given as [`Durations`], [`simulate_step`] for a whole layout with
+//! encoder and LLM replicas given as [`StepInput`]. Both give a [`Timeline`] with the makespan, every span,
+//! and the idle time split into ramp, imbalance and transfer. [`order::actions`] are the lists that are
+//! timed, and the lists that the runtime runs; [`idle_of`] splits a measured step by the same causes, and
+//! [`perfetto`] lays both one above the other. [`Simulator`] is for searches that time one step many times.
+//!
+//! # Examples
+//! ```
+//! use dflop_sim::{Durations, simulate};
+//! use dflop_types::PipelineOrder;
+//!
+//! // 2 stages, 3 microbatches, forward 1 us, backward 2 us everywhere.
+//! let durations = Durations {
+//!     forward_ns: vec![vec![1_000; 3]; 2],
+//!     backward_ns: vec![vec![2_000; 3]; 2],
+//!     transfer_ns: 0,
+//! };
+//! let timeline = simulate(&durations, PipelineOrder::OneFOneB)?;
+//! assert_eq!(timeline.makespan_ns, (3 + 2 - 1) * (1_000 + 2_000));
+//! assert_eq!(timeline.idle_ns.ramp, 2 * (2 - 1) * (1_000 + 2_000));
+//! assert_eq!(timeline.idle_ns.total_ns(), timeline.idle_ns.ramp);
+//! # Ok::<(), dflop_sim::SimError>(())
+//! ```
+//!
+//! # Not modelled
+//! Contention between transfers (each takes `transfer_ns` and occupies no rank), memory, noise, a backward
+//! split into `I` and `W`, tensor parallelism (a rank stands for its group), and overlap of the reduction
+//! with the backward. See `docs/simulator.md`.
+//!
+//! # References
+//! "DFLOP: A Data-driven Framework for Multimodal LLM Training Pipeline Optimization", SIGMOD 2026,
+//! DOI 10.1145/3802037, for what uneven microbatches cost.
+
+// The document's Rust example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/simulator.md")]
+struct Document;
+
+mod bubble;
+mod durations;
+mod engine;
+mod error;
+pub mod order;
+mod simulator;
+mod step;
+mod trace;
+
+pub use bubble::{durations_of, idle_of, measured_timeline};
+pub use durations::Durations;
+pub use error::{Problem, SimError};
+pub use simulator::Simulator;
+pub use step::StepInput;
+pub use trace::perfetto;
+
+use dflop_types::{Action, PipelineOrder, Timeline};
+
+/// The timeline of one pipeline: p stages on p ranks, stage s on rank s.
+///
+/// Each action starts as soon as its rank is free and its input has arrived. Transfers take `transfer_ns` and
+/// do not occupy the rank. 0 microbatches give an empty timeline.
+///
+/// *Complexity*: O(p m).
+///
+/// # Errors
+/// [`SimError::Unsound`] with every problem of `durations`, [`SimError::Overflow`].
+pub fn simulate(durations: &Durations, order: PipelineOrder) -> Result<Timeline, SimError> {
+    Simulator::of_pipeline(durations, order).map(|mut simulator| simulator.timeline())
+}
+
+/// The timeline of one step of a layout with encoder and LLM replicas.
+///
+/// Within a replica a forward waits for the stage before and a backward for the stage after. Over the
+/// boundary, a forward of the first LLM stage waits for every encoder replica that feeds it in this
+/// microbatch, and a backward of the last encoder stage for every LLM replica that it feeds. After its last
+/// action a rank meets all ranks of its component; then each takes its tail. The makespan ends with the last
+/// tail. Spans hold the actions alone, so that idle time + spans + tails = ranks x makespan.
+///
+/// *Complexity*: O(actions + pairs that feed each other).
+///
+/// # Errors
+/// [`SimError::Unsound`] with every problem of `input`, [`SimError::Overflow`].
+pub fn simulate_step(input: &StepInput) -> Result<Timeline, SimError> {
+    Simulator::new(input).map(|mut simulator| simulator.timeline())
+}
+
+/// As [`simulate_step`], with the action list of each rank in place of the pipeline order.
+///
+/// # Errors
+/// [`SimError::Unsound`] with every problem of `input` or of `lists` (each rank must run `F` and `B` of each
+/// microbatch of its stage once), [`SimError::Deadlock`] if they make ranks wait in a circle,
+/// [`SimError::Overflow`].
+pub fn simulate_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Timeline, SimError> {
+    Simulator::with_lists(input, lists).map(|mut simulator| simulator.timeline())
+}

@@ -1,8 +1,10 @@
 //! The data profile: one shape a sample, and what could not be read.
 
-use crate::artifact::{Artifact, MadeFrom};
+use crate::artifact::{Artifact, MadeFrom, hex};
+use crate::index::SampleIndex;
 use crate::shape::SampleShape;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// What a sample holds beside text; the heaviest kind names it.
@@ -83,6 +85,26 @@ pub struct DataProfile {
     pub problems: Vec<Problem>,
     /// One entry a sample; [`crate::SampleIndex`] counts these.
     pub samples: Vec<ProfiledSample>,
+}
+
+impl DataProfile {
+    /// SHA-256 over index, LLM tokens, label tokens and segments of `samples`, in lower-case hexadecimal: equal on all
+    /// ranks, or they train on different data. An index past the profile counts as itself alone.
+    pub fn digest(&self, samples: &[SampleIndex]) -> String {
+        let mut hash = Sha256::new();
+        for sample in samples {
+            hash.update(sample.0.to_le_bytes());
+            if let Some(ProfiledSample { shape, .. }) = self.samples.get(sample.index()) {
+                hash.update(shape.llm_tokens.to_le_bytes());
+                hash.update(shape.label_tokens.to_le_bytes());
+                for segments in &shape.encoder_segments {
+                    hash.update(segments.count.to_le_bytes());
+                    hash.update(segments.tokens.to_le_bytes());
+                }
+            }
+        }
+        hex(&hash.finalize())
+    }
 }
 
 impl Artifact for DataProfile {

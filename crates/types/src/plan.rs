@@ -90,16 +90,20 @@ pub enum Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gib = |bytes: &u64| *bytes as f64 / f64::from(1 << 30);
+        // A toy model needs a few MiB: two equal numbers of GiB would explain nothing.
+        let size = |bytes: &u64| match *bytes {
+            bytes if bytes < 1 << 30 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+            bytes => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+        };
         match self {
             Self::StagesExceedLayers { stages, layers } => {
                 write!(f, "llm pp {stages} exceeds the {layers} layers of the LLM backbone")
             }
             Self::Memory { component, needed_bytes, budget_bytes } => write!(
                 f,
-                "{component} rank does not fit: needs at least {:.2} GiB, memory budget is {:.2} GiB",
-                gib(needed_bytes),
-                gib(budget_bytes)
+                "{component} rank does not fit: needs at least {}, memory budget is {}",
+                size(needed_bytes),
+                size(budget_bytes)
             ),
             Self::TooFewSamples { global_batch_size, buckets } => write!(
                 f,

@@ -65,6 +65,18 @@ class LlmInput:
     """[T] int64; the id that position t must predict (the next token), -100 where there is no loss."""
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of the backbone's attention, one layer."""
+
+    num_heads: int
+    """Heads of the queries."""
+    num_key_value_heads: int
+    """Heads of keys and values; divides `num_heads`."""
+    head_size: int
+    """Width of a head."""
+
+
 class ModelAdapter(Protocol):
     """The answers a family gives. One instance per process; it holds configuration, never parameters."""
 
@@ -75,6 +87,12 @@ class ModelAdapter(Protocol):
     """D of features and hidden states at the boundary."""
     image_size: int
     """S, in pixels."""
+    encoder_tokens_per_tile: int
+    """P of one tile."""
+    vocab_size: int
+    """V."""
+    attention: AttentionShape
+    """What the profiler times alone."""
 
     def __init__(self, model_dir: Path) -> None:
         """Reads `config.json` (Hugging Face form) of `model_dir`."""
@@ -97,6 +115,16 @@ class ModelAdapter(Protocol):
         stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum of
         the cross entropy over all targets (a scalar, float32), not divided by anything.
         """
+        ...
+
+    def build_llm_layers(
+        self, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
+    ) -> nn.Module:
+        """The first `num_layers` layers without embedding, norm and head, called as a stage in the middle."""
+        ...
+
+    def example_media(self, num_tiles: int) -> list[MediaGrid]:
+        """Media of a usual kind with `num_tiles` tiles in all, for measuring the encoder."""
         ...
 
     def pixels(self, media_path: Path, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:

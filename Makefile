@@ -1,0 +1,108 @@
+# What a fresh machine needs: python3 >= 3.10 (with venv), cargo, make, a C compiler, the package registries.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DFLOP  := $(BIN)/dflop
+UV     := $(BIN)/uv
+UV_VERSION   := 0.13.8
+DENY_VERSION := 0.20.2
+RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
+
+.PHONY: help setup demo test test-rust test-python test-dist test-gpu lint fmt snap lock bench bench-schedule bench-sim docs check clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Anything missing is named in one line before anything is built.
+.PHONY: prerequisites
+prerequisites:
+	@missing=""; \
+	command -v $(PYTHON) >/dev/null || missing="$$missing, python3 (3.10 or newer)"; \
+	if command -v $(PYTHON) >/dev/null; then \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || missing="$$missing, python3 3.10 or newer (found $$($(PYTHON) -V 2>&1))"; \
+	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing, the python3 venv module (Debian: python3-venv)"; \
+	fi; \
+	command -v cargo >/dev/null || missing="$$missing, cargo (Rust 1.92 or newer)"; \
+	command -v cc >/dev/null || missing="$$missing, a C compiler (cc)"; \
+	if [ -n "$$missing" ]; then echo "error: this machine lacks: $${missing#, }" >&2; exit 2; fi
+
+setup: $(VENV)/.wheel ## Make .venv, install locked dependencies, build and install the wheel
+
+$(VENV)/.dependencies: requirements.lock | prerequisites
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(UV) && [ "$$($(UV) --version | cut -d' ' -f2)" = "$(UV_VERSION)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.dependencies $(RUST_SOURCES) $(PYTHON_SOURCES)
+	@rm -f dist/dflop-*.whl
+	$(BIN)/maturin build --release --locked --quiet --interpreter $(BIN)/python --out dist
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --reinstall dist/dflop-*.whl
+	@touch $@
+
+demo: setup ## Profile, plan, train and report on this machine's CPU; ends with demo/summary.json
+	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh demo
+
+test: test-rust test-python ## All tests that need no GPU
+
+# The wheel first: the tests share its profile, so that every crate is built once.
+test-rust: setup
+	cargo test --release --locked --workspace --exclude dflop-py --quiet
+
+test-python: setup
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-dist: setup ## The tests with several processes
+	$(BIN)/python -m pytest tests/dist -m "not gpu"
+
+test-gpu: setup ## The tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
+
+fmt: setup ## Format all sources
+	cargo fmt --all
+	$(BIN)/ruff format python tests examples
+	$(BIN)/ruff check --fix --quiet python tests examples
+
+lint: setup .tools/bin/cargo-deny ## Formatting, clippy, ruff, types, import contracts, spelling, licences
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff format --check python tests examples
+	$(BIN)/ruff check python tests examples
+	$(BIN)/basedpyright --level error
+	$(BIN)/python -m mypy.stubtest dflop._native --ignore-missing-stub --mypy-config-file pyproject.toml
+	$(BIN)/pydoclint --quiet python/dflop
+	$(BIN)/lint-imports
+	$(BIN)/typos
+	.tools/bin/cargo-deny --locked --offline check bans licenses sources
+
+.tools/bin/cargo-deny:
+	cargo install --quiet --locked cargo-deny --version $(DENY_VERSION) --root .tools
+
+snap: setup ## Accept changed snapshots (look at the diff)
+	INSTA_UPDATE=always cargo test --release --locked --workspace --exclude dflop-py --quiet || true
+	git diff --stat -- '*.snap'
+
+lock: $(VENV)/.dependencies ## Renew the lock files
+	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra dev pyproject.toml -o requirements.lock
+	cargo update
+
+bench: bench-schedule bench-sim ## All benchmarks
+
+bench-schedule: ## Scheduler: time and gap to the bound by size
+	cargo bench --locked -p dflop-schedule
+
+bench-sim: ## Simulator: actions a second
+	cargo bench --locked -p dflop-sim
+
+docs: ## Rust documentation; warnings are errors
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --exclude dflop-py --no-deps --quiet
+
+check: test lint docs ## Exactly what CI runs
+
+clean: ## Remove what was built and the demo
+	rm -rf target $(VENV) dist demo .tools bench/out

@@ -1,0 +1,276 @@
+//! What can be asked on the command line; the help texts are the manual's first page.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Makes multimodal-LLM training faster by looking at the data.
+///
+/// A sample may be a line of text or a 32-frame video. dflop measures what each costs, chooses a parallel
+/// layout for the encoder and one for the LLM, and packs every global batch into balanced microbatches.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dflop",
+    version,
+    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or files, or an internal error."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Make a small multimodal dataset, a tiny model and a dflop.yaml to try everything on
+    DemoData(DemoData),
+    /// Measure the data or the model
+    #[command(subcommand)]
+    Profile(Profile),
+    /// Choose the layout and the microbatches, and say why
+    Plan(Plan),
+    /// Time a step without running it: a plan on its data, or durations from a file
+    Simulate(Simulate),
+    /// Balance samples with given costs into buckets
+    Schedule(Schedule),
+    /// Train as planned (starts torchrun itself, or runs under one)
+    Train(Train),
+    /// Draw what is in a directory as one HTML page
+    Report(Report),
+    /// Read the sizes of media files from their headers
+    Probe(Probe),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgument {
+    /// The configuration
+    #[arg(short, long, value_name = "FILE", default_value = "dflop.yaml")]
+    pub(crate) config: PathBuf,
+}
+
+/// Make a small multimodal dataset, a tiny model and a dflop.yaml to try everything on.
+///
+/// Text, images, several images and video clips as real encoded files, with sizes, durations and text lengths
+/// drawn from percentiles of public datasets; the same seed gives the same bytes.
+#[derive(Debug, Args)]
+pub(crate) struct DemoData {
+    /// Where to write; made if missing
+    pub(crate) dir: PathBuf,
+    /// Samples to make
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) samples: u32,
+    /// Seed of everything that is drawn
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Profile {
+    /// Read each sample's sizes from file headers and count its tokens; no pixel is decoded
+    Data(ProfileData),
+    /// Time the model's parts on this machine over a grid of sizes
+    Model(ProfileModel),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileData {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    /// Where to write [default: data_profile.json beside the configuration]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Time the model's parts on this machine over a grid of sizes.
+///
+/// Real modules are built from the model's configuration; forward, backward and memory of each are measured.
+/// Points already measured are kept: after Ctrl-C the same command goes on where it stopped.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileModel {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    /// Where to write [default: model_profile.json beside the configuration]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Data profile whose largest sizes end the grid [default: data_profile.json beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data_profile: Option<PathBuf>,
+    /// Time to spend on measuring
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub(crate) budget_seconds: f64,
+    /// Measure everything anew
+    #[arg(long)]
+    pub(crate) fresh: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileFiles {
+    /// Data profile [default: data_profile.json beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data_profile: Option<PathBuf>,
+    /// Model profile [default: model_profile.json beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model_profile: Option<PathBuf>,
+}
+
+/// Choose the layout and the microbatches, and say why.
+///
+/// Every candidate is judged by the scheduler that trains, on global batches drawn from the data profile, and by
+/// the simulator. What does not fit is counted with its cause.
+#[derive(Debug, Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    #[command(flatten)]
+    pub(crate) profiles: ProfileFiles,
+    /// Where to write [default: plan.json beside the configuration]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Global batches to judge each candidate on
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) sampled_batches: u32,
+}
+
+/// Time a step without running it.
+///
+/// With `--durations`, one pipeline whose durations a file gives. Without, the plan beside the configuration on
+/// global batches of its data, data-aware against data-blind.
+#[derive(Debug, Args)]
+pub(crate) struct Simulate {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    #[command(flatten)]
+    pub(crate) profiles: ProfileFiles,
+    /// Plan [default: plan.json beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: Option<PathBuf>,
+    /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) durations: Option<PathBuf>,
+    /// Pipeline order, with --durations
+    #[arg(long, value_enum, default_value_t = Order::OneFOneB)]
+    pub(crate) order: Order,
+    /// Global batches to simulate, without --durations
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) steps: u32,
+    /// Also write a trace for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Order {
+    /// All forwards, then all backwards
+    #[value(name = "gpipe")]
+    GPipe,
+    /// One forward, one backward
+    #[value(name = "1f1b")]
+    OneFOneB,
+}
+
+/// Balance samples with given costs into buckets.
+///
+/// The largest load of any bucket, on the encoder or on the LLM, is made as small as possible; the answer comes
+/// with a lower bound that no assignment can beat.
+#[derive(Debug, Args)]
+pub(crate) struct Schedule {
+    /// CSV with a header and the columns encoder_ns,llm_ns[,bytes], one sample a row
+    #[arg(long, value_name = "FILE")]
+    pub(crate) costs: PathBuf,
+    /// Number of buckets
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) buckets: u32,
+    /// Bytes a bucket may hold at most; needs the column `bytes`
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) bucket_bytes_max: Option<u64>,
+    /// Seed of the search; the same seed gives the same answer
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Train as planned.
+///
+/// On one machine it starts torchrun itself; under an external torchrun (RANK and WORLD_SIZE are set) it runs as
+/// that rank. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
+/// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl.
+#[derive(Debug, Args)]
+pub(crate) struct Train {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    #[command(flatten)]
+    pub(crate) profiles: ProfileFiles,
+    /// Plan [default: plan.json beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Directory of metrics and traces [default: run beside the configuration]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Global batches to train [default: train.steps]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: Option<u64>,
+    /// Benchmark: train every global batch data-blind and data-aware, interleaved (each batch is then trained twice)
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// Pairs to run before measuring, with --compare
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) warmup_pairs: u32,
+    /// Allow more ranks than cores on a CPU; times then mean nothing
+    #[arg(long)]
+    pub(crate) oversubscribe: bool,
+    /// Overwrite an earlier run in the same directory
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Draw what is in a directory as one HTML page.
+///
+/// Takes whatever of data_profile.json, model_profile.json, plan.json and run/ is there. The page is one file and
+/// works offline. After `dflop train --compare`, also writes summary.json.
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// The directory
+    #[arg(default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Where to write the page [default: DIR/report.html]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Also write a trace for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Also write the figure of one step before and after, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) figure: Option<PathBuf>,
+}
+
+/// Read the sizes of media files from their headers; nothing is decoded.
+///
+/// Exit status 0 when all files were read, 1 when some were not.
+#[derive(Debug, Args)]
+pub(crate) struct Probe {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print one line of JSON a file
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also give the shape a model family makes of it
+    #[arg(long, value_enum)]
+    pub(crate) family: Option<Family>,
+    /// Model directory whose settings the family takes [default: those of the published 7B model]
+    #[arg(long, value_name = "DIR", requires = "family")]
+    pub(crate) model: Option<PathBuf>,
+    /// Frames taken of a video, with --family
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(crate) video_max_frames: u32,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Family {
+    /// LLaVA-OneVision (SigLIP 384/14, anyres)
+    #[value(name = "llava_onevision")]
+    LlavaOnevision,
+}

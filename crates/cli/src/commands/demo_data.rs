@@ -1,0 +1,24 @@
+//! `dflop demo-data`: something to try everything on.
+
+use super::{progress_bar, thousands};
+use crate::Failure;
+use crate::args;
+
+pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
+    let bar = progress_bar(u64::from(arguments.samples), "drawing samples");
+    let report = dflop_data::demo::write(&arguments.dir, arguments.seed, arguments.samples, |done, _| {
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    let kinds: Vec<String> = report.samples.iter().map(|(kind, n)| format!("{kind} {}", thousands(*n))).collect();
+    println!(
+        "{} samples ({}) with {} media files, {:.1} MB, in {}",
+        thousands(u64::from(arguments.samples)),
+        kinds.join(", "),
+        thousands(report.num_media),
+        report.media_bytes as f64 / 1e6,
+        report.dir.display()
+    );
+    println!("next: dflop profile data --config {}", report.config.display());
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The verbs, one file each.
+
+mod demo_data;
+mod plan;
+mod probe;
+mod profile_data;
+mod python;
+mod report;
+mod schedule;
+mod simulate;
+
+use crate::args::{ConfigArgument, Profile, ProfileFiles, Verb};
+use crate::config::{self, Config};
+use crate::{Failure, Outcome};
+use dflop_types::artifact;
+use dflop_types::{Artifact, DataProfile, ModelProfile};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::path::PathBuf;
+
+/// Runs one verb.
+pub(crate) fn run(verb: Verb) -> Result<Outcome, Failure> {
+    let done = |result: Result<(), Failure>| result.map(|()| Outcome::Done(0));
+    match verb {
+        Verb::DemoData(arguments) => done(demo_data::run(&arguments)),
+        Verb::Profile(Profile::Data(arguments)) => done(profile_data::run(&arguments)),
+        Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),
+        Verb::Plan(arguments) => done(plan::run(&arguments)),
+        Verb::Simulate(arguments) => done(simulate::run(&arguments)),
+        Verb::Schedule(arguments) => done(schedule::run(&arguments)),
+        Verb::Train(arguments) => python::train(&arguments),
+        Verb::Report(arguments) => done(report::run(&arguments)),
+        Verb::Probe(arguments) => probe::run(&arguments).map(Outcome::Done),
+    }
+}
+
+/// The configuration and the two profiles, checked to belong together.
+struct Inputs {
+    config: Config,
+    data_profile_path: PathBuf,
+    data_profile: DataProfile,
+    model_profile_path: PathBuf,
+    model_profile: ModelProfile,
+}
+
+impl Inputs {
+    fn read(argument: &ConfigArgument, files: &ProfileFiles) -> Result<Self, Failure> {
+        let config = config::load(&argument.config)?;
+        let data_profile_path = beside(&config, files.data_profile.as_ref(), "data_profile.json");
+        let data_profile: DataProfile = artifact::read(&data_profile_path)?;
+        let model_profile_path = beside(&config, files.model_profile.as_ref(), "model_profile.json");
+        let model_profile: ModelProfile = artifact::read(&model_profile_path)?;
+        let hashes = dflop_data::model_hashes(&config.model.dir)?;
+        for name in ["processor", "tokenizer"] {
+            artifact::check_made_from(&data_profile_path, &data_profile, name, &hashes[name])?;
+        }
+        artifact::check_made_from(&model_profile_path, &model_profile, "model_config", &hashes["model_config"])?;
+        Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })
+    }
+}
+
+/// The path a flag gives, or `name` beside the configuration.
+fn beside(config: &Config, flag: Option<&PathBuf>, name: &str) -> PathBuf {
+    flag.cloned().unwrap_or_else(|| config.directory.join(name))
+}
+
+/// Writes an artifact and says so on stderr.
+fn write<A: Artifact>(path: &std::path::Path, artifact: &A) -> Result<(), Failure> {
+    artifact::write(path, artifact)?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
+/// A progress bar on stderr; hidden where stderr is no terminal.
+fn progress_bar(total: u64, what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {per_sec}, {eta} left")
+        .expect("the template is a constant that a test draws");
+    bar.set_style(style.progress_chars("=> "));
+    bar.set_message(what);
+    bar
+}
+
+/// `n` with thousands separated, as people read it.
+fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Nanoseconds as milliseconds with the digits that matter.
+fn milliseconds(ns: u64) -> String {
+    let ms = ns as f64 / 1e6;
+    if ms >= 100.0 { format!("{ms:.0} ms") } else { format!("{ms:.2} ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(thousands(0), "0");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(thousands(1_234_567), "1,234,567");
+        assert_eq!(milliseconds(1_234_567), "1.23 ms");
+        assert_eq!(milliseconds(1_234_567_890), "1235 ms");
+    }
+
+    #[test]
+    fn the_progress_template_is_sound() {
+        progress_bar(10, "reading").finish_and_clear();
+    }
+}

@@ -1,0 +1,47 @@
+//! `dflop plan`: profiles and cluster in, the plan and its reasons out.
+
+use super::{Inputs, beside, progress_bar, write};
+use crate::Failure;
+use crate::args;
+use dflop_plan::{SearchInput, explain, search};
+use dflop_types::{PipelineOrder, artifact};
+
+pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
+    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    let config = &inputs.config;
+    let made_from = [
+        ("data_profile", artifact::hash_of(&inputs.data_profile)),
+        ("model_profile", artifact::hash_of(&inputs.model_profile)),
+    ];
+    let bar = progress_bar(0, "judging candidates");
+    let outcome = search(&SearchInput {
+        shapes: inputs.data_profile.samples.iter().map(|s| s.shape.clone()).collect(),
+        model_profile: &inputs.model_profile,
+        cluster: config.cluster(),
+        global_batch_size: config.train.global_batch_size,
+        num_microbatches: config.train.num_microbatches,
+        order: match config.train.pipeline_order.as_str() {
+            "gpipe" => PipelineOrder::GPipe,
+            _ => PipelineOrder::OneFOneB,
+        },
+        num_sampled_batches: arguments.sampled_batches,
+        seed: config.train.seed,
+        made_from: made_from.into_iter().map(|(name, hash)| (name.to_owned(), hash)).collect(),
+        progress: &|done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        },
+    })?;
+    bar.finish_and_clear();
+    let text = explain(&outcome);
+    match outcome.plan() {
+        Some(plan) => {
+            print!("{text}");
+            write(&beside(config, arguments.out.as_ref(), "plan.json"), &plan)
+        }
+        None => {
+            let hint = outcome.hint();
+            Err(Failure::answer(text, hint))
+        }
+    }
+}

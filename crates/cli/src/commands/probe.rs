@@ -1,0 +1,135 @@
+//! `dflop probe`: sizes of media files from their headers.
+
+use crate::args::{Family, Probe};
+use crate::Failure;
+use dflop_data::DataError;
+use dflop_data::family::{LlavaOnevision, MediaShape};
+use dflop_data::probe::{self, MediaKind};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// 0 when all files were read, 1 when some were not.
+pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
+    let rule = match arguments.family {
+        None => None,
+        Some(Family::LlavaOnevision) => Some(match &arguments.model {
+            Some(model) => dflop_data::llava_onevision_of(model)?,
+            None => LlavaOnevision::from_config(&json!({"model_type": "llava_onevision"}), &json!({}))?,
+        }),
+    };
+    let mut status = 0;
+    for file in &arguments.files {
+        let line = match probe::probe(file) {
+            Ok(found) => {
+                let shape = rule.as_ref().and_then(|r| shape(r, &found, arguments.video_max_frames)).transpose();
+                status = status.max(u8::from(shape.is_err()));
+                let (shape, error) = match shape {
+                    Ok(shape) => (shape, None),
+                    Err(error) => (None, Some(error.to_string())),
+                };
+                Line { file, found: Some(found), shape, error }
+            }
+            Err(error) => {
+                status = 1;
+                Line { file, found: None, shape: None, error: Some(error.to_string()) }
+            }
+        };
+        if arguments.json {
+            println!("{}", line.json());
+        } else {
+            line.print();
+        }
+    }
+    Ok(status)
+}
+
+/// What the family makes of the file; `None` where it has no rule for its kind.
+fn shape(
+    rule: &LlavaOnevision,
+    found: &probe::Probe,
+    video_max_frames: u32,
+) -> Option<Result<MediaShape, DataError>> {
+    match found.kind {
+        MediaKind::Image => Some(rule.image(found.height?, found.width?)),
+        MediaKind::Video => {
+            let frames = u32::try_from(found.frames?).unwrap_or(u32::MAX);
+            Some(rule.video(frames.min(video_max_frames).max(1)))
+        }
+        MediaKind::Audio => None,
+    }
+}
+
+fn kind(kind: MediaKind) -> &'static str {
+    match kind {
+        MediaKind::Image => "image",
+        MediaKind::Video => "video",
+        MediaKind::Audio => "audio",
+    }
+}
+
+struct Line<'a> {
+    file: &'a Path,
+    found: Option<probe::Probe>,
+    shape: Option<MediaShape>,
+    error: Option<String>,
+}
+
+impl Line<'_> {
+    fn json(&self) -> Value {
+        let found = self.found.as_ref();
+        json!({
+            "path": self.file.to_string_lossy(),
+            "kind": found.map(|p| kind(p.kind)),
+            "format": found.map(|p| p.format),
+            "width": found.and_then(|p| p.width),
+            "height": found.and_then(|p| p.height),
+            "frames": found.and_then(|p| p.frames),
+            "fps": found.and_then(|p| p.fps),
+            "duration_s": found.and_then(|p| p.duration_s),
+            "channels": found.and_then(|p| p.channels),
+            "sample_rate": found.and_then(|p| p.sample_rate),
+            "shape": self.shape.as_ref().map(|shape| json!({
+                "num_tiles": shape.num_tiles,
+                "encoder_tokens": shape.segments.count * shape.segments.tokens,
+                "feature_tokens": shape.feature_tokens,
+            })),
+            "error": self.error,
+        })
+    }
+
+    fn print(&self) {
+        let name = self.file.display();
+        let Some(found) = &self.found else {
+            println!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
+            return;
+        };
+        let mut facts = vec![format!("{} {}", kind(found.kind), found.format)];
+        if let (Some(width), Some(height)) = (found.width, found.height) {
+            facts.push(format!("{width}x{height}"));
+        }
+        if let Some(frames) = found.frames {
+            facts.push(format!("{frames} frames"));
+        }
+        if let Some(fps) = found.fps {
+            facts.push(format!("{fps:.3} fps"));
+        }
+        if let Some(duration) = found.duration_s {
+            facts.push(format!("{duration:.3} s"));
+        }
+        if let Some(channels) = found.channels {
+            facts.push(format!("{channels} channels"));
+        }
+        if let Some(rate) = found.sample_rate {
+            facts.push(format!("{rate} Hz"));
+        }
+        if let Some(shape) = &self.shape {
+            facts.push(format!(
+                "{} tiles, {} encoder tokens, {} LLM tokens",
+                shape.num_tiles,
+                shape.segments.count * shape.segments.tokens,
+                shape.feature_tokens
+            ));
+        }
+        println!("{name}: {}", facts.join(", "));
+    }
+}

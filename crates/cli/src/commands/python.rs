@@ -1,0 +1,165 @@
+//! `dflop profile model` and `dflop train`: checked here, carried out by Python.
+
+use super::{Inputs, beside};
+use crate::args;
+use crate::config;
+use crate::{Failure, Outcome, Request};
+use dflop_types::{DataProfile, Plan, artifact};
+use serde_json::json;
+use std::path::Path;
+
+/// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
+pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
+    let config = config::load(&arguments.config.config)?;
+    if !(arguments.budget_seconds > 0.0 && arguments.budget_seconds.is_finite()) {
+        return Err(Failure::new(
+            format!("`--budget-seconds` is {}, must be above 0", arguments.budget_seconds),
+            None,
+        ));
+    }
+    let data_path = beside(&config, arguments.data_profile.as_ref(), "data_profile.json");
+    let data: DataProfile = artifact::read(&data_path)?;
+    let hashes = dflop_data::model_hashes(&config.model.dir)?;
+    artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
+    let sizes = Sizes::of(&data, &config);
+    let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
+    let mut partial = out.clone();
+    partial.set_extension("partial.jsonl");
+    Ok(Outcome::Python(Request {
+        verb: "profile_model".to_owned(),
+        arguments: json!({
+            "model_dir": config.model.dir,
+            "dtype": config.model.dtype,
+            "device": config.cluster.device,
+            "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
+            "budget_s": arguments.budget_seconds,
+            "max_encoder_tokens": sizes.encoder_tokens,
+            "max_llm_tokens": sizes.llm_tokens,
+            "max_segment_tokens": sizes.sample_llm_tokens,
+            "max_label_tokens": sizes.label_tokens,
+            "out": out,
+            "partial": partial,
+            "fresh": arguments.fresh,
+            "environment": environment(&config),
+        }),
+    }))
+}
+
+/// Environment of a process that trains or measures on a CPU; what the user has set stays.
+///
+/// One thread a rank: ranks share the cores. glibc gives large tensors back to the system and faults them in again at
+/// each step; kept, steps are steady (docs/log.md).
+fn environment(config: &config::Config) -> serde_json::Value {
+    if config.cluster.device == "cpu" {
+        json!({
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_MAX_": "0",
+            "MALLOC_TRIM_THRESHOLD_": (1_u64 << 35).to_string(),
+            "MALLOC_TOP_PAD_": (1_u64 << 26).to_string(),
+        })
+    } else {
+        json!({})
+    }
+}
+
+/// Upper ends of the measured grid, in tokens of one microbatch.
+struct Sizes {
+    encoder_tokens: u64,
+    llm_tokens: u64,
+    label_tokens: u64,
+    sample_llm_tokens: u64,
+}
+
+impl Sizes {
+    /// Twice what an even microbatch of the mean sample holds, and at least one and a half of the largest sample: a
+    /// balanced microbatch stays below, a data-blind one nearly always.
+    fn of(data: &DataProfile, config: &config::Config) -> Self {
+        let batch = u64::from(config.train.global_batch_size);
+        let microbatches = u64::from(config.train.num_microbatches.unwrap_or(1).max(1));
+        let per_microbatch = batch.div_ceil(microbatches);
+        let count = data.samples.len().max(1) as u64;
+        let grid_end = |size: &dyn Fn(&dflop_types::SampleShape) -> u64| {
+            let total: u64 = data.samples.iter().map(|s| size(&s.shape)).sum();
+            let largest = data.samples.iter().map(|s| size(&s.shape)).max().unwrap_or(0);
+            (2 * per_microbatch * total.div_ceil(count)).max(largest + largest / 2).max(1)
+        };
+        Self {
+            encoder_tokens: grid_end(&|s| s.encoder_tokens()),
+            llm_tokens: grid_end(&|s| u64::from(s.llm_tokens)),
+            label_tokens: grid_end(&|s| u64::from(s.label_tokens)),
+            sample_llm_tokens: data
+                .samples
+                .iter()
+                .map(|s| u64::from(s.shape.llm_tokens))
+                .max()
+                .unwrap_or(1)
+                .max(1),
+        }
+    }
+}
+
+/// The request for `dflop train`, with the plan checked against what is there now.
+pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
+    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    let config = &inputs.config;
+    let plan_path = beside(config, arguments.plan.as_ref(), "plan.json");
+    let plan: Plan = artifact::read(&plan_path)?;
+    artifact::check_made_from(
+        &plan_path,
+        &plan,
+        "data_profile",
+        &artifact::hash_of(&inputs.data_profile),
+    )?;
+    artifact::check_made_from(
+        &plan_path,
+        &plan,
+        "model_profile",
+        &artifact::hash_of(&inputs.model_profile),
+    )?;
+    check_cores(&plan, config, arguments.oversubscribe)?;
+    let out = beside(config, arguments.out.as_ref(), "run");
+    check_empty(&out, arguments.force)?;
+    Ok(Outcome::Python(Request {
+        verb: "train".to_owned(),
+        arguments: json!({
+            "config_path": arguments.config.config,
+            "config": serde_json::to_string(config).expect("a configuration has string keys"),
+            "plan": plan_path,
+            "data_profile": inputs.data_profile_path,
+            "model_profile": inputs.model_profile_path,
+            "out": out,
+            "steps": arguments.steps.unwrap_or(config.train.steps),
+            "compare": arguments.compare,
+            "warmup_pairs": arguments.warmup_pairs,
+            "oversubscribe": arguments.oversubscribe,
+            "num_ranks": plan.best.layout.num_ranks(),
+            "environment": environment(config),
+        }),
+    }))
+}
+
+/// Nothing if each rank on this machine has a core of its own.
+fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Result<(), Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let ranks = plan.best.layout.num_ranks().min(config.cluster.ranks_per_node) as usize;
+    if config.cluster.device == "cpu" && ranks > cores && !oversubscribe {
+        return Err(Failure::new(
+            format!("{ranks} ranks on this machine, it has {cores} cores: ranks that share a core wait for each other"),
+            Some("lower `cluster.num_ranks` and plan again, or pass `--oversubscribe` (times then mean nothing)".to_owned()),
+        ));
+    }
+    Ok(())
+}
+
+/// Nothing if `out` holds no earlier run, or may be overwritten.
+fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
+    // Every rank of an external torchrun comes here, and only the first may find the directory without its own files.
+    let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
+    if is_first && !force && out.join("metrics.jsonl").exists() {
+        return Err(Failure::new(
+            format!("`{}` holds an earlier run, it would be overwritten", out.display()),
+            Some("choose another directory with `--out`, or pass `--force`".to_owned()),
+        ));
+    }
+    Ok(())
+}

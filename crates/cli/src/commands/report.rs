@@ -1,0 +1,237 @@
+//! `dflop report`: whatever a directory holds, as one page.
+
+use super::simulate::write_trace;
+use crate::Failure;
+use crate::args;
+use crate::measured::{self, Comparison, StepMetrics, StepSchedule, StepTrace};
+use dflop_plan::StepScheduler;
+use dflop_report::{Report, StepView};
+use dflop_types::{Artifact, ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
+use std::path::Path;
+
+/// Steps whose timelines stand in the page, of each arm; the others are in `trace.jsonl`.
+const MAX_STEP_VIEWS: usize = 4;
+
+pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
+    let found = Found::read(&arguments.dir)?;
+    let comparison = found.comparison();
+    let views = found.step_views()?;
+    let page = dflop_report::render(&Report {
+        title: title(&arguments.dir),
+        facts: found.facts(),
+        steps: views.clone(),
+        comparison: comparison.as_ref().map(for_page),
+        plan: found.plan.clone(),
+        data: found.data.clone(),
+        model: found.model.clone(),
+        loss: found.metrics.iter().map(|m| (m.step, m.loss)).collect(),
+        warnings: found.warnings(),
+    });
+    let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
+    artifact::write_text(&out, &page)?;
+    if let Some(path) = &arguments.trace {
+        let named: Vec<(String, &Timeline)> = views
+            .iter()
+            .flat_map(|view| {
+                let name = |what: &str| format!("step {} {} {what}", view.step, view.arm);
+                [(name("predicted"), view.predicted.as_ref()), (name("measured"), view.measured.as_ref())]
+            })
+            .filter_map(|(name, timeline)| Some((name, timeline?)))
+            .collect();
+        let borrowed: Vec<(&str, &Timeline)> = named.iter().map(|(n, t)| (n.as_str(), *t)).collect();
+        write_trace(path, &borrowed)?;
+    }
+    if let Some(path) = &arguments.figure {
+        let measured = |arm: &str| views.iter().find(|v| v.arm == arm).and_then(|v| v.measured.as_ref());
+        let (Some(blind), Some(aware)) = (measured("blind"), measured("aware")) else {
+            return Err(Failure::new(
+                format!("`{}` holds no step of both arms, the figure shows one of each", arguments.dir.display()),
+                Some("train with `dflop train --compare`".to_owned()),
+            ));
+        };
+        artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))?;
+        eprintln!("wrote {}", path.display());
+    }
+    if let Some(comparison) = &comparison {
+        let mut text = serde_json::to_string_pretty(comparison)
+            .map_err(|e| Failure::new(format!("cannot write the summary: {e}"), None))?;
+        text.push('\n');
+        let path = arguments.dir.join("summary.json");
+        artifact::write_text(&path, &text)?;
+        println!("{}", comparison.sentence());
+        eprintln!("wrote {}", path.display());
+    }
+    println!("report: {}", out.display());
+    Ok(())
+}
+
+fn title(dir: &Path) -> String {
+    let name = dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
+    name.unwrap_or_else(|| dir.display().to_string())
+}
+
+fn for_page(comparison: &Comparison) -> dflop_report::Comparison {
+    dflop_report::Comparison {
+        step_ms_blind: comparison.step_ms_blind,
+        step_ms_aware: comparison.step_ms_aware,
+        ratio: comparison.ratio,
+        ratio_low: comparison.ratio_low,
+        ratio_high: comparison.ratio_high,
+        pairs: comparison.pairs.clone(),
+        idle_ratio_blind: comparison.idle_ratio_blind,
+        idle_ratio_aware: comparison.idle_ratio_aware,
+        prediction_error_median: comparison.prediction_error_median,
+        prediction_error_p95: comparison.prediction_error_p95,
+    }
+}
+
+/// What the directory holds.
+struct Found {
+    data: Option<DataProfile>,
+    model: Option<ModelProfile>,
+    plan: Option<Plan>,
+    metrics: Vec<StepMetrics>,
+    traces: Vec<StepTrace>,
+    schedules: Vec<StepSchedule>,
+}
+
+impl Found {
+    fn read(dir: &Path) -> Result<Self, Failure> {
+        let run = if dir.join("metrics.jsonl").exists() { dir.to_path_buf() } else { dir.join("run") };
+        let found = Self {
+            data: optional(&dir.join("data_profile.json"))?,
+            model: optional(&dir.join("model_profile.json"))?,
+            plan: optional(&dir.join("plan.json"))?,
+            metrics: measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default(),
+            traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
+            schedules: measured::read_lines(&run.join("schedules.jsonl"))?.unwrap_or_default(),
+        };
+        if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
+            return Err(Failure::new(
+                format!(
+                    "`{}` holds nothing to report: no data_profile.json, model_profile.json, plan.json or run/",
+                    dir.display()
+                ),
+                Some("begin with `dflop profile data`".to_owned()),
+            ));
+        }
+        Ok(found)
+    }
+
+    /// What the figure shows, in one line.
+    fn caption(&self, comparison: Option<&Comparison>) -> String {
+        let device = self.model.as_ref().map_or("this machine", |model| model.device.name.as_str());
+        let ranks = self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks());
+        let measured = comparison.map_or_else(String::new, |c| {
+            format!("; over {} global batches {:.3}x faster ({:.3} to {:.3})", c.steps, c.ratio, c.ratio_low, c.ratio_high)
+        });
+        format!("One global batch, measured: {ranks} ranks on {device}{measured}.")
+    }
+
+    fn comparison(&self) -> Option<Comparison> {
+        Comparison::of(&self.metrics, self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks()))
+    }
+
+    /// Measured steps with what was predicted of them: those whose step time is nearest to the median of
+    /// their arm, so that the page shows a usual step and not a lucky one.
+    fn step_views(&self) -> Result<Vec<StepView>, Failure> {
+        let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
+            return Ok(Vec::new());
+        };
+        let scheduler = StepScheduler::of_plan(plan, data, model, plan.seed)?;
+        let mut views = Vec::new();
+        for step in self.usual_steps() {
+            for arm in ["blind", "aware"] {
+                let trace = self.traces.iter().find(|t| t.step == step && t.arm == arm);
+                let schedule = self.schedules.iter().find(|s| s.schedule.step == step && s.arm == arm);
+                let (Some(trace), Some(schedule)) = (trace, schedule) else { continue };
+                let measured =
+                    scheduler.measured(&schedule.schedule, &trace.spans(), trace.makespan_ns)?;
+                let predicted = scheduler.simulate(&schedule.schedule)?;
+                views.push(StepView {
+                    step,
+                    arm: arm.to_owned(),
+                    predicted: Some(predicted),
+                    measured: Some(measured),
+                });
+            }
+        }
+        Ok(views)
+    }
+
+    /// Steps by how near the ratio of their arms (or their step time) is to the median, at most [`MAX_STEP_VIEWS`].
+    fn usual_steps(&self) -> Vec<u64> {
+        let time = |step: u64, arm: &str| {
+            self.metrics.iter().find(|m| m.step == step && m.arm == arm).map(|m| m.step_ns as f64)
+        };
+        let mut steps: Vec<u64> = self.traces.iter().map(|t| t.step).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        let mut scored: Vec<(f64, u64)> = steps
+            .into_iter()
+            .filter_map(|step| match (time(step, "blind"), time(step, "aware")) {
+                (Some(blind), Some(aware)) => Some((blind / aware, step)),
+                (Some(one), None) | (None, Some(one)) => Some((one, step)),
+                (None, None) => None,
+            })
+            .collect();
+        let median = measured::quantile(scored.iter().map(|s| s.0).collect(), 0.5);
+        scored.sort_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs()));
+        scored.into_iter().take(MAX_STEP_VIEWS).map(|s| s.1).collect()
+    }
+
+    fn facts(&self) -> Vec<(String, String)> {
+        let mut facts = Vec::new();
+        let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
+        if let Some(model) = &self.model {
+            let device = &model.device;
+            add("device", format!("{} ({})", device.name, device.kind));
+            add("dtype", device.dtype.clone());
+            add("PyTorch", device.torch.clone());
+            if device.num_threads > 0 {
+                add("threads a rank", device.num_threads.to_string());
+            }
+        }
+        if let Some(plan) = &self.plan {
+            add("layout", plan.best.layout.to_string());
+            add("microbatches", plan.best.num_microbatches.to_string());
+            add("global batch", format!("{} samples", plan.global_batch_size));
+        }
+        add("dflop", env!("CARGO_PKG_VERSION").to_owned());
+        facts
+    }
+
+    /// Every act that changed the answer, as a sentence with its count.
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(data) = &self.data
+            && !data.problems.is_empty()
+        {
+            warnings.push(format!("{} samples could not be read and were left out", data.problems.len()));
+        }
+        if let Some(plan) = &self.plan {
+            let ratio = plan.best.prediction.extrapolated_ratio;
+            if ratio > 0.0 {
+                warnings.push(format!(
+                    "{:.1} % of the plan's predictions lie outside the measured range",
+                    ratio * 100.0
+                ));
+            }
+        }
+        if let Some(model) = &self.model
+            && model.network.bandwidth_bytes_per_s == 0
+        {
+            warnings.push("transfers were not measured and are taken as free".to_owned());
+        }
+        warnings
+    }
+}
+
+/// The artifact at `path`; `None` if there is no such file.
+fn optional<A: Artifact>(path: &Path) -> Result<Option<A>, Failure> {
+    match artifact::read(path) {
+        Ok(artifact) => Ok(Some(artifact)),
+        Err(ArtifactError::Missing { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,142 @@
+//! `dflop simulate`: durations of a file, or a plan on its data.
+
+use super::{Inputs, beside, milliseconds};
+use crate::Failure;
+use crate::args;
+use dflop_plan::{Arm, StepScheduler, batches::GlobalBatches};
+use dflop_sim::Durations;
+use dflop_types::{PipelineOrder, Plan, Timeline, artifact};
+use serde_json::json;
+use std::path::Path;
+
+pub(super) fn run(arguments: &args::Simulate) -> Result<(), Failure> {
+    match &arguments.durations {
+        Some(path) => durations(arguments, path),
+        None => plan(arguments),
+    }
+}
+
+fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::new(format!("cannot read `{}`: {e}", path.display()), None))?;
+    let durations = Durations::from_json(&text).map_err(|e| {
+        let mut failure = Failure::from(e);
+        failure.message = format!("`{}`: {}", path.display(), failure.message);
+        failure
+    })?;
+    let order = match arguments.order {
+        args::Order::GPipe => PipelineOrder::GPipe,
+        args::Order::OneFOneB => PipelineOrder::OneFOneB,
+    };
+    let timeline = dflop_sim::simulate(&durations, order)?;
+    if let Some(path) = &arguments.trace {
+        write_trace(path, &[("simulated", &timeline)])?;
+    }
+    if arguments.json {
+        let spans: Vec<_> = timeline
+            .spans
+            .iter()
+            .map(|s| json!({"stage": s.action.stage, "action": s.action, "start_ns": s.start_ns, "end_ns": s.end_ns}))
+            .collect();
+        println!(
+            "{}",
+            json!({"makespan_ns": timeline.makespan_ns, "idle_ns": timeline.idle_ns, "spans": spans})
+        );
+    } else {
+        println!(
+            "{order}, {} stages, {} microbatches",
+            durations.forward_ns.len(),
+            durations.forward_ns.first().map_or(0, Vec::len)
+        );
+        println!("{}", summary(&timeline));
+    }
+    Ok(())
+}
+
+/// Makespan and idle time by cause, in one line.
+fn summary(timeline: &Timeline) -> String {
+    let whole = (u64::from(timeline.num_ranks) * timeline.makespan_ns).max(1) as f64;
+    let percent = |ns: u64| ns as f64 / whole * 100.0;
+    format!(
+        "makespan {}, idle {:.1} % (ramp {:.1} %, imbalance {:.1} %, transfer {:.1} %)",
+        milliseconds(timeline.makespan_ns),
+        timeline.bubble_ratio() * 100.0,
+        percent(timeline.idle_ns.ramp),
+        percent(timeline.idle_ns.imbalance),
+        percent(timeline.idle_ns.transfer)
+    )
+}
+
+fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
+    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    let path = beside(&inputs.config, arguments.plan.as_ref(), "plan.json");
+    let plan: Plan = artifact::read(&path)?;
+    artifact::check_made_from(&path, &plan, "data_profile", &artifact::hash_of(&inputs.data_profile))?;
+    artifact::check_made_from(&path, &plan, "model_profile", &artifact::hash_of(&inputs.model_profile))?;
+    let seed = inputs.config.train.seed;
+    let scheduler = StepScheduler::of_plan(&plan, &inputs.data_profile, &inputs.model_profile, seed)?;
+    let batches =
+        GlobalBatches::new(inputs.data_profile.samples.len() as u32, plan.global_batch_size, seed)?;
+    let mut steps = Vec::new();
+    for step in 0..u64::from(arguments.steps) {
+        let batch = batches.batch(step);
+        let timeline = |arm| -> Result<Timeline, Failure> {
+            Ok(scheduler.simulate(&scheduler.schedule(step, &batch, arm)?)?)
+        };
+        let blind = timeline(Arm::Blind)?;
+        steps.push((blind, timeline(Arm::Aware)?));
+    }
+    if let Some(path) = &arguments.trace {
+        let named: Vec<(String, &Timeline)> = steps
+            .iter()
+            .enumerate()
+            .flat_map(|(k, (b, a))| [(format!("step {k} blind"), b), (format!("step {k} aware"), a)])
+            .collect();
+        let borrowed: Vec<(&str, &Timeline)> = named.iter().map(|(n, t)| (n.as_str(), *t)).collect();
+        write_trace(path, &borrowed)?;
+    }
+    let mean = |pick: &dyn Fn(&(Timeline, Timeline)) -> f64| {
+        steps.iter().map(pick).sum::<f64>() / steps.len().max(1) as f64
+    };
+    let blind_ns = mean(&|s| s.0.makespan_ns as f64);
+    let aware_ns = mean(&|s| s.1.makespan_ns as f64);
+    let (blind_idle, aware_idle) = (mean(&|s| s.0.bubble_ratio()), mean(&|s| s.1.bubble_ratio()));
+    if arguments.json {
+        let list: Vec<_> = steps
+            .iter()
+            .map(|(b, a)| {
+                json!({"blind": {"makespan_ns": b.makespan_ns, "idle_ns": b.idle_ns},
+                       "aware": {"makespan_ns": a.makespan_ns, "idle_ns": a.idle_ns}})
+            })
+            .collect();
+        println!("{}", json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns}));
+        return Ok(());
+    }
+    println!("{}, {} microbatches, {}", plan.best.layout, plan.best.num_microbatches, plan.best.pipeline_order);
+    println!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
+    for (step, (blind, aware)) in steps.iter().enumerate() {
+        println!(
+            "{step:>6} {:>12} {:>12} {:>8.3}",
+            milliseconds(blind.makespan_ns),
+            milliseconds(aware.makespan_ns),
+            blind.makespan_ns as f64 / aware.makespan_ns.max(1) as f64
+        );
+    }
+    println!(
+        "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the measured model profile)",
+        "mean",
+        milliseconds(blind_ns as u64),
+        milliseconds(aware_ns as u64),
+        blind_ns / aware_ns.max(1.0),
+        blind_idle * 100.0,
+        aware_idle * 100.0
+    );
+    Ok(())
+}
+
+/// Writes a trace for ui.perfetto.dev.
+pub(super) fn write_trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<(), Failure> {
+    artifact::write_text(path, &dflop_sim::perfetto(timelines))?;
+    eprintln!("wrote {} (open it at ui.perfetto.dev)", path.display());
+    Ok(())
+}

@@ -1,0 +1,513 @@
+//! `dflop.yaml`: the one file a person writes, validated at once.
+//!
+//! Every problem is listed with its line and path before anything runs; an unknown key is a problem, since a
+//! misspelt one would otherwise be a default in silence.
+
+use dflop_data::profile::{OnBadSample, ProfileSettings};
+use dflop_types::{Cluster, Hint};
+use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
+use serde::Serialize;
+use std::fmt::{self, Write as _};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The configuration with every default filled in; paths are relative to the directory of the file, resolved.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Config {
+    /// Directory of `dflop.yaml`: where artifacts go unless a flag says otherwise.
+    pub directory: PathBuf,
+    /// The model.
+    pub model: ModelSection,
+    /// The data.
+    pub data: DataSection,
+    /// The cluster.
+    pub cluster: ClusterSection,
+    /// Training.
+    pub train: TrainSection,
+}
+
+/// `model:`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelSection {
+    /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form.
+    pub dir: PathBuf,
+    /// `float32` or `bfloat16`.
+    pub dtype: String,
+}
+
+/// `data:`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DataSection {
+    /// LLaVA mixture YAML, or one JSON or JSONL file.
+    pub mixture: PathBuf,
+    /// Where media paths start; `null`: the directory of each JSON file.
+    pub media_root: Option<PathBuf>,
+    /// Frames taken of a video, at most.
+    pub video_max_frames: u32,
+    /// Frames taken a second of video; `null`: as many as `video_max_frames` allows.
+    pub video_fps: Option<f64>,
+    /// `fail` or `skip`.
+    pub on_bad_sample: String,
+    /// Bytes of decoded media each rank keeps.
+    pub cache_bytes: u64,
+}
+
+/// `cluster:`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClusterSection {
+    /// Ranks in all, one device each.
+    pub num_ranks: u32,
+    /// Ranks inside one node.
+    pub ranks_per_node: u32,
+    /// Bytes one rank may use; `null`: not limited.
+    pub memory_budget_bytes: Option<u64>,
+    /// `cpu` or `cuda`.
+    pub device: String,
+}
+
+/// `train:`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TrainSection {
+    /// Samples of a global batch.
+    pub global_batch_size: u32,
+    /// Microbatches of a step on each LLM replica; `null`: the planner chooses.
+    pub num_microbatches: Option<u32>,
+    /// Optimizer steps (global batches).
+    pub steps: u64,
+    /// `AdamW`'s learning rate.
+    pub learning_rate: f64,
+    /// `AdamW`'s weight decay.
+    pub weight_decay: f64,
+    /// Global gradient norm is clipped to this; `null`: not clipped.
+    pub max_grad_norm: Option<f64>,
+    /// Seed of parameters, order of samples and schedules.
+    pub seed: u64,
+    /// `aware` or `blind`.
+    pub schedule: String,
+    /// `1f1b` or `gpipe`.
+    pub pipeline_order: String,
+}
+
+impl Config {
+    /// What is profiled, and how.
+    pub fn profile_settings(&self) -> ProfileSettings {
+        ProfileSettings {
+            mixture: self.data.mixture.clone(),
+            media_root: self.data.media_root.clone(),
+            model_dir: self.model.dir.clone(),
+            video_max_frames: self.data.video_max_frames,
+            video_fps: self.data.video_fps,
+            on_bad_sample: match self.data.on_bad_sample.as_str() {
+                "skip" => OnBadSample::Skip,
+                _ => OnBadSample::Fail,
+            },
+            seed: self.train.seed,
+        }
+    }
+
+    /// The cluster as the planner sees it.
+    pub fn cluster(&self) -> Cluster {
+        Cluster {
+            num_ranks: self.cluster.num_ranks,
+            ranks_per_node: self.cluster.ranks_per_node,
+            memory_budget_bytes: self.cluster.memory_budget_bytes,
+        }
+    }
+}
+
+/// One problem of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigProblem {
+    /// Line, from 1; 0 where the file as a whole is at fault.
+    pub line: usize,
+    /// Path of the field, as in `train.steps`.
+    pub field: String,
+    /// Value, rule.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line > 0 {
+            write!(f, "line {}: ", self.line)?;
+        }
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+/// Why the configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// There is no such file.
+    #[error("no configuration at `{}`", .0.display())]
+    Missing(PathBuf),
+    /// The operating system refused.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The file is not YAML.
+    #[error("`{}` is not YAML: {cause}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Line and cause.
+        cause: String,
+    },
+    /// The file breaks rules; all of them are listed.
+    #[error("`{}` has {} problem{}{}", path.display(), problems.len(), if problems.len() == 1 { "" } else { "s" }, list(problems))]
+    Unsound {
+        /// The file.
+        path: PathBuf,
+        /// Every problem, by line.
+        problems: Vec<ConfigProblem>,
+    },
+}
+
+fn list(problems: &[ConfigProblem]) -> String {
+    problems.iter().fold(String::new(), |mut text, problem| {
+        let _ = write!(text, "\n  {problem}");
+        text
+    })
+}
+
+impl Hint for ConfigError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Missing(_) => {
+                Some("name one with `--config FILE`, or make a demo with `dflop demo-data demo`".to_owned())
+            }
+            Self::Unsound { .. } => Some("docs/configuration.md lists every field".to_owned()),
+            Self::Io { .. } | Self::Syntax { .. } => None,
+        }
+    }
+}
+
+/// The configuration at `path`.
+///
+/// # Errors
+/// [`ConfigError`], with every problem of the file at once.
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| {
+        if source.kind() == std::io::ErrorKind::NotFound {
+            ConfigError::Missing(path.to_owned())
+        } else {
+            ConfigError::Io { path: path.to_owned(), source }
+        }
+    })?;
+    parse(path, &text)
+}
+
+/// The configuration in `text`; `path` names it in errors, and its directory is where relative paths start.
+///
+/// # Errors
+/// [`ConfigError::Syntax`] and [`ConfigError::Unsound`].
+pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    let documents = MarkedYaml::load_from_str(text)
+        .map_err(|error| ConfigError::Syntax { path: path.to_owned(), cause: error.to_string() })?;
+    let directory =
+        path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
+    let mut problems = Vec::new();
+    let mut top = Section::new("", documents.first(), &mut problems);
+
+    let node = top.child("model");
+    let mut section = Section::new("model", node, top.problems);
+    let model = ModelSection {
+        dir: directory.join(section.text("dir", None)),
+        dtype: section.choice("dtype", &["float32", "bfloat16"], "float32"),
+    };
+    section.finish();
+
+    let node = top.child("data");
+    let mut section = Section::new("data", node, top.problems);
+    let data = DataSection {
+        mixture: directory.join(section.text("mixture", None)),
+        media_root: section.optional_text("media_root").map(|root| directory.join(root)),
+        video_max_frames: section.count("video_max_frames", 1..=100_000, Some(32)) as u32,
+        video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
+        on_bad_sample: section.choice("on_bad_sample", &["fail", "skip"], "fail"),
+        cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
+    };
+    section.finish();
+
+    let node = top.child("cluster");
+    let mut section = Section::new("cluster", node, top.problems);
+    let num_ranks = section.count("num_ranks", 2..=100_000, None) as u32;
+    let cluster = ClusterSection {
+        num_ranks,
+        ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(num_ranks))) as u32,
+        memory_budget_bytes: section.optional_count("memory_budget_bytes", 1..=1 << 50),
+        device: section.choice("device", &["cpu", "cuda"], "cpu"),
+    };
+    section.finish();
+
+    let node = top.child("train");
+    let mut section = Section::new("train", node, top.problems);
+    let train = TrainSection {
+        global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
+        num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
+        steps: section.count("steps", 1..=1 << 40, None),
+        learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
+        weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
+        max_grad_norm: section.optional_number("max_grad_norm", f64::MIN_POSITIVE..=1e12),
+        seed: section.count("seed", 0..=1 << 53, Some(0)),
+        schedule: section.choice("schedule", &["aware", "blind"], "aware"),
+        pipeline_order: section.choice("pipeline_order", &["1f1b", "gpipe"], "1f1b"),
+    };
+    section.finish();
+    top.finish();
+
+    if problems.is_empty() {
+        Ok(Config { directory, model, data, cluster, train })
+    } else {
+        problems.sort_by_key(|problem| problem.line);
+        Err(ConfigError::Unsound { path: path.to_owned(), problems })
+    }
+}
+
+/// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
+struct Section<'p, 'y> {
+    name: &'static str,
+    line: usize,
+    entries: Vec<(String, &'y MarkedYaml<'y>, usize)>,
+    known: Vec<&'static str>,
+    problems: &'p mut Vec<ConfigProblem>,
+}
+
+impl<'p, 'y> Section<'p, 'y> {
+    fn new(
+        name: &'static str,
+        node: Option<&'y MarkedYaml<'y>>,
+        problems: &'p mut Vec<ConfigProblem>,
+    ) -> Self {
+        let mut section =
+            Self { name, line: node.map_or(0, |n| n.span.start.line()), entries: vec![], known: vec![], problems };
+        match node.map(|n| &n.data) {
+            Some(YamlData::Mapping(mapping)) => {
+                for (key, value) in mapping {
+                    let line = key.span.start.line();
+                    match &key.data {
+                        YamlData::Value(Scalar::String(text)) => {
+                            section.entries.push((text.to_string(), value, line));
+                        }
+                        _ => section.problem(line, "", "a key is not text".to_owned()),
+                    }
+                }
+            }
+            None | Some(YamlData::Value(Scalar::Null)) => {}
+            Some(_) => section.problem(section.line, "", "must be a mapping of fields".to_owned()),
+        }
+        section
+    }
+
+    fn problem(&mut self, line: usize, key: &str, message: String) {
+        let field = match (self.name, key) {
+            ("", "") => "file".to_owned(),
+            ("", key) => key.to_owned(),
+            (name, "") => name.to_owned(),
+            (name, key) => format!("{name}.{key}"),
+        };
+        self.problems.push(ConfigProblem { line, field, message });
+    }
+
+    fn child(&mut self, key: &'static str) -> Option<&'y MarkedYaml<'y>> {
+        self.known.push(key);
+        self.entries.iter().find(|(name, ..)| name == key).map(|(_, node, _)| *node)
+    }
+
+    fn scalar(&mut self, key: &'static str) -> Option<(&'y MarkedYaml<'y>, usize)> {
+        self.child(key).and_then(|node| match &node.data {
+            YamlData::Value(Scalar::Null) => None,
+            _ => Some((node, node.span.start.line())),
+        })
+    }
+
+    fn missing(&mut self, key: &'static str) {
+        let line = self.line;
+        self.problem(line, key, "is missing".to_owned());
+    }
+
+    fn text(&mut self, key: &'static str, default: Option<&str>) -> String {
+        match (self.optional_text(key), default) {
+            (Some(text), _) => text,
+            (None, Some(default)) => default.to_owned(),
+            (None, None) => {
+                if self.scalar(key).is_none() {
+                    self.missing(key);
+                }
+                String::new()
+            }
+        }
+    }
+
+    fn optional_text(&mut self, key: &'static str) -> Option<String> {
+        let (node, line) = self.scalar(key)?;
+        match &node.data {
+            YamlData::Value(Scalar::String(text)) if !text.is_empty() => Some(text.to_string()),
+            other => {
+                self.problem(line, key, format!("{}, must be text", shown(other)));
+                None
+            }
+        }
+    }
+
+    fn choice(&mut self, key: &'static str, choices: &[&str], default: &str) -> String {
+        let Some(text) = self.optional_text(key) else { return default.to_owned() };
+        if !choices.contains(&text.as_str()) {
+            let line = self.scalar(key).map_or(0, |(_, line)| line);
+            self.problem(line, key, format!("`{text}`, must be one of: {}", choices.join(", ")));
+        }
+        text
+    }
+
+    fn optional_count(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+        let (node, line) = self.scalar(key)?;
+        if let YamlData::Value(Scalar::Integer(value)) = &node.data
+            && let Ok(value) = u64::try_from(*value)
+            && range.contains(&value)
+        {
+            return Some(value);
+        }
+        self.problem(
+            line,
+            key,
+            format!("{}, must be an integer from {} to {}", shown(&node.data), range.start(), range.end()),
+        );
+        None
+    }
+
+    fn count(&mut self, key: &'static str, range: RangeInclusive<u64>, default: Option<u64>) -> u64 {
+        let smallest = *range.start();
+        match (self.optional_count(key, range), default) {
+            (Some(value), _) => value,
+            (None, Some(default)) => default,
+            (None, None) => {
+                if self.scalar(key).is_none() {
+                    self.missing(key);
+                }
+                smallest
+            }
+        }
+    }
+
+    fn optional_number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
+        let (node, line) = self.scalar(key)?;
+        let value = match &node.data {
+            YamlData::Value(Scalar::FloatingPoint(value)) => Some(value.into_inner()),
+            YamlData::Value(Scalar::Integer(value)) => Some(*value as f64),
+            // YAML 1.2 reads 1e-4 as a number, YAML 1.1 (PyYAML) as text: people write both.
+            YamlData::Value(Scalar::String(text)) => text.parse().ok(),
+            _ => None,
+        };
+        match value {
+            Some(value) if range.contains(&value) => Some(value),
+            _ => {
+                let rule = if *range.start() > 0.0 {
+                    format!("above 0, at most {}", range.end())
+                } else {
+                    format!("from {} to {}", range.start(), range.end())
+                };
+                self.problem(line, key, format!("{}, must be a number {rule}", shown(&node.data)));
+                None
+            }
+        }
+    }
+
+    fn number(&mut self, key: &'static str, range: RangeInclusive<f64>, default: f64) -> f64 {
+        self.optional_number(key, range).unwrap_or(default)
+    }
+
+    fn finish(mut self) {
+        for (name, _, line) in self.entries.clone() {
+            if !self.known.contains(&name.as_str()) {
+                let near = self.known.iter().min_by_key(|known| distance(known, &name)).copied();
+                let message = match near {
+                    Some(near) if distance(near, &name) <= 3 => format!("unknown key, did you mean `{near}`?"),
+                    _ => format!("unknown key, known are: {}", self.known.join(", ")),
+                };
+                self.problem(line, &name, message);
+            }
+        }
+    }
+}
+
+fn shown<'y>(data: &YamlData<'y, MarkedYaml<'y>>) -> String {
+    match data {
+        YamlData::Value(Scalar::String(text)) => format!("`{text}`"),
+        YamlData::Value(Scalar::Integer(value)) => format!("{value}"),
+        YamlData::Value(Scalar::FloatingPoint(value)) => format!("{value}"),
+        YamlData::Value(Scalar::Boolean(value)) => format!("{value}"),
+        YamlData::Sequence(_) => "a list".to_owned(),
+        YamlData::Mapping(_) => "a mapping".to_owned(),
+        _ => "this value".to_owned(),
+    }
+}
+
+/// Edits between two words (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\ncluster: {num_ranks: 2}\ntrain: {global_batch_size: 64, steps: 4, learning_rate: 1e-3}\n";
+
+    #[test]
+    fn defaults_are_filled_in_and_paths_start_at_the_file() {
+        let config = parse(Path::new("here/dflop.yaml"), GOOD).unwrap();
+        assert_eq!(config.model.dir, Path::new("here/model"));
+        assert_eq!(config.model.dtype, "float32");
+        assert_eq!(config.data.video_max_frames, 32);
+        assert_eq!(config.cluster.ranks_per_node, 2);
+        assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
+        assert_eq!(config.train.num_microbatches, None);
+    }
+
+    #[test]
+    fn all_problems_come_at_once_with_line_and_path() {
+        let text = "model: {dir: model, dtyp: float32}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\nextra: 1\n";
+        let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
+        let text = error.to_string();
+        for expected in [
+            "line 1: model.dtyp: unknown key, did you mean `dtype`?",
+            "line 3: data.mixture: 3, must be text",
+            "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip",
+            "line 5: cluster.num_ranks: 1, must be an integer from 2 to 100000",
+            "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
+            "line 9: extra: unknown key, known are: model, data, cluster, train",
+        ] {
+            assert!(text.contains(expected), "{expected}\n---\n{text}");
+        }
+    }
+
+    #[test]
+    fn missing_sections_are_named() {
+        let error = parse(Path::new("dflop.yaml"), "model: {dir: m}\n").unwrap_err().to_string();
+        for field in ["data.mixture", "cluster.num_ranks", "train.global_batch_size", "train.steps"] {
+            assert!(error.contains(&format!("{field}: is missing")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_edit_distance_is_levenshteins() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+    }
+}

@@ -1,0 +1,244 @@
+//! What people see: whole outputs of the real binary, and the ten errors they are most likely to meet.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A directory with a small demo in it, made by the binary itself.
+struct Session {
+    directory: tempfile::TempDir,
+}
+
+impl Session {
+    fn new() -> Self {
+        let session = Self { directory: tempfile::tempdir().unwrap() };
+        let made = session.dflop(&["demo-data", "demo", "--samples", "48"]);
+        assert!(made.contains("status: 0"), "{made}");
+        session
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Status, stdout and stderr, as a person sees them.
+    fn dflop(&self, arguments: &[&str]) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_dflop"))
+            .args(arguments)
+            .current_dir(self.directory.path())
+            .env("COLUMNS", "100")
+            .env_remove("RANK")
+            .output()
+            .unwrap();
+        format!(
+            "$ dflop {}\nstatus: {}\n--- stdout\n{}--- stderr\n{}",
+            arguments.join(" "),
+            output.status.code().unwrap_or(-1),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    }
+
+    fn profile_data(&self) {
+        let made = self.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+        assert!(made.contains("status: 0"), "{made}");
+    }
+
+    /// The recorded profile of the demo model, as if measured here.
+    fn record_model_profile(&self) {
+        let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/profiles/demo_cpu.json");
+        fs::copy(recorded, self.path("demo/model_profile.json")).unwrap();
+    }
+
+    fn edit(&self, name: &str, change: impl FnOnce(String) -> String) {
+        let path = self.path(name);
+        let text = fs::read_to_string(&path).unwrap();
+        let changed = change(text.clone());
+        assert_ne!(text, changed, "the edit of {name} changes nothing");
+        fs::write(path, changed).unwrap();
+    }
+}
+
+/// The snapshot with what differs between machines and runs masked.
+fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({
+        filters => vec![
+            (r"/[^ `]*\.tmp[A-Za-z0-9]+", "[TMP]"),
+            (r"sha256:[0-9a-f]{64}", "sha256:[HASH]"),
+            (r"it has \d+ cores", "it has [N] cores"),
+            (r"\d+(\.\d+)? (s|ms|us)\b", "[TIME]"),
+            (r"[\d.]+ samples/s", "[RATE] samples/s"),
+        ],
+        omit_expression => true,
+    }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+#[test]
+fn help() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    let mut pages = String::new();
+    for verb in [
+        &["--help"][..],
+        &["demo-data", "--help"],
+        &["profile", "--help"],
+        &["profile", "data", "--help"],
+        &["profile", "model", "--help"],
+        &["plan", "--help"],
+        &["simulate", "--help"],
+        &["schedule", "--help"],
+        &["train", "--help"],
+        &["report", "--help"],
+        &["probe", "--help"],
+    ] {
+        pages.push_str(&session.dflop(verb));
+        pages.push('\n');
+    }
+    snapshot("help", &pages);
+}
+
+#[test]
+fn summaries() {
+    let session = Session::new();
+    snapshot("demo_data", &session.dflop(&["demo-data", "demo", "--samples", "48"]));
+    snapshot("profile_data", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    session.record_model_profile();
+    snapshot("plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot("simulate", &session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "3"]));
+    snapshot("report", &session.dflop(&["report", "demo"]));
+    fs::write(session.path("costs.csv"), "encoder_ns,llm_ns\n3,4\n0,5\n7,1\n2,2\n").unwrap();
+    snapshot("schedule", &session.dflop(&["schedule", "--costs", "costs.csv", "--buckets", "2"]));
+    fs::write(
+        session.path("durations.json"),
+        r#"{"forward_ns": [[2,2,2],[2,2,2]], "backward_ns": [[4,4,4],[4,4,4]], "transfer_ns": 0}"#,
+    )
+    .unwrap();
+    let simulate = ["simulate", "--durations", "durations.json", "--order", "1f1b", "--json"];
+    snapshot("simulate_json", &session.dflop(&simulate));
+    snapshot("train_without_python", &session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]));
+}
+
+#[test]
+fn error_missing_file() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    let mut text = session.dflop(&["profile", "data"]);
+    text.push_str(&session.dflop(&["schedule", "--costs", "none.csv", "--buckets", "2"]));
+    text.push_str(&session.dflop(&["probe", "none.jpg", "--json"]));
+    snapshot("error_missing_file", &text);
+}
+
+#[test]
+fn error_missing_artifact() {
+    let session = Session::new();
+    snapshot("error_missing_artifact", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_corrupt_jpeg() {
+    let session = Session::new();
+    let mut images: Vec<PathBuf> = fs::read_dir(session.path("demo/data/media"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "jpg"))
+        .collect();
+    images.sort();
+    fs::write(&images[0], b"\xff\xd8\xff\xe0\x00\x10JFIF").unwrap();
+    let mut text = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+    // The other policy leaves it out, counted and listed.
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("on_bad_sample: fail", "on_bad_sample: skip"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    snapshot("error_corrupt_jpeg", &text);
+}
+
+#[test]
+fn error_broken_record() {
+    let session = Session::new();
+    fs::write(
+        session.path("broken.jsonl"),
+        "{\"id\": \"a\", \"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}, {\"from\": \"gpt\", \"value\": \"yes\"}]}\n{\"id\": \"b\", \"conversations\": [{\"from\": \"human\"\n{\"id\": \"c\"}\n",
+    )
+    .unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("data/mixture.yaml", "../broken.jsonl"));
+    snapshot("error_broken_record", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_unknown_family() {
+    let session = Session::new();
+    session.edit("demo/model/config.json", |json| json.replace("llava_onevision", "mammoth_vl"));
+    snapshot("error_unknown_family", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_impossible_plan() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("cluster:\n", "cluster:\n  memory_budget_bytes: 100000\n")
+    });
+    snapshot("error_impossible_plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_other_model() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    session.edit("demo/model/config.json", |json| json.replace("\"model_type\"", " \"model_type\""));
+    snapshot("error_other_model", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_unwritable_directory() {
+    let session = Session::new();
+    let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.json"];
+    snapshot("error_unwritable_directory", &session.dflop(&out));
+}
+
+#[test]
+fn error_no_samples() {
+    let session = Session::new();
+    fs::write(session.path("empty.json"), "[]").unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("data/mixture.yaml", "../empty.json"));
+    snapshot("error_no_samples", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_more_ranks_than_cores() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("num_ranks: 2", "num_ranks: 4096"));
+    session.edit("demo/plan.json", |json| {
+        json.replacen("\"data_parallel_degree\":1", "\"data_parallel_degree\":4095", 1)
+    });
+    snapshot("error_more_ranks_than_cores", &session.dflop(&["train", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_unknown_key() {
+    let session = Session::new();
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("dtype:", "dtyp:").replace("steps:", "stepps:").replace("num_ranks: 2", "num_ranks: two")
+    });
+    snapshot("error_unknown_key", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn a_second_write_leaves_no_litter_and_the_same_bytes() {
+    let session = Session::new();
+    session.profile_data();
+    let first = fs::read(session.path("demo/data_profile.json")).unwrap();
+    session.profile_data();
+    assert_eq!(first, fs::read(session.path("demo/data_profile.json")).unwrap());
+    let litter: Vec<_> = fs::read_dir(session.path("demo"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.contains("tmp"))
+        .collect();
+    assert_eq!(litter, Vec::<String>::new());
+}

@@ -1,0 +1,57 @@
+//! A certified lower bound on the work of a global batch: what lets the planner drop a candidate without
+//! simulating it.
+
+use crate::cost::{CostModel, StageLayers, samples_of, segments_of};
+use dflop_types::MicrobatchShape;
+
+/// Certified least forward and backward time of one global batch, in nanoseconds over all replicas, however
+/// its samples are packed into microbatches.
+///
+/// Attention is what it is; the linear part is taken at the best rate (time a token) that the curve has
+/// anywhere up to the whole batch. Rounding takes less than 2 ns a part and curve, which the methods take
+/// off.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WorkMin {
+    encoder: f64,
+    layer: f64,
+    embedding: f64,
+    head: f64,
+}
+
+impl WorkMin {
+    /// Least work of the encoder in at most `parts` parts.
+    pub fn encoder_ns(&self, parts: u64) -> u64 {
+        certify(self.encoder, parts, 1)
+    }
+
+    /// Least work of one stage of the LLM backbone in at most `parts` parts.
+    pub fn stage_ns(&self, stage: StageLayers, parts: u64) -> u64 {
+        let sum = self.layer * f64::from(stage.num_layers)
+            + if stage.is_first { self.embedding } else { 0.0 }
+            + if stage.is_last { self.head } else { 0.0 };
+        certify(sum, parts, u64::from(stage.num_layers) + 2)
+    }
+}
+
+/// A sum of floats as a bound: lowered by the rounding of integers (2 ns a part and curve) and of floats (1
+/// in 10^12).
+fn certify(ns: f64, parts: u64, num_curves: u64) -> u64 {
+    (ns * (1.0 - 1e-12) - 2.0 * parts as f64 * num_curves as f64 - 1.0).max(0.0) as u64
+}
+
+impl CostModel {
+    /// Certified least work of a global batch, however its samples are packed.
+    ///
+    /// *Complexity*: O(s log n) for s segments and samples.
+    pub fn work_min(&self, batch: &MicrobatchShape) -> WorkMin {
+        let total = batch.total_llm_tokens();
+        WorkMin {
+            encoder: self.encoder.linear.ns_min(batch.encoder_tokens())
+                + self.encoder.attention_ns(segments_of(&batch.encoder_segments)) as f64,
+            layer: self.layer.linear.ns_min(total)
+                + self.layer.attention_ns(samples_of(&batch.llm_tokens)) as f64,
+            embedding: self.embedding.linear.ns_min(total),
+            head: self.head.linear.ns_min(batch.label_tokens),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The cost model through its verb: grid points, sums over stages, growth, zero work, marks, errors.
+
+use dflop_cost::{CostError, CostModel, Prediction, RankMicrobatch, StageLayers, Typical};
+use dflop_types::{
+    EncoderSegments, Hint, MeasuredCurve, MeasuredPoint, MicrobatchShape, ModelProfile, ModuleProfile,
+    Network, SampleShape, cut_layers,
+};
+use proptest::prelude::*;
+
+fn curve(points: &[(u64, u64)], bytes_per_unit: u64) -> MeasuredCurve {
+    let points = points
+        .iter()
+        .map(|&(size, forward_ns)| MeasuredPoint {
+            size,
+            forward_ns,
+            backward_ns: 2 * forward_ns + 7,
+            spread_ns: 3,
+            activation_bytes: bytes_per_unit * size,
+            repeats: 9,
+        })
+        .collect();
+    MeasuredCurve { points }
+}
+
+fn module(linear: &[(u64, u64)], attention: &[(u64, u64)], num_parameters: u64) -> ModuleProfile {
+    ModuleProfile {
+        linear: curve(linear, 100),
+        attention: curve(attention, 10),
+        num_parameters,
+        parameter_bytes: 4 * num_parameters,
+    }
+}
+
+fn profile() -> ModelProfile {
+    let mut profile = ModelProfile {
+        num_llm_layers: 7,
+        num_encoder_layers: 3,
+        hidden_bytes: 64,
+        network: Network { latency_ns: 1_000, bandwidth_bytes_per_s: 64_000_000 },
+        optimizer_ns_per_million: 5_000_000,
+        ..ModelProfile::default()
+    };
+    "float32".clone_into(&mut profile.device.dtype);
+    let modules = [
+        ("encoder", module(&[(729, 90_000), (7_290, 800_000)], &[(729, 20_000)], 1_000_000)),
+        ("llm_embedding", module(&[(64, 500), (1_024, 4_000)], &[], 300_000)),
+        (
+            "llm_layer",
+            module(
+                &[(64, 9_000), (256, 30_000), (1_024, 130_000), (4_096, 520_000)],
+                &[(16, 900), (256, 6_000), (2_048, 300_000)],
+                200_000,
+            ),
+        ),
+        ("llm_head", module(&[(16, 8_000), (512, 190_000)], &[], 300_000)),
+    ];
+    for (name, module) in modules {
+        profile.modules.insert(name.to_owned(), module);
+    }
+    profile
+}
+
+fn model() -> CostModel {
+    CostModel::new(&profile()).expect("the profile is sound")
+}
+
+fn tokens(llm_tokens: Vec<u32>, label_tokens: u64) -> MicrobatchShape {
+    MicrobatchShape { llm_tokens, label_tokens, ..MicrobatchShape::default() }
+}
+
+#[test]
+fn grid_points_come_back_exactly() {
+    // One sample of 256 tokens: both curves stand at a point. 7 layers, no embedding, no head.
+    let stage = model().llm_stage(&tokens(vec![256], 0), 7, false, false);
+    let forward = 7 * (30_000 + 6_000);
+    assert_eq!(stage.forward_ns, forward);
+    assert_eq!(stage.backward_ns, 7 * (2 * 30_000 + 7 + 2 * 6_000 + 7));
+    assert!(!stage.extrapolated);
+}
+
+#[test]
+fn the_encoder_adds_linear_and_attention() {
+    let segments = vec![EncoderSegments { count: 2, tokens: 729 }, EncoderSegments { count: 8, tokens: 729 }];
+    let batch = MicrobatchShape { encoder_segments: segments, ..MicrobatchShape::default() };
+    let encoder = model().encoder(&batch);
+    assert_eq!(encoder.forward_ns, 800_000 + 10 * 20_000);
+    assert!(!encoder.extrapolated);
+}
+
+#[test]
+fn outside_the_grid_is_marked() {
+    assert!(model().llm_stage(&tokens(vec![9_000], 0), 1, false, false).extrapolated);
+    assert!(model().llm_stage(&tokens(vec![8], 0), 1, false, false).extrapolated);
+    // The head is asked for 3 labels, its grid begins at 16; a stage without head is not.
+    assert!(model().llm_stage(&tokens(vec![256], 3), 1, false, true).extrapolated);
+    assert!(!model().llm_stage(&tokens(vec![256], 3), 1, false, false).extrapolated);
+}
+
+#[test]
+fn no_work_takes_no_time() {
+    let model = model();
+    assert_eq!(model.encoder(&MicrobatchShape::default()), Prediction::default());
+    assert_eq!(model.llm_stage(&MicrobatchShape::default(), 7, true, true), Prediction::default());
+    assert_eq!(model.encoder(&tokens(vec![300], 5)), Prediction::default());
+    assert_eq!(model.transfer_ns(0), 0);
+    let text = SampleShape { llm_tokens: 50, label_tokens: 20, ..SampleShape::default() };
+    assert_eq!(model.sample_cost(&text, Typical { llm_tokens: 500, ..Typical::default() }).0, 0);
+    assert_eq!(model.sample_cost(&SampleShape::default(), Typical::default()), (0, 0));
+}
+
+#[test]
+fn transfers_take_latency_and_bytes_over_bandwidth() {
+    // 64 bytes a token at 64 MB/s: 1 us a token.
+    assert_eq!(model().transfer_ns(10), 1_000 + 10_000);
+    let unmeasured = CostModel::new(&ModelProfile { network: Network::default(), ..profile() }).unwrap();
+    assert!(!unmeasured.is_network_measured());
+    assert_eq!(unmeasured.transfer_ns(10), 0);
+}
+
+#[test]
+fn memory_is_the_sum_of_its_parts() {
+    let model = model();
+    let batch = |llm: u32, labels, feature_tokens| RankMicrobatch {
+        shape: tokens(vec![llm], labels),
+        feature_tokens,
+    };
+    let microbatches = [batch(256, 16, 10), batch(1_024, 16, 20), batch(256, 16, 30)];
+    let stage = StageLayers { num_layers: 2, is_first: true, is_last: false };
+    let memory = model.stage_memory(&microbatches, stage, 2);
+    let parameters = 2 * 200_000 + 300_000;
+    assert_eq!(memory.parameter_bytes, 4 * parameters);
+    assert_eq!(memory.gradient_bytes, 4 * parameters);
+    assert_eq!(memory.optimizer_bytes, 8 * parameters);
+    // Layers: 100 bytes a token and 10 for attention, twice; embedding 100. Two in flight: 256 and 1,024
+    // tokens.
+    assert_eq!(memory.activation_bytes, (256 + 1_024) * (2 * 110 + 100));
+    // In: features; out: hidden states. Two in flight (1,024 and 256 tokens) and one gradient of the largest.
+    assert_eq!(memory.boundary_bytes, 64 * ((20 + 1_024 + 30 + 256) + (20 + 1_024)));
+    assert_eq!(memory.total_bytes(), memory.parts().iter().map(|p| p.1).sum::<u64>());
+    let bf16 = {
+        let mut profile = profile();
+        profile.device.dtype = "bfloat16".to_owned();
+        CostModel::new(&profile).unwrap()
+    };
+    assert_eq!(bf16.stage_memory(&[], stage, 2).optimizer_bytes, 12 * parameters);
+    assert_eq!(model.encoder_memory(&[], 3).static_bytes(), 16 * 1_000_000);
+}
+
+#[test]
+fn repairs_are_counted_by_curve() {
+    assert_eq!(model().num_repaired_points(), 0);
+    let mut noisy = profile();
+    noisy.modules.get_mut("llm_layer").unwrap().linear.points[1].forward_ns = 140_000;
+    let model = CostModel::new(&noisy).unwrap();
+    let repairs = model.repairs();
+    assert_eq!(repairs.len(), 1);
+    assert_eq!((repairs[0].module, repairs[0].part, repairs[0].phase), ("llm_layer", "linear", "forward"));
+    assert_eq!(model.num_repaired_points(), 2);
+}
+
+#[test]
+fn errors_name_the_module_and_the_rule() {
+    let message = |mutate: fn(&mut ModelProfile)| {
+        let mut profile = profile();
+        mutate(&mut profile);
+        let error = CostModel::new(&profile).unwrap_err();
+        assert!(error.hint().is_some());
+        error.to_string()
+    };
+    assert_eq!(message(|p| drop(p.modules.remove("llm_head"))), "model profile has no module `llm_head`");
+    assert_eq!(
+        message(|p| p.modules.get_mut("encoder").unwrap().linear.points.clear()),
+        "model profile, module `encoder`, curve `linear`: it has no points, at least 1 is needed"
+    );
+    assert_eq!(
+        message(|p| p.modules.get_mut("llm_layer").unwrap().attention.points[2].forward_ns = 0),
+        "model profile, module `llm_layer`, curve `attention`: forward time at size 2048 is 0 ns, must be more"
+    );
+    assert_eq!(
+        message(|p| p.modules.get_mut("llm_layer").unwrap().linear.points[1].size = 64),
+        "model profile, module `llm_layer`, curve `linear`: size 64 at point 1 does not exceed 64"
+    );
+    assert_eq!(message(|p| p.num_llm_layers = 0), "model profile: `num_llm_layers` is 0, must be at least 1");
+    assert_eq!(
+        message(|p| p.device.dtype = "int3".to_owned()),
+        "model profile: `device.dtype` is `int3`, must be `float32` or `bfloat16`"
+    );
+    let mut missing = profile();
+    missing.modules.clear();
+    assert_eq!(CostModel::new(&missing).unwrap_err(), CostError::MissingModule { module: "encoder" });
+}
+
+fn sample() -> impl Strategy<Value = SampleShape> {
+    (0u32..12, 1u32..3_000, 1u32..2_000, any::<bool>()).prop_map(|(tiles, llm, segment, fixed)| {
+        let segments = EncoderSegments { count: tiles, tokens: if fixed { 729 } else { segment } };
+        SampleShape {
+            encoder_segments: if tiles == 0 { vec![] } else { vec![segments] },
+            feature_tokens: tiles.min(llm),
+            llm_tokens: llm,
+            label_tokens: llm / 3,
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_sample_more_never_shortens(samples in prop::collection::vec(sample(), 0..8), extra in sample()) {
+        let model = model();
+        let before = MicrobatchShape::pack(&samples);
+        let after = MicrobatchShape::pack(samples.iter().chain([&extra]));
+        let pairs = [
+            (model.encoder(&before), model.encoder(&after)),
+            (model.llm_stage(&before, 3, true, true), model.llm_stage(&after, 3, true, true)),
+        ];
+        for (less, more) in pairs {
+            prop_assert!(less.forward_ns <= more.forward_ns && less.backward_ns <= more.backward_ns);
+        }
+        let stage = StageLayers { num_layers: 3, is_first: true, is_last: true };
+        prop_assert!(model.stage_activation_bytes(&before, stage) <= model.stage_activation_bytes(&after, stage));
+        prop_assert!(model.encoder_activation_bytes(&before) <= model.encoder_activation_bytes(&after));
+    }
+
+    #[test]
+    fn the_stages_add_up_to_the_whole(samples in prop::collection::vec(sample(), 0..8), stages in 1u32..8) {
+        let model = model();
+        let batch = MicrobatchShape::pack(&samples);
+        let whole = model.llm_stage(&batch, 7, true, true);
+        let cut = cut_layers(7, stages);
+        let (mut forward, mut backward) = (0, 0);
+        for (stage, &layers) in cut.iter().enumerate() {
+            let part = model.llm_stage(&batch, layers, stage == 0, stage + 1 == cut.len());
+            forward += part.forward_ns;
+            backward += part.backward_ns;
+        }
+        prop_assert_eq!((forward, backward), (whole.forward_ns, whole.backward_ns));
+    }
+
+    #[test]
+    fn no_packing_beats_the_certified_work(
+        samples in prop::collection::vec((sample(), 0usize..4), 0..12), stages in 1u32..4
+    ) {
+        let model = model();
+        let batch = MicrobatchShape::pack(samples.iter().map(|s| &s.0));
+        let parts: Vec<_> = (0..4)
+            .map(|part| MicrobatchShape::pack(samples.iter().filter(|s| s.1 == part).map(|s| &s.0)))
+            .collect();
+        let encoder: u64 = parts.iter().map(|p| model.encoder(p).total_ns()).sum();
+        let least = model.work_min(&batch);
+        prop_assert!(least.encoder_ns(4) <= encoder);
+        for (stage, layers) in cut_layers(7, stages).into_iter().enumerate() {
+            let (is_first, is_last) = (stage == 0, stage as u32 + 1 == stages);
+            let work: u64 = parts.iter().map(|p| model.llm_stage(p, layers, is_first, is_last).total_ns()).sum();
+            let held = StageLayers { num_layers: layers, is_first, is_last };
+            prop_assert!(least.stage_ns(held, 4) <= work);
+            // Tight enough to be of use: within the measured range the rates differ little.
+            prop_assert!(work == 0 || least.stage_ns(held, 4) > work / 20);
+        }
+    }
+
+    #[test]
+    fn the_sample_costs_of_a_batch_come_near_its_work(tokens in prop::collection::vec(64u32..512, 8)) {
+        // Within the measured range the linear part is a line here, so that only the floor is missing from
+        // the sum.
+        let model = model();
+        let samples: Vec<_> = tokens
+            .iter()
+            .map(|&t| SampleShape { llm_tokens: t, label_tokens: t / 4, ..SampleShape::default() })
+            .collect();
+        let batch = MicrobatchShape::pack(&samples);
+        let typical = Typical {
+            encoder_tokens: 0,
+            llm_tokens: batch.total_llm_tokens(),
+            label_tokens: batch.label_tokens,
+        };
+        let sum: u64 = samples.iter().map(|s| model.sample_cost(s, typical).1).sum();
+        let whole = model.llm_stage(&batch, 7, true, true).total_ns();
+        let ratio = sum as f64 / whole as f64;
+        prop_assert!((0.8..1.2).contains(&ratio), "{ratio}");
+    }
+}

@@ -1,0 +1,123 @@
+//! The samples of a data profile, read again for training, and held to what was profiled.
+
+use crate::error::DataError;
+use crate::measure::{Corpus, MeasuredSample, Media, Rule};
+use crate::profile::ProfileSettings;
+use crate::tokens::Tokens;
+use dflop_types::{DataProfile, ProfiledSample, SampleIndex};
+
+/// A sample as tokens and media; features take the places where `feature_mask` is true.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedSample {
+    /// The sample's id, as in the data profile.
+    pub id: String,
+    /// Token ids; placeholder ids where features go.
+    pub input_ids: Vec<u32>,
+    /// True where a feature takes the place of the embedding, in order.
+    pub feature_mask: Vec<bool>,
+    /// The id at each position that carries loss, [`crate::tokens::NO_LABEL`] elsewhere; not shifted.
+    pub labels: Vec<i64>,
+    /// In the order of their features.
+    pub media: Vec<Media>,
+}
+
+/// The samples of a data profile.
+#[derive(Debug)]
+pub struct Dataset {
+    profile: DataProfile,
+    corpus: Corpus,
+    rule: Rule,
+}
+
+impl Dataset {
+    /// The dataset that `profile` was made from with the same `settings`. Records are read when they are asked for.
+    ///
+    /// Media are not looked at yet: [`Dataset::encode`] compares each with the profile.
+    ///
+    /// # Errors
+    /// [`DataError::Stale`] where tokenizer, processor, files of the mixture or settings are not those of the
+    /// profile; and the errors of reading them.
+    pub fn open(settings: &ProfileSettings, profile: DataProfile) -> Result<Self, DataError> {
+        let rule = Rule::open(settings)?;
+        let corpus = Corpus::open(settings)?;
+        let sizes = profile.samples.iter().map(|sample| sample.media_bytes);
+        let now = [
+            ("tokenizer", rule.tokenizer_hash.clone()),
+            ("processor", rule.processor_hash.clone()),
+            ("dataset", corpus.hash(settings, sizes)),
+        ];
+        for (name, expected) in now {
+            let found = profile.made_from.get(name).cloned().unwrap_or_else(|| "nothing".to_owned());
+            if found != expected {
+                return Err(DataError::Stale { name, found, expected });
+            }
+        }
+        Ok(Self { profile, corpus, rule })
+    }
+
+    /// The data profile.
+    pub const fn profile(&self) -> &DataProfile {
+        &self.profile
+    }
+
+    /// Number of samples.
+    pub const fn len(&self) -> usize {
+        self.profile.samples.len()
+    }
+
+    /// Whether there is no sample; a data profile has at least one.
+    pub const fn is_empty(&self) -> bool {
+        self.profile.samples.is_empty()
+    }
+
+    /// The sample as tokens and media, of exactly the shape that was profiled.
+    ///
+    /// *Complexity*: O(characters and LLM tokens), and one read of each medium's header.
+    ///
+    /// # Errors
+    /// [`DataError::ShapeChanged`] where the sample is not what was profiled; [`DataError::Samples`] where it cannot
+    /// be read any more.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub fn encode(&self, sample: SampleIndex) -> Result<EncodedSample, DataError> {
+        let profiled = &self.profile.samples[sample.index()];
+        let measured =
+            self.corpus.measure(&self.rule, profiled.source, profiled.position).map_err(|bad| {
+                DataError::Samples {
+                    problems: vec![dflop_types::Problem {
+                        file: self.profile.sources[profiled.source as usize].clone(),
+                        position: Some(profiled.position),
+                        id: Some(profiled.id.clone()),
+                        cause: bad.cause,
+                    }],
+                    num_samples: 1,
+                }
+            })?;
+        compare(profiled, &measured)?;
+        let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand(&measured.features());
+        Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media })
+    }
+}
+
+/// Whether a sample is what was profiled.
+fn compare(profiled: &ProfiledSample, measured: &MeasuredSample) -> Result<(), DataError> {
+    let differs = |what, found: String, expected: String| {
+        if found == expected {
+            Ok(())
+        } else {
+            Err(DataError::ShapeChanged { id: profiled.id.clone(), what, found, expected })
+        }
+    };
+    let (now, then) = (&measured.shape, &profiled.shape);
+    differs("id", measured.id.clone(), profiled.id.clone())?;
+    differs("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string())?;
+    let segments = |shape: &dflop_types::SampleShape| {
+        let groups = shape.encoder_segments.iter().map(|s| format!("{} x {}", s.count, s.tokens));
+        format!("[{}]", groups.collect::<Vec<_>>().join(", "))
+    };
+    differs("encoder_segments", segments(now), segments(then))?;
+    differs("feature_tokens", now.feature_tokens.to_string(), then.feature_tokens.to_string())?;
+    differs("llm_tokens", now.llm_tokens.to_string(), then.llm_tokens.to_string())?;
+    differs("label_tokens", now.label_tokens.to_string(), then.label_tokens.to_string())
+}

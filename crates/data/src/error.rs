@@ -1,0 +1,196 @@
+//! Why a dataset, a media file or a model's configuration gives no shape.
+
+use dflop_types::{Hint, Problem};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Problems shown of a long list; the number of all of them stands beside it.
+const SHOWN: usize = 20;
+
+/// Why measuring failed. Every variant names the file or the field at fault.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// The operating system refused.
+    #[error("cannot {act} `{}`: {source}", path.display())]
+    Io {
+        /// What was tried, as in `read`.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A media file breaks the rules of its format, or ends before its header does.
+    #[error("`{}` is not a sound {format} file: {cause}", path.display())]
+    Media {
+        /// The file.
+        path: PathBuf,
+        /// Format its first bytes claim, as in `jpeg`.
+        format: &'static str,
+        /// Value and rule.
+        cause: String,
+    },
+    /// The first bytes of a file are of no format we read.
+    #[error("`{}` is of no media format dflop reads: it begins with {start}", path.display())]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its first bytes, in hexadecimal; "nothing" where it is empty.
+        start: String,
+    },
+    /// A field of a model's or processor's configuration has a value the family's shape rule does not cover.
+    #[error("`{file}`: `{field}` is {value}, {rule}")]
+    Config {
+        /// `config.json` or `preprocessor_config.json`.
+        file: &'static str,
+        /// Path of the field, as in `vision_config.image_size`.
+        field: String,
+        /// Its value, as JSON; "missing" where it is not there.
+        value: String,
+        /// What it must be.
+        rule: String,
+    },
+    /// An image or video of a size that the family's processor refuses too.
+    #[error("no {family} shape for {media}: {rule}")]
+    Shape {
+        /// Model family, as in `llava_onevision`.
+        family: &'static str,
+        /// Sizes, as in "an image of 1 x 100000 pixels (height x width)".
+        media: String,
+        /// The rule it breaks.
+        rule: String,
+    },
+    /// The mixture breaks rules; all of them are listed.
+    #[error("`{}` is not a sound mixture{}", path.display(), list(problems, problems.len()))]
+    Mixture {
+        /// The mixture.
+        path: PathBuf,
+        /// "line N: field: value, rule", each.
+        problems: Vec<String>,
+    },
+    /// Samples cannot be used; the first are listed, and all are counted.
+    #[error(
+        "{} of {num_samples} samples cannot be used{}",
+        problems.len(),
+        list(&lines(problems), problems.len())
+    )]
+    Samples {
+        /// Every problem.
+        problems: Vec<Problem>,
+        /// Samples of the mixture, the bad ones included.
+        num_samples: u64,
+    },
+    /// There is no sample.
+    #[error("`{}` has 0 samples, at least 1 is needed{}", path.display(), list(&lines(problems), problems.len()))]
+    NoSamples {
+        /// The mixture.
+        path: PathBuf,
+        /// Samples left out, where that is why.
+        problems: Vec<Problem>,
+    },
+    /// A record is not a sample, or a file not a list of records: place, value, rule.
+    #[error("{0}")]
+    Record(String),
+    /// A file of the model directory cannot be used.
+    #[error("`{}`: {cause}", path.display())]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// Field, value, rule.
+        cause: String,
+    },
+    /// No shape rule is known for the model.
+    #[error("`{}`: `model_type` is `{found}`, known are {}", path.display(), known.join(", "))]
+    UnknownFamily {
+        /// The model's `config.json`.
+        path: PathBuf,
+        /// The model's family.
+        found: String,
+        /// Families with a shape rule.
+        known: Vec<&'static str>,
+    },
+    /// A sample is no longer what was profiled.
+    #[error("sample `{id}` is not as profiled: `{what}` is {found}, profiled was {expected}")]
+    ShapeChanged {
+        /// The sample.
+        id: String,
+        /// The part of the shape.
+        what: &'static str,
+        /// What it is now.
+        found: String,
+        /// What the data profile says.
+        expected: String,
+    },
+    /// The data profile was made from something else than what is there now.
+    #[error("the data profile was made from another `{name}`: {found}, now {expected}")]
+    Stale {
+        /// What differs.
+        name: &'static str,
+        /// Hash in the profile.
+        found: String,
+        /// Hash of what is there now.
+        expected: String,
+    },
+}
+
+/// The problem as a line: file, position, id, cause.
+pub(crate) fn line(problem: &Problem) -> String {
+    let mut text = problem.file.clone();
+    if let Some(position) = problem.position {
+        let _ = write!(text, ": sample {position}");
+    }
+    if let Some(id) = &problem.id {
+        let _ = write!(text, " (`{id}`)");
+    }
+    let _ = write!(text, ": {}", problem.cause);
+    text
+}
+
+fn lines(problems: &[Problem]) -> Vec<String> {
+    problems.iter().take(SHOWN).map(line).collect()
+}
+
+fn list(lines: &[String], total: usize) -> String {
+    let mut text = lines.iter().fold(String::new(), |mut text, line| {
+        let _ = write!(text, "\n  {line}");
+        text
+    });
+    if lines.len() < total {
+        let _ = write!(text, "\n  and {} more", total - lines.len());
+    }
+    text
+}
+
+impl Hint for DataError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Mixture { .. } => Some(
+                "a mixture is `datasets:`, a list of `json_path`, `sampling_strategy` and `media_root`".to_owned(),
+            ),
+            Self::Samples { .. } => {
+                Some("mend them, or leave them out: set `data.on_bad_sample` to `skip`".to_owned())
+            }
+            Self::ShapeChanged { .. } | Self::Stale { .. } => {
+                Some("make the data profile anew with `dflop profile data`".to_owned())
+            }
+            Self::Io { .. }
+            | Self::NoSamples { .. }
+            | Self::Record(_)
+            | Self::Model { .. }
+            | Self::UnknownFamily { .. } => None,
+            Self::Media { path, .. } => {
+                Some(format!("replace `{}`, or set `data.on_bad_sample` to `skip`", path.display()))
+            }
+            Self::UnknownFormat { .. } => Some(
+                "convert it to JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, MP4, MOV, MKV, WebM, AVI, WAV, FLAC, MP3, \
+                 OGG or M4A, or set `data.on_bad_sample` to `skip`"
+                    .to_owned(),
+            ),
+            Self::Config { file, field, .. } => Some(format!("set `{field}` in the model directory's `{file}`")),
+            Self::Shape { .. } => {
+                Some("leave the sample out: set `data.on_bad_sample` to `skip`".to_owned())
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! MP4, MOV and M4A (ISO base media files): boxes down to the sample tables, and fragments where there are any.
+
+use super::source::{Fault, Source};
+use super::{MediaKind, Probe};
+
+/// A box: what it is called, and where its contents lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Box4 {
+    pub(super) kind: [u8; 4],
+    pub(super) body: u64,
+    pub(super) end: u64,
+}
+
+/// Boxes one after the other, from an offset to a limit.
+pub(super) struct Boxes {
+    at: u64,
+    limit: u64,
+}
+
+impl Boxes {
+    pub(super) const fn new(at: u64, limit: u64) -> Self {
+        Self { at, limit }
+    }
+
+    /// The boxes within another.
+    pub(super) const fn within(parent: Box4) -> Self {
+        Self { at: parent.body, limit: parent.end }
+    }
+
+    /// The next box; `None` at the limit. Only media data may reach past it, where a file is cut.
+    pub(super) fn next(&mut self, source: &mut Source<'_>) -> Result<Option<Box4>, Fault> {
+        if self.at.saturating_add(8) > self.limit {
+            return Ok(None);
+        }
+        let [s3, s2, s1, s0, kind @ ..] = source.bytes::<8>(self.at)?;
+        let (size, header_bytes) = match u32::from_be_bytes([s3, s2, s1, s0]) {
+            0 => (self.limit - self.at, 8),
+            1 => (source.u64_be(self.at + 8)?, 16),
+            size => (u64::from(size), 8),
+        };
+        let name = || String::from_utf8_lossy(&kind).into_owned();
+        if size < header_bytes {
+            return Fault::unsound(format!("box `{}` has size {size}, at least {header_bytes}", name()));
+        }
+        let end = self.at.saturating_add(size);
+        if end > self.limit && &kind != b"mdat" {
+            return Fault::unsound(format!(
+                "box `{}` ends at byte {end}, what holds it at byte {}",
+                name(),
+                self.limit
+            ));
+        }
+        let found = Box4 { kind, body: self.at + header_bytes, end: end.min(self.limit) };
+        self.at = found.end;
+        Ok(Some(found))
+    }
+}
+
+/// Whether a file may begin with a box of this name. Old MOV files need no `ftyp`.
+pub(super) fn may_begin(kind: [u8; 4]) -> bool {
+    matches!(&kind, b"ftyp" | b"styp" | b"moov" | b"mdat" | b"wide" | b"free" | b"skip" | b"pnot")
+}
+
+#[derive(Debug, Default)]
+struct Track {
+    id: u32,
+    handler: [u8; 4],
+    timescale: u32,
+    /// From the media header, in units of the timescale; 0 where it does not know.
+    media_ticks: u64,
+    /// Over the sample tables and fragments.
+    num_samples: u64,
+    sample_ticks: u64,
+    /// What the edit list shows of them, in units of the movie; 0 where there is no list.
+    edited_ticks: u64,
+    /// Of a sample in a fragment that says nothing.
+    fragment_ticks: u32,
+    width: u32,
+    height: u32,
+    /// Linear part of the transformation for display.
+    matrix: [i64; 4],
+    channels: u32,
+    sample_rate: u32,
+}
+
+impl Track {
+    /// All samples one after the other.
+    fn media_s(&self) -> Option<f64> {
+        let ticks = if self.sample_ticks > 0 { self.sample_ticks } else { self.media_ticks };
+        (self.timescale > 0 && ticks > 0).then(|| ticks as f64 / f64::from(self.timescale))
+    }
+
+    /// What is shown of them: an edit list may cut, as off the silence that an encoder needs to begin.
+    fn shown_s(&self, movie_timescale: u32) -> Option<f64> {
+        let media_s = self.media_s()?;
+        let edited_s = self.edited_ticks as f64 / f64::from(movie_timescale.max(1));
+        Some(if edited_s > 0.0 { media_s.min(edited_s) } else { media_s })
+    }
+}
+
+/// What the movie header and all tracks say.
+#[derive(Debug)]
+struct Movie {
+    timescale: u32,
+    /// Linear part of the transformation for display.
+    matrix: [i64; 4],
+    tracks: Vec<Track>,
+}
+
+pub(super) fn movie(source: &mut Source<'_>) -> Result<Probe, Fault> {
+    let mut brand = *b"    ";
+    let mut movie = Movie { timescale: 0, matrix: [1 << 16, 0, 0, 1 << 16], tracks: Vec::new() };
+    let mut has_moov = false;
+    let mut boxes = Boxes::new(0, source.len());
+    while let Some(found) = boxes.next(source)? {
+        match &found.kind {
+            b"ftyp" if !has_moov && found.body + 4 <= found.end => brand = source.bytes(found.body)?,
+            b"moov" if !has_moov => {
+                has_moov = true;
+                read_moov(source, found, &mut movie)?;
+            }
+            b"moof" => read_moof(source, found, &mut movie.tracks)?,
+            _ => {}
+        }
+    }
+    if !has_moov {
+        return Fault::unsound(format!("it has {} bytes and no `moov` box", source.len()));
+    }
+    answer(brand, &movie)
+}
+
+fn answer(brand: [u8; 4], movie: &Movie) -> Result<Probe, Fault> {
+    let tracks = &movie.tracks;
+    let first = |handler: &[u8; 4]| {
+        let mut of_kind = tracks.iter().filter(|track| &track.handler == handler);
+        // A track without samples is a placeholder, unless there is nothing else.
+        of_kind.clone().find(|track| track.num_samples > 0).or_else(|| of_kind.next())
+    };
+    let (video, audio) = (first(b"vide"), first(b"soun"));
+    let format = match &brand {
+        b"qt  " | b"    " => "mov",
+        b"M4A " | b"M4B " => "m4a",
+        _ => "mp4",
+    };
+    let audio_fields = audio.map(|track| (track.channels, track.sample_rate));
+    let Some(video) = video else {
+        let Some((audio, (channels, sample_rate))) = audio.zip(audio_fields) else {
+            return Fault::unsound(format!("none of its {} tracks is video or audio", tracks.len()));
+        };
+        let format = if format == "mp4" { "m4a" } else { format };
+        return Ok(Probe::sound(format, channels, sample_rate, None).lasting(audio.shown_s(movie.timescale)));
+    };
+    // Both matrices in turn; the picture lies on its side where x goes to y rather than to x.
+    let onto = |column: usize| {
+        let through = |row: usize| i128::from(video.matrix[row]) * i128::from(movie.matrix[2 * row + column]);
+        (through(0) + through(1)).abs()
+    };
+    let lies = onto(1) > onto(0);
+    let (width, height) = if lies { (video.height, video.width) } else { (video.width, video.height) };
+    let probe = Probe {
+        width: Some(width),
+        height: Some(height),
+        frames: Some(video.num_samples),
+        channels: audio_fields.map(|(channels, _)| channels).filter(|&channels| channels > 0),
+        sample_rate: audio_fields.map(|(_, rate)| rate).filter(|&rate| rate > 0),
+        ..Probe::new(MediaKind::Video, format)
+    }
+    .lasting(video.media_s());
+    // The frame rate is that of all frames, those that are cut off included.
+    Ok(Probe { duration_s: video.shown_s(movie.timescale), ..probe })
+}
+
+fn read_moov(source: &mut Source<'_>, moov: Box4, movie: &mut Movie) -> Result<(), Fault> {
+    let mut boxes = Boxes::within(moov);
+    let mut mvex = None;
+    while let Some(found) = boxes.next(source)? {
+        match &found.kind {
+            b"mvhd" => {
+                let is_long = source.u8(found.body)? == 1;
+                movie.timescale = source.u32_be(found.body + if is_long { 20 } else { 12 })?;
+                movie.matrix = matrix(source, found.body + if is_long { 48 } else { 36 })?;
+            }
+            b"trak" => {
+                let mut track = Track::default();
+                read_trak(source, found, &mut track)?;
+                movie.tracks.push(track);
+            }
+            b"mvex" => mvex = Some(found),
+            _ => {}
+        }
+    }
+    // It may stand before the tracks whose defaults it holds.
+    let Some(mvex) = mvex else { return Ok(()) };
+    let mut boxes = Boxes::within(mvex);
+    while let Some(found) = boxes.next(source)? {
+        if &found.kind == b"trex" {
+            let id = source.u32_be(found.body + 4)?;
+            let ticks = source.u32_be(found.body + 12)?;
+            let ours = movie.tracks.iter_mut().filter(|track| track.id == id);
+            ours.for_each(|track| track.fragment_ticks = ticks);
+        }
+    }
+    Ok(())
+}
+
+fn matrix(source: &mut Source<'_>, at: u64) -> Result<[i64; 4], Fault> {
+    let mut linear = [0; 4];
+    for (value, offset) in linear.iter_mut().zip([0, 4, 12, 16]) {
+        *value = i64::from(source.u32_be(at + offset)?.cast_signed());
+    }
+    Ok(linear)
+}
+
+/// A track header, and the boxes that lead to the sample tables. Their names are unique in a track, so that one
+/// list of boxes within boxes is walked instead of a tree.
+fn read_trak(source: &mut Source<'_>, header: Box4, track: &mut Track) -> Result<(), Fault> {
+    let mut open = vec![Boxes::within(header)];
+    while let Some(boxes) = open.last_mut() {
+        let Some(found) = boxes.next(source)? else {
+            open.pop();
+            continue;
+        };
+        let body = found.body;
+        match &found.kind {
+            b"edts" | b"mdia" | b"minf" | b"stbl" if open.len() < 4 => open.push(Boxes::within(found)),
+            b"tkhd" => {
+                let is_long = source.u8(body)? == 1;
+                track.id = source.u32_be(body + if is_long { 20 } else { 12 })?;
+                let at = body + if is_long { 52 } else { 40 };
+                track.matrix = matrix(source, at)?;
+                if track.width == 0 {
+                    track.width = source.u32_be(at + 36)? >> 16;
+                    track.height = source.u32_be(at + 40)? >> 16;
+                }
+            }
+            b"mdhd" => {
+                let is_long = source.u8(body)? == 1;
+                track.timescale = source.u32_be(body + if is_long { 20 } else { 12 })?;
+                let unknown = if is_long { u64::MAX } else { u64::from(u32::MAX) };
+                let ticks =
+                    if is_long { source.u64_be(body + 24)? } else { u64::from(source.u32_be(body + 16)?) };
+                track.media_ticks = if ticks == unknown { 0 } else { ticks };
+            }
+            b"elst" => track.edited_ticks = read_elst(source, found)?,
+            // MOV has a second one, in `minf`, for the way data are stored.
+            b"hdlr" if track.handler == [0; 4] => track.handler = source.bytes(body + 8)?,
+            b"stsd" => read_stsd(source, found, track)?,
+            b"stts" => {
+                let num_entries = u64::from(source.u32_be(body + 4)?);
+                if num_entries * 8 > found.end.saturating_sub(body + 8) {
+                    return Fault::unsound(format!("box `stts` is too small for its {num_entries} entries"));
+                }
+                for entry in 0..num_entries {
+                    let [c3, c2, c1, c0, ticks @ ..] = source.bytes::<8>(body + 8 + entry * 8)?;
+                    let count = u64::from(u32::from_be_bytes([c3, c2, c1, c0]));
+                    track.num_samples = track.num_samples.saturating_add(count);
+                    let ticks = count.saturating_mul(u64::from(u32::from_be_bytes(ticks)));
+                    track.sample_ticks = track.sample_ticks.saturating_add(ticks);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Ticks of the movie that an edit list shows; entries without media are pauses.
+fn read_elst(source: &mut Source<'_>, elst: Box4) -> Result<u64, Fault> {
+    let is_long = source.u8(elst.body)? == 1;
+    let num_entries = u64::from(source.u32_be(elst.body + 4)?);
+    let entry_bytes = if is_long { 20 } else { 12 };
+    let mut shown = 0u64;
+    for entry in 0..num_entries {
+        let at = elst.body + 8 + entry * entry_bytes;
+        if at + entry_bytes > elst.end {
+            return Fault::unsound(format!("box `elst` is too small for its {num_entries} entries"));
+        }
+        let (ticks, is_pause) = if is_long {
+            (source.u64_be(at)?, source.u64_be(at + 8)? == u64::MAX)
+        } else {
+            (u64::from(source.u32_be(at)?), source.u32_be(at + 4)? == u32::MAX)
+        };
+        shown = shown.saturating_add(if is_pause { 0 } else { ticks });
+    }
+    Ok(shown)
+}
+
+/// The first sample description: size of the pictures, or channels and rate of the sound.
+fn read_stsd(source: &mut Source<'_>, stsd: Box4, track: &mut Track) -> Result<(), Fault> {
+    if source.u32_be(stsd.body + 4)? == 0 {
+        return Ok(());
+    }
+    let Some(entry) = Boxes::new(stsd.body + 8, stsd.end).next(source)? else { return Ok(()) };
+    let body = entry.body;
+    match &track.handler {
+        b"vide" => {
+            let (width, height) = (source.u16_be(body + 24)?, source.u16_be(body + 26)?);
+            // The pictures as coded are what a decoder gives; a track header may scale them.
+            if width > 0 && height > 0 {
+                (track.width, track.height) = (u32::from(width), u32::from(height));
+            }
+        }
+        b"soun" => {
+            let version = source.u16_be(body + 8)?;
+            track.channels = u32::from(source.u16_be(body + 16)?);
+            track.sample_rate = source.u32_be(body + 24)? >> 16;
+            let mut children_at = body + 28;
+            if version == 1 {
+                children_at += 16;
+            } else if version == 2 {
+                track.sample_rate = f64::from_bits(source.u64_be(body + 32)?) as u32;
+                track.channels = source.u32_be(body + 40)?;
+                children_at += 36;
+            }
+            let mut children = Boxes::new(children_at, entry.end);
+            while let Some(child) = children.next(source)? {
+                if &child.kind == b"esds" {
+                    read_esds(source, child, track)?;
+                    break;
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// AAC's own configuration, which is right where the sample description is not: many writers always say 2 channels.
+fn read_esds(source: &mut Source<'_>, esds: Box4, track: &mut Track) -> Result<(), Fault> {
+    let mut at = esds.body + 4;
+    while at + 2 <= esds.end {
+        let tag = source.u8(at)?;
+        at += 1;
+        // A length is at most four bytes of seven bits.
+        for _ in 0..4 {
+            at += 1;
+            if source.u8(at - 1)? & 0x80 == 0 {
+                break;
+            }
+        }
+        match tag {
+            // The stream: identity and flags, which say what else is there.
+            3 => {
+                let flags = source.u8(at + 2)?;
+                at += 3 + if flags & 0x80 == 0 { 0 } else { 2 };
+                if flags & 0x40 != 0 {
+                    at += 1 + u64::from(source.u8(at)?);
+                }
+                at += if flags & 0x20 == 0 { 0 } else { 2 };
+            }
+            // The decoder; 0x40 and 0x66 to 0x68 are AAC.
+            4 => {
+                if !matches!(source.u8(at)?, 0x40 | 0x66..=0x68) {
+                    return Ok(());
+                }
+                at += 13;
+            }
+            5 => {
+                let bits = source.u16_be(at)?;
+                let (object, rate_index, channels) = (bits >> 11, bits >> 7 & 15, bits >> 3 & 15);
+                if let Some(&rate) = super::audio::AAC_RATES.get(usize::from(rate_index))
+                    && object != 31
+                {
+                    track.sample_rate = rate;
+                    track.channels = match channels {
+                        0 => track.channels,
+                        7 => 8,
+                        channels => u32::from(channels),
+                    };
+                }
+                return Ok(());
+            }
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// The samples of a movie fragment, added to their tracks.
+fn read_moof(source: &mut Source<'_>, moof: Box4, tracks: &mut [Track]) -> Result<(), Fault> {
+    let mut fragments = Boxes::within(moof);
+    while let Some(traf) = fragments.next(source)? {
+        if &traf.kind != b"traf" {
+            continue;
+        }
+        let mut track = None;
+        let mut default_ticks = 0;
+        let mut boxes = Boxes::within(traf);
+        while let Some(found) = boxes.next(source)? {
+            let body = found.body;
+            match &found.kind {
+                b"tfhd" => {
+                    let flags = source.u32_be(body)?;
+                    let id = source.u32_be(body + 4)?;
+                    track = tracks.iter().position(|track| track.id == id);
+                    default_ticks = track.map_or(0, |index| tracks[index].fragment_ticks);
+                    if flags & 0x08 != 0 {
+                        let at = body + 8 + u64::from(flags & 1) * 8 + u64::from(flags >> 1 & 1) * 4;
+                        default_ticks = source.u32_be(at)?;
+                    }
+                }
+                b"trun" => {
+                    if let Some(index) = track {
+                        let (samples, ticks) = read_trun(source, found, default_ticks)?;
+                        let track = &mut tracks[index];
+                        track.num_samples = track.num_samples.saturating_add(samples);
+                        track.sample_ticks = track.sample_ticks.saturating_add(ticks);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// (samples, ticks) of a track run.
+fn read_trun(source: &mut Source<'_>, trun: Box4, default_ticks: u32) -> Result<(u64, u64), Fault> {
+    let flags = source.u32_be(trun.body)?;
+    let num_samples = u64::from(source.u32_be(trun.body + 4)?);
+    if flags & 0x100 == 0 {
+        return Ok((num_samples, num_samples * u64::from(default_ticks)));
+    }
+    let stride = 4 * u64::from((flags & 0xf00).count_ones());
+    let first = trun.body + 8 + 4 * u64::from((flags & 0x5).count_ones());
+    if num_samples * stride > trun.end.saturating_sub(first) {
+        return Fault::unsound(format!("box `trun` is too small for its {num_samples} samples"));
+    }
+    let mut ticks = 0u64;
+    for sample in 0..num_samples {
+        ticks = ticks.saturating_add(u64::from(source.u32_be(first + sample * stride)?));
+    }
+    Ok((num_samples, ticks))
+}

@@ -1,0 +1,431 @@
+//! A data profile as numbers for the report and as text for people.
+
+use crate::error::line;
+use dflop_types::{DataProfile, ProfiledSample, SampleKind};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// Bins of a histogram, at most.
+const BINS_MAX: u64 = 12;
+/// Heaviest samples named, and problems shown.
+const NAMED: usize = 5;
+/// Columns of the longest bar; the text stays within 100 columns.
+const BAR: u64 = 40;
+/// Columns of a name; longer ones are cut in the middle.
+const NAME: usize = 34;
+
+/// What a data profile says of its samples, in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Samples that were profiled.
+    pub num_samples: u64,
+    /// Samples left out.
+    pub num_problems: u64,
+    /// Bytes of all media.
+    pub media_bytes: u64,
+    /// Time of all videos, in milliseconds.
+    pub media_ms: u64,
+    /// By kind, kinds without a sample left out.
+    pub kinds: Vec<Share>,
+    /// By file, in the order of the mixture.
+    pub sources: Vec<Share>,
+    /// Of encoder tokens, LLM tokens and label tokens.
+    pub distributions: Vec<Distribution>,
+    /// The samples with most tokens (encoder and LLM together), the heaviest first.
+    pub heaviest: Vec<HeavySample>,
+}
+
+/// What a part of the samples holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Kind or file.
+    pub name: String,
+    /// Its samples.
+    pub samples: u64,
+    /// Their encoder tokens.
+    pub encoder_tokens: u64,
+    /// Their LLM tokens.
+    pub llm_tokens: u64,
+    /// Their label tokens.
+    pub label_tokens: u64,
+}
+
+/// How one size is spread over the samples. Percentiles are sizes of samples: the smallest that so many do not pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// `encoder_tokens`, `llm_tokens` or `label_tokens`.
+    pub name: String,
+    /// Over all samples.
+    pub total: u64,
+    /// Of a sample.
+    pub mean: f64,
+    /// 5 in 100 samples are not larger.
+    pub p5: u64,
+    /// Half of the samples are not larger.
+    pub p50: u64,
+    /// 95 in 100 samples are not larger.
+    pub p95: u64,
+    /// 99 in 100 samples are not larger.
+    pub p99: u64,
+    /// The largest.
+    pub max: u64,
+    /// Size of a bin of the histogram: bin i holds sizes from i x this.
+    pub bin_tokens: u64,
+    /// Samples in each bin, from size 0 to the largest.
+    pub bins: Vec<u64>,
+}
+
+/// One of the heaviest samples.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeavySample {
+    /// The sample's id.
+    pub id: String,
+    /// Its file.
+    pub source: String,
+    /// What it holds.
+    pub kind: SampleKind,
+    /// Its encoder tokens.
+    pub encoder_tokens: u64,
+    /// Its LLM tokens.
+    pub llm_tokens: u64,
+}
+
+impl Statistics {
+    /// The statistics of a data profile.
+    ///
+    /// *Complexity*: O(n log n) in the samples.
+    pub fn new(profile: &DataProfile) -> Self {
+        let samples = &profile.samples;
+        let distribution = |name, size: fn(&ProfiledSample) -> u64| {
+            Distribution::new(name, samples.iter().map(size).collect())
+        };
+        let weight = |s: &ProfiledSample| s.shape.encoder_tokens() + u64::from(s.shape.llm_tokens);
+        let mut by_weight: Vec<&ProfiledSample> = samples.iter().collect();
+        // The sort is stable: of equals, the first of the profile stands first.
+        by_weight.sort_by_key(|sample| std::cmp::Reverse(weight(sample)));
+        Self {
+            num_samples: samples.len() as u64,
+            num_problems: profile.problems.len() as u64,
+            media_bytes: samples.iter().map(|s| s.media_bytes).sum(),
+            media_ms: samples.iter().map(|s| s.media_ms).sum(),
+            kinds: SampleKind::ALL
+                .iter()
+                .map(|kind| share(kind.to_string(), samples.iter().filter(|s| s.kind == *kind)))
+                .filter(|share| share.samples > 0)
+                .collect(),
+            sources: profile
+                .sources
+                .iter()
+                .enumerate()
+                .map(|(index, name)| {
+                    share(name.clone(), samples.iter().filter(|s| s.source as usize == index))
+                })
+                .collect(),
+            distributions: vec![
+                distribution("encoder_tokens", |s| s.shape.encoder_tokens()),
+                distribution("llm_tokens", |s| u64::from(s.shape.llm_tokens)),
+                distribution("label_tokens", |s| u64::from(s.shape.label_tokens)),
+            ],
+            heaviest: by_weight
+                .into_iter()
+                .take(NAMED)
+                .map(|sample| HeavySample {
+                    id: sample.id.clone(),
+                    source: profile.sources[sample.source as usize].clone(),
+                    kind: sample.kind,
+                    encoder_tokens: sample.shape.encoder_tokens(),
+                    llm_tokens: u64::from(sample.shape.llm_tokens),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn share<'a>(name: String, samples: impl Iterator<Item = &'a ProfiledSample>) -> Share {
+    let zero = Share { name, samples: 0, encoder_tokens: 0, llm_tokens: 0, label_tokens: 0 };
+    samples.fold(zero, |mut share, sample| {
+        share.samples += 1;
+        share.encoder_tokens += sample.shape.encoder_tokens();
+        share.llm_tokens += u64::from(sample.shape.llm_tokens);
+        share.label_tokens += u64::from(sample.shape.label_tokens);
+        share
+    })
+}
+
+impl Distribution {
+    /// The distribution of `sizes`; all zero where there are none.
+    pub fn new(name: &str, mut sizes: Vec<u64>) -> Self {
+        sizes.sort_unstable();
+        // Nearest rank: the element at ceil(n x percent / 100), counted from 1.
+        let percentile = |percent: u64| {
+            let rank = (sizes.len() as u64 * percent).div_ceil(100).max(1);
+            sizes.get(rank as usize - 1).copied().unwrap_or(0)
+        };
+        let max = sizes.last().copied().unwrap_or(0);
+        let total: u64 = sizes.iter().sum();
+        let bin_tokens = bin_size(max);
+        let mut bins = vec![0; (max / bin_tokens + 1) as usize];
+        for size in &sizes {
+            bins[(size / bin_tokens) as usize] += 1;
+        }
+        Self {
+            name: name.to_owned(),
+            total,
+            mean: if sizes.is_empty() { 0.0 } else { total as f64 / sizes.len() as f64 },
+            p5: percentile(5),
+            p50: percentile(50),
+            p95: percentile(95),
+            p99: percentile(99),
+            max,
+            bin_tokens,
+            bins,
+        }
+    }
+}
+
+/// The smallest of 1, 2, 5, 10, 20, 50, ... with at most [`BINS_MAX`] bins from 0 to `max`.
+fn bin_size(max: u64) -> u64 {
+    let mut decade = 1;
+    loop {
+        for step in [1, 2, 5] {
+            if max / (step * decade) < BINS_MAX {
+                return step * decade;
+            }
+        }
+        decade *= 10;
+    }
+}
+
+/// The profile as text for people: at most 100 columns, ASCII, ending with a line break.
+pub fn text(profile: &DataProfile, notices: &[String]) -> String {
+    let statistics = Statistics::new(profile);
+    let mut text = String::new();
+    let out = &mut text;
+    // Writing to a string cannot fail.
+    let _ = write_totals(out, &statistics);
+    let _ = write_shares(out, "kind", &statistics.kinds, &statistics);
+    if statistics.sources.len() > 1 {
+        let _ = write_shares(out, "file", &statistics.sources, &statistics);
+    }
+    let _ = write_percentiles(out, &statistics.distributions);
+    for distribution in &statistics.distributions {
+        let _ = write_histogram(out, distribution);
+    }
+    let _ = write_heaviest(out, &statistics.heaviest);
+    for notice in notices {
+        let _ = write!(out, "\nnotice: {notice}\n");
+    }
+    if !profile.problems.is_empty() {
+        let _ = write!(out, "\nleft out: {} samples\n", grouped(statistics.num_problems));
+        for problem in profile.problems.iter().take(NAMED) {
+            let _ = writeln!(out, "  {}", line(problem));
+        }
+        if profile.problems.len() > NAMED {
+            let _ = writeln!(
+                out,
+                "  and {} more, all listed in the data profile",
+                profile.problems.len() - NAMED
+            );
+        }
+    }
+    text
+}
+
+fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
+    write!(out, "{} samples", grouped(statistics.num_samples))?;
+    if statistics.media_bytes > 0 {
+        write!(out, ", {:.1} MB of media", statistics.media_bytes as f64 / 1e6)?;
+    }
+    if statistics.media_ms > 0 {
+        write!(out, ", {:.1} hours of video", statistics.media_ms as f64 / 3.6e6)?;
+    }
+    writeln!(out)
+}
+
+fn write_shares(out: &mut String, head: &str, shares: &[Share], all: &Statistics) -> std::fmt::Result {
+    let totals: Vec<u64> = all.distributions.iter().map(|d| d.total).collect();
+    writeln!(
+        out,
+        "\n{head:<NAME$}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
+        "samples", "%", "encoder tokens", "%", "LLM tokens", "%"
+    )?;
+    for share in shares {
+        writeln!(
+            out,
+            "{:<NAME$}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
+            short(&share.name),
+            grouped(share.samples),
+            percent(share.samples, all.num_samples),
+            grouped(share.encoder_tokens),
+            percent(share.encoder_tokens, totals[0]),
+            grouped(share.llm_tokens),
+            percent(share.llm_tokens, totals[1]),
+        )?;
+    }
+    Ok(())
+}
+
+fn write_percentiles(out: &mut String, distributions: &[Distribution]) -> std::fmt::Result {
+    write!(out, "\n{:<16}", "a sample has")?;
+    for head in ["mean", "p5", "p50", "p95", "p99", "max"] {
+        write!(out, "{head:>12}")?;
+    }
+    writeln!(out)?;
+    for d in distributions {
+        write!(out, "{:<16}{:>12}", words(&d.name), grouped(d.mean.round() as u64))?;
+        for value in [d.p5, d.p50, d.p95, d.p99, d.max] {
+            write!(out, "{:>12}", grouped(value))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn write_histogram(out: &mut String, distribution: &Distribution) -> std::fmt::Result {
+    let tallest = distribution.bins.iter().copied().max().unwrap_or(0).max(1);
+    writeln!(out, "\n{}", words(&distribution.name))?;
+    for (index, &samples) in distribution.bins.iter().enumerate() {
+        let from = index as u64 * distribution.bin_tokens;
+        let range = if distribution.bin_tokens == 1 {
+            grouped(from)
+        } else {
+            format!("{} to {}", grouped(from), grouped(from + distribution.bin_tokens - 1))
+        };
+        // A bin with a sample has a bar.
+        let bar = "#".repeat((samples * BAR).div_ceil(tallest) as usize);
+        writeln!(out, "{}", format!("  {range:>22} {:>10}  {bar}", grouped(samples)).trim_end())?;
+    }
+    Ok(())
+}
+
+fn write_heaviest(out: &mut String, heaviest: &[HeavySample]) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\n{:<NAME$}  {:<12}{:>16}{:>16}",
+        "heaviest samples", "kind", "encoder tokens", "LLM tokens"
+    )?;
+    for sample in heaviest {
+        writeln!(
+            out,
+            "{:<NAME$}  {:<12}{:>16}{:>16}",
+            short(&sample.id),
+            sample.kind,
+            grouped(sample.encoder_tokens),
+            grouped(sample.llm_tokens)
+        )?;
+    }
+    Ok(())
+}
+
+fn words(name: &str) -> &'static str {
+    match name {
+        "encoder_tokens" => "encoder tokens",
+        "llm_tokens" => "LLM tokens",
+        _ => "label tokens",
+    }
+}
+
+/// Part of a whole as `12.3`; `-` of nothing.
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "-".to_owned() } else { format!("{:.1}", part as f64 * 100.0 / whole as f64) }
+}
+
+/// Digits in groups of three, as in 12,345.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A name within [`NAME`] columns: the middle gives way, since paths differ at their ends.
+fn short(name: &str) -> String {
+    let letters: Vec<char> = name.chars().collect();
+    if letters.len() <= NAME {
+        return name.to_owned();
+    }
+    let head: String = letters[..NAME / 2 - 2].iter().collect();
+    let tail: String = letters[letters.len() - NAME / 2 + 2..].iter().collect();
+    format!("{head}..{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::{EncoderSegments, MadeFrom, Problem, SampleShape};
+
+    fn profile() -> DataProfile {
+        let sample = |n: u32| {
+            let segments = n % 4 * (1 + n / 50);
+            let shape = SampleShape {
+                encoder_segments: (segments > 0)
+                    .then_some(EncoderSegments { count: segments, tokens: 81 })
+                    .into_iter()
+                    .collect(),
+                feature_tokens: segments * 25,
+                llm_tokens: 40 + n + segments * 25,
+                label_tokens: 5 + n % 20,
+            };
+            ProfiledSample {
+                id: format!("a_long_directory_name/and_another/{n:04}"),
+                source: n % 2,
+                position: u64::from(n / 2),
+                kind: SampleKind::ALL[(n % 4) as usize],
+                shape,
+                media_bytes: u64::from(segments) * 10_000,
+                media_ms: if n % 4 == 3 { 30_000 } else { 0 },
+            }
+        };
+        DataProfile {
+            made_from: MadeFrom::new(),
+            family: "llava_onevision".to_owned(),
+            sources: vec!["images.jsonl".to_owned(), "videos.json".to_owned()],
+            problems: (0..7)
+                .map(|n| Problem {
+                    file: "videos.json".to_owned(),
+                    position: Some(n),
+                    id: (n == 1).then(|| "one".to_owned()),
+                    cause: "`videos.json` is odd".to_owned(),
+                })
+                .collect(),
+            samples: (0..200).map(sample).collect(),
+        }
+    }
+
+    #[test]
+    fn the_text_for_people() {
+        let text = text(&profile(), &["3 samples are odd: they are kept".to_owned()]);
+        assert!(text.lines().all(|line| line.chars().count() <= 100 && !line.ends_with(' ')), "{text}");
+        assert!(text.is_ascii());
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn numbers_of_a_small_distribution() {
+        let d = Distribution::new("llm_tokens", (1..=100).collect());
+        assert_eq!((d.p5, d.p50, d.p95, d.p99, d.max, d.total), (5, 50, 95, 99, 100, 5050));
+        assert_eq!((d.bin_tokens, d.bins.len()), (10, 11));
+        assert_eq!(d.bins.iter().sum::<u64>(), 100);
+        let one = Distribution::new("llm_tokens", vec![7]);
+        assert_eq!((one.p5, one.p99, one.bin_tokens, one.bins.len()), (7, 7, 1, 8));
+        let none = Distribution::new("llm_tokens", vec![]);
+        assert_eq!((none.p50, none.max, none.bins), (0, 0, vec![0]));
+    }
+
+    #[test]
+    fn parts_add_up_to_the_whole() {
+        let statistics = Statistics::new(&profile());
+        for parts in [&statistics.kinds, &statistics.sources] {
+            assert_eq!(parts.iter().map(|p| p.samples).sum::<u64>(), statistics.num_samples);
+            let tokens: u64 = parts.iter().map(|p| p.encoder_tokens).sum();
+            assert_eq!(tokens, statistics.distributions[0].total);
+        }
+        let json = serde_json::to_string(&statistics).unwrap();
+        assert_eq!(serde_json::from_str::<Statistics>(&json).unwrap(), statistics);
+    }
+}

@@ -1,0 +1,143 @@
+//! Why there is no answer: wrong inputs, or a global batch that fits no rank. "No plan fits" is an
+//! [`crate::Outcome`], not an error.
+
+use dflop_cost::CostError;
+use dflop_schedule::BalanceError;
+use dflop_sim::SimError;
+use dflop_types::{Component, Hint, Layout, SampleIndex};
+use thiserror::Error;
+
+/// Why a search or a schedule has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// Encoder ranks and LLM ranks are apart, so that there must be one of each.
+    #[error(
+        "`num_ranks` is {num_ranks}, at least 2 are needed: one for the encoder, one for the LLM backbone"
+    )]
+    TooFewRanks {
+        /// Ranks of the cluster.
+        num_ranks: u32,
+    },
+    /// There is nothing to plan for.
+    #[error("the data profile has 0 samples, at least 1 is needed")]
+    NoSamples,
+    /// A count that must be at least 1.
+    #[error("`{field}` is 0, must be at least 1")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A sample index past the data profile.
+    #[error("sample {sample} is not in the data profile: it has {num_samples} samples, counted from 0")]
+    UnknownSample {
+        /// The sample.
+        sample: SampleIndex,
+        /// Samples of the profile.
+        num_samples: usize,
+    },
+    /// A layout that this version does not run.
+    #[error("layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1")]
+    Unsupported {
+        /// The layout.
+        layout: Layout,
+    },
+    /// More pipeline stages than layers.
+    #[error("llm pp {stages} exceeds the {layers} layers of the LLM backbone")]
+    StagesExceedLayers {
+        /// Stages asked for.
+        stages: u32,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// A schedule made for another layout or number of microbatches.
+    #[error(
+        "the schedule of step {step} has {found} {what} in microbatch {microbatch}, the plan has {expected}"
+    )]
+    ForeignSchedule {
+        /// The step.
+        step: u64,
+        /// `encoder replicas`, `llm replicas` or `microbatches`.
+        what: &'static str,
+        /// The microbatch at fault; 0 where their number is wrong.
+        microbatch: usize,
+        /// What the schedule has.
+        found: usize,
+        /// What the plan has.
+        expected: usize,
+    },
+    /// One sample alone is over the memory budget of a rank.
+    #[error(
+        "sample {sample} does not fit: {component} rank needs {needed_bytes} bytes for it alone, memory budget is {budget_bytes} bytes"
+    )]
+    SampleTooLarge {
+        /// The sample.
+        sample: SampleIndex,
+        /// The component whose rank is over.
+        component: Component,
+        /// What the rank would need, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// No schedule of the global batch that fits was found.
+    #[error(
+        "step {step} does not fit: {component} rank needs {needed_bytes} bytes, memory budget is {budget_bytes} bytes"
+    )]
+    Memory {
+        /// The step.
+        step: u64,
+        /// The component whose rank is over.
+        component: Component,
+        /// What the fullest rank would need in the best schedule found, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// A schedule was asked for that was never ordered, or was taken before.
+    #[error("the schedule of step {step} was not submitted, or was taken before")]
+    NotSubmitted {
+        /// The step.
+        step: u64,
+    },
+    /// The thread that computes schedules cannot be started, or has ended.
+    #[error("the thread that computes schedules failed: {cause}")]
+    Thread {
+        /// What the system says.
+        cause: String,
+    },
+    /// No cost model can be made of the model profile.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// Samples cannot be put into buckets.
+    #[error(transparent)]
+    Balance(#[from] BalanceError),
+    /// The step cannot be simulated.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+}
+
+impl Hint for PlanError {
+    fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::TooFewRanks { .. } => "set `cluster.num_ranks` to 2 or more",
+            Self::NoSamples => {
+                "point the data configuration at a dataset with samples and run `dflop profile data`"
+            }
+            Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
+            Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
+            Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
+                "make the plan anew with `dflop plan`"
+            }
+            Self::SampleTooLarge { .. } => {
+                "raise `memory_budget_bytes`, or leave the sample out of the dataset"
+            }
+            Self::Memory { .. } => "raise `memory_budget_bytes` or the number of microbatches",
+            Self::NotSubmitted { .. } => "call `submit` once for each step and arm, then `take`",
+            Self::Thread { .. } => return None,
+            Self::Cost(error) => return error.hint(),
+            Self::Balance(error) => return error.hint(),
+            Self::Sim(error) => return error.hint(),
+        };
+        Some(text.to_owned())
+    }
+}

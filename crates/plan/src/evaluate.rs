@@ -1,0 +1,109 @@
+//! A candidate's judgement: sampled global batches, each filled by the scheduler that trains and timed by the
+//! simulator.
+
+use crate::error::PlanError;
+use crate::step::StepScheduler;
+use dflop_types::{PlanPrediction, Rejection, SampleIndex};
+
+/// What became of a candidate.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Verdict {
+    Fits(PlanPrediction),
+    Falls(Rejection),
+}
+
+/// Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1; beyond them the normal one.
+const T_95: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+];
+const NORMAL_95: f64 = 1.960;
+
+/// Mean and half width of its 95 % confidence interval by Student's t; the half width is 0 for one value,
+/// which has no interval.
+///
+/// ```text
+/// half width = t(n - 1) * s / sqrt(n),    s = sample standard deviation
+/// ```
+pub(crate) fn mean_and_half_width(values: &[u64]) -> (u64, u64) {
+    let n = values.len();
+    if n == 0 {
+        return (0, 0);
+    }
+    let mean = values.iter().map(|&v| v as f64).sum::<f64>() / n as f64;
+    if n == 1 {
+        return (mean.round() as u64, 0);
+    }
+    let variance = values.iter().map(|&v| (v as f64 - mean).powi(2)).sum::<f64>() / (n - 1) as f64;
+    let t = T_95.get(n - 2).copied().unwrap_or(NORMAL_95);
+    (mean.round() as u64, (t * (variance / n as f64).sqrt()).round() as u64)
+}
+
+/// The judgement of one candidate on `batches`, with a certified bound for each. It falls as soon as the
+/// steps done and the bounds of those left add up to a mean above `cutoff_ns`.
+pub(crate) fn evaluate(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    bounds_ns: &[u64],
+    cutoff_ns: Option<u64>,
+) -> Result<Verdict, PlanError> {
+    let num_batches = batches.len() as u128;
+    let mut left_ns: u128 = bounds_ns.iter().map(|&ns| u128::from(ns)).sum();
+    let mut done_ns = 0u128;
+    let (mut aware_ns, mut blind_ns) = (Vec::new(), Vec::new());
+    let (mut idle_ratio, mut num_predictions, mut num_extrapolated) = (0.0, 0, 0);
+    let mut peaks = [0u64; 2];
+    for (step, (batch, &bound_ns)) in (0..).zip(batches.iter().zip(bounds_ns)) {
+        if cutoff_ns.is_some_and(|cutoff| (done_ns + left_ns) / num_batches > u128::from(cutoff)) {
+            return Ok(Verdict::Falls(Rejection::Bound));
+        }
+        let pair = match scheduler.pair(step, batch) {
+            Ok(pair) => pair,
+            Err(
+                PlanError::Memory { component, needed_bytes, budget_bytes, .. }
+                | PlanError::SampleTooLarge { component, needed_bytes, budget_bytes, .. },
+            ) => return Ok(Verdict::Falls(Rejection::Memory { component, needed_bytes, budget_bytes })),
+            Err(error) => return Err(error),
+        };
+        let predicted = scheduler.predicted(&pair.aware)?;
+        let timeline = dflop_sim::simulate_step(&predicted.input)?;
+        idle_ratio += timeline.bubble_ratio();
+        num_predictions += predicted.num_predictions;
+        num_extrapolated += predicted.num_extrapolated;
+        let encoder_ranks = scheduler.settings.layout.encoder.num_ranks() as usize;
+        for (rank, memory) in scheduler.memory(&pair.aware)?.iter().enumerate() {
+            let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
+            *peak = memory.total_bytes().max(*peak);
+        }
+        aware_ns.push(timeline.makespan_ns);
+        blind_ns.push(pair.blind.predicted_makespan_ns);
+        done_ns += u128::from(timeline.makespan_ns);
+        left_ns -= u128::from(bound_ns);
+    }
+    let (step_ns_mean, step_ns_half_width) = mean_and_half_width(&aware_ns);
+    Ok(Verdict::Fits(PlanPrediction {
+        step_ns_mean,
+        step_ns_half_width,
+        blind_step_ns_mean: mean_and_half_width(&blind_ns).0,
+        bubble_ratio: idle_ratio / (batches.len().max(1)) as f64,
+        encoder_memory_bytes_peak: peaks[0],
+        llm_memory_bytes_peak: peaks[1],
+        extrapolated_ratio: num_extrapolated as f64 / num_predictions.max(1) as f64,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_is_students() {
+        // Mean 20, deviations -10, 0, 10: s = 10, t(2) = 4.303, half width = 43.03 / sqrt(3) = 24.84.
+        assert_eq!(mean_and_half_width(&[10, 20, 30]), (20, 25));
+        assert_eq!(mean_and_half_width(&[7]), (7, 0));
+        assert_eq!(mean_and_half_width(&[]), (0, 0));
+        // Forty values pass the end of the table.
+        let many: Vec<u64> = (0..40).map(|i| 100 + i % 2).collect();
+        assert_eq!(mean_and_half_width(&many), (101, 0));
+    }
+}

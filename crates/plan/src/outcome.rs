@@ -1,0 +1,307 @@
+//! The outcome of a search: ranked plans, rejections grouped and counted, why it stopped, and all of it in
+//! words.
+
+use dflop_types::{Layout, MadeFrom, Plan, RankedPlan, Rejection, RejectionCount};
+use std::fmt::Write as _;
+
+/// Why a search ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// Every candidate was judged, or rejected with a cause.
+    AllJudged,
+    /// The budget of judgements ended first; the candidates left have the largest lower bounds.
+    WorkBudget {
+        /// Candidates left unjudged.
+        num_left: u64,
+    },
+}
+
+/// What a search found. No plan that fits is an outcome too.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Candidates that fit, by predicted step time; at most [`crate::NUM_RANKED`].
+    pub ranked: Vec<RankedPlan>,
+    /// Why the others fell, the most frequent cause first.
+    pub rejections: Vec<RejectionCount>,
+    /// Why the search ended.
+    pub stop: StopReason,
+    /// Candidates in all, those rejected by their numbers alone included.
+    pub num_candidates: u64,
+    /// Candidates judged on all sampled batches.
+    pub num_judged: u64,
+    /// Ranks of the cluster.
+    pub num_ranks: u32,
+    /// Samples of a global batch.
+    pub global_batch_size: u32,
+    /// Seed of the sampled global batches.
+    pub seed: u64,
+    /// Global batches each candidate was judged on.
+    pub num_sampled_batches: u32,
+    /// Bytes one rank may use; `None`: nothing was held against it.
+    pub memory_budget_bytes: Option<u64>,
+    /// Whether transfers were measured; if not they were taken as free.
+    pub is_network_measured: bool,
+    /// Measured points that were repaired, as they fell with the size.
+    pub num_repaired_points: u32,
+    /// Hashes of what the plan is made from.
+    pub made_from: MadeFrom,
+}
+
+impl Outcome {
+    /// The plan with its runners-up and the reasons of the others; `None` if none fits.
+    pub fn plan(&self) -> Option<Plan> {
+        let (best, runners_up) = self.ranked.split_first()?;
+        Some(Plan {
+            made_from: self.made_from.clone(),
+            global_batch_size: self.global_batch_size,
+            seed: self.seed,
+            num_sampled_batches: self.num_sampled_batches,
+            best: *best,
+            runners_up: runners_up.to_vec(),
+            rejections: self.rejections.clone(),
+        })
+    }
+
+    /// The act that comes nearest to a plan; `None` where there is one.
+    pub fn hint(&self) -> Option<String> {
+        if !self.ranked.is_empty() {
+            return None;
+        }
+        self.rejections.iter().find_map(|r| match &r.rejection {
+            Rejection::Memory { needed_bytes, .. } => Some(format!(
+                "raise `memory_budget_bytes` to {needed_bytes} or more, or give the cluster more ranks"
+            )),
+            Rejection::TooFewSamples { buckets, .. } => {
+                Some(format!("raise `global_batch_size` to {buckets} or more, or lower `num_microbatches`"))
+            }
+            Rejection::StagesExceedLayers { .. } => {
+                Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
+            }
+            Rejection::Bound => None,
+        })
+    }
+}
+
+/// Rejections with equal causes together, each with the value nearest to fitting, the most frequent first.
+pub(crate) fn group(rejections: impl IntoIterator<Item = Rejection>) -> Vec<RejectionCount> {
+    let mut groups: Vec<RejectionCount> = Vec::new();
+    for rejection in rejections {
+        let same = groups.iter_mut().find(|group| is_same_cause(&group.rejection, &rejection));
+        match same {
+            Some(group) => {
+                group.count += 1;
+                // Causes compare by their values; the smaller need is nearer to fitting.
+                if rejection < group.rejection {
+                    group.rejection = rejection;
+                }
+            }
+            None => groups.push(RejectionCount { rejection, count: 1 }),
+        }
+    }
+    groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.rejection.cmp(&b.rejection)));
+    groups
+}
+
+fn is_same_cause(a: &Rejection, b: &Rejection) -> bool {
+    match (a, b) {
+        (Rejection::Memory { component: a, .. }, Rejection::Memory { component: b, .. }) => a == b,
+        _ => std::mem::discriminant(a) == std::mem::discriminant(b),
+    }
+}
+
+fn ms(ns: u64) -> String {
+    format!("{:.1}", ns as f64 / 1e6)
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 30 {
+        format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+    } else {
+        format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+    }
+}
+
+fn percent(ratio: f64) -> String {
+    format!("{:.1} %", 100.0 * ratio)
+}
+
+fn plural(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// The degrees that this version varies; the others are 1.
+fn degrees(layout: &Layout) -> String {
+    format!("encoder dp {}, llm pp {} dp {}", layout.encoder.dp, layout.llm.pp, layout.llm.dp)
+}
+
+/// The outcome for people: the choice, the runners-up, why the others fell, and what the numbers do not hold.
+/// Ends with a line end.
+pub fn explain(outcome: &Outcome) -> String {
+    let mut text = String::new();
+    match outcome.ranked.split_first() {
+        None => {
+            let _ = writeln!(text, "no plan fits {}", plural(outcome.num_ranks.into(), "rank"));
+            let _ = writeln!(text, "  {}, all rejected", plural(outcome.num_candidates, "candidate"));
+            reasons(&mut text, outcome);
+        }
+        Some((best, runners_up)) => {
+            choice(&mut text, outcome, best);
+            if !runners_up.is_empty() {
+                text.push_str("\nthe best and its runners-up\n");
+                table(&mut text, &outcome.ranked);
+            }
+            let others = outcome.num_candidates - outcome.ranked.len() as u64;
+            if others > 0 {
+                let _ = writeln!(text, "\n{others} of {} fell", plural(outcome.num_candidates, "candidate"));
+                reasons(&mut text, outcome);
+            }
+            notes(&mut text, outcome, best);
+        }
+    }
+    text
+}
+
+fn choice(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
+    let prediction = &best.prediction;
+    let _ = writeln!(
+        text,
+        "plan: {}, {}, {}",
+        degrees(&best.layout),
+        plural(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
+        best.pipeline_order
+    );
+    let interval = if outcome.num_sampled_batches > 1 {
+        format!(" +- {} ms (95 %)", ms(prediction.step_ns_half_width))
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        text,
+        "  step    {} ms{interval}, idle {}, over {} of {}",
+        ms(prediction.step_ns_mean),
+        percent(prediction.bubble_ratio),
+        plural(outcome.num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
+        plural(outcome.global_batch_size.into(), "sample"),
+    );
+    let _ = writeln!(
+        text,
+        "  blind   {} ms in arrival order and equal counts, x{:.3}",
+        ms(prediction.blind_step_ns_mean),
+        prediction.blind_step_ns_mean as f64 / prediction.step_ns_mean.max(1) as f64,
+    );
+    let budget = match outcome.memory_budget_bytes {
+        Some(bytes) => format!("memory budget {}", size(bytes)),
+        None => "no memory budget was given".to_owned(),
+    };
+    let _ = writeln!(
+        text,
+        "  memory  encoder rank {}, llm rank {}, {budget}",
+        size(prediction.encoder_memory_bytes_peak),
+        size(prediction.llm_memory_bytes_peak),
+    );
+}
+
+fn table(text: &mut String, ranked: &[RankedPlan]) {
+    let header =
+        ["", "step ms", "+- ms", "blind ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
+    let rows: Vec<Vec<String>> = (1u32..)
+        .zip(ranked)
+        .map(|(place, plan)| {
+            vec![
+                place.to_string(),
+                ms(plan.prediction.step_ns_mean),
+                ms(plan.prediction.step_ns_half_width),
+                ms(plan.prediction.blind_step_ns_mean),
+                percent(plan.prediction.bubble_ratio),
+                plan.layout.encoder.dp.to_string(),
+                plan.layout.llm.pp.to_string(),
+                plan.layout.llm.dp.to_string(),
+                plan.num_microbatches.to_string(),
+            ]
+        })
+        .collect();
+    let widths: Vec<usize> = (0..header.len())
+        .map(|column| {
+            rows.iter().map(|row| row[column].len()).chain([header[column].len()]).max().unwrap_or(0)
+        })
+        .collect();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        for (cell, width) in cells.zip(&widths) {
+            let _ = write!(text, "  {cell:>width$}");
+        }
+        text.push('\n');
+    };
+    line(&mut header.into_iter());
+    for row in &rows {
+        line(&mut row.iter().map(String::as_str));
+    }
+}
+
+fn reasons(text: &mut String, outcome: &Outcome) {
+    let mut causes: Vec<(u64, String)> =
+        outcome.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect();
+    let slower = outcome.num_judged - outcome.ranked.len() as u64;
+    if slower > 0 {
+        causes.push((slower, "slower than these on the sampled global batches".to_owned()));
+    }
+    if let StopReason::WorkBudget { num_left } = outcome.stop {
+        causes.push((num_left, "not judged: the budget of judgements ended".to_owned()));
+    }
+    let width = causes.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
+    for (count, cause) in causes {
+        let _ = writeln!(text, "    {count:>width$}  {cause}");
+    }
+}
+
+/// What the numbers do not hold: nothing is guessed in silence.
+fn notes(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
+    let mut notes = Vec::new();
+    if best.prediction.extrapolated_ratio > 0.0 {
+        let share = percent(best.prediction.extrapolated_ratio);
+        notes.push(format!("{share} of the predictions lie outside the measured range"));
+    }
+    if outcome.num_repaired_points > 0 {
+        let points = plural(outcome.num_repaired_points.into(), "measured point");
+        notes.push(format!(
+            "{points} fell with the size and {} repaired",
+            if outcome.num_repaired_points == 1 { "was" } else { "were" }
+        ));
+    }
+    if !outcome.is_network_measured {
+        notes.push("the network was not measured: transfers are taken as free".to_owned());
+    }
+    if !notes.is_empty() {
+        text.push('\n');
+    }
+    for note in notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::Component;
+
+    #[test]
+    fn equal_causes_are_counted_with_the_value_nearest_to_fitting() {
+        let memory =
+            |component, needed_bytes| Rejection::Memory { component, needed_bytes, budget_bytes: 10 };
+        let groups = group([
+            memory(Component::Llm, 30),
+            Rejection::Bound,
+            memory(Component::Llm, 20),
+            memory(Component::Encoder, 11),
+            memory(Component::Llm, 25),
+        ]);
+        let count = |rejection, count| RejectionCount { rejection, count };
+        assert_eq!(
+            groups,
+            [
+                count(memory(Component::Llm, 20), 3),
+                count(memory(Component::Encoder, 11), 1),
+                count(Rejection::Bound, 1),
+            ]
+        );
+    }
+}

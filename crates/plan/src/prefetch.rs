@@ -1,0 +1,130 @@
+//! Schedules computed ahead of time, in a thread of their own, while the step before them trains.
+
+use crate::error::PlanError;
+use crate::step::{Arm, StepScheduler};
+use dflop_types::{SampleIndex, Schedule};
+use std::collections::HashMap;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// A job's name: the step and the arm.
+pub type JobKey = (u64, Arm);
+
+/// Owns a [`StepScheduler`] in a thread; [`Prefetch::submit`] returns at once, [`Prefetch::take`] waits.
+///
+/// Dropping it lets the job under way end and leaves the others undone.
+#[derive(Debug)]
+pub struct Prefetch {
+    jobs: Option<Sender<(JobKey, Vec<SampleIndex>)>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` while the job waits or runs.
+    jobs: HashMap<JobKey, Option<Result<Schedule, PlanError>>>,
+    is_cancelled: bool,
+    /// The thread has ended, by panic or by cancellation: nobody will answer.
+    has_ended: bool,
+}
+
+impl Shared {
+    // A panic under the lock can only come from the allocator; the state is whole at every await point.
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says that the thread has ended, also when it unwinds.
+struct EndMark(Arc<Shared>);
+
+impl Drop for EndMark {
+    fn drop(&mut self) {
+        self.0.lock().has_ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Prefetch {
+    /// The thread, started, with nothing to do yet.
+    ///
+    /// # Errors
+    /// [`PlanError::Thread`] if the system starts no more threads.
+    pub fn new(scheduler: Arc<StepScheduler>) -> Result<Self, PlanError> {
+        let shared = Arc::new(Shared::default());
+        let (jobs, queue) = channel::<(JobKey, Vec<SampleIndex>)>();
+        let mark = EndMark(Arc::clone(&shared));
+        let thread = std::thread::Builder::new()
+            .name("dflop-schedule".to_owned())
+            .spawn(move || {
+                let mark = mark;
+                while let Ok((key, samples)) = queue.recv() {
+                    if mark.0.lock().is_cancelled {
+                        return;
+                    }
+                    let answer = scheduler.schedule(key.0, &samples, key.1);
+                    mark.0.lock().jobs.insert(key, Some(answer));
+                    mark.0.changed.notify_all();
+                }
+            })
+            .map_err(|error| PlanError::Thread { cause: error.to_string() })?;
+        Ok(Self { jobs: Some(jobs), shared, thread: Some(thread) })
+    }
+
+    /// Queues the global batch of `key`; a key already queued stays as it is.
+    pub fn submit(&self, key: JobKey, samples: Vec<SampleIndex>) {
+        let mut state = self.shared.lock();
+        if state.jobs.contains_key(&key) {
+            return;
+        }
+        state.jobs.insert(key, None);
+        drop(state);
+        if let Some(jobs) = &self.jobs {
+            // A send fails only after the thread has ended, which `take` reports.
+            let _ = jobs.send((key, samples));
+        }
+    }
+
+    /// The schedule of `key`, once; waits for it.
+    ///
+    /// # Errors
+    /// What [`StepScheduler::schedule`] answered; [`PlanError::NotSubmitted`] for a key that was never queued
+    /// or was taken before; [`PlanError::Thread`] if the thread has ended.
+    pub fn take(&self, key: JobKey) -> Result<Schedule, PlanError> {
+        let mut state = self.shared.lock();
+        loop {
+            match state.jobs.get(&key) {
+                None => return Err(PlanError::NotSubmitted { step: key.0 }),
+                Some(None) if state.has_ended => {
+                    return Err(PlanError::Thread { cause: "it has ended before its answer".to_owned() });
+                }
+                Some(None) => {
+                    state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                Some(Some(_)) => {
+                    let answer = state.jobs.remove(&key).flatten();
+                    return answer.unwrap_or(Err(PlanError::NotSubmitted { step: key.0 }));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        self.shared.lock().is_cancelled = true;
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // Its panic was reported by `take`; a drop has nobody to tell.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The search: candidates by ascending lower bound, judged until no other can be among the best.
+
+use crate::batches::GlobalBatches;
+use crate::bound::{self, BatchWork};
+use crate::error::PlanError;
+use crate::evaluate::{Verdict, evaluate};
+use crate::feasible;
+use crate::outcome::{Outcome, StopReason, group};
+use crate::settings::StepSettings;
+use crate::space::{Candidate, space};
+use crate::step::StepScheduler;
+use dflop_cost::CostModel;
+use dflop_types::{
+    Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
+};
+use std::fmt;
+use std::sync::Arc;
+
+/// Plans that an outcome holds at most: the best and five runners-up.
+pub const NUM_RANKED: usize = 6;
+
+/// Candidates judged at most; a count, not a time, so that searches repeat.
+const JUDGEMENTS_MAX: u64 = 2_000;
+
+/// What a search needs.
+pub struct SearchInput<'a> {
+    /// Shapes of the data profile, by sample index.
+    pub shapes: Vec<SampleShape>,
+    /// What the model was measured to take.
+    pub model_profile: &'a ModelProfile,
+    /// What may be used.
+    pub cluster: Cluster,
+    /// Samples of a global batch, at least 1.
+    pub global_batch_size: u32,
+    /// Microbatches of a step on each LLM replica; `None`: the search chooses.
+    pub num_microbatches: Option<u32>,
+    /// Order of actions.
+    pub order: PipelineOrder,
+    /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
+    pub num_sampled_batches: u32,
+    /// Seed of the sampled global batches and of their schedules.
+    pub seed: u64,
+    /// Hashes that the plan carries of what it was made from.
+    pub made_from: MadeFrom,
+    /// Called with candidates done and candidates in all, as the search goes on.
+    pub progress: &'a dyn Fn(u64, u64),
+}
+
+impl fmt::Debug for SearchInput<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SearchInput")
+            .field("num_samples", &self.shapes.len())
+            .field("cluster", &self.cluster)
+            .field("global_batch_size", &self.global_batch_size)
+            .field("num_microbatches", &self.num_microbatches)
+            .field("order", &self.order)
+            .field("num_sampled_batches", &self.num_sampled_batches)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A candidate with its scheduler and the certified bound of each batch.
+struct Contender {
+    candidate: Candidate,
+    scheduler: StepScheduler,
+    bounds_ns: Vec<u64>,
+}
+
+impl Contender {
+    fn bound_sum_ns(&self) -> u128 {
+        self.bounds_ns.iter().map(|&ns| u128::from(ns)).sum()
+    }
+}
+
+/// The best plans for the cluster, and why the others fell.
+///
+/// Every candidate is judged on the same sampled global batches, so that two plans differ by their layout and
+/// not by their luck. Each batch is filled by the very [`StepScheduler`] that trains and timed by the
+/// simulator. Candidates stand by ascending lower bound; once the bound is above the worst plan kept, all
+/// that follow fall.
+///
+/// *Complexity*: candidates x sampled batches x one [`StepScheduler::schedule`], at most 2,000 candidates.
+///
+/// # Errors
+/// [`PlanError::TooFewRanks`], [`PlanError::NoSamples`], [`PlanError::Zero`], [`PlanError::Cost`];
+/// [`PlanError::Balance`] and [`PlanError::Sim`] where times overflow. No plan that fits is no error.
+pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
+    let num_ranks = input.cluster.num_ranks;
+    if num_ranks < 2 {
+        return Err(PlanError::TooFewRanks { num_ranks });
+    }
+    for (field, value) in [
+        ("num_microbatches", input.num_microbatches.unwrap_or(1)),
+        ("num_sampled_batches", input.num_sampled_batches),
+    ] {
+        if value == 0 {
+            return Err(PlanError::Zero { field });
+        }
+    }
+    let model = Arc::new(CostModel::new(input.model_profile)?);
+    let batches = sampled_batches(input)?;
+    let space = space(num_ranks, model.num_llm_layers(), input.global_batch_size, input.num_microbatches);
+    let num_candidates = (space.candidates.len() + space.rejections.len()) as u64;
+    let mut rejections = space.rejections;
+    let mut contenders = contenders(input, &model, &space.candidates, &batches, &mut rejections)?;
+    contenders.sort_by_cached_key(|contender| (contender.bound_sum_ns(), contender.candidate));
+
+    let mut ranked: Vec<RankedPlan> = Vec::new();
+    let mut stop = StopReason::AllJudged;
+    let mut num_judged = 0;
+    for (position, contender) in contenders.iter().enumerate() {
+        (input.progress)(rejections.len() as u64 + ranked.len() as u64, num_candidates);
+        if num_judged == JUDGEMENTS_MAX {
+            stop = StopReason::WorkBudget { num_left: (contenders.len() - position) as u64 };
+            break;
+        }
+        let cutoff_ns = ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean);
+        match evaluate(&contender.scheduler, &batches, &contender.bounds_ns, cutoff_ns)? {
+            Verdict::Falls(rejection) => rejections.push(rejection),
+            Verdict::Fits(prediction) => {
+                num_judged += 1;
+                let plan = RankedPlan {
+                    layout: contender.candidate.layout,
+                    num_microbatches: contender.candidate.num_microbatches,
+                    pipeline_order: input.order,
+                    prediction,
+                };
+                let place = ranked.partition_point(|p| p.prediction.step_ns_mean <= prediction.step_ns_mean);
+                ranked.insert(place, plan);
+            }
+        }
+    }
+    (input.progress)(num_candidates, num_candidates);
+    ranked.truncate(NUM_RANKED);
+    Ok(Outcome {
+        ranked,
+        rejections: group(rejections),
+        stop,
+        num_candidates,
+        num_judged,
+        num_ranks,
+        global_batch_size: input.global_batch_size,
+        seed: input.seed,
+        num_sampled_batches: batches.len() as u32,
+        memory_budget_bytes: input.cluster.memory_budget_bytes,
+        is_network_measured: model.is_network_measured(),
+        num_repaired_points: model.num_repaired_points(),
+        made_from: input.made_from.clone(),
+    })
+}
+
+/// Global batches as training draws them, whole ones only where there are any: the smaller last batch of an
+/// epoch would make the mean too short.
+fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, PlanError> {
+    let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
+    let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;
+    let per_epoch = u64::from((num_samples / input.global_batch_size).max(1));
+    let count = u64::from(input.num_sampled_batches);
+    let step = |k: u64| k / per_epoch * batches.steps_per_epoch() + k % per_epoch;
+    Ok((0..count).map(|k| batches.batch(step(k))).collect())
+}
+
+/// Candidates that may fit, with their bounds; the others add to `rejections`.
+fn contenders(
+    input: &SearchInput<'_>,
+    model: &Arc<CostModel>,
+    candidates: &[Candidate],
+    batches: &[Vec<SampleIndex>],
+    rejections: &mut Vec<Rejection>,
+) -> Result<Vec<Contender>, PlanError> {
+    let shapes: Arc<[SampleShape]> = input.shapes.as_slice().into();
+    let works: Vec<BatchWork> = batches.iter().map(|batch| BatchWork::new(model, &shapes, batch)).collect();
+    let heaviest = feasible::heaviest(model, &shapes);
+    let mut contenders = Vec::with_capacity(candidates.len());
+    for &candidate in candidates {
+        let settings = StepSettings {
+            layout: candidate.layout,
+            num_microbatches: candidate.num_microbatches,
+            pipeline_order: input.order,
+            memory_budget_bytes: input.cluster.memory_budget_bytes,
+        };
+        let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?;
+        if let Some(rejection) = feasible::rejection(&scheduler, &heaviest) {
+            rejections.push(rejection);
+            continue;
+        }
+        let bounds_ns = bound::bounds_ns(&scheduler, &candidate, &works);
+        contenders.push(Contender { candidate, scheduler, bounds_ns });
+    }
+    Ok(contenders)
+}

@@ -1,0 +1,247 @@
+//! The search through its verb: agreement with brute force, memory, pruning, determinism, errors, and its
+//! words.
+
+mod fixture;
+
+use dflop_cost::{CostModel, RankMemory};
+use dflop_plan::batches::GlobalBatches;
+use dflop_plan::{
+    Arm, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason, explain, layouts, search,
+};
+use dflop_types::{Artifact, Hint, MadeFrom, ModelProfile, PipelineOrder, Rejection, SampleShape};
+use std::cell::Cell;
+
+fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
+    SearchInput {
+        shapes: shapes.to_vec(),
+        model_profile,
+        cluster: fixture::cluster(num_ranks, None),
+        global_batch_size: 32,
+        num_microbatches: None,
+        order: PipelineOrder::OneFOneB,
+        num_sampled_batches: 4,
+        seed: 11,
+        made_from: MadeFrom::from([("data_profile".to_owned(), "sha256:0".to_owned())]),
+        progress: &|_, _| {},
+    }
+}
+
+fn settings(outcome: &Outcome, position: usize) -> StepSettings {
+    StepSettings {
+        memory_budget_bytes: outcome.memory_budget_bytes,
+        ..StepSettings::from(&outcome.ranked[position])
+    }
+}
+
+/// Judging every candidate without bounds, by the public parts alone, gives the same best plan and the same
+/// mean.
+#[test]
+fn agrees_with_brute_force() {
+    let model_profile = fixture::model_profile();
+    for (num_ranks, seed) in [(2, 1), (3, 2), (4, 3)] {
+        let shapes = fixture::shapes(100, seed);
+        let input = input(&shapes, &model_profile, num_ranks);
+        let outcome = search(&input).unwrap();
+        let batches = GlobalBatches::new(100, 32, input.seed).unwrap();
+        // Three whole batches an epoch; the fourth step of each epoch is the smaller one.
+        let steps = [0, 1, 2, 4];
+        let mut means = Vec::new();
+        for layout in layouts(num_ranks) {
+            for num_microbatches in (1..=32u32).filter(|m| m.is_power_of_two() || *m == 32 / layout.llm.dp) {
+                if num_microbatches * layout.llm.dp > 32 {
+                    continue;
+                }
+                let settings = StepSettings {
+                    layout,
+                    num_microbatches,
+                    pipeline_order: input.order,
+                    memory_budget_bytes: None,
+                };
+                let model = CostModel::new(&model_profile).unwrap();
+                let scheduler = StepScheduler::new(settings, model, shapes.clone(), input.seed).unwrap();
+                let makespans = (0..).zip(steps).map(|(step, at)| {
+                    let schedule = scheduler.schedule(step, &batches.batch(at), Arm::Aware).unwrap();
+                    scheduler.simulate(&schedule).unwrap().makespan_ns
+                });
+                means.push((makespans.sum::<u64>() as f64 / 4.0).round() as u64);
+            }
+        }
+        means.sort_unstable();
+        let ranked: Vec<u64> = outcome.ranked.iter().map(|p| p.prediction.step_ns_mean).collect();
+        assert_eq!(means.len() as u64, outcome.num_candidates);
+        assert_eq!(ranked, means[..ranked.len()], "{num_ranks} ranks");
+        assert_eq!(outcome.stop, StopReason::AllJudged);
+    }
+}
+
+#[test]
+fn what_is_pruned_and_what_is_judged_add_up() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(64, 4);
+    let calls = Cell::new((0, 0, 0));
+    let progress = |done, total| {
+        let (count, last, _) = calls.get();
+        assert!(done >= last && done <= total);
+        calls.set((count + 1, done, total));
+    };
+    let outcome = search(&SearchInput { progress: &progress, ..input(&shapes, &model_profile, 6) }).unwrap();
+    let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
+    assert_eq!(fallen + outcome.num_judged, outcome.num_candidates);
+    // Four layers: no fifth LLM stage; 6 ranks leave that one only.
+    assert!(
+        outcome.rejections.iter().any(|r| {
+            r.rejection == Rejection::StagesExceedLayers { stages: 5, layers: 4 } && r.count == 1
+        })
+    );
+    assert!(outcome.rejections.iter().any(|r| r.rejection == Rejection::Bound && r.count > 0));
+    let (count, done, total) = calls.get();
+    assert!(count > 1);
+    assert_eq!((done, total), (outcome.num_candidates, outcome.num_candidates));
+}
+
+#[test]
+fn equal_inputs_give_equal_outcomes() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(64, 5);
+    let of = |seed| search(&SearchInput { seed, ..input(&shapes, &model_profile, 3) }).unwrap();
+    assert_eq!(of(1), of(1));
+    let ns = |seed| of(seed).ranked[0].prediction.step_ns_mean;
+    assert_ne!(ns(1), ns(2));
+}
+
+#[test]
+fn the_prediction_tells_of_both_arms() {
+    let model_profile = fixture::model_profile();
+    let outcome = search(&input(&fixture::shapes(64, 6), &model_profile, 3)).unwrap();
+    for plan in &outcome.ranked {
+        let prediction = plan.prediction;
+        assert!(prediction.step_ns_mean <= prediction.blind_step_ns_mean);
+        assert!(prediction.step_ns_half_width > 0);
+        assert!((0.0..1.0).contains(&prediction.bubble_ratio));
+        assert!((0.0..=1.0).contains(&prediction.extrapolated_ratio));
+        assert_eq!(plan.layout.num_ranks(), 3);
+    }
+    let plan = outcome.plan().unwrap();
+    assert!(plan.problems().is_empty());
+    assert_eq!(plan.best, outcome.ranked[0]);
+    assert_eq!(plan.runners_up, outcome.ranked[1..]);
+    assert_eq!(plan.made_from["data_profile"], "sha256:0");
+}
+
+#[test]
+fn no_returned_plan_exceeds_the_memory_budget() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(64, 7);
+    let free = search(&input(&shapes, &model_profile, 4)).unwrap();
+    let peaks = free
+        .ranked
+        .iter()
+        .map(|p| p.prediction.encoder_memory_bytes_peak.max(p.prediction.llm_memory_bytes_peak));
+    let most = peaks.max().unwrap();
+    let mut num_plans = 0;
+    for percent in [30, 45, 60, 75, 90] {
+        let budget = most * percent / 100;
+        let limited =
+            SearchInput { cluster: fixture::cluster(4, Some(budget)), ..input(&shapes, &model_profile, 4) };
+        let outcome = search(&limited).unwrap();
+        num_plans += outcome.ranked.len();
+        for (position, plan) in outcome.ranked.iter().enumerate() {
+            let prediction = plan.prediction;
+            assert!(prediction.encoder_memory_bytes_peak <= budget, "{percent} %");
+            assert!(prediction.llm_memory_bytes_peak <= budget, "{percent} %");
+            let model = CostModel::new(&model_profile).unwrap();
+            let scheduler =
+                StepScheduler::new(settings(&outcome, position), model, shapes.clone(), 11).unwrap();
+            let batch = GlobalBatches::new(64, 32, 11).unwrap().batch(1);
+            let schedule = scheduler.schedule(1, &batch, Arm::Aware).unwrap();
+            let memory = scheduler.memory(&schedule).unwrap();
+            assert!(memory.iter().map(RankMemory::total_bytes).max().unwrap() <= budget);
+        }
+        if percent == 30 {
+            assert!(outcome.rejections.iter().any(|r| matches!(r.rejection, Rejection::Memory { .. })));
+        }
+    }
+    assert!(num_plans > 6, "{num_plans}");
+}
+
+#[test]
+fn a_given_microbatch_count_is_kept_or_refused() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(64, 8);
+    let of = |num_microbatches| {
+        search(&SearchInput { num_microbatches: Some(num_microbatches), ..input(&shapes, &model_profile, 3) })
+    };
+    assert!(of(16).unwrap().ranked.iter().all(|p| p.num_microbatches == 16));
+    let too_many = of(17).unwrap();
+    assert!(too_many.ranked.iter().all(|p| p.layout.llm.dp == 1));
+    assert_eq!(
+        too_many.rejections[0].rejection,
+        Rejection::TooFewSamples { global_batch_size: 32, buckets: 34 }
+    );
+    assert_eq!(of(0).unwrap_err(), PlanError::Zero { field: "num_microbatches" });
+}
+
+#[test]
+fn a_dataset_smaller_than_the_global_batch_is_planned_for() {
+    let model_profile = fixture::model_profile();
+    let outcome = search(&input(&fixture::shapes(5, 1), &model_profile, 2)).unwrap();
+    assert!(!outcome.ranked.is_empty());
+}
+
+#[test]
+fn inputs_without_an_answer_are_errors_with_a_hint() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(8, 1);
+    let message = |input: SearchInput<'_>| {
+        let error = search(&input).unwrap_err();
+        format!("{error}; {}", error.hint().unwrap())
+    };
+    assert_eq!(
+        message(input(&shapes, &model_profile, 1)),
+        "`num_ranks` is 1, at least 2 are needed: one for the encoder, one for the LLM backbone; \
+         set `cluster.num_ranks` to 2 or more"
+    );
+    assert!(message(input(&[], &model_profile, 2)).starts_with("the data profile has 0 samples"));
+    assert!(
+        message(SearchInput { global_batch_size: 0, ..input(&shapes, &model_profile, 2) })
+            .starts_with("`global_batch_size` is 0")
+    );
+    assert!(
+        message(SearchInput { num_sampled_batches: 0, ..input(&shapes, &model_profile, 2) })
+            .starts_with("`num_sampled_batches` is 0")
+    );
+    let mut broken = fixture::model_profile();
+    broken.modules.remove("llm_layer");
+    assert!(message(input(&shapes, &broken, 2)).starts_with("model profile has no module `llm_layer`"));
+}
+
+#[test]
+fn the_explanation_of_a_plan() {
+    let mut model_profile = fixture::model_profile();
+    model_profile.network.bandwidth_bytes_per_s = 0;
+    model_profile.modules.get_mut("llm_layer").unwrap().linear.points[0].backward_ns = 2_000_000;
+    let shapes = fixture::shapes(100, 12);
+    let outcome = search(&SearchInput {
+        cluster: fixture::cluster(6, Some(1 << 30)),
+        ..input(&shapes, &model_profile, 6)
+    })
+    .unwrap();
+    assert_eq!(outcome.hint(), None);
+    insta::assert_snapshot!("feasible", explain(&outcome));
+}
+
+#[test]
+fn the_explanation_of_no_plan() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(100, 12);
+    let outcome = search(&SearchInput {
+        cluster: fixture::cluster(6, Some(90 << 20)),
+        ..input(&shapes, &model_profile, 6)
+    })
+    .unwrap();
+    assert_eq!(outcome.plan(), None);
+    insta::assert_snapshot!(
+        "infeasible",
+        format!("{}hint: {}\n", explain(&outcome), outcome.hint().unwrap())
+    );
+}

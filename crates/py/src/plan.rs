@@ -1,0 +1,265 @@
+//! Plans, schedules and global batches, as the runtime sees them.
+
+use crate::error::{Kind, artifact, map, raise};
+use dflop_plan::{Arm, Prefetch, StepScheduler as Scheduler};
+use dflop_types::{Action, Component, DataProfile, ModelProfile, Rank, SampleIndex, Span, StageIndex};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Which samples form the global batch of each step; see `_native.pyi`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct GlobalBatches(dflop_plan::batches::GlobalBatches);
+
+#[pymethods]
+impl GlobalBatches {
+    #[new]
+    fn new(num_samples: u32, global_batch_size: u32, seed: u64) -> PyResult<Self> {
+        dflop_plan::batches::GlobalBatches::new(num_samples, global_batch_size, seed)
+            .map(Self)
+            .map_err(map(Kind::Plan))
+    }
+
+    fn batch(&self, step: u64) -> Vec<u32> {
+        self.0.batch(step).into_iter().map(|sample| sample.0).collect()
+    }
+
+    fn epoch(&self, step: u64) -> u64 {
+        self.0.epoch(step)
+    }
+
+    #[getter]
+    fn steps_per_epoch(&self) -> u64 {
+        self.0.steps_per_epoch()
+    }
+}
+
+/// A plan, frozen; see `_native.pyi`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct Plan(dflop_types::Plan);
+
+#[pymethods]
+impl Plan {
+    #[staticmethod]
+    fn read(path: PathBuf) -> PyResult<Self> {
+        dflop_types::artifact::read(&path).map(Self).map_err(artifact)
+    }
+
+    #[getter]
+    fn encoder_replicas(&self) -> u32 {
+        self.0.best.layout.encoder.dp
+    }
+
+    #[getter]
+    fn llm_replicas(&self) -> u32 {
+        self.0.best.layout.llm.dp
+    }
+
+    #[getter]
+    fn llm_stages(&self) -> u32 {
+        self.0.best.layout.llm.pp
+    }
+
+    #[getter]
+    fn num_ranks(&self) -> u32 {
+        self.0.best.layout.num_ranks()
+    }
+
+    #[getter]
+    fn num_microbatches(&self) -> u32 {
+        self.0.best.num_microbatches
+    }
+
+    #[getter]
+    fn global_batch_size(&self) -> u32 {
+        self.0.global_batch_size
+    }
+
+    #[getter]
+    fn pipeline_order(&self) -> String {
+        self.0.best.pipeline_order.to_string()
+    }
+
+    #[getter]
+    fn predicted_step_ns(&self) -> u64 {
+        self.0.best.prediction.step_ns_mean
+    }
+
+    fn coordinates(&self, rank: u32) -> PyResult<(&'static str, u32, u32)> {
+        let layout = self.0.best.layout;
+        let at = layout.coordinates(Rank(rank)).ok_or_else(|| {
+            raise(Kind::Plan, &format!("rank {rank} is past the {} ranks of the plan", layout.num_ranks()), None)
+        })?;
+        let component = match at.component {
+            Component::Encoder => "encoder",
+            Component::Llm => "llm",
+        };
+        Ok((component, at.replica, at.stage.0))
+    }
+
+    fn rank(&self, replica: u32, stage: u32) -> u32 {
+        self.0.best.layout.rank(replica, StageIndex(stage)).0
+    }
+
+    fn llm_layers(&self, stage: u32, num_layers: u32) -> PyResult<(u32, u32)> {
+        let stages = self.0.best.layout.llm.pp;
+        if stage == 0 || stage > stages {
+            return Err(raise(Kind::Plan, &format!("stage {stage} is no LLM stage, they are 1 to {stages}"), None));
+        }
+        let cut = dflop_types::cut_layers(num_layers, stages);
+        let position = stage as usize - 1;
+        Ok((cut[..position].iter().sum(), cut[position]))
+    }
+
+    fn actions(&self, rank: u32) -> PyResult<Vec<String>> {
+        let (_, _, stage) = self.coordinates(rank)?;
+        let best = &self.0.best;
+        let list = dflop_sim::order::actions(
+            best.pipeline_order,
+            StageIndex(stage),
+            best.layout.num_stages(),
+            best.num_microbatches,
+        );
+        Ok(list.iter().map(ToString::to_string).collect())
+    }
+}
+
+/// A schedule, frozen; see `_native.pyi`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct Schedule(pub(crate) dflop_types::Schedule);
+
+impl Schedule {
+    fn share(side: &[Vec<Vec<SampleIndex>>], microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
+        let samples = side.get(microbatch).and_then(|replicas| replicas.get(replica)).ok_or_else(|| {
+            raise(Kind::Schedule, &format!("the schedule has no microbatch {microbatch} on replica {replica}"), None)
+        })?;
+        Ok(samples.iter().map(|sample| sample.0).collect())
+    }
+}
+
+#[pymethods]
+impl Schedule {
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        serde_json::from_str(text)
+            .map(Self)
+            .map_err(|error| raise(Kind::Schedule, &format!("not a schedule: {error}"), None))
+    }
+
+    fn to_json(&self) -> PyResult<String> {
+        serde_json::to_string(&self.0).map_err(|error| raise(Kind::Schedule, &error.to_string(), None))
+    }
+
+    #[getter]
+    fn step(&self) -> u64 {
+        self.0.step
+    }
+
+    #[getter]
+    fn num_microbatches(&self) -> u32 {
+        self.0.num_microbatches()
+    }
+
+    #[getter]
+    fn label_tokens(&self) -> u64 {
+        self.0.label_tokens
+    }
+
+    #[getter]
+    fn predicted_makespan_ns(&self) -> u64 {
+        self.0.predicted_makespan_ns
+    }
+
+    fn llm(&self, microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
+        Self::share(&self.0.llm, microbatch, replica)
+    }
+
+    fn encoder(&self, microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
+        Self::share(&self.0.encoder, microbatch, replica)
+    }
+
+    fn digest(&self) -> String {
+        self.0.digest()
+    }
+}
+
+fn arm(name: &str) -> PyResult<Arm> {
+    match name {
+        "aware" => Ok(Arm::Aware),
+        "blind" => Ok(Arm::Blind),
+        _ => Err(raise(Kind::Schedule, &format!("arm `{name}`, must be one of: aware, blind"), None)),
+    }
+}
+
+fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
+    raw.into_iter()
+        .map(|(rank, action, start_ns, end_ns)| {
+            let action: Action =
+                action.parse().map_err(|e: dflop_types::ParseActionError| raise(Kind::Schedule, &e.to_string(), None))?;
+            if end_ns < start_ns {
+                let message = format!("{action} on rank {rank} ends at {end_ns} ns, before its start at {start_ns} ns");
+                return Err(raise(Kind::Schedule, &message, None));
+            }
+            Ok(Span { rank: Rank(rank), action, start_ns, end_ns })
+        })
+        .collect()
+}
+
+/// Computes schedules in a Rust thread while Python trains; see `_native.pyi`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct StepScheduler {
+    scheduler: Arc<Scheduler>,
+    prefetch: Prefetch,
+}
+
+#[pymethods]
+impl StepScheduler {
+    #[new]
+    fn new(plan_path: PathBuf, data_profile_path: PathBuf, model_profile_path: PathBuf, seed: u64) -> PyResult<Self> {
+        let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
+        let data: DataProfile = dflop_types::artifact::read(&data_profile_path).map_err(artifact)?;
+        let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
+        let scheduler = Arc::new(Scheduler::of_plan(&plan, &data, &model, seed).map_err(map(Kind::Plan))?);
+        let prefetch = Prefetch::new(Arc::clone(&scheduler)).map_err(map(Kind::Plan))?;
+        Ok(Self { scheduler, prefetch })
+    }
+
+    fn submit(&self, step: u64, samples: Vec<u32>, arm: &str) -> PyResult<()> {
+        self.prefetch.submit((step, self::arm(arm)?), samples.into_iter().map(SampleIndex).collect());
+        Ok(())
+    }
+
+    fn take(&self, py: Python<'_>, step: u64, arm: &str) -> PyResult<(Schedule, u64)> {
+        let key = (step, self::arm(arm)?);
+        let start = Instant::now();
+        let schedule = py.detach(|| self.prefetch.take(key)).map_err(map(Kind::Plan))?;
+        Ok((Schedule(schedule), u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    fn predict_makespan_ns(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<u64> {
+        py.detach(|| self.scheduler.simulate(&schedule.0))
+            .map(|timeline| timeline.makespan_ns)
+            .map_err(map(Kind::Plan))
+    }
+
+    fn idle_by_cause(
+        &self,
+        schedule: &Schedule,
+        spans: Vec<(u32, String, u64, u64)>,
+        makespan_ns: u64,
+    ) -> PyResult<(u64, u64, u64)> {
+        let spans = self::spans(spans)?;
+        let idle = self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
+        Ok((idle.ramp, idle.imbalance, idle.transfer))
+    }
+
+    fn simulate_measured(
+        &self,
+        schedule: &Schedule,
+        spans: Vec<(u32, String, u64, u64)>,
+    ) -> PyResult<u64> {
+        let spans = self::spans(spans)?;
+        self.scheduler.simulate_measured(&schedule.0, &spans).map(|t| t.makespan_ns).map_err(map(Kind::Plan))
+    }
+}

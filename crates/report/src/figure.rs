@@ -1,0 +1,105 @@
+//! One step before and after, as an SVG file of its own: the figure of a README.
+
+use crate::chart::{Lanes, TimelineView, draw, px};
+use crate::format;
+use dflop_types::Timeline;
+use maud::{PreEscaped, html};
+
+/// The figure stands on a card of its own, so that its text can be read on any background.
+const STYLE: &str = include_str!("../assets/figure.css");
+
+const WIDTH: f64 = 960.0;
+const MARGIN: f64 = 18.0;
+
+/// A standalone SVG of one step before and after on one time axis, bubbles shaded, `caption` below.
+///
+/// It carries its own card and colours for light and dark, so that it reads on any background. Characters
+/// that XML forbids are left out of the caption. Drawn in part where a timeline is large, and said so.
+pub fn figure(blind: &Timeline, aware: &Timeline, caption: &str) -> String {
+    let end_ns = blind.makespan_ns.max(aware.makespan_ns);
+    let inner = WIDTH - 2.0 * MARGIN;
+    let mut y = MARGIN;
+    let mut left_out = Vec::new();
+    let mut panels = Vec::new();
+    for (name, timeline, has_axis) in [
+        ("Data-blind: samples in arrival order", blind, false),
+        ("Data-aware: scheduled by dflop", aware, true),
+    ] {
+        let lanes = Lanes::new(timeline, end_ns, inner);
+        left_out.extend(lanes.left_out.iter().filter(|text| text.starts_with("showing")).cloned());
+        let lane_height = if lanes.num_lanes() > 8 { 14.0 } else { 24.0 };
+        let view = TimelineView { end_ns, width: inner, lane_height, has_axis, has_titles: false };
+        let (frame, body) = draw(timeline, &lanes, &view);
+        let numbers =
+            format!("{}, idle {}", format::ns(timeline.makespan_ns), format::percent(idle_ratio(timeline)));
+        panels.push((y, name, numbers, body));
+        y += 24.0 + frame.height + 8.0;
+    }
+    left_out.dedup();
+    let caption: String = caption.chars().filter(|c| !c.is_control()).collect();
+    let lines = wrapped(&caption, 140);
+    let keys = [("F", "forward"), ("B", "backward"), ("idle", "idle"), ("tail", "reduction and optimizer")];
+    let keys_y = y + 12.0;
+    let height = keys_y + 14.0 + 18.0 * lines.len() as f64 + MARGIN;
+    let label = format!(
+        "One training step before and after: data-blind {}, idle {}; data-aware {}, idle {}.",
+        format::ns(blind.makespan_ns),
+        format::percent(idle_ratio(blind)),
+        format::ns(aware.makespan_ns),
+        format::percent(idle_ratio(aware)),
+    );
+    let svg = html! {
+        svg xmlns="http://www.w3.org/2000/svg" width=(px(WIDTH)) height=(px(height)) viewBox={ "0 0 " (px(WIDTH)) " " (px(height)) } role="img" aria-label=(label) {
+            title { (label) }
+            style { (PreEscaped(STYLE)) }
+            defs {
+                pattern id="hatched" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)" {
+                    rect.ground width="7" height="7" {}
+                    line.hatch x1="0" y1="0" x2="0" y2="7" {}
+                }
+            }
+            rect.card x="0.5" y="0.5" width=(px(WIDTH - 1.0)) height=(px(height - 1.0)) rx="8" {}
+            @for (y, name, numbers, body) in &panels {
+                g transform={ "translate(" (px(MARGIN)) " " (px(*y)) ")" } {
+                    text.head x="0" y="13" { (name) }
+                    text.numbers x=(px(inner)) y="13" text-anchor="end" { (numbers) }
+                    g transform="translate(0 24)" { (body) }
+                }
+            }
+            g transform={ "translate(" (px(MARGIN)) " " (px(keys_y)) ")" } {
+                @for (index, (class, name)) in keys.iter().enumerate() {
+                    @let x = 118.0 + 110.0 * index as f64;
+                    rect class=(class) x=(px(x)) y="-10" width="12" height="12" {}
+                    text x=(px(x + 18.0)) y="0" { (name) }
+                }
+                @if !left_out.is_empty() { text x=(px(inner)) y="0" text-anchor="end" { (left_out.join("; ")) } }
+                @for (index, line) in lines.iter().enumerate() {
+                    text x="0" y=(px(24.0 + 18.0 * index as f64)) { (line) }
+                }
+            }
+        }
+    };
+    svg.into_string() + "\n"
+}
+
+/// Idle time over ranks x makespan, without the overflow that a broken file could bring.
+pub(crate) fn idle_ratio(timeline: &Timeline) -> f64 {
+    let whole = f64::from(timeline.num_ranks) * timeline.makespan_ns as f64;
+    let idle = timeline.idle_ns;
+    if whole == 0.0 { 0.0 } else { (idle.ramp as f64 + idle.imbalance as f64 + idle.transfer as f64) / whole }
+}
+
+/// The text in lines of at most `most` characters, broken between words where it can be.
+fn wrapped(text: &str, most: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= most => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}

@@ -1,0 +1,206 @@
+//! The page: what stands where, in the order in which a reader asks.
+
+mod data;
+mod model;
+mod plan;
+mod steps;
+
+use crate::Report;
+use crate::chart::{table, words};
+use crate::format;
+use dflop_types::MadeFrom;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+const STYLE: &str = include_str!("../assets/style.css");
+const SCRIPT: &str = include_str!("../assets/page.js");
+
+/// One part of the page: its anchor, its name in the list of contents, and what it shows.
+pub(crate) struct Section {
+    id: &'static str,
+    name: &'static str,
+    body: Markup,
+}
+
+/// The whole page.
+pub(crate) fn page(report: &Report) -> Markup {
+    let sections: Vec<Section> = [
+        steps::one_batch_twice(report),
+        steps::idle(report),
+        steps::pairs(report),
+        steps::prediction(report),
+        plan::section(report),
+        data::section(report),
+        model::section(report),
+        model::loss(report),
+        warnings(report),
+        provenance(report),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let title = if report.title.is_empty() { "dflop report" } else { report.title.as_str() };
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                meta name="generator" content={ "dflop " (env!("CARGO_PKG_VERSION")) };
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                (patterns())
+                a class="skip" href="#main" { "Skip to the content" }
+                header {
+                    h1 { (title) }
+                    p class="headline" { (headline(report)) }
+                    (tiles(report))
+                    @if !report.warnings.is_empty() {
+                        p class="note" { a href="#warnings" { (format::plural(report.warnings.len() as u64, "warning")) } " on what these numbers leave out." }
+                    }
+                }
+                @if sections.len() > 1 {
+                    nav aria-label="Contents" {
+                        ul { @for section in &sections { li { a href={ "#" (section.id) } { (section.name) } } } }
+                    }
+                }
+                main id="main" {
+                    @for section in &sections {
+                        section id=(section.id) aria-labelledby={ (section.id) "-name" } {
+                            h2 id={ (section.id) "-name" } { (section.name) }
+                            (section.body)
+                        }
+                    }
+                }
+                footer { p { "Made by dflop " (env!("CARGO_PKG_VERSION")) ". This file needs no network and no other file." } }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    }
+}
+
+/// The hatching of bubbles, once for all drawings.
+fn patterns() -> Markup {
+    html! {
+        svg class="patterns" width="0" height="0" aria-hidden="true" focusable="false" {
+            defs {
+                pattern id="hatched" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)" {
+                    rect.ground width="7" height="7" {}
+                    line.hatch x1="0" y1="0" x2="0" y2="7" {}
+                }
+            }
+        }
+    }
+}
+
+/// The one sentence for who reads no further.
+fn headline(report: &Report) -> Markup {
+    if let Some(c) = &report.comparison {
+        let interval = format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high));
+        let pairs = format::plural(c.pairs.len() as u64, "pair");
+        let verdict = if !c.ratio.is_finite() {
+            return html! { "The ratio of blind to aware step times is not known." };
+        } else if c.ratio_low > 1.0 {
+            "faster"
+        } else if c.ratio_high < 1.0 {
+            "slower"
+        } else {
+            return html! {
+                "No difference measured between data-aware and data-blind steps: " strong { (format::times(c.ratio)) }
+                " (95\u{a0}% interval " (interval) ", " (pairs) "), " (format::ms(c.step_ms_aware)) " against " (format::ms(c.step_ms_blind)) "."
+            };
+        };
+        let factor = if verdict == "faster" { c.ratio } else { 1.0 / c.ratio };
+        return html! {
+            "Data-aware steps are " strong { (format::times(factor)) " " (verdict) } ": "
+            (format::ms(c.step_ms_aware)) " a step against " (format::ms(c.step_ms_blind)) " (95\u{a0}% interval of blind over aware "
+            (interval) ", " (pairs) ")."
+        };
+    }
+    if let Some(plan) = &report.plan {
+        return plan::sentence(plan);
+    }
+    if let Some(data) = &report.data {
+        return html! {
+            strong { (format::plural(data.samples.len() as u64, "sample")) } " measured by the shape rule of " (data.family) "."
+        };
+    }
+    if let Some(model) = &report.model {
+        return html! { strong { (model.family) } " measured on " (model.device.name) "." };
+    }
+    if !report.steps.is_empty() {
+        return html! { strong { (format::plural(report.steps.len() as u64, "step")) } ", no comparison of arms." };
+    }
+    html! { "There is nothing to show: no steps, plan or profile was given." }
+}
+
+fn tiles(report: &Report) -> Markup {
+    let Some(c) = &report.comparison else { return html! {} };
+    let tile = |name: &str, value: String, more: String| {
+        html! { div { dt { (name) } dd { span class="value" { (value) } span class="more" { (more) } } } }
+    };
+    html! {
+        dl class="tiles" {
+            (tile("step, blind", format::ms(c.step_ms_blind), format!("idle {}", format::percent(c.idle_ratio_blind))))
+            (tile("step, aware", format::ms(c.step_ms_aware), format!("idle {}", format::percent(c.idle_ratio_aware))))
+            (tile("blind over aware", format::times(c.ratio), format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high))))
+            (tile("prediction error, median", format::percent(c.prediction_error_median), format!("95th percentile {}", format::percent(c.prediction_error_p95))))
+        }
+    }
+}
+
+fn warnings(report: &Report) -> Option<Section> {
+    if report.warnings.is_empty() {
+        return None;
+    }
+    let body = html! {
+        p { "Nothing is extrapolated, skipped or dropped in silence. This run did:" }
+        ul class="warnings" { @for warning in &report.warnings { li { (warning) } } }
+    };
+    Some(Section { id: "warnings", name: "Warnings", body })
+}
+
+fn provenance(report: &Report) -> Option<Section> {
+    let sources: [(&str, Option<&MadeFrom>); 3] = [
+        ("plan", report.plan.as_ref().map(|p| &p.made_from)),
+        ("data profile", report.data.as_ref().map(|p| &p.made_from)),
+        ("model profile", report.model.as_ref().map(|p| &p.made_from)),
+    ];
+    let hashes: Vec<Vec<String>> = sources
+        .iter()
+        .filter_map(|(name, made_from)| made_from.map(|m| (name, m)))
+        .flat_map(|(name, made_from)| {
+            made_from.iter().map(move |(of, hash)| vec![(*name).to_owned(), of.clone(), hash.clone()])
+        })
+        .collect();
+    if report.facts.is_empty() && hashes.is_empty() {
+        return None;
+    }
+    let body = html! {
+        @if !report.facts.is_empty() {
+            dl class="facts" {
+                @for (name, value) in &report.facts { div { dt { (name) } dd { (value) } } }
+            }
+        }
+        @if !hashes.is_empty() {
+            div class="hashes" { (table("What each part was made from", &[words("part"), words("made from"), words("hash")], &hashes)) }
+        }
+    };
+    Some(Section { id: "provenance", name: "Where this comes from", body })
+}
+
+/// A drawing with its heading and what it leaves out.
+pub(crate) fn plotted(name: &str, drawing: &Markup, below: &Markup) -> Markup {
+    html! { figure { figcaption { (name) } (drawing) (below) } }
+}
+
+/// "showing the first 200 of 1,000 steps", or nothing.
+pub(crate) fn first_of(shown: usize, total: usize, noun: &str) -> Markup {
+    html! {
+        @if shown < total {
+            p class="note" { "showing the first " (format::count(shown as u64)) " of " (format::plural(total as u64, noun)) }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The data: how many samples of each kind, how their sizes spread, and which are the heaviest.
+
+use super::{Section, first_of, plotted};
+use crate::Report;
+use crate::chart::{
+    Bar, Bins, Column, Dots, Mark, Part, ScatterPlot, bars, histogram, legend, numbers, partly, scatter_plot,
+    spread, table, table_below, words,
+};
+use crate::format;
+use dflop_types::{DataProfile, ProfiledSample, SampleKind};
+use maud::{Markup, html};
+
+/// Samples of the joint plot, drawn at most.
+const MOST_DOTS: usize = 1_500;
+/// The heaviest samples, listed by name and always drawn.
+const MOST_HEAVY: usize = 12;
+/// Problems and sources listed at most.
+const MOST_ROWS: usize = 20;
+/// Characters of a sample's name shown at most.
+const MOST_NAME: usize = 80;
+
+const fn class_of(kind: SampleKind) -> &'static str {
+    match kind {
+        SampleKind::Text => "k-text",
+        SampleKind::Image => "k-image",
+        SampleKind::MultiImage => "k-multi",
+        SampleKind::Video => "k-video",
+        SampleKind::Audio => "k-audio",
+    }
+}
+
+const fn name_of(kind: SampleKind) -> &'static str {
+    match kind {
+        SampleKind::Text => "text",
+        SampleKind::Image => "image",
+        SampleKind::MultiImage => "several images",
+        SampleKind::Video => "video",
+        SampleKind::Audio => "audio",
+    }
+}
+
+const fn mark_of(kind: SampleKind) -> Mark {
+    match kind {
+        SampleKind::Text => Mark::Square,
+        SampleKind::Image => Mark::Circle,
+        SampleKind::MultiImage => Mark::Diamond,
+        SampleKind::Video => Mark::Triangle,
+        SampleKind::Audio => Mark::Cross,
+    }
+}
+
+/// The kinds that occur, each with its samples.
+type ByKind<'a> = Vec<(SampleKind, Vec<&'a ProfiledSample>)>;
+
+/// The section.
+pub(super) fn section(report: &Report) -> Option<Section> {
+    let data = report.data.as_ref()?;
+    let by_kind: ByKind = SampleKind::ALL
+        .into_iter()
+        .map(|kind| (kind, data.samples.iter().filter(|s| s.kind == kind).collect::<Vec<_>>()))
+        .filter(|(_, samples)| !samples.is_empty())
+        .collect();
+    let body = html! {
+        @if data.samples.is_empty() {
+            p { "The data profile holds no sample." }
+        } @else {
+            (counts(data, &by_kind))
+            (histograms(&by_kind))
+            (joint(data, &by_kind))
+        }
+        (problems(data))
+    };
+    Some(Section { id: "data", name: "The data", body })
+}
+
+/// Counts, quantiles and totals of each kind.
+fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
+    let total = data.samples.len() as u64;
+    let share = |samples: &[&ProfiledSample]| samples.len() as f64 / total as f64;
+    let bar = Bar {
+        name: "samples".to_owned(),
+        is_predicted: false,
+        parts: by_kind
+            .iter()
+            .map(|(kind, samples)| Part {
+                class: class_of(*kind),
+                value: share(samples) * 100.0,
+                title: format!(
+                    "{}: {} ({})",
+                    name_of(*kind),
+                    format::plural(samples.len() as u64, "sample"),
+                    format::percent(share(samples))
+                ),
+            })
+            .collect(),
+        total: format::count(total),
+    };
+    let part_of = |size: fn(&ProfiledSample) -> u64, name: &str| {
+        let sums: Vec<f64> =
+            by_kind.iter().map(|(_, samples)| samples.iter().map(|s| size(s) as f64).sum()).collect();
+        let whole: f64 = sums.iter().sum();
+        Bar {
+            name: name.to_owned(),
+            is_predicted: false,
+            parts: by_kind
+                .iter()
+                .zip(&sums)
+                .map(|((kind, _), sum)| Part {
+                    class: class_of(*kind),
+                    value: sum / whole * 100.0,
+                    title: format!(
+                        "{}: {} ({})",
+                        name_of(*kind),
+                        format::number(*sum),
+                        format::percent(sum / whole)
+                    ),
+                })
+                .collect(),
+            total: format::compact(whole),
+        }
+    };
+    let drawn = [
+        bar,
+        part_of(encoder_tokens, "encoder tokens"),
+        part_of(llm_tokens, "LLM tokens"),
+        part_of(label_tokens, "label tokens"),
+    ];
+    let spread_of = |samples: &[&ProfiledSample], size: fn(&ProfiledSample) -> u64| {
+        let mut sizes: Vec<u64> = samples.iter().map(|s| size(s)).collect();
+        sizes.sort_unstable();
+        [0.5, 0.95, 1.0]
+            .map(|part| format::quantile(&sizes, part).map_or(format::NONE.to_owned(), format::count))
+            .join(" / ")
+    };
+    let all: Vec<&ProfiledSample> = data.samples.iter().collect();
+    let line = |name: &str, samples: &[&ProfiledSample]| {
+        vec![
+            name.to_owned(),
+            format::count(samples.len() as u64),
+            format::percent(share(samples)),
+            spread_of(samples, encoder_tokens),
+            spread_of(samples, llm_tokens),
+            spread_of(samples, label_tokens),
+            format::bytes(samples.iter().fold(0, |sum, s| sum.saturating_add(s.media_bytes))),
+        ]
+    };
+    let mut rows: Vec<Vec<String>> =
+        by_kind.iter().map(|(kind, samples)| line(name_of(*kind), samples)).collect();
+    rows.push(line("all", &all));
+    let columns = [
+        words("kind"),
+        numbers("samples"),
+        numbers("share"),
+        numbers("encoder tokens"),
+        numbers("LLM tokens"),
+        numbers("label tokens"),
+        numbers("media"),
+    ];
+    html! {
+        p {
+            strong { (format::plural(total, "sample")) } " from " (format::plural(data.sources.len() as u64, "source"))
+            ", sizes by the shape rule of " (data.family) ". A few samples hold much of the work: what a step costs depends on which samples meet in a microbatch."
+        }
+        figure class="wide" {
+            figcaption { "What each kind is of all samples, and of all tokens" }
+            (bars("Shares of each kind, as in the table below.", 560.0, &drawn, |v| format!("{} %", format::tick(v)), ""))
+            (legend(by_kind.iter().map(|(kind, _)| (class_of(*kind), name_of(*kind)))))
+        }
+        (table("Samples by kind; tokens of a sample as median / 95th percentile / largest", &columns, &rows))
+        (sources(data))
+    }
+}
+
+fn sources(data: &DataProfile) -> Markup {
+    let mut counted = vec![(0u64, 0u64, 0u64); data.sources.len()];
+    for sample in &data.samples {
+        if let Some(sum) = counted.get_mut(sample.source as usize) {
+            sum.0 += 1;
+            sum.1 = sum.1.saturating_add(encoder_tokens(sample));
+            sum.2 = sum.2.saturating_add(llm_tokens(sample));
+        }
+    }
+    let rows: Vec<Vec<String>> = data
+        .sources
+        .iter()
+        .zip(counted)
+        .take(MOST_ROWS)
+        .map(|(name, (samples, encoder, llm))| {
+            vec![
+                format::clipped(name, MOST_NAME),
+                format::count(samples),
+                format::count(encoder),
+                format::count(llm),
+            ]
+        })
+        .collect();
+    let columns = [words("source"), numbers("samples"), numbers("encoder tokens"), numbers("LLM tokens")];
+    html! {
+        @if !rows.is_empty() { (table_below("samples by source", &columns, &rows)) }
+        (first_of(rows.len(), data.sources.len(), "source"))
+    }
+}
+
+/// Sizes of each kind, stacked.
+fn histograms(by_kind: &ByKind) -> Markup {
+    let classes: Vec<&str> = by_kind.iter().map(|(kind, _)| class_of(*kind)).collect();
+    let names: Vec<&str> = by_kind.iter().map(|(kind, _)| name_of(*kind)).collect();
+    let mut columns: Vec<Column> = vec![words("tokens")];
+    columns.extend(by_kind.iter().map(|(kind, _)| numbers(name_of(*kind))));
+    let sizes: [(&str, fn(&ProfiledSample) -> u64); 3] =
+        [("encoder tokens", encoder_tokens), ("LLM tokens", llm_tokens), ("label tokens", label_tokens)];
+    html! {
+        h3 { "How sizes spread" }
+        (legend(classes.iter().copied().zip(names.iter().copied())))
+        div class="row three" {
+            @for (unit, size) in sizes {
+                @let series: Vec<Vec<u64>> = by_kind.iter().map(|(_, samples)| samples.iter().map(|s| size(s)).collect()).collect();
+                @let bins = Bins::new(&series);
+                @let label = format!("Histogram of {unit} of a sample, stacked by kind, as in the table below.");
+                (plotted(&format!("{} of a sample", capital(unit)), &histogram(&label, &bins, &classes, &names, unit),
+                    &table_below(unit, &columns, &bins.rows())))
+            }
+        }
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Encoder tokens against LLM tokens, and the heaviest samples by name.
+fn joint(data: &DataProfile, by_kind: &ByKind) -> Markup {
+    let sum =
+        |size: fn(&ProfiledSample) -> u64| data.samples.iter().map(|s| size(s) as f64).sum::<f64>().max(1.0);
+    let (encoder_sum, llm_sum) = (sum(encoder_tokens), sum(llm_tokens));
+    // The unit of weight is a share of all tokens of a component: it needs no cost model.
+    let weight = |s: &ProfiledSample| encoder_tokens(s) as f64 / encoder_sum + llm_tokens(s) as f64 / llm_sum;
+    let mut heavy: Vec<usize> = (0..data.samples.len()).collect();
+    heavy.sort_by(|&a, &b| weight(&data.samples[b]).total_cmp(&weight(&data.samples[a])).then(a.cmp(&b)));
+    heavy.truncate(MOST_HEAVY);
+    let mut drawn = spread(data.samples.len(), MOST_DOTS - MOST_HEAVY);
+    drawn.extend(&heavy);
+    drawn.sort_unstable();
+    drawn.dedup();
+    let series: Vec<Dots> = by_kind
+        .iter()
+        .map(|(kind, _)| Dots {
+            class: class_of(*kind),
+            mark: mark_of(*kind),
+            points: drawn
+                .iter()
+                .filter(|&&i| data.samples[i].kind == *kind)
+                .map(|i| {
+                    let sample = &data.samples[*i];
+                    let text = heavy.contains(i).then(|| {
+                        format!(
+                            "{}: {} encoder tokens, {} LLM tokens",
+                            format::clipped(&sample.id, MOST_NAME),
+                            format::count(encoder_tokens(sample)),
+                            format::count(llm_tokens(sample))
+                        )
+                    });
+                    (encoder_tokens(sample) as f64, llm_tokens(sample) as f64, text)
+                })
+                .collect(),
+        })
+        .collect();
+    let plot = ScatterPlot {
+        label: "Encoder tokens against LLM tokens, a dot a sample; the heaviest are in the table.",
+        is_log: true,
+        is_square: false,
+        show: format::compact,
+        name_x: "encoder tokens, log scale",
+        name_y: "LLM tokens, log scale",
+    };
+    let rows: Vec<Vec<String>> = heavy
+        .iter()
+        .map(|&i| {
+            let s = &data.samples[i];
+            vec![
+                format::clipped(&s.id, MOST_NAME),
+                name_of(s.kind).to_owned(),
+                format::count(encoder_tokens(s)),
+                format::percent(encoder_tokens(s) as f64 / encoder_sum),
+                format::count(llm_tokens(s)),
+                format::percent(llm_tokens(s) as f64 / llm_sum),
+            ]
+        })
+        .collect();
+    let columns = [
+        words("sample"),
+        words("kind"),
+        numbers("encoder tokens"),
+        numbers("of all"),
+        numbers("LLM tokens"),
+        numbers("of all"),
+    ];
+    let keys = by_kind.iter().map(|(kind, _)| (key_of(*kind), name_of(*kind)));
+    html! {
+        h3 { "Two loads that do not go together" }
+        p { "A sample far to the right is work for the encoder, one far up is work for the LLM. One number for each sample cannot balance both." }
+        div class="row" {
+            (plotted("Encoder tokens against LLM tokens", &scatter_plot(&plot, &series), &html! {
+                (legend(keys))
+                @if let Some(text) = partly(drawn.len(), data.samples.len(), "sample") { p class="note" { (text) } }
+            }))
+            (table("The heaviest samples, by their shares of all encoder and LLM tokens", &columns, &rows))
+        }
+    }
+}
+
+const fn key_of(kind: SampleKind) -> &'static str {
+    match kind {
+        SampleKind::Text => "k-text square",
+        SampleKind::Image => "k-image round",
+        SampleKind::MultiImage => "k-multi diamond",
+        SampleKind::Video => "k-video triangle",
+        SampleKind::Audio => "k-audio cross",
+    }
+}
+
+/// Samples that were left out.
+fn problems(data: &DataProfile) -> Markup {
+    let rows: Vec<Vec<String>> = data
+        .problems
+        .iter()
+        .take(MOST_ROWS)
+        .map(|p| {
+            let sample = p.id.clone().or_else(|| p.position.map(|at| format!("record {at}")));
+            vec![
+                format::clipped(&p.file, MOST_NAME),
+                format::clipped(&sample.unwrap_or_else(|| format::NONE.to_owned()), MOST_NAME),
+                format::clipped(&p.cause, 4 * MOST_NAME),
+            ]
+        })
+        .collect();
+    html! {
+        @if !rows.is_empty() {
+            h3 { "Left out: " (format::plural(data.problems.len() as u64, "sample")) " that could not be read" }
+            (table("Samples that could not be read", &[words("file"), words("sample"), words("why")], &rows))
+            (first_of(rows.len(), data.problems.len(), "problem"))
+        }
+    }
+}
+
+/// Encoder tokens of a sample; a broken file may hold sizes whose sum does not fit.
+fn encoder_tokens(sample: &ProfiledSample) -> u64 {
+    sample
+        .shape
+        .encoder_segments
+        .iter()
+        .fold(0, |sum: u64, s| sum.saturating_add(u64::from(s.count) * u64::from(s.tokens)))
+}
+
+fn llm_tokens(sample: &ProfiledSample) -> u64 {
+    u64::from(sample.shape.llm_tokens)
+}
+
+fn label_tokens(sample: &ProfiledSample) -> u64 {
+    u64::from(sample.shape.label_tokens)
+}

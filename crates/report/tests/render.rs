@@ -1,0 +1,565 @@
+//! The page and the figure through the crate's two functions: what people see, and what must hold for any input.
+
+use dflop_report::{Comparison, Report, StepView, figure, render};
+use dflop_types::{
+    Action, ActionKind, Component, ComponentLayout, DataProfile, EncoderSegments, Idle, Layout, MadeFrom,
+    MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, Problem,
+    ProfiledSample, Rank, RankedPlan, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
+    Timeline,
+};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;";
+
+fn span(rank: u32, action: &str, start_ns: u64, end_ns: u64) -> Span {
+    Span { rank: Rank(rank), action: action.parse().unwrap(), start_ns, end_ns }
+}
+
+/// Two ranks, two microbatches: 20 ms of work on each rank, 5 ms of reduction and optimizer at the end.
+fn timeline(late_ms: u64) -> Timeline {
+    let ms = 1_000_000;
+    let late = late_ms * ms;
+    let spans = vec![
+        span(0, "0F0", 0, 4 * ms),
+        span(0, "0F1", 4 * ms, 8 * ms),
+        span(0, "0B0", 14 * ms + late, 20 * ms + late),
+        span(0, "0B1", 24 * ms + late, 30 * ms + late),
+        span(1, "1F0", 5 * ms, 9 * ms),
+        span(1, "1B0", 9 * ms, 13 * ms + late),
+        span(1, "1F1", 13 * ms + late, 17 * ms + late),
+        span(1, "1B1", 17 * ms + late, 23 * ms + late),
+    ];
+    let idle_ns = Idle { ramp: 9 * ms, imbalance: 10 * ms + late, transfer: 3 * ms };
+    Timeline { num_ranks: 2, makespan_ns: 35 * ms + late, idle_ns, spans }
+}
+
+fn sample(id: &str, kind: SampleKind, tiles: u32, llm_tokens: u32) -> ProfiledSample {
+    let encoder_segments =
+        (tiles > 0).then_some(EncoderSegments { count: tiles, tokens: 729 }).into_iter().collect();
+    let shape = SampleShape {
+        encoder_segments,
+        feature_tokens: tiles * 196,
+        llm_tokens,
+        label_tokens: llm_tokens / 4,
+    };
+    ProfiledSample {
+        id: id.to_owned(),
+        source: 0,
+        position: 0,
+        kind,
+        shape,
+        media_bytes: 1 << 20,
+        media_ms: 0,
+    }
+}
+
+fn hashes(name: &str) -> MadeFrom {
+    [(name.to_owned(), "sha256:00ff".to_owned())].into()
+}
+
+fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
+    let layout = Layout {
+        encoder: ComponentLayout { tp: 1, pp: 1, dp: 1 },
+        llm: ComponentLayout { tp: 1, pp: 1, dp: 1 },
+    };
+    let prediction = PlanPrediction {
+        step_ns_mean: step_ms * 1_000_000,
+        step_ns_half_width: 400_000,
+        blind_step_ns_mean: step_ms * 1_250_000,
+        bubble_ratio: 0.2,
+        encoder_memory_bytes_peak: 1 << 29,
+        llm_memory_bytes_peak: 3 << 28,
+        extrapolated_ratio: 0.0,
+    };
+    RankedPlan { layout, num_microbatches, pipeline_order: PipelineOrder::OneFOneB, prediction }
+}
+
+fn small() -> Report {
+    let step = |step, arm: &str, predicted, measured| StepView {
+        step,
+        arm: arm.to_owned(),
+        predicted: Some(timeline(predicted)),
+        measured: Some(timeline(measured)),
+    };
+    let point = |size, forward_ns| MeasuredPoint {
+        size,
+        forward_ns,
+        backward_ns: 2 * forward_ns,
+        spread_ns: 1_000,
+        activation_bytes: size * 64,
+        repeats: 5,
+    };
+    let module = ModuleProfile {
+        linear: MeasuredCurve { points: vec![point(729, 3_000_000), point(1458, 6_100_000)] },
+        num_parameters: 1_234_567,
+        parameter_bytes: 4_938_268,
+        ..ModuleProfile::default()
+    };
+    Report {
+        title: "A small run".to_owned(),
+        facts: vec![("hardware".to_owned(), "2 cores".to_owned()), ("commit".to_owned(), "abc".to_owned())],
+        steps: vec![
+            step(0, "blind", 9, 10),
+            step(0, "aware", 0, 0),
+            step(1, "blind", 10, 11),
+            step(1, "aware", 0, 0),
+        ],
+        comparison: Some(Comparison {
+            step_ms_blind: 45.5,
+            step_ms_aware: 35.0,
+            ratio: 1.3,
+            ratio_low: 1.28,
+            ratio_high: 1.32,
+            pairs: vec![(45.0, 35.0), (46.0, 35.0)],
+            idle_ratio_blind: 0.35,
+            idle_ratio_aware: 0.31,
+            prediction_error_median: 0.011,
+            prediction_error_p95: 0.022,
+        }),
+        plan: Some(Plan {
+            made_from: hashes("data_profile"),
+            global_batch_size: 8,
+            seed: 0,
+            num_sampled_batches: 4,
+            best: ranked(2, 36),
+            runners_up: vec![ranked(4, 40)],
+            rejections: vec![RejectionCount {
+                rejection: Rejection::Memory {
+                    component: Component::Llm,
+                    needed_bytes: 3 << 30,
+                    budget_bytes: 2 << 30,
+                },
+                count: 3,
+            }],
+        }),
+        data: Some(DataProfile {
+            made_from: hashes("dataset"),
+            family: "llava_onevision".to_owned(),
+            sources: vec!["chat.json".to_owned()],
+            problems: vec![Problem {
+                file: "a.jpg".to_owned(),
+                position: Some(3),
+                id: None,
+                cause: "no frame header".to_owned(),
+            }],
+            samples: vec![
+                sample("t1", SampleKind::Text, 0, 40),
+                sample("i1", SampleKind::Image, 2, 500),
+                sample("v1", SampleKind::Video, 16, 3_200),
+            ],
+        }),
+        model: Some(ModelProfile {
+            made_from: hashes("model_config"),
+            family: "llava_onevision".to_owned(),
+            num_llm_layers: 2,
+            num_encoder_layers: 2,
+            modules: [("encoder".to_owned(), module)].into(),
+            ..ModelProfile::default()
+        }),
+        loss: vec![(0, 6.0), (1, 5.5), (2, 5.25)],
+        warnings: vec!["2 of 90 predictions were outside the measured range".to_owned()],
+    }
+}
+
+/// The content of an element of raw text, taken out of a page.
+fn without(page: &str, element: &str) -> String {
+    let (open, close) = (format!("<{element}>"), format!("</{element}>"));
+    let (from, to) = (page.find(&open).unwrap() + open.len(), page.find(&close).unwrap());
+    format!("{}...{}", &page[..from], &page[to..])
+}
+
+/// The tags of a page as `(name, attributes)`, a closing one as `/name`; panics where a tag is broken.
+fn tags(page: &str) -> Vec<(String, Vec<(String, String)>)> {
+    let page = page.strip_prefix("<!DOCTYPE html>").unwrap_or(page);
+    let mut tags = Vec::new();
+    let mut rest = page;
+    while let Some(at) = rest.find('<') {
+        assert!(!rest[..at].contains('>'), "a stray `>` in {:?}", &rest[..at]);
+        rest = &rest[at + 1..];
+        let end = rest.find(|c: char| c == '>' || c.is_whitespace()).unwrap();
+        let name = rest[..end].to_owned();
+        rest = rest[end..].trim_start();
+        let mut attributes = Vec::new();
+        while !rest.starts_with('>') {
+            let end = rest.find(['=', '>', ' ']).unwrap();
+            let key = rest[..end].to_owned();
+            assert!(
+                !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
+                "attribute {key:?}"
+            );
+            rest = &rest[end..];
+            let mut value = String::new();
+            if let Some(quoted) = rest.strip_prefix("=\"") {
+                let end = quoted.find('"').unwrap();
+                quoted[..end].clone_into(&mut value);
+                rest = &quoted[end + 1..];
+            }
+            rest = rest.trim_start();
+            attributes.push((key, value));
+        }
+        rest = &rest[1..];
+        tags.push((name, attributes));
+    }
+    tags
+}
+
+/// Every tag is closed in order, ids are unique, links lead somewhere, and every coordinate is a number.
+fn check(page: &str) {
+    const VOID: [&str; 2] = ["meta", "link"];
+    const NUMBERS: [&str; 14] =
+        ["x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "width", "height", "d", "viewBox"];
+    let mut open: Vec<String> = Vec::new();
+    let (mut ids, mut links) = (BTreeSet::new(), Vec::new());
+    for (name, attributes) in tags(page) {
+        if let Some(name) = name.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name), "closed out of order");
+        } else if !VOID.contains(&name.as_str()) {
+            open.push(name.clone());
+        }
+        for (key, value) in attributes {
+            if key == "id" {
+                assert!(ids.insert(value.clone()), "id {value:?} stands twice");
+            }
+            if let Some(target) = (key == "href").then_some(value.strip_prefix('#')).flatten() {
+                links.push(target.to_owned());
+            }
+            if NUMBERS.contains(&key.as_str()) {
+                let is_number = |c: char| {
+                    c.is_ascii_digit() || " .-".contains(c) || (key == "d" && "MLahlvz".contains(c))
+                };
+                assert!(!value.is_empty() && value.chars().all(is_number), "{name} {key}={value:?}");
+            }
+            if ["width", "height", "r"].contains(&key.as_str()) {
+                assert!(!value.starts_with('-'), "{name} {key}={value:?}");
+            }
+        }
+    }
+    assert_eq!(open, Vec::<String>::new(), "left open");
+    for link in links {
+        assert!(ids.contains(&link), "#{link} leads nowhere");
+    }
+    let words = page.split(|c: char| !c.is_ascii_alphanumeric());
+    assert!(
+        !words.clone().any(|w| ["NaN", "inf", "Infinity"].contains(&w)),
+        "a number that is none is shown"
+    );
+}
+
+/// What the page shows, without the style and the script that it shares with all pages.
+fn shown(report: &Report) -> String {
+    without(&without(&render(report), "style"), "script")
+}
+
+/// The whole small page is what a person reviewed.
+#[test]
+fn a_small_page_looks_as_reviewed() {
+    let page = shown(&small()).replace(env!("CARGO_PKG_VERSION"), "[VERSION]").replace("><", ">\n<");
+    insta::assert_snapshot!(page);
+}
+
+/// The figure of the README is what a person reviewed.
+#[test]
+fn a_small_figure_looks_as_reviewed() {
+    let figure = figure(&timeline(10), &timeline(0), "Two ranks, two microbatches.");
+    check(&without(&figure, "style"));
+    insta::assert_snapshot!(without(&figure, "style").replace("><", ">\n<"));
+}
+
+/// The page needs no other file and no network.
+#[test]
+fn the_page_stands_alone() {
+    let page = render(&small());
+    check(&shown(&small()));
+    for outside in ["http:", "https:", "//cdn", "src=", "@import", "<link", "url(h", "fetch("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(
+        figure(&timeline(1), &timeline(0), "").matches("http").count() == 1,
+        "only the name space of SVG"
+    );
+}
+
+/// An empty report says that it is empty, and each part alone makes a page.
+#[test]
+fn every_part_is_optional() {
+    let empty = shown(&Report::default());
+    check(&empty);
+    assert!(empty.contains("There is nothing to show"));
+    assert!(!empty.contains("<section"));
+    let whole = small();
+    let parts = [
+        (Report { steps: whole.steps.clone(), ..Report::default() }, "id=\"timelines\""),
+        (Report { comparison: whole.comparison.clone(), ..Report::default() }, "id=\"pairs\""),
+        (Report { plan: whole.plan.clone(), ..Report::default() }, "id=\"plan\""),
+        (Report { data: whole.data.clone(), ..Report::default() }, "id=\"data\""),
+        (Report { model: whole.model.clone(), ..Report::default() }, "id=\"model\""),
+        (Report { loss: whole.loss.clone(), ..Report::default() }, "id=\"loss\""),
+        (Report { warnings: whole.warnings.clone(), ..Report::default() }, "id=\"warnings\""),
+        (Report { facts: whole.facts, ..Report::default() }, "id=\"provenance\""),
+    ];
+    for (report, section) in parts {
+        let page = shown(&report);
+        check(&page);
+        assert!(page.contains(section), "{section}");
+    }
+}
+
+/// The first sentence says faster, slower or no difference, as the interval has it.
+#[test]
+fn the_headline_says_no_more_than_the_interval() {
+    let page = |ratio: f64, low, high| {
+        let comparison =
+            Comparison { ratio, ratio_low: low, ratio_high: high, ..small().comparison.unwrap() };
+        shown(&Report { comparison: Some(comparison), ..Report::default() })
+    };
+    assert!(page(1.3, 1.2, 1.4).contains("Data-aware steps are <strong>1.300x faster</strong>"));
+    assert!(page(0.8, 0.7, 0.9).contains("Data-aware steps are <strong>1.250x slower</strong>"));
+    assert!(page(1.01, 0.99, 1.03).contains("No difference measured"));
+    let unknown = page(f64::NAN, f64::NAN, f64::NAN);
+    check(&unknown);
+    assert!(unknown.contains("is not known"));
+}
+
+/// The pair shown is one of the same global batch, the one with the median ratio.
+#[test]
+fn the_median_pair_is_shown() {
+    let step = |step, arm: &str, late| StepView {
+        step,
+        arm: arm.to_owned(),
+        predicted: None,
+        measured: Some(timeline(late)),
+    };
+    // Ratios 40/35, 55/35, 45/35 for the steps 7, 8, 9: the median is that of step 9.
+    let steps = vec![
+        step(7, "blind", 5),
+        step(8, "blind", 20),
+        step(9, "blind", 10),
+        step(9, "aware", 0),
+        step(8, "aware", 0),
+        step(7, "aware", 0),
+    ];
+    let page = shown(&Report { steps, ..Report::default() });
+    assert!(page.contains("One global batch, twice"));
+    assert!(page.contains("showing 1 of 3 pairs"));
+    assert!(page.contains("Timeline of step 9, blind, measured: 45.0 ms"));
+    assert!(!page.contains("Timeline of step 7"));
+    let apart = vec![step(0, "blind", 5), step(1, "aware", 0)];
+    assert!(shown(&Report { steps: apart, ..Report::default() }).contains("A blind step and an aware step"));
+}
+
+/// Names from files never become markup.
+#[test]
+fn hostile_names_are_escaped() {
+    let mut report = small();
+    let hostile = || HOSTILE.to_owned();
+    report.title = hostile();
+    report.facts.push((hostile(), hostile()));
+    report.warnings.push(hostile());
+    report.steps.push(StepView { arm: hostile(), ..report.steps[0].clone() });
+    let data = report.data.as_mut().unwrap();
+    data.family = hostile();
+    data.sources[0] = hostile();
+    data.samples[2].id = hostile();
+    data.problems[0] = Problem { file: hostile(), position: None, id: Some(hostile()), cause: hostile() };
+    data.made_from.insert(hostile(), hostile());
+    let model = report.model.as_mut().unwrap();
+    model.device.name = hostile();
+    let module = model.modules["encoder"].clone();
+    model.modules.insert(hostile(), module);
+    let page = shown(&report);
+    check(&page);
+    assert!(!page.contains("<script>alert") && !page.contains("<img"));
+    assert!(page.contains("&lt;script&gt;alert(1)"));
+    let figure = figure(&timeline(1), &timeline(0), &format!("{HOSTILE}\u{0}\u{1b}"));
+    check(&without(&figure, "style"));
+    assert!(!figure.contains("<script>") && !figure.contains('\u{0}') && !figure.contains('\u{1b}'));
+}
+
+/// Steps without time, spans or ranks make a page and a figure.
+#[test]
+fn nothing_took_any_time() {
+    let still = Timeline {
+        num_ranks: 2,
+        spans: vec![span(0, "0F0", 0, 0), span(1, "1F0", 0, 0)],
+        ..Timeline::default()
+    };
+    for timeline in [Timeline::default(), still] {
+        let step = |arm: &str| StepView {
+            step: 0,
+            arm: arm.to_owned(),
+            predicted: Some(timeline.clone()),
+            measured: Some(timeline.clone()),
+        };
+        let report = Report {
+            steps: vec![step("blind"), step("aware"), step("")],
+            comparison: Some(Comparison { pairs: vec![(0.0, 0.0)], ..Comparison::default() }),
+            loss: vec![(0, f64::NAN), (1, f64::INFINITY)],
+            ..Report::default()
+        };
+        let page = shown(&report);
+        check(&page);
+        assert!(page.contains("Not finite at 2 steps"));
+        check(&without(&figure(&timeline, &timeline, ""), "style"));
+    }
+}
+
+/// A page over large inputs stays small, and says what it left out.
+#[test]
+fn large_inputs_are_drawn_in_part_and_said_so() {
+    let wide = Timeline {
+        num_ranks: 512,
+        makespan_ns: 20_000,
+        spans: (0..200_000u64).map(|i| span((i % 512) as u32, "1F3", i / 10, i / 10 + 9)).collect(),
+        ..Timeline::default()
+    };
+    let mut report = small();
+    report.steps[0].measured = Some(wide.clone());
+    report.steps[1].measured = Some(wide);
+    report.steps.truncate(2);
+    let first = report.steps[0].clone();
+    report.steps.extend((10..3_000).map(|step| StepView {
+        step,
+        measured: Some(Timeline { num_ranks: 2, makespan_ns: step, ..Timeline::default() }),
+        ..first.clone()
+    }));
+    report.loss = (0..100_000).map(|step| (step, 2.0)).collect();
+    report.comparison.as_mut().unwrap().pairs = vec![(2.0, 1.0); 20_000];
+    let data = report.data.as_mut().unwrap();
+    data.samples = (0..200_000)
+        .map(|i| sample(&"long name ".repeat(100), SampleKind::Image, 1 + i % 40, 1 + (i * 7919) % 50_000))
+        .collect();
+    data.problems = vec![data.problems[0].clone(); 5_000];
+    data.sources = vec!["source".repeat(100); 5_000];
+    let page = shown(&report);
+    check(&page);
+    assert!(page.len() < 2_000_000, "{} bytes", page.len());
+    for text in [
+        "showing 16 of 512 ranks",
+        "showing 600 of 20,000 pairs",
+        "showing 1,500 of 200,000 samples",
+        "showing 1,000 of 100,000 steps",
+        "showing the first 20 of 5,000 problems",
+        "showing the first 200 of 20,000 pairs",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+}
+
+fn any_ns() -> impl Strategy<Value = u64> {
+    prop_oneof![0u64..4, 0u64..100_000_000, Just(u64::MAX), any::<u64>()]
+}
+
+fn any_float() -> impl Strategy<Value = f64> {
+    prop_oneof![0.0..2.0, any::<f64>(), Just(f64::NAN), Just(f64::INFINITY), Just(0.0), Just(f64::MAX)]
+}
+
+fn any_timeline() -> impl Strategy<Value = Timeline> {
+    let kind = prop::sample::select(vec![ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W]);
+    let span = (prop_oneof![0u32..4, any::<u32>()], 0u32..4, kind, any::<u32>(), any_ns(), any_ns());
+    let span = span.prop_map(|(rank, stage, kind, microbatch, start_ns, end_ns)| Span {
+        rank: Rank(rank),
+        action: Action { stage: StageIndex(stage), kind, microbatch },
+        start_ns,
+        end_ns,
+    });
+    let idle = (any_ns(), any_ns(), any_ns());
+    (prop_oneof![0u32..6, any::<u32>()], any_ns(), idle, prop::collection::vec(span, 0..24)).prop_map(
+        |(num_ranks, makespan_ns, (ramp, imbalance, transfer), spans)| Timeline {
+            num_ranks,
+            makespan_ns,
+            idle_ns: Idle { ramp, imbalance, transfer },
+            spans,
+        },
+    )
+}
+
+fn any_steps() -> impl Strategy<Value = Vec<StepView>> {
+    let arm = prop::sample::select(vec!["blind", "aware", "other"]);
+    let step = (0u64..4, arm, prop::option::of(any_timeline()), prop::option::of(any_timeline()));
+    let step = step.prop_map(|(step, arm, predicted, measured)| StepView {
+        step,
+        arm: arm.to_owned(),
+        predicted,
+        measured,
+    });
+    prop::collection::vec(step, 0..6)
+}
+
+fn any_report() -> impl Strategy<Value = Report> {
+    let floats = prop::collection::vec(any_float(), 9);
+    let pairs = prop::collection::vec((any_float(), any_float()), 0..12);
+    let comparison = prop::option::of((floats, pairs)).prop_map(|values| {
+        values.map(|(v, pairs)| Comparison {
+            step_ms_blind: v[0],
+            step_ms_aware: v[1],
+            ratio: v[2],
+            ratio_low: v[3],
+            ratio_high: v[4],
+            pairs,
+            idle_ratio_blind: v[5],
+            idle_ratio_aware: v[6],
+            prediction_error_median: v[7],
+            prediction_error_p95: v[8],
+        })
+    });
+    let loss = prop::collection::vec((any::<u64>(), any_float()), 0..12);
+    let kind = prop::sample::select(SampleKind::ALL.to_vec());
+    let segment = (any::<u32>(), any::<u32>()).prop_map(|(count, tokens)| EncoderSegments { count, tokens });
+    let one = (kind, prop::collection::vec(segment, 0..4), prop_oneof![0u32..50, any::<u32>()], any_ns());
+    let one = one.prop_map(|(kind, encoder_segments, llm_tokens, media_bytes)| ProfiledSample {
+        shape: SampleShape { encoder_segments, llm_tokens, label_tokens: llm_tokens / 2, feature_tokens: 0 },
+        media_bytes,
+        ..sample("s", kind, 0, 0)
+    });
+    let samples = prop::option::of(prop::collection::vec(one, 0..20));
+    let point = (any_ns(), any_ns(), any_ns(), any_ns());
+    let points = prop::option::of(prop::collection::vec(point, 0..8));
+    (any_steps(), comparison, loss, samples, points, (any_ns(), any_float())).prop_map(
+        |(steps, comparison, loss, samples, points, (ns, share))| {
+            let whole = small();
+            let mut plan = whole.plan.unwrap();
+            plan.best.prediction.step_ns_mean = ns;
+            plan.best.prediction.bubble_ratio = share;
+            plan.rejections[0].count = ns;
+            let model = points.map(|points| {
+                let point = |&(size, forward_ns, backward_ns, activation_bytes): &(u64, u64, u64, u64)| {
+                    MeasuredPoint {
+                        size,
+                        forward_ns,
+                        backward_ns,
+                        activation_bytes,
+                        spread_ns: 0,
+                        repeats: 1,
+                    }
+                };
+                let curve = MeasuredCurve { points: points.iter().map(point).collect() };
+                let module =
+                    ModuleProfile { linear: curve.clone(), attention: curve, ..ModuleProfile::default() };
+                ModelProfile { modules: [("llm_layer".to_owned(), module)].into(), ..ModelProfile::default() }
+            });
+            let data = samples.map(|samples| DataProfile { samples, ..whole.data.unwrap() });
+            Report { steps, comparison, loss, data, model, plan: Some(plan), ..Report::default() }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever the numbers, the page is well formed, shows no number that is none, and is the same each time.
+    #[test]
+    fn any_report_makes_a_sound_page(report in any_report()) {
+        let page = shown(&report);
+        check(&page);
+        prop_assert_eq!(page, shown(&report));
+    }
+
+    /// Whatever the timelines, the figure is well formed, and is the same each time.
+    #[test]
+    fn any_timelines_make_a_sound_figure(blind in any_timeline(), aware in any_timeline()) {
+        let drawn = figure(&blind, &aware, "caption");
+        check(&without(&drawn, "style"));
+        prop_assert_eq!(&drawn, &figure(&blind, &aware, "caption"));
+    }
+}

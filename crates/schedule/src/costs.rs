@@ -1,0 +1,114 @@
+//! What the scheduler is told: the costs of the samples, and the limits it must keep.
+
+use crate::error::BalanceError;
+
+/// The largest sum of a column: 2^60, in nanoseconds 36 years.
+///
+/// Below it no sum, difference or doubled sum of loads can wrap, so the search needs no checks of its own.
+pub const TOTAL_MAX: u64 = 1 << 60;
+
+/// The most buckets: a slip such as -1 read as unsigned becomes an error, not a demand for memory.
+pub const BUCKETS_MAX: u32 = 1 << 20;
+
+/// What each sample of one global batch costs, one column a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Time of each sample on the encoder, forward and backward, in nanoseconds; 0 for text.
+    pub encoder_ns: Vec<u64>,
+    /// Time of each sample on the LLM backbone, forward and backward, in nanoseconds.
+    pub llm_ns: Vec<u64>,
+    /// Memory of each sample, in bytes; needed only where [`Limits::bucket_bytes_max`] is set.
+    pub bytes: Option<Vec<u64>>,
+}
+
+impl Costs {
+    /// Samples in the batch.
+    pub fn num_samples(&self) -> usize {
+        self.encoder_ns.len()
+    }
+
+    /// Nothing if the columns agree in length and no sum passes [`TOTAL_MAX`].
+    ///
+    /// # Errors
+    /// [`BalanceError::Lengths`], [`BalanceError::TooMany`], [`BalanceError::Overflow`].
+    pub fn check(&self) -> Result<(), BalanceError> {
+        let columns = [
+            ("encoder_ns", Some(&self.encoder_ns)),
+            ("llm_ns", Some(&self.llm_ns)),
+            ("bytes", self.bytes.as_ref()),
+        ];
+        let num_samples = self.num_samples();
+        if u32::try_from(num_samples).is_err() {
+            let limit = u64::from(u32::MAX);
+            return Err(BalanceError::TooMany { what: "samples", found: num_samples as u64, limit });
+        }
+        for (column, values) in columns {
+            let Some(values) = values else { continue };
+            if values.len() != num_samples {
+                return Err(BalanceError::Lengths {
+                    encoder: num_samples,
+                    other: column,
+                    found: values.len(),
+                });
+            }
+            let mut total = 0_u64;
+            for (sample, &value) in values.iter().enumerate() {
+                total = total.saturating_add(value);
+                if total > TOTAL_MAX {
+                    return Err(BalanceError::Overflow { column, sample, limit: TOTAL_MAX });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an assignment must keep, and how long to look for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Buckets to fill: microbatches times LLM replicas. At least 1; some stay empty if there are fewer samples.
+    pub num_buckets: u32,
+    /// The most bytes a bucket may hold; `None` for no cap.
+    pub bucket_bytes_max: Option<u64>,
+    /// Exchanges the search may weigh. 0 gives the better of arrival order and greedy.
+    pub max_moves: u64,
+    /// Seed of the search's kicks.
+    pub seed: u64,
+}
+
+impl Limits {
+    /// Limits without a cap, with [`Limits::default_moves`] and seed 0.
+    pub fn new(num_samples: usize, num_buckets: u32) -> Self {
+        let max_moves = Self::default_moves(num_samples);
+        Self { num_buckets, bucket_bytes_max: None, max_moves, seed: 0 }
+    }
+
+    /// Nothing if there is a bucket, and a cap can be kept by each sample alone.
+    ///
+    /// # Errors
+    /// [`BalanceError::ZeroBuckets`], [`BalanceError::TooMany`], [`BalanceError::NoBytes`],
+    /// [`BalanceError::SampleOverCap`].
+    pub fn check(&self, costs: &Costs) -> Result<(), BalanceError> {
+        if self.num_buckets == 0 {
+            return Err(BalanceError::ZeroBuckets { num_samples: costs.num_samples() });
+        }
+        if self.num_buckets > BUCKETS_MAX {
+            let (found, limit) = (self.num_buckets.into(), BUCKETS_MAX.into());
+            return Err(BalanceError::TooMany { what: "buckets", found, limit });
+        }
+        let Some(cap) = self.bucket_bytes_max else { return Ok(()) };
+        let sizes = costs.bytes.as_ref().ok_or(BalanceError::NoBytes { cap })?;
+        match sizes.iter().enumerate().find(|&(_, &bytes)| bytes > cap) {
+            Some((sample, &bytes)) => Err(BalanceError::SampleOverCap { sample, bytes, cap }),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves for a batch of this size: 40,000, and 700 a sample, at most 16 million.
+    ///
+    /// A move takes some 13 ns: 1 ms for 64 samples, 20 ms for 2,048 (`docs/scheduler.md` has the measurements).
+    /// More moves help small batches little, and batches whose two components are equally busy the most.
+    pub fn default_moves(num_samples: usize) -> u64 {
+        (num_samples as u64).saturating_mul(700).saturating_add(40_000).min(16_000_000)
+    }
+}

@@ -1,0 +1,129 @@
+//! Why no assignment can be given, and what to do about it.
+
+use dflop_types::Hint;
+use thiserror::Error;
+
+/// Why samples cannot be put into buckets.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BalanceError {
+    /// There is nothing to put samples into.
+    #[error("cannot schedule {num_samples} samples: `num_buckets` is 0, at least 1 is needed")]
+    ZeroBuckets {
+        /// Samples that were given.
+        num_samples: usize,
+    },
+    /// Two columns of the costs tell of different numbers of samples.
+    #[error("costs disagree: `encoder_ns` has {encoder} samples, `{other}` has {found}, they must be equal")]
+    Lengths {
+        /// Length of `encoder_ns`.
+        encoder: usize,
+        /// The column that differs: `llm_ns`, `bytes` or `bucket`.
+        other: &'static str,
+        /// Its length.
+        found: usize,
+    },
+    /// A bucket cap without sizes to hold it against.
+    #[error("cannot keep `bucket_bytes_max` {cap}: `bytes` is missing, each sample needs its bytes")]
+    NoBytes {
+        /// The cap, in bytes.
+        cap: u64,
+    },
+    /// More buckets or samples than 32-bit indices can name.
+    #[error("too many {what}: {found}, at most {limit} are supported")]
+    TooMany {
+        /// `samples` or `buckets`.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// The most there may be.
+        limit: u64,
+    },
+    /// The sum of a column does not fit the arithmetic.
+    #[error("sum of `{column}` is too large: over {limit} at sample {sample}, the sum must not pass it")]
+    Overflow {
+        /// `encoder_ns`, `llm_ns` or `bytes`.
+        column: &'static str,
+        /// The sample at which the running sum passed the limit.
+        sample: usize,
+        /// The largest sum, [`crate::TOTAL_MAX`].
+        limit: u64,
+    },
+    /// One sample alone is over the cap of a bucket.
+    #[error("sample {sample} needs {bytes} bytes, a bucket holds at most {cap}")]
+    SampleOverCap {
+        /// Position of the sample in the costs.
+        sample: usize,
+        /// What it needs.
+        bytes: u64,
+        /// The cap, in bytes.
+        cap: u64,
+    },
+    /// No assignment keeps the cap, and this is certain.
+    #[error(
+        "{num_samples} samples need at least {needed} bytes in the fullest of {num_buckets} buckets, a bucket holds at most {cap}"
+    )]
+    CapsInfeasible {
+        /// Samples that were given.
+        num_samples: usize,
+        /// A lower bound of the fullest bucket's bytes.
+        needed: u64,
+        /// Buckets that were given.
+        num_buckets: u32,
+        /// The cap, in bytes.
+        cap: u64,
+    },
+    /// No assignment that keeps the cap was found; there may be one.
+    #[error(
+        "no packing found: {num_samples} samples into {num_buckets} buckets of {cap} bytes, the fullest had {best} at best"
+    )]
+    NoPacking {
+        /// Samples that were given.
+        num_samples: usize,
+        /// Buckets that were given.
+        num_buckets: u32,
+        /// The cap, in bytes.
+        cap: u64,
+        /// The fullest bucket of the best packing found, in bytes.
+        best: u64,
+    },
+    /// An assignment names a bucket that is not there.
+    #[error("sample {sample} is put into bucket {bucket}, there are {num_buckets} buckets, counted from 0")]
+    NoSuchBucket {
+        /// Position of the sample in the costs.
+        sample: usize,
+        /// The bucket it names.
+        bucket: u32,
+        /// Buckets that were given.
+        num_buckets: u32,
+    },
+    /// An assignment puts more into a bucket than it holds.
+    #[error("bucket {bucket} has {bytes} bytes, a bucket holds at most {cap}")]
+    BucketOverCap {
+        /// The bucket.
+        bucket: usize,
+        /// What it was given.
+        bytes: u64,
+        /// The cap, in bytes.
+        cap: u64,
+    },
+}
+
+impl Hint for BalanceError {
+    fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::ZeroBuckets { .. } => "set `num_buckets` to at least 1",
+            Self::Lengths { .. } => "give each sample one value in every column",
+            Self::NoBytes { .. } => "fill `bytes`, or leave `bucket_bytes_max` out",
+            Self::TooMany { .. } => "schedule one global batch at a time",
+            Self::Overflow { .. } => {
+                "give times in nanoseconds and sizes in bytes, without sentinels for infinity"
+            }
+            Self::SampleOverCap { .. } => "raise `bucket_bytes_max`, or split or leave out this sample",
+            Self::CapsInfeasible { .. } | Self::NoPacking { .. } => {
+                "raise `num_buckets` or `bucket_bytes_max`, or take fewer samples a step"
+            }
+            Self::NoSuchBucket { .. } | Self::BucketOverCap { .. } => return None,
+        };
+        Some(text.to_owned())
+    }
+}

@@ -1,0 +1,100 @@
+//! One batch as the search sees it: samples in an order of their own, sums known to fit, resources sorted.
+
+use crate::costs::{Costs, Limits};
+use std::cmp::Reverse;
+
+/// Encoder and LLM time of a sample or a bucket, in nanoseconds. Sums stay below 2^61 ([`crate::TOTAL_MAX`]).
+pub(crate) type Pair = [i64; 2];
+
+/// Sum of two loads. The wrapping form is free of the overflow checks of a release build; it cannot wrap.
+pub(crate) fn plus(a: Pair, b: Pair) -> Pair {
+    [a[0].wrapping_add(b[0]), a[1].wrapping_add(b[1])]
+}
+
+/// Difference of two loads.
+pub(crate) fn minus(a: Pair, b: Pair) -> Pair {
+    [a[0].wrapping_sub(b[0]), a[1].wrapping_sub(b[1])]
+}
+
+/// The worse of the two resources.
+pub(crate) fn worse(a: Pair) -> i64 {
+    a[0].max(a[1])
+}
+
+/// The samples of one batch, costliest first.
+///
+/// The order depends on the costs alone, so that what the search finds does not depend on the order of arrival.
+pub(crate) struct Problem {
+    /// Buckets to fill, at least 1.
+    pub(crate) num_buckets: usize,
+    /// Sum of the costs.
+    pub(crate) total: Pair,
+    /// Costs, descending by the worse resource.
+    pub(crate) cost: Vec<Pair>,
+    /// Bytes of each sample; empty where there is no cap.
+    pub(crate) bytes: Vec<u64>,
+    /// Most bytes of a bucket; `u64::MAX` for no cap.
+    pub(crate) cap: u64,
+    /// Position of each sample in the caller's costs.
+    pub(crate) origin: Vec<u32>,
+    /// Per resource, (cost, sample) ascending in that resource.
+    pub(crate) sorted: [Vec<(Pair, u32)>; 2],
+    /// Per resource, the place of each sample in `sorted`.
+    pub(crate) rank: [Vec<u32>; 2],
+}
+
+impl Problem {
+    /// The problem of checked `costs`. *Complexity*: O(n log n).
+    pub(crate) fn new(costs: &Costs, limits: &Limits) -> Self {
+        // Without a cap the bytes play no part, not even as a tie-break.
+        let sizes = costs.bytes.as_deref().filter(|_| limits.bucket_bytes_max.is_some());
+        let bytes_of = |i: usize| sizes.map_or(0, |bytes| bytes[i]);
+        let pair = |i: usize| [costs.encoder_ns[i].cast_signed(), costs.llm_ns[i].cast_signed()];
+        let mut origin: Vec<u32> = (0..costs.num_samples() as u32).collect();
+        origin.sort_unstable_by_key(|&i| {
+            let at = i as usize;
+            Reverse((worse(pair(at)), pair(at), bytes_of(at), Reverse(i)))
+        });
+        let cost: Vec<Pair> = origin.iter().map(|&i| pair(i as usize)).collect();
+        let bytes = sizes.map_or_else(Vec::new, |bytes| origin.iter().map(|&i| bytes[i as usize]).collect());
+        let sorted = [0, 1].map(|resource| {
+            let mut sorted: Vec<(Pair, u32)> = cost.iter().copied().zip(0..).collect();
+            sorted.sort_unstable_by_key(|&(cost, sample)| (cost[resource], sample));
+            sorted
+        });
+        let rank = [0, 1].map(|resource: usize| {
+            let mut rank = vec![0; cost.len()];
+            for (place, &(_, sample)) in sorted[resource].iter().enumerate() {
+                rank[sample as usize] = place as u32;
+            }
+            rank
+        });
+        let total = cost.iter().fold([0, 0], |sum, &cost| plus(sum, cost));
+        let cap = limits.bucket_bytes_max.unwrap_or(u64::MAX);
+        Self { num_buckets: limits.num_buckets as usize, total, cost, bytes, cap, origin, sorted, rank }
+    }
+
+    /// Samples of the batch.
+    pub(crate) fn num_samples(&self) -> usize {
+        self.cost.len()
+    }
+
+    /// Bytes of a sample; 0 where there is no cap.
+    pub(crate) fn bytes(&self, sample: u32) -> u64 {
+        self.bytes.get(sample as usize).copied().unwrap_or(0)
+    }
+
+    /// Buckets by the caller's samples, from buckets by the search's.
+    pub(crate) fn by_caller_order(&self, bucket: &[u32]) -> Vec<u32> {
+        let mut out = vec![0; bucket.len()];
+        for (&origin, &bucket) in self.origin.iter().zip(bucket) {
+            out[origin as usize] = bucket;
+        }
+        out
+    }
+
+    /// Buckets by the search's samples, from buckets by the caller's.
+    pub(crate) fn by_own_order(&self, bucket: &[u32]) -> Vec<u32> {
+        self.origin.iter().map(|&origin| bucket[origin as usize]).collect()
+    }
+}

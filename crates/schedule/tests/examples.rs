@@ -1,0 +1,233 @@
+//! Batches worked out by hand, edges, and input that must be refused in words.
+
+use dflop_schedule::{
+    Assignment, BUCKETS_MAX, BalanceError, Costs, Limits, TOTAL_MAX, order_microbatches,
+    order_microbatches_from, schedule, small_ends,
+};
+use dflop_types::Hint;
+
+fn costs(encoder_ns: &[u64], llm_ns: &[u64]) -> Costs {
+    Costs { encoder_ns: encoder_ns.to_vec(), llm_ns: llm_ns.to_vec(), bytes: None }
+}
+
+fn limits(num_buckets: u32) -> Limits {
+    Limits { num_buckets, bucket_bytes_max: None, max_moves: 10_000, seed: 0 }
+}
+
+fn values(found: &Assignment) -> Vec<u64> {
+    let mut values: Vec<u64> =
+        found.encoder_load_ns.iter().zip(&found.llm_load_ns).map(|(e, l)| *e.max(l)).collect();
+    values.sort_unstable_by(|a, b| b.cmp(a));
+    values
+}
+
+#[test]
+fn two_resources_need_what_one_does_not_see() {
+    // By the sum all samples are alike (10); by encoder and LLM the even answer pairs (9, 1) with (1, 9).
+    let found = schedule(&costs(&[9, 9, 1, 1], &[1, 1, 9, 9]), &limits(2)).unwrap();
+    assert_eq!((found.encoder_load_ns, found.llm_load_ns), (vec![10, 10], vec![10, 10]));
+    assert!(found.proven_optimal);
+}
+
+#[test]
+fn a_giant_does_not_excuse_the_others() {
+    // 100 fixes the worst bucket; the six others still go {11, 6, 4} and {9, 7, 5}, not anywhere below 100.
+    let found = schedule(&costs(&[0; 7], &[100, 11, 9, 7, 6, 5, 4]), &limits(3)).unwrap();
+    assert_eq!(values(&found), [100, 21, 21]);
+    assert!(found.proven_optimal);
+    // Two giants on different components share a bucket at no cost to the worst.
+    let found = schedule(&costs(&[50, 0, 4, 3], &[0, 50, 4, 3]), &limits(2)).unwrap();
+    assert_eq!(values(&found), [50, 7]);
+}
+
+#[test]
+fn edges_are_answers() {
+    // No samples.
+    let none = schedule(&costs(&[], &[]), &limits(3)).unwrap();
+    assert_eq!((none.bucket.len(), &none.llm_load_ns[..], none.max_load_ns), (0, &[0, 0, 0][..], 0));
+    assert!(none.proven_optimal && none.gap() == 0.0);
+    // Fewer samples than buckets: one each, the rest empty.
+    let few = schedule(&costs(&[4, 5], &[6, 7]), &limits(4)).unwrap();
+    assert_eq!(values(&few), [7, 6, 0, 0]);
+    // One bucket.
+    assert_eq!(schedule(&costs(&[4, 5], &[6, 7]), &limits(1)).unwrap().bucket, [0, 0]);
+    // All equal: counts differ by at most one.
+    let equal = schedule(&costs(&[5; 10], &[5; 10]), &limits(4)).unwrap();
+    assert_eq!(values(&equal), [15, 15, 10, 10]);
+    assert!(equal.proven_optimal);
+    // Nothing costs anything: spread all the same.
+    let zero = schedule(&costs(&[0; 8], &[0; 8]), &limits(4)).unwrap();
+    assert!(zero.proven_optimal && zero.gap() == 0.0);
+    let counts: Vec<usize> = (0..4).map(|j| zero.bucket.iter().filter(|&&b| b == j).count()).collect();
+    assert_eq!(counts, [2, 2, 2, 2]);
+    // All text.
+    let text = schedule(&costs(&[0; 6], &[7, 5, 4, 4, 3, 1]), &limits(2)).unwrap();
+    assert_eq!((values(&text), text.encoder_load_ns), (vec![12, 12], vec![0, 0]));
+    // No moves at all.
+    let greedy = schedule(&costs(&[3, 1, 2], &[1, 3, 2]), &Limits { max_moves: 0, ..limits(2) }).unwrap();
+    assert_eq!((greedy.num_moves, greedy.max_load_ns), (0, 4));
+    // More buckets than anyone has samples for.
+    assert_eq!(schedule(&costs(&[1], &[1]), &limits(BUCKETS_MAX)).unwrap().max_load_ns, 1);
+}
+
+#[test]
+fn the_largest_sums_that_fit_are_balanced() {
+    let half = TOTAL_MAX / 2;
+    let found = schedule(&costs(&[half, half], &[half, half]), &limits(2)).unwrap();
+    assert_eq!((found.max_load_ns, found.proven_optimal), (half, true));
+    let one = schedule(&costs(&[TOTAL_MAX, 0], &[0, TOTAL_MAX]), &limits(2)).unwrap();
+    assert_eq!((one.max_load_ns, one.proven_optimal), (TOTAL_MAX, true));
+}
+
+#[test]
+fn unsound_input_is_refused_with_value_and_rule() {
+    let message = |costs: &Costs, limits: &Limits| {
+        let error = schedule(costs, limits).unwrap_err();
+        assert!(error.hint().is_some_and(|hint| !hint.is_empty()), "{error:?} has no hint");
+        error.to_string()
+    };
+    let sound = costs(&[1, 2], &[3, 4]);
+    assert_eq!(
+        message(&sound, &limits(0)),
+        "cannot schedule 2 samples: `num_buckets` is 0, at least 1 is needed"
+    );
+    assert_eq!(
+        message(&costs(&[1, 2], &[3]), &limits(2)),
+        "costs disagree: `encoder_ns` has 2 samples, `llm_ns` has 1, they must be equal"
+    );
+    let bytes = |bytes: &[u64]| Costs { bytes: Some(bytes.to_vec()), ..sound.clone() };
+    assert_eq!(
+        message(&bytes(&[1]), &limits(2)),
+        "costs disagree: `encoder_ns` has 2 samples, `bytes` has 1, they must be equal"
+    );
+    let capped = Limits { bucket_bytes_max: Some(10), ..limits(2) };
+    assert_eq!(
+        message(&sound, &capped),
+        "cannot keep `bucket_bytes_max` 10: `bytes` is missing, each sample needs its bytes"
+    );
+    assert_eq!(message(&bytes(&[1, 11]), &capped), "sample 1 needs 11 bytes, a bucket holds at most 10");
+    assert_eq!(
+        message(&costs(&[1, u64::MAX], &[3, 4]), &limits(2)),
+        "sum of `encoder_ns` is too large: over 1152921504606846976 at sample 1, the sum must not pass it"
+    );
+    for column in [[u64::MAX, u64::MAX], [TOTAL_MAX, 1], [u64::MAX - 1, 2]] {
+        let error = schedule(&costs(&[0, 0], &column), &limits(2)).unwrap_err();
+        assert!(matches!(error, BalanceError::Overflow { column: "llm_ns", .. }), "{error}");
+        let error = schedule(&bytes(&column), &capped).unwrap_err();
+        assert!(matches!(error, BalanceError::Overflow { column: "bytes", .. }), "{error}");
+    }
+    assert_eq!(
+        message(&sound, &limits(u32::MAX)),
+        "too many buckets: 4294967295, at most 1048576 are supported"
+    );
+}
+
+#[test]
+fn caps_decide_before_loads_do() {
+    // By load {6, 1} against {4, 3} would be even; by bytes the two of 6 may not meet, nor 6 with both of 4.
+    let costs = Costs { encoder_ns: vec![0; 4], llm_ns: vec![6, 1, 4, 3], bytes: Some(vec![6, 6, 4, 4]) };
+    let capped = |cap| schedule(&costs, &Limits { bucket_bytes_max: Some(cap), ..limits(2) });
+    assert_eq!(values(&schedule(&costs, &limits(2)).unwrap()), [7, 7]);
+    assert_eq!(values(&capped(20).unwrap()), [7, 7]);
+    let found = capped(10).unwrap();
+    // {6, 3}, {1, 4}: each a 6 and a 4 in bytes.
+    assert_eq!(values(&found), [9, 5]);
+    assert!(!found.proven_optimal, "the bound does not see caps");
+    // 20 bytes in two buckets of 9: certain.
+    assert_eq!(
+        capped(9).unwrap_err().to_string(),
+        "4 samples need at least 10 bytes in the fullest of 2 buckets, a bucket holds at most 9"
+    );
+    // A packing that first fit by load misses: it exists, so it must be found, even with no moves to spend.
+    let tight =
+        Costs { encoder_ns: vec![0; 6], llm_ns: vec![9, 8, 7, 3, 2, 1], bytes: Some(vec![4, 5, 6, 6, 7, 8]) };
+    let found = schedule(&tight, &Limits { bucket_bytes_max: Some(12), max_moves: 0, ..limits(3) }).unwrap();
+    let bytes = |j: u32| {
+        let sizes = tight.bytes.as_ref().unwrap();
+        sizes.iter().zip(&found.bucket).filter(|&(_, &b)| b == j).map(|(size, _)| size).sum::<u64>()
+    };
+    assert_eq!([bytes(0), bytes(1), bytes(2)], [12, 12, 12]);
+}
+
+#[test]
+fn other_peoples_assignments_are_judged_by_the_same_rules() {
+    let costs = Costs { bytes: Some(vec![3, 3, 3]), ..costs(&[1, 2, 3], &[3, 2, 1]) };
+    let judged = Assignment::judge(&costs, &limits(2), vec![0, 0, 1]).unwrap();
+    assert_eq!((judged.max_load_ns, judged.lower_bound_ns, judged.num_moves), (5, 4, 0));
+    assert!((judged.gap() - 0.25).abs() < 1e-12);
+    let error = Assignment::judge(&costs, &limits(2), vec![0, 2, 1]).unwrap_err();
+    assert_eq!(error.to_string(), "sample 1 is put into bucket 2, there are 2 buckets, counted from 0");
+    let capped = Limits { bucket_bytes_max: Some(5), ..limits(2) };
+    let error = Assignment::judge(&costs, &capped, vec![0, 0, 1]).unwrap_err();
+    assert_eq!(error.to_string(), "bucket 0 has 6 bytes, a bucket holds at most 5");
+    let error = Assignment::judge(&costs, &limits(2), vec![0]).unwrap_err();
+    assert!(matches!(error, BalanceError::Lengths { other: "bucket", found: 1, .. }));
+}
+
+/// A pipeline of three stages without overlap of its own: stage s starts microbatch j after stage s - 1 and
+/// after its own microbatch j - 1.
+fn flow_shop(load: &[[u64; 3]], order: &[usize]) -> u64 {
+    let mut free = [0_u64; 3];
+    for &j in order {
+        let mut ready = 0;
+        for (free, cost) in free.iter_mut().zip(load[j]) {
+            *free = ready.max(*free) + cost;
+            ready = *free;
+        }
+    }
+    free[2]
+}
+
+#[test]
+fn an_order_is_a_permutation_never_worse_and_best_where_all_can_be_tried() {
+    let load = [[9, 2, 7], [1, 8, 3], [6, 6, 1], [2, 1, 9], [5, 4, 4], [3, 9, 2]];
+    let mut given: Vec<usize> = (0..6).collect();
+    let mut best = u64::MAX;
+    permutations(&mut given.clone(), 0, &mut |order| best = best.min(flow_shop(&load, order)));
+    for seed in 0..20 {
+        let mut calls = 0;
+        let order = order_microbatches(6, seed, 1_500, |order| {
+            calls += 1;
+            flow_shop(&load, order)
+        });
+        assert!(calls <= 1_500);
+        assert_eq!(flow_shop(&load, &order), best, "seed {seed}: {order:?}");
+        for budget in [0, 1, 2, 5] {
+            let order = order_microbatches(6, seed, budget, |order| flow_shop(&load, order));
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, given);
+            assert!(flow_shop(&load, &order) <= flow_shop(&load, &given));
+        }
+    }
+    given.rotate_left(2);
+    let same = |_: &[usize]| 7;
+    assert_eq!(order_microbatches_from(&[given.clone()], 0, 1, same), given);
+    assert!(order_microbatches(0, 0, 100, same).is_empty());
+    assert_eq!(order_microbatches(1, 0, 100, same), [0]);
+    assert!(order_microbatches_from(&[], 0, 100, same).is_empty());
+}
+
+fn permutations(order: &mut [usize], from: usize, visit: &mut impl FnMut(&[usize])) {
+    if from == order.len() {
+        visit(order);
+    }
+    for other in from..order.len() {
+        order.swap(from, other);
+        permutations(order, from + 1, visit);
+        order.swap(from, other);
+    }
+}
+
+#[test]
+fn small_ends_help_a_pipeline_and_are_taken_as_a_start() {
+    // While the first fills and the last drains, four stages wait for one; the others overlap.
+    let load: Vec<u64> = (0..12).map(|j| 20 - j).collect();
+    let makespan = |order: &[usize]| load.iter().sum::<u64>() + 4 * (load[order[0]] + load[order[11]]);
+    let ends = small_ends(&load);
+    assert_eq!(ends, [11, 9, 7, 5, 3, 1, 0, 2, 4, 6, 8, 10]);
+    let given: Vec<usize> = (0..12).collect();
+    assert_eq!((makespan(&given), makespan(&ends)), (174 + 4 * 29, 174 + 4 * 19));
+    let found = order_microbatches_from(&[given, ends.clone()], 0, 2, makespan);
+    assert_eq!(found, ends);
+}

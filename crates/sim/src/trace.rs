@@ -1,0 +1,89 @@
+//! Traces: timelines in the JSON that Perfetto and `chrome://tracing` open.
+
+use dflop_types::{ActionKind, Span, Timeline};
+use std::fmt::Write as _;
+
+/// Timelines as Chrome trace JSON: each a process with its name, one track a rank, one slice an action.
+///
+/// Slices are named as actions are (`2F0`) and carry their kind as category, stage and microbatch as
+/// arguments. Times are microseconds with three decimals, so that no nanosecond is lost. All timelines start
+/// at the time their spans give: two steps lie one above the other where both count from their own start.
+///
+/// # Examples
+/// ```
+/// # use dflop_types::{PipelineOrder, Timeline};
+/// let durations = dflop_sim::Durations {
+///     forward_ns: vec![vec![1_500]],
+///     backward_ns: vec![vec![2_001]],
+///     transfer_ns: 0,
+/// };
+/// let timeline = dflop_sim::simulate(&durations, PipelineOrder::GPipe)?;
+/// let json = dflop_sim::perfetto(&[("simulated", &timeline)]);
+/// assert!(json.contains(r#""name":"0B0","cat":"backward","ph":"X","pid":0,"tid":0,"ts":1.500,"dur":2.001"#));
+/// # Ok::<(), dflop_sim::SimError>(())
+/// ```
+///
+/// # References
+/// "Trace Event Format", the Chromium project: `X` are complete events, `M` metadata.
+pub fn perfetto(timelines: &[(&str, &Timeline)]) -> String {
+    let spans: usize = timelines.iter().map(|(_, timeline)| timeline.spans.len()).sum();
+    let mut json = String::with_capacity(256 + 128 * spans);
+    json.push_str("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
+    let mut separator = "\n";
+    for (pid, (name, timeline)) in timelines.iter().enumerate() {
+        let label = format!(
+            "makespan {:.3} ms, idle {:.1} %",
+            timeline.makespan_ns as f64 / 1e6,
+            100.0 * timeline.bubble_ratio()
+        );
+        for (event, key, value) in [
+            ("process_name", "name", quoted(name)),
+            ("process_sort_index", "sort_index", pid.to_string()),
+            ("process_labels", "labels", quoted(&label)),
+        ] {
+            let _ = write!(
+                json,
+                "{separator}{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"tid\":0,\"args\":{{\"{key}\":{value}}}}}"
+            );
+            separator = ",\n";
+        }
+        for rank in 0..timeline.num_ranks {
+            let _ = write!(
+                json,
+                ",\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{rank},\"args\":{{\"name\":\"rank {rank}\"}}}}\
+                 ,\n{{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{rank},\"args\":{{\"sort_index\":{rank}}}}}"
+            );
+        }
+        for span in &timeline.spans {
+            slice(&mut json, pid, span);
+        }
+    }
+    json.push_str("\n]}\n");
+    json
+}
+
+fn slice(json: &mut String, pid: usize, span: &Span) {
+    let Span { rank, action, start_ns, .. } = *span;
+    let category = match action.kind {
+        ActionKind::F => "forward",
+        ActionKind::B => "backward",
+        ActionKind::I => "input gradient",
+        ActionKind::W => "weight gradient",
+    };
+    let (ts, dur) = (microseconds(start_ns), microseconds(span.duration_ns()));
+    let _ = write!(
+        json,
+        ",\n{{\"name\":\"{action}\",\"cat\":\"{category}\",\"ph\":\"X\",\"pid\":{pid},\"tid\":{rank},\
+         \"ts\":{ts},\"dur\":{dur},\"args\":{{\"stage\":{},\"microbatch\":{}}}}}",
+        action.stage, action.microbatch
+    );
+}
+
+/// Exact: through a float, times past 2^53 ns would round.
+fn microseconds(ns: u64) -> String {
+    format!("{}.{:03}", ns / 1000, ns % 1000)
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

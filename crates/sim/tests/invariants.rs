@@ -1,0 +1,204 @@
+//! What must hold of every step: against an oracle, against each other, and by themselves.
+
+#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
+
+mod common;
+
+use common::{ORDERS, duration_ns, inputs, relax, steps};
+use dflop_sim::{
+    Durations, Simulator, StepInput, durations_of, idle_of, measured_timeline, simulate, simulate_lists,
+    simulate_step,
+};
+use dflop_types::{Action, Rank, Span, Timeline};
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+fn lists(step: &StepInput) -> Vec<Vec<Action>> {
+    (0..step.layout.num_ranks()).map(|rank| step.actions(Rank(rank)).unwrap()).collect()
+}
+
+/// When each rank could take its tail, and the end of the last tail, from the spans alone.
+fn end_with_tails(step: &StepInput, spans: &[Span]) -> u64 {
+    let component = |rank: Rank| step.layout.coordinates(rank).unwrap().component;
+    let ends = (0..step.layout.num_ranks()).map(Rank).map(|rank| {
+        let of_component = spans.iter().filter(|span| component(span.rank) == component(rank));
+        of_component.map(|span| span.end_ns).max().unwrap_or(0) + step.tail_ns[rank.index()]
+    });
+    ends.max().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    /// The engine gives, span by span, what relaxation to a fixed point gives.
+    #[test]
+    fn the_oracle_agrees(step in steps()) {
+        let timeline = simulate_step(&step).unwrap();
+        let expected = relax(&step);
+        prop_assert_eq!(timeline.makespan_ns, end_with_tails(&step, &expected));
+        prop_assert_eq!(timeline.spans, expected);
+    }
+
+    /// Per rank no overlap; every input earlier than its use; makespan at least every load and every path of
+    /// a microbatch; idle + busy + tails = ranks x makespan.
+    #[test]
+    fn a_timeline_is_sound(step in steps()) {
+        let timeline = simulate_step(&step).unwrap();
+        let end: HashMap<_, _> = timeline.spans.iter().map(|s| ((s.rank, s.action), s.end_ns)).collect();
+        prop_assert_eq!(end.len(), timeline.spans.len(), "each action once");
+        for pair in timeline.spans.windows(2).filter(|pair| pair[0].rank == pair[1].rank) {
+            prop_assert!(pair[0].end_ns <= pair[1].start_ns);
+        }
+        for span in &timeline.spans {
+            prop_assert_eq!(span.duration_ns(), duration_ns(&step, span.rank, span.action));
+            for input in inputs(&step, span.rank, span.action) {
+                prop_assert!(end[&input] + step.transfer_ns <= span.start_ns);
+            }
+        }
+        for (rank, tail_ns) in step.tail_ns.iter().enumerate() {
+            let load: u64 = step.forward_ns[rank].iter().chain(&step.backward_ns[rank]).sum();
+            prop_assert!(timeline.makespan_ns >= load + tail_ns);
+        }
+        let tails: u64 = step.tail_ns.iter().sum();
+        let whole = u64::from(timeline.num_ranks) * timeline.makespan_ns;
+        prop_assert_eq!(timeline.num_ranks, step.layout.num_ranks());
+        prop_assert_eq!(timeline.idle_ns.total_ns() + timeline.busy_ns() + tails, whole);
+    }
+
+    /// More time for one action, tail or transfer never shortens the step.
+    #[test]
+    fn longer_is_never_shorter(step in steps(), at in any::<prop::sample::Index>(), more_ns in 1u64..50) {
+        let before = simulate_step(&step).unwrap().makespan_ns;
+        let mut longer = step.clone();
+        let StepInput { forward_ns, backward_ns, tail_ns, transfer_ns, .. } = &mut longer;
+        let mut times: Vec<&mut u64> = forward_ns.iter_mut().chain(backward_ns).flatten().collect();
+        times.extend(tail_ns);
+        times.push(transfer_ns);
+        let place = at.index(times.len());
+        *times[place] += more_ns;
+        let after = simulate_step(&longer).unwrap().makespan_ns;
+        prop_assert!(before <= after && after <= before + more_ns * 2 * times_transferred(&step));
+    }
+
+    /// Transfers cost what they add: without them, none of the idle time is theirs and the rest stays.
+    #[test]
+    fn transfer_is_what_transfers_add(step in steps()) {
+        let with = simulate_step(&step).unwrap();
+        let free = simulate_step(&StepInput { transfer_ns: 0, ..step }).unwrap();
+        prop_assert_eq!(free.idle_ns.transfer, 0);
+        prop_assert_eq!(free.idle_ns.ramp, with.idle_ns.ramp);
+        prop_assert_eq!(free.idle_ns.imbalance, with.idle_ns.imbalance);
+        let longer_ns = u64::from(with.num_ranks) * (with.makespan_ns - free.makespan_ns);
+        prop_assert_eq!(with.idle_ns.transfer, longer_ns);
+    }
+
+    /// Even work idles by ramp alone, whatever feeds whom.
+    #[test]
+    fn even_work_has_no_imbalance(step in steps(), f in 0u64..20, b in 0u64..20) {
+        let mut even = StepInput { transfer_ns: 0, ..step };
+        even.forward_ns.iter_mut().flatten().for_each(|ns| *ns = f);
+        even.backward_ns.iter_mut().flatten().for_each(|ns| *ns = b);
+        even.tail_ns.fill(0);
+        let idle = simulate_step(&even).unwrap().idle_ns;
+        prop_assert_eq!((idle.imbalance, idle.transfer), (0, 0));
+    }
+
+    /// The lists of a pipeline order never deadlock, and given as lists they are timed alike.
+    #[test]
+    fn orders_never_deadlock(step in steps()) {
+        prop_assert_eq!(simulate_lists(&step, &lists(&step)), simulate_step(&step));
+    }
+
+    /// Timing an order of microbatches equals timing the step with its microbatches moved.
+    #[test]
+    fn an_order_is_a_moved_step(step in steps(), seed in any::<prop::sample::Index>()) {
+        let m = step.num_microbatches as usize;
+        let mut order: Vec<usize> = (0..m).collect();
+        for i in (1..m).rev() {
+            // Any mixing does: a shuffle from one drawn number.
+            order.swap(i, seed.index(97 * i + 1) % (i + 1));
+        }
+        let moved = |rows: &[Vec<u64>]| -> Vec<Vec<u64>> {
+            rows.iter().map(|row| order.iter().map(|&j| row[j]).collect()).collect()
+        };
+        let step_moved = StepInput {
+            forward_ns: moved(&step.forward_ns),
+            backward_ns: moved(&step.backward_ns),
+            feeds: order.iter().map(|&j| step.feeds[j].clone()).collect(),
+            ..step.clone()
+        };
+        let mut simulator = Simulator::new(&step).unwrap();
+        let before = simulator.timeline();
+        prop_assert_eq!(simulator.makespan_in_order(&order), simulate_step(&step_moved).unwrap().makespan_ns);
+        prop_assert_eq!(simulator.makespan_ns(), before.makespan_ns, "trying an order leaves no trace");
+        prop_assert_eq!(simulator.timeline(), before);
+    }
+
+    /// A simulated step taken for a measured one: same durations, same idle time by cause, at any time of
+    /// day.
+    #[test]
+    fn a_simulation_measured_is_itself(step in steps(), midnight in 0u64..1_000_000) {
+        let mut step = step;
+        step.tail_ns.fill(0);
+        let simulated = simulate_step(&step).unwrap();
+        let mut spans = simulated.spans.clone();
+        for span in &mut spans {
+            (span.start_ns, span.end_ns) = (span.start_ns + midnight, span.end_ns + midnight);
+        }
+        spans.reverse();
+        let other = StepInput {
+            forward_ns: step.forward_ns.iter().map(|row| vec![7; row.len()]).collect(),
+            ..step.clone()
+        };
+        prop_assert_eq!(durations_of(&spans, &other).unwrap(), step.clone());
+        let measured = measured_timeline(&other, &spans).unwrap();
+        prop_assert_eq!(measured.makespan_ns, simulated.makespan_ns);
+        prop_assert_eq!(measured.idle_ns, simulated.idle_ns);
+        prop_assert_eq!(idle_of(&other, &spans).unwrap(), simulated.idle_ns);
+    }
+
+    /// A measured step that dawdles: the causes still add up, and what the durations do not explain is
+    /// transfer.
+    #[test]
+    fn dawdling_is_transfer(step in steps(), dawdle_ns in 0u64..50) {
+        let mut step = step;
+        step.tail_ns.fill(0);
+        let simulated = simulate_step(&step).unwrap();
+        let mut spans = simulated.spans.clone();
+        for span in &mut spans {
+            let start_ns = 2 * span.start_ns + dawdle_ns;
+            (span.start_ns, span.end_ns) = (start_ns, start_ns + span.duration_ns());
+        }
+        let measured = measured_timeline(&step, &spans).unwrap();
+        let whole = u64::from(measured.num_ranks) * measured.makespan_ns;
+        prop_assert_eq!(measured.idle_ns.total_ns() + measured.busy_ns(), whole);
+        prop_assert_eq!(measured.idle_ns.ramp, simulated.idle_ns.ramp);
+        prop_assert_eq!(measured.idle_ns.imbalance, simulated.idle_ns.imbalance);
+    }
+
+    /// One encoder and one LLM replica that always feed each other are one pipeline.
+    #[test]
+    fn one_replica_is_a_pipeline(step in steps()) {
+        let mut step = step;
+        (step.layout.encoder.dp, step.layout.llm.dp) = (1, 1);
+        let ranks = step.layout.num_ranks() as usize;
+        step.forward_ns.truncate(ranks);
+        step.backward_ns.truncate(ranks);
+        step.tail_ns = vec![0; ranks];
+        step.feeds = vec![vec![vec![true]]; step.num_microbatches as usize];
+        let durations = Durations {
+            forward_ns: step.forward_ns.clone(),
+            backward_ns: step.backward_ns.clone(),
+            transfer_ns: step.transfer_ns,
+        };
+        for order in ORDERS {
+            let timeline: Timeline = simulate_step(&StepInput { order, ..step.clone() }).unwrap();
+            prop_assert_eq!(timeline, simulate(&durations, order).unwrap());
+        }
+    }
+}
+
+/// No path has more hand-overs than there are actions.
+fn times_transferred(step: &StepInput) -> u64 {
+    u64::from(step.layout.num_ranks() * step.num_microbatches).max(1)
+}

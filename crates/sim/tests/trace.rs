@@ -1,0 +1,63 @@
+//! The trace of timelines, read back.
+
+#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
+
+use dflop_sim::{Durations, perfetto, simulate};
+use dflop_types::{PipelineOrder, Rank, Span, Timeline};
+use serde_json::Value;
+
+fn timeline() -> Timeline {
+    let durations = Durations {
+        forward_ns: vec![vec![1_001, 2_000], vec![999, 0]],
+        backward_ns: vec![vec![3_000, 1], vec![1_500, 1_500]],
+        transfer_ns: 250,
+    };
+    simulate(&durations, PipelineOrder::OneFOneB).unwrap()
+}
+
+/// Every span of every timeline comes back, to the nanosecond, on the track of its rank.
+#[test]
+fn spans_come_back() {
+    let (one, two) = (timeline(), Timeline { num_ranks: 3, ..Timeline::default() });
+    let json: Value =
+        serde_json::from_str(&perfetto(&[("simulated", &one), ("a \"quoted\" one", &two)])).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let slices: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    assert_eq!(slices.len(), one.spans.len());
+    for (event, span) in slices.iter().zip(&one.spans) {
+        let ns = |key: &str| (event[key].as_f64().unwrap() * 1000.0).round() as u64;
+        let read = Span {
+            rank: Rank(event["tid"].as_u64().unwrap() as u32),
+            action: event["name"].as_str().unwrap().parse().unwrap(),
+            start_ns: ns("ts"),
+            end_ns: ns("ts") + ns("dur"),
+        };
+        assert_eq!(read, *span);
+        assert_eq!(event["pid"], 0);
+        assert_eq!(
+            event["cat"],
+            if event["name"].as_str().unwrap().contains('F') { "forward" } else { "backward" }
+        );
+        assert_eq!(event["args"]["stage"], span.action.stage.0);
+        assert_eq!(event["args"]["microbatch"], span.action.microbatch);
+    }
+    let names = |key: &str, pid: u64| -> Vec<&str> {
+        let named = events.iter().filter(|event| event["name"] == key && event["pid"] == pid);
+        named.map(|event| event["args"]["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!(
+        (names("process_name", 0), names("process_name", 1)),
+        (vec!["simulated"], vec!["a \"quoted\" one"])
+    );
+    assert_eq!(names("thread_name", 1), ["rank 0", "rank 1", "rank 2"]);
+    let label = events.iter().find(|event| event["name"] == "process_labels").unwrap();
+    // 1F0 1251..2250, 1B0 ..3750, so 0B0 4000..7000 and 0B1 ..7001; 10,001 of 2 x 7,001 are busy.
+    assert_eq!(label["args"]["labels"], "makespan 0.007 ms, idle 28.6 %");
+}
+
+/// No timeline is an empty trace, still JSON.
+#[test]
+fn nothing_is_an_empty_trace() {
+    let json: Value = serde_json::from_str(&perfetto(&[])).unwrap();
+    assert_eq!(json["traceEvents"].as_array().unwrap().len(), 0);
+}

@@ -1,0 +1,57 @@
+"""The command `dflop`: Rust parses and checks everything; two verbs come back here, as they need PyTorch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from dflop import Error
+from dflop._native import run_cli
+
+
+def main() -> int:
+    """Runs the command line of this process.
+
+    Returns:
+        The exit status: 0 done, 1 the answer is no, 2 wrong arguments or files, 130 interrupted.
+    """
+    # While Rust runs, Python's own handler would only set a flag that nobody reads.
+    python_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    status, request = run_cli(["dflop", *sys.argv[1:]])
+    if request is None:
+        return status
+    signal.signal(signal.SIGINT, python_handler)
+    try:
+        return _run(json.loads(request))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("dflop"):
+            raise
+        print(f"error: `{error.name}` is not installed", file=sys.stderr)
+        print("\nhint: pip install 'dflop[train]'", file=sys.stderr)
+        return 2
+    except (Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(f"\nhint: {note}", file=sys.stderr)
+        return 2
+
+
+def _run(request: dict[str, object]) -> int:
+    """Carries out what Rust asks for; imports torch only now."""
+    arguments = request["arguments"]
+    assert isinstance(arguments, dict)
+    if request["verb"] == "profile_model":
+        from dflop.profiling.launch import launch as profile
+
+        return profile(arguments)
+    from dflop.runtime.launch import launch as train
+
+    return train(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

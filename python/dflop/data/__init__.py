@@ -1,0 +1,1 @@
+"""From sample indices to packed tensors, and the sampler for other trainers; this imports no torch."""

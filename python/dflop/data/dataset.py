@@ -1,0 +1,273 @@
+"""Samples as tensors: tokens by the native module, tiles by the adapter, decoded ahead and cached.
+
+    index --Dataset.encode--> EncodedSample --> Sample (token tensors, media)            every rank
+    index --adapter.pixels per media--> tiles [n, 3, S, S] float32 --> byte-bounded LRU   encoder ranks
+
+Tiles are cached as the float32 values that the adapter gave, so a tile from the cache equals a decoded one
+bit by bit, whatever the processor did. The price is four bytes a value.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from dflop._native import ProfileError
+from dflop.models.adapter import MediaGrid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dflop._native import Dataset, EncodedSample
+    from dflop.models.adapter import ModelAdapter
+
+IGNORED_LABEL = -100
+"""A position without loss, as PyTorch's cross entropy has it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample as token tensors, on the CPU; its tiles are apart because only encoder ranks need them."""
+
+    index: int
+    id: str
+    input_ids_T: torch.Tensor
+    """[T] int64."""
+    feature_mask_T: torch.Tensor
+    """[T] bool; true where a feature row takes the place of the embedding."""
+    targets_T: torch.Tensor
+    """[T] int64; the label of position t + 1, so -100 at the last position."""
+    media: tuple[MediaGrid, ...]
+    files: tuple[tuple[str, tuple[int, ...]], ...]
+    """Path and frame indices of each of `media`; no frame indices for an image."""
+    num_features: int
+    """Feature rows over all media: the rows that pass the boundary for this sample."""
+
+    @property
+    def num_tokens(self) -> int:
+        """LLM tokens of the sample."""
+        return int(self.input_ids_T.shape[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the token tensors."""
+        tensors = (self.input_ids_T, self.feature_mask_T, self.targets_T)
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
+    """The sample as tensors, with labels moved to the position that predicts them.
+
+    Args:
+        index: Position in the data profile.
+        encoded: What the native module made of it.
+
+    Returns:
+        The sample, on the CPU.
+
+    Raises:
+        ProfileError: Lists of unequal length, features that do not fill the mask, or loss on the first token;
+            the message names the sample.
+    """
+    ids, mask, labels = encoded.input_ids, encoded.feature_mask, encoded.labels
+    name = f"sample `{encoded.id}` ({index})"
+    if not len(ids) == len(mask) == len(labels) or not ids:
+        counts = f"{len(ids)} ids, {len(mask)} mask entries, {len(labels)} labels"
+        message = f"{name}: {counts}, must be equal and above 0"
+        raise ProfileError(message)
+    media = tuple(MediaGrid(m.kind, m.num_tiles, m.height, m.width, m.num_features) for m in encoded.media)
+    num_features = sum(m.num_features for m in media)
+    if num_features != sum(mask):
+        message = f"{name}: its media fill {num_features} LLM tokens, its feature mask has {sum(mask)} places"
+        raise ProfileError(message)
+    if labels[0] != IGNORED_LABEL:
+        # The profile counts it as a label token, yet no position predicts it: the loss would be too small.
+        message = f"{name}: its first token carries loss, no position can predict it"
+        raise ProfileError(message)
+    return Sample(
+        index=index,
+        id=encoded.id,
+        input_ids_T=torch.tensor(ids, dtype=torch.int64),
+        feature_mask_T=torch.tensor(mask, dtype=torch.bool),
+        targets_T=torch.tensor([*labels[1:], IGNORED_LABEL], dtype=torch.int64),
+        media=media,
+        files=tuple((str(m.path), tuple(m.frame_indices)) for m in encoded.media),
+        num_features=num_features,
+    )
+
+
+Kept = TypeVar("Kept")
+
+
+class ByteBoundedCache(Generic[Kept]):
+    """Values by index, the least recently used out when their bytes exceed the bound; for any thread."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        """Empty.
+
+        Args:
+            bound_bytes: Bytes of all values together; a larger value is not kept.
+        """
+        self._bound_bytes = bound_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[int, tuple[Kept, int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __contains__(self, index: int) -> bool:
+        """Whether the value is kept; does not count as a use."""
+        return index in self._entries
+
+    def get(self, index: int) -> Kept | None:
+        """The value, now the most recently used; none if it is not kept."""
+        with self._lock:
+            entry = self._entries.get(index)
+            if entry is None:
+                return None
+            self._entries.move_to_end(index)
+            return entry[0]
+
+    def put(self, index: int, value: Kept, num_bytes: int) -> None:
+        """Keeps the value if it fits the bound at all, and throws out what no longer fits."""
+        with self._lock:
+            if num_bytes > self._bound_bytes or index in self._entries:
+                return
+            self._entries[index] = (value, num_bytes)
+            self.num_bytes += num_bytes
+            while self.num_bytes > self._bound_bytes:
+                _, (_, oldest_bytes) = self._entries.popitem(last=False)
+                self.num_bytes -= oldest_bytes
+
+
+class SampleLoader:
+    """Samples and tiles by index, decoded ahead in a few threads; one per rank, used from one thread."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        adapter: ModelAdapter,
+        cache_bytes: int = 1 << 30,
+        token_bytes: int = 1 << 28,
+        num_threads: int = 2,
+    ) -> None:
+        """Starts no work.
+
+        Args:
+            dataset: Where samples come from.
+            adapter: Decodes media.
+            cache_bytes: Tiles kept after use, least recently used out first; 0 keeps none.
+            token_bytes: Token tensors kept after use, likewise.
+            num_threads: Threads that decode ahead.
+        """
+        self._dataset = dataset
+        self._adapter = adapter
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
+        self._samples: ByteBoundedCache[Sample] = ByteBoundedCache(token_bytes)
+        self._tiles: ByteBoundedCache[torch.Tensor] = ByteBoundedCache(cache_bytes)
+        # Decoded or decoding and not yet asked for. Apart from the cache, so that a cache smaller than a step
+        # does not throw tiles out before their first use.
+        self._ahead: dict[int, Future[torch.Tensor]] = {}
+
+    def sample(self, index: int) -> Sample:
+        """The token tensors of a sample.
+
+        Args:
+            index: Position in the data profile.
+
+        Returns:
+            The sample, on the CPU.
+
+        Raises:
+            ProfileError: The sample cannot be read or contradicts itself; the message names it.
+        """
+        if (known := self._samples.get(index)) is not None:
+            return known
+        sample = sample_from_encoded(index, self._dataset.encode(index))
+        self._samples.put(index, sample, sample.num_bytes)
+        return sample
+
+    def tiles(self, index: int) -> torch.Tensor:
+        """All tiles of a sample, media after media: [n, 3, S, S] float32 on the CPU; do not write to it.
+
+        Waits for the decoding threads if they have it, else decodes here.
+
+        Args:
+            index: Position in the data profile.
+
+        Returns:
+            [n, 3, S, S]; n is 0 for text alone.
+
+        Raises:
+            ProfileError: A file cannot be decoded, or gives another number of tiles than profiled; the
+                message names sample and file.
+        """
+        if (known := self._tiles.get(index)) is not None:
+            return known
+        future = self._ahead.pop(index, None)
+        tiles = self._decode(index) if future is None else future.result()
+        self._tiles.put(index, tiles, tiles.numel() * tiles.element_size())
+        return tiles
+
+    def prefetch(self, indices: Iterable[int], with_tiles: bool) -> None:
+        """Starts reading samples in the threads and returns at once.
+
+        Args:
+            indices: Samples that this rank will ask for next.
+            with_tiles: Decode their media too (encoder ranks).
+        """
+        for index in indices:
+            if not with_tiles:
+                if index not in self._samples:
+                    self._pool.submit(self._read_quietly, index)
+            elif index not in self._tiles and index not in self._ahead:
+                self._ahead[index] = self._pool.submit(self._decode, index)
+
+    def fill(self, indices: Sequence[int], with_tiles: bool) -> None:
+        """Brings samples into the cache and waits for it: what follows finds them warm.
+
+        Args:
+            indices: Samples that this rank will ask for next.
+            with_tiles: Decode their media too (encoder ranks).
+
+        Raises:
+            ProfileError: As `sample` and `tiles`.
+        """
+        self.prefetch(indices, with_tiles)
+        for index in indices:
+            self.sample(index)
+            if with_tiles:
+                self.tiles(index)
+
+    def close(self) -> None:
+        """Stops the threads; what they have not begun is given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_quietly(self, index: int) -> None:
+        # The error comes again, with its sample named, when the sample is asked for: nothing is lost here.
+        try:
+            self.sample(index)
+        except Exception:  # noqa: BLE001
+            return
+
+    def _decode(self, index: int) -> torch.Tensor:
+        sample = self.sample(index)
+        size = self._adapter.image_size
+        parts: list[torch.Tensor] = []
+        for (path, frame_indices), grid in zip(sample.files, sample.media, strict=True):
+            name = f"sample `{sample.id}` ({index}), file `{path}`"
+            try:
+                tiles = self._adapter.pixels(Path(path), grid.kind, frame_indices)
+            except Exception as error:
+                message = f"{name}: {error}"
+                raise ProfileError(message) from error
+            if tuple(tiles.shape) != (grid.num_tiles, 3, size, size):
+                expected = (grid.num_tiles, 3, size, size)
+                message = f"{name}: decoded to tiles of shape {tuple(tiles.shape)}, profiled as {expected}"
+                raise ProfileError(message)
+            parts.append(tiles.to(torch.float32))
+        return torch.cat(parts) if parts else torch.empty(0, 3, size, size)

@@ -1,0 +1,282 @@
+"""Balanced batches for anyone's DataLoader; needs no torch.
+
+The order of an epoch is cut into global batches, each is balanced into buckets, each replica gets its share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflop._native import ArtifactError, GlobalBatches, balance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_LARGEST_COST = 1_000_000_000
+"""What the largest cost is scaled to where costs are no integers: nine digits, and sums far from 2^63."""
+
+
+class BalancedBatchSampler:
+    """Lists of sample indices whose work is even, for the `batch_sampler` of a DataLoader.
+
+    Each global batch of `batch_size * num_buckets` samples is balanced into `num_buckets` buckets: one a
+    replica, or several a replica where gradients are accumulated. Buckets hold different numbers of samples,
+    `batch_size` on average, and about equal work. The samples of a global batch are those of the shuffled
+    order, so balancing changes no batch statistics, only which replica computes what.
+
+    Each sample comes exactly once an epoch over all replicas, and each replica yields the same number of
+    batches. The last global batch is smaller rather than dropped; where it has fewer samples than there are
+    buckets, it is added to the one before, so that no batch is ever empty.
+
+    NOTE: averaging a loss per batch weighs samples of small buckets more. Sum the loss and divide by the
+    label tokens (or samples) of the global batch to keep the gradient that unbalanced batches give.
+    """
+
+    def __init__(
+        self,
+        shapes_or_profile: Sequence[Any] | str | os.PathLike[str],
+        batch_size: int,
+        num_replicas: int = 1,
+        rank: int = 0,
+        *,
+        num_buckets: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        """Reads the costs; balances nothing yet.
+
+        Args:
+            shapes_or_profile: One entry a sample: `(encoder cost, LLM cost)` in any one unit, best measured
+                nanoseconds; or a shape with `llm_tokens` and `encoder_tokens` or `encoder_segments`, as
+                attributes or keys; or the path of a data profile. For shapes the cost is the token count,
+                scaled so that encoder and LLM weigh the same over the data set; attention's squares are not
+                in it.
+            batch_size: Samples of a bucket, on average.
+            num_replicas: Data-parallel replicas.
+            rank: Which of them this is.
+            num_buckets: Buckets of a global batch, a multiple of `num_replicas`, which is the default.
+            seed: Of the order of samples and of ties in balancing; equal on all replicas.
+            shuffle: New order each epoch; otherwise the order of the data.
+            drop_last: Leave out the last global batch of an epoch where it is smaller.
+
+        Raises:
+            ValueError: A number that breaks one of the rules above, or fewer samples than buckets.
+            FileNotFoundError: There is no such profile.
+            ArtifactError: The file is not a data profile.
+        """
+        num_buckets = num_replicas if num_buckets is None else num_buckets
+        for name, value in [
+            ("batch_size", batch_size), ("num_replicas", num_replicas), ("num_buckets", num_buckets),
+        ]:  # fmt: skip
+            if value < 1:
+                message = f"`{name}` is {value}, must be at least 1"
+                raise ValueError(message)
+        if not 0 <= rank < num_replicas:
+            message = f"`rank` is {rank}, must be from 0 to {num_replicas - 1}"
+            raise ValueError(message)
+        if num_buckets % num_replicas:
+            message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
+            raise ValueError(message)
+        self._encoder_cost, self._llm_cost = _costs(shapes_or_profile)
+        self._num_samples = len(self._llm_cost)
+        if self._num_samples < num_buckets:
+            message = f"{self._num_samples} samples for {num_buckets} buckets, each needs at least one"
+            raise ValueError(message)
+        self._num_replicas = num_replicas
+        self._rank = rank
+        self._num_buckets = num_buckets
+        self._seed = seed
+        self._shuffle = shuffle
+        self._global_batch_size = batch_size * num_buckets
+        self._order = GlobalBatches(self._num_samples, self._global_batch_size, seed)
+        rest = self._num_samples % self._global_batch_size
+        whole = self._num_samples // self._global_batch_size
+        self._is_rest_added = not drop_last and 0 < rest < num_buckets and whole > 0
+        has_rest = rest > 0 and not drop_last and not self._is_rest_added
+        self._num_global_batches = whole + has_rest
+        if self._num_global_batches == 0:
+            message = (
+                f"{self._num_samples} samples are fewer than one global batch of {self._global_batch_size}, "
+                "and `drop_last` is set"
+            )
+            raise ValueError(message)
+        self._epoch = 0
+        # Where the next iteration starts, and where the running one stands: (global batch, buckets taken).
+        self._start = (0, 0)
+        self._position = (0, 0)
+
+    def __len__(self) -> int:
+        """Batches this replica yields in a whole epoch."""
+        return self._num_global_batches * (self._num_buckets // self._num_replicas)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This replica's batches of the epoch, from a loaded state's place on; then the next epoch begins."""
+        first, taken = self._start
+        self._start = (0, 0)
+        for global_batch in range(first, self._num_global_batches):
+            buckets = self.buckets(global_batch)
+            while taken < self._num_buckets:
+                bucket = buckets[taken + self._rank]
+                taken += self._num_replicas
+                self._position = (
+                    (global_batch, taken) if taken < self._num_buckets else (global_batch + 1, 0)
+                )
+                yield bucket
+            taken = 0
+        self._epoch += 1
+        self._position = (0, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of an epoch; keeps the position if that epoch is the current one.
+
+        Args:
+            epoch: From 0.
+        """
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._start = self._position = (0, 0)
+
+    def state_dict(self, num_batches: int | None = None) -> dict[str, int]:
+        """Where the epoch stands, equal on all replicas; load it on any number of them.
+
+        Args:
+            num_batches: Batches of this epoch that this replica has trained on. Give it where the DataLoader
+                has workers: they take batches ahead of the trainer, and without it those count too.
+
+        Returns:
+            Numbers, for `load_state_dict`.
+        """
+        global_batch, taken = self._position
+        if num_batches is not None:
+            slots = self._num_buckets // self._num_replicas
+            global_batch, taken = num_batches // slots, num_batches % slots * self._num_replicas
+        return {
+            "epoch": self._epoch,
+            "global_batch": global_batch,
+            "buckets_taken": taken,
+            "num_samples": self._num_samples,
+            "global_batch_size": self._global_batch_size,
+            "num_buckets": self._num_buckets,
+            "seed": self._seed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """The next iteration goes on where the state was taken, on this or another number of replicas.
+
+        Args:
+            state: Of `state_dict`.
+
+        Raises:
+            ValueError: The state is of other data, global batch size, buckets or seed, or stands inside a
+                global batch whose remaining buckets do not divide among the replicas.
+        """
+        mine = self.state_dict()
+        for name in ("num_samples", "global_batch_size", "num_buckets", "seed"):
+            if state[name] != mine[name]:
+                message = f"the state has `{name}` {state[name]}, this sampler {mine[name]}, must be equal"
+                raise ValueError(message)
+        remaining = self._num_buckets - state["buckets_taken"]
+        if remaining % self._num_replicas:
+            message = (
+                f"{remaining} buckets remain of a global batch, "
+                f"they do not divide among {self._num_replicas} replicas"
+            )
+            raise ValueError(message)
+        self._epoch = state["epoch"]
+        self._start = self._position = (state["global_batch"], state["buckets_taken"])
+
+    def buckets(self, global_batch: int) -> list[list[int]]:
+        """All buckets of a global batch of this epoch, heaviest first.
+
+        Replicas take `num_replicas` neighbours at a time, so what runs together is of nearly equal work.
+
+        Args:
+            global_batch: Position in the epoch, from 0.
+
+        Returns:
+            Sample indices of each bucket; no bucket is empty.
+        """
+        samples = self._samples(global_batch)
+        encoder = [self._encoder_cost[i] for i in samples]
+        llm = [self._llm_cost[i] for i in samples]
+        assignment = balance(encoder, llm, self._num_buckets, seed=self._seed).assignment
+        buckets: list[list[int]] = [[] for _ in range(self._num_buckets)]
+        for sample, bucket in zip(samples, assignment, strict=True):
+            buckets[bucket].append(sample)
+        for bucket in buckets:
+            if not bucket:
+                # Samples without cost, or a giant that leaves no work: a DataLoader takes no empty list.
+                fullest = max(buckets, key=len)
+                bucket.append(fullest.pop(min(range(len(fullest)), key=lambda k: self._cost(fullest[k]))))
+        return sorted(buckets, key=lambda bucket: -sum(map(self._cost, bucket)))
+
+    def _cost(self, sample: int) -> int:
+        return self._encoder_cost[sample] + self._llm_cost[sample]
+
+    def _samples(self, global_batch: int) -> list[int]:
+        is_last = global_batch == self._num_global_batches - 1
+        if not self._shuffle:
+            first = global_batch * self._global_batch_size
+            end = self._num_samples if is_last and self._is_rest_added else first + self._global_batch_size
+            return list(range(first, min(end, self._num_samples)))
+        step = self._epoch * self._order.steps_per_epoch + global_batch
+        samples = self._order.batch(step)
+        return samples + self._order.batch(step + 1) if is_last and self._is_rest_added else samples
+
+
+def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], list[int]]:
+    """Encoder and LLM cost of each sample, as integers of one unit."""
+    entries = (
+        _profiled_shapes(Path(source)) if isinstance(source, (str, os.PathLike)) else list(source)
+    )
+    if not entries:
+        message = "there are no samples"
+        raise ValueError(message)
+    if isinstance(entries[0], (tuple, list)):
+        encoder, llm = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        for index, cost in enumerate(zip(encoder, llm, strict=True)):
+            if not all(0 <= c < float("inf") for c in cost):
+                message = f"the costs of sample {index} are {cost}, must be finite and not negative"
+                raise ValueError(message)
+        if all(isinstance(c, int) for c in [*encoder, *llm]):
+            return encoder, llm
+    else:
+        encoder = [_encoder_tokens(entry) for entry in entries]
+        llm = [float(_field(entry, "llm_tokens")) for entry in entries]
+        if sum(encoder) > 0:
+            scale = sum(llm) / sum(encoder)
+            encoder = [tokens * scale for tokens in encoder]
+    largest = max(*encoder, *llm) or 1.0
+    return (
+        [round(c / largest * _LARGEST_COST) for c in encoder],
+        [round(c / largest * _LARGEST_COST) for c in llm],
+    )
+
+
+def _profiled_shapes(path: Path) -> list[Any]:
+    try:
+        profile = json.loads(path.read_bytes())
+        if profile["dflop"] != "data_profile":
+            message = f"its field `dflop` says `{profile['dflop']}`"
+            raise ValueError(message)
+        return [sample["shape"] for sample in profile["samples"]]
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"`{path}` is not a data_profile: {error}"
+        raise ArtifactError(message) from error
+
+
+def _field(shape: Any, name: str) -> Any:
+    return shape[name] if isinstance(shape, Mapping) else getattr(shape, name)
+
+
+def _encoder_tokens(shape: Any) -> float:
+    has_tokens = "encoder_tokens" in shape if isinstance(shape, Mapping) else hasattr(shape, "encoder_tokens")
+    if has_tokens:
+        return float(_field(shape, "encoder_tokens"))
+    segments = _field(shape, "encoder_segments")
+    return float(sum(_field(s, "count") * _field(s, "tokens") for s in segments))

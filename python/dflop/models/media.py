@@ -1,0 +1,122 @@
+"""Decoding: files to RGB pictures, as displayed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageOps, ImageSequence
+
+from dflop.models.errors import profile_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+ANIMATIONS = frozenset({".gif", ".webp", ".png", ".apng"})
+"""Endings of the moving pictures that Pillow reads; all other videos are containers for PyAV."""
+
+
+def decode_image(path: Path) -> Image.Image:
+    """One image in RGB, turned as its EXIF data says.
+
+    Args:
+        path: an image file; of an animation, its first frame.
+
+    Returns:
+        A Pillow image in mode RGB.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ProfileError: the file cannot be decoded; the message names it.
+    """
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except FileNotFoundError:
+        raise
+    # Pillow's plugins raise whatever their parsing runs into.
+    except Exception as error:
+        raise _undecodable(path, str(error)) from error
+
+
+def decode_frames(path: Path, frame_indices: Sequence[int]) -> list[Image.Image]:
+    """The named frames of a video or animation in RGB, rotated as its container says.
+
+    *Complexity*: decodes from the first frame to the last one named; keyframes are not sought, since indices
+    count frames as decoded.
+
+    Args:
+        path: a video file (mp4, mkv, webm, ...) or animation (GIF, WebP).
+        frame_indices: from 0, in any order; an index may be named twice.
+
+    Returns:
+        One Pillow image in mode RGB for each index, in their order.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ProfileError: the file cannot be decoded, or has no such frame; the message names it.
+    """
+    wanted = set(frame_indices)
+    if not wanted:
+        return []
+    try:
+        if path.suffix.lower() in ANIMATIONS:
+            frames, num_frames = _decode_animation(path, wanted)
+        else:
+            frames, num_frames = _decode_video(path, wanted)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise _undecodable(path, str(error)) from error
+    missing = sorted(wanted - frames.keys())
+    if missing:
+        raise _undecodable(path, f"it has {num_frames} frames, frame {missing[0]} was asked for")
+    return [frames[index] for index in frame_indices]
+
+
+def _decode_animation(path: Path, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
+    frames: dict[int, Image.Image] = {}
+    with Image.open(path) as image:
+        num_frames = getattr(image, "n_frames", 1)
+        last = max(wanted)
+        for index, frame in enumerate(ImageSequence.Iterator(image)):
+            if index in wanted:
+                frames[index] = frame.convert("RGB")
+            if index >= last:
+                break
+    return frames, num_frames
+
+
+def _decode_video(path: Path, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
+    import av
+
+    frames: dict[int, Image.Image] = {}
+    num_frames = 0
+    last = max(wanted)
+    with av.open(str(path)) as container:
+        if not container.streams.video:
+            message = "it has no video stream"
+            raise ValueError(message)
+        stream = container.streams.video[0]
+        # One thread: ranks already fill the cores.
+        stream.codec_context.thread_count = 1
+        for index, frame in enumerate(container.decode(stream)):
+            num_frames = index + 1
+            if index in wanted:
+                frames[index] = Image.fromarray(_upright(frame.to_ndarray(format="rgb24"), frame.rotation))
+            if index >= last:
+                break
+    return frames, num_frames
+
+
+def _upright(pixels_HWC: np.ndarray, rotation: int) -> np.ndarray:
+    import numpy as np
+
+    # `rotation` counts degrees counterclockwise from the stored to the displayed frame, as `rot90` does.
+    return np.ascontiguousarray(np.rot90(pixels_HWC, k=(rotation // 90) % 4)) if rotation else pixels_HWC
+
+
+def _undecodable(path: Path, cause: str) -> Exception:
+    return profile_error(f"cannot decode `{path}`: {cause}")

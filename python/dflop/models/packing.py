@@ -1,0 +1,210 @@
+"""Attention over packed samples: no sample sees another.
+
+    q_1HTd, k_1GTd, v_1GTd, cu_seqlens --> one causal attention a sample --> out_1THd
+
+Shape letters: H query heads, G key and value heads, T LLM tokens, d width of a head; the first axis is a
+batch of 1.
+
+Registered once under `PACKED` as an attention function of transformers, so that its own layers run unchanged.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PACKED = "dflop_packed"
+"""Name of the attention function in transformers' registry."""
+
+
+def _find_varlen() -> Callable[..., Any] | None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+_VARLEN = _find_varlen()
+_VARLEN_ARGUMENTS = frozenset(inspect.signature(_VARLEN).parameters) if _VARLEN is not None else frozenset()
+
+
+def uses_varlen(tensor: torch.Tensor, dropout: float = 0.0) -> bool:
+    """Whether packed attention on `tensor` runs as one fused call; else it is a loop over the samples.
+
+    Args:
+        tensor: a query; only its device and dtype count. The fused call has no float32.
+        dropout: probability of dropping an attention weight; the fused call has none.
+
+    Returns:
+        True on a CUDA device in half precision without dropout.
+    """
+    return (
+        _VARLEN is not None
+        and tensor.is_cuda
+        and tensor.dtype in (torch.float16, torch.bfloat16)
+        and dropout == 0.0
+    )
+
+
+def _repeat_heads(states_1GTd: torch.Tensor, times: int) -> torch.Tensor:
+    return states_1GTd if times == 1 else states_1GTd.repeat_interleave(times, dim=1)
+
+
+def attend_segment(
+    query_1HTd: torch.Tensor,
+    key_1GTd: torch.Tensor,
+    value_1GTd: torch.Tensor,
+    scaling: float | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention of one sample; this is what the profiler times as "attention of one segment".
+
+    Args:
+        query_1HTd: [1, H, t, d].
+        key_1GTd: [1, G, t, d].
+        value_1GTd: [1, G, t, d].
+        scaling: factor on the scores; None is 1 / sqrt(d).
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        out_1HTd: [1, H, t, d].
+    """
+    return F.scaled_dot_product_attention(
+        query_1HTd,
+        key_1GTd,
+        value_1GTd,
+        dropout_p=dropout,
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=query_1HTd.shape[1] != key_1GTd.shape[1],
+    )
+
+
+def attend_packed(
+    query_1HTd: torch.Tensor,
+    key_1GTd: torch.Tensor,
+    value_1GTd: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    segment_tokens: Sequence[int],
+    scaling: float | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention of each sample over itself.
+
+    Args:
+        query_1HTd: [1, H, T, d].
+        key_1GTd: [1, G, T, d].
+        value_1GTd: [1, G, T, d].
+        cu_seqlens: [M + 1] int32, same device.
+        segment_tokens: tokens of each sample, the differences of `cu_seqlens`, known without asking the
+            device.
+        scaling: factor on the scores; None is 1 / sqrt(d).
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        out_1THd: [1, T, H, d], contiguous on the loop's path.
+    """
+    if uses_varlen(query_1HTd, dropout):
+        return _attend_varlen(query_1HTd, key_1GTd, value_1GTd, cu_seqlens, max(segment_tokens), scaling)
+    sizes = [tokens for tokens in segment_tokens if tokens > 0]
+    # split, not slices: the backward of a slice fills a tensor of all T rows with zeros, which over M samples
+    # costs M * T; that of a split is one concatenation.
+    parts = zip(
+        query_1HTd.split(sizes, dim=2),
+        key_1GTd.split(sizes, dim=2),
+        value_1GTd.split(sizes, dim=2),
+        strict=True,
+    )
+    outputs = [attend_segment(q, k, v, scaling, dropout).transpose(1, 2) for q, k, v in parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _attend_varlen(
+    query_1HTd: torch.Tensor,
+    key_1GTd: torch.Tensor,
+    value_1GTd: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_tokens: int,
+    scaling: float | None,
+) -> torch.Tensor:
+    assert _VARLEN is not None, "asked for by `uses_varlen` only"
+    options: dict[str, Any] = {"scale": scaling}
+    # The causal mask was a flag before it was a window, and grouped heads came later still.
+    if "window_size" in _VARLEN_ARGUMENTS:
+        options["window_size"] = (-1, 0)
+    else:
+        options["is_causal"] = True
+    groups = query_1HTd.shape[1] // key_1GTd.shape[1]
+    if groups > 1 and "enable_gqa" in _VARLEN_ARGUMENTS:
+        options["enable_gqa"] = True
+    else:
+        key_1GTd, value_1GTd = _repeat_heads(key_1GTd, groups), _repeat_heads(value_1GTd, groups)
+    out_THd = _VARLEN(
+        query_1HTd[0].transpose(0, 1),
+        key_1GTd[0].transpose(0, 1),
+        value_1GTd[0].transpose(0, 1),
+        cu_seqlens,
+        # The very tensor again: some kernels take the mask as causal only then.
+        cu_seqlens,
+        max_tokens,
+        max_tokens,
+        **options,
+    )
+    return out_THd[None]
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    segment_tokens: Sequence[int] | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers' layers call; see `attend_packed`.
+
+    Args:
+        module: the attention layer; unused.
+        query: [1, H, T, d].
+        key: [1, G, T, d].
+        value: [1, G, T, d].
+        attention_mask: must be None: who sees whom is told by `cu_seq_lens_q`.
+        scaling: factor on the scores.
+        dropout: probability of dropping an attention weight.
+        cu_seq_lens_q: [M + 1] int32; required.
+        segment_tokens: its differences, to spare the device a question in each layer.
+
+    Returns:
+        out_1THd, and no weights.
+
+    Raises:
+        ValueError: there is a mask, or no `cu_seq_lens_q`: either would let samples see each other.
+    """
+    del module
+    if attention_mask is not None or cu_seq_lens_q is None or query.shape[0] != 1:
+        message = "packed attention takes `cu_seq_lens_q` and a batch of 1, and no mask"
+        raise ValueError(message)
+    if segment_tokens is None:
+        segment_tokens = cu_seq_lens_q.diff().tolist()
+    return attend_packed(query, key, value, cu_seq_lens_q, segment_tokens, scaling, dropout), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+AttentionInterface.register(PACKED, packed_attention)
+# Without this, transformers would build a mask of T x T for an attention function it does not know.
+AttentionMaskInterface.register(PACKED, _no_mask)

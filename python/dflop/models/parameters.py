@@ -1,0 +1,90 @@
+"""Parameters by name: any piece of a model gets the very values it has in the whole model.
+
+The whole model is built on the meta device, where it costs nothing; the pieces a rank holds are taken from
+it, given memory, and filled from a generator seeded by (seed, full name). So no layout changes what is
+trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+def name_seed(seed: int, name: str) -> int:
+    """Seed of the parameter `name`, from 0 to 2^63 - 1.
+
+    Args:
+        seed: the seed of the run.
+        name: full Hugging Face name, as in `model.image_newline`.
+
+    Returns:
+        The first 8 bytes of a SHA-256, without the sign bit.
+    """
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+@torch.no_grad()
+def fill_parameter(parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
+    """Fills one parameter: weights of norms with 1, biases with 0, all else from normal(0, `std`).
+
+    Drawn in float32 on the CPU and rounded afterwards: the same values, up to rounding, in any dtype on any
+    device.
+
+    Args:
+        parameter: filled in place.
+        name: full Hugging Face name.
+        seed: the seed of the run.
+        std: standard deviation.
+    """
+    owner, _, kind = name.rpartition(".")
+    if kind.endswith("bias"):
+        parameter.zero_()
+    elif kind == "weight" and "norm" in owner.rpartition(".")[2]:
+        parameter.fill_(1.0)
+    else:
+        generator = torch.Generator().manual_seed(name_seed(seed, name))
+        values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+        parameter.copy_(values)
+
+
+def materialise(
+    piece: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    std: Callable[[str], float],
+) -> None:
+    """Gives a piece of a model on the meta device memory and values.
+
+    `to_empty` leaves garbage in buffers, so the caller must replace every buffer by a real one beforehand.
+
+    Args:
+        piece: its parameters are on the meta device and have their full names.
+        device: where it shall live.
+        dtype: of all parameters.
+        seed: the seed of the run.
+        std: standard deviation of a parameter, by its name.
+    """
+    for name, buffer in piece.named_buffers():
+        assert not buffer.is_meta, f"buffer `{name}` would hold garbage"
+    for module in piece.modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                module.register_parameter(
+                    kind, torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                )
+        for kind, buffer in module.named_buffers(recurse=False):
+            # Only the device changes: frequencies of rotary embeddings stay float32 in every dtype.
+            setattr(module, kind, buffer.to(device))
+    for name, parameter in piece.named_parameters():
+        fill_parameter(parameter, name, seed, std(name))

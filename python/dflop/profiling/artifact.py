@@ -1,0 +1,94 @@
+"""The artifact as a file: the same text, hash and whole-or-nothing write as the Rust side has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+KIND = "model_profile"
+FORMAT_VERSION = 1
+
+
+def hash_parts(parts: Iterable[bytes]) -> str:
+    """SHA-256 of the parts, each preceded by its length, as `sha256:...`.
+
+    Args:
+        parts: any bytes.
+
+    Returns:
+        The hash; equal to that of Rust's `artifact::hash_parts`.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def hash_config(model_dir: Path) -> str:
+    """Hash of the bytes of `config.json`: what an artifact was made from under `model_config`.
+
+    Args:
+        model_dir: folder of the model.
+
+    Returns:
+        `sha256:...`.
+
+    Raises:
+        FileNotFoundError: there is no `config.json`.
+    """
+    return hash_parts([(Path(model_dir) / "config.json").read_bytes()])
+
+
+def to_text(profile: Mapping[str, Any]) -> str:
+    """The model profile as the text of its file, a top-level field on a line of its own.
+
+    Args:
+        profile: the fields of `ModelProfile`, in order.
+
+    Returns:
+        JSON, as Rust's `artifact::to_text` lays it out.
+    """
+    fields = {"dflop": KIND, "format_version": FORMAT_VERSION, **profile}
+    lines = [
+        f'"{name}": {json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)}'
+        for name, value in fields.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_artifact(path: str | os.PathLike[str], profile: Mapping[str, Any]) -> None:
+    """Writes the model profile whole to `path`, or leaves what was there; makes the folder if it is missing.
+
+    Args:
+        path: the file.
+        profile: as `profile_model` returns it.
+
+    Raises:
+        ArtifactError: the folder cannot be made or the file cannot be written.
+    """
+    target = Path(path)
+    neighbour = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    text = to_text(profile)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with neighbour.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            neighbour.replace(target)
+        except BaseException:
+            neighbour.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        from dflop import ArtifactError
+
+        message = f"cannot write `{target}`: {error.strerror or error}"
+        raise ArtifactError(message) from error

@@ -1,0 +1,43 @@
+"""Starts the measuring in a process whose memory and threads are set as in training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def launch(request: Mapping[str, Any]) -> int:
+    """Measures as `request` says, in a child process: an allocator reads its settings once, at its start.
+
+    Args:
+        request: as the command line makes it; see `Request` of `profiling/model.py`. `environment` is set for
+            the child where the user has not set it.
+
+    Returns:
+        The exit status: 0 done, 2 the model cannot be measured, 130 interrupted.
+    """
+    if request.get("fresh"):
+        Path(request["partial"]).unlink(missing_ok=True)
+    environment = dict(request.get("environment") or {}) | dict(os.environ)
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(dict(request), file)
+        file.flush()
+        command = [sys.executable, "-m", "dflop.profiling.worker", file.name]
+        process = subprocess.Popen(command, env=environment)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            # The terminal sent it to the child too; what it has measured is kept.
+            status = process.wait()
+            print("interrupted; the same command goes on from here", file=sys.stderr)
+            return 128 + signal.SIGINT
+    return 128 - status if status < 0 else status

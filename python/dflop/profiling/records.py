@@ -1,0 +1,109 @@
+"""What was measured so far, on disk: an interrupted profile goes on where it stopped.
+
+One JSON line a measurement, appended as soon as it is known; a line that an interruption cut short is
+ignored. Lines of another model, device or number of threads carry another key and are ignored too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from dflop.profiling.timer import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """Identity of what is measured, on what.
+
+    Args:
+        facts: all that makes two measurements comparable.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Records:
+    """Measurements by case, in memory and, where there is a path, in its file."""
+
+    def __init__(self, path: Path | None, key: str) -> None:
+        """Reads what the file already has under `key`.
+
+        Args:
+            path: the file; None keeps nothing.
+            key: see `key_of`.
+
+        Raises:
+            OSError: the file can be neither read nor made.
+        """
+        self._path = path
+        self._key = key
+        self.timings: defaultdict[str, list[Timing]] = defaultdict(list)
+        self.numbers: dict[str, int] = {}
+        self.spent_ns = 0
+        """Time all these measurements took, in nanoseconds."""
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        if not path.exists():
+            return
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
+            try:
+                record = json.loads(line)
+                if record["key"] == self._key:
+                    self._take(record)
+            except (ValueError, KeyError, TypeError):
+                continue
+        if text and not text.endswith("\n"):
+            # Closes the cut line, so that it does not swallow the next one.
+            self._append("")
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        if "number" in record:
+            self.numbers[record["case"]] = int(record["number"])
+        else:
+            timing = Timing(int(record["forward_ns"]), int(record["backward_ns"]))
+            self.timings[record["case"]].append(timing)
+            self.spent_ns += timing.total_ns
+
+    def _append(self, line: str) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def add_timing(self, case: str, timing: Timing) -> None:
+        """Keeps one run.
+
+        Args:
+            case: what was run.
+            timing: how long it took.
+        """
+        record = {
+            "key": self._key,
+            "case": case,
+            "forward_ns": timing.forward_ns,
+            "backward_ns": timing.backward_ns,
+        }
+        self._take(record)
+        self._append(json.dumps(record))
+
+    def add_number(self, case: str, number: int) -> None:
+        """Keeps one number that needs no repeating; a later one replaces it.
+
+        Args:
+            case: what it says.
+            number: the number.
+        """
+        record = {"key": self._key, "case": case, "number": number}
+        self._take(record)
+        self._append(json.dumps(record))

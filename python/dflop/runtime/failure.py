@@ -1,0 +1,51 @@
+"""A rank that fails says who it is, at which step and action."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class RankError(RuntimeError):
+    """What stopped a rank and is explained in its message: no traceback is needed."""
+
+
+@contextmanager
+def talking(what: str) -> Iterator[None]:
+    """Around a call that waits for other ranks: what it raises becomes a `RankError`.
+
+    Args:
+        what: What the ranks were doing together, as in "sum gradients".
+
+    Raises:
+        RankError: Another rank has gone, or did not come within the timeout.
+    """
+    try:
+        yield
+    except RankError:
+        raise
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        message = f"cannot {what}, another rank stopped or is too slow ({first_line})"
+        raise RankError(message) from error
+
+
+def describe(coordinates: str, step: int | None, action: str | None, cause: BaseException) -> str:
+    """One line, as in "[encoder dp 1/2] step 37, action 0F5: cause".
+
+    Args:
+        coordinates: The rank in words, without brackets.
+        step: The step, where it had begun.
+        action: The action, where one was running.
+        cause: What went wrong.
+
+    Returns:
+        The line, without an end of line.
+    """
+    places = [] if step is None else [f"step {step}"]
+    places += [] if action is None else [f"action {action}"]
+    text = str(cause) or type(cause).__name__
+    return f"[{coordinates}] {', '.join(places)}{': ' if places else ''}{text}"

@@ -1,0 +1,156 @@
+"""Gradients: summed over the ranks that hold a parameter, and clipped by the norm over all parameters.
+
+The loss was divided by the label tokens of the whole global batch before backward, so the gradient of the
+global batch is the *sum* over replicas; a mean would make it depend on how samples were dealt out.
+
+Which ranks hold a parameter is found by its name: the replicas of one stage, and whichever stage shares it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dflop.runtime.failure import RankError, talking
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dflop.runtime.mesh import Mesh
+
+BUCKET_BYTES = 25 << 20
+"""Bytes of one all-reduce; DDP's default, large enough that latency does not count."""
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """Gradients of the parameters that the same ranks hold, in one tensor."""
+
+    gradients: torch.Tensor
+    holders: tuple[int, ...]
+    group: dist.ProcessGroup | None
+    """None where this rank is the only holder."""
+
+
+class Gradients:
+    """The gradients of this rank's piece, as views into a few flat tensors.
+
+    A parameter that a step does not reach has a zero gradient, on every rank alike: the optimizer treats all
+    replicas the same way whichever samples they had.
+    """
+
+    def __init__(self, module: nn.Module, mesh: Mesh) -> None:
+        """Finds the holders and makes their groups. Every rank must call it; blocks until all have.
+
+        Args:
+            module: This rank's piece.
+            mesh: This rank's place.
+
+        Raises:
+            RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
+        """
+        self._mesh = mesh
+        # A parameter under two names is one parameter.
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        holders = _holders(self.parameters, mesh)
+        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for ranks in sorted(set(holders.values())):
+            # Collective over all ranks, those outside the group too.
+            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
+        self._flats: list[_Flat] = []
+        kinds = {(holders[name], p.dtype) for name, p in self.parameters.items()}
+        for ranks, dtype in sorted(kinds, key=str):
+            members = [
+                p for name, p in self.parameters.items() if holders[name] == ranks and p.dtype == dtype
+            ]
+            flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=mesh.device)
+            offset = 0
+            for p in members:
+                p.grad = flat[offset : offset + p.numel()].view_as(p)
+                offset += p.numel()
+            self._flats.append(_Flat(flat, ranks, groups[ranks]))
+
+    def zero(self) -> None:
+        """Sets all gradients to zero, in place."""
+        for flat in self._flats:
+            flat.gradients.zero_()
+
+    def reduce(self) -> None:
+        """Sums each gradient over the ranks that hold it.
+
+        Every holder must call it after its last backward; sends buckets of 25 MiB; blocks until they are
+        summed.
+
+        Raises:
+            RankError: Another rank has gone.
+        """
+        pending: list[dist.Work] = []
+        for flat in self._flats:
+            if flat.group is None:
+                continue
+            for bucket in flat.gradients.split(max(1, BUCKET_BYTES // flat.gradients.element_size())):
+                with talking("sum gradients"):
+                    work = dist.all_reduce(bucket, group=flat.group, async_op=True)
+                assert work is not None
+                pending.append(work)
+        with talking("sum gradients"):
+            for work in pending:
+                work.wait()
+
+    def clip(self, max_norm: float | None) -> float:
+        """Scales all gradients of the model down to `max_norm` if their norm is above it.
+
+        Every rank must call it after `reduce`; sums one float64 over all ranks; blocks. Replicas count once.
+
+        Args:
+            max_norm: The largest norm allowed; none clips nothing.
+
+        Returns:
+            The norm before clipping, equal on all ranks.
+
+        Raises:
+            RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
+        """
+        squares = [
+            torch.linalg.vector_norm(flat.gradients, dtype=torch.float64).square()
+            for flat in self._flats
+            if flat.holders[0] == self._mesh.rank
+        ]
+        total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
+        with talking("sum the gradients' norm"):
+            dist.all_reduce(total, group=self._mesh.control)
+        norm = float(total.sqrt())
+        if not torch.isfinite(total):
+            message = f"the norm of the gradients is {norm}, must be finite"
+            raise RankError(message)
+        if max_norm is not None and norm > max_norm:
+            for flat in self._flats:
+                flat.gradients.mul_(max_norm / norm)
+        return norm
+
+
+def _holders(parameters: dict[str, nn.Parameter], mesh: Mesh) -> dict[str, tuple[int, ...]]:
+    """The ranks that hold each parameter of any rank, by name, in order; checks that they hold the same."""
+    # Sum and sum of squares tell two initialisations apart without sending weights.
+    own = {
+        name: (tuple(p.shape), float(p.detach().double().sum()), float(p.detach().double().square().sum()))
+        for name, p in parameters.items()
+    }
+    pieces: list[dict[str, tuple[tuple[int, ...], float, float]]] = [{} for _ in range(mesh.num_ranks)]
+    dist.all_gather_object(pieces, own, group=mesh.control)
+    holders: dict[str, tuple[int, ...]] = {}
+    for rank, piece in enumerate(pieces):
+        for name, value in piece.items():
+            holders[name] = (*holders.get(name, ()), rank)
+            first = holders[name][0]
+            if pieces[first][name] != value:
+                message = (
+                    f"`{name}` is {value} (tensor shape, sum, sum of squares) on rank {rank} and "
+                    f"{pieces[first][name]} on rank {first}, must start equal"
+                )
+                raise RankError(message)
+    return holders

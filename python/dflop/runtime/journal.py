@@ -1,0 +1,101 @@
+"""What a run writes, on the leader: a line a step in three files, TensorBoard events, progress on stderr.
+
+Every line is flushed when its step ends, so a run that is stopped leaves all steps it finished.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Journal:
+    """The files of one run."""
+
+    def __init__(self, out: Path, num_turns: int) -> None:
+        """Opens `metrics.jsonl`, `trace.jsonl` and `schedules.jsonl` anew.
+
+        Args:
+            out: Directory; made if missing.
+            num_turns: Training steps to come, for the progress line.
+
+        Raises:
+            OSError: The directory cannot be written.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        self._out = out
+        self._files: dict[str, TextIO] = {
+            name: (out / f"{name}.jsonl").open("w", encoding="utf-8")
+            for name in ("metrics", "trace", "schedules")
+        }
+        self._tensorboards: dict[str, SummaryWriter] = {}
+        self._num_turns = num_turns
+        self._num_done = 0
+        self._shown_s = 0.0
+
+    def write(self, metrics: dict[str, Any], trace: dict[str, Any], schedule: dict[str, Any]) -> None:
+        """One line in each file, flushed; then TensorBoard.
+
+        Args:
+            metrics: For `metrics.jsonl`; its numbers go to TensorBoard.
+            trace: For `trace.jsonl`.
+            schedule: For `schedules.jsonl`.
+        """
+        for name, record in [("schedules", schedule), ("trace", trace), ("metrics", metrics)]:
+            self._files[name].write(json.dumps(record) + "\n")
+            self._files[name].flush()
+        board = self._tensorboard(metrics["arm"])
+        board.add_scalar("train/loss", metrics["loss"], metrics["step"])
+        board.add_scalar("train/grad_norm", metrics["grad_norm"], metrics["step"])
+        board.add_scalar("step/ms", metrics["step_ns"] / 1e6, metrics["step"])
+        board.add_scalar("step/predicted_ms", metrics["predicted_ns"] / 1e6, metrics["step"])
+        board.add_scalar("step/bubble_ratio", metrics["bubble_ratio"], metrics["step"])
+        board.add_scalar("step/data_wait_ms", metrics["data_wait_ns"] / 1e6, metrics["step"])
+        board.add_scalar("step/tokens_per_s", metrics["tokens"] / (metrics["step_ns"] / 1e9), metrics["step"])
+        board.flush()
+
+    def progress(self, metrics: dict[str, Any], is_recorded: bool) -> None:
+        """The line on stderr: in place on a terminal, else a line every ten seconds and at the end."""
+        self._num_done += 1
+        is_last = self._num_done == self._num_turns
+        is_terminal = sys.stderr.isatty()
+        now = time.monotonic()
+        if not is_terminal and not is_last and now - self._shown_s < 10.0:
+            return
+        self._shown_s = now
+        width = 24
+        filled = width * self._num_done // max(1, self._num_turns)
+        text = (
+            f"train [{'#' * filled}{'.' * (width - filled)}] {self._num_done}/{self._num_turns}  "
+            f"{'' if is_recorded else 'warm-up, '}{metrics['arm']}  loss {metrics['loss']:.4f}  "
+            f"{metrics['step_ns'] / 1e6:.0f} ms  idle {metrics['bubble_ratio'] * 100:.0f} %"
+        )
+        if is_terminal:
+            sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if is_last else ""))
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Closes all files."""
+        if sys.stderr.isatty() and 0 < self._num_done < self._num_turns:
+            sys.stderr.write("\n")
+        for file in self._files.values():
+            file.close()
+        for board in self._tensorboards.values():
+            board.close()
+
+    def _tensorboard(self, arm: str) -> SummaryWriter:
+        # A run each, so that TensorBoard draws the arms of a comparison over each other.
+        if arm not in self._tensorboards:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboards[arm] = SummaryWriter(str(self._out / "tensorboard" / arm))
+        return self._tensorboards[arm]

@@ -1,0 +1,70 @@
+"""Starts the ranks of one machine, or becomes one where torchrun has started this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def launch(request: Mapping[str, Any]) -> int:
+    """Trains as `request` says.
+
+    Under torchrun (RANK and WORLD_SIZE are set) this process is that rank. Otherwise torchrun is started on
+    this machine, with one process a rank of the plan; Ctrl-C is passed on, and the ranks finish their step.
+
+    Args:
+        request: As the command line makes it; see `Options` of `runtime/options.py`.
+
+    Returns:
+        The exit status: 0 done, 1 a rank failed, 130 interrupted.
+
+    Raises:
+        OSError: The output directory cannot be written.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        from dflop.runtime.worker import run
+
+        return run(request)
+    out = Path(request["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "request.json"
+    path.write_text(json.dumps(dict(request), indent=1), encoding="utf-8")
+    command = [
+        sys.executable, "-m", "dflop.runtime.agent",
+        "--standalone", "--local-addr", "127.0.0.1", "--nnodes", "1",
+        "--nproc-per-node", str(request["num_ranks"]),
+        "-m", "dflop.runtime.worker", str(path),
+    ]  # fmt: skip
+    # What the user has set stays.
+    environment = {**request["environment"], **os.environ}
+    # In a session of its own, or the terminal would send Ctrl-C to torchrun a second time.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    return _wait(process)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of the ranks; 130 if Ctrl-C came meanwhile."""
+    is_interrupted = False
+
+    def forward(*_: object) -> None:
+        nonlocal is_interrupted
+        if not is_interrupted:
+            is_interrupted = True
+            process.send_signal(signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, forward)
+    try:
+        status = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if is_interrupted:
+        return 128 + signal.SIGINT
+    return 1 if status < 0 else status

@@ -1,0 +1,136 @@
+"""Receives posted ahead and sends kept until they are done, over the transfers of `boundary.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dflop.runtime.boundary import Transfer, join, split
+from dflop.runtime.failure import RankError, talking
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dflop.runtime.mesh import Mesh
+
+Posted = list[tuple[torch.Tensor, dist.Work]]
+
+
+class Messages:
+    """The traffic of one rank.
+
+    A message is known by its peer, its direction and its microbatch; the last two make its tag. NCCL has no
+    tags: there, two ranks exchange messages of one direction in the order of their actions, which both share.
+    """
+
+    def __init__(self, mesh: Mesh, width: int, dtype: torch.dtype) -> None:
+        """Nothing under way.
+
+        Args:
+            mesh: This rank's place.
+            width: D of features and hidden states.
+            dtype: Of features and hidden states.
+        """
+        self._mesh = mesh
+        self._width = width
+        self._dtype = dtype
+        self._posted: dict[tuple[bool, int], Posted] = {}
+        self._sent: list[tuple[torch.Tensor, dist.Work]] = []
+
+    def post(self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]) -> None:
+        """Opens the receives of one action, at once, whether or not the peers have begun to send."""
+        posted: Posted = []
+        for transfer in transfers:
+            buffer = torch.empty(
+                transfer.num_rows, self._width, dtype=self._dtype, device=self._mesh.device
+            )
+            work = dist.irecv(
+                buffer, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
+            )
+            assert work is not None
+            posted.append((buffer, work))
+        self._posted[is_gradient, microbatch] = posted
+
+    def receive(
+        self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
+    ) -> list[torch.Tensor]:
+        """The messages of one action; blocks until all are here.
+
+        Args:
+            microbatch: Its number.
+            is_gradient: Whether they are gradients.
+            transfers: As given to `post`.
+
+        Returns:
+            One [num_rows, D] tensor a transfer.
+
+        Raises:
+            RankError: A peer has gone, or did not send within the timeout; the message names it.
+        """
+        received: list[torch.Tensor] = []
+        for transfer, (buffer, work) in zip(
+            transfers, self._posted.pop((is_gradient, microbatch)), strict=True
+        ):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._peer_failed(transfer.peer, "no message from") from error
+            received.append(buffer)
+        return received
+
+    def send(
+        self, microbatch: int, is_gradient: bool, rows_RD: torch.Tensor, transfers: Sequence[Transfer]
+    ) -> None:
+        """Sends this rank's rows over the transfers of one action and returns at once.
+
+        Args:
+            microbatch: Its number.
+            is_gradient: Whether they are gradients.
+            rows_RD: All rows of this rank.
+            transfers: Which of them go where.
+
+        Raises:
+            RankError: A peer has gone; the message names it.
+        """
+        # What is done may be freed. gloo tells only who waits; there the payloads live until `finish`.
+        self._sent = [(payload, work) for payload, work in self._sent if not work.is_completed()]
+        for transfer, payload in zip(transfers, split(rows_RD, transfers), strict=True):
+            try:
+                work = dist.isend(
+                    payload, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
+                )
+            except RuntimeError as error:
+                raise self._peer_failed(transfer.peer, "cannot send to") from error
+            assert work is not None
+            self._sent.append((payload, work))
+
+    def joined(self, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]) -> torch.Tensor:
+        """All rows of this rank, [R, D], from the messages of one action; [0, D] where there are none."""
+        if not received:
+            return torch.empty(0, self._width, dtype=self._dtype, device=self._mesh.device)
+        return join(received, transfers)
+
+    def finish(self) -> None:
+        """Waits until everything sent has left; to be called at the end of a step.
+
+        Raises:
+            RankError: A peer has gone.
+        """
+        with talking("deliver messages"):
+            for _, work in self._sent:
+                work.wait()
+        self._sent = []
+
+    def _group(self, is_gradient: bool) -> dist.ProcessGroup:
+        return self._mesh.upward if is_gradient else self._mesh.downward
+
+    def _peer_failed(self, peer: int, what: str) -> RankError:
+        component, replica, stage = self._mesh.plan.coordinates(peer)
+        place = component if component == "encoder" else f"{component} stage {stage}"
+        return RankError(f"{what} rank {peer} ({place}, replica {replica}), it stopped or is too slow")
+
+
+def _tag(microbatch: int, is_gradient: bool) -> int:
+    return 2 * microbatch + is_gradient

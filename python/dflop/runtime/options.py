@@ -1,0 +1,81 @@
+"""What a training run is asked to do: the request of the command line, read once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Arm = Literal["aware", "blind"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """One training run."""
+
+    config_path: str
+    plan_path: str
+    data_profile_path: str
+    model_profile_path: str
+    out: Path
+    """Directory of everything the run writes."""
+    steps: int
+    """Global batches to train (and to record, in a comparison)."""
+    compare: bool
+    """Train every global batch once with each arm."""
+    warmup_pairs: int
+    """Global batches of a comparison that are trained first and not recorded."""
+    model_dir: Path
+    dtype: str
+    device: str
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float | None
+    seed: int
+    arm: Arm
+    """Schedules of a run that is no comparison."""
+    cache_bytes: int
+    """Decoded media that a rank keeps."""
+    timeout_s: float
+    """A rank that waits longer than this for another gives up."""
+
+    @staticmethod
+    def of_request(request: Mapping[str, Any]) -> Options:
+        """The options of a request, whose `config` is the JSON text of a checked configuration.
+
+        Args:
+            request: As the command line makes it.
+
+        Returns:
+            The options.
+
+        Raises:
+            KeyError: A field is missing.
+        """
+        config = json.loads(request["config"])
+        train = config["train"]
+        return Options(
+            config_path=str(request["config_path"]),
+            plan_path=str(request["plan"]),
+            data_profile_path=str(request["data_profile"]),
+            model_profile_path=str(request["model_profile"]),
+            out=Path(request["out"]),
+            steps=int(request["steps"]),
+            compare=bool(request["compare"]),
+            warmup_pairs=int(request["warmup_pairs"]) if request["compare"] else 0,
+            model_dir=Path(config["model"]["dir"]),
+            dtype=config["model"]["dtype"],
+            device=config["cluster"]["device"],
+            learning_rate=float(train["learning_rate"]),
+            weight_decay=float(train["weight_decay"]),
+            max_grad_norm=None if train["max_grad_norm"] is None else float(train["max_grad_norm"]),
+            seed=int(train["seed"]),
+            arm=cast("Arm", train["schedule"]),
+            cache_bytes=int(config["data"]["cache_bytes"]),
+            # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
+            timeout_s=float(request.get("timeout_s", 1800.0)),
+        )

@@ -1,0 +1,114 @@
+"""One stage of one component: forward and backward of a microbatch, with what backward needs kept in between.
+
+    encoder      EncoderInput           --F--> features_ED     gradient of features_ED --B--> nothing
+    LLM, first   LlmInput, features_ED  --F--> hidden_TD       gradient of hidden_TD   --B--> of features_ED
+    LLM, middle  LlmInput, hidden_TD    --F--> hidden_TD       gradient of hidden_TD   --B--> of hidden_TD
+    LLM, last    LlmInput, hidden_TD    --F--> loss share      nothing                 --B--> of hidden_TD
+
+What comes in is a leaf of its own graph: no graph crosses ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from dflop.models.adapter import EncoderInput, LlmInput
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Batch = TypeVar("Batch", EncoderInput, LlmInput)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`; the copy need not have ended when this returns."""
+    moved = {
+        field.name: value.to(device, non_blocking=True)
+        for field in fields(batch)
+        if isinstance(value := getattr(batch, field.name), torch.Tensor)
+    }
+    return replace(batch, **moved)
+
+
+class Stage:
+    """This rank's piece of the model at work."""
+
+    def __init__(self, module: nn.Module, is_last: bool, device: torch.device) -> None:
+        """Nothing in flight.
+
+        Args:
+            module: The piece, on `device`, as the adapter built it.
+            is_last: Whether it ends in the loss.
+            device: Of this rank.
+        """
+        self.module = module
+        self._is_last = is_last
+        self._device = device
+        self._in_flight: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self.loss = 0.0
+        """This rank's share of the loss since `begin`, divided by the label tokens of the global batch."""
+
+    def begin(self) -> None:
+        """Starts a step."""
+        assert not self._in_flight, "every forward had its backward"
+        self.loss = 0.0
+
+    def forward(
+        self,
+        microbatch: int,
+        batch: EncoderInput | LlmInput,
+        incoming_RD: torch.Tensor | None,
+        label_tokens: int,
+    ) -> torch.Tensor | None:
+        """Runs the stage on one microbatch.
+
+        Args:
+            microbatch: Its number, for `backward`.
+            batch: Its samples, on the CPU or the device.
+            incoming_RD: What came from the stage above, [R, D], on the device; none for the encoder.
+            label_tokens: Of the whole global batch, at least 1.
+
+        Returns:
+            What leaves this stage, [R, D], detached; nothing from the last one.
+
+        Raises:
+            ValueError: The encoder gave another number of rows than the samples have places for.
+        """
+        if isinstance(batch, EncoderInput):
+            outgoing = self.module(to_device(batch, self._device))
+            expected = sum(media.num_features for media in batch.media)
+            if outgoing.shape[0] != expected:
+                found = outgoing.shape[0]
+                message = f"the encoder gave {found} feature rows, the samples have places for {expected}"
+                raise ValueError(message)
+        else:
+            assert incoming_RD is not None
+            incoming_RD.requires_grad_()
+            outgoing = self.module(to_device(batch, self._device), incoming_RD)
+        if self._is_last:
+            outgoing = outgoing / label_tokens
+        self._in_flight[microbatch] = (incoming_RD, outgoing)
+        return None if self._is_last else outgoing.detach()
+
+    def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:
+        """Runs backward through what `forward` left; parameters add their gradients to `.grad`.
+
+        Args:
+            microbatch: As given to `forward`.
+            gradient_RD: Gradient of what left this stage, [R, D]; none for the last stage.
+
+        Returns:
+            Gradient of what came in, [R, D]; none for the encoder.
+        """
+        incoming, outgoing = self._in_flight.pop(microbatch)
+        if outgoing.requires_grad:
+            torch.autograd.backward(outgoing, gradient_RD)
+        if self._is_last:
+            # Read here and not in `forward`: on a GPU the read waits for the device, which by now has it.
+            self.loss += float(outgoing.detach())
+        if incoming is None:
+            return None
+        return torch.zeros_like(incoming) if incoming.grad is None else incoming.grad

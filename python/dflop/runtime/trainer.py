@@ -1,0 +1,329 @@
+"""The training loop of one rank.
+
+A step:      pack samples | agree (barrier) | actions | sum and clip gradients | AdamW | write
+             data_wait_ns                   |<------------- step_ns ------------------>|
+A run:       while step k runs, schedule k + 2 is computed and the samples of k + 1 are decoded
+Comparison:  schedules and samples of a pair are made ready, then one arm runs after the other
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dflop._native import Dataset, Error, GlobalBatches, Plan
+from dflop.data.dataset import SampleLoader
+from dflop.models import load_adapter
+from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.executor import Executor
+from dflop.runtime.failure import RankError, describe, talking
+from dflop.runtime.gradients import Gradients
+from dflop.runtime.journal import Journal
+from dflop.runtime.mesh import Mesh, join
+from dflop.runtime.options import Arm, Options
+from dflop.runtime.schedules import Schedules
+from dflop.runtime.spans import RankSpans, SpanRecorder, align
+from dflop.runtime.stage import Stage
+from dflop.runtime.work import prepare, samples_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dflop._native import Schedule
+    from dflop.models.adapter import ModelAdapter
+
+BETAS = (0.9, 0.999)
+"""AdamW's; PyTorch's default."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One training step: a global batch with one arm."""
+
+    step: int
+    arm: Arm
+    pair: int | None
+    """Position of its pair among those recorded; none outside a comparison."""
+    is_recorded: bool
+    schedule: Schedule
+    schedule_wait_ns: int
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank tells the leader about a step."""
+
+    spans: RankSpans
+    loss: float
+    """Its share."""
+    data_wait_ns: int
+
+
+class Interrupt:
+    """Remembers Ctrl-C until the running step has been written."""
+
+    def __init__(self) -> None:
+        """Takes over SIGINT of this process."""
+        self.is_set = False
+        signal.signal(signal.SIGINT, self._remember)
+
+    def _remember(self, *_: object) -> None:
+        self.is_set = True
+
+
+class Trainer:
+    """One rank of a run."""
+
+    def __init__(self, options: Options, mesh: Mesh, interrupt: Interrupt) -> None:
+        """Builds this rank's piece of the model. Every rank must call it; blocks until all have.
+
+        Args:
+            options: Of the run.
+            mesh: This rank's place.
+            interrupt: Set when this process shall stop.
+
+        Raises:
+            Error: An artifact, the model or the data cannot be used.
+            OSError: A file cannot be read, or the directory cannot be written.
+        """
+        self._options = options
+        self._mesh = mesh
+        self._interrupt = interrupt
+        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+        self._dataset = Dataset(options.config_path, options.data_profile_path)
+        self._batches = GlobalBatches(len(self._dataset), mesh.plan.global_batch_size, options.seed)
+        self._schedules = Schedules(mesh, options, self._batches)
+        adapter = load_adapter(options.model_dir)
+        self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
+        torch.manual_seed(options.seed)
+        module = self._build(adapter)
+        module.train()
+        self._gradients = Gradients(module, mesh)
+        self._optimizer = torch.optim.AdamW(
+            self._gradients.parameters.values(),
+            lr=options.learning_rate,
+            betas=BETAS,
+            weight_decay=options.weight_decay,
+            foreach=True,
+        )
+        self._recorder = SpanRecorder(mesh.rank, mesh.device)
+        stage = Stage(module, mesh.is_last_stage, mesh.device)
+        self._executor = Executor(mesh, stage, self._recorder, adapter.hidden_size, self._dtype)
+        num_turns = (options.warmup_pairs + options.steps) * (2 if options.compare else 1)
+        self._journal = Journal(options.out, num_turns) if mesh.is_leader else None
+        self.step: int | None = None
+        """The step under way, for error messages."""
+
+    @property
+    def action(self) -> str | None:
+        """The action under way, for error messages."""
+        return self._executor.running
+
+    def run(self) -> bool:
+        """Trains to the end; false if an interrupt ended it early, on every rank alike.
+
+        Every rank must call it; blocks until training ends.
+        """
+        # Collecting garbage at a moment of its own choosing, Python would stop one rank, and with it all.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            return self._run_pairs() if self._options.compare else self._run_steps()
+        finally:
+            gc.enable()
+            self._loader.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _run_steps(self) -> bool:
+        arm, num_steps = self._options.arm, self._options.steps
+        for step in range(min(2, num_steps)):
+            self._schedules.submit(step, arm)
+        schedule, waited_ns = self._schedules.take(0, arm)
+        self._prefetch(schedule)
+        for step in range(num_steps):
+            turn = Turn(step, arm, None, True, schedule, waited_ns)
+            if step + 2 < num_steps:
+                self._schedules.submit(step + 2, arm)
+            if step + 1 < num_steps:
+                schedule, waited_ns = self._schedules.take(step + 1, arm)
+                self._prefetch(schedule)
+            if not self._train(turn):
+                return False
+        return True
+
+    def _run_pairs(self) -> bool:
+        warmup = self._options.warmup_pairs
+        num_pairs = warmup + self._options.steps
+        for arm in _order(0):
+            self._schedules.submit(0, arm)
+        for step in range(num_pairs):
+            taken: dict[Arm, tuple[Schedule, int]] = {}
+            for arm in _order(step):
+                taken[arm] = self._schedules.take(step, arm)
+            # Both arms find their media decoded, whichever goes first; no thread decodes while one is timed.
+            for schedule, _ in taken.values():
+                self._loader.fill(samples_of(self._mesh, schedule), self._mesh.component == "encoder")
+            for arm, (schedule, waited_ns) in taken.items():
+                # The next schedule of an arm is computed while that arm runs: each pays for its own.
+                if step + 1 < num_pairs:
+                    self._schedules.submit(step + 1, arm)
+                if not self._train(Turn(step, arm, step - warmup, step >= warmup, schedule, waited_ns)):
+                    return False
+        return True
+
+    def _build(self, adapter: ModelAdapter) -> torch.nn.Module:
+        mesh, seed = self._mesh, self._options.seed
+        if mesh.component == "encoder":
+            return adapter.build_encoder(mesh.device, self._dtype, seed)
+        first_layer, num_layers = mesh.plan.llm_layers(mesh.stage, adapter.num_llm_layers)
+        return adapter.build_llm_stage(first_layer, num_layers, mesh.device, self._dtype, seed)
+
+    def _prefetch(self, schedule: Schedule) -> None:
+        self._loader.prefetch(samples_of(self._mesh, schedule), self._mesh.component == "encoder")
+
+    def _train(self, turn: Turn) -> bool:
+        """One training step; false if the ranks agreed to stop before it."""
+        self.step = turn.step
+        began_ns = time.monotonic_ns()
+        work = prepare(self._mesh, turn.schedule, self._loader.sample, self._loader.tiles, self._dtype)
+        samples = self._batches.batch(turn.step)
+        statement = Statement(
+            step=turn.step,
+            schedule=turn.schedule.digest(),
+            samples=self._dataset.digest(samples),
+            num_targets=work.num_targets,
+            wants_stop=self._interrupt.is_set,
+        )
+        data_wait_ns = time.monotonic_ns() - began_ns
+        if agree(self._mesh, statement, turn.schedule.label_tokens):
+            return False
+        self._recorder.begin()
+        loss = self._executor.run_step(work)
+        tail = self._recorder.now()
+        self._gradients.reduce()
+        grad_norm = self._gradients.clip(self._options.max_grad_norm)
+        self._optimizer.step()
+        self._gradients.zero()
+        self._recorder.add("tail", tail)
+        report = RankReport(self._recorder.finish(), loss, data_wait_ns)
+        reports: list[RankReport | None] | None = None
+        if self._mesh.is_leader:
+            reports = [None for _ in range(self._mesh.num_ranks)]
+        with talking("gather spans"):
+            dist.gather_object(report, reports, dst=0, group=self._mesh.control)
+        if reports is not None:
+            self._record(turn, samples, grad_norm, [r for r in reports if r is not None])
+        # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
+        gc.collect(0)
+        return True
+
+    def _record(self, turn: Turn, samples: list[int], grad_norm: float, reports: list[RankReport]) -> None:
+        """Writes a step, on the leader."""
+        scheduler, journal = self._schedules.scheduler, self._journal
+        assert scheduler is not None
+        assert journal is not None
+        spans, tails, step_ns = align([r.spans for r in reports])
+        ramp, imbalance, transfer = scheduler.idle_by_cause(turn.schedule, spans, step_ns)
+        predicted_ns = turn.schedule.predicted_makespan_ns or scheduler.predict_makespan_ns(turn.schedule)
+        metrics: dict[str, Any] = {
+            "step": turn.step,
+            "epoch": self._batches.epoch(turn.step),
+            "arm": turn.arm,
+            "pair": turn.pair,
+            "loss": sum(r.loss for r in reports),
+            "grad_norm": grad_norm,
+            "step_ns": step_ns,
+            "predicted_ns": predicted_ns,
+            "data_wait_ns": max(r.data_wait_ns for r in reports),
+            "schedule_wait_ns": turn.schedule_wait_ns,
+            "tokens": sum(self._dataset.shape(s)[1] for s in samples),
+            "samples": len(samples),
+            "idle_ns": {"ramp": ramp, "imbalance": imbalance, "transfer": transfer},
+            "bubble_ratio": (ramp + imbalance + transfer) / (self._mesh.num_ranks * step_ns),
+        }
+        if turn.is_recorded:
+            key = {"step": turn.step, "arm": turn.arm}
+            journal.write(
+                metrics,
+                {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails},
+                {**key, "samples": samples, "schedule": json.loads(turn.schedule.to_json())},
+            )
+        journal.progress(metrics, turn.is_recorded)
+
+
+def _order(step: int) -> tuple[Arm, Arm]:
+    """Which arm goes first alternates, so that neither always finds the machine as the other left it."""
+    return ("blind", "aware") if step % 2 == 0 else ("aware", "blind")
+
+
+def train(request: Mapping[str, Any]) -> int:
+    """Runs this process as one rank of a training run; torchrun's environment says which.
+
+    Every rank must call it; blocks until training ends. Errors go to stderr, with the rank, step and action.
+
+    Args:
+        request: As the command line makes it; see `Options`.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 130 interrupted (all steps up to then are written).
+    """
+    coordinates = "rank not placed yet"
+    trainer: Trainer | None = None
+    try:
+        options = Options.of_request(request)
+        plan = Plan.read(options.plan_path)
+        mesh = join(plan, device_of(options.device), options.timeout_s)
+        coordinates = mesh.coordinates
+        # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
+        trainer = Trainer(options, mesh, Interrupt())
+        is_done = trainer.run()
+        with talking("end together"):
+            dist.barrier(group=mesh.control)
+        dist.destroy_process_group()
+    except Exception as error:  # noqa: BLE001
+        step, action = (None, None) if trainer is None else (trainer.step, trainer.action)
+        _complain(describe(coordinates, step, action, error), error)
+        return 1
+    return 0 if is_done else INTERRUPTED
+
+
+def device_of(name: str) -> torch.device:
+    """This process's device: on a machine with GPUs, that of its local rank.
+
+    Args:
+        name: `cpu` or `cuda`.
+
+    Returns:
+        The device; on a GPU it is also made the current one.
+    """
+    if name == "cpu":
+        # Two threads on a core each serve nobody: a rank is one core here, unless the user says otherwise.
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _complain(line: str, error: Exception) -> None:
+    """One line for people; a traceback below it where the error is none that we foresaw."""
+    sys.stderr.write(f"\nerror: {line}\n")
+    for note in getattr(error, "__notes__", []):
+        sys.stderr.write(f"hint: {note}\n")
+    if not isinstance(error, (Error, RankError, OSError)):
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    sys.stderr.flush()

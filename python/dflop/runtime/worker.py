@@ -1,0 +1,61 @@
+"""One rank as a process: `python -m dflop.runtime.worker REQUEST.json`, started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HEAP_BYTES = 1 << 30
+"""Touched before training where the allocator keeps what it has, or the first steps pay for page faults."""
+
+
+def run(request: Mapping[str, Any]) -> int:
+    """Trains as the rank that the environment names; imports torch only here.
+
+    Args:
+        request: As the command line makes it.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 130 interrupted.
+    """
+    from dflop.runtime.trainer import train
+
+    if os.environ.get("MALLOC_MMAP_MAX_") == "0":
+        _touch_heap()
+    return train(request)
+
+
+def _touch_heap() -> None:
+    import torch
+
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    torch.zeros(min(_HEAP_BYTES, free_bytes // (4 * ranks)), dtype=torch.uint8)
+
+
+def main() -> int:
+    """Reads the request and trains.
+
+    Returns:
+        The exit status, as `run`.
+    """
+    try:
+        return run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except KeyboardInterrupt:
+        # Before training began there is nothing to write.
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No clean-up: after a failure, that of a process group may wait for ranks that are gone.
+    os._exit(status)

@@ -1,0 +1,154 @@
+"""From samples to packed tensors: next-token shift, decode cache, errors that name sample and file."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dflop import ProfileError
+from dflop.data.collate import encoder_input, llm_input
+from dflop.data.dataset import ByteBoundedCache, SampleLoader, sample_from_encoded
+
+SIZE = 4
+
+
+def media(path, num_tiles, num_features):
+    sizes = {"num_tiles": num_tiles, "height": 9, "width": 8, "num_features": num_features}
+    return SimpleNamespace(path=path, kind="image", frame_indices=[], **sizes)
+
+
+def encoded(name="s", **changes):
+    """Two prompt tokens, two features, three answer tokens."""
+    fields = {
+        "id": name,
+        "input_ids": [10, 11, 99, 99, 20, 21, 22],
+        "feature_mask": [False, False, True, True, False, False, False],
+        "labels": [-100, -100, -100, -100, 20, 21, 22],
+        "media": [media("a.png", 1, 2)],
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def test_each_position_predicts_the_next_token_of_its_own_sample():
+    """By hand: the position before the first answer token predicts it; a sample's last predicts nothing."""
+    one = sample_from_encoded(0, encoded())
+    text = sample_from_encoded(
+        1,
+        encoded("t", input_ids=[5, 6, 7], feature_mask=[False] * 3, labels=[-100, 6, 7], media=[]),
+    )
+    batch = llm_input([one, text, one])
+    assert one.targets_T.tolist() == [-100, -100, -100, 20, 21, 22, -100]
+    assert batch.targets_T.tolist() == one.targets_T.tolist() + [6, 7, -100] + one.targets_T.tolist()
+    assert batch.positions_T.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6]
+    assert batch.cu_seqlens.tolist() == [0, 7, 10, 17]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.feature_mask_T.sum() == 4
+    assert batch.input_ids_T.tolist()[7:10] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": [-100] * 6}, "sample `s` \\(3\\): 7 ids, 7 mask entries, 6 labels"),
+        ({"media": [media("a.png", 1, 3)]}, "its media fill 3 LLM tokens, its feature mask has 2 places"),
+        ({"labels": [10, 11, -100, -100, 20, 21, 22]}, "its first token carries loss"),
+    ],
+)
+def test_a_sample_that_contradicts_itself_is_named(changes, message):
+    """Before it reaches a rank's model, where it would be a shape error of some packed tensor."""
+    with pytest.raises(ProfileError, match=message):
+        sample_from_encoded(3, encoded(**changes))
+
+
+class CountingAdapter:
+    """Decodes a file name to tiles of its length, and counts."""
+
+    image_size = SIZE
+
+    def __init__(self):
+        self.decoded = []
+        self.lock = threading.Lock()
+
+    def pixels(self, path, kind, frame_indices):  # noqa: D102
+        with self.lock:
+            self.decoded.append(str(path))
+        if "broken" in str(path):
+            message = "not a picture"
+            raise ValueError(message)
+        return torch.full((1, 3, SIZE, SIZE), float(len(str(path))))
+
+
+class ListDataset:
+    """Samples of a list."""
+
+    def __init__(self, samples):
+        self.encode = samples.__getitem__
+
+
+TILE_BYTES = 3 * SIZE * SIZE * 4
+
+
+def test_tiles_are_decoded_once_and_the_oldest_leave_first():
+    """Room for two samples of one tile each."""
+    samples = [encoded(f"s{k}", media=[media("x" * (k + 1), 1, 2)]) for k in range(3)]
+    adapter = CountingAdapter()
+    loader = SampleLoader(ListDataset(samples), adapter, cache_bytes=2 * TILE_BYTES, num_threads=1)
+    loader.prefetch([0, 1], with_tiles=True)
+    assert [float(loader.tiles(k)[0, 0, 0, 0]) for k in (0, 1, 0)] == [1.0, 2.0, 1.0]
+    assert sorted(adapter.decoded) == ["x", "xx"]
+    loader.tiles(2)
+    loader.tiles(0)
+    assert adapter.decoded.count("x") == 1, "0 was used after 1, so 1 left"
+    loader.tiles(1)
+    assert adapter.decoded.count("xx") == 2
+    loader.close()
+
+
+def test_a_cache_smaller_than_a_step_decodes_nothing_twice():
+    """What was decoded ahead waits for its first use outside the cache."""
+    samples = [encoded(f"s{k}", media=[media("x" * (k + 1), 1, 2)]) for k in range(4)]
+    adapter = CountingAdapter()
+    loader = SampleLoader(ListDataset(samples), adapter, cache_bytes=0, num_threads=2)
+    loader.prefetch(range(4), with_tiles=True)
+    assert [float(loader.tiles(k)[0, 0, 0, 0]) for k in range(4)] == [1.0, 2.0, 3.0, 4.0]
+    assert len(adapter.decoded) == 4
+    loader.close()
+
+
+def test_a_file_that_cannot_be_decoded_is_named_with_its_sample():
+    """Also when it was decoded ahead, in a thread."""
+    samples = [encoded("good"), encoded("bad", media=[media("dir/broken.png", 1, 2)])]
+    loader = SampleLoader(ListDataset(samples), CountingAdapter())
+    loader.prefetch([0, 1], with_tiles=True)
+    loader.tiles(0)
+    with pytest.raises(ProfileError, match=r"sample `bad` \(1\), file `dir/broken.png`: not a picture"):
+        loader.tiles(1)
+    wrong = SampleLoader(ListDataset([encoded("two", media=[media("a", 2, 2)])]), CountingAdapter())
+    with pytest.raises(ProfileError, match=r"file `a`: decoded to tiles of shape \(1, 3, 4, 4\)"):
+        wrong.tiles(0)
+    for each in (loader, wrong):
+        each.close()
+
+
+def test_tiles_of_several_samples_are_packed_in_order():
+    """And a count that differs from the media's is named."""
+    one, two = sample_from_encoded(0, encoded("a")), sample_from_encoded(1, encoded("b"))
+    tiles = [torch.full((1, 3, SIZE, SIZE), value) for value in (1.0, 2.0)]
+    batch = encoder_input([two, one], [tiles[1], tiles[0]], torch.bfloat16)
+    assert batch.pixels_NCHW[:, 0, 0, 0].tolist() == [2.0, 1.0]
+    assert batch.pixels_NCHW.dtype == torch.bfloat16
+    assert len(batch.media) == 2
+    with pytest.raises(ValueError, match=r"sample `a` \(0\): 2 tiles, its media have 1"):
+        encoder_input([one], [torch.cat(tiles)], torch.float32)
+
+
+def test_the_cache_never_exceeds_its_bound():
+    """Values larger than the bound pass through."""
+    cache = ByteBoundedCache(10)
+    for index, size in enumerate([4, 4, 4, 11, 2]):
+        cache.put(index, f"value {index}", size)
+        assert cache.num_bytes <= 10
+    assert [index in cache for index in range(5)] == [False, True, True, False, True]

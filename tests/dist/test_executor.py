@@ -1,0 +1,184 @@
+"""The executor runs the plan's actions verbatim, and a rank that fails stops the others with names."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch.distributed as dist
+from ranks import results, run_ranks
+from toy_run import RankParts, make_schedule, warm_model_dir, write_plan
+
+from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.executor import parse_actions
+from dflop.runtime.failure import RankError, describe
+from dflop.runtime.spans import RankSpans, align
+
+LLM = [[[5], [1]], [[7, 4], []], [[], []], [[6, 0], [3]]]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return warm_model_dir(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_the_actions_run_are_those_of_the_plan(order, model_dir, tmp_path):
+    """Two steps: on each rank the plan's list in its order, no two spans at once, peers' inputs first."""
+    plan = write_plan(tmp_path / "plan.json", 2, 2, 2, len(LLM), order)
+    schedule = make_schedule(LLM, 2)
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        measured = []
+        for _ in range(2):
+            dist.barrier()
+            parts.gradients.zero()
+            parts.recorder.begin()
+            parts.executor.run_step(parts.work(schedule))
+            parts.recorder.add("tail", parts.recorder.now())
+            measured.append(parts.recorder.finish())
+        return measured
+
+    found = results(run_ranks(plan.num_ranks, rank, tmp_path))
+    for step in range(2):
+        spans, tails, step_ns = align([measured[step] for measured in found])
+        at = {}
+        for index in range(plan.num_ranks):
+            own = [span for span in spans if span[0] == index]
+            assert [action for _, action, _, _ in own] == list(plan.actions(index))
+            assert all(a[3] <= b[2] for a, b in zip(own, own[1:], strict=False)), "spans overlap"
+            assert all(0 <= start <= end <= step_ns for _, _, start, end in own)
+            at |= {(index, action): (start, end) for _, action, start, end in own}
+        assert [tail[0] for tail in tails] == list(range(plan.num_ranks))
+        for replica in range(2):
+            first, last = plan.rank(replica, 1), plan.rank(replica, 2)
+            for j, samples in enumerate(LLM):
+                if not samples[replica]:
+                    continue
+                assert at[first, f"1F{j}"][1] <= at[last, f"2F{j}"][0]
+                assert at[last, f"2B{j}"][1] <= at[first, f"1B{j}"][0]
+                for encoder in range(2):
+                    if set(schedule.encoder(j, encoder)) & set(samples[replica]):
+                        assert at[encoder, f"0F{j}"][1] <= at[first, f"1F{j}"][0]
+                        assert at[first, f"1B{j}"][1] <= at[encoder, f"0B{j}"][0]
+
+
+def test_a_rank_that_raises_stops_the_others(model_dir, tmp_path):
+    """The encoder fails in its third action; the others end within the timeout, and say at which action."""
+    llm = [[[5]], [[7, 1, 4]], [[3]], [[0, 6, 2]]]
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(llm))
+    schedule = make_schedule(llm, 1)
+    timeout_s = 20.0
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s)
+        if index == 0:
+            forward = parts.module.forward
+            calls = []
+
+            def failing(batch):
+                calls.append(1)
+                if len(calls) == 2:
+                    message = "the device caught fire"
+                    raise RuntimeError(message)
+                return forward(batch)
+
+            parts.module.forward = failing
+        try:
+            parts.step(schedule)
+        except Exception as error:
+            action = parts.executor.running
+            raise SystemExit(print_error(describe(parts.mesh.coordinates, 37, action, error))) from error
+
+    began = time.monotonic()
+    ranks = run_ranks(plan.num_ranks, rank, tmp_path, timeout_s=2 * timeout_s)
+    assert time.monotonic() - began < timeout_s, "a closed connection ends the others before the timeout"
+    assert [r.status for r in ranks] == [7, 7, 7]
+    # 1F1B of three stages: 0F0, 0F1 (text alone: nothing to run), 0F2.
+    assert "[encoder dp 0/1] step 37, action 0F2: the device caught fire" in ranks[0].stderr
+    # Where the others stand by then is a matter of time; whom they miss is not.
+    lost = r"(no message from|cannot send to)"
+    for stage, peer in [(1, r"0 \(encoder"), (2, r"1 \(llm")]:
+        line = rf"\[llm pp {stage - 1}/2 dp 0/1\] step 37, action {stage}[FB]\d: {lost} rank {peer}"
+        assert re.search(line, ranks[stage].stderr), ranks[stage].stderr
+
+
+def print_error(line):
+    import sys
+
+    print(line, file=sys.stderr)
+    return 7
+
+
+def test_a_silent_rank_ends_the_others_at_the_timeout(model_dir, tmp_path):
+    """A rank that neither sends nor dies: its peer gives up when the timeout has passed."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 1)
+    schedule = make_schedule([[[0]]], 1)
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s=2.0)
+        if index == 0:
+            time.sleep(8.0)
+            return None
+        began = time.monotonic()
+        with pytest.raises(RankError, match="no message from rank 0"):
+            parts.step(schedule)
+        return time.monotonic() - began
+
+    _, waited_s = results(run_ranks(plan.num_ranks, rank, tmp_path))
+    assert 1.5 < waited_s < 6.0
+
+
+def test_ranks_that_disagree_are_named(model_dir, tmp_path):
+    """Schedule, samples and label tokens are compared before each step; a wish to stop reaches all."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, 1)
+
+    def rank(index):
+        mesh = RankParts(plan, model_dir, tmp_path / "store", index).mesh
+        num_targets = 10 if index == 2 else 0
+        same = {"step": 4, "schedule": "aaa", "samples": "bbb"}
+        same |= {"num_targets": num_targets, "wants_stop": False}
+        outcomes = [agree(mesh, Statement(**same), 10)]
+        outcomes.append(agree(mesh, Statement(**{**same, "wants_stop": index == 1}), 10))
+        for changes, label_tokens in [
+            ({"schedule": "ccc" if index == 1 else "aaa"}, 10),
+            ({"samples": "ddd" if index == 2 else "bbb"}, 10),
+            ({}, 11),
+        ]:
+            with pytest.raises(RankError) as error:
+                agree(mesh, Statement(**{**same, **changes}), label_tokens)
+            outcomes.append(str(error.value))
+        return outcomes
+
+    for outcomes in results(run_ranks(plan.num_ranks, rank, tmp_path)):
+        assert outcomes == [
+            False,
+            True,
+            "ranks disagree about the schedule (ranks [0, 2]: aaa; ranks [1]: ccc), must be equal",
+            "ranks disagree about the samples (ranks [0, 1]: bbb; ranks [2]: ddd), must be equal",
+            "the ranks hold 10 label tokens, the schedule divides by 11",
+        ]
+
+
+def test_actions_of_another_stage_or_kind_are_refused():
+    """The runtime does not guess what an action it does not know would mean."""
+    known = parse_actions(["1F0", "1B12"], 1)
+    assert [(a.is_backward, a.microbatch) for a in known] == [(False, 0), (True, 12)]
+    for name in ("2F0", "1I0", "1W0", "F1"):
+        with pytest.raises(ValueError, match=f"action `{name}` on stage 1"):
+            parse_actions([name], 1)
+
+
+def test_clocks_of_one_machine_share_a_zero():
+    """Ranks 0 and 1 read one clock, rank 2 another: by hand."""
+    ranks = [
+        RankSpans(0, "a", 1000, (("0F0", 1010, 1050),), (1060, 1070)),
+        RankSpans(1, "a", 1004, (("1F0", 1052, 1060),), (1060, 1080)),
+        RankSpans(2, "b", 50, (("2F0", 70, 90),), (90, 95)),
+    ]
+    spans, tails, step_ns = align(ranks)
+    assert spans == [(0, "0F0", 10, 50), (1, "1F0", 52, 60), (2, "2F0", 20, 40)]
+    assert tails == [(0, 60, 70), (1, 60, 80), (2, 40, 45)]
+    assert step_ns == 80

@@ -1,0 +1,134 @@
+"""The central promise: the gradient of a global batch depends neither on the layout nor on the schedule."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_llava
+import torch
+from ranks import results, run_ranks
+from toy_run import (
+    CONTENTS,
+    SEED,
+    RankParts,
+    label_tokens,
+    make_schedule,
+    toy_sample,
+    warm_model_dir,
+    write_plan,
+)
+
+from dflop.models import load_adapter
+from dflop.runtime.failure import RankError
+from dflop.runtime.gradients import Gradients
+
+TOLERANCE = 1e-5
+"""Relative error of a parameter's gradient norm in float32: the order of sums differs, nothing else."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return warm_model_dir(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir):
+    """(loss, gradients by name) of Hugging Face's own model: one process, sample after sample, unpacked."""
+    reference = load_adapter(model_dir).reference_model(SEED)
+    reference.train()
+    total = 0.0
+    samples = range(len(CONTENTS))
+    for sample in samples:
+        _, loss = tiny_llava.hf_loss(reference, toy_sample(sample).oracle)
+        (loss / label_tokens(samples)).backward()
+        total += float(loss.detach()) / label_tokens(samples)
+    # What no sample reaches (the tower's last norm) has no gradient there and one of zeros here.
+    zeros = {name: torch.zeros_like(p) for name, p in reference.named_parameters()}
+    return total, zeros | {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+
+
+def name(layout):
+    return "e{}-l{}-pp{}".format(*layout)
+
+
+# Samples of [microbatch][LLM replica]. Arrival order in equal counts, and what a scheduler might make:
+# microbatches of uneven counts, of text alone (1, 4, 7), and an empty one.
+BLIND = {
+    1: [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]],
+    2: [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]],
+}
+AWARE = {
+    1: [[[5]], [[7, 1, 4]], [[]], [[3, 0, 6, 2]]],
+    2: [[[5, 1], [3]], [[7, 4], []], [[], []], [[6, 0], [2]]],
+}
+# Replicas of the encoder, replicas of the LLM, stages of the LLM.
+LAYOUTS = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name)
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("arm", ["blind", "aware"])
+def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, expected, tmp_path):
+    """Each parameter's summed gradient, and the loss, equal those of the unpacked, unsplit model."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = {"blind": BLIND, "aware": AWARE}[arm][llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), order)
+    schedule = make_schedule(llm, encoder_dp)
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        loss = parts.step(schedule)
+        return loss, {name: p.grad.numpy() for name, p in parts.gradients.parameters.items()}
+
+    found = results(run_ranks(plan.num_ranks, rank, tmp_path))
+    loss, gradients = expected
+    assert sum(f[0] for f in found) == pytest.approx(loss, rel=1e-6)
+    seen = set()
+    # Gradients of key biases are zero but for rounding: a softmax does not see what all its scores share.
+    floor = 1e-5 * float(torch.stack([g.norm() for g in gradients.values()]).norm())
+    for index, (_, rank_gradients) in enumerate(found):
+        for name, gradient in rank_gradients.items():
+            seen.add(name)
+            error = float((torch.from_numpy(gradient) - gradients[name]).norm())
+            assert error <= TOLERANCE * max(float(gradients[name].norm()), floor), f"{name} on rank {index}"
+    assert seen == set(gradients), "every parameter is on some rank"
+
+
+@pytest.mark.parametrize("layout", [(1, 2, 1), (2, 1, 1), (1, 1, 2)], ids=name)
+def test_the_norm_that_clips_is_that_of_one_process(layout, model_dir, expected, tmp_path):
+    """Over all components and stages, replicas counted once; clipping scales every gradient alike."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = AWARE[llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm))
+    schedule = make_schedule(llm, encoder_dp)
+    _, gradients = expected
+    norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        parts.step(schedule)
+        measured = [parts.gradients.clip(None), parts.gradients.clip(2 * norm)]
+        unclipped = {name: p.grad.clone() for name, p in parts.gradients.parameters.items()}
+        measured += [parts.gradients.clip(norm / 4), parts.gradients.clip(None)]
+        is_scaled = all(
+            torch.allclose(p.grad, unclipped[name] / 4) for name, p in parts.gradients.parameters.items()
+        )
+        return measured, is_scaled
+
+    for measured, is_scaled in results(run_ranks(plan.num_ranks, rank, tmp_path)):
+        assert measured == pytest.approx([norm, norm, norm, norm / 4], rel=1e-5)
+        assert is_scaled
+
+
+def test_parameters_of_another_seed_are_refused(model_dir, tmp_path):
+    """Replicas that do not start equal would drift apart in silence: the parameter is named on every rank."""
+    plan = write_plan(tmp_path / "plan.json", 1, 2, 1, 4)
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        if index == 2:
+            with torch.no_grad():
+                parts.module.lm_head.weight[0, 0] += 1
+        with pytest.raises(RankError, match="`lm_head.weight` is .* rank 2 .* rank 1"):
+            Gradients(parts.module, parts.mesh)
+
+    results(run_ranks(plan.num_ranks, rank, tmp_path))

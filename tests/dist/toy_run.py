@@ -1,0 +1,172 @@
+"""A tiny LLaVA-OneVision as the runtime's tests need it: samples, plans, schedules, one rank's parts."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import tiny_llava
+import torch
+
+from dflop._native import Plan, Schedule
+from dflop.data.dataset import Sample
+from dflop.models import load_adapter
+from dflop.runtime.executor import Executor
+from dflop.runtime.gradients import Gradients
+from dflop.runtime.mesh import join
+from dflop.runtime.spans import SpanRecorder
+from dflop.runtime.stage import Stage
+from dflop.runtime.work import prepare
+
+SEED = 5
+CPU = torch.device("cpu")
+
+# What each sample holds: (media, answer tokens). Text alone, one image of some size, several images, video.
+CONTENTS = [
+    ([("image", 126, 126, 0)], 9),
+    ([], 14),
+    ([("image", 300, 140, 0)], 5),
+    ([("multi_image", 90, 200, 0), ("multi_image", 126, 126, 0)], 7),
+    ([], 3),
+    ([("video", 126, 126, 3)], 11),
+    ([("image", 60, 250, 0)], 1),
+    ([], 20),
+]
+
+
+class ToySample:
+    """A sample of the tiny model, in the form of the oracle and in that of the runtime."""
+
+    def __init__(self, index):
+        media, num_text = CONTENTS[index]
+        self.oracle = tiny_llava.Sample(media, num_text, seed=100 + index)
+        ids = torch.tensor(self.oracle.ids)
+        self.sample = Sample(
+            index=index,
+            id=f"toy-{index}",
+            input_ids_T=ids,
+            feature_mask_T=(ids == tiny_llava.IMAGE_TOKEN) | (ids == tiny_llava.VIDEO_TOKEN),
+            targets_T=torch.tensor(self.oracle.targets),
+            media=tuple(self.oracle.grids),
+            files=(),
+            num_features=sum(g.num_features for g in self.oracle.grids),
+        )
+
+
+@lru_cache
+def toy_sample(index):
+    return ToySample(index)
+
+
+def warm_model_dir(directory):
+    """A model directory; everything that forked ranks need is imported and made once, here."""
+    torch.set_num_threads(1)
+    for index in range(len(CONTENTS)):
+        toy_sample(index)
+    model_dir = tiny_llava.write_model_dir(directory)
+    load_adapter(model_dir)
+    return model_dir
+
+
+def has_media(index):
+    return bool(CONTENTS[index][0])
+
+
+def label_tokens(samples):
+    return sum(sum(label != -100 for label in toy_sample(s).oracle.labels) for s in samples)
+
+
+def write_plan(path, encoder_dp, llm_dp, llm_pp, num_microbatches, order="1f1b", global_batch_size=None):
+    """A plan of that layout, read by the native module."""
+    layout = {
+        "encoder": degrees(pp=1, dp=encoder_dp),
+        "llm": degrees(pp=llm_pp, dp=llm_dp),
+    }
+    prediction = {
+        "step_ns_mean": 1, "step_ns_half_width": 0, "blind_step_ns_mean": 1, "bubble_ratio": 0.0,
+        "encoder_memory_bytes_peak": 0, "llm_memory_bytes_peak": 0, "extrapolated_ratio": 0.0,
+    }  # fmt: skip
+    best = {
+        "layout": layout,
+        "num_microbatches": num_microbatches,
+        "pipeline_order": order,
+        "prediction": prediction,
+    }
+    plan = {
+        "dflop": "plan",
+        "format_version": 1,
+        "made_from": {},
+        "global_batch_size": global_batch_size or len(CONTENTS),
+        "seed": 0,
+        "num_sampled_batches": 1,
+        "best": best,
+        "runners_up": [],
+        "rejections": [],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plan))
+    return Plan.read(str(path))
+
+
+def degrees(pp, dp):
+    return {"tensor_parallel_degree": 1, "pipeline_parallel_degree": pp, "data_parallel_degree": dp}
+
+
+def make_schedule(llm, encoder_dp, step=0):
+    """The schedule whose LLM side is `llm[microbatch][replica]`; encoder replicas get its samples in turn."""
+    encoder = []
+    for replicas in llm:
+        with_media = [s for samples in replicas for s in samples if has_media(s)]
+        encoder.append([with_media[e::encoder_dp] for e in range(encoder_dp)])
+    samples = [s for replicas in llm for samples in replicas for s in samples]
+    return Schedule.from_json(
+        json.dumps(
+            {
+                "step": step,
+                "llm": llm,
+                "encoder": encoder,
+                "label_tokens": label_tokens(samples),
+                "predicted_makespan_ns": 0,
+                "max_load_ns": 0,
+                "lower_bound_ns": 0,
+            }
+        )
+    )
+
+
+class RankParts:
+    """One rank of a run without its loop: mesh, model piece, executor, gradients."""
+
+    def __init__(self, plan, model_dir, store, rank, timeout_s=20.0):
+        torch.set_num_threads(1)
+        self.mesh = join(
+            plan, CPU, timeout_s, init_method=f"file://{store}", rank=rank, num_ranks=plan.num_ranks
+        )
+        adapter = load_adapter(model_dir)
+        if self.mesh.component == "encoder":
+            self.module = adapter.build_encoder(CPU, torch.float32, SEED)
+        else:
+            first, num = plan.llm_layers(self.mesh.stage, adapter.num_llm_layers)
+            self.module = adapter.build_llm_stage(first, num, CPU, torch.float32, SEED)
+        self.module.train()
+        self.gradients = Gradients(self.module, self.mesh)
+        self.recorder = SpanRecorder(rank, CPU)
+        stage = Stage(self.module, self.mesh.is_last_stage, CPU)
+        self.executor = Executor(self.mesh, stage, self.recorder, adapter.hidden_size, torch.float32)
+
+    def work(self, schedule):
+        """This rank's share of a step."""
+        return prepare(
+            self.mesh,
+            schedule,
+            lambda index: toy_sample(index).sample,
+            lambda index: toy_sample(index).oracle.pixels,
+            torch.float32,
+        )
+
+    def step(self, schedule):
+        """Runs all actions and reduces the gradients; this rank's share of the loss."""
+        self.recorder.begin()
+        loss = self.executor.run_step(self.work(schedule))
+        self.gradients.reduce()
+        return loss
