@@ -232,17 +232,25 @@ def test_a_file_that_cannot_be_decoded_stops_the_run_with_its_name(demo, tmp_pat
             path.write_bytes(whole[:200] + bytes(len(whole) - 200))
     ranks = run_training(request(copy, tmp_path / "run"), tmp_path)
     assert [r.result for r in ranks] == [1, 1]
-    assert re.search(r"\[encoder dp 0/1\] step 0: sample `.*` \(\d+\), file `.*`: ", ranks[0].stderr)
+    assert re.search(r"\[encoder dp 0/1\] step 0: sample `.*` \(\d+\): cannot decode `.*`", ranks[0].stderr)
     assert "[llm pp 0/1 dp 0/1] step 0: cannot compare digests, another rank stopped" in ranks[1].stderr
 
 
+def test_bfloat16_trains_on_the_same_way(demo, tmp_path):
+    """One step: features, hidden states and gradients cross ranks; the loss is about that of float32."""
+    losses = {}
+    for dtype in ("float32", "bfloat16"):
+        config = json.loads(load_config(str(demo / "dflop.yaml")))
+        config["model"]["dtype"] = dtype
+        asked = request(demo, tmp_path / dtype, config=json.dumps(config), steps=1)
+        assert results(run_training(asked, tmp_path / f"{dtype} ranks")) == [0, 0]
+        losses[dtype] = lines(tmp_path / dtype / "metrics.jsonl")[0]["loss"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.01)
+
+
 def test_the_command_starts_the_ranks_itself(demo, tmp_path):
-    """`dflop train` with torchrun on this machine; then again until Ctrl-C."""
+    """`dflop train` with torchrun on this machine, until Ctrl-C: 130, no traceback, whole lines."""
     out = tmp_path / "run"
-    done = python(["-m", "dflop", "train", "--steps", "2", "--out", str(out)], demo)
-    check_run(out, 2)
-    assert "2/2" in done.stderr
-    out = tmp_path / "interrupted"
     process = subprocess.Popen(
         [sys.executable, "-m", "dflop", "train", "--steps", "100000", "--out", str(out)],
         cwd=demo,
@@ -250,13 +258,34 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
+    metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text().count("\n") >= 2:
+        if metrics.exists() and metrics.read_text().count("\n") >= 2:
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    check_run(out, len(lines(out / "metrics.jsonl")))
+    check_run(out, len(lines(metrics)))
+
+
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    """The agent says which rank the system killed, and ends the one that still waits."""
+    (tmp_path / "stubborn.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n"
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "dflop.runtime.agent", "--standalone", "--local-addr", "127.0.0.1"]
+        + ["--nproc-per-node", "2", "-m", "stubborn"],
+        env={**ENVIRONMENT, "PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert time.monotonic() - began < 60
+    assert done.returncode == 1
+    assert "error: rank 1 was killed by SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr

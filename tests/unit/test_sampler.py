@@ -137,8 +137,7 @@ def test_costs_come_from_pairs_shapes_and_profiles(tmp_path):
     """The same sizes give the same batches in every form."""
     pairs = costs(48, seed=7)
     shapes = [
-        {"encoder_segments": [{"count": 2, "tokens": e}] if e else [], "llm_tokens": 2 * t}
-        for e, t in pairs
+        {"encoder_segments": [{"count": 2, "tokens": e}] if e else [], "llm_tokens": 2 * t} for e, t in pairs
     ]
     path = tmp_path / "data_profile.json"
     path.write_text(json.dumps({"dflop": "data_profile", "samples": [{"shape": s} for s in shapes]}))

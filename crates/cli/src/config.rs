@@ -284,8 +284,13 @@ impl<'p, 'y> Section<'p, 'y> {
         node: Option<&'y MarkedYaml<'y>>,
         problems: &'p mut Vec<ConfigProblem>,
     ) -> Self {
-        let mut section =
-            Self { name, line: node.map_or(0, |n| n.span.start.line()), entries: vec![], known: vec![], problems };
+        let mut section = Self {
+            name,
+            line: node.map_or(0, |n| n.span.start.line()),
+            entries: vec![],
+            known: vec![],
+            problems,
+        };
         match node.map(|n| &n.data) {
             Some(YamlData::Mapping(mapping)) => {
                 for (key, value) in mapping {
@@ -426,7 +431,9 @@ impl<'p, 'y> Section<'p, 'y> {
             if !self.known.contains(&name.as_str()) {
                 let near = self.known.iter().min_by_key(|known| distance(known, &name)).copied();
                 let message = match near {
-                    Some(near) if distance(near, &name) <= 3 => format!("unknown key, did you mean `{near}`?"),
+                    Some(near) if distance(near, &name) <= 3 => {
+                        format!("unknown key, did you mean `{near}`?")
+                    }
                     _ => format!("unknown key, known are: {}", self.known.join(", ")),
                 };
                 self.problem(line, &name, message);

@@ -1,7 +1,7 @@
 //! What a training run left: `metrics.jsonl`, `trace.jsonl`, `schedules.jsonl`, and the comparison of its two arms.
 
 use crate::Failure;
-use dflop_types::{Action, Idle, Rank, Schedule, Span};
+use dflop_types::{Action, Rank, Schedule, Span};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -17,8 +17,6 @@ pub(crate) struct StepMetrics {
     pub(crate) predicted_ns: u64,
     /// Idle time over ranks x makespan.
     pub(crate) bubble_ratio: f64,
-    /// Idle time by cause, in nanoseconds over all ranks.
-    pub(crate) idle_ns: Idle,
     /// Position of the pair that this step belongs to, in a comparison; `null` otherwise.
     #[serde(default)]
     pub(crate) pair: Option<u64>,
@@ -214,14 +212,15 @@ mod tests {
             step_ns,
             predicted_ns,
             bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
-            idle_ns: Idle::default(),
             pair: Some(pair),
         }
     }
 
     #[test]
     fn student_t_meets_the_table() {
-        for (degrees, expected) in [(2, 4.303), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)] {
+        for (degrees, expected) in
+            [(2, 4.303), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)]
+        {
             let found = student_t_975(degrees);
             assert!((found - expected).abs() / expected < 0.003, "{degrees}: {found}, {expected}");
         }

@@ -1,7 +1,9 @@
 //! Measure: a dataset in, one shape a sample out, no pixel decoded.
 //!
 //! [`probe`] reads sizes and durations from headers, [`family`] turns them into the encoder segments and feature
-//! tokens of a model family.
+//! tokens of a model family, and [`tokens`] counts the text. [`profile::profile`] does so for every sample of a
+//! [`mixture`]; [`dataset::Dataset`] reads the same samples again for training and holds them to what was profiled;
+//! [`summary`] says it to people; [`demo`] makes data to try it on.
 
 pub mod conversation;
 pub mod dataset;

@@ -76,6 +76,8 @@ pub fn llava_onevision_of(model_dir: &Path) -> Result<LlavaOnevision, DataError>
 /// # Errors
 /// [`DataError::Model`].
 pub(crate) fn json(path: &Path, bytes: &[u8]) -> Result<Value, DataError> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| DataError::Model { path: path.to_owned(), cause: format!("it is not JSON: {error}") })
+    serde_json::from_slice(bytes).map_err(|error| DataError::Model {
+        path: path.to_owned(),
+        cause: format!("it is not JSON: {error}"),
+    })
 }

@@ -194,8 +194,8 @@ fn the_whole_demo_is_small_and_uneven() {
     let profile = profile(&settings(dir.path()), &quiet).unwrap().profile;
     let statistics = Statistics::new(&profile);
     let [encoder, llm, label] = statistics.distributions.as_slice() else { panic!("three sizes") };
-    println!("{}", summary::text(&profile, &[]));
-    assert!((800.0..1200.0).contains(&encoder.mean), "{}", encoder.mean);
-    assert!((300.0..700.0).contains(&llm.mean), "{}", llm.mean);
-    assert!(encoder.p95 as f64 > 2.0 * encoder.mean && label.p50 > 5);
+    // What the demo is made for: both components have work, and samples differ enough for the schedule to matter.
+    assert!((500.0..650.0).contains(&encoder.mean), "{}", encoder.mean);
+    assert!((400.0..600.0).contains(&llm.mean), "{}", llm.mean);
+    assert!(encoder.p5 == 0 && encoder.p95 as f64 > 4.0 * encoder.mean && label.p50 > 20);
 }

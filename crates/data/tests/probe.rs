@@ -270,6 +270,16 @@ fn counts_that_no_file_could_hold_are_refused() {
     assert_eq!(error, "`file` is not a sound mp4 file: box `stts` is too small for its 4294967295 entries");
 }
 
+/// The first part of a stream in fragments has sizes, and does not know its frames.
+#[test]
+fn an_initialisation_segment_has_no_frames() {
+    let whole = fixture("go_mp4_sample_fragmented.mp4");
+    let first_fragment = whole.windows(4).position(|w| w == b"moof").unwrap() - 4;
+    let found = read(&whole[..first_fragment]).unwrap();
+    assert_eq!((found.width, found.height), (Some(1280), Some(720)));
+    assert_eq!((found.frames, found.fps, found.duration_s), (None, None, None));
+}
+
 #[test]
 fn what_is_no_media_is_named_by_its_first_bytes() {
     assert_eq!(

@@ -26,6 +26,7 @@ mod memory;
 mod outcome;
 mod predict;
 mod prefetch;
+mod refine;
 mod search;
 mod settings;
 mod space;

@@ -16,18 +16,6 @@ pub(crate) struct Placement {
     pub(crate) encoder: Side,
 }
 
-impl Placement {
-    /// The same places with microbatch `order[j]` as the j-th.
-    pub(crate) fn reorder(mut self, order: &[usize]) -> Self {
-        let mut pick = |side: fn(&mut Self) -> &mut Side| {
-            order.iter().map(|&j| std::mem::take(&mut side(&mut self)[j])).collect::<Side>()
-        };
-        let llm = pick(|p| &mut p.llm);
-        let encoder = pick(|p| &mut p.encoder);
-        Self { llm, encoder }
-    }
-}
-
 /// Durations of a step, and how many of them left the measured range.
 #[derive(Debug, Clone)]
 pub(crate) struct Predicted {
@@ -38,13 +26,16 @@ pub(crate) struct Predicted {
     pub(crate) num_extrapolated: u64,
 }
 
-impl Predicted {
-    fn add(&mut self, rank: usize, has_work: bool, prediction: Prediction) {
-        self.input.forward_ns[rank].push(prediction.forward_ns);
-        self.input.backward_ns[rank].push(prediction.backward_ns);
-        self.num_predictions += u64::from(has_work);
-        self.num_extrapolated += u64::from(prediction.extrapolated);
-    }
+/// One microbatch on all ranks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Column {
+    /// By rank.
+    predictions: Vec<Prediction>,
+    /// Encoder replica to LLM replica.
+    feeds: Vec<Vec<bool>>,
+    num_predictions: u64,
+    num_messages: u64,
+    sent_tokens: u64,
 }
 
 /// Microbatches in flight on `stage` at its peak.
@@ -57,58 +48,80 @@ pub(crate) fn in_flight(settings: &StepSettings, stage: u32) -> u32 {
     )
 }
 
-/// The durations of every action. Degrees and samples have been checked.
-pub(crate) fn predict(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> Predicted {
+/// One microbatch on all ranks, from the samples of each replica. Degrees and samples have been checked.
+pub(crate) fn column(
+    scheduler: &StepScheduler,
+    llm: &[Vec<SampleIndex>],
+    encoder: &[Vec<SampleIndex>],
+) -> Column {
+    let model = &scheduler.model;
+    let layout = scheduler.settings.layout;
+    let feeds = feeds(llm, encoder);
+    let mut column = Column {
+        predictions: vec![Prediction::default(); layout.num_ranks() as usize],
+        num_messages: feeds.iter().flatten().filter(|&&feeds| feeds).count() as u64,
+        feeds,
+        ..Column::default()
+    };
+    for (replica, samples) in encoder.iter().enumerate().filter(|(_, samples)| !samples.is_empty()) {
+        column.predictions[replica] = model.encoder(&pack(scheduler, samples));
+        column.num_predictions += 1;
+        column.sent_tokens += features(scheduler, samples);
+    }
+    for (replica, samples) in (0..).zip(llm).filter(|(_, samples)| !samples.is_empty()) {
+        let shape = pack(scheduler, samples);
+        for (stage, layers) in (1..).zip(&scheduler.stages) {
+            let rank = layout.rank(replica, StageIndex(stage)).index();
+            column.predictions[rank] =
+                model.llm_stage(&shape, layers.num_layers, layers.is_first, layers.is_last);
+            column.num_predictions += 1;
+            if !layers.is_last {
+                column.num_messages += 1;
+                column.sent_tokens += shape.total_llm_tokens();
+            }
+        }
+    }
+    column
+}
+
+/// The durations of a step of these microbatches.
+pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predicted {
     let (settings, model) = (&scheduler.settings, &scheduler.model);
     let layout = settings.layout;
-    let num_ranks = layout.num_ranks() as usize;
-    let empty = || vec![Vec::with_capacity(llm.len()); num_ranks];
-    let mut predicted = Predicted {
+    let mut tail_ns = vec![model.encoder_tail_ns(); layout.num_ranks() as usize];
+    for replica in 0..layout.llm.dp {
+        for (stage, layers) in (1..).zip(&scheduler.stages) {
+            tail_ns[layout.rank(replica, StageIndex(stage)).index()] = model.stage_tail_ns(*layers);
+        }
+    }
+    let by_rank = |of: fn(&Prediction) -> u64| -> Vec<Vec<u64>> {
+        (0..tail_ns.len()).map(|rank| columns.iter().map(|c| of(&c.predictions[rank])).collect()).collect()
+    };
+    let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
+    // The simulator takes one transfer time for the step: that of the mean message.
+    let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
+    let extrapolated = columns.iter().flat_map(|c| &c.predictions).filter(|p| p.extrapolated);
+    Predicted {
+        num_predictions: sum(|c| c.num_predictions),
+        num_extrapolated: extrapolated.count() as u64,
         input: StepInput {
             layout,
             order: settings.pipeline_order,
             num_microbatches: settings.num_microbatches,
-            forward_ns: empty(),
-            backward_ns: empty(),
-            feeds: Vec::with_capacity(llm.len()),
-            transfer_ns: 0,
-            tail_ns: vec![model.encoder_tail_ns(); num_ranks],
+            forward_ns: by_rank(|p| p.forward_ns),
+            backward_ns: by_rank(|p| p.backward_ns),
+            feeds: columns.iter().map(|c| c.feeds.clone()).collect(),
+            transfer_ns: model.transfer_ns(mean_tokens),
+            tail_ns,
         },
-        num_predictions: 0,
-        num_extrapolated: 0,
-    };
-    let (mut num_messages, mut sent_tokens) = (0u64, 0u64);
-    for (llm, encoder) in llm.iter().zip(encoder) {
-        for (replica, samples) in encoder.iter().enumerate() {
-            let shape = pack(scheduler, samples);
-            predicted.add(replica, !samples.is_empty(), model.encoder(&shape));
-            sent_tokens += features(scheduler, samples);
-        }
-        let feeds = feeds(llm, encoder);
-        num_messages += feeds.iter().flatten().filter(|&&feeds| feeds).count() as u64;
-        predicted.input.feeds.push(feeds);
-        for (replica, samples) in (0..).zip(llm) {
-            let shape = pack(scheduler, samples);
-            for (stage, layers) in (1..).zip(&scheduler.stages) {
-                let rank = layout.rank(replica, StageIndex(stage)).index();
-                let prediction = model.llm_stage(&shape, layers.num_layers, layers.is_first, layers.is_last);
-                predicted.add(rank, !samples.is_empty(), prediction);
-                if !layers.is_last && !samples.is_empty() {
-                    num_messages += 1;
-                    sent_tokens += shape.total_llm_tokens();
-                }
-            }
-        }
     }
-    for replica in 0..layout.llm.dp {
-        for (stage, layers) in (1..).zip(&scheduler.stages) {
-            let rank = layout.rank(replica, StageIndex(stage)).index();
-            predicted.input.tail_ns[rank] = model.stage_tail_ns(*layers);
-        }
-    }
-    // The simulator takes one transfer time for the step: that of the mean message.
-    predicted.input.transfer_ns = model.transfer_ns(sent_tokens.div_ceil(num_messages.max(1)));
-    predicted
+}
+
+/// The durations of every action. Degrees and samples have been checked.
+pub(crate) fn predict(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> Predicted {
+    let columns: Vec<Column> =
+        llm.iter().zip(encoder).map(|(llm, encoder)| column(scheduler, llm, encoder)).collect();
+    assemble(scheduler, &columns)
 }
 
 /// Predicted peak of every rank. Degrees and samples have been checked.

@@ -4,21 +4,18 @@
 use crate::columns::{self, Columns};
 use crate::error::PlanError;
 use crate::memory::{SHARE_ONE, least};
-use crate::batches::below;
 use crate::predict::{self, Placement, Predicted};
 use crate::settings::StepSettings;
 use dflop_cost::{CostModel, RankMemory, StageLayers, Typical};
 use dflop_schedule::{Assignment, Costs, Limits, baseline, divide, order_microbatches_from, small_ends};
 use dflop_sim::{Simulator, StepInput, durations_of, measured_timeline, simulate_step};
 use dflop_types::{DataProfile, ModelProfile, Plan, SampleIndex, SampleShape, Schedule, Span, Timeline};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
 use std::sync::Arc;
 
 /// Who decides which samples form a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arm {
-    /// Predicted costs: balanced buckets in an order searched with the simulator. Never predicted slower than
+    /// Predicted costs: balanced buckets, ordered and refined with the simulator. Never predicted slower than
     /// [`Arm::Blind`] on the same batch.
     Aware,
     /// Arrival order and equal counts, on both sides of the boundary: what a trainer does that does not look
@@ -34,8 +31,7 @@ const ORDER_ACTIONS_MAX: u64 = 1_000_000;
 /// Everything it holds is shared and read only: it is `Send` and `Sync`, and one runs in a thread beside the
 /// training. The same seed, step and batch give the same schedule on any machine.
 ///
-/// *Not modelled*: segments of one sample on several encoder replicas (a sample is encoded whole), uneven
-/// microbatch sizes where the pipeline fills and drains.
+/// *Not modelled*: segments of one sample on several encoder replicas (a sample is encoded whole).
 #[derive(Debug, Clone)]
 pub struct StepScheduler {
     pub(crate) settings: StepSettings,
@@ -53,10 +49,10 @@ pub(crate) struct Pair {
 }
 
 /// What one batch costs, sample by sample, in comparable time.
-struct BatchCosts {
-    costs: Costs,
+pub(crate) struct BatchCosts {
+    pub(crate) costs: Costs,
     /// Time of each sample on an encoder replica, in nanoseconds, to share a microbatch out by.
-    encoder_ns: Vec<u64>,
+    pub(crate) encoder_ns: Vec<u64>,
     typical: Typical,
 }
 
@@ -97,7 +93,12 @@ impl StepScheduler {
 
     /// The schedule of `batch`, whose samples stand in arrival order, as step `step`.
     ///
-    /// *Complexity*: the work of [`Limits::default_moves`] and of timing 1,000,000 actions at most.
+    /// Balanced buckets ([`dflop_schedule::schedule`]), microbatches of them in the best order found, then
+    /// single samples moved as long as the simulated step shortens; at last the better of that and the blind
+    /// schedule.
+    ///
+    /// *Complexity*: [`Limits::default_moves`] moves on buckets, and at most 1,400,000 actions timed (or 16
+    /// orders, where a step has more than 62,500 actions).
     ///
     /// # Errors
     /// [`PlanError::UnknownSample`]; under a memory budget [`PlanError::SampleTooLarge`] and
@@ -186,8 +187,8 @@ impl StepScheduler {
         // Only now are buckets capped: a cap costs balance, and it speaks of one sample's share where the
         // memory model speaks of whole microbatches. Hence the reserve, and the check of what came out.
         for reserve_percent in [0, 15, 30] {
-            let Some(bytes) = self.shares(batch, costs.typical, reserve_percent) else { break };
-            match self.aware(step, batch, &costs, Some(bytes)).and_then(|s| self.fitting(s)) {
+            let Some(shares) = self.shares(batch, costs.typical, reserve_percent) else { break };
+            match self.aware(step, batch, &costs, Some(&shares)).and_then(|s| self.fitting(s)) {
                 Ok(aware) => return Ok(self.better(aware, blind)),
                 Err(error @ PlanError::Memory { .. }) => worst = least(worst, error),
                 Err(PlanError::Balance(_)) => {}
@@ -214,10 +215,9 @@ impl StepScheduler {
         let num_buckets = self.settings.num_buckets();
         let bucket = baseline::arrival_order(batch.len(), num_buckets);
         let (encoder_load, llm_load) = loads(&costs.costs, &bucket, num_buckets);
-        let columns = columns::as_given(num_buckets as usize, self.settings.layout.llm.dp as usize);
-        let placement = self.place(batch, &bucket, &columns, |column| {
-            baseline::arrival_order(column.len(), self.settings.layout.encoder.dp)
-        });
+        let encoder_dp = self.settings.layout.encoder.dp;
+        let share = |column: &[usize]| baseline::arrival_order(column.len(), encoder_dp);
+        let placement = self.place(batch, &bucket, share);
         let mut schedule = self.as_schedule(step, batch, placement);
         schedule.max_load_ns = encoder_load.iter().chain(&llm_load).copied().max().unwrap_or(0);
         schedule.lower_bound_ns = simple_bound(&costs.costs, num_buckets);
@@ -232,33 +232,63 @@ impl StepScheduler {
         step: u64,
         batch: &[SampleIndex],
         costs: &BatchCosts,
-        bytes: Option<Vec<u64>>,
+        shares: Option<&[u64]>,
     ) -> Result<Schedule, PlanError> {
         let num_buckets = self.settings.num_buckets();
         let seed = mix(self.seed, step);
         let limits = Limits {
-            bucket_bytes_max: bytes.as_ref().map(|_| SHARE_ONE),
+            bucket_bytes_max: shares.map(|_| SHARE_ONE),
             seed,
             ..Limits::new(batch.len(), num_buckets)
         };
-        let assignment = dflop_schedule::schedule(&Costs { bytes, ..costs.costs.clone() }, &limits)?;
+        let balanced = Costs { bytes: shares.map(<[u64]>::to_vec), ..costs.costs.clone() };
+        let assignment = dflop_schedule::schedule(&balanced, &limits)?;
+        let bucket = self.in_best_order(batch, costs, &assignment, seed)?;
+        let bucket = self.refine(batch, costs, shares, bucket, seed)?;
+        let (encoder_load, llm_load) = loads(&costs.costs, &bucket, num_buckets);
+        let mut schedule = self.as_schedule(step, batch, self.place_quickly(batch, costs, &bucket));
+        schedule.predicted_makespan_ns = self.simulator(&schedule.llm, &schedule.encoder)?.makespan_ns();
+        let shared_well = self.place(batch, &bucket, |column| {
+            let cost_ns: Vec<u64> = column.iter().map(|&position| costs.encoder_ns[position]).collect();
+            divide(&cost_ns, self.settings.layout.encoder.dp)
+        });
+        let makespan_ns = self.simulator(&shared_well.llm, &shared_well.encoder)?.makespan_ns();
+        if makespan_ns < schedule.predicted_makespan_ns {
+            schedule.encoder = shared_well.encoder;
+            schedule.predicted_makespan_ns = makespan_ns;
+        }
+        schedule.max_load_ns = encoder_load.iter().chain(&llm_load).copied().max().unwrap_or(0);
+        schedule.lower_bound_ns = assignment.lower_bound_ns;
+        Ok(schedule)
+    }
+
+    /// The buckets of an assignment as places, microbatch * replicas + replica: the best of the ways to form
+    /// microbatches of them, in the best order found.
+    fn in_best_order(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        assignment: &Assignment,
+        seed: u64,
+    ) -> Result<Vec<u32>, PlanError> {
+        let in_places = |columns: &mut dyn Iterator<Item = &Vec<usize>>| -> Vec<u32> {
+            let mut place = vec![0u32; assignment.llm_load_ns.len()];
+            for (at, &bucket) in (0..).zip(columns.flatten()) {
+                place[bucket] = at;
+            }
+            assignment.bucket.iter().map(|&bucket| place[bucket as usize]).collect()
+        };
         let mut best: Option<(u64, Columns, Simulator)> = None;
-        for columns in self.columns(&assignment) {
-            let placement = self.place(batch, &assignment.bucket, &columns, |column| {
-                let cost_ns: Vec<u64> = column.iter().map(|&position| costs.encoder_ns[position]).collect();
-                divide(&cost_ns, self.settings.layout.encoder.dp)
-            });
-            let input = predict::predict(self, &placement.llm, &placement.encoder).input;
-            let mut simulator = Simulator::new(&input)?;
+        for columns in self.columns(assignment) {
+            let placement = self.place_quickly(batch, costs, &in_places(&mut columns.iter()));
+            let mut simulator = self.simulator(&placement.llm, &placement.encoder)?;
             let makespan_ns = simulator.makespan_ns();
             if best.as_ref().is_none_or(|b| makespan_ns < b.0) {
                 best = Some((makespan_ns, columns, simulator));
             }
         }
-        let (_, columns, mut simulator) =
-            best.expect("there is at least one way to form microbatches");
-        let num_actions = 2 * u64::from(self.settings.layout.num_ranks()) * columns.len() as u64;
-        let max_evaluations = (ORDER_ACTIONS_MAX / num_actions.max(1)).clamp(16, 4_096);
+        let (_, columns, mut simulator) = best.expect("there is at least one way to form microbatches");
+        let max_evaluations = (ORDER_ACTIONS_MAX / self.num_actions()).clamp(16, 4_096);
         let load_ns = |bucket_ns: &[u64]| -> Vec<u64> {
             columns.iter().map(|column| column.iter().map(|&bucket| bucket_ns[bucket]).sum()).collect()
         };
@@ -270,68 +300,28 @@ impl StepScheduler {
         let order = order_microbatches_from(&starts, seed, max_evaluations, |order| {
             simulator.makespan_in_order(order)
         });
-        let makespan_ns = simulator.makespan_in_order(&order);
-        // Buckets by their new names: microbatch * replicas + replica.
-        let mut renamed = vec![0u32; num_buckets as usize];
-        for (name, &bucket) in (0..).zip(order.iter().flat_map(|&column| &columns[column])) {
-            renamed[bucket] = name;
-        }
-        let bucket = assignment.bucket.iter().map(|&bucket| renamed[bucket as usize]).collect();
-        let (bucket, makespan_ns) = self.refine(batch, costs, bucket, makespan_ns, seed)?;
-        let (encoder_load, llm_load) = loads(&costs.costs, &bucket, num_buckets);
-        let mut schedule = self.as_schedule(step, batch, self.place_balanced(batch, costs, &bucket));
-        schedule.predicted_makespan_ns = makespan_ns;
-        schedule.max_load_ns = encoder_load.iter().chain(&llm_load).copied().max().unwrap_or(0);
-        schedule.lower_bound_ns = assignment.lower_bound_ns;
-        Ok(schedule)
+        Ok(in_places(&mut order.iter().map(|&column| &columns[column])))
     }
 
-    /// The samples of named buckets in their places, the encoder's part of each microbatch shared out by cost.
-    fn place_balanced(&self, batch: &[SampleIndex], costs: &BatchCosts, bucket: &[u32]) -> Placement {
-        let replicas = self.settings.layout.llm.dp as usize;
-        let columns = columns::as_given(self.settings.num_buckets() as usize, replicas);
-        self.place(batch, bucket, &columns, |column| {
-            let cost_ns: Vec<u64> = column.iter().map(|&position| costs.encoder_ns[position]).collect();
-            divide(&cost_ns, self.settings.layout.encoder.dp)
-        })
+    /// Actions of a step over all ranks, at least 1.
+    pub(crate) fn num_actions(&self) -> u64 {
+        2 * u64::from(self.settings.layout.num_ranks()) * u64::from(self.settings.num_microbatches)
     }
 
-    /// Moves and exchanges of single samples that shorten the simulated step, and the makespan they reach: even buckets
-    /// are not the shortest step, as a smaller one fills the pipeline sooner.
-    fn refine(
-        &self,
-        batch: &[SampleIndex],
-        costs: &BatchCosts,
-        mut bucket: Vec<u32>,
-        mut makespan_ns: u64,
-        seed: u64,
-    ) -> Result<(Vec<u32>, u64), PlanError> {
-        let num_buckets = u64::from(self.settings.num_buckets());
-        if num_buckets < 2 || batch.is_empty() {
-            return Ok((bucket, makespan_ns));
-        }
-        let trials: u64 = std::env::var("TRIALS").unwrap().parse().unwrap();
-        let mut random = ChaCha8Rng::seed_from_u64(seed);
-        for _ in 0..trials {
-            let one = below(&mut random, batch.len() as u64) as usize;
-            let other = below(&mut random, batch.len() as u64) as usize;
-            let before = (bucket[one], bucket[other]);
-            if below(&mut random, 2) == 0 || before.0 == before.1 {
-                bucket[one] = ((u64::from(before.0) + 1 + below(&mut random, num_buckets - 1)) % num_buckets) as u32;
-            } else {
-                bucket.swap(one, other);
-            }
-            let placement = self.place_balanced(batch, costs, &bucket);
-            let input = predict::predict(self, &placement.llm, &placement.encoder).input;
-            let found = Simulator::new(&input)?.makespan_ns();
-            if found <= makespan_ns {
-                makespan_ns = found;
-            } else {
-                bucket[other] = before.1;
-                bucket[one] = before.0;
-            }
-        }
-        Ok((bucket, makespan_ns))
+    fn simulator(&self, llm: &predict::Side, encoder: &predict::Side) -> Result<Simulator, PlanError> {
+        Ok(Simulator::new(&predict::predict(self, llm, encoder).input)?)
+    }
+
+    /// Samples in their places, the encoder's part of each microbatch shared out by LPT: what a search can
+    /// afford.
+    fn place_quickly(&self, batch: &[SampleIndex], costs: &BatchCosts, bucket: &[u32]) -> Placement {
+        self.place(batch, bucket, |column| self.share_quickly(costs, column))
+    }
+
+    /// Encoder replica of each sample of a microbatch, by LPT.
+    pub(crate) fn share_quickly(&self, costs: &BatchCosts, column: &[usize]) -> Vec<u32> {
+        let cost_ns: Vec<u64> = column.iter().map(|&position| costs.encoder_ns[position]).collect();
+        baseline::single_cost_lpt(&cost_ns, self.settings.layout.encoder.dp)
     }
 
     /// Ways to form microbatches of buckets; one where there is one LLM replica.
@@ -344,36 +334,49 @@ impl StepScheduler {
         vec![columns::by_llm_load(llm_ns, replicas), columns::by_encoder_load(encoder_ns, llm_ns, replicas)]
     }
 
-    /// Samples in their places: `share` gives the encoder replica of each sample of a microbatch that has
-    /// segments, by position in the batch.
+    /// Samples in the places that `bucket` names, microbatch * replicas + replica.
     fn place(
         &self,
         batch: &[SampleIndex],
         bucket: &[u32],
-        columns: &Columns,
         share: impl Fn(&[usize]) -> Vec<u32>,
     ) -> Placement {
-        let mut positions = vec![Vec::new(); self.settings.num_buckets() as usize];
+        let mut positions = vec![Vec::new(); self.settings.num_microbatches as usize];
         for (position, &bucket) in bucket.iter().enumerate() {
-            positions[bucket as usize].push(position);
+            positions[(bucket / self.settings.layout.llm.dp) as usize].push(position);
         }
-        let samples = |positions: &[usize]| positions.iter().map(|&p| batch[p]).collect::<Vec<_>>();
         let mut placement = Placement::default();
-        for column in columns {
-            placement.llm.push(column.iter().map(|&bucket| samples(&positions[bucket])).collect());
-            let mut with_segments: Vec<usize> = column
-                .iter()
-                .flat_map(|&bucket| positions[bucket].iter().copied())
-                .filter(|&position| !self.shape(batch[position]).encoder_segments.is_empty())
-                .collect();
-            with_segments.sort_unstable();
-            let mut replicas = vec![Vec::new(); self.settings.layout.encoder.dp as usize];
-            for (&position, replica) in with_segments.iter().zip(share(&with_segments)) {
-                replicas[replica as usize].push(batch[position]);
-            }
-            placement.encoder.push(replicas);
+        for positions in positions {
+            let (llm, encoder) = self.place_column(batch, bucket, &positions, &share);
+            placement.llm.push(llm);
+            placement.encoder.push(encoder);
         }
         placement
+    }
+
+    /// The samples of one microbatch, at `positions` of the batch, on each LLM and each encoder replica:
+    /// `share` gives the encoder replica of those that have segments.
+    pub(crate) fn place_column(
+        &self,
+        batch: &[SampleIndex],
+        bucket: &[u32],
+        positions: &[usize],
+        share: impl Fn(&[usize]) -> Vec<u32>,
+    ) -> (Vec<Vec<SampleIndex>>, Vec<Vec<SampleIndex>>) {
+        let layout = self.settings.layout;
+        let mut llm = vec![Vec::new(); layout.llm.dp as usize];
+        let mut encoder = vec![Vec::new(); layout.encoder.dp as usize];
+        let mut with_segments = Vec::with_capacity(positions.len());
+        for &position in positions {
+            llm[(bucket[position] % layout.llm.dp) as usize].push(batch[position]);
+            if !self.shape(batch[position]).encoder_segments.is_empty() {
+                with_segments.push(position);
+            }
+        }
+        for (&position, replica) in with_segments.iter().zip(share(&with_segments)) {
+            encoder[replica as usize].push(batch[position]);
+        }
+        (llm, encoder)
     }
 
     fn as_schedule(&self, step: u64, batch: &[SampleIndex], placement: Placement) -> Schedule {
@@ -457,7 +460,7 @@ impl StepScheduler {
 }
 
 /// Load of each bucket on both resources, in nanoseconds.
-fn loads(costs: &Costs, bucket: &[u32], num_buckets: u32) -> (Vec<u64>, Vec<u64>) {
+pub(crate) fn loads(costs: &Costs, bucket: &[u32], num_buckets: u32) -> (Vec<u64>, Vec<u64>) {
     let sum = |cost_ns: &[u64]| {
         let mut load_ns = vec![0u64; num_buckets as usize];
         for (&bucket, &ns) in bucket.iter().zip(cost_ns) {

@@ -8,7 +8,10 @@ use dflop_plan::batches::GlobalBatches;
 use dflop_plan::{
     Arm, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason, explain, layouts, search,
 };
-use dflop_types::{Artifact, Hint, MadeFrom, ModelProfile, PipelineOrder, Rejection, SampleShape};
+use dflop_types::{
+    Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
+    PlanPrediction, RankedPlan, Rejection, RejectionCount, SampleShape,
+};
 use std::cell::Cell;
 
 fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
@@ -215,33 +218,77 @@ fn inputs_without_an_answer_are_errors_with_a_hint() {
     assert!(message(input(&shapes, &broken, 2)).starts_with("model profile has no module `llm_layer`"));
 }
 
+/// An outcome by hand, so that no search decides what the words look like.
+fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcome {
+    let num_rejected: u64 = rejections.iter().map(|r| r.1).sum();
+    Outcome {
+        num_candidates: num_rejected + ranked.len() as u64 + 3,
+        num_judged: ranked.len() as u64 + 3,
+        ranked,
+        rejections: rejections
+            .into_iter()
+            .map(|(rejection, count)| RejectionCount { rejection, count })
+            .collect(),
+        stop: StopReason::AllJudged,
+        num_ranks: 6,
+        global_batch_size: 64,
+        seed: 11,
+        num_sampled_batches: 8,
+        memory_budget_bytes: Some(3 << 30),
+        is_network_measured: false,
+        num_repaired_points: 2,
+        made_from: MadeFrom::new(),
+    }
+}
+
+fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
+    let component = |pp, dp| ComponentLayout { tp: 1, pp, dp };
+    RankedPlan {
+        layout: Layout { encoder: component(1, 6 - dp), llm: component(1, dp) },
+        num_microbatches: 16,
+        pipeline_order: PipelineOrder::OneFOneB,
+        prediction: PlanPrediction {
+            step_ns_mean,
+            step_ns_half_width: step_ns_mean / 20,
+            blind_step_ns_mean: step_ns_mean / 10 * 12,
+            bubble_ratio: 0.125,
+            encoder_memory_bytes_peak: 700 << 20,
+            llm_memory_bytes_peak: 5 << 29,
+            extrapolated_ratio: 0.0213,
+        },
+    }
+}
+
 #[test]
 fn the_explanation_of_a_plan() {
-    let mut model_profile = fixture::model_profile();
-    model_profile.network.bandwidth_bytes_per_s = 0;
-    model_profile.modules.get_mut("llm_layer").unwrap().linear.points[0].backward_ns = 2_000_000;
-    let shapes = fixture::shapes(100, 12);
-    let outcome = search(&SearchInput {
-        cluster: fixture::cluster(6, Some(1 << 30)),
-        ..input(&shapes, &model_profile, 6)
-    })
-    .unwrap();
+    let outcome = outcome(
+        vec![ranked(3, 812_400_000), ranked(4, 903_000_000), ranked(2, 1_204_500_000)],
+        vec![
+            (Rejection::Bound, 29),
+            (Rejection::StagesExceedLayers { stages: 5, layers: 4 }, 1),
+            (
+                Rejection::Memory { component: Component::Llm, needed_bytes: 4 << 30, budget_bytes: 3 << 30 },
+                1,
+            ),
+        ],
+    );
     assert_eq!(outcome.hint(), None);
     insta::assert_snapshot!("feasible", explain(&outcome));
+    let cut_short = Outcome { stop: StopReason::WorkBudget { num_left: 7 }, ..outcome };
+    assert!(explain(&cut_short).contains("     7  not judged: the budget of judgements ended\n"));
 }
 
 #[test]
 fn the_explanation_of_no_plan() {
     let model_profile = fixture::model_profile();
     let shapes = fixture::shapes(100, 12);
-    let outcome = search(&SearchInput {
-        cluster: fixture::cluster(6, Some(90 << 20)),
-        ..input(&shapes, &model_profile, 6)
-    })
-    .unwrap();
+    let limited =
+        SearchInput { cluster: fixture::cluster(6, Some(24 << 20)), ..input(&shapes, &model_profile, 6) };
+    // The heaviest sample alone overfills a rank of every layout, so that no schedule plays a part.
+    let outcome = search(&limited).unwrap();
     assert_eq!(outcome.plan(), None);
     insta::assert_snapshot!(
         "infeasible",
-        format!("{}hint: {}\n", explain(&outcome), outcome.hint().unwrap())
+        format!("{}\nhint: {}\n", explain(&outcome), outcome.hint().unwrap())
     );
 }

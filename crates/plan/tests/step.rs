@@ -101,9 +101,8 @@ fn aware_beats_blind_clearly_on_a_skewed_batch() {
     let batch = indices(16);
     let aware = scheduler.schedule(0, &batch, Arm::Aware).unwrap();
     let blind = scheduler.schedule(0, &batch, Arm::Blind).unwrap();
-    assert!(aware.llm.iter().all(|column| column[0].iter().filter(|s| s.0 < 4).count() == 1));
+    assert!(aware.llm.iter().all(|column| column[0].iter().filter(|s| s.0 < 4).count() <= 2));
     let ratio = blind.predicted_makespan_ns as f64 / aware.predicted_makespan_ns as f64;
-    println!("skew {ratio}");
     assert!(ratio > 1.2, "{ratio}");
 }
 
@@ -146,10 +145,9 @@ fn near_brute_force_on_tiny_batches() {
             .unwrap();
         worst = worst.max(found.predicted_makespan_ns as f64 / least as f64);
     }
-    // Balanced buckets are not the shortest step where two microbatches fill and drain the pipeline: a
-    // smaller first one is. Within this factor the cost of that is known; uneven sizes are not built yet.
-    println!("worst {worst}");
-    assert!(worst < 1.12, "{worst}");
+    // Balanced buckets alone are up to 1.13 of the shortest step here: it takes the simulator to see what
+    // fills a pipeline.
+    assert!(worst < 1.01, "{worst}");
 }
 
 #[test]
@@ -180,7 +178,6 @@ fn the_memory_budget_is_held_or_refused_by_name() {
         }
     }
     // The caps win at least something below what the schedule without them needs.
-    println!("held {num_held}");
     assert!(num_held >= 2, "{num_held}");
     let tiny = scheduler(StepSettings { memory_budget_bytes: Some(1 << 20), ..free }, shapes, 0);
     let error = tiny.schedule(0, &batch, Arm::Aware).unwrap_err();

@@ -92,7 +92,8 @@ impl Dataset {
     fn profiled(&self, sample: u32) -> PyResult<&dflop_types::ProfiledSample> {
         let samples = &self.0.profile().samples;
         samples.get(sample as usize).ok_or_else(|| {
-            let message = format!("sample {sample} is not in the data profile: it has {} samples", samples.len());
+            let message =
+                format!("sample {sample} is not in the data profile: it has {} samples", samples.len());
             raise(Kind::Profile, &message, None)
         })
     }
@@ -107,7 +108,7 @@ pub(crate) fn llava_onevision_shape(
     height: u32,
     width: u32,
     num_frames: u32,
-) -> PyResult<(u32, u32, u32)> {
+) -> PyResult<(u32, u64, u32)> {
     let json = |name: &str, text: &str| {
         serde_json::from_str::<serde_json::Value>(text)
             .map_err(|error| raise(Kind::Profile, &format!("`{name}` is not JSON: {error}"), None))
@@ -127,5 +128,9 @@ pub(crate) fn llava_onevision_shape(
         }
     }
     .map_err(map(Kind::Profile))?;
-    Ok((shape.num_tiles, shape.segments.count * shape.segments.tokens, shape.feature_tokens))
+    Ok((
+        shape.num_tiles,
+        u64::from(shape.segments.count) * u64::from(shape.segments.tokens),
+        shape.feature_tokens,
+    ))
 }

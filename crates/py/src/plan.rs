@@ -89,7 +89,11 @@ impl Plan {
     fn coordinates(&self, rank: u32) -> PyResult<(&'static str, u32, u32)> {
         let layout = self.0.best.layout;
         let at = layout.coordinates(Rank(rank)).ok_or_else(|| {
-            raise(Kind::Plan, &format!("rank {rank} is past the {} ranks of the plan", layout.num_ranks()), None)
+            raise(
+                Kind::Plan,
+                &format!("rank {rank} is past the {} ranks of the plan", layout.num_ranks()),
+                None,
+            )
         })?;
         let component = match at.component {
             Component::Encoder => "encoder",
@@ -105,7 +109,11 @@ impl Plan {
     fn llm_layers(&self, stage: u32, num_layers: u32) -> PyResult<(u32, u32)> {
         let stages = self.0.best.layout.llm.pp;
         if stage == 0 || stage > stages {
-            return Err(raise(Kind::Plan, &format!("stage {stage} is no LLM stage, they are 1 to {stages}"), None));
+            return Err(raise(
+                Kind::Plan,
+                &format!("stage {stage} is no LLM stage, they are 1 to {stages}"),
+                None,
+            ));
         }
         let cut = dflop_types::cut_layers(num_layers, stages);
         let position = stage as usize - 1;
@@ -132,7 +140,11 @@ pub(crate) struct Schedule(pub(crate) dflop_types::Schedule);
 impl Schedule {
     fn share(side: &[Vec<Vec<SampleIndex>>], microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
         let samples = side.get(microbatch).and_then(|replicas| replicas.get(replica)).ok_or_else(|| {
-            raise(Kind::Schedule, &format!("the schedule has no microbatch {microbatch} on replica {replica}"), None)
+            raise(
+                Kind::Schedule,
+                &format!("the schedule has no microbatch {microbatch} on replica {replica}"),
+                None,
+            )
         })?;
         Ok(samples.iter().map(|sample| sample.0).collect())
     }
@@ -195,10 +207,12 @@ fn arm(name: &str) -> PyResult<Arm> {
 fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
     raw.into_iter()
         .map(|(rank, action, start_ns, end_ns)| {
-            let action: Action =
-                action.parse().map_err(|e: dflop_types::ParseActionError| raise(Kind::Schedule, &e.to_string(), None))?;
+            let action: Action = action
+                .parse()
+                .map_err(|e: dflop_types::ParseActionError| raise(Kind::Schedule, &e.to_string(), None))?;
             if end_ns < start_ns {
-                let message = format!("{action} on rank {rank} ends at {end_ns} ns, before its start at {start_ns} ns");
+                let message =
+                    format!("{action} on rank {rank} ends at {end_ns} ns, before its start at {start_ns} ns");
                 return Err(raise(Kind::Schedule, &message, None));
             }
             Ok(Span { rank: Rank(rank), action, start_ns, end_ns })
@@ -216,7 +230,12 @@ pub(crate) struct StepScheduler {
 #[pymethods]
 impl StepScheduler {
     #[new]
-    fn new(plan_path: PathBuf, data_profile_path: PathBuf, model_profile_path: PathBuf, seed: u64) -> PyResult<Self> {
+    fn new(
+        plan_path: PathBuf,
+        data_profile_path: PathBuf,
+        model_profile_path: PathBuf,
+        seed: u64,
+    ) -> PyResult<Self> {
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data: DataProfile = dflop_types::artifact::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
@@ -250,15 +269,12 @@ impl StepScheduler {
         makespan_ns: u64,
     ) -> PyResult<(u64, u64, u64)> {
         let spans = self::spans(spans)?;
-        let idle = self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
+        let idle =
+            self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
         Ok((idle.ramp, idle.imbalance, idle.transfer))
     }
 
-    fn simulate_measured(
-        &self,
-        schedule: &Schedule,
-        spans: Vec<(u32, String, u64, u64)>,
-    ) -> PyResult<u64> {
+    fn simulate_measured(&self, schedule: &Schedule, spans: Vec<(u32, String, u64, u64)>) -> PyResult<u64> {
         let spans = self::spans(spans)?;
         self.scheduler.simulate_measured(&schedule.0, &spans).map(|t| t.makespan_ns).map_err(map(Kind::Plan))
     }

@@ -44,8 +44,5 @@
       group.closest("section").classList.toggle(`hide-${button.dataset.hide}`, isShown);
     });
   }
-  window.addEventListener("beforeprint", () => {
-    release();
-    for (const details of document.querySelectorAll("details")) details.open = true;
-  });
+  window.addEventListener("beforeprint", release);
 })();

@@ -165,7 +165,10 @@ impl Scale {
         if fine.len() <= most {
             return fine;
         }
-        (1..).map(|every| of(&[1.0], every)).find(|ticks| ticks.len() <= most.max(1)).unwrap_or_default()
+        (1..=decades.clone().count())
+            .map(|every| of(&[1.0], every))
+            .find(|ticks| ticks.len() <= most.max(1))
+            .unwrap_or_default()
     }
 }
 

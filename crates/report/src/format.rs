@@ -96,12 +96,10 @@ pub(crate) fn bytes(value: u64) -> String {
         size /= 1024.0;
         unit += 1;
     }
-    let decimals = if size < 10.0 {
-        2
-    } else if size < 100.0 {
-        1
-    } else {
-        0
+    let decimals = match size {
+        s if s < 10.0 => 2,
+        s if s < 100.0 => 1,
+        _ => 0,
     };
     format!("{size:.decimals$} {}", UNITS[unit])
 }
@@ -122,9 +120,8 @@ pub(crate) fn compact(value: f64) -> String {
         s if s >= 1e3 => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    let decimals =
-        if scaled == 0.0 { 0 } else { (2 - scaled.abs().log10().floor() as i32).clamp(0, 6) as u32 };
-    let rounding = 10f64.powi(decimals as i32);
+    let decimals = if scaled == 0.0 { 0 } else { (2 - scaled.abs().log10().floor() as i32).clamp(0, 6) };
+    let rounding = 10f64.powi(decimals);
     format!("{}{unit}", trimmed((scaled * rounding).round() / rounding))
 }
 

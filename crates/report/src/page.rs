@@ -4,6 +4,7 @@ mod data;
 mod model;
 mod plan;
 mod steps;
+mod times;
 
 use crate::Report;
 use crate::chart::{table, words};
@@ -26,8 +27,8 @@ pub(crate) fn page(report: &Report) -> Markup {
     let sections: Vec<Section> = [
         steps::one_batch_twice(report),
         steps::idle(report),
-        steps::pairs(report),
-        steps::prediction(report),
+        times::pairs(report),
+        times::prediction(report),
         plan::section(report),
         data::section(report),
         model::section(report),

@@ -158,6 +158,9 @@ pub fn hash_of<A: Artifact>(artifact: &A) -> String {
 }
 
 /// The artifact as the text of its file.
+///
+/// # Panics
+/// Never for our artifacts: they are structs with string keys and finite numbers.
 pub fn to_text<A: Artifact>(artifact: &A) -> String {
     let value = serde_json::to_value(artifact).expect("our artifacts have string keys and finite numbers");
     let Value::Object(fields) = value else { unreachable!("an artifact is a struct") };

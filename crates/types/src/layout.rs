@@ -122,9 +122,14 @@ impl fmt::Display for Layout {
 /// Layers of each stage when `num_layers` are cut into `num_stages` runs, the longer runs first.
 ///
 /// The last stage also holds the head, so where the cut is uneven it gets the shorter run.
+///
+/// # Panics
+/// If `num_stages` is 0.
 pub fn cut_layers(num_layers: u32, num_stages: u32) -> Vec<u32> {
     assert!(num_stages > 0, "a component has at least one stage");
-    (0..num_stages).map(|stage| num_layers / num_stages + u32::from(stage < num_layers % num_stages)).collect()
+    (0..num_stages)
+        .map(|stage| num_layers / num_stages + u32::from(stage < num_layers % num_stages))
+        .collect()
 }
 
 #[cfg(test)]

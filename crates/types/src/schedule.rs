@@ -33,7 +33,9 @@ pub struct Schedule {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ScheduleError {
     /// A sample of the batch stands nowhere, or twice, or does not belong.
-    #[error("sample {sample} stands {count} times in the schedule of step {step}, each sample of the batch must stand once")]
+    #[error(
+        "sample {sample} stands {count} times in the schedule of step {step}, each sample of the batch must stand once"
+    )]
     Count {
         /// The step.
         step: u64,
@@ -43,7 +45,9 @@ pub enum ScheduleError {
         count: usize,
     },
     /// The two sides disagree.
-    #[error("microbatch {microbatch} of step {step} holds other samples on the encoder side than on the LLM side")]
+    #[error(
+        "microbatch {microbatch} of step {step} holds other samples on the encoder side than on the LLM side"
+    )]
     Sides {
         /// The step.
         step: u64,

@@ -40,7 +40,8 @@ impl SampleShape {
 
     /// Nothing if the invariants hold, else the first that does not, as "value, rule".
     ///
-    /// *Errors*: the broken invariant in words.
+    /// # Errors
+    /// The broken invariant in words.
     pub fn check(&self) -> Result<(), String> {
         if self.feature_tokens > self.llm_tokens {
             return Err(format!(

@@ -54,7 +54,11 @@ impl FromStr for Action {
             _ => return Err(error()),
         };
         let number = |digits: &str| digits.parse::<u32>().map_err(|_| error());
-        Ok(Self { stage: StageIndex(number(&text[..letter])?), kind, microbatch: number(&text[letter + 1..])? })
+        Ok(Self {
+            stage: StageIndex(number(&text[..letter])?),
+            kind,
+            microbatch: number(&text[letter + 1..])?,
+        })
     }
 }
 

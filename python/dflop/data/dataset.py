@@ -259,15 +259,17 @@ class SampleLoader:
         size = self._adapter.image_size
         parts: list[torch.Tensor] = []
         for (path, frame_indices), grid in zip(sample.files, sample.media, strict=True):
-            name = f"sample `{sample.id}` ({index}), file `{path}`"
+            name, file = f"sample `{sample.id}` ({index})", f"file `{path}`"
             try:
                 tiles = self._adapter.pixels(Path(path), grid.kind, frame_indices)
             except Exception as error:
-                message = f"{name}: {error}"
+                # The adapter's own errors name the file already.
+                message = f"{name}: {error}" if path in str(error) else f"{name}, {file}: {error}"
                 raise ProfileError(message) from error
             if tuple(tiles.shape) != (grid.num_tiles, 3, size, size):
                 expected = (grid.num_tiles, 3, size, size)
-                message = f"{name}: decoded to tiles of shape {tuple(tiles.shape)}, profiled as {expected}"
+                found = tuple(tiles.shape)
+                message = f"{name}, {file}: decoded to tiles of shape {found}, profiled as {expected}"
                 raise ProfileError(message)
             parts.append(tiles.to(torch.float32))
         return torch.cat(parts) if parts else torch.empty(0, 3, size, size)

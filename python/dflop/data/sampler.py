@@ -123,9 +123,7 @@ class BalancedBatchSampler:
             while taken < self._num_buckets:
                 bucket = buckets[taken + self._rank]
                 taken += self._num_replicas
-                self._position = (
-                    (global_batch, taken) if taken < self._num_buckets else (global_batch + 1, 0)
-                )
+                self._position = (global_batch, taken) if taken < self._num_buckets else (global_batch + 1, 0)
                 yield bucket
             taken = 0
         self._epoch += 1
@@ -231,9 +229,7 @@ class BalancedBatchSampler:
 
 def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], list[int]]:
     """Encoder and LLM cost of each sample, as integers of one unit."""
-    entries = (
-        _profiled_shapes(Path(source)) if isinstance(source, (str, os.PathLike)) else list(source)
-    )
+    entries = _profiled_shapes(Path(source)) if isinstance(source, (str, os.PathLike)) else list(source)
     if not entries:
         message = "there are no samples"
         raise ValueError(message)

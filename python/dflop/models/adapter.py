@@ -4,7 +4,8 @@
     input_ids_T, feature_mask_T ------------------------------------+--> LLM stage 0 --> hidden_TD --> ... --> loss
 
 Shape letters, here and in every file of `models/`:
-    N tiles or frames   P encoder tokens   E feature tokens   T LLM tokens   D width   V vocabulary   M samples
+    N tiles or frames   P encoder tokens   E feature tokens   T LLM tokens
+    D width             V vocabulary       M samples
 
 Parallelism is applied from outside: nothing here knows a rank. Parameter names are those of the Hugging Face
 model as a whole, so that weights, references and checkpoints speak of the same tensors in every layout.
@@ -112,8 +113,8 @@ class ModelAdapter(Protocol):
 
         Holds the embedding if `first_layer` is 0; final norm and head if the run ends at the last layer.
         `forward(batch: LlmInput, incoming: Tensor) -> Tensor`: `incoming` is features_ED [E, D] for the first
-        stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum of
-        the cross entropy over all targets (a scalar, float32), not divided by anything.
+        stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum
+        of the cross entropy over all targets (a scalar, float32), not divided by anything.
         """
         ...
 
@@ -128,9 +129,15 @@ class ModelAdapter(Protocol):
         ...
 
     def pixels(self, media_path: Path, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
-        """Decodes one image, or the named frames of one video, into normalised tiles [n, 3, S, S] float32.
+        """Decodes one image, or the named frames of one video, with the family's Hugging Face image processor.
 
-        `kind` is that of `MediaGrid`. Done with the family's Hugging Face image processor; EXIF rotation applied.
+        Args:
+            media_path: the file; its EXIF rotation is applied.
+            kind: that of `MediaGrid`.
+            frame_indices: frames of a video, ascending from 0; empty for an image.
+
+        Returns:
+            Normalised tiles [n, 3, S, S], float32, CPU.
 
         Raises:
             dflop.ProfileError: the file cannot be decoded; the message names it.

@@ -12,6 +12,6 @@ def profile_error(message: str) -> Exception:
     Returns:
         The exception.
     """
-    from dflop import ProfileError
+    from dflop._native import ProfileError
 
     return ProfileError(message)

@@ -88,7 +88,7 @@ def write_artifact(path: str | os.PathLike[str], profile: Mapping[str, Any]) -> 
             neighbour.unlink(missing_ok=True)
             raise
     except OSError as error:
-        from dflop import ArtifactError
+        from dflop._native import ArtifactError
 
         message = f"cannot write `{target}`: {error.strerror or error}"
         raise ArtifactError(message) from error

@@ -270,7 +270,7 @@ def _warm_up(curves: Sequence[list[Case]], modules: Modules, records: Records) -
                 break
             fitting.append(case)
         if not fitting:
-            from dflop import ProfileError
+            from dflop._native import ProfileError
 
             message = f"`{curve[0].module}` does not fit the device even at size {curve[0].size}"
             raise ProfileError(message)

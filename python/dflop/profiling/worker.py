@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dflop import Error
+from dflop._native import Error
 
 
 def main() -> int:

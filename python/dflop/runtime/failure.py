@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,9 @@ def talking(what: str) -> Iterator[None]:
     except RankError:
         raise
     except RuntimeError as error:
-        first_line = str(error).partition("\n")[0]
-        message = f"cannot {what}, another rank stopped or is too slow ({first_line})"
+        # gloo puts its source line before the cause and advice behind it.
+        cause = re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
+        message = f"cannot {what}, another rank stopped or is too slow ({cause})"
         raise RankError(message) from error
 
 

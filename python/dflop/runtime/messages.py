@@ -43,9 +43,7 @@ class Messages:
         """Opens the receives of one action, at once, whether or not the peers have begun to send."""
         posted: Posted = []
         for transfer in transfers:
-            buffer = torch.empty(
-                transfer.num_rows, self._width, dtype=self._dtype, device=self._mesh.device
-            )
+            buffer = torch.empty(transfer.num_rows, self._width, dtype=self._dtype, device=self._mesh.device)
             work = dist.irecv(
                 buffer, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
             )

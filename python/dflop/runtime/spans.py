@@ -106,9 +106,7 @@ def align(ranks: Sequence[RankSpans]) -> tuple[list[Span], list[tuple[int, int, 
     Returns:
         Spans by rank and start; (rank, start, end) of each rank's tail; the end of the last tail.
     """
-    zero = {
-        clock: min(r.start_ns for r in ranks if r.clock == clock) for clock in {r.clock for r in ranks}
-    }
+    zero = {clock: min(r.start_ns for r in ranks if r.clock == clock) for clock in {r.clock for r in ranks}}
     spans: list[Span] = []
     tails: list[tuple[int, int, int]] = []
     for r in sorted(ranks, key=lambda r: r.rank):

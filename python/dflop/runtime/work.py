@@ -123,7 +123,5 @@ def _llm_work(
         above = llm_transfers(mesh.plan, schedule, microbatch, mesh.replica, num_features)
     else:
         above = stage_transfers(mesh.plan, mesh.replica, mesh.stage - 1, num_tokens)
-    below = (
-        [] if mesh.is_last_stage else stage_transfers(mesh.plan, mesh.replica, mesh.stage + 1, num_tokens)
-    )
+    below = [] if mesh.is_last_stage else stage_transfers(mesh.plan, mesh.replica, mesh.stage + 1, num_tokens)
     return MicrobatchWork(batch, above, below)

@@ -10,7 +10,8 @@ pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    let kinds: Vec<String> = report.samples.iter().map(|(kind, n)| format!("{kind} {}", thousands(*n))).collect();
+    let kinds: Vec<String> =
+        report.samples.iter().map(|(kind, n)| format!("{kind} {}", thousands(*n))).collect();
     println!(
         "{} samples ({}) with {} media files, {:.1} MB, in {}",
         thousands(u64::from(arguments.samples)),

@@ -53,7 +53,12 @@ impl Inputs {
         for name in ["processor", "tokenizer"] {
             artifact::check_made_from(&data_profile_path, &data_profile, name, &hashes[name])?;
         }
-        artifact::check_made_from(&model_profile_path, &model_profile, "model_config", &hashes["model_config"])?;
+        artifact::check_made_from(
+            &model_profile_path,
+            &model_profile,
+            "model_config",
+            &hashes["model_config"],
+        )?;
         Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })
     }
 }

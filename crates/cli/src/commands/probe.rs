@@ -1,7 +1,7 @@
 //! `dflop probe`: sizes of media files from their headers.
 
-use crate::args::{Family, Probe};
 use crate::Failure;
+use crate::args::{Family, Probe};
 use dflop_data::DataError;
 use dflop_data::family::{LlavaOnevision, MediaShape};
 use dflop_data::probe::{self, MediaKind};
@@ -21,7 +21,8 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
     for file in &arguments.files {
         let line = match probe::probe(file) {
             Ok(found) => {
-                let shape = rule.as_ref().and_then(|r| shape(r, &found, arguments.video_max_frames)).transpose();
+                let shape =
+                    rule.as_ref().and_then(|r| shape(r, &found, arguments.video_max_frames)).transpose();
                 status = status.max(u8::from(shape.is_err()));
                 let (shape, error) = match shape {
                     Ok(shape) => (shape, None),
@@ -59,14 +60,6 @@ fn shape(
     }
 }
 
-fn kind(kind: MediaKind) -> &'static str {
-    match kind {
-        MediaKind::Image => "image",
-        MediaKind::Video => "video",
-        MediaKind::Audio => "audio",
-    }
-}
-
 struct Line<'a> {
     file: &'a Path,
     found: Option<probe::Probe>,
@@ -79,7 +72,7 @@ impl Line<'_> {
         let found = self.found.as_ref();
         json!({
             "path": self.file.to_string_lossy(),
-            "kind": found.map(|p| kind(p.kind)),
+            "kind": found.map(|p| p.kind.as_str()),
             "format": found.map(|p| p.format),
             "width": found.and_then(|p| p.width),
             "height": found.and_then(|p| p.height),
@@ -90,7 +83,7 @@ impl Line<'_> {
             "sample_rate": found.and_then(|p| p.sample_rate),
             "shape": self.shape.as_ref().map(|shape| json!({
                 "num_tiles": shape.num_tiles,
-                "encoder_tokens": shape.segments.count * shape.segments.tokens,
+                "encoder_tokens": u64::from(shape.segments.count) * u64::from(shape.segments.tokens),
                 "feature_tokens": shape.feature_tokens,
             })),
             "error": self.error,
@@ -103,7 +96,7 @@ impl Line<'_> {
             println!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
             return;
         };
-        let mut facts = vec![format!("{} {}", kind(found.kind), found.format)];
+        let mut facts = vec![format!("{} {}", found.kind.as_str(), found.format)];
         if let (Some(width), Some(height)) = (found.width, found.height) {
             facts.push(format!("{width}x{height}"));
         }
@@ -126,7 +119,7 @@ impl Line<'_> {
             facts.push(format!(
                 "{} tiles, {} encoder tokens, {} LLM tokens",
                 shape.num_tiles,
-                shape.segments.count * shape.segments.tokens,
+                u64::from(shape.segments.count) * u64::from(shape.segments.tokens),
                 shape.feature_tokens
             ));
         }

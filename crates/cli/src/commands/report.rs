@@ -9,9 +9,6 @@ use dflop_report::{Report, StepView};
 use dflop_types::{Artifact, ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
 use std::path::Path;
 
-/// Steps whose timelines stand in the page, of each arm; the others are in `trace.jsonl`.
-const MAX_STEP_VIEWS: usize = 4;
-
 pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
     let found = Found::read(&arguments.dir)?;
     let comparison = found.comparison();
@@ -42,10 +39,16 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         write_trace(path, &borrowed)?;
     }
     if let Some(path) = &arguments.figure {
-        let measured = |arm: &str| views.iter().find(|v| v.arm == arm).and_then(|v| v.measured.as_ref());
+        let step = found.usual_step();
+        let measured = |arm: &str| {
+            views.iter().find(|v| v.arm == arm && Some(v.step) == step).and_then(|v| v.measured.as_ref())
+        };
         let (Some(blind), Some(aware)) = (measured("blind"), measured("aware")) else {
             return Err(Failure::new(
-                format!("`{}` holds no step of both arms, the figure shows one of each", arguments.dir.display()),
+                format!(
+                    "`{}` holds no step of both arms, the figure shows one of each",
+                    arguments.dir.display()
+                ),
                 Some("train with `dflop train --compare`".to_owned()),
             ));
         };
@@ -123,7 +126,10 @@ impl Found {
         let device = self.model.as_ref().map_or("this machine", |model| model.device.name.as_str());
         let ranks = self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks());
         let measured = comparison.map_or_else(String::new, |c| {
-            format!("; over {} global batches {:.3}x faster ({:.3} to {:.3})", c.steps, c.ratio, c.ratio_low, c.ratio_high)
+            format!(
+                "; over {} global batches {:.3}x faster ({:.3} to {:.3})",
+                c.steps, c.ratio, c.ratio_low, c.ratio_high
+            )
         });
         format!("One global batch, measured: {ranks} ranks on {device}{measured}.")
     }
@@ -132,52 +138,40 @@ impl Found {
         Comparison::of(&self.metrics, self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks()))
     }
 
-    /// Measured steps with what was predicted of them: those whose step time is nearest to the median of
-    /// their arm, so that the page shows a usual step and not a lucky one.
+    /// Measured steps with what was predicted of them, in the order in which they ran.
     fn step_views(&self) -> Result<Vec<StepView>, Failure> {
         let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
             return Ok(Vec::new());
         };
         let scheduler = StepScheduler::of_plan(plan, data, model, plan.seed)?;
         let mut views = Vec::new();
-        for step in self.usual_steps() {
-            for arm in ["blind", "aware"] {
-                let trace = self.traces.iter().find(|t| t.step == step && t.arm == arm);
-                let schedule = self.schedules.iter().find(|s| s.schedule.step == step && s.arm == arm);
-                let (Some(trace), Some(schedule)) = (trace, schedule) else { continue };
-                let measured =
-                    scheduler.measured(&schedule.schedule, &trace.spans(), trace.makespan_ns)?;
-                let predicted = scheduler.simulate(&schedule.schedule)?;
-                views.push(StepView {
-                    step,
-                    arm: arm.to_owned(),
-                    predicted: Some(predicted),
-                    measured: Some(measured),
-                });
-            }
+        for trace in &self.traces {
+            let is_its = |s: &&StepSchedule| s.schedule.step == trace.step && s.arm == trace.arm;
+            let Some(schedule) = self.schedules.iter().find(is_its) else { continue };
+            views.push(StepView {
+                step: trace.step,
+                arm: trace.arm.clone(),
+                predicted: Some(scheduler.simulate(&schedule.schedule)?),
+                measured: Some(scheduler.measured(&schedule.schedule, &trace.spans(), trace.makespan_ns)?),
+            });
         }
         Ok(views)
     }
 
-    /// Steps by how near the ratio of their arms (or their step time) is to the median, at most [`MAX_STEP_VIEWS`].
-    fn usual_steps(&self) -> Vec<u64> {
+    /// The global batch whose ratio of step times is nearest to the median: the figure shows a usual pair, not a lucky
+    /// one.
+    fn usual_step(&self) -> Option<u64> {
         let time = |step: u64, arm: &str| {
             self.metrics.iter().find(|m| m.step == step && m.arm == arm).map(|m| m.step_ns as f64)
         };
-        let mut steps: Vec<u64> = self.traces.iter().map(|t| t.step).collect();
-        steps.sort_unstable();
-        steps.dedup();
-        let mut scored: Vec<(f64, u64)> = steps
-            .into_iter()
-            .filter_map(|step| match (time(step, "blind"), time(step, "aware")) {
-                (Some(blind), Some(aware)) => Some((blind / aware, step)),
-                (Some(one), None) | (None, Some(one)) => Some((one, step)),
-                (None, None) => None,
-            })
+        let ratios: Vec<(f64, u64)> = self
+            .metrics
+            .iter()
+            .filter(|m| m.arm == "aware")
+            .filter_map(|m| Some((time(m.step, "blind")? / time(m.step, "aware")?, m.step)))
             .collect();
-        let median = measured::quantile(scored.iter().map(|s| s.0).collect(), 0.5);
-        scored.sort_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs()));
-        scored.into_iter().take(MAX_STEP_VIEWS).map(|s| s.1).collect()
+        let median = measured::quantile(ratios.iter().map(|r| r.0).collect(), 0.5);
+        ratios.into_iter().min_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs())).map(|r| r.1)
     }
 
     fn facts(&self) -> Vec<(String, String)> {

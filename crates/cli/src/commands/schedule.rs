@@ -15,7 +15,10 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
     let costs = parse_costs(&arguments.costs, &text)?;
     if arguments.bucket_bytes_max.is_some() && costs.bytes.is_none() {
         return Err(Failure::new(
-            format!("`--bucket-bytes-max` is given, but `{}` has no column `bytes`", arguments.costs.display()),
+            format!(
+                "`--bucket-bytes-max` is given, but `{}` has no column `bytes`",
+                arguments.costs.display()
+            ),
             Some("add the column, or leave the flag out".to_owned()),
         ));
     }
@@ -80,8 +83,7 @@ fn parse_costs(path: &Path, text: &str) -> Result<Costs, Failure> {
         ));
     };
     let bytes = position("bytes");
-    let mut costs =
-        Costs { encoder_ns: Vec::new(), llm_ns: Vec::new(), bytes: bytes.map(|_| Vec::new()) };
+    let mut costs = Costs { encoder_ns: Vec::new(), llm_ns: Vec::new(), bytes: bytes.map(|_| Vec::new()) };
     let mut problems = Vec::new();
     for (index, line) in lines {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();

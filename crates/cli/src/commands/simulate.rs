@@ -75,8 +75,7 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     artifact::check_made_from(&path, &plan, "model_profile", &artifact::hash_of(&inputs.model_profile))?;
     let seed = inputs.config.train.seed;
     let scheduler = StepScheduler::of_plan(&plan, &inputs.data_profile, &inputs.model_profile, seed)?;
-    let batches =
-        GlobalBatches::new(inputs.data_profile.samples.len() as u32, plan.global_batch_size, seed)?;
+    let batches = GlobalBatches::new(inputs.data_profile.samples.len() as u32, plan.global_batch_size, seed)?;
     let mut steps = Vec::new();
     for step in 0..u64::from(arguments.steps) {
         let batch = batches.batch(step);
@@ -112,7 +111,10 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         println!("{}", json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns}));
         return Ok(());
     }
-    println!("{}, {} microbatches, {}", plan.best.layout, plan.best.num_microbatches, plan.best.pipeline_order);
+    println!(
+        "{}, {} microbatches, {}",
+        plan.best.layout, plan.best.num_microbatches, plan.best.pipeline_order
+    );
     println!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
     for (step, (blind, aware)) in steps.iter().enumerate() {
         println!(

@@ -131,7 +131,7 @@ cluster:
 train:
   global_batch_size: 64  # samples of one optimizer step, over all replicas
   num_microbatches: 16  # microbatches a step on each LLM replica
-  steps: 16  # optimizer steps
+  steps: 24  # optimizer steps
   learning_rate: 1.0e-3  # of AdamW
   weight_decay: 0.01  # of AdamW
   max_grad_norm: 1.0  # the global norm of the gradient is clipped to this

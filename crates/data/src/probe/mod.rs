@@ -54,7 +54,8 @@ pub struct Probe {
     pub width: Option<u32>,
     /// Height in pixels as displayed.
     pub height: Option<u32>,
-    /// Frames of the first video stream; 1 for a still image; none for sound.
+    /// Frames of the first video stream, at least 1; 1 for a still image; none for sound, and where a container holds
+    /// headers without a frame.
     pub frames: Option<u64>,
     /// Mean frames a second over the video's duration.
     pub fps: Option<f64>,
@@ -123,7 +124,7 @@ impl Probe {
         Self { fps, duration_s, ..self }
     }
 
-    /// The rules every answer keeps: pictures have sides, sound has a rate and channels.
+    /// With the rules every answer keeps: pictures have sides, sound has a rate and channels, no count is 0.
     fn check(self) -> Result<Self, Fault> {
         let zero = |value: Option<u32>, name: &str| match value {
             Some(0) => Err(Fault::Unsound(format!("{name} is 0, must be at least 1"))),
@@ -135,7 +136,7 @@ impl Probe {
             zero(self.channels, "the number of channels")?;
             zero(self.sample_rate, "the sample rate")?;
         }
-        Ok(self)
+        Ok(Self { frames: self.frames.filter(|&frames| frames > 0), ..self })
     }
 }
 

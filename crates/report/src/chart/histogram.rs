@@ -76,7 +76,7 @@ impl Bins {
 fn log_edges(low: u64, high: u64) -> Vec<u64> {
     let factor = ((high as f64 + 1.0) / low as f64).powf(1.0 / MOST_BINS as f64);
     let mut edges: Vec<u64> =
-        (0..MOST_BINS).map(|i| (low as f64 * factor.powi(i as i32)).round() as u64).collect();
+        (0..MOST_BINS).map(|i| (low as f64 * factor.powf(i as f64)).round() as u64).collect();
     edges[0] = low;
     edges.retain(|&edge| edge <= high);
     edges.push(high.saturating_add(1));

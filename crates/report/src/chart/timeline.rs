@@ -48,7 +48,7 @@ struct Lane {
 
 /// The lanes of a timeline that are drawn, and what was left out.
 pub(crate) struct Lanes {
-    lanes: Vec<Lane>,
+    drawn: Vec<Lane>,
     /// Where work ends and the reduction and the optimizer begin, in nanoseconds.
     tail_from_ns: u64,
     /// What the drawing leaves out, a sentence each.
@@ -100,14 +100,14 @@ impl Lanes {
             left_out
                 .push(format!("{} too narrow to draw apart are joined", format::plural(num_joined, "span")));
         }
-        Self { lanes, tail_from_ns, left_out }
+        Self { drawn: lanes, tail_from_ns, left_out }
     }
 }
 
 impl Lanes {
     /// Lanes drawn.
     pub(crate) fn num_lanes(&self) -> usize {
-        self.lanes.len()
+        self.drawn.len()
     }
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn draw(shown: &Timeline, lanes: &Lanes, view: &TimelineView) -> (Fra
     let pitch = view.lane_height + gap;
     let frame = Frame {
         width: view.width,
-        height: 4.0 + pitch * lanes.lanes.len() as f64 + if view.has_axis { 20.0 } else { 4.0 },
+        height: 4.0 + pitch * lanes.drawn.len() as f64 + if view.has_axis { 20.0 } else { 4.0 },
         left: LEFT,
         right: RIGHT,
         top: 4.0,
@@ -203,7 +203,7 @@ pub(crate) fn draw(shown: &Timeline, lanes: &Lanes, view: &TimelineView) -> (Fra
     let (tail, end) = (at(lanes.tail_from_ns), at(shown.makespan_ns));
     let body = html! {
         @if view.has_axis { (axis_x(&frame, &scale, format::tick, "")) text x=(px(LEFT - 12.0)) y=(px(bottom + 14.0)) text-anchor="end" { "ms" } }
-        @for (index, lane) in lanes.lanes.iter().enumerate() {
+        @for (index, lane) in lanes.drawn.iter().enumerate() {
             @let y = top + index as f64 * pitch;
             text.lane x="0" y=(px(y + view.lane_height / 2.0 + 4.0)) { (lane.name) }
             @for (from, to) in &lane.bubbles {
@@ -219,7 +219,7 @@ pub(crate) fn draw(shown: &Timeline, lanes: &Lanes, view: &TimelineView) -> (Fra
                 "idle " (format::percent(lane.idle_ratio))
             }
         }
-        @if !lanes.lanes.is_empty() {
+        @if !lanes.drawn.is_empty() {
             line.end x1=(px(end)) x2=(px(end)) y1=(px(top - 3.0)) y2=(px(bottom)) {}
         }
     };
@@ -269,8 +269,8 @@ mod tests {
         };
         let lanes = Lanes::new(&timeline, 100, LEFT + RIGHT + 100.0);
         assert_eq!(lanes.tail_from_ns, 80);
-        assert_eq!(lanes.lanes[0].bubbles, [(LEFT + 20.0, LEFT + 50.0)]);
-        assert!((lanes.lanes[0].idle_ratio - 0.3).abs() < 1e-12);
+        assert_eq!(lanes.drawn[0].bubbles, [(LEFT + 20.0, LEFT + 50.0)]);
+        assert!((lanes.drawn[0].idle_ratio - 0.3).abs() < 1e-12);
         assert!(lanes.left_out.is_empty());
     }
 
@@ -279,8 +279,8 @@ mod tests {
         let spans = (0..20_000).map(|i| span(0, "0F0", i, i + 1)).collect();
         let timeline = Timeline { num_ranks: 64, makespan_ns: 20_000, spans, ..Timeline::default() };
         let lanes = Lanes::new(&timeline, 20_000, 1000.0);
-        assert_eq!(lanes.lanes.len(), 16);
-        assert!(lanes.lanes[0].blocks.len() < 2_000);
+        assert_eq!(lanes.drawn.len(), 16);
+        assert!(lanes.drawn[0].blocks.len() < 2_000);
         assert_eq!(lanes.left_out[0], "showing 16 of 64 ranks");
         assert_eq!(lanes.left_out[1], "20,000 spans too narrow to draw apart are joined");
     }

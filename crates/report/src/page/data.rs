@@ -49,6 +49,9 @@ const fn mark_of(kind: SampleKind) -> Mark {
     }
 }
 
+/// One size of a sample.
+type Size = fn(&ProfiledSample) -> u64;
+
 /// The kinds that occur, each with its samples.
 type ByKind<'a> = Vec<(SampleKind, Vec<&'a ProfiledSample>)>;
 
@@ -95,7 +98,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
             .collect(),
         total: format::count(total),
     };
-    let part_of = |size: fn(&ProfiledSample) -> u64, name: &str| {
+    let part_of = |size: Size, name: &str| {
         let sums: Vec<f64> =
             by_kind.iter().map(|(_, samples)| samples.iter().map(|s| size(s) as f64).sum()).collect();
         let whole: f64 = sums.iter().sum();
@@ -125,7 +128,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
         part_of(llm_tokens, "LLM tokens"),
         part_of(label_tokens, "label tokens"),
     ];
-    let spread_of = |samples: &[&ProfiledSample], size: fn(&ProfiledSample) -> u64| {
+    let spread_of = |samples: &[&ProfiledSample], size: Size| {
         let mut sizes: Vec<u64> = samples.iter().map(|s| size(s)).collect();
         sizes.sort_unstable();
         [0.5, 0.95, 1.0]
@@ -207,7 +210,7 @@ fn histograms(by_kind: &ByKind) -> Markup {
     let names: Vec<&str> = by_kind.iter().map(|(kind, _)| name_of(*kind)).collect();
     let mut columns: Vec<Column> = vec![words("tokens")];
     columns.extend(by_kind.iter().map(|(kind, _)| numbers(name_of(*kind))));
-    let sizes: [(&str, fn(&ProfiledSample) -> u64); 3] =
+    let sizes: [(&str, Size); 3] =
         [("encoder tokens", encoder_tokens), ("LLM tokens", llm_tokens), ("label tokens", label_tokens)];
     html! {
         h3 { "How sizes spread" }
@@ -231,8 +234,7 @@ fn capital(text: &str) -> String {
 
 /// Encoder tokens against LLM tokens, and the heaviest samples by name.
 fn joint(data: &DataProfile, by_kind: &ByKind) -> Markup {
-    let sum =
-        |size: fn(&ProfiledSample) -> u64| data.samples.iter().map(|s| size(s) as f64).sum::<f64>().max(1.0);
+    let sum = |size: Size| data.samples.iter().map(|s| size(s) as f64).sum::<f64>().max(1.0);
     let (encoder_sum, llm_sum) = (sum(encoder_tokens), sum(llm_tokens));
     // The unit of weight is a share of all tokens of a component: it needs no cost model.
     let weight = |s: &ProfiledSample| encoder_tokens(s) as f64 / encoder_sum + llm_tokens(s) as f64 / llm_sum;

@@ -1,9 +1,10 @@
-//! Steps: one global batch twice, why ranks were idle, pairs of step times, prediction against measurement.
+//! Steps as timelines: one global batch twice, and why ranks were idle.
 
-use super::{Section, first_of, plotted};
+use super::Section;
+use super::times::{error_of, signed_percent};
 use crate::chart::{
-    Bar, Dots, Lanes, Mark, Part, ScatterPlot, TimelineView, arm_class, bars, legend, names, numbers,
-    pair_plot, partly, ratio_plot, scatter_plot, spread, table, table_below, words,
+    Bar, Lanes, Part, TimelineView, arm_class, bars, legend, names, numbers, partly, table, table_below,
+    words,
 };
 use crate::figure::idle_ratio;
 use crate::format;
@@ -11,10 +12,6 @@ use crate::{Report, StepView};
 use dflop_types::{ActionKind, Timeline};
 use maud::{Markup, html};
 
-/// Dots of a plot, drawn at most.
-const MOST_DOTS: usize = 600;
-/// Rows of a table below a plot.
-const MOST_ROWS: usize = 200;
 const WIDTH: f64 = 1060.0;
 
 /// The steps shown as timelines.
@@ -165,16 +162,6 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
     }
 }
 
-/// (predicted - measured) / measured; `None` where nothing was measured.
-fn error_of(predicted: &Timeline, measured: &Timeline) -> Option<f64> {
-    let (predicted, measured) = (predicted.makespan_ns as f64, measured.makespan_ns as f64);
-    (measured > 0.0).then(|| (predicted - measured) / measured)
-}
-
-fn signed_percent(ratio: f64) -> String {
-    format!("{}{}", if ratio > 0.0 { "+" } else { "" }, format::percent(ratio))
-}
-
 /// The table beside the timelines.
 fn summary_of(steps: &[&StepView]) -> Markup {
     let mut rows = Vec::new();
@@ -207,13 +194,14 @@ fn summary_of(steps: &[&StepView]) -> Markup {
 /// Mean idle time a rank and step, in milliseconds, by cause, with the share of the makespan.
 struct MeanIdle {
     causes: [(f64, f64); 3],
+    num_steps: u64,
 }
 
 fn mean_idle<'a>(timelines: impl Iterator<Item = &'a Timeline>) -> Option<MeanIdle> {
     let mut causes = [(0.0, 0.0); 3];
-    let mut number = 0.0;
+    let mut num_steps = 0u64;
     for timeline in timelines.filter(|t| t.num_ranks > 0) {
-        number += 1.0;
+        num_steps += 1;
         let ranks = f64::from(timeline.num_ranks);
         let idle = timeline.idle_ns;
         for (sum, ns) in causes.iter_mut().zip([idle.ramp, idle.imbalance, idle.transfer]) {
@@ -222,7 +210,9 @@ fn mean_idle<'a>(timelines: impl Iterator<Item = &'a Timeline>) -> Option<MeanId
             sum.1 += if timeline.makespan_ns == 0 { 0.0 } else { a_rank / timeline.makespan_ns as f64 };
         }
     }
-    (number > 0.0).then(|| MeanIdle { causes: causes.map(|(ms, share)| (ms / number, share / number)) })
+    let number = num_steps as f64;
+    (num_steps > 0)
+        .then(|| MeanIdle { causes: causes.map(|(ms, share)| (ms / number, share / number)), num_steps })
 }
 
 const CAUSES: [(&str, &str); 3] =
@@ -268,6 +258,11 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
             total: format::percent(mean.causes.iter().map(|c| c.1).sum()),
         })
         .collect();
+    let counted: Vec<String> = means
+        .iter()
+        .map(|(arm, how, mean)| format!("{} {} {how}", mean.num_steps, format::clipped(arm, 20)))
+        .collect();
+    let counted = counted.join(", ");
     let cell = |(ms, share): (f64, f64)| format!("{} ({})", format::number(ms), format::percent(share));
     let rows: Vec<Vec<String>> = means
         .iter()
@@ -282,7 +277,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         [names("steps"), numbers("ramp"), numbers("imbalance"), numbers("transfer"), numbers("idle")];
     let body = html! {
         p {
-            "Mean over all steps, for each rank: time within the step in which it waited. "
+            "Mean over the steps of this report (" (counted) "), for each rank: time within the step in which it waited. "
             em { "Ramp" } " is what the pipeline order idles even when all work is equal: fill and drain. "
             em { "Imbalance" } " is what uneven microbatches and stages add: what scheduling can take away. "
             em { "Transfer" } " is waiting for data under way."
@@ -297,147 +292,4 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         }
     };
     Some(Section { id: "idle", name: "Why ranks waited", body })
-}
-
-/// Step times of pairs, and their ratios.
-pub(super) fn pairs(report: &Report) -> Option<Section> {
-    let comparison = report.comparison.as_ref().filter(|c| !c.pairs.is_empty())?;
-    let all = &comparison.pairs;
-    let drawn: Vec<(usize, f64, f64)> =
-        spread(all.len(), MOST_DOTS).into_iter().map(|i| (i, all[i].0, all[i].1)).collect();
-    let ratios: Vec<f64> = drawn.iter().map(|p| p.1 / p.2).collect();
-    let wins = all.iter().filter(|p| p.0 > p.1).count();
-    let rows: Vec<Vec<String>> = all
-        .iter()
-        .take(MOST_ROWS)
-        .enumerate()
-        .map(|(i, &(blind, aware))| {
-            vec![i.to_string(), format::ms(blind), format::ms(aware), format::times(blind / aware)]
-        })
-        .collect();
-    let columns = [numbers("pair"), numbers("blind"), numbers("aware"), numbers("blind over aware")];
-    let interval = (comparison.ratio_low, comparison.ratio_high);
-    let ratio_label = format!(
-        "Ratio of step times, blind over aware, of each pair; {} over all, 95 % interval {} to {}.",
-        format::times(comparison.ratio),
-        format::times(interval.0),
-        format::times(interval.1)
-    );
-    let body = html! {
-        p {
-            "Each pair is one global batch run by both arms. The aware step was the faster one in " (format::count(wins as u64))
-            " of " (format::plural(all.len() as u64, "pair")) ". "
-            @if let Some(text) = partly(drawn.len(), all.len(), "pair") { span class="note" { "(" (text) ")" } }
-        }
-        div class="row" {
-            (plotted("Step time of each pair", &pair_plot("Step times of pairs, blind and aware, as in the table below.", &drawn),
-                &legend([("a-blind square", "blind"), ("a-aware round", "aware")])))
-            (plotted("Ratio of each pair", &ratio_plot(&ratio_label, &ratios, comparison.ratio, interval),
-                &legend([("a-aware round", "a pair"), ("interval", "95 % interval of the ratio")])))
-        }
-        details {
-            summary { "Table: step times of the pairs" }
-            (table("Step times of the pairs", &columns, &rows))
-            (first_of(rows.len(), all.len(), "pair"))
-        }
-    };
-    Some(Section { id: "pairs", name: "Step times, pair by pair", body })
-}
-
-/// Predicted against measured step time, with the error.
-pub(super) fn prediction(report: &Report) -> Option<Section> {
-    let steps: Vec<(&StepView, f64, f64, f64)> = report
-        .steps
-        .iter()
-        .filter_map(|step| {
-            let (predicted, measured) = (step.predicted.as_ref()?, step.measured.as_ref()?);
-            let ms = |t: &Timeline| t.makespan_ns as f64 / 1e6;
-            Some((step, ms(predicted), ms(measured), error_of(predicted, measured)?))
-        })
-        .collect();
-    if steps.is_empty() {
-        return None;
-    }
-    let mut errors: Vec<f64> = steps.iter().map(|s| s.3.abs()).collect();
-    errors.sort_by(f64::total_cmp);
-    let own = |part| format::quantile(&errors, part).unwrap_or(f64::NAN);
-    let (median, p95) = report
-        .comparison
-        .as_ref()
-        .map_or((own(0.5), own(0.95)), |c| (c.prediction_error_median, c.prediction_error_p95));
-    let bias = steps.iter().map(|s| s.3).sum::<f64>() / steps.len() as f64;
-    let drawn = spread(steps.len(), MOST_DOTS);
-    let arm = |name: &str, class, mark| Dots {
-        class,
-        mark,
-        points: drawn
-            .iter()
-            .map(|&i| &steps[i])
-            .filter(|s| arm_class(&s.0.arm) == name)
-            .map(|s| {
-                let text = format!(
-                    "step {} {}: predicted {}, measured {} ({})",
-                    s.0.step,
-                    format::clipped(&s.0.arm, 20),
-                    format::ms(s.1),
-                    format::ms(s.2),
-                    signed_percent(s.3)
-                );
-                (s.1, s.2, Some(text))
-            })
-            .collect(),
-    };
-    let series = [
-        arm("a-blind", "a-blind", Mark::Square),
-        arm("a-aware", "a-aware", Mark::Circle),
-        arm("a-other", "a-other", Mark::Diamond),
-    ];
-    let keys = [("a-blind square", "blind"), ("a-aware round", "aware"), ("a-other square", "other")];
-    let keys = keys.into_iter().zip(&series).filter(|(_, s)| !s.points.is_empty()).map(|(key, _)| key);
-    let plot = ScatterPlot {
-        label: "Predicted against measured step time, as in the table below; on the line both are equal.",
-        is_log: false,
-        is_square: true,
-        show: format::tick,
-        name_x: "predicted, ms",
-        name_y: "measured, ms",
-    };
-    let rows: Vec<Vec<String>> = steps
-        .iter()
-        .take(MOST_ROWS)
-        .map(|s| {
-            vec![
-                s.0.step.to_string(),
-                format::clipped(&s.0.arm, 40),
-                format::ms(s.1),
-                format::ms(s.2),
-                signed_percent(s.3),
-            ]
-        })
-        .collect();
-    let columns =
-        [numbers("step"), words("arm"), numbers("predicted"), numbers("measured"), numbers("error")];
-    let body = html! {
-        div class="row" {
-            (plotted("Step time, predicted against measured", &scatter_plot(&plot, &series), &legend(keys)))
-            div {
-                dl class="facts" {
-                    div { dt { "median error" } dd { strong { (format::percent(median)) } } }
-                    div { dt { "95th percentile" } dd { (format::percent(p95)) } }
-                    div { dt { "mean, with its sign" } dd { (signed_percent(bias)) } }
-                    div { dt { "steps" } dd { (format::count(steps.len() as u64)) } }
-                }
-                p {
-                    "The error is |predicted - measured| / measured. On the dashed line both are equal: above it a step took longer than predicted."
-                }
-                @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) } }
-            }
-        }
-        details {
-            summary { "Table: predicted and measured steps" }
-            (table("Predicted and measured steps", &columns, &rows))
-            (first_of(rows.len(), steps.len(), "step"))
-        }
-    };
-    Some(Section { id: "prediction", name: "Was the prediction right?", body })
 }

@@ -1,0 +1,170 @@
+//! Step times: blind against aware in pairs, and predicted against measured.
+
+use super::{Section, first_of, plotted};
+use crate::chart::{
+    Dots, Mark, ScatterPlot, arm_class, legend, numbers, pair_plot, partly, ratio_plot, scatter_plot, spread,
+    table, words,
+};
+use crate::format;
+use crate::{Report, StepView};
+use dflop_types::Timeline;
+use maud::html;
+
+/// Dots of a plot, drawn at most.
+const MOST_DOTS: usize = 600;
+/// Rows of a table below a plot.
+const MOST_ROWS: usize = 200;
+
+/// (predicted - measured) / measured; `None` where nothing was measured.
+pub(super) fn error_of(predicted: &Timeline, measured: &Timeline) -> Option<f64> {
+    let (predicted, measured) = (predicted.makespan_ns as f64, measured.makespan_ns as f64);
+    (measured > 0.0).then(|| (predicted - measured) / measured)
+}
+
+/// A ratio as percent with its sign.
+pub(super) fn signed_percent(ratio: f64) -> String {
+    format!("{}{}", if ratio > 0.0 { "+" } else { "" }, format::percent(ratio))
+}
+
+/// Step times of pairs, and their ratios.
+pub(super) fn pairs(report: &Report) -> Option<Section> {
+    let comparison = report.comparison.as_ref().filter(|c| !c.pairs.is_empty())?;
+    let all = &comparison.pairs;
+    let drawn: Vec<(usize, f64, f64)> =
+        spread(all.len(), MOST_DOTS).into_iter().map(|i| (i, all[i].0, all[i].1)).collect();
+    let ratios: Vec<f64> = drawn.iter().map(|p| p.1 / p.2).collect();
+    let wins = all.iter().filter(|p| p.0 > p.1).count();
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .take(MOST_ROWS)
+        .enumerate()
+        .map(|(i, &(blind, aware))| {
+            vec![i.to_string(), format::ms(blind), format::ms(aware), format::times(blind / aware)]
+        })
+        .collect();
+    let columns = [numbers("pair"), numbers("blind"), numbers("aware"), numbers("blind over aware")];
+    let interval = (comparison.ratio_low, comparison.ratio_high);
+    let ratio_label = format!(
+        "Ratio of step times, blind over aware, of each pair; {} over all, 95 % interval {} to {}.",
+        format::times(comparison.ratio),
+        format::times(interval.0),
+        format::times(interval.1)
+    );
+    let body = html! {
+        p {
+            "Each pair is one global batch run by both arms. The aware step was the faster one in " (format::count(wins as u64))
+            " of " (format::plural(all.len() as u64, "pair")) ". "
+            @if let Some(text) = partly(drawn.len(), all.len(), "pair") { span class="note" { "(" (text) ")" } }
+        }
+        div class="row" {
+            (plotted("Step time of each pair", &pair_plot("Step times of pairs, blind and aware, as in the table below.", &drawn),
+                &legend([("a-blind square", "blind"), ("a-aware round", "aware")])))
+            (plotted("Ratio of each pair", &ratio_plot(&ratio_label, &ratios, comparison.ratio, interval),
+                &legend([("a-aware round", "a pair"), ("interval", "95 % interval of the ratio")])))
+        }
+        details {
+            summary { "Table: step times of the pairs" }
+            (table("Step times of the pairs", &columns, &rows))
+            (first_of(rows.len(), all.len(), "pair"))
+        }
+    };
+    Some(Section { id: "pairs", name: "Step times, pair by pair", body })
+}
+
+/// Predicted against measured step time, with the error.
+pub(super) fn prediction(report: &Report) -> Option<Section> {
+    let steps: Vec<(&StepView, f64, f64, f64)> = report
+        .steps
+        .iter()
+        .filter_map(|step| {
+            let (predicted, measured) = (step.predicted.as_ref()?, step.measured.as_ref()?);
+            let ms = |t: &Timeline| t.makespan_ns as f64 / 1e6;
+            Some((step, ms(predicted), ms(measured), error_of(predicted, measured)?))
+        })
+        .collect();
+    if steps.is_empty() {
+        return None;
+    }
+    let mut errors: Vec<f64> = steps.iter().map(|s| s.3.abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let own = |part| format::quantile(&errors, part).unwrap_or(f64::NAN);
+    let (median, p95) = report
+        .comparison
+        .as_ref()
+        .map_or((own(0.5), own(0.95)), |c| (c.prediction_error_median, c.prediction_error_p95));
+    let bias = steps.iter().map(|s| s.3).sum::<f64>() / steps.len() as f64;
+    let drawn = spread(steps.len(), MOST_DOTS);
+    let arm = |name: &str, class, mark| Dots {
+        class,
+        mark,
+        points: drawn
+            .iter()
+            .map(|&i| &steps[i])
+            .filter(|s| arm_class(&s.0.arm) == name)
+            .map(|s| {
+                let text = format!(
+                    "step {} {}: predicted {}, measured {} ({})",
+                    s.0.step,
+                    format::clipped(&s.0.arm, 20),
+                    format::ms(s.1),
+                    format::ms(s.2),
+                    signed_percent(s.3)
+                );
+                (s.1, s.2, Some(text))
+            })
+            .collect(),
+    };
+    let series = [
+        arm("a-blind", "a-blind", Mark::Square),
+        arm("a-aware", "a-aware", Mark::Circle),
+        arm("a-other", "a-other", Mark::Diamond),
+    ];
+    let keys = [("a-blind square", "blind"), ("a-aware round", "aware"), ("a-other square", "other")];
+    let keys = keys.into_iter().zip(&series).filter(|(_, s)| !s.points.is_empty()).map(|(key, _)| key);
+    let plot = ScatterPlot {
+        label: "Predicted against measured step time, as in the table below; on the line both are equal.",
+        is_log: false,
+        is_square: true,
+        show: format::tick,
+        name_x: "predicted, ms",
+        name_y: "measured, ms",
+    };
+    let rows: Vec<Vec<String>> = steps
+        .iter()
+        .take(MOST_ROWS)
+        .map(|s| {
+            vec![
+                s.0.step.to_string(),
+                format::clipped(&s.0.arm, 40),
+                format::ms(s.1),
+                format::ms(s.2),
+                signed_percent(s.3),
+            ]
+        })
+        .collect();
+    let columns =
+        [numbers("step"), words("arm"), numbers("predicted"), numbers("measured"), numbers("error")];
+    let body = html! {
+        div class="row" {
+            (plotted("Step time, predicted against measured", &scatter_plot(&plot, &series), &legend(keys)))
+            div {
+                dl class="facts" {
+                    div { dt { "median error" } dd { strong { (format::percent(median)) } } }
+                    div { dt { "95th percentile" } dd { (format::percent(p95)) } }
+                    div { dt { "mean, with its sign" } dd { (signed_percent(bias)) } }
+                    div { dt { "steps" } dd { (format::count(steps.len() as u64)) } }
+                }
+                p {
+                    "The error is |predicted - measured| / measured. On the dashed line both are equal: above it a step took longer than predicted."
+                }
+                @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) } }
+            }
+        }
+        details {
+            summary { "Table: predicted and measured steps" }
+            (table("Predicted and measured steps", &columns, &rows))
+            (first_of(rows.len(), steps.len(), "step"))
+        }
+    };
+    Some(Section { id: "prediction", name: "Was the prediction right?", body })
+}
