@@ -113,11 +113,14 @@ def degrees(pp, dp):
 
 
 def make_schedule(llm, encoder_dp, step=0):
-    """The schedule whose LLM side is `llm[microbatch][replica]`; encoder replicas get its samples in turn."""
+    """The schedule whose LLM side is `llm[microbatch][replica]`; encoder replicas get its samples in turn.
+
+    In reverse order, so that rows which came in the encoder's order would be at the wrong places.
+    """
     encoder = []
     for replicas in llm:
         with_media = [s for samples in replicas for s in samples if has_media(s)]
-        encoder.append([with_media[e::encoder_dp] for e in range(encoder_dp)])
+        encoder.append([with_media[e::encoder_dp][::-1] for e in range(encoder_dp)])
     samples = [s for replicas in llm for samples in replicas for s in samples]
     return Schedule.from_json(
         json.dumps(

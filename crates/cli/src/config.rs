@@ -431,7 +431,7 @@ impl<'p, 'y> Section<'p, 'y> {
             if !self.known.contains(&name.as_str()) {
                 let near = self.known.iter().min_by_key(|known| distance(known, &name)).copied();
                 let message = match near {
-                    Some(near) if distance(near, &name) <= 3 => {
+                    Some(near) if distance(near, &name) <= 1 + name.len() / 4 => {
                         format!("unknown key, did you mean `{near}`?")
                     }
                     _ => format!("unknown key, known are: {}", self.known.join(", ")),

@@ -75,7 +75,7 @@ fn config() -> Value {
             "vocab_size": num_tokens,
             "hidden_size": 96,
             "intermediate_size": 256,
-            "num_hidden_layers": 3,
+            "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": 8192,
