@@ -1,4 +1,7 @@
-"""What all tests share: the Python sources first on the path, and one thread a process."""
+"""What all tests share: one thread a process, and what tests lend each other on the path.
+
+They run against the installed wheel: what users get is what is tested.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).parent
-# The tree's own package, as `make setup` builds the native module into it; and what tests lend each other.
-for folder in (_TESTS.parent / "python", _TESTS / "unit", _TESTS / "dist"):
+for folder in (_TESTS / "unit", _TESTS / "dist"):
     sys.path.insert(0, str(folder))
 
 # Before torch is imported anywhere: two ranks with two threads each would fight over two cores.

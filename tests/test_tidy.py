@@ -36,7 +36,8 @@ def test_links_of_a_page_exist(page: str) -> None:
 def test_paths_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"`((?:crates|python|tests|docs|fixtures|examples|results)/[\w./-]+)`", text)
-    missing = [x for x in named if not (ROOT / x).exists()]
+    # NAME stands for what the reader is to choose.
+    missing = [x for x in named if "NAME" not in x and not (ROOT / x).exists()]
     assert not missing, f"{page} names what does not exist: {missing}"
 
 

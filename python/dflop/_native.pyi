@@ -122,7 +122,9 @@ class Schedule:
 class StepScheduler:
     """Computes schedules in a Rust thread while Python trains."""
 
-    def __init__(self, plan_path: str, data_profile_path: str, model_profile_path: str, seed: int) -> None: ...
+    def __init__(
+        self, plan_path: str, data_profile_path: str, model_profile_path: str, seed: int
+    ) -> None: ...
     def submit(self, step: int, samples: Sequence[int], arm: Literal["aware", "blind"]) -> None:
         """Queues the global batch of `step`; returns at once."""
     def take(self, step: int, arm: Literal["aware", "blind"]) -> tuple[Schedule, int]:
@@ -134,8 +136,8 @@ class StepScheduler:
     ) -> tuple[int, int, int]:
         """Idle ns of one measured step over all ranks: (ramp, imbalance, transfer).
 
-        Spans are (rank, action, start ns, end ns), of every action of every rank; `makespan_ns` is first start to last
-        end, reduction and optimizer included.
+        Spans are (rank, action, start ns, end ns), of every action of every rank; `makespan_ns` is first
+        start to last end, reduction and optimizer included.
         """
     def simulate_measured(self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]]) -> int:
         """Makespan in ns that the simulator gives when fed with the measured durations of one step."""

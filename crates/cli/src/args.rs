@@ -20,22 +20,15 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Make a small multimodal dataset, a tiny model and a dflop.yaml to try everything on
     DemoData(DemoData),
     /// Measure the data or the model
     #[command(subcommand)]
     Profile(Profile),
-    /// Choose the layout and the microbatches, and say why
     Plan(Plan),
-    /// Time a step without running it: a plan on its data, or durations from a file
     Simulate(Simulate),
-    /// Balance samples with given costs into buckets
     Schedule(Schedule),
-    /// Train as planned (starts torchrun itself, or runs under one)
     Train(Train),
-    /// Draw what is in a directory as one HTML page
     Report(Report),
-    /// Read the sizes of media files from their headers
     Probe(Probe),
 }
 
@@ -64,12 +57,14 @@ pub(crate) struct DemoData {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Profile {
-    /// Read each sample's sizes from file headers and count its tokens; no pixel is decoded
     Data(ProfileData),
-    /// Time the model's parts on this machine over a grid of sizes
     Model(ProfileModel),
 }
 
+/// Read each sample's sizes from file headers and count its tokens; no pixel is decoded.
+///
+/// Reads a LLaVA mixture (YAML of JSON or JSONL files), applies the model family's shape rule and tokenizer, and
+/// prints what a person wants to know: kinds, percentiles, histograms, the heaviest samples, what could not be read.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileData {
     #[command(flatten)]
@@ -129,7 +124,7 @@ pub(crate) struct Plan {
     pub(crate) sampled_batches: u32,
 }
 
-/// Time a step without running it.
+/// Time a step without running it: a plan on its data, or durations from a file.
 ///
 /// With `--durations`, one pipeline whose durations a file gives. Without, the plan beside the configuration on
 /// global batches of its data, data-aware against data-blind.
@@ -192,7 +187,7 @@ pub(crate) struct Schedule {
     pub(crate) json: bool,
 }
 
-/// Train as planned.
+/// Train as planned (starts torchrun itself, or runs under one).
 ///
 /// On one machine it starts torchrun itself; under an external torchrun (RANK and WORLD_SIZE are set) it runs as
 /// that rank. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl

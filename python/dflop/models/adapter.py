@@ -1,7 +1,7 @@
 """What a model family must tell us: how to build its pieces and what passes between them.
 
-    pixels_NCHW, media ---> encoder ---> features_ED ---(boundary)---+
-    input_ids_T, feature_mask_T ------------------------------------+--> LLM stage 0 --> hidden_TD --> ... --> loss
+    pixels_NCHW, media ---> encoder ---> features_ED --(boundary)--+
+    input_ids_T, feature_mask_T -----------------------------------+--> LLM stage --> hidden_TD --> loss
 
 Shape letters, here and in every file of `models/`:
     N tiles or frames   P encoder tokens   E feature tokens   T LLM tokens
@@ -129,7 +129,7 @@ class ModelAdapter(Protocol):
         ...
 
     def pixels(self, media_path: Path, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
-        """Decodes one image, or the named frames of one video, with the family's Hugging Face image processor.
+        """Decodes one image, or frames of one video, with the family's Hugging Face image processor.
 
         Args:
             media_path: the file; its EXIF rotation is applied.

@@ -112,6 +112,8 @@ class Executor:
             message = f"the schedule has {expected} microbatches, the plan {len(self._actions) // 2}"
             raise ValueError(message)
         self._stage.begin()
+        # Opening the first receives belongs to the first action, should a peer have gone by then.
+        self.running = self._actions[0].name if self._actions else None
         for position in range(min(self._num_ahead, len(self._actions))):
             self._post(self._actions[position], work)
         for position, action in enumerate(self._actions):

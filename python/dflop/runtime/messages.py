@@ -40,13 +40,25 @@ class Messages:
         self._sent: list[tuple[torch.Tensor, dist.Work]] = []
 
     def post(self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]) -> None:
-        """Opens the receives of one action, at once, whether or not the peers have begun to send."""
+        """Opens the receives of one action, at once, whether or not the peers have begun to send.
+
+        Args:
+            microbatch: Its number.
+            is_gradient: Whether they are gradients.
+            transfers: What comes from where.
+
+        Raises:
+            RankError: A peer has gone; the message names it.
+        """
         posted: Posted = []
         for transfer in transfers:
             buffer = torch.empty(transfer.num_rows, self._width, dtype=self._dtype, device=self._mesh.device)
-            work = dist.irecv(
-                buffer, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
-            )
+            try:
+                work = dist.irecv(
+                    buffer, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
+                )
+            except RuntimeError as error:
+                raise self._peer_failed(transfer.peer, "no message from") from error
             assert work is not None
             posted.append((buffer, work))
         self._posted[is_gradient, microbatch] = posted
