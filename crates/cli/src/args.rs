@@ -1,5 +1,8 @@
 //! What can be asked on the command line; the help texts are the manual's first page.
 
+// These comments are shown in a terminal as they stand, where backticks are noise.
+#![allow(clippy::doc_markdown)]
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 

@@ -1,5 +1,8 @@
 //! The plain binary: every verb but `profile model` and `train`, which need PyTorch.
 
+// The command line is the one place that talks.
+#![allow(clippy::print_stderr)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,5 +1,8 @@
 //! What people see: whole outputs of the real binary, and the ten errors they are most likely to meet.
 
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

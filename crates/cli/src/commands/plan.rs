@@ -34,14 +34,9 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     })?;
     bar.finish_and_clear();
     let text = explain(&outcome);
-    match outcome.plan() {
-        Some(plan) => {
-            print!("{text}");
-            write(&beside(config, arguments.out.as_ref(), "plan.json"), &plan)
-        }
-        None => {
-            let hint = outcome.hint();
-            Err(Failure::answer(text, hint))
-        }
-    }
+    let Some(plan) = outcome.plan() else {
+        return Err(Failure::answer(text, outcome.hint()));
+    };
+    print!("{text}");
+    write(&beside(config, arguments.out.as_ref(), "plan.json"), &plan)
 }

@@ -33,10 +33,10 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
             "device": config.cluster.device,
             "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
             "budget_s": arguments.budget_seconds,
-            "max_encoder_tokens": sizes.encoder_tokens,
-            "max_llm_tokens": sizes.llm_tokens,
-            "max_segment_tokens": sizes.sample_llm_tokens,
-            "max_label_tokens": sizes.label_tokens,
+            "max_encoder_tokens": sizes.encoder,
+            "max_llm_tokens": sizes.llm,
+            "max_segment_tokens": sizes.sample,
+            "max_label_tokens": sizes.label,
             "out": out,
             "partial": partial,
             "fresh": arguments.fresh,
@@ -64,10 +64,11 @@ fn environment(config: &config::Config) -> serde_json::Value {
 
 /// Upper ends of the measured grid, in tokens of one microbatch.
 struct Sizes {
-    encoder_tokens: u64,
-    llm_tokens: u64,
-    label_tokens: u64,
-    sample_llm_tokens: u64,
+    encoder: u64,
+    llm: u64,
+    label: u64,
+    /// LLM tokens of the largest sample.
+    sample: u64,
 }
 
 impl Sizes {
@@ -84,16 +85,10 @@ impl Sizes {
             (2 * per_microbatch * total.div_ceil(count)).max(largest + largest / 2).max(1)
         };
         Self {
-            encoder_tokens: grid_end(&|s| s.encoder_tokens()),
-            llm_tokens: grid_end(&|s| u64::from(s.llm_tokens)),
-            label_tokens: grid_end(&|s| u64::from(s.label_tokens)),
-            sample_llm_tokens: data
-                .samples
-                .iter()
-                .map(|s| u64::from(s.shape.llm_tokens))
-                .max()
-                .unwrap_or(1)
-                .max(1),
+            encoder: grid_end(&|s| s.encoder_tokens()),
+            llm: grid_end(&|s| u64::from(s.llm_tokens)),
+            label: grid_end(&|s| u64::from(s.label_tokens)),
+            sample: data.samples.iter().map(|s| u64::from(s.shape.llm_tokens)).max().unwrap_or(1).max(1),
         }
     }
 }

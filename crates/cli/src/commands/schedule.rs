@@ -67,6 +67,9 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Bad cells shown; the number of all of them stands above.
+const SHOWN: usize = 10;
+
 /// The costs of a CSV with a header; every bad row is listed.
 fn parse_costs(path: &Path, text: &str) -> Result<Costs, Failure> {
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -104,7 +107,6 @@ fn parse_costs(path: &Path, text: &str) -> Result<Costs, Failure> {
     if problems.is_empty() {
         return Ok(costs);
     }
-    const SHOWN: usize = 10;
     let mut message = format!("`{}` has {} bad cells", path.display(), problems.len());
     for problem in problems.iter().take(SHOWN) {
         let _ = write!(message, "\n  {problem}");

@@ -32,7 +32,7 @@ const CLIP_FRAMES: (u32, u32) = (4, 32);
 /// Frame sizes of the clips: no dataset stands behind them.
 const CLIP_SIZES: [(u32, u32); 4] = [(160, 90), (128, 96), (96, 128), (160, 120)];
 
-/// What [`write`] made.
+/// What [`write()`] made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DemoReport {
     /// The directory.
