@@ -1,6 +1,6 @@
 //! Sizes and durations of media files from their headers; no pixel and no sound is decoded.
 //!
-//! Headers are read through a small window ([`source`]), at most [`source::STEPS_MAX`] fields of a file, and nothing
+//! Headers are read through a small window (`source`), at most `STEPS_MAX` fields of a file, and nothing
 //! is allocated by a size that a file claims: whatever the bytes, the answer comes in bounded time and memory.
 //! Formats whose headers do not hold a count (GIF, APNG, Matroska, fragmented MP4, MP3 and ADTS without an index)
 //! are walked block by block, from header to header.
