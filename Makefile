@@ -13,7 +13,7 @@ DENY_VERSION := 0.20.2
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-dist test-gpu lint fmt snap lock bench bench-schedule bench-sim docs check clean
+.PHONY: help setup demo test test-rust test-python test-dist test-gpu lint fmt snap lock bench bench-schedule bench-sim bench-plan docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,14 +65,14 @@ test-gpu: setup ## The tests that need a GPU
 
 fmt: setup ## Format all sources
 	cargo fmt --all
-	$(BIN)/ruff format python tests examples
-	$(BIN)/ruff check --fix --quiet python tests examples
+	$(BIN)/ruff format python tests benches
+	$(BIN)/ruff check --fix --quiet python tests benches
 
 lint: setup .tools/bin/cargo-deny ## Formatting, clippy, ruff, types, import contracts, spelling, licences
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
-	$(BIN)/ruff format --check python tests examples
-	$(BIN)/ruff check python tests examples
+	$(BIN)/ruff format --check python tests benches
+	$(BIN)/ruff check python tests benches
 	$(BIN)/basedpyright --level error
 	$(BIN)/python -m mypy.stubtest dflop._native --ignore-missing-stub --mypy-config-file pyproject.toml
 	$(BIN)/pydoclint --quiet python/dflop
@@ -91,13 +91,24 @@ lock: $(VENV)/.dependencies ## Renew the lock files
 	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra dev pyproject.toml -o requirements.lock
 	cargo update
 
-bench: bench-schedule bench-sim ## All benchmarks
+bench: bench-schedule bench-sim bench-plan ## All benchmarks
 
-bench-schedule: ## Scheduler: time and gap to the bound by size
-	cargo bench --locked -p dflop-schedule
+bench-schedule: ## Scheduler: time by size -> bench/out/schedule.json; then the gaps to the bound
+	$(call criterion,schedule)
+	cargo run --release --locked --quiet -p dflop-schedule --example gaps
 
-bench-sim: ## Simulator: actions a second
-	cargo bench --locked -p dflop-sim
+bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
+	$(call criterion,sim)
+
+bench-plan: ## The schedule of one training step -> bench/out/plan.json
+	$(call criterion,plan)
+
+# criterion adds to what stands in its folder: begin with an empty one.
+define criterion
+	@rm -rf target/criterion-$(1)
+	CRITERION_HOME=$(abspath target/criterion-$(1)) cargo bench --locked -p dflop-$(1)
+	@$(PYTHON) benches/collect.py $(1) target/criterion-$(1) bench/out/$(1).json
+endef
 
 docs: ## Rust documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --exclude dflop-py --no-deps --quiet

@@ -117,6 +117,8 @@ fn summaries() {
         r#"{"forward_ns": [[2,2,2],[2,2,2]], "backward_ns": [[4,4,4],[4,4,4]], "transfer_ns": 0}"#,
     )
     .unwrap();
+    let media = ["demo/data/media/demo_0000_1.jpg", "demo/data/mixture.yaml"];
+    snapshot("probe", &session.dflop(&[&["probe", "--family", "llava_onevision"], &media[..]].concat()));
     let simulate = ["simulate", "--durations", "durations.json", "--order", "1f1b", "--json"];
     snapshot("simulate_json", &session.dflop(&simulate));
     snapshot("train_without_python", &session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]));

@@ -143,7 +143,7 @@ fn a_changed_dataset_is_refused() {
     std::fs::write(&text, std::fs::read_to_string(&text).unwrap().replacen("the", "a", 1)).unwrap();
     assert_eq!(refused(&settings), "dataset");
     let config = settings.model_dir.join("config.json");
-    std::fs::write(&config, std::fs::read_to_string(&config).unwrap().replace("176", "192")).unwrap();
+    std::fs::write(&config, std::fs::read_to_string(&config).unwrap().replace("256", "192")).unwrap();
     assert_eq!(refused(&settings), "processor");
 }
 
