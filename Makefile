@@ -28,6 +28,9 @@ prerequisites:
 	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing, the python3 venv module (Debian: python3-venv)"; \
 	fi; \
 	command -v cargo >/dev/null || missing="$$missing, cargo (Rust 1.92 or newer)"; \
+	if command -v rustc >/dev/null; then \
+	  case "$$(rustc --version)" in "rustc 1."[0-9].*|"rustc 1."[0-8][0-9].*|"rustc 1.9"[01].*) missing="$$missing, Rust 1.92 or newer (found $$(rustc --version))";; esac; \
+	fi; \
 	command -v cc >/dev/null || missing="$$missing, a C compiler (cc)"; \
 	if [ -n "$$missing" ]; then echo "error: this machine lacks: $${missing#, }" >&2; exit 2; fi
 
@@ -113,7 +116,7 @@ endef
 docs: ## Rust documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --exclude dflop-py --no-deps --quiet
 
-check: test lint docs ## Exactly what CI runs
+check: test lint docs ## What CI runs, but for the demo
 
 clean: ## Remove what was built and the demo
 	rm -rf target $(VENV) dist demo .tools bench/out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 
@@ -50,7 +51,12 @@ def _run(request: dict[str, object]) -> int:
         return profile(arguments)
     from dflop.runtime.launch import launch as train
 
-    return train(arguments)
+    status = train(arguments)
+    if "RANK" in os.environ:
+        from dflop.runtime.worker import leave
+
+        leave(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -123,7 +123,12 @@ class StepScheduler:
     """Computes schedules in a Rust thread while Python trains."""
 
     def __init__(
-        self, plan_path: str, data_profile_path: str, model_profile_path: str, seed: int
+        self,
+        plan_path: str,
+        data_profile_path: str,
+        model_profile_path: str,
+        seed: int,
+        memory_budget_bytes: int | None = None,
     ) -> None: ...
     def submit(self, step: int, samples: Sequence[int], arm: Literal["aware", "blind"]) -> None:
         """Queues the global batch of `step`; returns at once."""

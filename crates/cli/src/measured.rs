@@ -32,6 +32,11 @@ pub(crate) struct StepTrace {
 }
 
 impl StepTrace {
+    /// Ranks that ran an action.
+    pub(crate) fn num_ranks(&self) -> u32 {
+        self.spans.iter().map(|span| span.0 + 1).max().unwrap_or(0)
+    }
+
     pub(crate) fn spans(&self) -> Vec<Span> {
         self.spans
             .iter()
@@ -77,9 +82,9 @@ pub(crate) fn read_lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Op
 /// Data-blind against data-aware steps on the same global batches: what `make demo` ends with.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Comparison {
-    /// Median step time of the data-blind arm, in milliseconds.
+    /// Step time of the data-blind arm, in milliseconds: the geometric mean, so that the two divide to `ratio`.
     pub(crate) step_ms_blind: f64,
-    /// Median step time of the data-aware arm, in milliseconds.
+    /// Step time of the data-aware arm, likewise.
     pub(crate) step_ms_aware: f64,
     /// Blind over aware: the geometric mean of the pairs' ratios.
     pub(crate) ratio: f64,
@@ -135,8 +140,8 @@ impl Comparison {
         let ms = |ns: u64| ns as f64 / 1e6;
         let pairs_ms: Vec<(f64, f64)> = pairs.iter().map(|(b, a)| (ms(b.step_ns), ms(a.step_ns))).collect();
         Some(Self {
-            step_ms_blind: quantile(pairs_ms.iter().map(|p| p.0).collect(), 0.5),
-            step_ms_aware: quantile(pairs_ms.iter().map(|p| p.1).collect(), 0.5),
+            step_ms_blind: (pairs_ms.iter().map(|p| p.0.ln()).sum::<f64>() / n).exp(),
+            step_ms_aware: (pairs_ms.iter().map(|p| p.1.ln()).sum::<f64>() / n).exp(),
             ratio: mean.exp(),
             ratio_low: (mean - half_width).exp(),
             ratio_high: (mean + half_width).exp(),

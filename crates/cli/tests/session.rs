@@ -196,6 +196,29 @@ fn error_other_model() {
 }
 
 #[test]
+fn error_plan_of_another_configuration() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("global_batch_size: 64", "global_batch_size: 32").replace("seed: 0", "seed: 1")
+    });
+    let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]);
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("dtype: float32", "dtype: bfloat16"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot("error_plan_of_another_configuration", &text);
+}
+
+#[test]
+fn error_bad_costs() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    fs::write(session.path("costs.csv"), "encoder_ns,llm_ns\n1,2,3\n-1,4\n5\n").unwrap();
+    snapshot("error_bad_costs", &session.dflop(&["schedule", "--costs", "costs.csv", "--buckets", "2"]));
+}
+
+#[test]
 fn error_unwritable_directory() {
     let session = Session::new();
     let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.json"];

@@ -72,7 +72,7 @@ impl StepScheduler {
         Ok(Self { settings, model, shapes, stages, seed })
     }
 
-    /// A scheduler for the best plan of `plan`, without a memory budget: a plan does not carry one.
+    /// A scheduler for the best plan of `plan`, under the memory budget of the cluster: a plan does not carry one.
     ///
     /// # Errors
     /// As [`StepScheduler::new`], and [`PlanError::Cost`].
@@ -80,10 +80,12 @@ impl StepScheduler {
         plan: &Plan,
         data: &DataProfile,
         model: &ModelProfile,
+        memory_budget_bytes: Option<u64>,
         seed: u64,
     ) -> Result<Self, PlanError> {
+        let settings = StepSettings { memory_budget_bytes, ..StepSettings::from(&plan.best) };
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
-        Self::new(StepSettings::from(&plan.best), CostModel::new(model)?, shapes, seed)
+        Self::new(settings, CostModel::new(model)?, shapes, seed)
     }
 
     /// The settings it was made with.

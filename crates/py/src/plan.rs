@@ -230,16 +230,20 @@ pub(crate) struct StepScheduler {
 #[pymethods]
 impl StepScheduler {
     #[new]
+    #[pyo3(signature = (plan_path, data_profile_path, model_profile_path, seed, memory_budget_bytes = None))]
     fn new(
         plan_path: PathBuf,
         data_profile_path: PathBuf,
         model_profile_path: PathBuf,
         seed: u64,
+        memory_budget_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data: DataProfile = dflop_types::artifact::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
-        let scheduler = Arc::new(Scheduler::of_plan(&plan, &data, &model, seed).map_err(map(Kind::Plan))?);
+        let scheduler =
+            Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed).map_err(map(Kind::Plan))?;
+        let scheduler = Arc::new(scheduler);
         let prefetch = Prefetch::new(Arc::clone(&scheduler)).map_err(map(Kind::Plan))?;
         Ok(Self { scheduler, prefetch })
     }

@@ -6,6 +6,7 @@ Every line is flushed when its step ends, so a run that is stopped leaves all st
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -31,6 +32,8 @@ class Journal:
         """
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
+        # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
+        shutil.rmtree(out / "tensorboard", ignore_errors=True)
         self._files: dict[str, TextIO] = {
             name: (out / f"{name}.jsonl").open("w", encoding="utf-8")
             for name in ("metrics", "trace", "schedules")

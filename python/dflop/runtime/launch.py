@@ -32,6 +32,10 @@ def launch(request: Mapping[str, Any]) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from dflop.runtime.worker import run
 
+        missing = [n for n in request["environment"] if n not in os.environ]
+        if missing and os.environ["RANK"] == "0":
+            names = ", ".join(missing)
+            print(f"warning: the profile was measured with {names} set: times may differ", file=sys.stderr)
         return run(request)
     out = Path(request["out"])
     out.mkdir(parents=True, exist_ok=True)
@@ -51,20 +55,23 @@ def launch(request: Mapping[str, Any]) -> int:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit status of the ranks; 130 if Ctrl-C came meanwhile."""
-    is_interrupted = False
+    """The exit status of the ranks; 128 + the signal if one came meanwhile, as in 130 for Ctrl-C."""
+    caught: int | None = None
 
-    def forward(*_: object) -> None:
-        nonlocal is_interrupted
-        if not is_interrupted:
-            is_interrupted = True
+    def forward(number: int, _: object) -> None:
+        # SIGTERM and SIGHUP end this process alone where a queue or a lost terminal sends them: the ranks
+        # must not train on without it. They too finish their step.
+        nonlocal caught
+        if caught is None:
+            caught = number
             process.send_signal(signal.SIGINT)
 
-    handler = signal.signal(signal.SIGINT, forward)
+    handlers = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         status = process.wait()
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if is_interrupted:
-        return 128 + signal.SIGINT
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if caught is not None:
+        return 128 + caught
     return 1 if status < 0 else status

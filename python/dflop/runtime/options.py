@@ -40,6 +40,8 @@ class Options:
     """Schedules of a run that is no comparison."""
     cache_bytes: int
     """Decoded media that a rank keeps."""
+    memory_budget_bytes: int | None
+    """What a rank may use; schedules keep to it. None: not limited."""
     timeout_s: float
     """A rank that waits longer than this for another gives up."""
 
@@ -76,6 +78,7 @@ class Options:
             seed=int(train["seed"]),
             arm=cast("Arm", train["schedule"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
+            memory_budget_bytes=config["cluster"]["memory_budget_bytes"],
             # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
             timeout_s=float(request.get("timeout_s", 1800.0)),
         )

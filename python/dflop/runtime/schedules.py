@@ -32,7 +32,11 @@ class Schedules:
         self._batches = batches
         self.scheduler = (
             StepScheduler(
-                options.plan_path, options.data_profile_path, options.model_profile_path, options.seed
+                options.plan_path,
+                options.data_profile_path,
+                options.model_profile_path,
+                options.seed,
+                options.memory_budget_bytes,
             )
             if mesh.is_leader
             else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import IGNORED_LABEL
 from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, stage_transfers
+from dflop.runtime.failure import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,12 +71,12 @@ def prepare(
         This rank's share of the step.
 
     Raises:
-        ValueError: The global batch has no label tokens.
+        RankError: The global batch has no label tokens.
         ProfileError: A sample cannot be read; the message names it.
     """
     if schedule.label_tokens < 1:
         message = f"the global batch of step {schedule.step} has no label tokens, nothing to learn from"
-        raise ValueError(message)
+        raise RankError(message)
     build = _encoder_work if mesh.component == "encoder" else _llm_work
     microbatches = [build(mesh, schedule, j, sample, tiles, dtype) for j in range(schedule.num_microbatches)]
     num_targets = 0

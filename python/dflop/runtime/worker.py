@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,22 +40,28 @@ def _touch_heap() -> None:
     torch.zeros(min(_HEAP_BYTES, free_bytes // (4 * ranks)), dtype=torch.uint8)
 
 
-def main() -> int:
-    """Reads the request and trains.
+def leave(status: int) -> NoReturn:
+    """Ends this process, a rank, at once.
 
-    Returns:
-        The exit status, as `run`.
+    There is no clean-up: after a failure, that of a process group may wait for ranks that are gone.
+
+    Args:
+        status: The exit status.
     """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main() -> NoReturn:
+    """Reads the request and trains."""
     try:
-        return run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        status = run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except KeyboardInterrupt:
         # Before training began there is nothing to write.
-        return 128 + signal.SIGINT
+        status = 128 + signal.SIGINT
+    leave(status)
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # No clean-up: after a failure, that of a process group may wait for ranks that are gone.
-    os._exit(status)
+    main()

@@ -13,9 +13,9 @@ use crate::args::{ConfigArgument, Profile, ProfileFiles, Verb};
 use crate::config::{self, Config};
 use crate::{Failure, Outcome};
 use dflop_types::artifact;
-use dflop_types::{Artifact, DataProfile, ModelProfile};
+use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Runs one verb.
 pub(crate) fn run(verb: Verb) -> Result<Outcome, Failure> {
@@ -59,8 +59,56 @@ impl Inputs {
             "model_config",
             &hashes["model_config"],
         )?;
+        let device = &model_profile.device;
+        differs(
+            &model_profile_path,
+            "dflop profile model",
+            &[
+                ("model.dtype", config.model.dtype.clone(), device.dtype.clone()),
+                ("cluster.device", config.cluster.device.clone(), device.kind.clone()),
+            ],
+        )?;
         Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })
     }
+
+    /// Nothing if the plan at `path` was made from these profiles and this configuration.
+    fn check_plan(&self, path: &Path, plan: &Plan) -> Result<(), Failure> {
+        artifact::check_made_from(path, plan, "data_profile", &artifact::hash_of(&self.data_profile))?;
+        artifact::check_made_from(path, plan, "model_profile", &artifact::hash_of(&self.model_profile))?;
+        let (train, best) = (&self.config.train, &plan.best);
+        let text = |n: u32| n.to_string();
+        differs(
+            path,
+            "dflop plan",
+            &[
+                ("cluster.num_ranks", text(self.config.cluster.num_ranks), text(best.layout.num_ranks())),
+                ("train.global_batch_size", text(train.global_batch_size), text(plan.global_batch_size)),
+                (
+                    "train.num_microbatches",
+                    text(train.num_microbatches.unwrap_or(best.num_microbatches)),
+                    text(best.num_microbatches),
+                ),
+                ("train.pipeline_order", train.pipeline_order.clone(), best.pipeline_order.to_string()),
+                ("train.seed", train.seed.to_string(), plan.seed.to_string()),
+            ],
+        )
+    }
+}
+
+/// Nothing if each field, as (name, its value in the configuration, its value in the file at `path`), is the same.
+fn differs(path: &Path, mend: &str, fields: &[(&str, String, String)]) -> Result<(), Failure> {
+    let problems: Vec<String> = fields
+        .iter()
+        .filter(|(_, now, then)| now != then)
+        .map(|(name, now, then)| format!("\n  {name}: {then}, now {now}"))
+        .collect();
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        format!("`{}` was made with another configuration{}", path.display(), problems.concat()),
+        Some(format!("make it anew with `{mend}`")),
+    ))
 }
 
 /// The path a flag gives, or `name` beside the configuration.
@@ -69,7 +117,7 @@ fn beside(config: &Config, flag: Option<&PathBuf>, name: &str) -> PathBuf {
 }
 
 /// Writes an artifact and says so on stderr.
-fn write<A: Artifact>(path: &std::path::Path, artifact: &A) -> Result<(), Failure> {
+fn write<A: Artifact>(path: &Path, artifact: &A) -> Result<(), Failure> {
     artifact::write(path, artifact)?;
     eprintln!("wrote {}", path.display());
     Ok(())

@@ -99,8 +99,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let config = &inputs.config;
     let plan_path = beside(config, arguments.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&plan_path)?;
-    artifact::check_made_from(&plan_path, &plan, "data_profile", &artifact::hash_of(&inputs.data_profile))?;
-    artifact::check_made_from(&plan_path, &plan, "model_profile", &artifact::hash_of(&inputs.model_profile))?;
+    inputs.check_plan(&plan_path, &plan)?;
     check_cores(&plan, config, arguments.oversubscribe)?;
     let out = beside(config, arguments.out.as_ref(), "run");
     check_empty(&out, arguments.force)?;

@@ -63,6 +63,9 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         artifact::write_text(&path, &text)?;
         println!("{}", comparison.sentence());
         eprintln!("wrote {}", path.display());
+    } else {
+        // One of an earlier comparison would speak of a run that is no longer here.
+        let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
     }
     println!("report: {}", out.display());
     Ok(())
@@ -100,7 +103,7 @@ struct Found {
 
 impl Found {
     fn read(dir: &Path) -> Result<Self, Failure> {
-        let run = if dir.join("metrics.jsonl").exists() { dir.to_path_buf() } else { dir.join("run") };
+        let run = dir.join("run");
         let found = Self {
             data: optional(&dir.join("data_profile.json"))?,
             model: optional(&dir.join("model_profile.json"))?,
@@ -135,7 +138,8 @@ impl Found {
     }
 
     fn comparison(&self) -> Option<Comparison> {
-        Comparison::of(&self.metrics, self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks()))
+        let ranks = self.traces.iter().map(StepTrace::num_ranks).max().unwrap_or(0);
+        Comparison::of(&self.metrics, ranks)
     }
 
     /// Measured steps with what was predicted of them, in the order in which they ran.
@@ -143,7 +147,7 @@ impl Found {
         let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
             return Ok(Vec::new());
         };
-        let scheduler = StepScheduler::of_plan(plan, data, model, plan.seed)?;
+        let scheduler = StepScheduler::of_plan(plan, data, model, None, plan.seed)?;
         let mut views = Vec::new();
         for trace in &self.traces {
             let is_its = |s: &&StepSchedule| s.schedule.step == trace.step && s.arm == trace.arm;
@@ -195,9 +199,25 @@ impl Found {
         facts
     }
 
+    /// What was not made from what stands beside it: the page shows both, and says so.
+    fn stale(&self) -> Vec<String> {
+        let Some(plan) = &self.plan else { return Vec::new() };
+        let hashes = [
+            ("data_profile", self.data.as_ref().map(artifact::hash_of)),
+            ("model_profile", self.model.as_ref().map(artifact::hash_of)),
+        ];
+        hashes
+            .into_iter()
+            .filter(|(name, hash)| hash.is_some() && plan.made_from.get(*name) != hash.as_ref())
+            .map(|(name, _)| {
+                format!("the plan was made from another {name} than the one shown: plan and train anew")
+            })
+            .collect()
+    }
+
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let mut warnings = self.stale();
         if let Some(data) = &self.data
             && !data.problems.is_empty()
         {

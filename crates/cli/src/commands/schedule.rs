@@ -90,6 +90,14 @@ fn parse_costs(path: &Path, text: &str) -> Result<Costs, Failure> {
     let mut problems = Vec::new();
     for (index, line) in lines {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        if cells.len() > columns.len() {
+            problems.push(format!(
+                "line {}: {} cells, the header has {}",
+                index + 1,
+                cells.len(),
+                columns.len()
+            ));
+        }
         let mut cell = |name: &str, column: usize| match cells.get(column).map(|cell| cell.parse::<u64>()) {
             Some(Ok(value)) => value,
             found => {

@@ -71,10 +71,15 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
     let path = beside(&inputs.config, arguments.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
-    artifact::check_made_from(&path, &plan, "data_profile", &artifact::hash_of(&inputs.data_profile))?;
-    artifact::check_made_from(&path, &plan, "model_profile", &artifact::hash_of(&inputs.model_profile))?;
+    inputs.check_plan(&path, &plan)?;
     let seed = inputs.config.train.seed;
-    let scheduler = StepScheduler::of_plan(&plan, &inputs.data_profile, &inputs.model_profile, seed)?;
+    let scheduler = StepScheduler::of_plan(
+        &plan,
+        &inputs.data_profile,
+        &inputs.model_profile,
+        inputs.config.cluster.memory_budget_bytes,
+        seed,
+    )?;
     let batches = GlobalBatches::new(inputs.data_profile.samples.len() as u32, plan.global_batch_size, seed)?;
     let mut steps = Vec::new();
     for step in 0..u64::from(arguments.steps) {
