@@ -44,8 +44,7 @@ impl GlobalBatches {
 
     /// The samples of `step`, in arrival order.
     ///
-    /// *Complexity*: O(number of samples), as the epoch's permutation is drawn anew: 1 ms for some 200,000
-    /// samples.
+    /// *Complexity*: O(number of samples), as the epoch's permutation is drawn anew.
     pub fn batch(&self, step: u64) -> Vec<SampleIndex> {
         let start = (step % self.steps_per_epoch()) as usize * self.global_batch_size as usize;
         let end = (start + self.global_batch_size as usize).min(self.num_samples as usize);
