@@ -73,7 +73,7 @@ fmt: setup ## Format all sources
 
 lint: setup .tools/bin/cargo-deny ## Formatting, clippy, ruff, types, import contracts, spelling, licences
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+	cargo clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff format --check python tests benches
 	$(BIN)/ruff check python tests benches
 	$(BIN)/basedpyright --level error
@@ -114,7 +114,7 @@ define criterion
 endef
 
 docs: ## Rust documentation; warnings are errors
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --exclude dflop-py --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --exclude dflop-py --no-deps --quiet
 
 check: test lint docs ## What CI runs, but for the demo
 

@@ -147,7 +147,39 @@ class StepScheduler:
     def simulate_measured(self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]]) -> int:
         """Makespan in ns that the simulator gives when fed with the measured durations of one step."""
 
-def llava_onevision_shape(
-    config_json: str, preprocessor_json: str, kind: str, height: int, width: int, num_frames: int
-) -> tuple[int, int, int]:
-    """(tiles, encoder tokens, feature tokens) of one medium; kind is image, multi_image or video."""
+@final
+class MediaShape:
+    """What one medium costs."""
+
+    @property
+    def num_tiles(self) -> int: ...
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """(count, tokens) of each group of encoder segments."""
+    @property
+    def feature_tokens(self) -> int: ...
+    @property
+    def pieces(self) -> list[tuple[str | None, int]]:
+        """What takes the placeholder's place: (text, 0) or (None, feature tokens)."""
+    @property
+    def frame_indices(self) -> list[int]: ...
+
+def media_shape(
+    config_json: str,
+    preprocessor_json: str,
+    video_preprocessor_json: str,
+    kind: str,
+    height: int = 0,
+    width: int = 0,
+    num_images: int = 1,
+    num_frames: int = 0,
+    fps: float | None = None,
+    duration_s: float | None = None,
+    sample_rate: int = 0,
+    max_frames: int | None = None,
+    sample_fps: float | None = None,
+) -> MediaShape:
+    """What one medium costs by the files of a model directory ("{}" for one that is not there).
+
+    Kind is image, video or audio; errors are ProfileError.
+    """

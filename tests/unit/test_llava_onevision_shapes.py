@@ -82,7 +82,20 @@ def setting(request):
     preprocessor_json = processor.image_processor.to_json_string()
 
     def ours(kind, height, width, num_frames=1):
-        return _native.llava_onevision_shape(config_json, preprocessor_json, kind, height, width, num_frames)
+        several = kind == "multi_image"
+        shape = _native.media_shape(
+            config_json,
+            preprocessor_json,
+            "{}",
+            "image" if several else kind,
+            height=height,
+            width=width,
+            num_images=2 if several else 1,
+            num_frames=num_frames,
+            max_frames=num_frames or None,
+        )
+        encoder_tokens = sum(count * tokens for count, tokens in shape.segments)
+        return shape.num_tiles, encoder_tokens, shape.feature_tokens
 
     return SimpleNamespace(config=config, processor=processor, ours=ours, tile_tokens=(side // 14) ** 2)
 

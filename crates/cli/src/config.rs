@@ -96,13 +96,14 @@ impl Config {
             mixture: self.data.mixture.clone(),
             media_root: self.data.media_root.clone(),
             model_dir: self.model.dir.clone(),
-            video_max_frames: self.data.video_max_frames,
+            video_max_frames: Some(self.data.video_max_frames),
             video_fps: self.data.video_fps,
             on_bad_sample: match self.data.on_bad_sample.as_str() {
                 "skip" => OnBadSample::Skip,
                 _ => OnBadSample::Fail,
             },
             seed: self.train.seed,
+            store_options: Vec::new(),
         }
     }
 

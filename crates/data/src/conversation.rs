@@ -8,8 +8,8 @@
 //! order. Two customs of LLaVA are kept: a single image or video without any mark stands before the first user turn,
 //! on a line of its own; and where there are videos, no images, and as many `<image>` as videos, those mean the videos.
 
+use crate::probe::MediaKind;
 use serde_json::Value;
-use std::path::PathBuf;
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,13 +60,22 @@ pub struct Turn {
     pub parts: Vec<Part>,
 }
 
-/// An image or a video that a record names.
+/// Where the record says a medium is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MediaSource {
+    /// A path or URL.
+    Name(String),
+    /// It came with the record: its position in [`crate::readers::RawRecord::attachments`].
+    Attachment(usize),
+}
+
+/// A medium that a record names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaReference {
     /// As the record writes it.
-    pub path: PathBuf,
-    /// A video, else an image.
-    pub is_video: bool,
+    pub source: MediaSource,
+    /// What the record calls it.
+    pub kind: MediaKind,
 }
 
 /// A sample before its media are looked at.
@@ -128,12 +137,15 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 /// Paths under one of two keys: one text, a list of texts, or nothing.
-fn paths(record: &Value, keys: [&str; 2]) -> Result<Vec<PathBuf>, String> {
+fn paths(record: &Value, keys: [&str; 2]) -> Result<Vec<MediaSource>, String> {
     let mut found = Vec::new();
     for key in keys {
         let path = |value: &Value| match value.as_str() {
             Some("") => Err(format!("`{key}`: a path is empty")),
-            Some(text) => Ok(PathBuf::from(text)),
+            Some(text) => Ok(MediaSource::Name(text.to_owned())),
+            None if value["attachment"].is_u64() => {
+                Ok(MediaSource::Attachment(value["attachment"].as_u64().unwrap_or_default() as usize))
+            }
             None => Err(format!("`{key}`: {}, must be a path or a list of paths", type_of(value))),
         };
         match record.get(key) {
@@ -217,8 +229,8 @@ fn place(turns: &mut [(Role, String)], images: usize, videos: usize) -> Result<(
 /// Cuts the texts at their marks and puts the media in the order of the marks.
 fn split(
     turns: Vec<(Role, String)>,
-    images: &[PathBuf],
-    videos: &[PathBuf],
+    images: &[MediaSource],
+    videos: &[MediaSource],
 ) -> Result<(Vec<Turn>, Vec<MediaReference>), String> {
     let (mut images, mut videos) = (images.iter(), videos.iter());
     let mut media = Vec::new();
@@ -238,9 +250,10 @@ fn split(
             let Some((at, mark)) = next else { break };
             let is_video = mark == MARKS[1];
             let path = if is_video { videos.next() } else { images.next() };
-            let path = path.ok_or_else(|| format!("one `{mark}` too many"))?.clone();
+            let source = path.ok_or_else(|| format!("one `{mark}` too many"))?.clone();
             parts.push(Part::Media(media.len()));
-            media.push(MediaReference { path, is_video });
+            let kind = if is_video { MediaKind::Video } else { MediaKind::Image };
+            media.push(MediaReference { source, kind });
             rest = &rest[at + mark.len()..];
         }
         cut.push(Turn { role, parts });
@@ -277,9 +290,10 @@ mod tests {
             conversation.turns[0].parts,
             [text("x"), Part::Media(0), Part::Media(1), text("\ny "), Part::Media(2)]
         );
-        let media: Vec<_> =
-            conversation.media.iter().map(|m| (m.path.to_str().unwrap(), m.is_video)).collect();
-        assert_eq!(media, [("a.png", false), ("c.gif", true), ("b.png", false)]);
+        let media: Vec<_> = conversation.media.iter().map(|m| (m.source.clone(), m.kind)).collect();
+        let named = |name: &str, kind| (MediaSource::Name(name.to_owned()), kind);
+        let (image, video) = (MediaKind::Image, MediaKind::Video);
+        assert_eq!(media, [named("a.png", image), named("c.gif", video), named("b.png", image)]);
         assert_eq!(conversation.turns[1], Turn { role: Role::Assistant, parts: vec![text("a cat")] });
     }
 
@@ -289,7 +303,7 @@ mod tests {
         assert_eq!(parts(&json!({"image": "a.png"}), "what").unwrap(), one);
         assert_eq!(parts(&json!({"video": ["a.mp4"]}), "what").unwrap(), one);
         let video = Conversation::parse(&record(&json!({"video": "a.mp4"}), "<image>\nwhat")).unwrap();
-        assert!(video.media[0].is_video);
+        assert_eq!(video.media[0].kind, MediaKind::Video);
         assert_eq!(video.turns[0].parts, one);
     }
 

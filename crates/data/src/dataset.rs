@@ -1,10 +1,11 @@
 //! The samples of a data profile, read again for training, and held to what was profiled.
 
 use crate::error::DataError;
+use crate::location::Location;
 use crate::measure::{Corpus, MeasuredSample, Media, Rule};
 use crate::profile::ProfileSettings;
 use crate::tokens::Tokens;
-use dflop_types::{DataProfile, ProfiledSample, SampleIndex};
+use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex};
 
 /// A sample as tokens and media; features take the places where `feature_mask` is true.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,24 +33,35 @@ pub struct Dataset {
 impl Dataset {
     /// The dataset that `profile` was made from with the same `settings`. Records are read when they are asked for.
     ///
-    /// Media are not looked at yet: [`Dataset::encode`] compares each with the profile.
+    /// Records and media are not looked at yet: [`Dataset::encode`] compares each with the profile.
     ///
     /// # Errors
-    /// [`DataError::Stale`] where tokenizer, processor, files of the mixture or settings are not those of the
+    /// [`DataError::Stale`] where tokenizer, processor, settings or the files of the mixture (by name and size) are not those of the
     /// profile; and the errors of reading them.
     pub fn open(settings: &ProfileSettings, profile: DataProfile) -> Result<Self, DataError> {
         let rule = Rule::open(settings)?;
         let corpus = Corpus::open(settings)?;
-        let sizes = profile.samples.iter().map(|sample| sample.media_bytes);
-        let now = [
-            ("tokenizer", rule.tokenizer_hash.clone()),
-            ("processor", rule.processor_hash.clone()),
-            ("dataset", corpus.hash(settings, sizes)),
-        ];
-        for (name, expected) in now {
-            let found = profile.made_from.get(name).cloned().unwrap_or_else(|| "nothing".to_owned());
-            if found != expected {
-                return Err(DataError::Stale { name, found, expected });
+        let stale = |name, found: Option<&String>, expected: String| {
+            if found == Some(&expected) {
+                return Ok(());
+            }
+            let found = found.cloned().unwrap_or_else(|| "nothing".to_owned());
+            Err(DataError::Stale { name, found, expected })
+        };
+        stale("tokenizer", profile.made_from.get("tokenizer"), rule.tokenizer_hash.clone())?;
+        stale("processor", profile.made_from.get("processor"), rule.processor_hash.clone())?;
+        for (name, value) in settings.facts() {
+            stale(name, profile.settings.get(name), value)?;
+        }
+        let files: Vec<_> = corpus.readers.iter().flat_map(|reader| reader.files()).collect();
+        let listed = |files: usize| format!("{files} files");
+        stale("dataset", Some(&listed(profile.files.len())), listed(files.len()))?;
+        for (then, now) in profile.files.iter().zip(files) {
+            // Only a file of this machine is looked at: a look at each remote one costs a request.
+            if matches!(now, Location::Local(_)) {
+                let (bytes, _) = corpus.stores.about(now)?;
+                let facts = |path: &str, bytes| format!("`{path}` of {bytes} bytes");
+                stale("dataset", Some(&facts(&then.path, then.bytes)), facts(&now.to_string(), bytes))?;
             }
         }
         Ok(Self { profile, corpus, rule })
@@ -82,20 +94,26 @@ impl Dataset {
     /// If there is no such sample.
     pub fn encode(&self, sample: SampleIndex) -> Result<EncodedSample, DataError> {
         let profiled = &self.profile.samples[sample.index()];
+        let index = profiled.source as usize;
+        let place = Place { file: profiled.place.file - self.corpus.first_file[index], ..profiled.place };
+        let record = self.corpus.readers[index].fetch(&self.corpus.stores, place)?;
         let measured =
-            self.corpus.measure(&self.rule, profiled.source, profiled.position).map_err(|bad| {
+            self.corpus.measure(&self.rule, profiled.source, profiled.position, &record).map_err(|bad| {
                 DataError::Samples {
                     problems: vec![dflop_types::Problem {
-                        file: self.profile.sources[profiled.source as usize].clone(),
+                        file: self.profile.sources[index].clone(),
                         position: Some(profiled.position),
+                        place: Some(profiled.place),
                         id: Some(profiled.id.clone()),
+                        fault: bad.fault,
                         cause: bad.cause,
+                        substitute: None,
                     }],
                     num_samples: 1,
                 }
             })?;
         compare(profiled, &measured)?;
-        let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand(&measured.features());
+        let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand();
         Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media })
     }
 }
@@ -110,6 +128,11 @@ fn compare(profiled: &ProfiledSample, measured: &MeasuredSample) -> Result<(), D
         }
     };
     let (now, then) = (&measured.shape, &profiled.shape);
+    differs(
+        "record_hash",
+        format!("{:016x}", measured.record_hash),
+        format!("{:016x}", profiled.record_hash),
+    )?;
     differs("id", measured.id.clone(), profiled.id.clone())?;
     differs("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string())?;
     let segments = |shape: &dflop_types::SampleShape| {

@@ -10,15 +10,17 @@ pub mod dataset;
 pub mod demo;
 pub mod error;
 pub mod family;
+pub mod location;
 mod measure;
 pub mod mixture;
 mod model_files;
 pub mod probe;
 pub mod profile;
 pub mod readers;
+pub mod store;
 pub mod summary;
 pub mod tokens;
 
 pub use error::DataError;
 pub use measure::{Media, MediaUse};
-pub use model_files::{llava_onevision_of, model_hashes};
+pub use model_files::{family_of, model_hashes};

@@ -1,27 +1,25 @@
 //! One record measured: its conversation, its media's headers, its shape. Profiling and training both come here, so
 //! that a sample cannot have one shape for the planner and another for the trainer.
 
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, MediaReference, MediaSource};
 use crate::error::DataError;
-use crate::family::LlavaOnevision;
+use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
+use crate::location::{Location, MediaPlace};
 use crate::mixture::{self, Mixture};
 use crate::model_files::{ModelFiles, json};
-use crate::probe::{MediaKind, Probe, probe};
+use crate::probe::{MediaKind, Probe};
 use crate::profile::ProfileSettings;
-use crate::readers::Records;
+use crate::readers::{self, Body, RawRecord, Reader};
+use crate::store::Stores;
 use crate::tokens::{ChatTokenizer, TokenizedConversation};
-use dflop_types::artifact::hash_parts;
-use dflop_types::{SampleKind, SampleShape};
+use dflop_types::{Fault, SampleKind, SampleShape};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-
-/// Families with a shape rule.
-const FAMILIES: [&str; 1] = ["llava_onevision"];
+use sha2::{Digest as _, Sha256};
 
 /// Picture formats that may hold several frames.
 const PICTURES: [&str; 3] = ["gif", "png", "webp"];
 
-/// What an image or a video is to the encoder.
+/// What a medium is to the encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediaUse {
     /// The only image of its sample: tiled.
@@ -30,6 +28,8 @@ pub enum MediaUse {
     MultiImage,
     /// A video: one tile a frame.
     Video,
+    /// A sound.
+    Audio,
 }
 
 impl MediaUse {
@@ -39,27 +39,24 @@ impl MediaUse {
             Self::Image => "image",
             Self::MultiImage => "multi_image",
             Self::Video => "video",
+            Self::Audio => "audio",
         }
     }
 }
 
-/// One image or video of a sample, as its header shows it.
+/// One medium of a sample, as its header shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Media {
-    /// The file.
-    pub path: PathBuf,
+    /// Where its bytes are.
+    pub place: MediaPlace,
     /// What it is to the encoder.
     pub kind: MediaUse,
-    /// Frames that are read of a video, ascending from 0; empty for an image.
-    pub frame_indices: Vec<u32>,
-    /// Tiles the encoder reads.
-    pub num_tiles: u32,
-    /// Height as displayed, in pixels.
+    /// Height as displayed, in pixels; 0 for a sound.
     pub height: u32,
-    /// Width as displayed, in pixels.
+    /// Width as displayed, in pixels; 0 for a sound.
     pub width: u32,
-    /// LLM tokens it fills.
-    pub num_features: u32,
+    /// What it costs.
+    pub shape: MediaShape,
 }
 
 /// A sample as its record and its media's headers show it.
@@ -71,35 +68,29 @@ pub(crate) struct MeasuredSample {
     pub(crate) media: Vec<Media>,
     pub(crate) media_bytes: u64,
     pub(crate) media_ms: u64,
+    pub(crate) record_hash: u64,
+    pub(crate) media_hash: u64,
     pub(crate) tokens: TokenizedConversation,
-}
-
-impl MeasuredSample {
-    /// LLM tokens of each medium.
-    pub(crate) fn features(&self) -> Vec<u32> {
-        self.media.iter().map(|media| media.num_features).collect()
-    }
 }
 
 /// Why one record gives no sample, and its id where there is one.
 #[derive(Debug)]
 pub(crate) struct BadSample {
     pub(crate) id: Option<String>,
+    pub(crate) fault: Fault,
     pub(crate) cause: String,
 }
 
 /// What turns a conversation into a shape: the family's rule, the tokenizer, and how videos are sampled.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    pub(crate) family: &'static str,
+    pub(crate) family: Box<dyn Family>,
     pub(crate) tokenizer_hash: String,
     pub(crate) processor_hash: String,
     /// Positions the LLM backbone was made for, where its configuration says.
     pub(crate) max_positions: Option<u64>,
-    shapes: LlavaOnevision,
     tokenizer: ChatTokenizer,
-    video_max_frames: u32,
-    video_fps: Option<f64>,
+    sampling: VideoSampling,
 }
 
 impl Rule {
@@ -111,111 +102,141 @@ impl Rule {
         let files = ModelFiles::read(&settings.model_dir)?;
         let hashes = files.hashes();
         let config = json(&files.config_path, &files.config)?;
-        let found = config["model_type"].as_str().unwrap_or("missing");
-        let family =
-            FAMILIES.into_iter().find(|family| *family == found).ok_or_else(|| DataError::UnknownFamily {
-                path: files.config_path.clone(),
-                found: found.to_owned(),
-                known: FAMILIES.to_vec(),
-            })?;
-        let preprocessor = json(&files.preprocessor_path, &files.preprocessor)?;
+        let family = files.family()?;
         Ok(Self {
-            family,
             tokenizer_hash: hashes["tokenizer"].clone(),
             processor_hash: hashes["processor"].clone(),
-            max_positions: config.pointer("/text_config/max_position_embeddings").and_then(Value::as_u64),
-            shapes: LlavaOnevision::from_config(&config, &preprocessor)?,
-            tokenizer: ChatTokenizer::new(&files.tokenizer, &config)
-                .map_err(|cause| DataError::Model { path: files.tokenizer_path, cause })?,
-            video_max_frames: settings.video_max_frames,
-            video_fps: settings.video_fps,
+            max_positions: ["/text_config/max_position_embeddings", "/max_position_embeddings"]
+                .into_iter()
+                .find_map(|field| config.pointer(field).and_then(Value::as_u64)),
+            tokenizer: ChatTokenizer::open(&files, &config, family.as_ref())?,
+            family,
+            sampling: VideoSampling { max_frames: settings.video_max_frames, fps: settings.video_fps },
         })
     }
 
-    /// The sample in `record`.
+    /// The sample in `record`; relative names of media start at `media_root`.
     pub(crate) fn measure(
         &self,
-        record: &Value,
+        record: &RawRecord,
         fallback_id: String,
-        media_root: &Path,
+        media_root: &Location,
+        stores: &Stores,
     ) -> Result<MeasuredSample, BadSample> {
-        let bad = |cause| BadSample { id: crate::conversation::id_of(record), cause };
-        let conversation = Conversation::parse(record).map_err(bad)?;
-        let num_images = conversation.media.iter().filter(|media| !media.is_video).count();
+        let value = record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        let bad = |fault, cause| BadSample { id: crate::conversation::id_of(&value), fault, cause };
+        let conversation = Conversation::parse(&value).map_err(|cause| bad(Fault::Record, cause))?;
+        let count = |kind| conversation.media.iter().filter(|media| media.kind == kind).count();
+        let num_images = count(MediaKind::Image);
         let mut media = Vec::with_capacity(conversation.media.len());
-        let mut shape = SampleShape::default();
-        let (mut media_bytes, mut media_ms) = (0, 0);
+        let (mut media_bytes, mut media_ms, mut media_hash) = (0, 0, Sha256::new());
         for reference in &conversation.media {
-            let path = media_root.join(&reference.path);
-            let kind = match (reference.is_video, num_images) {
-                (true, _) => MediaUse::Video,
-                (false, 1) => MediaUse::Image,
-                (false, _) => MediaUse::MultiImage,
-            };
-            let header = probe(&path).map_err(|error| bad(error.to_string()))?;
-            let (seen, segments) = self.media(path, kind, &header).map_err(bad)?;
+            let place = place_of(reference, record, media_root).map_err(|cause| bad(Fault::Record, cause))?;
+            let (header, version) = stores.probe(&place).map_err(|error| {
+                let fault = match error {
+                    DataError::Io { .. } => Fault::MediaMissing,
+                    _ => Fault::MediaUnsound,
+                };
+                bad(fault, error.to_string())
+            })?;
             media_bytes += header.bytes;
-            if kind == MediaUse::Video {
+            if reference.kind != MediaKind::Image {
                 media_ms += header.duration_s.map_or(0, |seconds| (seconds * 1000.0).round() as u64);
             }
-            shape.encoder_segments.push(segments);
-            media.push(seen);
+            media_hash.update(header.bytes.to_le_bytes());
+            media_hash.update(version.as_bytes());
+            media.push(self.media(place, reference.kind, num_images, &header).map_err(|(f, c)| bad(f, c))?);
         }
-        let tokens = self.tokenizer.tokenize(&conversation).map_err(bad)?;
-        let features: Vec<u32> = media.iter().map(|media| media.num_features).collect();
+        let shapes: Vec<&MediaShape> = media.iter().map(|medium| &medium.shape).collect();
+        let tokens =
+            self.tokenizer.tokenize(&conversation, &shapes).map_err(|cause| bad(Fault::Text, cause))?;
         let (llm_tokens, label_tokens) = tokens
-            .count(&features)
-            .ok_or_else(|| bad("its LLM tokens must be fewer than 2^32".to_owned()))?;
-        shape.feature_tokens = features.iter().sum();
-        shape.llm_tokens = llm_tokens;
-        shape.label_tokens = label_tokens;
-        let kind = if num_images < media.len() {
+            .count()
+            .ok_or_else(|| bad(Fault::Shape, "its LLM tokens must be fewer than 2^32".to_owned()))?;
+        let shape = SampleShape {
+            encoder_segments: shapes.iter().flat_map(|shape| shape.segments.iter().copied()).collect(),
+            feature_tokens: shapes.iter().map(|shape| shape.feature_tokens()).sum(),
+            llm_tokens,
+            label_tokens,
+        };
+        let kind = if count(MediaKind::Video) > 0 {
             SampleKind::Video
+        } else if count(MediaKind::Audio) > 0 {
+            SampleKind::Audio
         } else {
             [SampleKind::Text, SampleKind::Image, SampleKind::MultiImage][num_images.min(2)]
         };
-        let id = conversation.id.unwrap_or(fallback_id);
-        Ok(MeasuredSample { id, kind, shape, media, media_bytes, media_ms, tokens })
+        Ok(MeasuredSample {
+            id: conversation.id.clone().unwrap_or(fallback_id),
+            kind,
+            shape,
+            media_bytes,
+            media_ms,
+            record_hash: record.hash(),
+            media_hash: if media.is_empty() { 0 } else { first_eight(&media_hash.finalize()) },
+            media,
+            tokens,
+        })
     }
 
     /// A medium by its header.
     fn media(
         &self,
-        path: PathBuf,
-        kind: MediaUse,
+        place: MediaPlace,
+        kind: MediaKind,
+        num_images: usize,
         header: &Probe,
-    ) -> Result<(Media, dflop_types::EncoderSegments), String> {
-        let (Some(height), Some(width)) = (header.height, header.width) else {
-            return Err(format!("`{}` has no picture", path.display()));
-        };
-        let mut frame_indices = Vec::new();
-        let shape = match kind {
-            // The first frame of an animated picture serves as an image; a video container does not.
-            MediaUse::Image | MediaUse::MultiImage
-                if header.kind == MediaKind::Video && !PICTURES.contains(&header.format) =>
-            {
-                return Err(format!("`{}` is a video, the record calls it an image", path.display()));
-            }
-            MediaUse::Image => self.shapes.image(height, width),
-            MediaUse::MultiImage => self.shapes.image_among_several(height, width),
-            MediaUse::Video => {
-                let total = num_frames(header)
-                    .ok_or_else(|| format!("`{}` does not say how many frames it has", path.display()))?;
-                frame_indices = frames(total, self.video_max_frames, self.video_fps.zip(header.duration_s));
-                self.shapes.video(frame_indices.len() as u32)
-            }
+    ) -> Result<Media, (Fault, String)> {
+        let unsound = |cause: &str| (Fault::MediaUnsound, format!("`{place}` {cause}"));
+        if kind == MediaKind::Audio {
+            let (Some(duration_s), Some(sample_rate)) = (header.duration_s, header.sample_rate) else {
+                return Err(unsound("does not say how long its sound lasts"));
+            };
+            let shape = self
+                .family
+                .audio(&Sound { duration_s, sample_rate })
+                .map_err(|error| (Fault::Shape, error.to_string()))?;
+            return Ok(Media { place, kind: MediaUse::Audio, height: 0, width: 0, shape });
         }
-        .map_err(|error| error.to_string())?;
-        let media = Media {
-            path,
-            kind,
-            frame_indices,
-            num_tiles: shape.num_tiles,
-            height,
-            width,
-            num_features: shape.feature_tokens,
+        let (Some(height), Some(width)) = (header.height, header.width) else {
+            return Err(unsound("has no picture"));
         };
-        Ok((media, shape.segments))
+        let size = Size { height, width };
+        // The first frame of an animated picture serves as an image; a video container does not.
+        let is_clip = header.kind == MediaKind::Video && !PICTURES.contains(&header.format);
+        let (kind, shape) = match kind {
+            MediaKind::Image if is_clip => return Err(unsound("is a video, the record calls it an image")),
+            MediaKind::Video => {
+                let num_frames =
+                    num_frames(header).ok_or_else(|| unsound("does not say how many frames it has"))?;
+                let clip = Clip { size, num_frames, fps: header.fps, duration_s: header.duration_s };
+                (MediaUse::Video, self.family.video(&clip, self.sampling))
+            }
+            _ if num_images == 1 => (MediaUse::Image, self.family.image(size, 1)),
+            _ => (MediaUse::MultiImage, self.family.image(size, num_images)),
+        };
+        let shape = shape.map_err(|error| (Fault::Shape, error.to_string()))?;
+        Ok(Media { place, kind, height, width, shape })
+    }
+}
+
+fn first_eight(digest: &[u8]) -> u64 {
+    u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes"))
+}
+
+/// Where the medium's bytes are.
+fn place_of(
+    reference: &MediaReference,
+    record: &RawRecord,
+    media_root: &Location,
+) -> Result<MediaPlace, String> {
+    match &reference.source {
+        MediaSource::Name(name) => Ok(MediaPlace::Whole(media_root.join(name))),
+        MediaSource::Attachment(index) => record
+            .attachments
+            .get(*index)
+            .cloned()
+            .ok_or_else(|| format!("attachment {index} of {} is missing", record.attachments.len())),
     }
 }
 
@@ -228,46 +249,44 @@ fn num_frames(header: &Probe) -> Option<u64> {
     }
 }
 
-/// Positions of the frames that are read, ascending.
-///
-/// ```text
-/// n = min(total, max, round(duration x fps) or at least 1)      without `fps_and_duration_s`: min(total, max)
-/// index_k = floor(k (total - 1) / (n - 1)),  k = 0 .. n - 1     n = 1: frame 0
-/// ```
-///
-/// Both ends of the clip are read, as by LLaVA-NeXT's `linspace(0, total - 1, n, dtype=int)`.
-pub(crate) fn frames(total: u64, max: u32, fps_and_duration_s: Option<(f64, f64)>) -> Vec<u32> {
-    let wanted =
-        fps_and_duration_s.map_or(u64::MAX, |(fps, seconds)| ((seconds * fps).round() as u64).max(1));
-    let n = total.min(u64::from(max)).min(wanted).max(1);
-    (0..n).map(|k| (k * (total - 1)).checked_div(n - 1).unwrap_or(0) as u32).collect()
-}
-
-/// The records of a mixture's files and which of them are taken.
+/// The sources of a mixture, opened.
 #[derive(Debug)]
 pub(crate) struct Corpus {
     pub(crate) mixture: Mixture,
-    pub(crate) records: Vec<Records>,
+    /// One a source.
+    pub(crate) readers: Vec<Box<dyn Reader>>,
+    /// Position of each source's first file among the files of all.
+    pub(crate) first_file: Vec<u32>,
+    pub(crate) stores: Stores,
 }
 
 impl Corpus {
-    /// Opens every file of the mixture.
+    /// Opens every source of the mixture.
     ///
     /// # Errors
-    /// [`DataError::Mixture`] with every file that cannot be read; the error itself where there is one file.
+    /// [`DataError::Mixture`] with every source that cannot be read; the error itself where there is one source.
     pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
+        let stores = Stores::new(settings.store_options.iter().cloned());
         let mixture = mixture::read(&settings.mixture, settings.media_root.as_deref())?;
-        let opened: Vec<_> = mixture.sources.iter().map(|source| Records::open(&source.path)).collect();
-        if opened.len() == 1 {
-            let records = opened.into_iter().collect::<Result<_, _>>()?;
-            return Ok(Self { mixture, records });
+        let opened: Vec<_> = mixture.sources.iter().map(|source| readers::open(source, &stores)).collect();
+        if opened.len() > 1 {
+            let problems: Vec<_> =
+                opened.iter().filter_map(|one| one.as_ref().err()).map(ToString::to_string).collect();
+            if !problems.is_empty() {
+                return Err(DataError::Mixture { path: settings.mixture.clone(), problems });
+            }
         }
-        let problems: Vec<_> =
-            opened.iter().filter_map(|one| one.as_ref().err()).map(ToString::to_string).collect();
-        if !problems.is_empty() {
-            return Err(DataError::Mixture { path: settings.mixture.clone(), problems });
-        }
-        Ok(Self { mixture, records: opened.into_iter().flatten().collect() })
+        let readers: Vec<Box<dyn Reader>> = opened.into_iter().collect::<Result<_, _>>()?;
+        let mut next = 0;
+        let first_file = readers
+            .iter()
+            .map(|reader| {
+                let first = next;
+                next += reader.files().len() as u32;
+                first
+            })
+            .collect();
+        Ok(Self { mixture, readers, first_file, stores })
     }
 
     /// The record at `position` of `source` as a sample.
@@ -276,57 +295,17 @@ impl Corpus {
         rule: &Rule,
         source: u32,
         position: u64,
+        record: &RawRecord,
     ) -> Result<MeasuredSample, BadSample> {
-        let index = source as usize;
-        let record = self.records[index]
-            .parse(position)
-            .map_err(|error| BadSample { id: None, cause: error.to_string() })?;
-        let from = &self.mixture.sources[index];
-        rule.measure(&record, format!("{}#{position}", from.name), &from.media_root).map_err(|bad| {
-            let line = self.records[index].places[position as usize].line;
-            BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
-        })
-    }
-
-    /// SHA-256 over the content of the files, how they and their videos are sampled, and the bytes of each sample's
-    /// media: a dataset that changed without changing these is taken for the same.
-    pub(crate) fn hash(&self, settings: &ProfileSettings, media_bytes: impl Iterator<Item = u64>) -> String {
-        let mut parts: Vec<Vec<u8>> = vec![
-            format!("{} {} {:?}", settings.seed, settings.video_max_frames, settings.video_fps).into_bytes(),
-        ];
-        for (source, records) in self.mixture.sources.iter().zip(&self.records) {
-            parts.push(format!("{:?}", source.sampling).into_bytes());
-            parts.push(records.hash.clone().into_bytes());
-        }
-        parts.push(media_bytes.flat_map(u64::to_le_bytes).collect());
-        hash_parts(parts.iter().map(Vec::as_slice))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn frames_hold_both_ends() {
-        assert_eq!(frames(10, 4, None), [0, 3, 6, 9]);
-        assert_eq!(frames(10, 32, None), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(frames(1, 32, None), [0]);
-        assert_eq!(frames(10, 1, None), [0]);
-        // 2.6 s at 1 frame a second are 3 frames of 78; 0.2 s are 1.
-        assert_eq!(frames(78, 32, Some((1.0, 2.6))), [0, 38, 77]);
-        assert_eq!(frames(6, 32, Some((1.0, 0.2))), [0]);
-    }
-
-    proptest! {
-        #[test]
-        fn frames_ascend_within_the_clip(total in 1_u64..100_000, max in 1_u32..64) {
-            let chosen = frames(total, max, None);
-            prop_assert_eq!(chosen.len() as u64, total.min(u64::from(max)));
-            prop_assert!(chosen.windows(2).all(|pair| pair[0] < pair[1]));
-            prop_assert_eq!(chosen[0], 0);
-            prop_assert!(chosen.len() == 1 || u64::from(*chosen.last().unwrap()) == total - 1);
-        }
+        let from = &self.mixture.sources[source as usize];
+        rule.measure(record, format!("{}#{position}", from.name), &from.media_root, &self.stores).map_err(
+            |bad| match &record.body {
+                // A text that does not parse names its line and column itself.
+                Body::Json { line, .. } if *line > 0 && !bad.cause.starts_with("line ") => {
+                    BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
+                }
+                _ => bad,
+            },
+        )
     }
 }

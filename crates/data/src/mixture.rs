@@ -12,11 +12,12 @@
 //! A `.json` or `.jsonl` file alone is a mixture of one.
 
 use crate::error::DataError;
+use crate::location::Location;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The files of a dataset, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,10 +31,10 @@ pub struct Mixture {
 pub struct Source {
     /// As the mixture writes it.
     pub name: String,
-    /// The JSON or JSONL file.
-    pub path: PathBuf,
+    /// The file, directory or pattern of shards.
+    pub location: Location,
     /// Where relative media paths start.
-    pub media_root: PathBuf,
+    pub media_root: Location,
     /// Which of its samples are taken.
     pub sampling: Sampling,
 }
@@ -134,14 +135,14 @@ impl Sampling {
 /// # Errors
 /// [`DataError::Io`], and [`DataError::Mixture`] with every problem of the file.
 pub fn read(path: &Path, media_root: Option<&Path>) -> Result<Mixture, DataError> {
-    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
-    if matches!(extension.as_str(), "json" | "jsonl") {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let location = Location::parse(&path.to_string_lossy());
+    if matches!(location.extension().as_str(), "json" | "jsonl") {
+        let root = media_root.map(|root| Location::parse(&root.to_string_lossy()));
         return Ok(Mixture {
             sources: vec![Source {
-                name,
-                path: path.to_owned(),
-                media_root: media_root.unwrap_or(directory_of(path)).to_owned(),
+                name: location.name(),
+                media_root: root.unwrap_or_else(|| location.parent()),
+                location,
                 sampling: Sampling::All,
             }],
         });
@@ -154,10 +155,6 @@ pub fn read(path: &Path, media_root: Option<&Path>) -> Result<Mixture, DataError
     parse(path, &text, media_root)
 }
 
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// The mixture in `text`; `path` names it in errors, and its directory is where relative paths start.
 ///
 /// # Errors
@@ -166,6 +163,8 @@ pub fn parse(path: &Path, text: &str, media_root: Option<&Path>) -> Result<Mixtu
     let unsound = |problems| DataError::Mixture { path: path.to_owned(), problems };
     let documents =
         MarkedYaml::load_from_str(text).map_err(|error| unsound(vec![format!("it is not YAML: {error}")]))?;
+    let directory = Location::parse(&path.to_string_lossy()).parent();
+    let root = media_root.map(|root| Location::parse(&root.to_string_lossy()));
     let mut problems = Vec::new();
     let mut sources = Vec::new();
     match documents.first().map(|top| &top.data) {
@@ -181,7 +180,7 @@ pub fn parse(path: &Path, text: &str, media_root: Option<&Path>) -> Result<Mixtu
                 Some((YamlData::Sequence(entries), line)) => {
                     for (index, entry) in entries.iter().enumerate() {
                         let field = format!("datasets[{index}]");
-                        sources.extend(source(&field, entry, directory_of(path), media_root, &mut problems));
+                        sources.extend(source(&field, entry, &directory, root.as_ref(), &mut problems));
                     }
                     if entries.is_empty() {
                         problems
@@ -218,8 +217,8 @@ fn unknown(key: &MarkedYaml<'_>, path: &str, name: Option<&str>, known: &[&str])
 fn source(
     field: &str,
     entry: &MarkedYaml<'_>,
-    directory: &Path,
-    media_root: Option<&Path>,
+    directory: &Location,
+    media_root: Option<&Location>,
     problems: &mut Vec<(usize, String)>,
 ) -> Option<Source> {
     const KNOWN: [&str; 4] = ["json_path", "sampling_strategy", "media_root", "image_folder"];
@@ -262,10 +261,9 @@ fn source(
         }
         return None;
     };
-    let path = directory.join(name);
-    let root =
-        root.or_else(|| media_root.map(Path::to_owned)).unwrap_or_else(|| directory_of(&path).to_owned());
-    Some(Source { name: name.to_owned(), media_root: root, path, sampling: sampling? })
+    let location = directory.join(name);
+    let root = root.or_else(|| media_root.cloned()).unwrap_or_else(|| location.parent());
+    Some(Source { name: name.to_owned(), media_root: root, location, sampling: sampling? })
 }
 
 #[cfg(test)]
@@ -281,19 +279,19 @@ mod tests {
         let seen: Vec<_> = mixture
             .sources
             .iter()
-            .map(|s| (s.name.as_str(), s.path.to_str().unwrap(), s.media_root.to_str().unwrap(), s.sampling))
+            .map(|s| (s.name.as_str(), s.location.to_string(), s.media_root.to_string(), s.sampling))
             .collect();
         assert_eq!(
             seen,
             [
-                ("a.json", "mix/a.json", "mix", Sampling::First(Amount::Percent(10.0))),
-                ("sub/b.jsonl", "mix/sub/b.jsonl", "/images", Sampling::All),
-                ("c.json", "mix/c.json", "mix", Sampling::End(Amount::Count(3))),
+                ("a.json", "mix/a.json".to_owned(), "mix".to_owned(), Sampling::First(Amount::Percent(10.0))),
+                ("sub/b.jsonl", "mix/sub/b.jsonl".to_owned(), "/images".to_owned(), Sampling::All),
+                ("c.json", "mix/c.json".to_owned(), "mix".to_owned(), Sampling::End(Amount::Count(3))),
             ]
         );
         let rooted = parse(Path::new("mix/m.yaml"), text, Some(Path::new("/root"))).unwrap();
-        assert_eq!(rooted.sources[0].media_root, Path::new("/root"));
-        assert_eq!(rooted.sources[1].media_root, Path::new("/images"));
+        assert_eq!(rooted.sources[0].media_root, Location::parse("/root"));
+        assert_eq!(rooted.sources[1].media_root, Location::parse("/images"));
     }
 
     #[test]

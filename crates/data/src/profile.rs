@@ -2,7 +2,8 @@
 
 use crate::error::DataError;
 use crate::measure::{Corpus, Rule};
-use dflop_types::{DataProfile, MadeFrom, Problem, ProfiledSample};
+use dflop_types::artifact::hash_parts;
+use dflop_types::{DataProfile, MadeFrom, Place, Problem, ProfiledSample, SourceFile};
 use rayon::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,28 +26,46 @@ pub struct ProfileSettings {
     pub media_root: Option<PathBuf>,
     /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form.
     pub model_dir: PathBuf,
-    /// Frames read of a video, at most; at least 1.
-    pub video_max_frames: u32,
-    /// Frames read a second of video; `None`: as many as `video_max_frames` allows.
+    /// Frames read of a video, at most; `None`: as the family has it.
+    pub video_max_frames: Option<u32>,
+    /// Frames read a second of video; `None`: as the family has it.
     pub video_fps: Option<f64>,
     /// What is done about a sample that cannot be read.
     pub on_bad_sample: OnBadSample,
     /// Seed of `random:N` in the mixture.
     pub seed: u64,
+    /// Options of remote stores by the names of `object_store`, as in `("aws_region", "eu-west-1")`.
+    pub store_options: Vec<(String, String)>,
 }
 
 impl ProfileSettings {
-    /// Settings with the defaults: 32 frames a video, bad samples fail, seed 0.
+    /// Settings with the defaults: videos as the family reads them, bad samples fail, seed 0.
     pub fn new(mixture: impl Into<PathBuf>, model_dir: impl Into<PathBuf>) -> Self {
         Self {
             mixture: mixture.into(),
             media_root: None,
             model_dir: model_dir.into(),
-            video_max_frames: 32,
+            video_max_frames: None,
             video_fps: None,
             on_bad_sample: OnBadSample::Fail,
             seed: 0,
+            store_options: Vec::new(),
         }
+    }
+
+    /// Settings that decide shapes and the choice of samples, by name, as a data profile carries them.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let or_family = |text: Option<String>| text.unwrap_or_else(|| "family".to_owned());
+        let policy = match self.on_bad_sample {
+            OnBadSample::Fail => "fail",
+            OnBadSample::Skip => "skip",
+        };
+        vec![
+            ("video_max_frames", or_family(self.video_max_frames.map(|n| n.to_string()))),
+            ("video_fps", or_family(self.video_fps.map(|n| n.to_string()))),
+            ("on_bad_sample", policy.to_owned()),
+            ("seed", self.seed.to_string()),
+        ]
     }
 }
 
@@ -78,37 +97,50 @@ pub fn profile(
     let corpus = Corpus::open(settings)?;
     let mut notices = Vec::new();
     let mut chosen = Vec::new();
-    for (index, (source, records)) in corpus.mixture.sources.iter().zip(&corpus.records).enumerate() {
-        let total = records.places.len() as u64;
+    for (index, (source, reader)) in corpus.mixture.sources.iter().zip(&corpus.readers).enumerate() {
+        let total = reader.count(&corpus.stores)?;
         if let Some(asked) = source.sampling.missing(total) {
             notices
                 .push(format!("`{}` has {total} samples, {asked} are asked for: all are taken", source.name));
         }
-        let positions = source.sampling.choose(total, settings.seed, index as u64);
-        chosen.extend(positions.into_iter().map(|position| (index as u32, position)));
+        let mut positions = source.sampling.choose(total, settings.seed, index as u64).into_iter().peekable();
+        for (position, record) in reader.records(&corpus.stores)?.enumerate() {
+            let record = record?;
+            if positions.next_if_eq(&(position as u64)).is_some() {
+                chosen.push((index as u32, position as u64, record));
+            }
+        }
     }
     let num_samples = chosen.len() as u64;
     let done = AtomicU64::new(0);
     let measured: Vec<Result<ProfiledSample, Problem>> = chosen
         .par_iter()
-        .map(|&(source, position)| {
-            let measured = corpus.measure(&rule, source, position);
+        .map(|(source, position, record)| {
+            let measured = corpus.measure(&rule, *source, *position, record);
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, num_samples);
+            let file = corpus.first_file[*source as usize] + record.place.file;
+            let place = Place { file, ..record.place };
             match measured {
                 Ok(sample) => Ok(ProfiledSample {
                     id: sample.id,
-                    source,
-                    position,
+                    source: *source,
+                    position: *position,
+                    place,
                     kind: sample.kind,
                     shape: sample.shape,
                     media_bytes: sample.media_bytes,
                     media_ms: sample.media_ms,
+                    record_hash: sample.record_hash,
+                    media_hash: sample.media_hash,
                 }),
                 Err(bad) => Err(Problem {
-                    file: corpus.mixture.sources[source as usize].name.clone(),
-                    position: Some(position),
+                    file: corpus.mixture.sources[*source as usize].name.clone(),
+                    position: Some(*position),
+                    place: Some(place),
                     id: bad.id,
+                    fault: bad.fault,
                     cause: bad.cause,
+                    substitute: None,
                 }),
             }
         })
@@ -127,15 +159,30 @@ pub fn profile(
         return Err(DataError::NoSamples { path: settings.mixture.clone(), problems });
     }
     notices.extend(notices_about(&samples, rule.max_positions));
+    let facts: Vec<u8> = samples
+        .iter()
+        .flat_map(|s| [s.record_hash.to_le_bytes(), s.media_bytes.to_le_bytes()].concat())
+        .collect();
     let made_from = MadeFrom::from([
-        ("dataset".to_owned(), corpus.hash(settings, samples.iter().map(|sample| sample.media_bytes))),
+        ("dataset".to_owned(), hash_parts([facts.as_slice()])),
         ("tokenizer".to_owned(), rule.tokenizer_hash.clone()),
         ("processor".to_owned(), rule.processor_hash.clone()),
     ]);
+    let mut files = Vec::new();
+    for (index, reader) in corpus.readers.iter().enumerate() {
+        for location in reader.files() {
+            let (bytes, version) = corpus.stores.about(location)?;
+            files.push(SourceFile { source: index as u32, path: location.to_string(), bytes, version });
+        }
+    }
     let profile = DataProfile {
         made_from,
-        family: rule.family.to_owned(),
+        family: rule.family.name().to_owned(),
+        settings: settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         sources: corpus.mixture.sources.iter().map(|source| source.name.clone()).collect(),
+        files,
+        strata: Vec::new(),
+        part: None,
         problems,
         samples,
     };

@@ -379,6 +379,7 @@ mod tests {
                 shape,
                 media_bytes: u64::from(segments) * 10_000,
                 media_ms: if n % 4 == 3 { 30_000 } else { 0 },
+                ..Default::default()
             }
         };
         DataProfile {
@@ -391,9 +392,11 @@ mod tests {
                     position: Some(n),
                     id: (n == 1).then(|| "one".to_owned()),
                     cause: "`videos.json` is odd".to_owned(),
+                    ..Default::default()
                 })
                 .collect(),
             samples: (0..200).map(sample).collect(),
+            ..Default::default()
         }
     }
 

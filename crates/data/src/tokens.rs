@@ -12,6 +12,10 @@
 //! repeated once a feature token.
 
 use crate::conversation::{Conversation, Part, Role};
+use crate::error::DataError;
+use crate::family::{Family, MediaShape, Piece};
+use crate::model_files::ModelFiles;
+use crate::probe::MediaKind;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -31,6 +35,15 @@ pub struct ChatTokenizer {
 }
 
 impl ChatTokenizer {
+    /// The tokenizer of a model directory, whose `config.json` is `config`.
+    ///
+    /// # Errors
+    /// [`DataError::Model`].
+    pub(crate) fn open(files: &ModelFiles, config: &Value, _family: &dyn Family) -> Result<Self, DataError> {
+        Self::new(&files.tokenizer, config)
+            .map_err(|cause| DataError::Model { path: files.tokenizer_path.clone(), cause })
+    }
+
     /// The tokenizer in `tokenizer_json` with the placeholders of `config` (`image_token_index`, `video_token_index`
     /// or `..._id`).
     ///
@@ -78,7 +91,11 @@ impl ChatTokenizer {
     ///
     /// # Errors
     /// What the tokenizer says, where it refuses a text.
-    pub fn tokenize(&self, conversation: &Conversation) -> Result<TokenizedConversation, String> {
+    pub fn tokenize(
+        &self,
+        conversation: &Conversation,
+        shapes: &[&MediaShape],
+    ) -> Result<TokenizedConversation, String> {
         let mut tokens = TokenizedConversation { runs: Vec::new() };
         let encode = |text: &str| {
             let encoding = self.tokenizer.encode_fast(text, false);
@@ -98,9 +115,16 @@ impl ChatTokenizer {
                     Part::Text(text) => tokens.push(encode(&(std::mem::take(&mut header) + text))?, is_label),
                     Part::Media(index) => {
                         tokens.push(encode(&std::mem::take(&mut header))?, is_label);
-                        let id =
-                            if conversation.media[*index].is_video { self.video_id } else { self.image_id };
-                        tokens.runs.push(Run::Media { index: *index, id });
+                        let is_video = conversation.media[*index].kind == MediaKind::Video;
+                        let id = if is_video { self.video_id } else { self.image_id };
+                        for piece in &shapes[*index].pieces {
+                            match piece {
+                                Piece::Text(text) => tokens.push(encode(text)?, is_label),
+                                Piece::Features(count) => {
+                                    tokens.runs.push(Run::Features { count: *count, id })
+                                }
+                            }
+                        }
                     }
                 }
             }
@@ -115,7 +139,7 @@ impl ChatTokenizer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Run {
     Text { ids: Vec<u32>, is_label: bool },
-    Media { index: usize, id: u32 },
+    Features { count: u32, id: u32 },
 }
 
 /// Token ids of a conversation, with places for media of any number of features.
@@ -149,12 +173,9 @@ impl TokenizedConversation {
         }
     }
 
-    /// (LLM tokens, label tokens), where the medium at position i fills `features[i]` LLM tokens: what
-    /// [`TokenizedConversation::expand`] would give, without giving it. `None` from 2^32 tokens.
-    ///
-    /// # Panics
-    /// If there are fewer numbers than media.
-    pub fn count(&self, features: &[u32]) -> Option<(u32, u32)> {
+    /// (LLM tokens, label tokens): what [`TokenizedConversation::expand`] would give, without giving it. `None` from
+    /// 2^32 tokens.
+    pub fn count(&self) -> Option<(u32, u32)> {
         let (mut llm, mut label) = (0_u64, 0_u64);
         for run in &self.runs {
             match run {
@@ -165,17 +186,14 @@ impl TokenizedConversation {
                     }
                     llm += ids.len() as u64;
                 }
-                Run::Media { index, .. } => llm += u64::from(features[*index]),
+                Run::Features { count, .. } => llm += u64::from(*count),
             }
         }
         Some((u32::try_from(llm).ok()?, label as u32))
     }
 
-    /// The tokens, where the medium at position i fills `features[i]` LLM tokens.
-    ///
-    /// # Panics
-    /// If there are fewer numbers than media.
-    pub fn expand(&self, features: &[u32]) -> Tokens {
+    /// The tokens.
+    pub fn expand(&self) -> Tokens {
         let mut tokens = Tokens { input_ids: vec![], feature_mask: vec![], labels: vec![] };
         for run in &self.runs {
             match run {
@@ -185,8 +203,8 @@ impl TokenizedConversation {
                         .labels
                         .extend(ids.iter().map(|&id| if *is_label { i64::from(id) } else { NO_LABEL }));
                 }
-                Run::Media { index, id } => {
-                    let length = tokens.input_ids.len() + features[*index] as usize;
+                Run::Features { count, id } => {
+                    let length = tokens.input_ids.len() + *count as usize;
                     tokens.feature_mask.resize(tokens.input_ids.len(), false);
                     tokens.input_ids.resize(length, *id);
                     tokens.feature_mask.resize(length, true);
@@ -211,6 +229,10 @@ mod tests {
         ChatTokenizer::new(include_bytes!("../../../fixtures/demo/tokenizer.json"), &config).unwrap()
     }
 
+    fn features(n: u32) -> MediaShape {
+        MediaShape { num_tiles: 1, segments: vec![], pieces: vec![Piece::Features(n)], frame_indices: vec![] }
+    }
+
     fn conversation(turns: &[(&str, &str)], images: usize) -> Conversation {
         let turns: Vec<_> = turns.iter().map(|(role, text)| json!({"from": role, "value": text})).collect();
         let images: Vec<_> = (0..images).map(|n| format!("{n}.png")).collect();
@@ -224,7 +246,7 @@ mod tests {
             &[("system", "be calm"), ("human", "<image>\nwhat is it?"), ("gpt", "A red cup.")],
             1,
         );
-        let tokens = tokenizer.tokenize(&sample).unwrap().expand(&[3]);
+        let tokens = tokenizer.tokenize(&sample, &[&features(3)]).unwrap().expand();
         let text = "<|im_start|>system\nbe calm<|im_end|>\n<|im_start|>user\n<image><image><image>\nwhat is it?\
                     <|im_end|>\n<|im_start|>assistant\nA red cup.<|im_end|>\n";
         assert_eq!(tokens.input_ids, tokenizer.tokenizer.encode(text, false).unwrap().get_ids());
@@ -243,7 +265,7 @@ mod tests {
         let tokenizer = tokenizer();
         let sample =
             conversation(&[("human", "what"), ("gpt", "A cup."), ("human", "where"), ("gpt", "")], 0);
-        let tokens = tokenizer.tokenize(&sample).unwrap().expand(&[]);
+        let tokens = tokenizer.tokenize(&sample, &[]).unwrap().expand();
         let labelled: Vec<u32> =
             tokens.labels.iter().filter(|&&l| l != NO_LABEL).map(|&l| u32::try_from(l).unwrap()).collect();
         assert_eq!(tokenizer.tokenizer.decode(&labelled, false).unwrap(), "A cup.<|im_end|><|im_end|>");
@@ -284,11 +306,13 @@ mod tests {
                 .collect();
             let turns: Vec<_> = turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
             prop_assume!(turns.iter().all(|(_, text)| !text.contains("<video>")));
-            let tokenized = tokenizer().tokenize(&conversation(&turns, images)).unwrap();
-            let tokens = tokenized.expand(&features);
+            let shapes: Vec<_> = features.iter().map(|&n| self::features(n)).collect();
+            let shapes: Vec<_> = shapes.iter().collect();
+            let tokenized = tokenizer().tokenize(&conversation(&turns, images), &shapes).unwrap();
+            let tokens = tokenized.expand();
             prop_assert_eq!(tokens.labels.len(), tokens.input_ids.len());
             prop_assert_eq!(tokens.feature_mask.len(), tokens.input_ids.len());
-            let counted = tokenized.count(&features).unwrap();
+            let counted = tokenized.count().unwrap();
             prop_assert_eq!(counted, (tokens.input_ids.len() as u32, tokens.label_tokens()));
             let filled: u32 = features[..images].iter().sum();
             prop_assert_eq!(tokens.feature_mask.iter().filter(|m| **m).count() as u32, filled);

@@ -15,7 +15,7 @@ const SEED: u64 = 0;
 
 fn settings(dir: &Path) -> ProfileSettings {
     ProfileSettings {
-        video_max_frames: 32,
+        video_max_frames: Some(32),
         ..ProfileSettings::new(dir.join("data/mixture.yaml"), dir.join("model"))
     }
 }
@@ -53,12 +53,15 @@ fn what_is_profiled_is_what_is_encoded() {
         assert_eq!(sample.input_ids.len(), shape.llm_tokens as usize);
         let features = sample.feature_mask.iter().filter(|m| **m).count();
         assert_eq!(features, shape.feature_tokens as usize);
-        assert_eq!(sample.media.iter().map(|m| m.num_features as usize).sum::<usize>(), features);
-        assert_eq!(sample.media.iter().map(|m| u64::from(m.num_tiles)).sum::<u64>(), shape.num_segments());
+        assert_eq!(sample.media.iter().map(|m| m.shape.feature_tokens() as usize).sum::<usize>(), features);
+        assert_eq!(
+            sample.media.iter().map(|m| u64::from(m.shape.num_tiles)).sum::<u64>(),
+            shape.num_segments()
+        );
         for media in &sample.media {
-            assert_eq!(media.kind == MediaUse::Video, !media.frame_indices.is_empty());
-            assert!(media.frame_indices.len() <= 32);
-            assert!(media.path.starts_with(dir.path()), "{}", media.path.display());
+            assert_eq!(media.kind == MediaUse::Video, !media.shape.frame_indices.is_empty());
+            assert!(media.shape.frame_indices.len() <= 32);
+            assert!(media.place.to_string().starts_with(&*dir.path().to_string_lossy()), "{}", media.place);
         }
         assert_eq!(profiled.kind == SampleKind::Text, sample.media.is_empty());
     }
@@ -127,14 +130,17 @@ fn a_changed_dataset_is_refused() {
         Err(DataError::Stale { name, .. }) => name,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(&ProfileSettings { video_max_frames: 8, ..settings.clone() }), "dataset");
+    assert_eq!(
+        refused(&ProfileSettings { video_max_frames: Some(8), ..settings.clone() }),
+        "video_max_frames"
+    );
 
     let index = profile.samples.iter().position(|s| s.kind == SampleKind::Video).unwrap();
     let dataset = Dataset::open(&settings, profile.clone()).unwrap();
     let sample = dataset.encode(SampleIndex(index as u32)).unwrap();
     let other = profile.samples.iter().rposition(|s| s.kind == SampleKind::Video).unwrap();
     let other = dataset.encode(SampleIndex(other as u32)).unwrap();
-    std::fs::copy(&other.media[0].path, &sample.media[0].path).unwrap();
+    std::fs::copy(other.media[0].place.to_string(), sample.media[0].place.to_string()).unwrap();
     let error = dataset.encode(SampleIndex(index as u32)).unwrap_err();
     let DataError::ShapeChanged { id, what, .. } = &error else { panic!("{error}") };
     assert_eq!((id, *what), (&sample.id, "media_bytes"));

@@ -1,7 +1,7 @@
 //! The samples of a data profile, as tokens and media.
 
 use crate::error::{Kind, artifact, map, raise};
-use dflop_data::family::{LlavaOnevision, MediaShape};
+use dflop_data::family::{self, Clip, FamilyFiles, Piece, Size, Sound, VideoSampling};
 use dflop_types::{DataProfile, SampleIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -54,13 +54,13 @@ impl Dataset {
             Py::new(
                 py,
                 Media {
-                    path: medium.path,
+                    path: medium.place.to_string().into(),
                     kind: medium.kind.name(),
-                    frame_indices: medium.frame_indices,
-                    num_tiles: medium.num_tiles,
+                    num_tiles: medium.shape.num_tiles,
                     height: medium.height,
                     width: medium.width,
-                    num_features: medium.num_features,
+                    num_features: medium.shape.feature_tokens(),
+                    frame_indices: medium.shape.frame_indices,
                 },
             )
         });
@@ -99,38 +99,74 @@ impl Dataset {
     }
 }
 
-/// Tiles, encoder tokens and feature tokens of one medium; see `_native.pyi`.
+/// What one medium costs, by the files of a model directory; see `_native.pyi`.
 #[pyfunction]
-pub(crate) fn llava_onevision_shape(
+#[pyo3(signature = (config_json, preprocessor_json, video_preprocessor_json, kind, height = 0, width = 0, num_images = 1, num_frames = 0, fps = None, duration_s = None, sample_rate = 0, max_frames = None, sample_fps = None))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn media_shape(
     config_json: &str,
     preprocessor_json: &str,
+    video_preprocessor_json: &str,
     kind: &str,
     height: u32,
     width: u32,
-    num_frames: u32,
-) -> PyResult<(u32, u64, u32)> {
+    num_images: usize,
+    num_frames: u64,
+    fps: Option<f64>,
+    duration_s: Option<f64>,
+    sample_rate: u32,
+    max_frames: Option<u32>,
+    sample_fps: Option<f64>,
+) -> PyResult<MediaShape> {
     let json = |name: &str, text: &str| {
         serde_json::from_str::<serde_json::Value>(text)
             .map_err(|error| raise(Kind::Profile, &format!("`{name}` is not JSON: {error}"), None))
     };
-    let rule = LlavaOnevision::from_config(
-        &json("config_json", config_json)?,
-        &json("preprocessor_json", preprocessor_json)?,
-    )
-    .map_err(map(Kind::Profile))?;
-    let shape: MediaShape = match kind {
-        "image" => rule.image(height, width),
-        "multi_image" => rule.image_among_several(height, width),
-        "video" => rule.video(num_frames),
+    let files = FamilyFiles {
+        config: json("config_json", config_json)?,
+        preprocessor: json("preprocessor_json", preprocessor_json)?,
+        video_preprocessor: json("video_preprocessor_json", video_preprocessor_json)?,
+    };
+    let rule = family::open(&files).map_err(map(Kind::Profile))?.ok_or_else(|| {
+        let message = format!("`model_type` of `config_json` must be one of: {}", family::known().join(", "));
+        raise(Kind::Profile, &message, None)
+    })?;
+    let size = Size { height, width };
+    match kind {
+        "image" => rule.image(size, num_images),
+        "video" => rule.video(
+            &Clip { size, num_frames, fps, duration_s },
+            VideoSampling { max_frames, fps: sample_fps },
+        ),
+        "audio" => rule.audio(&Sound { duration_s: duration_s.unwrap_or(0.0), sample_rate }),
         _ => {
-            let message = format!("kind `{kind}`, must be one of: image, multi_image, video");
+            let message = format!("kind `{kind}`, must be one of: image, video, audio");
             return Err(raise(Kind::Profile, &message, None));
         }
     }
-    .map_err(map(Kind::Profile))?;
-    Ok((
-        shape.num_tiles,
-        u64::from(shape.segments.count) * u64::from(shape.segments.tokens),
-        shape.feature_tokens,
-    ))
+    .map(|shape| MediaShape {
+        num_tiles: shape.num_tiles,
+        segments: shape.segments.iter().map(|s| (s.count, s.tokens)).collect(),
+        feature_tokens: shape.feature_tokens(),
+        pieces: shape
+            .pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Text(text) => (Some(text.clone()), 0),
+                Piece::Features(count) => (None, *count),
+            })
+            .collect(),
+        frame_indices: shape.frame_indices,
+    })
+    .map_err(map(Kind::Profile))
+}
+
+/// What one medium costs; see `_native.pyi`.
+#[pyclass(frozen, get_all, module = "dflop._native")]
+pub(crate) struct MediaShape {
+    num_tiles: u32,
+    segments: Vec<(u32, u32)>,
+    feature_tokens: u32,
+    pieces: Vec<(Option<String>, u32)>,
+    frame_indices: Vec<u32>,
 }

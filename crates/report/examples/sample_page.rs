@@ -220,8 +220,10 @@ fn data(dice: &mut Dice) -> DataProfile {
             position: Some(417),
             id: Some("textvqa_0417".to_owned()),
             cause: "JPEG ends after 1,024 bytes, before its frame header".to_owned(),
+            ..Default::default()
         }],
         samples,
+        ..Default::default()
     }
 }
 
@@ -250,6 +252,7 @@ fn sample(dice: &mut Dice, index: u64) -> ProfiledSample {
         },
         media_bytes: u64::from(tiles) * 41_000,
         media_ms: 0,
+        ..Default::default()
     }
 }
 

@@ -53,6 +53,7 @@ fn sample(id: &str, kind: SampleKind, tiles: u32, llm_tokens: u32) -> ProfiledSa
         shape,
         media_bytes: 1 << 20,
         media_ms: 0,
+        ..Default::default()
     }
 }
 
@@ -144,12 +145,14 @@ fn small() -> Report {
                 position: Some(3),
                 id: None,
                 cause: "no frame header".to_owned(),
+                ..Default::default()
             }],
             samples: vec![
                 sample("t1", SampleKind::Text, 0, 40),
                 sample("i1", SampleKind::Image, 2, 500),
                 sample("v1", SampleKind::Video, 16, 3_200),
             ],
+            ..Default::default()
         }),
         model: Some(ModelProfile {
             made_from: hashes("model_config"),
@@ -363,7 +366,13 @@ fn hostile_names_are_escaped() {
     data.family = hostile();
     data.sources[0] = hostile();
     data.samples[2].id = hostile();
-    data.problems[0] = Problem { file: hostile(), position: None, id: Some(hostile()), cause: hostile() };
+    data.problems[0] = Problem {
+        file: hostile(),
+        position: None,
+        id: Some(hostile()),
+        cause: hostile(),
+        ..Default::default()
+    };
     data.made_from.insert(hostile(), hostile());
     let model = report.model.as_mut().unwrap();
     model.device.name = hostile();

@@ -49,7 +49,9 @@ mod timeline;
 
 pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
 pub use cluster::Cluster;
-pub use data_profile::{DataProfile, Problem, ProfiledSample, SampleKind};
+pub use data_profile::{
+    DataProfile, Fault, Place, Problem, ProfilePart, ProfiledSample, SampleKind, SourceFile, Stratum,
+};
 pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
 pub use model_profile::{Device, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Network};

@@ -16,6 +16,7 @@ fn profile() -> DataProfile {
         shape: shape.clone(),
         media_bytes: 0,
         media_ms: 0,
+        ..Default::default()
     };
     DataProfile {
         made_from: MadeFrom::from([("tokenizer".to_owned(), "sha256:a".to_owned())]),
@@ -23,6 +24,7 @@ fn profile() -> DataProfile {
         sources: vec!["a.json".to_owned()],
         problems: vec![],
         samples: vec![sample(0), sample(1)],
+        ..Default::default()
     }
 }
 
@@ -57,7 +59,7 @@ fn wrong_files_are_refused_by_name() {
     assert!(matches!(read::<DataProfile>(Path::new("/no/such/file")), Err(ArtifactError::Missing { .. })));
     assert!(matches!(refused(&good[..good.len() / 2]), ArtifactError::Malformed { .. }));
     assert!(matches!(refused(&good.replacen("data_profile", "plan", 1)), ArtifactError::Malformed { .. }));
-    let newer = good.replace("\"format_version\": 1", "\"format_version\": 7");
+    let newer = good.replace("\"format_version\": 2", "\"format_version\": 7");
     assert!(matches!(refused(&newer), ArtifactError::Version { found: 7, known: 1, .. }));
     let unsound =
         good.replace("\"source\":0", "\"source\":3").replace("\"label_tokens\":4", "\"label_tokens\":40");

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::args::{Family, Probe};
 use dflop_data::DataError;
-use dflop_data::family::{LlavaOnevision, MediaShape};
+use dflop_data::family::{self, Clip, FamilyFiles, MediaShape, Size, Sound, VideoSampling};
 use dflop_data::probe::{self, MediaKind};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -13,16 +13,22 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
     let rule = match arguments.family {
         None => None,
         Some(Family::LlavaOnevision) => Some(match &arguments.model {
-            Some(model) => dflop_data::llava_onevision_of(model)?,
-            None => LlavaOnevision::from_config(&json!({"model_type": "llava_onevision"}), &json!({}))?,
+            Some(model) => dflop_data::family_of(model)?,
+            None => {
+                let config = json!({"model_type": "llava_onevision"});
+                let files = FamilyFiles { config, preprocessor: json!({}), video_preprocessor: json!({}) };
+                family::open(&files)?.expect("it is one of the known families")
+            }
         }),
     };
     let mut status = 0;
     for file in &arguments.files {
         let line = match probe::probe(file) {
             Ok(found) => {
-                let shape =
-                    rule.as_ref().and_then(|r| shape(r, &found, arguments.video_max_frames)).transpose();
+                let shape = rule
+                    .as_ref()
+                    .and_then(|r| shape(r.as_ref(), &found, arguments.video_max_frames))
+                    .transpose();
                 status = status.max(u8::from(shape.is_err()));
                 let (shape, error) = match shape {
                     Ok(shape) => (shape, None),
@@ -46,17 +52,21 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
 
 /// What the family makes of the file; `None` where it has no rule for its kind.
 fn shape(
-    rule: &LlavaOnevision,
+    rule: &dyn family::Family,
     found: &probe::Probe,
     video_max_frames: u32,
 ) -> Option<Result<MediaShape, DataError>> {
+    let size = Size { height: found.height.unwrap_or(0), width: found.width.unwrap_or(0) };
+    rule.marks(found.kind)?;
     match found.kind {
-        MediaKind::Image => Some(rule.image(found.height?, found.width?)),
+        MediaKind::Image => Some(rule.image(size, 1)),
         MediaKind::Video => {
-            let frames = u32::try_from(found.frames?).unwrap_or(u32::MAX);
-            Some(rule.video(frames.min(video_max_frames).max(1)))
+            let clip = Clip { size, num_frames: found.frames?, fps: found.fps, duration_s: found.duration_s };
+            Some(rule.video(&clip, VideoSampling { max_frames: Some(video_max_frames), fps: None }))
         }
-        MediaKind::Audio => None,
+        MediaKind::Audio => {
+            Some(rule.audio(&Sound { duration_s: found.duration_s?, sample_rate: found.sample_rate? }))
+        }
     }
 }
 
@@ -83,8 +93,8 @@ impl Line<'_> {
             "sample_rate": found.and_then(|p| p.sample_rate),
             "shape": self.shape.as_ref().map(|shape| json!({
                 "num_tiles": shape.num_tiles,
-                "encoder_tokens": u64::from(shape.segments.count) * u64::from(shape.segments.tokens),
-                "feature_tokens": shape.feature_tokens,
+                "encoder_tokens": shape.encoder_tokens(),
+                "feature_tokens": shape.feature_tokens(),
             })),
             "error": self.error,
         })
@@ -119,8 +129,8 @@ impl Line<'_> {
             facts.push(format!(
                 "{} tiles, {} encoder tokens, {} LLM tokens",
                 shape.num_tiles,
-                u64::from(shape.segments.count) * u64::from(shape.segments.tokens),
-                shape.feature_tokens
+                shape.encoder_tokens(),
+                shape.feature_tokens()
             ));
         }
         println!("{name}: {}", facts.join(", "));

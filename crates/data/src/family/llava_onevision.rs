@@ -13,22 +13,20 @@
 //! `select_best_resolution`, `LlavaOnevisionProcessor._get_unpadded_features` and
 //! `LlavaOnevisionModel.pack_image_features`. `fixtures/shapes` holds what those return.
 
-use super::MediaShape;
+use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX, side};
+use super::{Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, uniform_frames, unread};
 use crate::DataError;
+use crate::probe::MediaKind;
 use dflop_types::EncoderSegments;
 use serde_json::Value;
 
 const FAMILY: &str = "llava_onevision";
-const CONFIG: &str = "config.json";
-const PREPROCESSOR: &str = "preprocessor_config.json";
 /// Frames are pooled by this many features each way (`apply_pooling`); no field of the configuration sets it.
 const VIDEO_POOL_STRIDE: u32 = 2;
 /// The side of a tile where nothing says otherwise (SigLIP-SO400M 384/14).
 const DEFAULT_IMAGE_SIZE: u32 = 384;
 /// The default pinpoints are all pairs of 1 to this many tiles.
 const DEFAULT_PINPOINT_TILES: u32 = 6;
-/// The largest side we take, in pixels: every count then fits in 32 bits.
-const SIDE_MAX: u32 = 1 << 15;
 
 /// The shape rule of a LLaVA-OneVision model.
 ///
@@ -40,6 +38,65 @@ pub struct LlavaOnevision {
     patch_size: u32,
     grid_pinpoints: Vec<(u32, u32)>,
     max_tiles: u32,
+}
+
+/// What one image or video costs, in tiles of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TileShape {
+    /// Tiles of `pixel_values`, base tile included; frames of a video.
+    pub num_tiles: u32,
+    /// What the encoder reads: one segment a tile.
+    pub segments: EncoderSegments,
+    /// LLM tokens it fills, newline tokens included.
+    pub feature_tokens: u32,
+}
+
+impl From<TileShape> for MediaShape {
+    fn from(tiles: TileShape) -> Self {
+        Self {
+            num_tiles: tiles.num_tiles,
+            segments: vec![tiles.segments],
+            pieces: vec![Piece::Features(tiles.feature_tokens)],
+            frame_indices: Vec::new(),
+        }
+    }
+}
+
+/// Frames read of a video where nothing is asked: those of LLaVA-OneVision's training.
+const DEFAULT_MAX_FRAMES: u32 = 32;
+
+impl Family for LlavaOnevision {
+    fn name(&self) -> &str {
+        FAMILY
+    }
+
+    fn marks(&self, kind: MediaKind) -> Option<Marks> {
+        let (token, id_fields): (&str, &'static [&'static str]) = match kind {
+            MediaKind::Image => ("<image>", &["image_token_index", "image_token_id"]),
+            MediaKind::Video => ("<video>", &["video_token_index", "video_token_id"]),
+            MediaKind::Audio => return None,
+        };
+        Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+    }
+
+    fn image(&self, size: Size, num_images: usize) -> Result<MediaShape, DataError> {
+        let shape = match num_images {
+            1 => self.image(size.height, size.width),
+            _ => self.image_among_several(size.height, size.width),
+        };
+        shape.map(MediaShape::from)
+    }
+
+    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
+        let max = sampling.max_frames.unwrap_or(DEFAULT_MAX_FRAMES);
+        let frame_indices = uniform_frames(clip.num_frames, max, sampling.fps.zip(clip.duration_s));
+        let shape = self.video(frame_indices.len() as u32)?;
+        Ok(MediaShape { frame_indices, ..shape.into() })
+    }
+
+    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
+        Err(unread(FAMILY, "a sound"))
+    }
 }
 
 impl LlavaOnevision {
@@ -107,8 +164,8 @@ impl LlavaOnevision {
             );
         }
 
-        let grid_pinpoints = config.pinpoints(image_size)?;
-        if preprocessor.pinpoints(image_size)? != grid_pinpoints {
+        let grid_pinpoints = pinpoints(&config, image_size)?;
+        if pinpoints(&preprocessor, image_size)? != grid_pinpoints {
             let rule = format!("`{CONFIG}` has other pinpoints, the model would misread the tiles");
             return Err(preprocessor.error("image_grid_pinpoints", rule));
         }
@@ -164,7 +221,7 @@ impl LlavaOnevision {
     ///
     /// # Errors
     /// [`DataError::Shape`] for a side of 0, and where shrinking to `max_tiles` leaves no feature.
-    pub fn image(&self, height: u32, width: u32) -> Result<MediaShape, DataError> {
+    pub fn image(&self, height: u32, width: u32) -> Result<TileShape, DataError> {
         let refuse = |rule: &str| refuse(&image_words(height, width), rule);
         if height == 0 || width == 0 {
             return Err(refuse("both sides must be at least 1"));
@@ -184,7 +241,7 @@ impl LlavaOnevision {
     ///
     /// # Errors
     /// [`DataError::Shape`] for a side of 0.
-    pub fn image_among_several(&self, height: u32, width: u32) -> Result<MediaShape, DataError> {
+    pub fn image_among_several(&self, height: u32, width: u32) -> Result<TileShape, DataError> {
         if height == 0 || width == 0 {
             return Err(refuse(&image_words(height, width), "both sides must be at least 1"));
         }
@@ -195,7 +252,7 @@ impl LlavaOnevision {
     ///
     /// # Errors
     /// [`DataError::Shape`] for no frame, and for so many that tokens do not fit in 32 bits.
-    pub fn video(&self, num_frames: u32) -> Result<MediaShape, DataError> {
+    pub fn video(&self, num_frames: u32) -> Result<TileShape, DataError> {
         let refuse = |rule: &str| refuse(&format!("a video of {num_frames} frames"), rule);
         if num_frames == 0 {
             return Err(refuse("at least 1 frame must be read"));
@@ -207,9 +264,9 @@ impl LlavaOnevision {
         Ok(self.shape(num_frames, feature_tokens))
     }
 
-    const fn shape(&self, num_tiles: u32, feature_tokens: u32) -> MediaShape {
+    const fn shape(&self, num_tiles: u32, feature_tokens: u32) -> TileShape {
         let segments = EncoderSegments { count: num_tiles, tokens: self.tile_tokens() };
-        MediaShape { num_tiles, segments, feature_tokens }
+        TileShape { num_tiles, segments, feature_tokens }
     }
 
     const fn tile_side(&self) -> u32 {
@@ -283,79 +340,33 @@ fn refuse(media: &str, rule: &str) -> DataError {
     DataError::Shape { family: FAMILY, media: media.to_owned(), rule: rule.to_owned() }
 }
 
-/// A JSON object of the model directory; fields are named by dotted paths, and null is as good as missing.
-struct Fields<'a> {
-    file: &'static str,
-    object: &'a Value,
-}
-
-impl Fields<'_> {
-    fn get(&self, field: &str) -> Option<&Value> {
-        field.split('.').try_fold(self.object, |value, key| value.get(key)).filter(|value| !value.is_null())
-    }
-
-    fn error(&self, field: &str, rule: String) -> DataError {
-        let value = self.get(field).map_or_else(|| "missing".to_owned(), brief);
-        DataError::Config { file: self.file, field: field.to_owned(), value, rule }
-    }
-
-    fn must_be(&self, field: &str, known: &[&str], may_be_missing: bool) -> Result<(), DataError> {
-        match self.get(field) {
-            None if may_be_missing => Ok(()),
-            Some(value) if known.iter().any(|known| value == known) => Ok(()),
-            _ => Err(self.error(field, format!("must be \"{}\"", known.join("\" or \"")))),
+/// `image_grid_pinpoints`, or the 36 of transformers.
+fn pinpoints(fields: &Fields<'_>, image_size: u32) -> Result<Vec<(u32, u32)>, DataError> {
+    let field = "image_grid_pinpoints";
+    let pinpoints: Vec<(u32, u32)> = match fields.get(field) {
+        None => {
+            let sides = || (1..=DEFAULT_PINPOINT_TILES).map(|tiles| tiles * DEFAULT_IMAGE_SIZE);
+            sides().flat_map(|height| sides().map(move |width| (height, width))).collect()
         }
-    }
-
-    fn side(&self, field: &str) -> Result<Option<u32>, DataError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        side(value)
-            .map(Some)
-            .ok_or_else(|| self.error(field, format!("must be a whole number from 1 to {SIDE_MAX}")))
-    }
-
-    /// `image_grid_pinpoints`, or the 36 of transformers.
-    fn pinpoints(&self, image_size: u32) -> Result<Vec<(u32, u32)>, DataError> {
-        let field = "image_grid_pinpoints";
-        let pinpoints: Vec<(u32, u32)> = match self.get(field) {
-            None => {
-                let sides = || (1..=DEFAULT_PINPOINT_TILES).map(|tiles| tiles * DEFAULT_IMAGE_SIZE);
-                sides().flat_map(|height| sides().map(move |width| (height, width))).collect()
-            }
-            Some(value) => {
-                value.as_array().and_then(|list| list.iter().map(pinpoint).collect()).ok_or_else(|| {
-                    self.error(field, format!("must be a list of [height, width], each from 1 to {SIDE_MAX}"))
-                })?
-            }
-        };
-        let fits = |side: u32| side.is_multiple_of(image_size);
-        if pinpoints.is_empty() || pinpoints.iter().any(|&(height, width)| !fits(height) || !fits(width)) {
-            let rule =
-                format!("needs at least one pinpoint, and each side a multiple of the tile's {image_size}");
-            return Err(self.error(field, rule));
+        Some(value) => {
+            value.as_array().and_then(|list| list.iter().map(pinpoint).collect()).ok_or_else(|| {
+                fields.error(field, format!("must be a list of [height, width], each from 1 to {SIDE_MAX}"))
+            })?
         }
-        Ok(pinpoints)
+    };
+    let fits = |side: u32| side.is_multiple_of(image_size);
+    if pinpoints.is_empty() || pinpoints.iter().any(|&(height, width)| !fits(height) || !fits(width)) {
+        let rule =
+            format!("needs at least one pinpoint, and each side a multiple of the tile's {image_size}");
+        return Err(fields.error(field, rule));
     }
-}
-
-fn side(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|side| u32::try_from(side).ok()).filter(|side| (1..=SIDE_MAX).contains(side))
+    Ok(pinpoints)
 }
 
 fn pinpoint(value: &Value) -> Option<(u32, u32)> {
     match value.as_array()?.as_slice() {
         [height, width] => Some((side(height)?, side(width)?)),
         _ => None,
-    }
-}
-
-/// A value as JSON, cut where it grows long.
-fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    if text.chars().count() <= 60 {
-        text
-    } else {
-        format!("{}...", text.chars().take(57).collect::<String>())
     }
 }
 

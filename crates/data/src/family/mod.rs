@@ -2,19 +2,218 @@
 //!
 //! A rule equals, integer for integer, what the family's Hugging Face processor and model produce.
 
+mod fields;
 mod llava_onevision;
 
 pub use llava_onevision::LlavaOnevision;
 
+use crate::error::DataError;
+use crate::probe::MediaKind;
 use dflop_types::EncoderSegments;
+use serde_json::Value;
+use std::fmt;
 
-/// What one image or video costs: what the encoder reads of it, and the LLM positions it fills.
+/// Sides of a picture as displayed, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Size {
+    /// Height, at least 1.
+    pub height: u32,
+    /// Width, at least 1.
+    pub width: u32,
+}
+
+/// A video before frames are chosen of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clip {
+    /// Of each frame.
+    pub size: Size,
+    /// Frames in the file, at least 1.
+    pub num_frames: u64,
+    /// Mean frames a second, where the file tells.
+    pub fps: Option<f64>,
+    /// In seconds, where the file tells.
+    pub duration_s: Option<f64>,
+}
+
+/// A sound before it is resampled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sound {
+    /// In seconds.
+    pub duration_s: f64,
+    /// In samples a second.
+    pub sample_rate: u32,
+}
+
+/// What the user asks of videos; the family's own settings hold where nothing is asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct VideoSampling {
+    /// Frames read of a video, at most.
+    pub max_frames: Option<u32>,
+    /// Frames read a second of video.
+    pub fps: Option<f64>,
+}
+
+/// A piece of what takes the place of a medium in the text.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Piece {
+    /// Text that the processor writes, as `<img>` or a time stamp.
+    Text(String),
+    /// So many feature tokens, at least 1.
+    Features(u32),
+}
+
+/// What one medium costs: what the encoder reads of it, and the LLM positions it fills.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MediaShape {
-    /// Tiles of `pixel_values`, base tile included; frames of a video.
+    /// What the family's adapter calls one: tiles of `pixel_values` (base tile included), frames of a video, mel
+    /// windows. Where pictures keep their own resolution: 1 an image, and the frame pairs of a video.
     pub num_tiles: u32,
-    /// What the encoder reads: one segment a tile.
-    pub segments: EncoderSegments,
-    /// LLM tokens it fills, newline tokens included.
-    pub feature_tokens: u32,
+    /// What the encoder reads: groups of pieces that do not attend to each other.
+    pub segments: Vec<EncoderSegments>,
+    /// What takes the place of the placeholder in the text, in order.
+    pub pieces: Vec<Piece>,
+    /// Frames that are read of a video, ascending from 0; empty for images and sounds.
+    pub frame_indices: Vec<u32>,
+}
+
+impl MediaShape {
+    /// LLM tokens that the encoder fills.
+    pub fn feature_tokens(&self) -> u32 {
+        self.pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Features(n) => *n,
+                Piece::Text(_) => 0,
+            })
+            .sum()
+    }
+
+    /// Encoder tokens over all segments.
+    pub fn encoder_tokens(&self) -> u64 {
+        self.segments.iter().map(|s| u64::from(s.count) * u64::from(s.tokens)).sum()
+    }
+}
+
+/// How a medium is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Marks {
+    /// What the chat template writes where the medium stands; the processor puts [`MediaShape::pieces`] there.
+    pub placeholder: String,
+    /// The token that stands for one feature in the input ids.
+    pub feature_token: String,
+    /// Field of `config.json` that holds the id of `feature_token`, the first that is there; none of them: the
+    /// tokenizer's own id.
+    pub id_fields: &'static [&'static str],
+}
+
+/// The shape rule of a model family with the settings of one model.
+pub trait Family: Send + Sync + fmt::Debug {
+    /// Its `model_type`, as in `llava_onevision`.
+    fn name(&self) -> &str;
+
+    /// How media of this kind are written; `None` where the family does not read them.
+    fn marks(&self, kind: MediaKind) -> Option<Marks>;
+
+    /// The shape of one of the `num_images` images of a sample.
+    ///
+    /// # Errors
+    /// [`DataError::Shape`] where the family's processor refuses it too.
+    fn image(&self, size: Size, num_images: usize) -> Result<MediaShape, DataError>;
+
+    /// The shape of a video.
+    ///
+    /// # Errors
+    /// [`DataError::Shape`] where the family's processor refuses it too, or does not read videos.
+    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError>;
+
+    /// The shape of a sound.
+    ///
+    /// # Errors
+    /// [`DataError::Shape`] where the family's processor refuses it too, or does not read sounds.
+    fn audio(&self, sound: &Sound) -> Result<MediaShape, DataError>;
+}
+
+/// The files of a model directory that a family's settings come from, parsed; an empty object for one not there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FamilyFiles {
+    /// `config.json`.
+    pub config: Value,
+    /// `preprocessor_config.json`, or `processor_config.json` where that is not there.
+    pub preprocessor: Value,
+    /// `video_preprocessor_config.json`.
+    pub video_preprocessor: Value,
+}
+
+/// How a family is made of a model's files.
+type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
+
+/// Every family with a rule: its `model_type`, and who makes it.
+const FAMILIES: [(&str, Maker); 1] = [("llava_onevision", |files| {
+    LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
+})];
+
+/// The `model_type`s with a rule.
+pub fn known() -> Vec<&'static str> {
+    FAMILIES.iter().map(|(name, _)| *name).collect()
+}
+
+/// The rule for the model whose files these are; `None` where its `model_type` has none.
+///
+/// # Errors
+/// [`DataError::Config`] at the first setting that the rule does not cover.
+pub fn open(files: &FamilyFiles) -> Result<Option<Box<dyn Family>>, DataError> {
+    let model_type = files.config["model_type"].as_str().unwrap_or_default();
+    FAMILIES.iter().find(|(name, _)| *name == model_type).map(|(_, make)| make(files)).transpose()
+}
+
+/// An error for a medium that the family does not read.
+pub(crate) fn unread(family: &'static str, media: &str) -> DataError {
+    DataError::Shape {
+        family,
+        media: media.to_owned(),
+        rule: "the family's processor does not read it".to_owned(),
+    }
+}
+
+/// Positions of the frames that are read, ascending.
+///
+/// ```text
+/// n = min(total, max, round(duration x fps) or at least 1)      without `fps_and_duration_s`: min(total, max)
+/// index_k = floor(k (total - 1) / (n - 1)),  k = 0 .. n - 1     n = 1: frame 0
+/// ```
+///
+/// Both ends of the clip are read, as by LLaVA-NeXT's `linspace(0, total - 1, n, dtype=int)`.
+pub(crate) fn uniform_frames(total: u64, max: u32, fps_and_duration_s: Option<(f64, f64)>) -> Vec<u32> {
+    let wanted =
+        fps_and_duration_s.map_or(u64::MAX, |(fps, seconds)| ((seconds * fps).round() as u64).max(1));
+    let n = total.min(u64::from(max)).min(wanted).max(1);
+    (0..n).map(|k| (k * (total - 1)).checked_div(n - 1).unwrap_or(0) as u32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn frames_hold_both_ends() {
+        assert_eq!(uniform_frames(10, 4, None), [0, 3, 6, 9]);
+        assert_eq!(uniform_frames(10, 32, None), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(uniform_frames(1, 32, None), [0]);
+        assert_eq!(uniform_frames(10, 1, None), [0]);
+        // 2.6 s at 1 frame a second are 3 frames of 78; 0.2 s are 1.
+        assert_eq!(uniform_frames(78, 32, Some((1.0, 2.6))), [0, 38, 77]);
+        assert_eq!(uniform_frames(6, 32, Some((1.0, 0.2))), [0]);
+    }
+
+    proptest! {
+        #[test]
+        fn frames_ascend_within_the_clip(total in 1_u64..100_000, max in 1_u32..64) {
+            let chosen = uniform_frames(total, max, None);
+            prop_assert_eq!(chosen.len() as u64, total.min(u64::from(max)));
+            prop_assert!(chosen.windows(2).all(|pair| pair[0] < pair[1]));
+            prop_assert_eq!(chosen[0], 0);
+            prop_assert!(chosen.len() == 1 || u64::from(*chosen.last().unwrap()) == total - 1);
+        }
+    }
 }

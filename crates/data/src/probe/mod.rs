@@ -15,6 +15,7 @@ mod source;
 mod tiff;
 
 use crate::DataError;
+use crate::store::ReadSeek;
 use source::{Fault, Source};
 use std::fs::File;
 use std::io::Cursor;
@@ -176,6 +177,14 @@ pub fn probe(path: &Path) -> Result<Probe, DataError> {
 /// Those of [`probe`].
 pub fn probe_bytes(path: &Path, bytes: &[u8]) -> Result<Probe, DataError> {
     answer(path, Source::new(Box::new(Cursor::new(bytes)), bytes.len() as u64))
+}
+
+/// What the headers of the `len` bytes behind `reader` say; `path` names them in errors.
+///
+/// # Errors
+/// Those of [`probe`].
+pub fn probe_reader(path: &Path, reader: Box<dyn ReadSeek>, len: u64) -> Result<Probe, DataError> {
+    answer(path, Source::new(reader, len))
 }
 
 fn answer(path: &Path, mut source: Source<'_>) -> Result<Probe, DataError> {

@@ -1,6 +1,7 @@
 //! A file read through a window: every access is checked against the file's length and counted.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use crate::store::ReadSeek;
+use std::io::{self, SeekFrom};
 
 /// Fields read from one file before we give up; a video of ten hours needs about two million.
 pub(super) const STEPS_MAX: u32 = 1 << 22;
@@ -23,9 +24,6 @@ impl Fault {
         Err(Self::Unsound(cause.into()))
     }
 }
-
-pub(super) trait ReadSeek: Read + Seek {}
-impl<T: Read + Seek> ReadSeek for T {}
 
 /// A file, or bytes in memory, read at any offset.
 pub(super) struct Source<'a> {

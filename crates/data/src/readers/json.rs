@@ -1,11 +1,80 @@
 //! JSON and JSONL: where each record begins and ends, found without parsing it.
 
-use super::Place;
+use super::{Body, RawRecord, Reader, Records};
+use crate::error::DataError;
+use crate::location::Location;
+use crate::store::Stores;
 use serde_json::Value;
+use std::io::{Read as _, Seek as _, SeekFrom};
+
+/// One text file of records: JSON Lines, or one JSON array.
+#[derive(Debug)]
+pub(super) struct JsonFile {
+    location: [Location; 1],
+}
+
+/// Where one record stands in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    start: u64,
+    len: u64,
+    line: u64,
+}
+
+impl JsonFile {
+    pub(super) const fn new(location: Location) -> Self {
+        Self { location: [location] }
+    }
+
+    fn io(&self, source: std::io::Error) -> DataError {
+        DataError::Io { act: "read", path: self.location[0].path(), source }
+    }
+
+    fn places(&self, stores: &Stores) -> Result<(Vec<u8>, Vec<Place>), DataError> {
+        let mut bytes = Vec::new();
+        stores.open(&self.location[0])?.reader.read_to_end(&mut bytes).map_err(|e| self.io(e))?;
+        let is_lines = self.location[0].extension() == "jsonl";
+        let places = if is_lines { lines(&bytes) } else { elements(&bytes) }
+            .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location[0])))?;
+        Ok((bytes, places))
+    }
+}
+
+impl Reader for JsonFile {
+    fn files(&self) -> &[Location] {
+        &self.location
+    }
+
+    fn count(&self, stores: &Stores) -> Result<u64, DataError> {
+        Ok(self.places(stores)?.1.len() as u64)
+    }
+
+    fn records<'a>(&'a self, stores: &'a Stores) -> Result<Records<'a>, DataError> {
+        let (bytes, places) = self.places(stores)?;
+        Ok(Box::new(places.into_iter().map(move |place| {
+            let text = bytes[place.start as usize..][..place.len as usize].to_vec();
+            Ok(RawRecord {
+                place: dflop_types::Place { file: 0, start: place.start, len: place.len },
+                body: Body::Json { text, line: place.line },
+                attachments: Vec::new(),
+            })
+        })))
+    }
+
+    fn fetch(&self, stores: &Stores, place: dflop_types::Place) -> Result<RawRecord, DataError> {
+        let mut reader = stores.open(&self.location[0])?.reader;
+        let mut text = vec![0; place.len as usize];
+        reader
+            .seek(SeekFrom::Start(place.start))
+            .and_then(|_| reader.read_exact(&mut text))
+            .map_err(|e| self.io(e))?;
+        Ok(RawRecord { place, body: Body::Json { text, line: 0 }, attachments: Vec::new() })
+    }
+}
 
 /// One record a line; empty lines hold none.
 #[expect(clippy::unnecessary_wraps, reason = "the sibling of `elements`")]
-pub(super) fn lines(bytes: &[u8]) -> Result<Vec<Place>, String> {
+fn lines(bytes: &[u8]) -> Result<Vec<Place>, String> {
     let mut places = Vec::new();
     let mut start = 0;
     for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
@@ -20,7 +89,7 @@ pub(super) fn lines(bytes: &[u8]) -> Result<Vec<Place>, String> {
 /// The elements of the one array in `bytes`. An element ends at a comma or at the end of the array, outside every
 /// string and inner bracket, so that a broken element does not hide the next one, unless its own brackets or quotes
 /// are odd.
-pub(super) fn elements(bytes: &[u8]) -> Result<Vec<Place>, String> {
+fn elements(bytes: &[u8]) -> Result<Vec<Place>, String> {
     let begin = bytes.iter().position(|byte| !byte.is_ascii_whitespace());
     // A byte order mark is no part of JSON; serde_json would refuse it with a riddle.
     let Some(begin) = begin.filter(|&at| bytes[at] == b'[') else {

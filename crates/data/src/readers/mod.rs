@@ -1,72 +1,106 @@
-//! Readers: a file in, the places of its records out. Records are parsed later, one by one, so that a broken one
-//! costs itself alone and a large file does not stay in memory.
+//! Readers: a source in, its records out, one after the other. Records are parsed later, one by one, so that a broken
+//! one costs itself alone; a file is never held in memory.
 
 mod json;
 
 use crate::error::DataError;
+use crate::location::{Location, MediaPlace};
+use crate::mixture::Source;
+use crate::store::Stores;
+use dflop_types::Place;
 use serde_json::Value;
-use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::fmt;
 
-/// Where one record stands in its file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// First byte, from 0.
-    pub start: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Line of the first byte, from 1.
-    pub line: u64,
+/// A record before it is parsed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RawRecord {
+    /// Where it stands; `file` counts the files of its reader.
+    pub place: Place,
+    /// What it says.
+    pub body: Body,
+    /// Media that came with it, as members of its shard or cells of its table.
+    pub attachments: Vec<MediaPlace>,
 }
 
-/// The records of a file, in its order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Records {
-    /// The file.
-    pub path: PathBuf,
-    /// SHA-256 of its content, as `sha256:...`.
-    pub hash: String,
-    /// One a record.
-    pub places: Vec<Place>,
+/// What a record says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    /// JSON text.
+    Json {
+        /// The text.
+        text: Vec<u8>,
+        /// Line of its first byte, from 1; 0 where that is not known.
+        line: u64,
+    },
+    /// Fields that the file keeps apart. A medium that came with the record stands as `{"attachment": k}`, its
+    /// position in [`RawRecord::attachments`].
+    Fields(Value),
 }
 
-impl Records {
-    /// Finds the records of a `.jsonl` file (one a line, empty lines aside) or a `.json` file (one array).
-    ///
-    /// *Complexity*: O(bytes of the file), held in memory until the call returns.
+impl RawRecord {
+    /// The record as a JSON value.
     ///
     /// # Errors
-    /// [`DataError::Io`], and [`DataError::Record`] where a JSON file is not one array.
-    pub fn open(path: &Path) -> Result<Self, DataError> {
-        let bytes = std::fs::read(path).map_err(|source| DataError::Io {
-            act: "read",
-            path: path.to_owned(),
-            source,
-        })?;
-        let is_lines = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl"));
-        let places = if is_lines { json::lines(&bytes) } else { json::elements(&bytes) }
-            .map_err(|cause| DataError::Record(format!("`{}`: {cause}", path.display())))?;
-        Ok(Self {
-            path: path.to_owned(),
-            hash: dflop_types::artifact::hash_parts([bytes.as_slice()]),
-            places,
-        })
+    /// Line, column and cause where its text is not JSON.
+    pub fn parse(&self) -> Result<Value, String> {
+        match &self.body {
+            Body::Json { text, line } => json::parse(text, *line),
+            Body::Fields(fields) => Ok(fields.clone()),
+        }
     }
 
-    /// The record at `position`, parsed. Reads the file again.
+    /// First eight bytes of the SHA-256 of what it says; attached media count by their names and sizes.
+    pub fn hash(&self) -> u64 {
+        use sha2::{Digest as _, Sha256};
+        let mut hash = Sha256::new();
+        match &self.body {
+            Body::Json { text, .. } => hash.update(text),
+            Body::Fields(fields) => hash.update(fields.to_string()),
+        }
+        let digest = hash.finalize();
+        u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes"))
+    }
+}
+
+/// The records of a source, in order. An error ends the source: what is wrong with one record alone is found when it
+/// is parsed.
+pub type Records<'a> = Box<dyn Iterator<Item = Result<RawRecord, DataError>> + Send + 'a>;
+
+/// The records of one source.
+pub trait Reader: Send + Sync + fmt::Debug {
+    /// The files that records are read from, in order; [`Place::file`] counts these.
+    fn files(&self) -> &[Location];
+
+    /// How many records there are. *Complexity*: O(bytes) for text files; O(1) where the file has an index.
     ///
     /// # Errors
-    /// [`DataError::Io`], and [`DataError::Record`] with line and column where it is not JSON.
+    /// [`DataError::Io`] and [`DataError::Record`].
+    fn count(&self, stores: &Stores) -> Result<u64, DataError>;
+
+    /// Every record, in order.
     ///
-    /// # Panics
-    /// If there is no such record.
-    pub fn parse(&self, position: u64) -> Result<Value, DataError> {
-        let place = self.places[position as usize];
-        let io = |source| DataError::Io { act: "read", path: self.path.clone(), source };
-        let mut file = File::open(&self.path).map_err(io)?;
-        let mut bytes = vec![0; place.len as usize];
-        file.seek(SeekFrom::Start(place.start)).and_then(|_| file.read_exact(&mut bytes)).map_err(io)?;
-        json::parse(&bytes, place.line).map_err(DataError::Record)
+    /// # Errors
+    /// [`DataError::Io`] and [`DataError::Record`].
+    fn records<'a>(&'a self, stores: &'a Stores) -> Result<Records<'a>, DataError>;
+
+    /// The record at `place`, read alone.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] and [`DataError::Record`].
+    fn fetch(&self, stores: &Stores, place: Place) -> Result<RawRecord, DataError>;
+}
+
+/// The reader for a source of the mixture.
+///
+/// # Errors
+/// [`DataError::Io`] where it is not there, [`DataError::Record`] where it is of no form we read.
+pub fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataError> {
+    stores.about(&source.location)?;
+    match source.location.extension().as_str() {
+        "json" | "jsonl" => Ok(Box::new(json::JsonFile::new(source.location.clone()))),
+        other => Err(DataError::Record(format!(
+            "`{}`: a source ending in `{other}` is of no form we read, must be .json or .jsonl",
+            source.location
+        ))),
     }
 }

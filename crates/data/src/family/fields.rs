@@ -1,0 +1,57 @@
+//! The fields of a model's configuration files, with errors that name file, field, value and rule.
+
+use crate::DataError;
+use serde_json::Value;
+
+/// Name of the model's own file in errors.
+pub(super) const CONFIG: &str = "config.json";
+/// Name of the image processor's file in errors.
+pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
+/// The largest side we take, in pixels: every count then fits in 32 bits.
+pub(super) const SIDE_MAX: u32 = 1 << 15;
+
+/// A JSON object of the model directory; fields are named by dotted paths, and null is as good as missing.
+pub(super) struct Fields<'a> {
+    pub(super) file: &'static str,
+    pub(super) object: &'a Value,
+}
+
+impl Fields<'_> {
+    pub(super) fn get(&self, field: &str) -> Option<&Value> {
+        field.split('.').try_fold(self.object, |value, key| value.get(key)).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn error(&self, field: &str, rule: String) -> DataError {
+        let value = self.get(field).map_or_else(|| "missing".to_owned(), brief);
+        DataError::Config { file: self.file, field: field.to_owned(), value, rule }
+    }
+
+    pub(super) fn must_be(&self, field: &str, known: &[&str], may_be_missing: bool) -> Result<(), DataError> {
+        match self.get(field) {
+            None if may_be_missing => Ok(()),
+            Some(value) if known.iter().any(|known| value == known) => Ok(()),
+            _ => Err(self.error(field, format!("must be \"{}\"", known.join("\" or \"")))),
+        }
+    }
+
+    pub(super) fn side(&self, field: &str) -> Result<Option<u32>, DataError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        side(value)
+            .map(Some)
+            .ok_or_else(|| self.error(field, format!("must be a whole number from 1 to {SIDE_MAX}")))
+    }
+}
+
+pub(super) fn side(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|side| u32::try_from(side).ok()).filter(|side| (1..=SIDE_MAX).contains(side))
+}
+
+/// A value as JSON, cut where it grows long.
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 {
+        text
+    } else {
+        format!("{}...", text.chars().take(57).collect::<String>())
+    }
+}
