@@ -121,7 +121,7 @@ impl ChatTokenizer {
                             match piece {
                                 Piece::Text(text) => tokens.push(encode(text)?, is_label),
                                 Piece::Features(count) => {
-                                    tokens.runs.push(Run::Features { count: *count, id })
+                                    tokens.runs.push(Run::Features { count: *count, id });
                                 }
                             }
                         }

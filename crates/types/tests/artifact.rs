@@ -60,7 +60,7 @@ fn wrong_files_are_refused_by_name() {
     assert!(matches!(refused(&good[..good.len() / 2]), ArtifactError::Malformed { .. }));
     assert!(matches!(refused(&good.replacen("data_profile", "plan", 1)), ArtifactError::Malformed { .. }));
     let newer = good.replace("\"format_version\": 2", "\"format_version\": 7");
-    assert!(matches!(refused(&newer), ArtifactError::Version { found: 7, known: 1, .. }));
+    assert!(matches!(refused(&newer), ArtifactError::Version { found: 7, known: 2, .. }));
     let unsound =
         good.replace("\"source\":0", "\"source\":3").replace("\"label_tokens\":4", "\"label_tokens\":40");
     let ArtifactError::Unsound { problems, .. } = refused(&unsound) else { panic!("it must be unsound") };
