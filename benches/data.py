@@ -1,0 +1,167 @@
+"""Speed of the data profiler against Pillow and Hugging Face, in one run on one machine.
+
+Usage: python benches/data.py TARGET_DIR OUT.json
+
+Makes JPEG, PNG and MP4 files of real sizes in a temporary folder, reads them from the page cache on one thread, and
+writes files a second and ratios. Ratios are what to compare between machines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM_IMAGES = 240
+NUM_CLIPS = 60
+SECONDS = 3.0
+
+
+def photo(rng: np.random.Generator, width: int, height: int) -> Image.Image:
+    """A picture whose JPEG is about as large as a photograph's: smooth fields and some noise."""
+    small = rng.integers(0, 255, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = smooth + rng.integers(-12, 12, (height, width, 1), dtype=np.int16)
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def make_images(folder: Path, ending: str) -> list[Path]:
+    """Images of COCO-like and of document-like sizes."""
+    rng = np.random.default_rng(0)
+    sizes = [(640, 480), (480, 640), (640, 427), (1024, 768), (1280, 960), (1700, 2200)]
+    paths = []
+    for index in range(NUM_IMAGES):
+        width, height = sizes[index % len(sizes)]
+        path = folder / f"{index:04}.{ending}"
+        photo(rng, width, height).save(path)
+        paths.append(path)
+    return paths
+
+
+def make_clips(folder: Path) -> list[Path]:
+    """MP4 clips of 2 to 20 seconds, `moov` at the end as most muxers write it."""
+    import av
+
+    paths = []
+    draw = random.Random(0)
+    for index in range(NUM_CLIPS):
+        path = folder / f"{index:04}.mp4"
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("mpeg4", rate=24)
+            stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+            picture = np.full((120, 160, 3), index, dtype=np.uint8)
+            for _ in range(24 * draw.randint(2, 20)):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+            container.mux(stream.encode())
+        paths.append(path)
+    return paths
+
+
+def ours(target: Path, paths: list[Path]) -> float:
+    """Files a second by our header readers, one thread."""
+    listing = paths[0].parent / "list.txt"
+    listing.write_text("\n".join(map(str, paths)))
+    done = subprocess.run(
+        [target / "release/examples/speed", "probe", str(SECONDS), listing],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)["files_per_s"]
+
+
+def rate(paths: list[Path], act: Callable[[Path], object]) -> float:
+    """Files a second by `act`, at least one round and `SECONDS`."""
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < SECONDS:
+        for path in paths:
+            act(path)
+        count += len(paths)
+    return count / (time.perf_counter() - begin)
+
+
+def header(path: Path) -> tuple[int, int]:
+    """Size by Pillow, without pixels."""
+    with Image.open(path) as image:
+        return image.size
+
+
+def decode(path: Path) -> None:
+    """Pixels by Pillow."""
+    with Image.open(path) as image:
+        image.load()
+
+
+def processor() -> Callable[[Path], object]:
+    """LLaVA-OneVision's image processor with its published settings."""
+    from transformers import LlavaOnevisionImageProcessorPil
+
+    process = LlavaOnevisionImageProcessorPil()
+
+    def act(path: Path) -> object:
+        with Image.open(path) as image:
+            return process(image.convert("RGB"), return_tensors="np")
+
+    return act
+
+
+def container(path: Path) -> int:
+    """Frames by PyAV's headers."""
+    import av
+
+    with av.open(str(path)) as clip:
+        return clip.streams.video[0].frames
+
+
+def main(target: Path, out: Path) -> None:
+    """Measures and writes."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    result: dict[str, object] = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one thread each",
+        "python": platform.python_version(),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        for ending in ("jpg", "png"):
+            folder = Path(name) / ending
+            folder.mkdir()
+            paths = make_images(folder, ending)
+            row = {
+                "num_files": len(paths),
+                "mean_bytes": round(sum(p.stat().st_size for p in paths) / len(paths)),
+                "dflop_per_s": ours(target, paths),
+                "pillow_header_per_s": rate(paths, header),
+                "pillow_decode_per_s": rate(paths, decode),
+                "processor_per_s": rate(paths[:6], processor()),
+            }
+            for other in ("pillow_header", "pillow_decode", "processor"):
+                row[f"ratio_to_{other}"] = row["dflop_per_s"] / row[f"{other}_per_s"]
+            result[ending] = row
+        folder = Path(name) / "mp4"
+        folder.mkdir()
+        paths = make_clips(folder)
+        row = {"num_files": len(paths), "dflop_per_s": ours(target, paths), "pyav_per_s": rate(paths, container)}
+        row["ratio_to_pyav"] = row["dflop_per_s"] / row["pyav_per_s"]
+        result["mp4"] = row
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
