@@ -2,8 +2,8 @@
 
 Usage: python benches/data.py TARGET_DIR OUT.json
 
-Makes JPEG, PNG and MP4 files of real sizes in a temporary folder, reads them from the page cache on one thread, and
-writes files a second and ratios. Ratios are what to compare between machines.
+Makes JPEG, PNG and MP4 files of real sizes in a temporary folder, reads them from the page cache on one thread,
+and writes files a second and ratios. Ratios are what to compare between machines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ SECONDS = 3.0
 def photo(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     """A picture whose JPEG is about as large as a photograph's: smooth fields and some noise."""
     small = rng.integers(0, 255, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    smooth = np.asarray(
+        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16
+    )
     noisy = smooth + rng.integers(-12, 12, (height, width, 1), dtype=np.int16)
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
@@ -155,7 +157,11 @@ def main(target: Path, out: Path) -> None:
         folder = Path(name) / "mp4"
         folder.mkdir()
         paths = make_clips(folder)
-        row = {"num_files": len(paths), "dflop_per_s": ours(target, paths), "pyav_per_s": rate(paths, container)}
+        row = {
+            "num_files": len(paths),
+            "dflop_per_s": ours(target, paths),
+            "pyav_per_s": rate(paths, container),
+        }
         row["ratio_to_pyav"] = row["dflop_per_s"] / row["pyav_per_s"]
         result["mp4"] = row
     out.parent.mkdir(parents=True, exist_ok=True)
