@@ -24,6 +24,7 @@ mod feasible;
 mod fixture;
 mod memory;
 mod outcome;
+mod outlier;
 mod predict;
 mod prefetch;
 mod refine;
@@ -34,6 +35,7 @@ mod step;
 
 pub use error::PlanError;
 pub use outcome::{Outcome, StopReason, explain};
+pub use outlier::{Outlier, Outliers};
 pub use prefetch::{JobKey, Prefetch};
 pub use search::{NUM_RANKED, SearchInput, search};
 pub use settings::StepSettings;

@@ -74,6 +74,36 @@ fn every_layout_and_batch_gives_a_sound_schedule() {
     }
 }
 
+/// One giant among equals: it alone is longer than an even microbatch, and it alone does not fit.
+#[test]
+fn the_giant_is_the_outlier() {
+    let mut shapes = vec![fixture::sample(2, 100, 200); 31];
+    shapes.push(fixture::sample(40, 2_000, 2_400));
+    let of = |memory_budget_bytes, num_microbatches| {
+        let settings = StepSettings { memory_budget_bytes, ..settings(layout(1, 1, 1), num_microbatches) };
+        scheduler(settings, shapes.clone(), 0).outliers(32, 3)
+    };
+    let free = of(None, 16);
+    assert_eq!((free.heaviest.len(), free.heaviest[0].sample, free.num_longer), (3, SampleIndex(31), 1));
+    assert_eq!((free.unfit.len(), free.num_unfit), (0, 0));
+    // 32 samples in 16 microbatches: an even one holds two mean samples.
+    let alone = |sample: &SampleShape| {
+        let one = scheduler(settings(layout(1, 1, 1), 1), vec![sample.clone()], 0).outliers(1, 1);
+        (one.even_encoder_ns, one.even_llm_ns)
+    };
+    let ((encoder, llm), (giant_encoder, giant_llm)) = (alone(&shapes[0]), alone(&shapes[31]));
+    assert_eq!((free.heaviest[0].encoder_ns, free.heaviest[0].llm_ns), (giant_encoder, giant_llm));
+    assert!((31 * encoder + giant_encoder).div_ceil(16).abs_diff(free.even_encoder_ns) <= 1);
+    assert!((31 * llm + giant_llm).div_ceil(16).abs_diff(free.even_llm_ns) <= 1);
+    // In one microbatch everything is hidden.
+    assert_eq!(of(None, 1).num_longer, 0);
+    let budget = free.heaviest[0].needed_bytes;
+    assert_eq!(of(Some(budget), 16).num_unfit, 0);
+    let tight = of(Some(budget - 1), 16);
+    assert_eq!((tight.num_unfit, tight.unfit[0].sample), (1, SampleIndex(31)));
+    assert_eq!(scheduler(settings(layout(1, 1, 1), 4), vec![], 0).outliers(32, 3).heaviest, []);
+}
+
 #[test]
 fn an_empty_step_takes_its_tails_alone() {
     let scheduler = scheduler(settings(layout(1, 1, 1), 2), vec![], 0);

@@ -102,6 +102,7 @@ fn report() -> Report {
         comparison: Some(comparison),
         plan: Some(plan()),
         data: Some(data),
+        outliers: None,
         model: Some(model(&mut dice)),
         loss,
         warnings: vec![

@@ -38,12 +38,46 @@ pub struct Report {
     pub plan: Option<Plan>,
     /// The data profile.
     pub data: Option<DataProfile>,
+    /// What the heaviest samples do to a step, where there is a plan and a model profile.
+    pub outliers: Option<Outliers>,
     /// The model profile.
     pub model: Option<ModelProfile>,
     /// Training loss for each label token, by step.
     pub loss: Vec<(u64, f64)>,
     /// Every act that would else be silent (extrapolations, skipped samples), a sentence with its count each.
     pub warnings: Vec<String>,
+}
+
+/// What the heaviest samples do to a step of a plan. Times are forward and backward, in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Outliers {
+    /// An even microbatch on an encoder replica.
+    pub even_encoder_ms: f64,
+    /// An even microbatch on the LLM stage that takes longest.
+    pub even_llm_ms: f64,
+    /// The heaviest samples, each alone in a microbatch.
+    pub heaviest: Vec<OutlierView>,
+    /// Samples that alone take longer than an even microbatch.
+    pub num_longer: u64,
+    /// Samples that fit on no rank, the largest first; perhaps not all.
+    pub unfit: Vec<OutlierView>,
+    /// All of those.
+    pub num_unfit: u64,
+    /// Bytes a rank may use, where that is limited.
+    pub budget_bytes: Option<u64>,
+}
+
+/// One of the heaviest samples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OutlierView {
+    /// The sample's id.
+    pub id: String,
+    /// On an encoder replica.
+    pub encoder_ms: f64,
+    /// On the LLM stage that takes longest.
+    pub llm_ms: f64,
+    /// What the fullest rank needs with this sample alone.
+    pub needed_bytes: u64,
 }
 
 /// One step of one arm.

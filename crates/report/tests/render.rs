@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
 
-use dflop_report::{Comparison, Report, StepView, figure, render};
+use dflop_report::{Comparison, OutlierView, Outliers, Report, StepView, figure, render};
 use dflop_types::{
     Action, ActionKind, Component, ComponentLayout, DataProfile, EncoderSegments, Idle, Layout, MadeFrom,
     MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, Problem,
@@ -153,6 +153,23 @@ fn small() -> Report {
                 sample("v1", SampleKind::Video, 16, 3_200),
             ],
             ..Default::default()
+        }),
+        outliers: Some(Outliers {
+            even_encoder_ms: 4.0,
+            even_llm_ms: 5.0,
+            heaviest: vec![
+                OutlierView { id: "v1".to_owned(), encoder_ms: 12.0, llm_ms: 7.5, needed_bytes: 3 << 30 },
+                OutlierView { id: "i1".to_owned(), encoder_ms: 2.0, llm_ms: 1.0, needed_bytes: 1 << 30 },
+            ],
+            num_longer: 1,
+            unfit: vec![OutlierView {
+                id: "v1".to_owned(),
+                encoder_ms: 12.0,
+                llm_ms: 7.5,
+                needed_bytes: 3 << 30,
+            }],
+            num_unfit: 1,
+            budget_bytes: Some(2 << 30),
         }),
         model: Some(ModelProfile {
             made_from: hashes("model_config"),

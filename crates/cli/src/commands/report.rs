@@ -3,6 +3,7 @@
 use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
+use crate::config;
 use crate::measured::{self, Comparison, StepMetrics, StepSchedule, StepTrace};
 use dflop_plan::StepScheduler;
 use dflop_report::{Report, StepView};
@@ -20,6 +21,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         comparison: comparison.as_ref().map(for_page),
         plan: found.plan.clone(),
         data: found.data.clone(),
+        outliers: found.outliers(&arguments.dir)?,
         model: found.model.clone(),
         loss: found.metrics.iter().map(|m| (m.step, m.loss)).collect(),
         warnings: found.warnings(),
@@ -197,6 +199,35 @@ impl Found {
         }
         add("dflop", env!("CARGO_PKG_VERSION").to_owned());
         facts
+    }
+
+    /// What the heaviest samples do to a step of the plan, under the memory budget of the configuration beside it.
+    fn outliers(&self, dir: &Path) -> Result<Option<dflop_report::Outliers>, Failure> {
+        const NAMED: usize = 10;
+        let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
+            return Ok(None);
+        };
+        // A report is also made of a directory without a configuration: then there is no budget to hold to.
+        let budget_bytes =
+            config::load(&dir.join("dflop.yaml")).ok().and_then(|c| c.cluster.memory_budget_bytes);
+        let scheduler = StepScheduler::of_plan(plan, data, model, budget_bytes, plan.seed)?;
+        let found = scheduler.outliers(plan.global_batch_size, NAMED);
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let view = |o: &dflop_plan::Outlier| dflop_report::OutlierView {
+            id: data.samples[o.sample.index()].id.clone(),
+            encoder_ms: ms(o.encoder_ns),
+            llm_ms: ms(o.llm_ns),
+            needed_bytes: o.needed_bytes,
+        };
+        Ok(Some(dflop_report::Outliers {
+            even_encoder_ms: ms(found.even_encoder_ns),
+            even_llm_ms: ms(found.even_llm_ns),
+            heaviest: found.heaviest.iter().map(view).collect(),
+            num_longer: found.num_longer,
+            unfit: found.unfit.iter().map(view).collect(),
+            num_unfit: found.num_unfit,
+            budget_bytes,
+        }))
     }
 
     /// What was not made from what stands beside it: the page shows both, and says so.

@@ -1,12 +1,12 @@
 //! The data: how many samples of each kind, how their sizes spread, and which are the heaviest.
 
 use super::{Section, first_of, plotted};
-use crate::Report;
 use crate::chart::{
     Bar, Bins, Column, Dots, Mark, Part, ScatterPlot, bars, histogram, legend, numbers, partly, scatter_plot,
     spread, table, table_below, words,
 };
 use crate::format;
+use crate::{OutlierView, Outliers, Report};
 use dflop_types::{DataProfile, ProfiledSample, SampleKind};
 use maud::{Markup, html};
 
@@ -16,6 +16,8 @@ const MOST_DOTS: usize = 1_500;
 const MOST_HEAVY: usize = 12;
 /// Problems and sources listed at most.
 const MOST_ROWS: usize = 20;
+/// Sources with histograms of their own, at most.
+const MOST_SOURCES: usize = 8;
 /// Characters of a sample's name shown at most.
 const MOST_NAME: usize = 80;
 
@@ -68,8 +70,11 @@ pub(super) fn section(report: &Report) -> Option<Section> {
             p { "The data profile holds no sample." }
         } @else {
             (counts(data, &by_kind))
+            h3 { "How sizes spread" }
             (histograms(&by_kind))
+            (histograms_by_source(data))
             (joint(data, &by_kind))
+            @if let Some(outliers) = &report.outliers { (effect(outliers, data.samples.len() as u64)) }
         }
         (problems(data))
     };
@@ -128,22 +133,15 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
         part_of(llm_tokens, "LLM tokens"),
         part_of(label_tokens, "label tokens"),
     ];
-    let spread_of = |samples: &[&ProfiledSample], size: Size| {
-        let mut sizes: Vec<u64> = samples.iter().map(|s| size(s)).collect();
-        sizes.sort_unstable();
-        [0.5, 0.95, 1.0]
-            .map(|part| format::quantile(&sizes, part).map_or(format::NONE.to_owned(), format::count))
-            .join(" / ")
-    };
     let all: Vec<&ProfiledSample> = data.samples.iter().collect();
     let line = |name: &str, samples: &[&ProfiledSample]| {
         vec![
             name.to_owned(),
             format::count(samples.len() as u64),
             format::percent(share(samples)),
-            spread_of(samples, encoder_tokens),
-            spread_of(samples, llm_tokens),
-            spread_of(samples, label_tokens),
+            spread_of(samples.iter().map(|s| encoder_tokens(s)).collect()),
+            spread_of(samples.iter().map(|s| llm_tokens(s)).collect()),
+            spread_of(samples.iter().map(|s| label_tokens(s)).collect()),
             format::bytes(samples.iter().fold(0, |sum, s| sum.saturating_add(s.media_bytes))),
         ]
     };
@@ -175,33 +173,52 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
 }
 
 fn sources(data: &DataProfile) -> Markup {
-    let mut counted = vec![(0u64, 0u64, 0u64); data.sources.len()];
+    let mut sizes = vec![(Vec::new(), Vec::new(), 0u64); data.sources.len()];
     for sample in &data.samples {
-        if let Some(sum) = counted.get_mut(sample.source as usize) {
-            sum.0 += 1;
-            sum.1 = sum.1.saturating_add(encoder_tokens(sample));
-            sum.2 = sum.2.saturating_add(llm_tokens(sample));
+        if let Some(of_source) = sizes.get_mut(sample.source as usize) {
+            of_source.0.push(encoder_tokens(sample));
+            of_source.1.push(llm_tokens(sample));
+            of_source.2 = of_source.2.saturating_add(sample.media_bytes);
         }
     }
     let rows: Vec<Vec<String>> = data
         .sources
         .iter()
-        .zip(counted)
+        .zip(sizes)
         .take(MOST_ROWS)
-        .map(|(name, (samples, encoder, llm))| {
+        .map(|(name, (encoder, llm, media_bytes))| {
+            let bad = data.problems.iter().filter(|problem| problem.file == *name).count();
             vec![
                 format::clipped(name, MOST_NAME),
-                format::count(samples),
-                format::count(encoder),
-                format::count(llm),
+                format::count(llm.len() as u64),
+                spread_of(encoder),
+                spread_of(llm),
+                format::bytes(media_bytes),
+                format::count(bad as u64),
             ]
         })
         .collect();
-    let columns = [words("source"), numbers("samples"), numbers("encoder tokens"), numbers("LLM tokens")];
+    let columns = [
+        words("source"),
+        numbers("samples"),
+        numbers("encoder tokens"),
+        numbers("LLM tokens"),
+        numbers("media"),
+        numbers("bad samples"),
+    ];
     html! {
-        @if !rows.is_empty() { (table_below("samples by source", &columns, &rows)) }
+        @if !rows.is_empty() {
+            (table("Samples by source; tokens of a sample as median / 95th percentile / largest", &columns, &rows))
+        }
         (first_of(rows.len(), data.sources.len(), "source"))
     }
+}
+
+/// Median / 95th percentile / largest.
+fn spread_of(mut sizes: Vec<u64>) -> String {
+    sizes.sort_unstable();
+    let quantile = |part| format::quantile(&sizes, part).map_or(format::NONE.to_owned(), format::count);
+    [0.5, 0.95, 1.0].map(quantile).join(" / ")
 }
 
 /// Sizes of each kind, stacked.
@@ -213,7 +230,6 @@ fn histograms(by_kind: &ByKind) -> Markup {
     let sizes: [(&str, Size); 3] =
         [("encoder tokens", encoder_tokens), ("LLM tokens", llm_tokens), ("label tokens", label_tokens)];
     html! {
-        h3 { "How sizes spread" }
         (legend(classes.iter().copied().zip(names.iter().copied())))
         div class="row three" {
             @for (unit, size) in sizes {
@@ -223,6 +239,36 @@ fn histograms(by_kind: &ByKind) -> Markup {
                 (plotted(&format!("{} of a sample", capital(unit)), &histogram(&label, &bins, &classes, &names, unit),
                     &table_below(unit, &columns, &bins.rows())))
             }
+        }
+    }
+}
+
+/// The same, source by source.
+fn histograms_by_source(data: &DataProfile) -> Markup {
+    let of_source = |source: usize| -> ByKind {
+        let samples = |kind| -> Vec<&ProfiledSample> {
+            data.samples.iter().filter(|s| s.source as usize == source && s.kind == kind).collect()
+        };
+        let kinds = SampleKind::ALL.into_iter().map(|kind| (kind, samples(kind)));
+        kinds.filter(|(_, samples)| !samples.is_empty()).collect()
+    };
+    let drawn: Vec<(&String, ByKind)> = data
+        .sources
+        .iter()
+        .enumerate()
+        .take(MOST_SOURCES)
+        .map(|(source, name)| (name, of_source(source)))
+        .filter(|(_, by_kind)| !by_kind.is_empty())
+        .collect();
+    html! {
+        @if data.sources.len() > 1 {
+            @for (name, by_kind) in &drawn {
+                details {
+                    summary { "How sizes spread in " (format::clipped(name, MOST_NAME)) }
+                    (histograms(by_kind))
+                }
+            }
+            (first_of(drawn.len(), data.sources.len(), "source"))
         }
     }
 }
@@ -319,6 +365,66 @@ const fn key_of(kind: SampleKind) -> &'static str {
         SampleKind::MultiImage => "k-multi diamond",
         SampleKind::Video => "k-video triangle",
         SampleKind::Audio => "k-audio cross",
+    }
+}
+
+/// What the heaviest samples do to a step, and what does not fit.
+fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
+    let times =
+        |ms: f64, even: f64| if even > 0.0 { format::times(ms / even) } else { format::NONE.to_owned() };
+    let row = |o: &OutlierView| {
+        vec![
+            format::clipped(&o.id, MOST_NAME),
+            format::ms(o.encoder_ms),
+            times(o.encoder_ms, outliers.even_encoder_ms),
+            format::ms(o.llm_ms),
+            times(o.llm_ms, outliers.even_llm_ms),
+            format::bytes(o.needed_bytes),
+        ]
+    };
+    let columns = [
+        words("sample"),
+        numbers("encoder"),
+        numbers("of an even microbatch"),
+        numbers("slowest LLM stage"),
+        numbers("of an even microbatch"),
+        numbers("memory alone"),
+    ];
+    let longer = if outliers.num_longer == 0 {
+        "No sample alone takes longer than an even microbatch: all can be hidden by packing.".to_owned()
+    } else {
+        format!(
+            "{} of {} alone take longer than an even microbatch: packing cannot hide them, a step that holds one \
+             waits for it.",
+            format::count(outliers.num_longer),
+            format::plural(num_samples, "sample")
+        )
+    };
+    let fit = match (outliers.budget_bytes, outliers.num_unfit) {
+        (None, _) => {
+            "No memory budget is set (cluster.memory_budget_bytes): what fits is not checked.".to_owned()
+        }
+        (Some(budget), 0) => format!("Every sample fits the memory budget of {}.", format::bytes(budget)),
+        (Some(budget), n) => format!(
+            "{} do not fit the memory budget of {}, even alone: training stops at the first, listed below.",
+            format::plural(n, "sample"),
+            format::bytes(budget)
+        ),
+    };
+    html! {
+        h3 { "What the heaviest samples do to a step" }
+        p {
+            "Predicted for the plan, forward and backward of one sample alone. An even microbatch takes "
+            (format::ms(outliers.even_encoder_ms)) " on an encoder replica and "
+            (format::ms(outliers.even_llm_ms)) " on the slowest LLM stage. " (longer) " " (fit)
+        }
+        (table("The heaviest samples against an even microbatch", &columns,
+            &outliers.heaviest.iter().map(row).collect::<Vec<_>>()))
+        @if !outliers.unfit.is_empty() {
+            (table("Samples that do not fit on any rank", &columns,
+                &outliers.unfit.iter().map(row).collect::<Vec<_>>()))
+            (first_of(outliers.unfit.len(), outliers.num_unfit as usize, "sample"))
+        }
     }
 }
 
