@@ -394,10 +394,10 @@ fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
         "No sample alone takes longer than an even microbatch: all can be hidden by packing.".to_owned()
     } else {
         format!(
-            "{} of {} alone take longer than an even microbatch: packing cannot hide them, a step that holds one \
-             waits for it.",
+            "Samples that alone take longer than an even microbatch: {} of {}. Packing cannot hide them, a step \
+             that holds one waits for it.",
             format::count(outliers.num_longer),
-            format::plural(num_samples, "sample")
+            format::count(num_samples)
         )
     };
     let fit = match (outliers.budget_bytes, outliers.num_unfit) {
@@ -406,8 +406,9 @@ fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
         }
         (Some(budget), 0) => format!("Every sample fits the memory budget of {}.", format::bytes(budget)),
         (Some(budget), n) => format!(
-            "{} do not fit the memory budget of {}, even alone: training stops at the first, listed below.",
-            format::plural(n, "sample"),
+            "Samples that do not fit the memory budget of {1} even alone: {0}, listed below. Training stops at the \
+             first.",
+            format::count(n),
             format::bytes(budget)
         ),
     };
