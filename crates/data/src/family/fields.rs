@@ -40,6 +40,18 @@ impl Fields<'_> {
             .map(Some)
             .ok_or_else(|| self.error(field, format!("must be a whole number from 1 to {SIDE_MAX}")))
     }
+
+    /// A whole number from 1 to `most`.
+    pub(super) fn whole(&self, field: &str, most: u64) -> Result<Option<u64>, DataError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let number = value.as_u64().filter(|number| (1..=most).contains(number));
+        number.map(Some).ok_or_else(|| self.error(field, format!("must be a whole number from 1 to {most}")))
+    }
+
+    pub(super) fn flag(&self, field: &str) -> Result<Option<bool>, DataError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.error(field, "must be true or false".to_owned()))
+    }
 }
 
 pub(super) fn side(value: &Value) -> Option<u32> {

@@ -4,8 +4,15 @@
 
 mod fields;
 mod llava_onevision;
+mod patches;
+mod qwen2_audio;
+mod qwen2_vl;
+mod qwen3_vl;
 
 pub use llava_onevision::LlavaOnevision;
+pub use qwen2_audio::Qwen2Audio;
+pub use qwen2_vl::Qwen2Vl;
+pub use qwen3_vl::Qwen3Vl;
 
 use crate::error::DataError;
 use crate::probe::MediaKind;
@@ -148,9 +155,16 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 1] = [("llava_onevision", |files| {
-    LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
-})];
+const FAMILIES: [(&str, Maker); 6] = [
+    ("llava_onevision", |files| {
+        LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
+    }),
+    ("qwen2_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen2_5_vl", |files| Qwen2Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen3_vl", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen3_vl_moe", |files| Qwen3Vl::from_files(files).map(|f| Box::new(f) as _)),
+    ("qwen2_audio", |files| Qwen2Audio::from_files(files).map(|f| Box::new(f) as _)),
+];
 
 /// The `model_type`s with a rule.
 pub fn known() -> Vec<&'static str> {

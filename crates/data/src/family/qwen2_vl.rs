@@ -1,0 +1,178 @@
+//! The shape rule of Qwen2-VL and Qwen2.5-VL: pictures at their own resolution in patches, frames of a video in pairs.
+//!
+//! Both families share one processor. Each image is one encoder segment, each frame pair of a video another (their
+//! vision towers attend within `cu_seqlens = repeat_interleave(h * w, t)`). Most layers of Qwen2.5-VL attend within
+//! windows inside such a segment: the segments here are those of its full-attention layers, windows are a matter of
+//! cost. The arithmetic is that of Hugging Face transformers 5.23.0: `Qwen2VLImageProcessor`,
+//! `Qwen2VLVideoProcessor`, `Qwen2VLProcessor`, `Qwen2_5_VLProcessor`. `fixtures/shapes` holds what those return.
+//!
+//! Frames of a video: all of them, unless the processor's `do_sample_frames` is set or the user asks for fewer.
+//!
+//! ```text
+//! fps         n = clamp(total / source fps x fps, min_frames, min(max_frames, total)), rounded down to whole pairs
+//! num_frames  n = num_frames rounded to whole pairs; refused above total
+//! index_k = floor(k total / n),  k = 0 .. n - 1
+//! ```
+//!
+//! What the user asks ([`VideoSampling`]) turns sampling on: `fps` takes the place of `fps` and `num_frames`,
+//! `max_frames` that of `max_frames`; `max_frames` alone, where the settings name no rate, reads so many frames of
+//! longer clips and all of others. Two things differ from transformers: it computes indices in 32-bit floats, which from
+//! 2^15 frames on may be 1 off, and asks in 4 % of cases for a frame past the end, and then fails; here the clip's
+//! own n frames are read.
+
+use super::fields::{CONFIG, Fields};
+use super::patches::{
+    self, Depth, Patches, PixelRange, TOO_MANY_TOKENS, VideoSettings, all_frames, check_clip, clip_words, fit,
+    frame_rate,
+};
+use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
+use crate::DataError;
+use crate::probe::MediaKind;
+
+const FAMILIES: [&str; 2] = ["qwen2_vl", "qwen2_5_vl"];
+/// Of the configuration, the image processor and the video processor alike.
+const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
+const IMAGE_PIXELS: PixelRange = PixelRange { min: 56 * 56, max: 28 * 28 * 1280 };
+const VIDEO: VideoSettings = VideoSettings {
+    pixels: PixelRange { min: 128 * 28 * 28, max: 28 * 28 * 768 },
+    samples_frames: false,
+    fps: None,
+    num_frames: None,
+    min_frames: 4,
+    max_frames: 768,
+    token_cap: Some(128_000),
+};
+/// Share of `max_video_tokens` that `cap_pixels_per_frame` spends, and what it leaves a frame at least, in shares of
+/// the least pixels.
+const CAP_SHARE: f64 = 0.9;
+const CAP_FLOOR: f64 = 1.05;
+
+/// The shape rule of a Qwen2-VL or Qwen2.5-VL model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Qwen2Vl {
+    family: &'static str,
+    patches: Patches,
+    image_pixels: PixelRange,
+    video: VideoSettings,
+}
+
+impl Qwen2Vl {
+    /// The rule for a model's files.
+    ///
+    /// Fields that are missing have the values transformers gives them; without `video_preprocessor_config.json` the
+    /// image processor's settings hold for videos too, as transformers has it.
+    ///
+    /// # Errors
+    /// [`DataError::Config`] at the first field for which processor and model would disagree, or that this rule does not
+    /// cover.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_data::family::{Family as _, FamilyFiles, Qwen2Vl, Size};
+    /// let config = serde_json::json!({"model_type": "qwen2_5_vl"});
+    /// let rule = Qwen2Vl::from_files(&FamilyFiles { config, ..FamilyFiles::default() })?;
+    /// let shape = rule.image(Size { height: 480, width: 640 }, 1)?;
+    /// // 476 x 644 pixels are 34 x 46 patches, four a feature.
+    /// assert_eq!((shape.encoder_tokens(), shape.feature_tokens()), (34 * 46, 391));
+    /// # Ok::<(), dflop_data::DataError>(())
+    /// ```
+    pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
+        let config = Fields { file: CONFIG, object: &files.config };
+        config.must_be("model_type", &FAMILIES, false)?;
+        let family = if files.config["model_type"] == FAMILIES[0] { FAMILIES[0] } else { FAMILIES[1] };
+        let (image, video) = (patches::image_fields(files), patches::video_fields(files));
+        patches::must_be_of(&image, "image_processor_type", "Qwen2VLImageProcessor")?;
+        patches::must_be_of(&video, "video_processor_type", "Qwen2VLVideoProcessor")?;
+        let model = Patches::of_model(&config, PATCHES)?;
+        Patches::read(&video, model, PATCHES)?;
+        Ok(Self {
+            family,
+            patches: Patches::read(&image, model, PATCHES)?,
+            image_pixels: PixelRange::read(&image, IMAGE_PIXELS, true)?,
+            video: VideoSettings::read(&video, VIDEO, true)?,
+        })
+    }
+
+    /// Positions of the frames that are read of a clip.
+    fn frames(&self, clip: &Clip, asked: VideoSampling) -> Result<Vec<u32>, String> {
+        let (video, pair) = (&self.video, u64::from(self.patches.frames));
+        let asked_max = asked.max_frames.map(u64::from);
+        if !video.samples_frames && asked == VideoSampling::default() {
+            return all_frames(clip);
+        }
+        let fixed = if asked.fps.is_some() { None } else { video.num_frames };
+        let wanted = match (fixed, asked.fps.or(video.fps), asked_max) {
+            (Some(num_frames), _, _) => {
+                let rounded = (num_frames as f64 / pair as f64).round_ties_even() as u64 * pair;
+                rounded.min(asked_max.map_or(u64::MAX, |max| max / pair * pair))
+            }
+            (None, Some(fps), _) => {
+                let max = asked_max.unwrap_or(video.max_frames).min(clip.num_frames) / pair * pair;
+                let wanted = clip.num_frames as f64 / frame_rate(clip)? * fps;
+                // The bounds are whole numbers, and the rate is finite: the least of the three is too.
+                (wanted.max(video.min_frames as f64).min(max as f64) / pair as f64).floor() as u64 * pair
+            }
+            (None, None, Some(max)) if clip.num_frames <= max => return all_frames(clip),
+            (None, None, Some(max)) => max / pair * pair,
+            (None, None, None) => {
+                return Err("`do_sample_frames` is set, but neither `fps` nor `num_frames` is: the processor refuses \
+                            every video"
+                    .to_owned());
+            }
+        };
+        match wanted {
+            0 => Err(format!("not one group of {pair} frames would be read of it")),
+            n if n > clip.num_frames => Err(format!("{n} frames would be read, more than there are")),
+            n if n > patches::FRAMES_MAX => {
+                Err(format!("{n} frames would be read, must be at most {}", patches::FRAMES_MAX))
+            }
+            // Both factors are below 2^32.
+            n => Ok((0..n).map(|k| (k * clip.num_frames / n) as u32).collect()),
+        }
+    }
+
+    /// The most pixels of a frame, of so many.
+    fn frame_pixels(&self, num_frames: u64) -> PixelRange {
+        let PixelRange { min, max } = self.video.pixels;
+        let Some(tokens) = self.video.token_cap else { return self.video.pixels };
+        let factor = self.patches.factor();
+        // At most 2^20 x 2^60 x 2^15, hence u128.
+        let total = ((u128::from(tokens) * u128::from(factor * factor)) as f64 * CAP_SHARE) as u128;
+        let share = total * u128::from(self.patches.frames) / u128::from(num_frames);
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
+        PixelRange { min, max: max.min(share).max((min as f64 * CAP_FLOOR) as u64) }
+    }
+
+    fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
+        check_clip(clip, asked)?;
+        let frame_indices = self.frames(clip, asked)?;
+        let num_frames = frame_indices.len() as u64;
+        let size = (u64::from(clip.size.height), u64::from(clip.size.width));
+        let resized = fit(size, Depth::PICTURE, self.patches.factor(), self.frame_pixels(num_frames))?;
+        let grid = self.patches.grid(resized, num_frames).ok_or(TOO_MANY_TOKENS)?;
+        Ok(grid.shape(vec![grid.features()], frame_indices))
+    }
+}
+
+impl Family for Qwen2Vl {
+    fn name(&self) -> &str {
+        self.family
+    }
+
+    fn marks(&self, kind: MediaKind) -> Option<Marks> {
+        patches::marks(kind)
+    }
+
+    fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
+        patches::image(self.family, self.patches, self.image_pixels, size)
+    }
+
+    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
+        self.video_shape(clip, sampling)
+            .map_err(|rule| DataError::Shape { family: self.family, media: clip_words(clip), rule })
+    }
+
+    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
+        Err(unread(self.family, "a sound"))
+    }
+}

@@ -1,0 +1,189 @@
+//! The shape rule of Qwen3-VL, dense and mixture of experts: pictures in patches of 16, videos with time stamps.
+//!
+//! An image is as in Qwen2-VL with another patch. A video differs: its range of pixels counts all frames together,
+//! it is sampled unless `do_sample_frames` says otherwise, and each frame pair has its own run of features:
+//!
+//! ```text
+//! n       = clamp(int(total / source fps x fps), min_frames, min(max_frames, total))
+//! index_k = k (total - 1) / (n - 1), halves to even,  k = 0 .. n - 1
+//! text    = <T seconds><|vision_start|> features <|vision_end|>          once a pair, T the mean of its two times
+//! ```
+//!
+//! That text takes the place of `<|video_pad|>` alone; the `<|vision_start|>` and `<|vision_end|>` that the chat
+//! template writes around it stay (earlier versions of transformers replaced all three). Each frame pair is one encoder
+//! segment. The arithmetic is that of Hugging Face transformers 5.23.0: `Qwen3VLVideoProcessor`, `Qwen3VLProcessor`.
+//! `fixtures/shapes` holds what those return.
+//!
+//! What the user asks ([`VideoSampling`]) turns sampling on and takes the place of the processor's `fps` and
+//! `max_frames`. Where a file tells no rate, transformers takes it for 24 frames a second; we take frames over
+//! duration, and refuse a clip that tells neither.
+
+use super::fields::{CONFIG, Fields};
+use super::patches::{
+    self, Depth, Patches, PixelRange, TOO_MANY_TOKENS, VideoSettings, all_frames, check_clip, clip_words, fit,
+    frame_rate,
+};
+use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
+use crate::DataError;
+use crate::probe::MediaKind;
+
+const FAMILIES: [&str; 2] = ["qwen3_vl", "qwen3_vl_moe"];
+/// Of the configuration and the video processor.
+const PATCHES: Patches = Patches { side: 16, merge: 2, frames: 2 };
+/// The image processor is Qwen2-VL's, and so are its defaults.
+const IMAGE_PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
+const IMAGE_PIXELS: PixelRange = PixelRange { min: 56 * 56, max: 28 * 28 * 1280 };
+const VIDEO: VideoSettings = VideoSettings {
+    pixels: PixelRange { min: 128 * 32 * 32, max: 32 * 32 * 768 },
+    samples_frames: true,
+    fps: Some(2.0),
+    num_frames: None,
+    min_frames: 4,
+    max_frames: 768,
+    token_cap: Some(768),
+};
+/// What `cap_pixels_per_frame` leaves a frame at least, in shares of the least pixels.
+const CAP_FLOOR: f64 = 1.05;
+
+/// The shape rule of a Qwen3-VL model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Qwen3Vl {
+    family: &'static str,
+    patches: Patches,
+    image_pixels: PixelRange,
+    video: VideoSettings,
+}
+
+impl Qwen3Vl {
+    /// The rule for a model's files.
+    ///
+    /// Fields that are missing have the values transformers gives them; without `video_preprocessor_config.json` the
+    /// image processor's settings hold for videos too, as transformers has it. The image processor is that of Qwen2-VL,
+    /// whose own patch is 14: a `preprocessor_config.json` must name `patch_size`.
+    ///
+    /// # Errors
+    /// [`DataError::Config`] at the first field for which processor and model would disagree, or that this rule does not
+    /// cover.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_data::family::{Clip, Family as _, FamilyFiles, Qwen3Vl, Size, VideoSampling};
+    /// let config = serde_json::json!({"model_type": "qwen3_vl"});
+    /// let preprocessor = serde_json::json!({"patch_size": 16});
+    /// let rule = Qwen3Vl::from_files(&FamilyFiles { config, preprocessor, ..FamilyFiles::default() })?;
+    /// let size = Size { height: 64, width: 64 };
+    /// let clip = Clip { size, num_frames: 60, fps: Some(30.0), duration_s: Some(2.0) };
+    /// let shape = rule.video(&clip, VideoSampling::default())?;
+    /// assert_eq!(shape.frame_indices, [0, 20, 39, 59]);
+    /// # Ok::<(), dflop_data::DataError>(())
+    /// ```
+    pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
+        let config = Fields { file: CONFIG, object: &files.config };
+        config.must_be("model_type", &FAMILIES, false)?;
+        let family = if files.config["model_type"] == FAMILIES[0] { FAMILIES[0] } else { FAMILIES[1] };
+        let (image, video) = (patches::image_fields(files), patches::video_fields(files));
+        patches::must_be_of(&image, "image_processor_type", "Qwen2VLImageProcessor")?;
+        patches::must_be_of(&video, "video_processor_type", "Qwen3VLVideoProcessor")?;
+        let model = Patches::of_model(&config, PATCHES)?;
+        Patches::read(&video, model, PATCHES)?;
+        Ok(Self {
+            family,
+            patches: Patches::read(&image, model, IMAGE_PATCHES)?,
+            image_pixels: PixelRange::read(&image, IMAGE_PIXELS, true)?,
+            video: VideoSettings::read(&video, VIDEO, false)?,
+        })
+    }
+
+    /// Positions of the frames that are read of a clip.
+    fn frames(&self, clip: &Clip, source_fps: f64, asked: VideoSampling) -> Result<Vec<u32>, String> {
+        if !self.video.samples_frames && asked == VideoSampling::default() {
+            return all_frames(clip);
+        }
+        let total = clip.num_frames;
+        let max = asked.max_frames.map_or(self.video.max_frames, u64::from).min(patches::FRAMES_MAX);
+        let fps = asked.fps.or(self.video.fps).unwrap_or(f64::INFINITY);
+        // A quotient past 64 bits is cut to them, and then to `max`.
+        let wanted = (total as f64 / source_fps * fps) as u64;
+        let n = wanted.max(self.video.min_frames).min(max).min(total);
+        let step = (total - 1) as f64 / n.saturating_sub(1) as f64;
+        Ok((0..n)
+            .map(|k| match k {
+                0 => 0,
+                _ if k == n - 1 => (total - 1) as u32,
+                _ => (k as f64 * step).round_ties_even() as u32,
+            })
+            .collect())
+    }
+
+    /// The most pixels of a clip of so many frames.
+    fn clip_pixels(&self, num_frames: u64) -> PixelRange {
+        let PixelRange { min, max } = self.video.pixels;
+        let Some(tokens) = self.video.token_cap else { return self.video.pixels };
+        let factor = self.patches.factor();
+        let frame = tokens.saturating_mul(factor * factor).min(max / num_frames);
+        PixelRange { min, max: frame.max((min as f64 * CAP_FLOOR) as u64).saturating_mul(num_frames) }
+    }
+
+    fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
+        check_clip(clip, asked)?;
+        let source_fps = frame_rate(clip)?;
+        let frame_indices = self.frames(clip, source_fps, asked)?;
+        let (frames, pair) = (frame_indices.len() as u64, u64::from(self.patches.frames));
+        if frames < pair {
+            return Err(format!("{frames} frames of it are read, must be at least {pair}"));
+        }
+        let factor = self.patches.factor();
+        let rounded = (frames as f64 / pair as f64).round_ties_even() as u64 * pair;
+        let sides = enlarged((u64::from(clip.size.height), u64::from(clip.size.width)), factor)?;
+        let resized = fit(sides, Depth { frames, rounded }, factor, self.clip_pixels(frames))?;
+        let grid = self.patches.grid(resized, frames).ok_or(TOO_MANY_TOKENS)?;
+        let mut pieces = Vec::with_capacity(2 * grid.pairs as usize + 1);
+        let mut before = "";
+        for group in frame_indices.chunks(self.patches.frames as usize) {
+            // A group that is not full ends with its last frame again.
+            let (first, last) = (group[0], group[group.len() - 1]);
+            let seconds = (f64::from(first) / source_fps + f64::from(last) / source_fps) / 2.0;
+            pieces.push(Piece::Text(format!("{before}<{seconds:.1} seconds><|vision_start|>")));
+            pieces.push(Piece::Features(grid.frame_features));
+            before = "<|vision_end|>";
+        }
+        pieces.push(Piece::Text(before.to_owned()));
+        Ok(grid.shape(pieces, frame_indices))
+    }
+}
+
+/// Sides scaled up, where one is shorter than `factor`, until neither is.
+fn enlarged((height, width): (u64, u64), factor: u64) -> Result<(u64, u64), String> {
+    if height == 0 || width == 0 {
+        return Err("both sides must be at least 1".to_owned());
+    }
+    if height >= factor && width >= factor {
+        return Ok((height, width));
+    }
+    let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
+    let scaled = |side: u64| (side as f64 * scale) as u64;
+    Ok((scaled(height), scaled(width)))
+}
+
+impl Family for Qwen3Vl {
+    fn name(&self) -> &str {
+        self.family
+    }
+
+    fn marks(&self, kind: MediaKind) -> Option<Marks> {
+        patches::marks(kind)
+    }
+
+    fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
+        patches::image(self.family, self.patches, self.image_pixels, size)
+    }
+
+    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
+        self.video_shape(clip, sampling)
+            .map_err(|rule| DataError::Shape { family: self.family, media: clip_words(clip), rule })
+    }
+
+    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
+        Err(unread(self.family, "a sound"))
+    }
+}
