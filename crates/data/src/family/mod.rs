@@ -2,9 +2,17 @@
 //!
 //! A rule equals, integer for integer, what the family's Hugging Face processor and model produce.
 
+mod anyres;
+mod callable;
 mod fields;
+mod internvl;
+mod internvl_video;
+mod llava_next;
 mod llava_onevision;
 
+pub use callable::{Callable, GivenFamily, Question};
+pub use internvl::InternVl;
+pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
 
 use crate::error::DataError;
@@ -148,9 +156,18 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 1] = [("llava_onevision", |files| {
-    LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
-})];
+const FAMILIES: [(&str, Maker); 3] = [
+    ("internvl", |files| {
+        InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
+            .map(|f| Box::new(f) as _)
+    }),
+    ("llava_next", |files| {
+        LlavaNext::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
+    }),
+    ("llava_onevision", |files| {
+        LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
+    }),
+];
 
 /// The `model_type`s with a rule.
 pub fn known() -> Vec<&'static str> {
@@ -164,6 +181,16 @@ pub fn known() -> Vec<&'static str> {
 pub fn open(files: &FamilyFiles) -> Result<Option<Box<dyn Family>>, DataError> {
     let model_type = files.config["model_type"].as_str().unwrap_or_default();
     FAMILIES.iter().find(|(name, _)| *name == model_type).map(|(_, make)| make(files)).transpose()
+}
+
+/// An error for a medium that the family's processor refuses, or that its rule does not cover.
+pub(crate) fn refused(family: &'static str, media: String, rule: &str) -> DataError {
+    DataError::Shape { family, media, rule: rule.to_owned() }
+}
+
+/// An image in the words of an error.
+pub(crate) fn image_words(height: u32, width: u32) -> String {
+    format!("an image of {height} x {width} pixels (height x width)")
 }
 
 /// An error for a medium that the family does not read.
