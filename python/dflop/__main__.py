@@ -1,4 +1,7 @@
-"""The command `dflop`: Rust parses and checks everything; two verbs come back here, as they need PyTorch."""
+"""The command `dflop`: Rust parses and checks everything.
+
+Two verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the shapes.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,11 @@ def main() -> int:
 
 
 def _run(request: dict[str, object]) -> int:
-    """Carries out what Rust asks for; imports torch only now."""
+    """Carries out what Rust asks for; imports torch only now, where it is needed."""
     arguments = request["arguments"]
     assert isinstance(arguments, dict)
+    if request["verb"] == "profile_data":
+        return _profile_data(arguments["family"], arguments["directory"])
     if request["verb"] == "profile_model":
         from dflop.profiling.launch import launch as profile
 
@@ -56,6 +61,16 @@ def _run(request: dict[str, object]) -> int:
         from dflop.runtime.worker import leave
 
         leave(status)
+    return status
+
+
+def _profile_data(name: str, directory: str) -> int:
+    """Runs the command line again, with the function that `model.family` names."""
+    from dflop.data.family import load
+
+    family = load(name, directory)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    status, _ = run_cli(["dflop", *sys.argv[1:]], family)
     return status
 
 

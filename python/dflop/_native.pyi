@@ -11,10 +11,12 @@ class ArtifactError(Error): ...
 
 __version__: str
 
-def run_cli(arguments: Sequence[str]) -> tuple[int, str | None]:
+def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, str | None]:
     """Runs the command line.
 
-    Returns the exit status and, for `train` and `profile model`, a JSON request that Python carries out.
+    Returns the exit status and, for `train` and `profile model`, a JSON request that Python carries out; for
+    `profile data` where the configuration has a `model.family`, the request to come back with that function
+    as `family`.
     """
 
 def load_config(path: str) -> str:
@@ -63,7 +65,8 @@ class EncodedSample:
 class Dataset:
     """The samples of a data profile, read again from the files it was made from."""
 
-    def __init__(self, config_path: str, data_profile_path: str) -> None: ...
+    def __init__(self, config_path: str, data_profile_path: str, family: object = None) -> None:
+        """`family` is a function that gives shapes (`dflop.data.family`), by default `model.family`."""
     def __len__(self) -> int: ...
     def encode(self, sample: int) -> EncodedSample: ...
     def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...

@@ -34,6 +34,9 @@ pub struct ModelSection {
     pub dir: PathBuf,
     /// `float32` or `bfloat16`.
     pub dtype: String,
+    /// A function of Python that gives the shapes of media, as in `module:function`; `null`: the rule of the model's
+    /// `model_type`.
+    pub family: Option<String>,
 }
 
 /// `data:`
@@ -90,7 +93,7 @@ pub struct TrainSection {
 }
 
 impl Config {
-    /// What is profiled, and how.
+    /// What is profiled, and how; a `model.family` is yet to be imported, by Python.
     pub fn profile_settings(&self) -> ProfileSettings {
         ProfileSettings {
             mixture: self.data.mixture.clone(),
@@ -103,6 +106,7 @@ impl Config {
                 _ => OnBadSample::Fail,
             },
             seed: self.train.seed,
+            family: None,
             store_options: Vec::new(),
         }
     }
@@ -220,6 +224,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let model = ModelSection {
         dir: directory.join(section.text("dir", None)),
         dtype: section.choice("dtype", &["float32", "bfloat16"], "float32"),
+        family: section.function("family"),
     };
     section.finish();
 
@@ -361,6 +366,19 @@ impl<'p, 'y> Section<'p, 'y> {
         }
     }
 
+    /// The name of a function of Python, as in `package.module:function`.
+    fn function(&mut self, key: &'static str) -> Option<String> {
+        let text = self.optional_text(key)?;
+        let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_alphanumeric());
+        let is_path = |path: &str| path.split('.').all(is_name);
+        if text.split_once(':').is_some_and(|(module, function)| is_path(module) && is_path(function)) {
+            return Some(text);
+        }
+        let line = self.scalar(key).map_or(0, |(_, line)| line);
+        self.problem(line, key, format!("`{text}`, must be a function of Python, as in `module:function`"));
+        None
+    }
+
     fn choice(&mut self, key: &'static str, choices: &[&str], default: &str) -> String {
         let Some(text) = self.optional_text(key) else { return default.to_owned() };
         if !choices.contains(&text.as_str()) {
@@ -490,11 +508,12 @@ mod tests {
 
     #[test]
     fn all_problems_come_at_once_with_line_and_path() {
-        let text = "model: {dir: model, dtyp: float32}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\nextra: 1\n";
+        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\nextra: 1\n";
         let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
         let text = error.to_string();
         for expected in [
             "line 1: model.dtyp: unknown key, did you mean `dtype`?",
+            "line 1: model.family: `rules.py`, must be a function of Python, as in `module:function`",
             "line 3: data.mixture: 3, must be text",
             "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip",
             "line 5: cluster.num_ranks: 1, must be an integer from 2 to 100000",

@@ -1,7 +1,8 @@
 //! Run: arguments in, exit status out.
 //!
 //! Every verb reads a few files and writes one; stdout is data, stderr is talk. The two verbs that need PyTorch,
-//! `profile model` and `train`, are parsed and checked here and handed to Python as a [`Request`].
+//! `profile model` and `train`, are parsed and checked here and handed to Python as a [`Request`]; so is
+//! `profile data` where `model.family` names a function of Python.
 //!
 //! Exit status, chosen here only: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or
 //! files, or an internal error.
@@ -16,6 +17,7 @@ mod diagnostics;
 mod measured;
 
 use clap::Parser;
+use dflop_data::family::GivenFamily;
 use std::ffi::OsString;
 
 pub use diagnostics::Failure;
@@ -32,7 +34,7 @@ pub enum Outcome {
 /// What Python is asked to do.
 #[derive(Debug, serde::Serialize)]
 pub struct Request {
-    /// `profile_model` or `train`.
+    /// `profile_data` (import `model.family` and run the command line again with it), `profile_model` or `train`.
     pub verb: String,
     /// The arguments, checked, with paths resolved; a JSON object.
     pub arguments: serde_json::Value,
@@ -40,6 +42,11 @@ pub struct Request {
 
 /// Runs the command line: `arguments[0]` is the program's name.
 pub fn run<A: Into<OsString> + Clone>(arguments: &[A]) -> Outcome {
+    run_with(arguments, None)
+}
+
+/// Runs the command line with the function of Python that `model.family` names, where it has been imported.
+pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&GivenFamily>) -> Outcome {
     let cli = match args::Cli::try_parse_from(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
@@ -48,7 +55,7 @@ pub fn run<A: Into<OsString> + Clone>(arguments: &[A]) -> Outcome {
             return Outcome::Done(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    match commands::run(cli.verb) {
+    match commands::run(cli.verb, family) {
         Ok(outcome) => outcome,
         Err(failure) => {
             eprint!("{}", failure.render());

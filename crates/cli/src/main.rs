@@ -1,4 +1,5 @@
-//! The plain binary: every verb but `profile model` and `train`, which need PyTorch.
+//! The plain binary: every verb but `profile model` and `train`, which need PyTorch, and `profile data` with a
+//! `model.family`, which is a function of Python.
 
 // The command line is the one place that talks.
 #![allow(clippy::print_stderr)]
@@ -10,8 +11,13 @@ fn main() -> ExitCode {
     match dflop_cli::run(&arguments) {
         dflop_cli::Outcome::Done(status) => ExitCode::from(status),
         dflop_cli::Outcome::Python(request) => {
+            let needs = if request.verb == "profile_data" {
+                "calls the function of Python that `model.family` names"
+            } else {
+                "needs PyTorch"
+            };
             eprintln!(
-                "error: `dflop {}` needs PyTorch, this is the plain binary\n\nhint: install the Python package (`make setup`) and run its `dflop`",
+                "error: `dflop {}` {needs}, this is the plain binary\n\nhint: install the Python package (`make setup`) and run its `dflop`",
                 request.verb.replace('_', " ")
             );
             ExitCode::from(2)

@@ -50,6 +50,7 @@ impl Dataset {
         };
         stale("tokenizer", profile.made_from.get("tokenizer"), rule.tokenizer_hash.clone())?;
         stale("processor", profile.made_from.get("processor"), rule.processor_hash.clone())?;
+        stale("family", Some(&profile.family), rule.family.name().to_owned())?;
         for (name, value) in settings.facts() {
             stale(name, profile.settings.get(name), value)?;
         }

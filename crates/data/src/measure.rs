@@ -102,7 +102,10 @@ impl Rule {
         let files = ModelFiles::read(&settings.model_dir)?;
         let hashes = files.hashes();
         let config = json(&files.config_path, &files.config)?;
-        let family = files.family()?;
+        let family = match &settings.family {
+            Some(given) => Box::new(given.clone()),
+            None => files.family()?,
+        };
         Ok(Self {
             tokenizer_hash: hashes["tokenizer"].clone(),
             processor_hash: hashes["processor"].clone(),

@@ -1,6 +1,7 @@
 //! A dataset in, its data profile out: one shape a sample.
 
 use crate::error::DataError;
+use crate::family::GivenFamily;
 use crate::measure::{Corpus, Rule};
 use dflop_types::artifact::hash_parts;
 use dflop_types::{DataProfile, MadeFrom, Place, Problem, ProfiledSample, SourceFile};
@@ -34,6 +35,8 @@ pub struct ProfileSettings {
     pub on_bad_sample: OnBadSample,
     /// Seed of `random:N` in the mixture.
     pub seed: u64,
+    /// The shape rule, where it is not that of the model's `model_type`.
+    pub family: Option<GivenFamily>,
     /// Options of remote stores by the names of `object_store`, as in `("aws_region", "eu-west-1")`.
     pub store_options: Vec<(String, String)>,
 }
@@ -49,6 +52,7 @@ impl ProfileSettings {
             video_fps: None,
             on_bad_sample: OnBadSample::Fail,
             seed: 0,
+            family: None,
             store_options: Vec::new(),
         }
     }
@@ -60,12 +64,14 @@ impl ProfileSettings {
             OnBadSample::Fail => "fail",
             OnBadSample::Skip => "skip",
         };
-        vec![
+        let mut facts = vec![
             ("video_max_frames", or_family(self.video_max_frames.map(|n| n.to_string()))),
             ("video_fps", or_family(self.video_fps.map(|n| n.to_string()))),
             ("on_bad_sample", policy.to_owned()),
             ("seed", self.seed.to_string()),
-        ]
+        ];
+        facts.extend(self.family.as_ref().map(|family| ("family_version", family.version().to_owned())));
+        facts
     }
 }
 

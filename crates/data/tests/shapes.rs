@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dflop_data::family::LlavaOnevision;
+use dflop_data::family::{self, Clip, Family, FamilyFiles, LlavaOnevision, Size, VideoSampling};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -46,4 +46,70 @@ fn llava_onevision_equals_transformers() {
         *rows.entry((*kind).to_owned()).or_default() += 1;
     }
     assert!(rows["image"] > 4_000 && rows["multi_image"] >= 9 && rows["video"] >= 9, "{rows:?}");
+}
+
+/// The rules of a family's settings, as its files have them.
+fn rules(family: &str) -> BTreeMap<String, Box<dyn Family>> {
+    let text = std::fs::read_to_string(fixtures().join(format!("{family}_settings.json"))).unwrap();
+    let settings: BTreeMap<String, BTreeMap<String, serde_json::Value>> =
+        serde_json::from_str(&text).unwrap();
+    let made = settings.into_iter().map(|(setting, mut files)| {
+        let mut file = |name: &str| files.remove(name).unwrap_or_else(|| serde_json::json!({}));
+        let files = FamilyFiles {
+            config: file("config"),
+            preprocessor: file("preprocessor"),
+            video_preprocessor: file("video_preprocessor"),
+        };
+        (setting, family::open(&files).unwrap().unwrap())
+    });
+    made.collect()
+}
+
+/// Every row of a family's table: tiles, encoder tokens, LLM tokens and frames; the number of rows of each kind.
+fn rows_equal_transformers(family: &str) -> BTreeMap<String, u32> {
+    let table = std::fs::read_to_string(fixtures().join(format!("{family}.csv"))).unwrap();
+    let rules = rules(family);
+    let mut rows = BTreeMap::new();
+    for line in table.lines().skip(1) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let [setting, kind, height, width, num_frames, fps, max_frames, tiles, encoder, features, frames] =
+            cells[..]
+        else {
+            panic!("{line}")
+        };
+        let number = |cell: &str| cell.parse::<u32>().unwrap();
+        let size = Size { height: number(height), width: number(width) };
+        let shape = match kind {
+            "image" => rules[setting].image(size, 1),
+            "video" => {
+                let num_frames = u64::from(number(num_frames));
+                let clip = Clip { size, num_frames, fps: fps.parse().ok(), duration_s: None };
+                let sampling = VideoSampling { max_frames: max_frames.parse().ok(), fps: None };
+                rules[setting].video(&clip, sampling)
+            }
+            _ => panic!("{line}"),
+        }
+        .unwrap();
+        let indices: Vec<u32> = frames.split_whitespace().map(number).collect();
+        assert_eq!(
+            (shape.num_tiles, shape.encoder_tokens(), shape.feature_tokens()),
+            (number(tiles), u64::from(number(encoder)), number(features)),
+            "{line}"
+        );
+        assert_eq!(shape.frame_indices, indices, "{line}");
+        *rows.entry(kind.to_owned()).or_default() += 1;
+    }
+    rows
+}
+
+#[test]
+fn llava_next_equals_transformers() {
+    let rows = rows_equal_transformers("llava_next");
+    assert!(rows["image"] > 400, "{rows:?}");
+}
+
+#[test]
+fn internvl_equals_transformers() {
+    let rows = rows_equal_transformers("internvl");
+    assert!(rows["image"] > 400 && rows["video"] == 60, "{rows:?}");
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Kind, artifact, map, raise};
 use dflop_data::family::{self, Clip, FamilyFiles, Piece, Size, Sound, VideoSampling};
+use dflop_data::profile::ProfileSettings;
 use dflop_types::{DataProfile, SampleIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -35,10 +36,18 @@ pub(crate) struct Dataset(dflop_data::dataset::Dataset);
 #[pymethods]
 impl Dataset {
     #[new]
-    fn new(py: Python<'_>, config_path: PathBuf, data_profile_path: PathBuf) -> PyResult<Self> {
+    #[pyo3(signature = (config_path, data_profile_path, family = None))]
+    fn new(
+        py: Python<'_>,
+        config_path: PathBuf,
+        data_profile_path: PathBuf,
+        family: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let config = dflop_cli::config::load(&config_path).map_err(map(Kind::Profile))?;
+        let family = crate::family::find(py, family, config.model.family.as_deref(), &config.directory)?;
+        let settings = ProfileSettings { family, ..config.profile_settings() };
         let profile: DataProfile = dflop_types::artifact::read(&data_profile_path).map_err(artifact)?;
-        py.detach(|| dflop_data::dataset::Dataset::open(&config.profile_settings(), profile))
+        py.detach(|| dflop_data::dataset::Dataset::open(&settings, profile))
             .map(Self)
             .map_err(map(Kind::Profile))
     }

@@ -3,6 +3,7 @@
 mod balance;
 mod dataset;
 mod error;
+mod family;
 mod plan;
 
 use pyo3::prelude::*;
@@ -29,8 +30,14 @@ mod _native {
 
     /// Runs the command line; see `_native.pyi`.
     #[pyfunction]
-    fn run_cli(py: Python<'_>, arguments: Vec<String>) -> PyResult<(u8, Option<String>)> {
-        match py.detach(|| dflop_cli::run(&arguments)) {
+    #[pyo3(signature = (arguments, family = None))]
+    fn run_cli(
+        py: Python<'_>,
+        arguments: Vec<String>,
+        family: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<(u8, Option<String>)> {
+        let family = crate::family::find(py, family, None, Path::new("."))?;
+        match py.detach(|| dflop_cli::run_with(&arguments, family.as_ref())) {
             dflop_cli::Outcome::Done(status) => Ok((status, None)),
             dflop_cli::Outcome::Python(request) => {
                 let request = serde_json::to_string(&request)

@@ -12,17 +12,18 @@ mod simulate;
 use crate::args::{ConfigArgument, Profile, ProfileFiles, Verb};
 use crate::config::{self, Config};
 use crate::{Failure, Outcome};
+use dflop_data::family::GivenFamily;
 use dflop_types::artifact;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::path::{Path, PathBuf};
 
-/// Runs one verb.
-pub(crate) fn run(verb: Verb) -> Result<Outcome, Failure> {
+/// Runs one verb; `family` is what `model.family` names, where Python has imported it.
+pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, Failure> {
     let done = |result: Result<(), Failure>| result.map(|()| Outcome::Done(0));
     match verb {
         Verb::DemoData(arguments) => done(demo_data::run(&arguments)),
-        Verb::Profile(Profile::Data(arguments)) => done(profile_data::run(&arguments)),
+        Verb::Profile(Profile::Data(arguments)) => profile_data::run(&arguments, family),
         Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),
         Verb::Plan(arguments) => done(plan::run(&arguments)),
         Verb::Simulate(arguments) => done(simulate::run(&arguments)),

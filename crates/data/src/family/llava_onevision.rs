@@ -13,8 +13,12 @@
 //! `select_best_resolution`, `LlavaOnevisionProcessor._get_unpadded_features` and
 //! `LlavaOnevisionModel.pack_image_features`. `fixtures/shapes` holds what those return.
 
-use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX, side};
-use super::{Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, uniform_frames, unread};
+use super::anyres::{Pinpoints, unpadded};
+use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX};
+use super::{
+    Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, uniform_frames,
+    unread,
+};
 use crate::DataError;
 use crate::probe::MediaKind;
 use dflop_types::EncoderSegments;
@@ -36,7 +40,7 @@ const DEFAULT_PINPOINT_TILES: u32 = 6;
 pub struct LlavaOnevision {
     image_size: u32,
     patch_size: u32,
-    grid_pinpoints: Vec<(u32, u32)>,
+    grid_pinpoints: Pinpoints,
     max_tiles: u32,
 }
 
@@ -164,8 +168,9 @@ impl LlavaOnevision {
             );
         }
 
-        let grid_pinpoints = pinpoints(&config, image_size)?;
-        if pinpoints(&preprocessor, image_size)? != grid_pinpoints {
+        let default = default_pinpoints();
+        let grid_pinpoints = Pinpoints::read(&config, image_size, &default)?;
+        if Pinpoints::read(&preprocessor, image_size, &default)? != grid_pinpoints {
             let rule = format!("`{CONFIG}` has other pinpoints, the model would misread the tiles");
             return Err(preprocessor.error("image_grid_pinpoints", rule));
         }
@@ -196,7 +201,7 @@ impl LlavaOnevision {
 
     /// Sizes a single image may be fitted into, as (height, width) in pixels, in the order of the configuration.
     pub fn grid_pinpoints(&self) -> &[(u32, u32)] {
-        &self.grid_pinpoints
+        self.grid_pinpoints.as_slice()
     }
 
     /// N of `anyres_max_N`: features beyond those of about N tiles are shrunk away.
@@ -222,13 +227,13 @@ impl LlavaOnevision {
     /// # Errors
     /// [`DataError::Shape`] for a side of 0, and where shrinking to `max_tiles` leaves no feature.
     pub fn image(&self, height: u32, width: u32) -> Result<TileShape, DataError> {
-        let refuse = |rule: &str| refuse(&image_words(height, width), rule);
+        let refuse = |rule: &str| refused(FAMILY, image_words(height, width), rule);
         if height == 0 || width == 0 {
             return Err(refuse("both sides must be at least 1"));
         }
-        let (best_height, best_width) = self.best_pinpoint(height, width);
+        let (best_height, best_width) = self.grid_pinpoints.best(height, width);
         let grid = (best_height / self.image_size, best_width / self.image_size);
-        let (rows, columns) = self.unpadded(height, width, grid);
+        let (rows, columns) = self.kept(height, width, grid);
         // A newline ends each row of the grid; the base tile has none.
         let feature_tokens = rows * columns + rows + self.tile_tokens();
         if rows == 0 || columns == 0 {
@@ -243,7 +248,7 @@ impl LlavaOnevision {
     /// [`DataError::Shape`] for a side of 0.
     pub fn image_among_several(&self, height: u32, width: u32) -> Result<TileShape, DataError> {
         if height == 0 || width == 0 {
-            return Err(refuse(&image_words(height, width), "both sides must be at least 1"));
+            return Err(refused(FAMILY, image_words(height, width), "both sides must be at least 1"));
         }
         Ok(self.shape(1, self.tile_tokens() + 1))
     }
@@ -253,7 +258,7 @@ impl LlavaOnevision {
     /// # Errors
     /// [`DataError::Shape`] for no frame, and for so many that tokens do not fit in 32 bits.
     pub fn video(&self, num_frames: u32) -> Result<TileShape, DataError> {
-        let refuse = |rule: &str| refuse(&format!("a video of {num_frames} frames"), rule);
+        let refuse = |rule: &str| refused(FAMILY, format!("a video of {num_frames} frames"), rule);
         if num_frames == 0 {
             return Err(refuse("at least 1 frame must be read"));
         }
@@ -273,39 +278,9 @@ impl LlavaOnevision {
         self.image_size / self.patch_size
     }
 
-    /// The pinpoint that keeps most pixels, and of those the one that wastes fewest, the first of equals
-    /// (`select_best_resolution`). Where none keeps a pixel that is the smallest.
-    fn best_pinpoint(&self, height: u32, width: u32) -> (u32, u32) {
-        let pixels = u64::from(height) * u64::from(width);
-        let mut best = (0, 0);
-        let mut most_kept = 0;
-        let mut least_wasted = u64::MAX;
-        for &(pinpoint_height, pinpoint_width) in &self.grid_pinpoints {
-            let scale = (f64::from(pinpoint_width) / f64::from(width))
-                .min(f64::from(pinpoint_height) / f64::from(height));
-            let scaled = |side: u32| (f64::from(side) * scale) as u64;
-            let kept = (scaled(width) * scaled(height)).min(pixels);
-            let wasted = u64::from(pinpoint_height) * u64::from(pinpoint_width) - kept;
-            if kept > most_kept || (kept == most_kept && wasted < least_wasted) {
-                (most_kept, least_wasted) = (kept, wasted);
-                best = (pinpoint_height, pinpoint_width);
-            }
-        }
-        best
-    }
-
     /// Rows and columns of features that an image keeps of its grid of tiles (`_get_unpadded_features`).
-    fn unpadded(&self, height: u32, width: u32, grid: (u32, u32)) -> (u32, u32) {
-        let side = self.tile_side();
-        let (mut rows, mut columns) = (side * grid.0, side * grid.1);
-        let (h, w) = (f64::from(height), f64::from(width));
-        if w / h > f64::from(columns) / f64::from(rows) {
-            let kept = truncate_rounded(h * (f64::from(columns) / w));
-            rows -= rows.saturating_sub(kept) / 2 * 2;
-        } else {
-            let kept = truncate_rounded(w * (f64::from(rows) / h));
-            columns -= columns.saturating_sub(kept) / 2 * 2;
-        }
+    fn kept(&self, height: u32, width: u32, grid: (u32, u32)) -> (u32, u32) {
+        let (rows, columns) = unpadded(height, width, grid, self.tile_side());
         let features_max = u64::from(self.max_tiles) * u64::from(self.tile_tokens());
         let ratio = ((u64::from(rows) * u64::from(columns)) as f64 / features_max as f64).sqrt();
         if ratio > 1.1 {
@@ -316,15 +291,6 @@ impl LlavaOnevision {
     }
 }
 
-/// `int(round(x, 7))` of Python, for x >= 0 below 2^32.
-///
-/// Rounding to 7 digits changes the integer part only within 5e-8 below an integer. Ties do not matter: a tie
-/// there would be an integer less 5e-8, which is no binary fraction.
-fn truncate_rounded(x: f64) -> u32 {
-    let nearest = x.round();
-    (if nearest > x && nearest - x < 5e-8 { nearest } else { x.floor() }) as u32
-}
-
 /// `int(a // b)` of Python, for a >= 0 and b > 0: by the remainder, which may differ from `floor(a / b)`.
 fn floor_divide(a: f64, b: f64) -> u32 {
     let quotient = (a - a % b) / b;
@@ -332,42 +298,10 @@ fn floor_divide(a: f64, b: f64) -> u32 {
     (if quotient - floor > 0.5 { floor + 1.0 } else { floor }) as u32
 }
 
-fn image_words(height: u32, width: u32) -> String {
-    format!("an image of {height} x {width} pixels (height x width)")
-}
-
-fn refuse(media: &str, rule: &str) -> DataError {
-    DataError::Shape { family: FAMILY, media: media.to_owned(), rule: rule.to_owned() }
-}
-
-/// `image_grid_pinpoints`, or the 36 of transformers.
-fn pinpoints(fields: &Fields<'_>, image_size: u32) -> Result<Vec<(u32, u32)>, DataError> {
-    let field = "image_grid_pinpoints";
-    let pinpoints: Vec<(u32, u32)> = match fields.get(field) {
-        None => {
-            let sides = || (1..=DEFAULT_PINPOINT_TILES).map(|tiles| tiles * DEFAULT_IMAGE_SIZE);
-            sides().flat_map(|height| sides().map(move |width| (height, width))).collect()
-        }
-        Some(value) => {
-            value.as_array().and_then(|list| list.iter().map(pinpoint).collect()).ok_or_else(|| {
-                fields.error(field, format!("must be a list of [height, width], each from 1 to {SIDE_MAX}"))
-            })?
-        }
-    };
-    let fits = |side: u32| side.is_multiple_of(image_size);
-    if pinpoints.is_empty() || pinpoints.iter().any(|&(height, width)| !fits(height) || !fits(width)) {
-        let rule =
-            format!("needs at least one pinpoint, and each side a multiple of the tile's {image_size}");
-        return Err(fields.error(field, rule));
-    }
-    Ok(pinpoints)
-}
-
-fn pinpoint(value: &Value) -> Option<(u32, u32)> {
-    match value.as_array()?.as_slice() {
-        [height, width] => Some((side(height)?, side(width)?)),
-        _ => None,
-    }
+/// The 36 pinpoints of transformers.
+fn default_pinpoints() -> Vec<(u32, u32)> {
+    let sides = || (1..=DEFAULT_PINPOINT_TILES).map(|tiles| tiles * DEFAULT_IMAGE_SIZE);
+    sides().flat_map(|height| sides().map(move |width| (height, width))).collect()
 }
 
 #[cfg(test)]
@@ -411,13 +345,9 @@ mod tests {
         assert_eq!(video.segments.count * video.segments.tokens, 32 * 729);
     }
 
-    /// Python: `int(round(13.99999995, 7)) == 14`, `int(round(13.9999999, 7)) == 13`, `1.0 // 0.1 == 9.0`.
+    /// Python: `1.0 // 0.1 == 9.0`.
     #[test]
-    fn the_arithmetic_is_that_of_python() {
-        assert_eq!(truncate_rounded(13.999_999_96), 14);
-        assert_eq!(truncate_rounded(13.999_999_94), 13);
-        assert_eq!(truncate_rounded(14.0), 14);
-        assert_eq!(truncate_rounded(0.03), 0);
+    fn division_is_that_of_python() {
         assert_eq!(floor_divide(1.0, 0.1), 9);
         assert_eq!(floor_divide(162.0, 2.0), 81);
     }

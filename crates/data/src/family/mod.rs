@@ -2,13 +2,21 @@
 //!
 //! A rule equals, integer for integer, what the family's Hugging Face processor and model produce.
 
+mod anyres;
+mod callable;
 mod fields;
+mod internvl;
+mod internvl_video;
+mod llava_next;
 mod llava_onevision;
 mod patches;
 mod qwen2_audio;
 mod qwen2_vl;
 mod qwen3_vl;
 
+pub use callable::{Callable, GivenFamily, Question};
+pub use internvl::InternVl;
+pub use llava_next::LlavaNext;
 pub use llava_onevision::LlavaOnevision;
 pub use qwen2_audio::Qwen2Audio;
 pub use qwen2_vl::Qwen2Vl;
@@ -155,7 +163,14 @@ pub struct FamilyFiles {
 type Maker = fn(&FamilyFiles) -> Result<Box<dyn Family>, DataError>;
 
 /// Every family with a rule: its `model_type`, and who makes it.
-const FAMILIES: [(&str, Maker); 6] = [
+const FAMILIES: [(&str, Maker); 8] = [
+    ("internvl", |files| {
+        InternVl::from_files(&files.config, &files.preprocessor, &files.video_preprocessor)
+            .map(|f| Box::new(f) as _)
+    }),
+    ("llava_next", |files| {
+        LlavaNext::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
+    }),
     ("llava_onevision", |files| {
         LlavaOnevision::from_config(&files.config, &files.preprocessor).map(|f| Box::new(f) as _)
     }),
@@ -178,6 +193,16 @@ pub fn known() -> Vec<&'static str> {
 pub fn open(files: &FamilyFiles) -> Result<Option<Box<dyn Family>>, DataError> {
     let model_type = files.config["model_type"].as_str().unwrap_or_default();
     FAMILIES.iter().find(|(name, _)| *name == model_type).map(|(_, make)| make(files)).transpose()
+}
+
+/// An error for a medium that the family's processor refuses, or that its rule does not cover.
+pub(crate) fn refused(family: &'static str, media: String, rule: &str) -> DataError {
+    DataError::Shape { family, media, rule: rule.to_owned() }
+}
+
+/// An image in the words of an error.
+pub(crate) fn image_words(height: u32, width: u32) -> String {
+    format!("an image of {height} x {width} pixels (height x width)")
 }
 
 /// An error for a medium that the family does not read.
