@@ -1,7 +1,10 @@
 //! Readers: a source in, its records out, one after the other. Records are parsed later, one by one, so that a broken
 //! one costs itself alone; a file is never held in memory.
 
+mod energon;
 mod json;
+mod tar;
+mod webdataset;
 
 use crate::error::DataError;
 use crate::location::{Location, MediaPlace};
@@ -35,6 +38,8 @@ pub enum Body {
     /// Fields that the file keeps apart. A medium that came with the record stands as `{"attachment": k}`, its
     /// position in [`RawRecord::attachments`].
     Fields(Value),
+    /// No record: what its reader found wrong with it.
+    Unsound(String),
 }
 
 impl RawRecord {
@@ -46,6 +51,7 @@ impl RawRecord {
         match &self.body {
             Body::Json { text, line } => json::parse(text, *line),
             Body::Fields(fields) => Ok(fields.clone()),
+            Body::Unsound(cause) => Err(cause.clone()),
         }
     }
 
@@ -56,6 +62,7 @@ impl RawRecord {
         match &self.body {
             Body::Json { text, .. } => hash.update(text),
             Body::Fields(fields) => hash.update(fields.to_string()),
+            Body::Unsound(cause) => hash.update(cause),
         }
         let digest = hash.finalize();
         u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes"))
@@ -95,12 +102,39 @@ pub trait Reader: Send + Sync + fmt::Debug {
 /// # Errors
 /// [`DataError::Io`] where it is not there, [`DataError::Record`] where it is of no form we read.
 pub fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataError> {
+    if let Some(reader) = open_shards(source, None, stores) {
+        return reader;
+    }
     stores.about(&source.location)?;
     match source.location.extension().as_str() {
         "json" | "jsonl" => Ok(Box::new(json::JsonFile::new(source.location.clone()))),
         other => Err(DataError::Record(format!(
-            "`{}`: a source ending in `{other}` is of no form we read, must be .json or .jsonl",
+            "`{}`: a source ending in `{other}` is of no form we read, must be .json, .jsonl, .tar, a pattern or \
+             directory of .tar, or a directory with .nv-meta",
             source.location
         ))),
     }
+}
+
+/// The reader for tar shards, where the source is of that form: one shard, a pattern, a directory of them, or a dataset
+/// of Megatron-Energon, of which `split` is read.
+fn open_shards(
+    source: &Source,
+    split: Option<&str>,
+    stores: &Stores,
+) -> Option<Result<Box<dyn Reader>, DataError>> {
+    let location = &source.location;
+    match location.extension().as_str() {
+        "tar" => return Some(webdataset::open(source, stores)),
+        "yaml" | "yml" => return Some(Err(energon::metadataset(location))),
+        _ => {}
+    }
+    let is_directory = match location {
+        Location::Local(path) => path.is_dir(),
+        Location::Remote(url) => url.ends_with('/') || location.extension().is_empty(),
+    };
+    if is_directory && energon::is_dataset(location, stores) {
+        return Some(energon::open(source, split, stores));
+    }
+    is_directory.then(|| webdataset::open(source, stores))
 }
