@@ -97,7 +97,8 @@ pub trait Reader: Send + Sync + fmt::Debug {
 pub fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataError> {
     stores.about(&source.location)?;
     match source.location.extension().as_str() {
-        "json" | "jsonl" => Ok(Box::new(json::JsonFile::new(source.location.clone()))),
+        "jsonl" => Ok(Box::new(json::JsonFile::new(source.location.clone(), json::Form::Lines))),
+        "json" => Ok(Box::new(json::JsonFile::new(source.location.clone(), json::Form::Array))),
         other => Err(DataError::Record(format!(
             "`{}`: a source ending in `{other}` is of no form we read, must be .json or .jsonl",
             source.location
