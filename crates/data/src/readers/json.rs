@@ -185,7 +185,9 @@ impl Scan {
 /// Where the text begins in a file that begins with `head`: behind a byte order mark.
 fn text_start(head: &[u8]) -> Result<usize, String> {
     let packed = |format, tool| {
-        Err(format!("it is {format}, must be plain text, since records are sought by their bytes: unpack it with `{tool}`"))
+        Err(format!(
+            "it is {format}, must be plain text, since records are sought by their bytes: unpack it with `{tool}`"
+        ))
     };
     match head {
         [0xef, 0xbb, 0xbf, ..] => Ok(3),
@@ -297,9 +299,11 @@ impl Splitter {
                 bytes[..end.unwrap_or(bytes.len())].iter().position(|byte| !byte.is_ascii_whitespace())
         {
             if self.num_found == 0 && bytes[start] == b'[' {
-                return Err("it begins with `[`, must have one sample a line (an array is `.json`: rename it, or \
+                return Err(
+                    "it begins with `[`, must have one sample a line (an array is `.json`: rename it, or \
                             set `format: json`)"
-                    .to_owned());
+                        .to_owned(),
+                );
             }
             self.begun = Some((self.at + start as u64, self.line));
         }
@@ -340,9 +344,11 @@ impl Splitter {
         self.stage = Stage::Inside;
         match byte {
             b'[' => Ok(()),
-            b'{' => Err("it begins with `{`, must be an array of samples (one a line is `.jsonl`: rename it, or set \
+            b'{' => Err(
+                "it begins with `{`, must be an array of samples (one a line is `.jsonl`: rename it, or set \
                          `format: jsonl`)"
-                .to_owned()),
+                    .to_owned(),
+            ),
             _ => Err("it does not begin with `[`, must be an array of samples".to_owned()),
         }
     }
@@ -404,7 +410,12 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn scan(bytes: &[u8], form: Form, chunk_bytes: usize, limit: u64) -> Result<Vec<(Place, String)>, String> {
+    fn scan(
+        bytes: &[u8],
+        form: Form,
+        chunk_bytes: usize,
+        limit: u64,
+    ) -> Result<Vec<(Place, String)>, String> {
         let cause = |error| match error {
             ScanError::Unsound(cause) => cause,
             ScanError::Io(error) => panic!("reading memory fails: {error}"),
