@@ -166,7 +166,9 @@ impl Hint for DataError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Mixture { .. } => Some(
-                "a mixture is `datasets:`, a list of `json_path`, `sampling_strategy` and `media_root`".to_owned(),
+                "a mixture is `datasets:`, a list of `path` or `json_path`, with `sampling_strategy`, `media_root`, \
+                 `format`, `split` and `columns` where needed"
+                    .to_owned(),
             ),
             Self::Samples { .. } => {
                 Some("mend them, or leave them out: set `data.on_bad_sample` to `skip`".to_owned())

@@ -5,7 +5,7 @@ use crate::conversation::{Conversation, MediaReference, MediaSource};
 use crate::error::DataError;
 use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
 use crate::location::{Location, MediaPlace};
-use crate::mixture::{self, Mixture};
+use crate::mixture::{self, Mixture, Source};
 use crate::model_files::{ModelFiles, json};
 use crate::probe::{MediaKind, Probe};
 use crate::profile::ProfileSettings;
@@ -118,15 +118,16 @@ impl Rule {
         })
     }
 
-    /// The sample in `record`; relative names of media start at `media_root`.
+    /// The sample in `record` of the source `from`.
     pub(crate) fn measure(
         &self,
         record: &RawRecord,
         fallback_id: String,
-        media_root: &Location,
+        from: &Source,
         stores: &Stores,
     ) -> Result<MeasuredSample, BadSample> {
         let value = record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        let value = mixture::renamed(value, &from.columns);
         let bad = |fault, cause| BadSample { id: crate::conversation::id_of(&value), fault, cause };
         let conversation = Conversation::parse(&value).map_err(|cause| bad(Fault::Record, cause))?;
         let count = |kind| conversation.media.iter().filter(|media| media.kind == kind).count();
@@ -134,7 +135,8 @@ impl Rule {
         let mut media = Vec::with_capacity(conversation.media.len());
         let (mut media_bytes, mut media_ms, mut media_hash) = (0, 0, Sha256::new());
         for reference in &conversation.media {
-            let place = place_of(reference, record, media_root).map_err(|cause| bad(Fault::Record, cause))?;
+            let place =
+                place_of(reference, record, &from.media_root).map_err(|cause| bad(Fault::Record, cause))?;
             let (header, version) = stores.probe(&place).map_err(|error| {
                 let fault = match error {
                     DataError::Io { .. } => Fault::MediaMissing,
@@ -301,14 +303,14 @@ impl Corpus {
         record: &RawRecord,
     ) -> Result<MeasuredSample, BadSample> {
         let from = &self.mixture.sources[source as usize];
-        rule.measure(record, format!("{}#{position}", from.name), &from.media_root, &self.stores).map_err(
-            |bad| match &record.body {
+        rule.measure(record, format!("{}#{position}", from.name), from, &self.stores).map_err(|bad| {
+            match &record.body {
                 // A text that does not parse names its line and column itself.
                 Body::Json { line, .. } if *line > 0 && !bad.cause.starts_with("line ") => {
                     BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
                 }
                 _ => bad,
-            },
-        )
+            }
+        })
     }
 }

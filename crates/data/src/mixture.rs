@@ -7,9 +7,13 @@
 //!   - json_path: chat.json            # or .jsonl; relative to the mixture
 //!     sampling_strategy: random:10%   # all, first:N, end:N, random:N; N a count or a percentage, rounded up
 //!     media_root: images              # optional; relative to the mixture
+//!   - path: data/charts               # any source: a file, a directory, a URL, a pattern of shards
+//!     format: huggingface             # optional: told by the name otherwise
+//!     split: train                    # where the source has several
+//!     columns: {image: img}           # our name: theirs
 //! ```
 //!
-//! A `.json` or `.jsonl` file alone is a mixture of one.
+//! A source alone, as a `.jsonl` file or a directory, is a mixture of one.
 
 use crate::error::DataError;
 use crate::location::Location;
@@ -17,6 +21,8 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The files of a dataset, in order.
@@ -37,6 +43,128 @@ pub struct Source {
     pub media_root: Location,
     /// Which of its samples are taken.
     pub sampling: Sampling,
+    /// Its form; `None`: told by its name.
+    pub format: Option<Format>,
+    /// Which of its splits is read, where it has several.
+    pub split: Option<String>,
+    /// Our name of a field, and theirs.
+    pub columns: BTreeMap<String, String>,
+}
+
+/// Names that a field of a record has for us; columns of other names are not read.
+pub const FIELDS: [&str; 22] = [
+    "id",
+    "image",
+    "images",
+    "video",
+    "videos",
+    "audio",
+    "audios",
+    "conversations",
+    "messages",
+    "system",
+    "question",
+    "query",
+    "problem",
+    "instruction",
+    "input",
+    "answer",
+    "label",
+    "response",
+    "solution",
+    "caption",
+    "output",
+    "tools",
+];
+
+/// Endings of files; another name without `format` is that of a directory.
+const ENDINGS: [&str; 9] = ["json", "jsonl", "parquet", "arrow", "tar", "gz", "tgz", "zst", "zstd"];
+
+/// The form of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// One JSON array.
+    Json,
+    /// One JSON object a line.
+    Jsonl,
+    /// Parquet: a file, or a directory of them.
+    Parquet,
+    /// Arrow IPC, stream or file: a file, or a directory of them.
+    Arrow,
+    /// A directory that `datasets` saved, or of files of the hub.
+    HuggingFace,
+    /// Tar shards, a sample a group of members.
+    WebDataset,
+    /// A directory of tar shards with `.nv-meta`.
+    Energon,
+}
+
+impl Format {
+    /// Every form.
+    pub const ALL: [Self; 7] = [
+        Self::Json,
+        Self::Jsonl,
+        Self::Parquet,
+        Self::Arrow,
+        Self::HuggingFace,
+        Self::WebDataset,
+        Self::Energon,
+    ];
+
+    /// The form's name in a mixture.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Jsonl => "jsonl",
+            Self::Parquet => "parquet",
+            Self::Arrow => "arrow",
+            Self::HuggingFace => "huggingface",
+            Self::WebDataset => "webdataset",
+            Self::Energon => "energon",
+        }
+    }
+
+    /// The form of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+}
+
+impl Source {
+    /// All samples of the source at `location`, which alone makes a mixture.
+    pub fn new(location: Location) -> Self {
+        Self {
+            name: location.name(),
+            media_root: media_root(&location, None),
+            location,
+            sampling: Sampling::All,
+            format: None,
+            split: None,
+            columns: BTreeMap::new(),
+        }
+    }
+}
+
+/// Where relative media paths start if nothing else is said: beside a file, inside a directory.
+fn media_root(location: &Location, format: Option<Format>) -> Location {
+    let is_file = matches!(format, Some(Format::Json | Format::Jsonl))
+        || ENDINGS.contains(&location.extension().as_str());
+    if is_file { location.parent() } else { location.clone() }
+}
+
+/// The record with its fields under our names: each of ours means the one of theirs, and nothing else.
+#[must_use]
+pub fn renamed(mut record: Value, columns: &BTreeMap<String, String>) -> Value {
+    if let Value::Object(fields) = &mut record {
+        let values: Vec<_> = columns.values().map(|theirs| fields.shift_remove(theirs)).collect();
+        for (ours, value) in columns.keys().zip(values) {
+            fields.shift_remove(ours);
+            if let Some(value) = value {
+                fields.insert(ours.clone(), value);
+            }
+        }
+    }
+    record
 }
 
 /// Which samples of a source are taken.
@@ -136,16 +264,12 @@ impl Sampling {
 /// [`DataError::Io`], and [`DataError::Mixture`] with every problem of the file.
 pub fn read(path: &Path, media_root: Option<&Path>) -> Result<Mixture, DataError> {
     let location = Location::parse(&path.to_string_lossy());
-    if matches!(location.extension().as_str(), "json" | "jsonl") {
+    let is_remote = matches!(location, Location::Remote(_));
+    if is_remote || ENDINGS.contains(&location.extension().as_str()) || path.is_dir() {
         let root = media_root.map(|root| Location::parse(&root.to_string_lossy()));
-        return Ok(Mixture {
-            sources: vec![Source {
-                name: location.name(),
-                media_root: root.unwrap_or_else(|| location.parent()),
-                location,
-                sampling: Sampling::All,
-            }],
-        });
+        let source = Source::new(location);
+        let media_root = root.unwrap_or_else(|| source.media_root.clone());
+        return Ok(Mixture { sources: vec![Source { media_root, ..source }] });
     }
     let text = std::fs::read_to_string(path).map_err(|source| DataError::Io {
         act: "read",
@@ -221,49 +345,133 @@ fn source(
     media_root: Option<&Location>,
     problems: &mut Vec<(usize, String)>,
 ) -> Option<Source> {
-    const KNOWN: [&str; 4] = ["json_path", "sampling_strategy", "media_root", "image_folder"];
     let line = entry.span.start.line();
     let YamlData::Mapping(fields) = &entry.data else {
-        problems.push((line, format!("{field}: it must be a mapping with `json_path`")));
+        problems.push((line, format!("{field}: it must be a mapping with `path` or `json_path`")));
         return None;
     };
-    let (mut name, mut sampling, mut root) = (None, Some(Sampling::All), None);
+    let mut read = Entry { field, sampling: Some(Sampling::All), ..Entry::default() };
     for (key, value) in fields {
-        let key_name = text_of(key);
-        let line = value.span.start.line();
-        let Some(key_name) = key_name.filter(|k| KNOWN.contains(k)) else {
-            problems.push(unknown(key, &format!("{field}."), key_name, &KNOWN));
-            continue;
-        };
-        let Some(text) = text_of(value) else {
-            problems.push((line, format!("{field}.{key_name}: it must be text")));
-            continue;
-        };
-        match key_name {
-            "json_path" => name = Some(text),
-            "sampling_strategy" => {
-                sampling = Sampling::parse(text);
-                if sampling.is_none() {
-                    let rule =
-                        "must be all, first:N, end:N or random:N, N a count or a percentage up to 100%";
-                    problems.push((line, format!("{field}.sampling_strategy: `{text}`, {rule}")));
-                }
-            }
-            _ if root.is_some() => {
-                problems.push((line, format!("{field}.{key_name}: the root of media is named twice")));
-            }
-            _ => root = Some(directory.join(text)),
-        }
+        read.take(key, value, directory, problems);
     }
-    let Some(name) = name else {
-        if !fields.iter().any(|(key, _)| text_of(key) == Some("json_path")) {
-            problems.push((line, format!("{field}.json_path: it is missing")));
+    let Some(name) = read.name else {
+        if !fields.iter().any(|(key, _)| matches!(text_of(key), Some("path" | "json_path"))) {
+            problems.push((line, format!("{field}: `path` or `json_path` is missing")));
         }
         return None;
     };
     let location = directory.join(name);
-    let root = root.or_else(|| media_root.cloned()).unwrap_or_else(|| location.parent());
-    Some(Source { name: name.to_owned(), media_root: root, location, sampling: sampling? })
+    let root = read.root.or_else(|| media_root.cloned());
+    Some(Source {
+        name: name.to_owned(),
+        media_root: root.unwrap_or_else(|| self::media_root(&location, read.format)),
+        location,
+        sampling: read.sampling?,
+        format: read.format,
+        split: read.split,
+        columns: read.columns,
+    })
+}
+
+/// What was read of one entry.
+#[derive(Default)]
+struct Entry<'y> {
+    field: &'y str,
+    name: Option<&'y str>,
+    sampling: Option<Sampling>,
+    root: Option<Location>,
+    format: Option<Format>,
+    split: Option<String>,
+    columns: BTreeMap<String, String>,
+}
+
+impl<'y> Entry<'y> {
+    fn take(
+        &mut self,
+        key: &'y MarkedYaml<'_>,
+        value: &'y MarkedYaml<'_>,
+        directory: &Location,
+        problems: &mut Vec<(usize, String)>,
+    ) {
+        const KNOWN: [&str; 8] = [
+            "path",
+            "json_path",
+            "sampling_strategy",
+            "media_root",
+            "image_folder",
+            "format",
+            "split",
+            "columns",
+        ];
+        let field = self.field;
+        let line = value.span.start.line();
+        let Some(key_name) = text_of(key).filter(|k| KNOWN.contains(k)) else {
+            problems.push(unknown(key, &format!("{field}."), text_of(key), &KNOWN));
+            return;
+        };
+        if key_name == "columns" {
+            self.columns = columns(field, value, problems);
+            return;
+        }
+        let mut problem = |text: String| problems.push((line, format!("{field}.{key_name}: {text}")));
+        let Some(text) = text_of(value).filter(|text| !text.is_empty()) else {
+            return problem("it must be text".to_owned());
+        };
+        match key_name {
+            "path" | "json_path" if self.name.is_some() => problem("the source is named twice".to_owned()),
+            "path" | "json_path" => self.name = Some(text),
+            "sampling_strategy" => {
+                self.sampling = Sampling::parse(text);
+                if self.sampling.is_none() {
+                    let rule =
+                        "must be all, first:N, end:N or random:N, N a count or a percentage up to 100%";
+                    problem(format!("`{text}`, {rule}"));
+                }
+            }
+            "format" => {
+                self.format = Format::parse(text);
+                if self.format.is_none() {
+                    let known = Format::ALL.map(Format::name).join(", ");
+                    problem(format!("`{text}`, must be one of {known}"));
+                }
+            }
+            "split" => self.split = Some(text.to_owned()),
+            _ if self.root.is_some() => problem("the root of media is named twice".to_owned()),
+            _ => self.root = Some(directory.join(text)),
+        }
+    }
+}
+
+/// `columns`: our names of fields, and theirs, each once.
+fn columns(
+    field: &str,
+    node: &MarkedYaml<'_>,
+    problems: &mut Vec<(usize, String)>,
+) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let YamlData::Mapping(pairs) = &node.data else {
+        let rule = "it must be a mapping of our names to theirs, as in {image: img}";
+        problems.push((node.span.start.line(), format!("{field}.columns: {rule}")));
+        return found;
+    };
+    for (key, value) in pairs {
+        let Some(ours) = text_of(key).filter(|ours| FIELDS.contains(ours)) else {
+            problems.push(unknown(key, &format!("{field}.columns."), text_of(key), &FIELDS));
+            continue;
+        };
+        let mut problem =
+            |text: &str| problems.push((value.span.start.line(), format!("{field}.columns.{ours}: {text}")));
+        match text_of(value).filter(|theirs| !theirs.is_empty()) {
+            None => problem("it must be text"),
+            Some(theirs) if found.values().any(|other| other == theirs) => {
+                problem(&format!("`{theirs}` has another name already"));
+            }
+            Some(theirs) => {
+                found.insert(ours.to_owned(), theirs.to_owned());
+            }
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -301,12 +509,71 @@ mod tests {
             panic!("a broken mixture was taken");
         };
         insta::assert_snapshot!(problems.join("\n"), @r"
-        line 3: datasets[0].sampling_stratgy: unknown key, known are json_path, sampling_strategy, media_root, image_folder
+        line 3: datasets[0].sampling_stratgy: unknown key, known are path, json_path, sampling_strategy, media_root, image_folder, format, split, columns
         line 4: datasets[1].sampling_strategy: `some`, must be all, first:N, end:N or random:N, N a count or a percentage up to 100%
-        line 4: datasets[1].json_path: it is missing
-        line 5: datasets[2]: it must be a mapping with `json_path`
+        line 4: datasets[1]: `path` or `json_path` is missing
+        line 5: datasets[2]: it must be a mapping with `path` or `json_path`
         line 6: seed: unknown key, known are datasets
         ");
+    }
+
+    #[test]
+    fn a_source_has_a_form_a_split_and_columns() {
+        let text = "datasets:\n- path: data/charts\n  format: huggingface\n  split: train\n  columns: {image: img, \
+                    question: query}\n- path: s3://bucket/a.parquet\n- {path: odd.txt, format: jsonl}\n";
+        let mixture = parse(Path::new("mix/m.yaml"), text, None).unwrap();
+        let [charts, remote, odd] = &mixture.sources[..] else { panic!("there are three") };
+        assert_eq!((charts.format, charts.split.as_deref()), (Some(Format::HuggingFace), Some("train")));
+        let pairs: Vec<_> = charts.columns.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        assert_eq!(pairs, [("image", "img"), ("question", "query")]);
+        let roots = mixture.sources.iter().map(|source| source.media_root.to_string()).collect::<Vec<_>>();
+        assert_eq!(roots, ["mix/data/charts", "s3://bucket", "mix"]);
+        assert_eq!((remote.format, odd.format), (None, Some(Format::Jsonl)));
+    }
+
+    #[test]
+    fn problems_of_forms_and_columns_are_named() {
+        let text = "datasets:\n- path: a\n  json_path: b\n  format: csv\n  split: 3\n- path: a\n  columns: [x]\n\
+                    - path: a\n  columns:\n    imagee: x\n    image: x\n    images: x\n    id: 4\n";
+        let Err(DataError::Mixture { problems, .. }) = parse(Path::new("m.yaml"), text, None) else {
+            panic!("a broken mixture was taken");
+        };
+        let text = problems.join("\n").replace(&FIELDS.join(", "), "FIELDS");
+        insta::assert_snapshot!(text, @r"
+        line 3: datasets[0].json_path: the source is named twice
+        line 4: datasets[0].format: `csv`, must be one of json, jsonl, parquet, arrow, huggingface, webdataset, energon
+        line 5: datasets[0].split: it must be text
+        line 7: datasets[1].columns: it must be a mapping of our names to theirs, as in {image: img}
+        line 10: datasets[2].columns.imagee: unknown key, known are FIELDS
+        line 12: datasets[2].columns.images: `x` has another name already
+        line 13: datasets[2].columns.id: it must be text
+        ");
+    }
+
+    #[test]
+    fn a_source_alone_is_a_mixture_of_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = read(directory.path(), None).unwrap();
+        assert_eq!(inside.sources[0].media_root, Location::Local(directory.path().to_owned()));
+        let file = read(Path::new("data/x.parquet"), None).unwrap();
+        assert_eq!(file.sources[0].media_root, Location::parse("data"));
+        assert_eq!(file.sources[0].name, "x.parquet");
+        let remote = read(Path::new("s3://bucket/prefix"), Some(Path::new("/media"))).unwrap();
+        assert_eq!(remote.sources[0].location, Location::parse("s3://bucket/prefix"));
+        assert_eq!(remote.sources[0].media_root, Location::parse("/media"));
+    }
+
+    #[test]
+    fn columns_are_renamed_all_at_once() {
+        let columns = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        let record = serde_json::json!({"image": "a", "video": "b", "id": 1});
+        let swapped = renamed(record.clone(), &columns(&[("image", "video"), ("video", "image")]));
+        assert_eq!(swapped, serde_json::json!({"id": 1, "image": "b", "video": "a"}));
+        let gone = renamed(record, &columns(&[("image", "img")]));
+        assert_eq!(gone, serde_json::json!({"video": "b", "id": 1}));
+        assert_eq!(renamed(Value::from(3), &columns(&[("image", "img")])), Value::from(3));
     }
 
     #[test]

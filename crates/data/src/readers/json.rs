@@ -1,16 +1,108 @@
-//! JSON and JSONL: where each record begins and ends, found without parsing it.
+//! JSON and JSONL: where each record begins and ends, found chunk by chunk, without parsing it.
 
 use super::{Body, RawRecord, Reader, Records};
 use crate::error::DataError;
 use crate::location::Location;
 use crate::store::Stores;
 use serde_json::Value;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{Cursor, ErrorKind, Read, Seek as _, SeekFrom};
+use std::ops::Range;
+
+/// Bytes read at once.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of one record, at most: what is longer is an odd quote or bracket, not a conversation.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
+
+/// How a text file holds its records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// One a line.
+    Lines,
+    /// The elements of one array.
+    Array,
+}
 
 /// One text file of records: JSON Lines, or one JSON array.
 #[derive(Debug)]
 pub(super) struct JsonFile {
     location: [Location; 1],
+    form: Form,
+}
+
+impl JsonFile {
+    pub(super) const fn new(location: Location, form: Form) -> Self {
+        Self { location: [location], form }
+    }
+
+    fn io(&self, source: std::io::Error) -> DataError {
+        DataError::Io { act: "read", path: self.location[0].path(), source }
+    }
+
+    fn unsound(&self, cause: &str) -> DataError {
+        DataError::Record(format!("`{}`: {cause}", self.location[0]))
+    }
+
+    fn scan(&self, stores: &Stores) -> Result<Scan, DataError> {
+        let reader = stores.open(&self.location[0])?.reader;
+        Scan::new(reader, self.form, CHUNK_BYTES, MAX_RECORD_BYTES).map_err(|error| self.name(error))
+    }
+
+    fn name(&self, error: ScanError) -> DataError {
+        match error {
+            ScanError::Io(source) => self.io(source),
+            ScanError::Unsound(cause) => self.unsound(&cause),
+        }
+    }
+}
+
+impl Reader for JsonFile {
+    fn files(&self) -> &[Location] {
+        &self.location
+    }
+
+    fn count(&self, stores: &Stores) -> Result<u64, DataError> {
+        let mut scan = self.scan(stores)?;
+        let mut count = 0;
+        while scan.next_place(None).map_err(|error| self.name(error))?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn records<'a>(&'a self, stores: &'a Stores) -> Result<Records<'a>, DataError> {
+        let mut scan = self.scan(stores)?;
+        let mut has_failed = false;
+        Ok(Box::new(std::iter::from_fn(move || {
+            if has_failed {
+                return None;
+            }
+            let mut text = Vec::new();
+            let place = scan.next_place(Some(&mut text)).transpose()?;
+            has_failed = place.is_err();
+            Some(place.map_err(|error| self.name(error)).map(|place| RawRecord {
+                place: dflop_types::Place { file: 0, start: place.start, len: place.len },
+                body: Body::Json { text, line: place.line },
+                attachments: Vec::new(),
+            }))
+        })))
+    }
+
+    fn fetch(&self, stores: &Stores, place: dflop_types::Place) -> Result<RawRecord, DataError> {
+        if place.len > MAX_RECORD_BYTES {
+            return Err(self.unsound(&format!(
+                "a record of {} bytes is asked for, must be at most {MAX_RECORD_BYTES}",
+                place.len
+            )));
+        }
+        let mut reader = stores.open(&self.location[0])?.reader;
+        reader.seek(SeekFrom::Start(place.start)).map_err(|e| self.io(e))?;
+        let mut text = Vec::new();
+        reader.take(place.len).read_to_end(&mut text).map_err(|e| self.io(e))?;
+        if (text.len() as u64) < place.len {
+            return Err(self.io(ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(RawRecord { place, body: Body::Json { text, line: 0 }, attachments: Vec::new() })
+    }
 }
 
 /// Where one record stands in its file.
@@ -21,142 +113,284 @@ struct Place {
     line: u64,
 }
 
-impl JsonFile {
-    pub(super) const fn new(location: Location) -> Self {
-        Self { location: [location] }
-    }
-
-    fn io(&self, source: std::io::Error) -> DataError {
-        DataError::Io { act: "read", path: self.location[0].path(), source }
-    }
-
-    fn places(&self, stores: &Stores) -> Result<(Vec<u8>, Vec<Place>), DataError> {
-        let mut bytes = Vec::new();
-        stores.open(&self.location[0])?.reader.read_to_end(&mut bytes).map_err(|e| self.io(e))?;
-        let is_lines = self.location[0].extension() == "jsonl";
-        let places = if is_lines { lines(&bytes) } else { elements(&bytes) }
-            .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location[0])))?;
-        Ok((bytes, places))
-    }
+#[derive(Debug)]
+enum ScanError {
+    Io(std::io::Error),
+    Unsound(String),
 }
 
-impl Reader for JsonFile {
-    fn files(&self) -> &[Location] {
-        &self.location
-    }
-
-    fn count(&self, stores: &Stores) -> Result<u64, DataError> {
-        Ok(self.places(stores)?.1.len() as u64)
-    }
-
-    fn records<'a>(&'a self, stores: &'a Stores) -> Result<Records<'a>, DataError> {
-        let (bytes, places) = self.places(stores)?;
-        Ok(Box::new(places.into_iter().map(move |place| {
-            let text = bytes[place.start as usize..][..place.len as usize].to_vec();
-            Ok(RawRecord {
-                place: dflop_types::Place { file: 0, start: place.start, len: place.len },
-                body: Body::Json { text, line: place.line },
-                attachments: Vec::new(),
-            })
-        })))
-    }
-
-    fn fetch(&self, stores: &Stores, place: dflop_types::Place) -> Result<RawRecord, DataError> {
-        let mut reader = stores.open(&self.location[0])?.reader;
-        let mut text = vec![0; place.len as usize];
-        reader
-            .seek(SeekFrom::Start(place.start))
-            .and_then(|_| reader.read_exact(&mut text))
-            .map_err(|e| self.io(e))?;
-        Ok(RawRecord { place, body: Body::Json { text, line: 0 }, attachments: Vec::new() })
-    }
+/// The places of a file's records, one after the other; no more than one chunk and one record are in memory.
+struct Scan {
+    reader: Box<dyn Read + Send>,
+    splitter: Splitter,
+    chunk: Vec<u8>,
+    /// What of the chunk is not looked at yet.
+    left: Range<usize>,
+    is_at_end: bool,
 }
 
-/// One record a line; empty lines hold none.
-#[expect(clippy::unnecessary_wraps, reason = "the sibling of `elements`")]
-fn lines(bytes: &[u8]) -> Result<Vec<Place>, String> {
-    let mut places = Vec::new();
-    let mut start = 0;
-    for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
-        if !line.trim_ascii().is_empty() {
-            places.push(Place { start: start as u64, len: line.len() as u64, line: index as u64 + 1 });
-        }
-        start += line.len() + 1;
+impl Scan {
+    fn new(
+        mut reader: impl Read + Send + 'static,
+        form: Form,
+        chunk_bytes: usize,
+        max_record_bytes: u64,
+    ) -> Result<Self, ScanError> {
+        let mut head = Vec::new();
+        reader.by_ref().take(4).read_to_end(&mut head).map_err(ScanError::Io)?;
+        let start = text_start(&head).map_err(ScanError::Unsound)?;
+        Ok(Self {
+            reader: Box::new(Cursor::new(head.split_off(start)).chain(reader)),
+            splitter: Splitter::new(form, start as u64, max_record_bytes),
+            chunk: vec![0; chunk_bytes],
+            left: 0..0,
+            is_at_end: false,
+        })
     }
-    Ok(places)
-}
 
-/// The elements of the one array in `bytes`. An element ends at a comma or at the end of the array, outside every
-/// string and inner bracket, so that a broken element does not hide the next one, unless its own brackets or quotes
-/// are odd.
-fn elements(bytes: &[u8]) -> Result<Vec<Place>, String> {
-    let begin = bytes.iter().position(|byte| !byte.is_ascii_whitespace());
-    // A byte order mark is no part of JSON; serde_json would refuse it with a riddle.
-    let Some(begin) = begin.filter(|&at| bytes[at] == b'[') else {
-        return Err(match begin.map(|at| bytes[at]) {
-            None => "it is empty, must be an array of samples".to_owned(),
-            Some(b'{') => {
-                "it begins with `{`, must be an array of samples (one a line is `.jsonl`)".to_owned()
+    /// The next record's place, `None` after the last; its bytes go to `text`.
+    fn next_place(&mut self, mut text: Option<&mut Vec<u8>>) -> Result<Option<Place>, ScanError> {
+        loop {
+            if self.left.is_empty() {
+                if !self.is_at_end {
+                    self.left = 0..self.fill().map_err(ScanError::Io)?;
+                    self.is_at_end = self.left.is_empty();
+                }
+                if self.is_at_end {
+                    return self.splitter.finish().map_err(ScanError::Unsound);
+                }
             }
-            Some(_) => "it does not begin with `[`, must be an array of samples".to_owned(),
-        });
+            let bytes = &self.chunk[self.left.clone()];
+            let step = self.splitter.step(bytes).map_err(ScanError::Unsound)?;
+            if let Some(text) = text.as_deref_mut() {
+                text.extend_from_slice(&bytes[step.kept]);
+            }
+            self.left.start += step.taken;
+            if step.found.is_some() {
+                return Ok(step.found);
+            }
+        }
+    }
+
+    fn fill(&mut self) -> std::io::Result<usize> {
+        loop {
+            match self.reader.read(&mut self.chunk) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Where the text begins in a file that begins with `head`: behind a byte order mark.
+fn text_start(head: &[u8]) -> Result<usize, String> {
+    let packed = |format, tool| {
+        Err(format!(
+            "it is {format}, must be plain text, since records are sought by their bytes: unpack it with `{tool}`"
+        ))
     };
-    let mut places = Vec::new();
-    let (mut depth, mut in_string, mut is_escaped) = (0_u32, false, false);
-    let mut line = bytes[..begin].split(|&byte| byte == b'\n').count() as u64;
-    // Start and line of the element under way.
-    let mut element: Option<(usize, u64)> = None;
-    let mut end = None;
-    for (at, &byte) in bytes.iter().enumerate().skip(begin + 1) {
-        if byte == b'\n' {
-            line += 1;
+    match head {
+        [0xef, 0xbb, 0xbf, ..] => Ok(3),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Err("it is UTF-16, must be UTF-8".to_owned()),
+        [0x1f, 0x8b, ..] => packed("gzip", "gzip -d"),
+        [0x28, 0xb5, 0x2f, 0xfd] => packed("Zstandard", "zstd -d"),
+        _ => Ok(0),
+    }
+}
+
+/// What became of some bytes.
+#[derive(Debug, PartialEq, Eq)]
+struct Step {
+    /// Bytes looked at; the rest is for the next step.
+    taken: usize,
+    /// Those of them that belong to the record under way.
+    kept: Range<usize>,
+    /// That record, where it has ended.
+    found: Option<Place>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Before,
+    Inside,
+    After,
+}
+
+/// Finds records in bytes that come in pieces of any size.
+///
+/// In an array, an element ends at a comma or at the end of the array, outside every string and inner bracket, so
+/// that a broken element does not hide the next one, unless its own brackets or quotes are odd.
+#[derive(Debug)]
+struct Splitter {
+    form: Form,
+    max_record_bytes: u64,
+    /// Offset and line of the next byte.
+    at: u64,
+    line: u64,
+    num_found: u64,
+    /// Start and line of the record under way.
+    begun: Option<(u64, u64)>,
+    // Of an array.
+    stage: Stage,
+    depth: u64,
+    in_string: bool,
+    is_escaped: bool,
+}
+
+impl Splitter {
+    const fn new(form: Form, at: u64, max_record_bytes: u64) -> Self {
+        Self {
+            form,
+            max_record_bytes,
+            at,
+            line: 1,
+            num_found: 0,
+            begun: None,
+            stage: Stage::Before,
+            depth: 0,
+            in_string: false,
+            is_escaped: false,
         }
-        if end.is_some() {
-            if !byte.is_ascii_whitespace() {
-                return Err(format!("line {line}: there is more after the array"));
+    }
+
+    /// Looks at `bytes` up to the end of a record.
+    fn step(&mut self, bytes: &[u8]) -> Result<Step, String> {
+        let (first, begun_before) = (self.at, self.begun.is_some());
+        let end = match self.form {
+            Form::Lines => self.line_end(bytes)?,
+            Form::Array => self.element_end(bytes)?,
+        };
+        let seen = end.unwrap_or(bytes.len());
+        let kept = match self.begun {
+            None => 0..0,
+            Some(_) if begun_before => 0..seen,
+            Some((start, _)) => (start - first) as usize..seen,
+        };
+        self.at = first + seen as u64;
+        if let Some((start, line)) = self.begun
+            && self.at - start > self.max_record_bytes
+        {
+            return Err(format!(
+                "line {line}: a record of more than {} bytes, must be at most that (or a quote, a bracket or a line \
+                 end is missing)",
+                self.max_record_bytes
+            ));
+        }
+        let found = end.and_then(|_| self.found());
+        // The byte that ends a record is no part of it.
+        let taken = seen + usize::from(end.is_some());
+        self.at = first + taken as u64;
+        self.line += u64::from(end.is_some_and(|end| bytes[end] == b'\n'));
+        Ok(Step { taken, kept, found })
+    }
+
+    /// The record under way, which ends here.
+    fn found(&mut self) -> Option<Place> {
+        let (start, line) = self.begun.take()?;
+        self.num_found += 1;
+        Some(Place { start, len: self.at - start, line })
+    }
+
+    /// The end of the line, where it is in `bytes`. Empty lines hold no record.
+    fn line_end(&mut self, bytes: &[u8]) -> Result<Option<usize>, String> {
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        if self.begun.is_none()
+            && let Some(start) =
+                bytes[..end.unwrap_or(bytes.len())].iter().position(|byte| !byte.is_ascii_whitespace())
+        {
+            if self.num_found == 0 && bytes[start] == b'[' {
+                return Err(
+                    "it begins with `[`, must have one sample a line (an array is `.json`: rename it, or \
+                            set `format: json`)"
+                        .to_owned(),
+                );
             }
-            continue;
+            self.begun = Some((self.at + start as u64, self.line));
         }
-        if element.is_none() && !byte.is_ascii_whitespace() && !matches!(byte, b',' | b']') {
-            element = Some((at, line));
-        }
-        if in_string {
-            match byte {
-                _ if is_escaped => is_escaped = false,
-                b'\\' => is_escaped = true,
-                b'"' => in_string = false,
-                _ => {}
+        Ok(end)
+    }
+
+    /// The comma or bracket that ends the element under way, where it is in `bytes`.
+    fn element_end(&mut self, bytes: &[u8]) -> Result<Option<usize>, String> {
+        for (index, &byte) in bytes.iter().enumerate() {
+            if self.in_string {
+                match byte {
+                    b'\n' => self.line += 1,
+                    _ if self.is_escaped => {}
+                    b'"' => self.in_string = false,
+                    _ => {}
+                }
+                self.is_escaped = byte == b'\\' && !self.is_escaped;
+                continue;
             }
-            continue;
-        }
-        match byte {
-            b'"' => in_string = true,
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' if depth > 0 => depth -= 1,
-            b',' | b']' if depth == 0 => {
-                let is_last = byte == b']' && places.is_empty();
-                match element.take() {
-                    Some((start, line)) => {
-                        places.push(Place { start: start as u64, len: (at - start) as u64, line });
-                    }
-                    None if is_last => {}
-                    None => {
-                        return Err(format!("line {line}: a sample is missing before `{}`", byte as char));
+            if byte.is_ascii_whitespace() {
+                self.line += u64::from(byte == b'\n');
+                continue;
+            }
+            match self.stage {
+                Stage::Before => self.begin(byte)?,
+                Stage::Inside => {
+                    if self.inside(byte, self.at + index as u64)? {
+                        return Ok(Some(index));
                     }
                 }
-                end = (byte == b']').then_some(at);
+                Stage::After => return Err(format!("line {}: there is more after the array", self.line)),
             }
-            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn begin(&mut self, byte: u8) -> Result<(), String> {
+        self.stage = Stage::Inside;
+        match byte {
+            b'[' => Ok(()),
+            b'{' => Err(
+                "it begins with `{`, must be an array of samples (one a line is `.jsonl`: rename it, or set \
+                         `format: jsonl`)"
+                    .to_owned(),
+            ),
+            _ => Err("it does not begin with `[`, must be an array of samples".to_owned()),
         }
     }
-    if end.is_none() {
-        let last_start = element.map_or(line, |(_, start)| start);
-        return Err(format!(
-            "the array has no end: cut off, or a quote or bracket is odd in sample {} at line {last_start}",
-            places.len()
-        ));
+
+    /// Whether an element ends at this byte, which is no white space and in no string.
+    fn inside(&mut self, byte: u8, at: u64) -> Result<bool, String> {
+        if self.depth == 0 && matches!(byte, b',' | b']') {
+            let is_last = byte == b']';
+            if is_last {
+                self.stage = Stage::After;
+            }
+            return match self.begun {
+                Some(_) => Ok(true),
+                None if is_last && self.num_found == 0 => Ok(false),
+                None => Err(format!("line {}: a sample is missing before `{}`", self.line, byte as char)),
+            };
+        }
+        if self.begun.is_none() {
+            self.begun = Some((at, self.line));
+        }
+        match byte {
+            b'"' => self.in_string = true,
+            b'{' | b'[' => self.depth += 1,
+            b'}' | b']' if self.depth > 0 => self.depth -= 1,
+            _ => {}
+        }
+        Ok(false)
     }
-    Ok(places)
+
+    /// The record that ends with the file.
+    fn finish(&mut self) -> Result<Option<Place>, String> {
+        match (self.form, self.stage) {
+            (Form::Lines, _) => Ok(self.found()),
+            (Form::Array, Stage::After) => Ok(None),
+            (Form::Array, Stage::Before) => Err("it is empty, must be an array of samples".to_owned()),
+            (Form::Array, Stage::Inside) => Err(format!(
+                "the array has no end: cut off, or a quote or bracket is odd in sample {} at line {}",
+                self.num_found,
+                self.begun.map_or(self.line, |(_, line)| line)
+            )),
+        }
+    }
 }
 
 /// The record in `bytes`, which begins at `line` of its file.
@@ -174,14 +408,39 @@ pub(super) fn parse(bytes: &[u8], line: u64) -> Result<Value, String> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use serde_json::json;
 
-    fn texts(bytes: &[u8], places: &[Place]) -> Vec<String> {
-        places
-            .iter()
-            .map(|p| {
-                String::from_utf8_lossy(&bytes[p.start as usize..(p.start + p.len) as usize]).into_owned()
-            })
-            .collect()
+    fn scan(
+        bytes: &[u8],
+        form: Form,
+        chunk_bytes: usize,
+        limit: u64,
+    ) -> Result<Vec<(Place, String)>, String> {
+        let cause = |error| match error {
+            ScanError::Unsound(cause) => cause,
+            ScanError::Io(error) => panic!("reading memory fails: {error}"),
+        };
+        let mut scan = Scan::new(Cursor::new(bytes.to_vec()), form, chunk_bytes, limit).map_err(cause)?;
+        let mut found = Vec::new();
+        loop {
+            let mut text = Vec::new();
+            let Some(place) = scan.next_place(Some(&mut text)).map_err(cause)? else { break };
+            assert_eq!(text, bytes[place.start as usize..][..place.len as usize]);
+            found.push((place, String::from_utf8_lossy(&text).into_owned()));
+        }
+        Ok(found)
+    }
+
+    fn elements(bytes: &[u8]) -> Result<Vec<(Place, String)>, String> {
+        scan(bytes, Form::Array, CHUNK_BYTES, MAX_RECORD_BYTES)
+    }
+
+    fn lines(bytes: &[u8]) -> Result<Vec<(Place, String)>, String> {
+        scan(bytes, Form::Lines, CHUNK_BYTES, MAX_RECORD_BYTES)
+    }
+
+    fn values(found: &[(Place, String)]) -> Vec<Value> {
+        found.iter().map(|(_, text)| parse(text.as_bytes(), 1).unwrap()).collect()
     }
 
     #[test]
@@ -189,9 +448,9 @@ mod tests {
         let text = br#"[{"id": 1}, {"id": "a,]\"" x},
  {"id": [2, {"b": 3}]}
  , 7]"#;
-        let places = elements(text).unwrap();
-        assert_eq!(places.iter().map(|p| p.line).collect::<Vec<_>>(), [1, 1, 2, 3]);
-        let parsed: Vec<_> = texts(text, &places).iter().map(|t| parse(t.as_bytes(), 1).is_ok()).collect();
+        let found = elements(text).unwrap();
+        assert_eq!(found.iter().map(|(place, _)| place.line).collect::<Vec<_>>(), [1, 1, 2, 3]);
+        let parsed: Vec<_> = found.iter().map(|(_, text)| parse(text.as_bytes(), 1).is_ok()).collect();
         assert_eq!(parsed, [true, false, true, true]);
     }
 
@@ -199,11 +458,13 @@ mod tests {
     fn what_is_no_array_is_refused() {
         for (text, cause) in [
             ("", "it is empty"),
-            ("{}", "one a line"),
+            ("{}", "one a line is `.jsonl`"),
             ("3", "does not begin with `[`"),
             ("[{\"id\": 1}, {\"id\"", "in sample 1 at line 1"),
             ("[1,]", "missing before `]`"),
+            ("[,1]", "missing before `,`"),
             ("[1] 2", "more after the array"),
+            ("\u{1f}\u{8b}", "does not begin"),
         ] {
             let error = elements(text.as_bytes()).unwrap_err();
             assert!(error.contains(cause), "{text}: {error}");
@@ -212,11 +473,73 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_plain_text_of_lines_is_refused() {
+        for (bytes, cause) in [
+            (&b"\n [{\"id\": 1}]"[..], "an array is `.json`"),
+            (b"\x1f\x8b\x08\x00...", "it is gzip"),
+            (b"\x28\xb5\x2f\xfd...", "it is Zstandard"),
+            (b"\xff\xfe{\0", "it is UTF-16"),
+        ] {
+            let error = lines(bytes).unwrap_err();
+            assert!(error.contains(cause), "{error}");
+        }
+        assert_eq!(lines(b""), Ok(vec![]));
+    }
+
+    #[test]
+    fn marks_line_ends_and_blank_lines_are_no_part_of_a_record() {
+        let text = b"\xef\xbb\xbf{\"a\": 1}\r\n\r\n  \n {\"b\": 2}\n\n{\"c\": 3}";
+        let found = lines(text).unwrap();
+        let places: Vec<_> = found.iter().map(|(p, _)| (p.start, p.len, p.line)).collect();
+        // A carriage return is white space, which JSON allows.
+        assert_eq!(places, [(3, 9, 1), (19, 8, 4), (29, 8, 6)]);
+        assert_eq!(values(&found), [json!({"a": 1}), json!({"b": 2}), json!({"c": 3})]);
+        let array = elements(b"\xef\xbb\xbf[1, 2]").unwrap();
+        assert_eq!(array.iter().map(|(place, _)| place.start).collect::<Vec<_>>(), [4, 7]);
+    }
+
+    #[test]
+    fn a_record_past_the_limit_is_named() {
+        let text = format!("{{}}\n\n{{\"a\": \"{}\"}}\n", "x".repeat(100));
+        for chunk_bytes in [1, 7, 1000] {
+            let error = scan(text.as_bytes(), Form::Lines, chunk_bytes, 50).unwrap_err();
+            assert!(error.starts_with("line 3: a record of more than 50 bytes"), "{error}");
+            let array = format!("[1,\n\"{}", "x".repeat(100));
+            let error = scan(array.as_bytes(), Form::Array, chunk_bytes, 50).unwrap_err();
+            assert!(error.starts_with("line 2: a record of more than 50 bytes"), "{error}");
+        }
+    }
+
+    #[test]
     fn an_error_names_the_line_of_the_file() {
         assert_eq!(
             parse(b"{\"id\": 1,\n \"x\" 2}", 40).unwrap_err(),
             "line 41, column 6: it is not JSON: expected `:`"
         );
+    }
+
+    #[test]
+    fn a_record_is_fetched_by_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, form, text) in [
+            ("a.jsonl", Form::Lines, "\u{feff}{\"id\": \"\u{e9}\"}\r\n\n{\"id\": 2}"),
+            ("a.json", Form::Array, "[{\"id\": \"\u{e9}\"} ,\n {\"id\": 2}]"),
+        ] {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let (stores, file) = (Stores::default(), JsonFile::new(Location::Local(path), form));
+            let records: Vec<_> = file.records(&stores).unwrap().map(Result::unwrap).collect();
+            assert_eq!(records.len(), 2);
+            assert_eq!(file.count(&stores).unwrap(), 2);
+            for record in records {
+                let fetched = file.fetch(&stores, record.place).unwrap();
+                assert_eq!((fetched.hash(), fetched.parse()), (record.hash(), record.parse()));
+            }
+            let past = dflop_types::Place { file: 0, start: 20, len: 60 };
+            assert!(matches!(file.fetch(&stores, past), Err(DataError::Io { .. })));
+            let claim = dflop_types::Place { file: 0, start: 0, len: u64::MAX };
+            assert!(file.fetch(&stores, claim).unwrap_err().to_string().contains("must be at most"));
+        }
     }
 
     fn value() -> impl Strategy<Value = Value> {
@@ -235,16 +558,38 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_element_is_found_whole(values in prop::collection::vec(value(), 0..6), pretty: bool) {
-            let whole = Value::from(values.clone());
+        fn every_element_is_found_whole(values_in in prop::collection::vec(value(), 0..6), pretty: bool) {
+            let whole = Value::from(values_in.clone());
             let text = if pretty { format!("{whole:#}") } else { whole.to_string() };
-            let places = elements(text.as_bytes()).unwrap();
-            let found: Vec<_> = texts(text.as_bytes(), &places).iter().map(|t| parse(t.as_bytes(), 1).unwrap()).collect();
-            prop_assert_eq!(&found, &values);
-            let lined = values.iter().map(Value::to_string).collect::<Vec<_>>().join("\n\n");
-            let places = lines(lined.as_bytes()).unwrap();
-            let found: Vec<_> = texts(lined.as_bytes(), &places).iter().map(|t| parse(t.as_bytes(), 1).unwrap()).collect();
-            prop_assert_eq!(&found, &values);
+            prop_assert_eq!(&values(&elements(text.as_bytes()).unwrap()), &values_in);
+            // A first line that is an array is refused.
+            let objects: Vec<_> = values_in.iter().map(|value| json!({"v": value})).collect();
+            let lined = objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n\n");
+            prop_assert_eq!(&values(&lines(lined.as_bytes()).unwrap()), &objects);
+        }
+
+        #[test]
+        fn chunks_of_any_size_give_the_same(
+            values_in in prop::collection::vec(value(), 0..6),
+            pretty: bool,
+            chunk_bytes in 1_usize..40,
+        ) {
+            let whole = Value::from(values_in);
+            let text = if pretty { format!("{whole:#}") } else { whole.to_string() };
+            let chunked = scan(text.as_bytes(), Form::Array, chunk_bytes, MAX_RECORD_BYTES);
+            prop_assert_eq!(chunked, elements(text.as_bytes()));
+        }
+
+        #[test]
+        fn chunks_of_any_size_give_the_same_of_any_text(
+            text in "[\\[\\]{},\"\\\\ \r\n1a\u{e9}\u{1f600}]{0,60}",
+            limit in 1_u64..60,
+            chunk_bytes in 1_usize..40,
+        ) {
+            for form in [Form::Lines, Form::Array] {
+                let whole = scan(text.as_bytes(), form, 4096, limit);
+                prop_assert_eq!(scan(text.as_bytes(), form, chunk_bytes, limit), whole);
+            }
         }
     }
 }

@@ -1,18 +1,25 @@
 //! Readers: a source in, its records out, one after the other. Records are parsed later, one by one, so that a broken
 //! one costs itself alone; a file is never held in memory.
 
+mod arrow;
+mod arrow_rows;
 mod energon;
+mod fields;
+mod huggingface;
 mod json;
+mod parquet;
+mod tables;
 mod tar;
 mod webdataset;
 
 use crate::error::DataError;
 use crate::location::{Location, MediaPlace};
-use crate::mixture::Source;
+use crate::mixture::{Format, Source};
 use crate::store::Stores;
 use dflop_types::Place;
 use serde_json::Value;
 use std::fmt;
+use tables::{TableFile, Tables};
 
 /// A record before it is parsed.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,39 +109,103 @@ pub trait Reader: Send + Sync + fmt::Debug {
 /// # Errors
 /// [`DataError::Io`] where it is not there, [`DataError::Record`] where it is of no form we read.
 pub fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataError> {
-    if let Some(reader) = open_shards(source, None, stores) {
-        return reader;
+    let location = &source.location;
+    let refuse = |cause: String| Err(DataError::Record(format!("`{location}`: {cause}")));
+    let Form { format, is_directory } = form(source, stores)?;
+    if source.split.is_some() && !is_directory && !matches!(format, Format::WebDataset | Format::Energon) {
+        return refuse("`split` is set, a file has no splits".to_owned());
     }
-    stores.about(&source.location)?;
-    match source.location.extension().as_str() {
-        "json" | "jsonl" => Ok(Box::new(json::JsonFile::new(source.location.clone()))),
-        other => Err(DataError::Record(format!(
-            "`{}`: a source ending in `{other}` is of no form we read, must be .json, .jsonl, .tar, a pattern or \
-             directory of .tar, or a directory with .nv-meta",
-            source.location
-        ))),
+    let columns = &source.columns;
+    let parquet = |file: &Location| -> Box<dyn TableFile> {
+        Box::new(parquet::ParquetFile::new(file.clone(), columns.clone()))
+    };
+    let arrow = |file: &Location| -> Box<dyn TableFile> {
+        Box::new(arrow::ArrowFile::new(file.clone(), columns.clone()))
+    };
+    match format {
+        Format::Json => Ok(Box::new(json::JsonFile::new(location.clone(), json::Form::Array))),
+        Format::Jsonl => Ok(Box::new(json::JsonFile::new(location.clone(), json::Form::Lines))),
+        Format::WebDataset => webdataset::open(source, stores),
+        Format::Energon => energon::open(source, source.split.as_deref(), stores),
+        Format::Parquet if !is_directory => {
+            Ok(Box::new(Tables::open(vec![location.clone()], stores, parquet)?))
+        }
+        Format::Arrow if !is_directory => Ok(Box::new(Tables::open(vec![location.clone()], stores, arrow)?)),
+        Format::HuggingFace | Format::Parquet | Format::Arrow => {
+            let files = huggingface::files(location, source.split.as_deref(), stores)?;
+            let is_parquet = files.iter().all(|file| file.extension() == "parquet");
+            if is_parquet && format == Format::Arrow || !is_parquet && format == Format::Parquet {
+                return refuse(format!("it holds no .{} file", format.name()));
+            }
+            let open: &dyn Fn(&Location) -> _ = if is_parquet { &parquet } else { &arrow };
+            Ok(Box::new(Tables::open(files, stores, open)?))
+        }
     }
 }
 
-/// The reader for tar shards, where the source is of that form: one shard, a pattern, a directory of them, or a dataset
-/// of Megatron-Energon, of which `split` is read.
-fn open_shards(
-    source: &Source,
-    split: Option<&str>,
-    stores: &Stores,
-) -> Option<Result<Box<dyn Reader>, DataError>> {
+/// The form of a source, and whether it is a directory.
+struct Form {
+    format: Format,
+    is_directory: bool,
+}
+
+/// What the mixture or the name says of a source, and whether something is there.
+fn form(source: &Source, stores: &Stores) -> Result<Form, DataError> {
     let location = &source.location;
-    match location.extension().as_str() {
-        "tar" => return Some(webdataset::open(source, stores)),
-        "yaml" | "yml" => return Some(Err(energon::metadataset(location))),
+    let name = location.name().to_ascii_lowercase();
+    let is_shards = name.ends_with(".tar");
+    match source.format {
+        // Patterns name no file; their readers look for themselves.
+        Some(format @ (Format::WebDataset | Format::Energon)) => {
+            return Ok(Form { format, is_directory: false });
+        }
+        None if is_shards => return Ok(Form { format: Format::WebDataset, is_directory: false }),
         _ => {}
     }
-    let is_directory = match location {
-        Location::Local(path) => path.is_dir(),
-        Location::Remote(url) => url.ends_with('/') || location.extension().is_empty(),
+    let missing = match stores.about(location) {
+        Ok(_) => return file_form(source, &name).map(|format| Form { format, is_directory: false }),
+        Err(error) => error,
     };
-    if is_directory && energon::is_dataset(location, stores) {
-        return Some(energon::open(source, split, stores));
+    let Some(entries) = stores.list(location).ok().filter(|entries| !entries.is_empty()) else {
+        return Err(missing);
+    };
+    let names: Vec<String> = entries.iter().map(Location::name).collect();
+    let found = if energon::is_dataset(location, stores) {
+        Format::Energon
+    } else if names.iter().any(|name| name.ends_with(".tar")) {
+        Format::WebDataset
+    } else {
+        Format::HuggingFace
+    };
+    match source.format.unwrap_or(found) {
+        Format::Json | Format::Jsonl => Err(DataError::Record(format!(
+            "`{location}` is a directory, must be a file: list each file of it in a mixture"
+        ))),
+        format => Ok(Form { format, is_directory: true }),
     }
-    is_directory.then(|| webdataset::open(source, stores))
+}
+
+/// The form of a file.
+fn file_form(source: &Source, name: &str) -> Result<Format, DataError> {
+    let refuse = |cause: &str| Err(DataError::Record(format!("`{}`: {cause}", source.location)));
+    if [".gz", ".tgz", ".zst", ".zstd", ".bz2", ".xz"].iter().any(|ending| name.ends_with(ending)) {
+        return refuse(
+            "it is packed, records are sought by their bytes: unpack it first, as with `gzip -d` or `zstd -d`",
+        );
+    }
+    match (source.format, source.location.extension().as_str()) {
+        (Some(Format::HuggingFace), "parquet") | (None, "parquet") => Ok(Format::Parquet),
+        (Some(Format::HuggingFace), "arrow") | (None, "arrow") => Ok(Format::Arrow),
+        (Some(Format::HuggingFace), _) => {
+            refuse("it is a file, must be a directory, a .parquet or an .arrow file")
+        }
+        (Some(format), _) => Ok(format),
+        (None, "json") => Ok(Format::Json),
+        (None, "jsonl") => Ok(Format::Jsonl),
+        (None, "yaml" | "yml") => Err(energon::metadataset(&source.location)),
+        (None, other) => refuse(&format!(
+            "a source ending in `{other}` is of no form we read, must be .json, .jsonl, .parquet, .arrow or .tar, \
+             or have a `format` in the mixture"
+        )),
+    }
 }
