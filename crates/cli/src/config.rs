@@ -3,6 +3,7 @@
 //! Every problem is listed with its line and path before anything runs; an unknown key is a problem, since a
 //! misspelt one would otherwise be a default in silence.
 
+use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_types::{Cluster, Hint};
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
@@ -103,7 +104,11 @@ impl Config {
                 _ => OnBadSample::Fail,
             },
             seed: self.train.seed,
-            store_options: Vec::new(),
+            // Credentials stand in the environment; the command line is where it is read.
+            store_options: dflop_data::store::options_among(
+                std::env::vars_os()
+                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+            ),
         }
     }
 
@@ -226,8 +231,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let node = top.child("data");
     let mut section = Section::new("data", node, top.problems);
     let data = DataSection {
-        mixture: directory.join(section.text("mixture", None)),
-        media_root: section.optional_text("media_root").map(|root| directory.join(root)),
+        mixture: beside(&directory, &section.text("mixture", None)),
+        media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
         video_max_frames: section.count("video_max_frames", 1..=100_000, Some(32)) as u32,
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
         on_bad_sample: section.choice("on_bad_sample", &["fail", "skip"], "fail"),
@@ -268,6 +273,11 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
     }
+}
+
+/// What a path or URL of the file means: a URL is itself.
+fn beside(directory: &Path, name: &str) -> PathBuf {
+    Location::Local(directory.to_owned()).join(name).path()
 }
 
 /// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
