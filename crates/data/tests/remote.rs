@@ -296,7 +296,7 @@ fn buckets_are_read_and_listed() {
             let place = MediaPlace::Whole(images.join(name));
             assert_eq!(stores.probe(&place).unwrap().0, expected(&bytes), "{name}");
         }
-        let path = if scheme == "s3" { "images/a.png" } else { "images%2Fa.png" };
+        let path = if scheme == "s3" { "images/a.png" } else { "images%2Fa%2Epng" };
         assert_eq!(server.log()[0], format!("GET /bucket/{path} 0-65535"));
         assert_eq!(stores.about(&images.join("a.png")).unwrap(), (bytes.len() as u64, "\"7\"".to_owned()));
         server.put("bucket/closed.png", bytes, Manner::Forbidden);

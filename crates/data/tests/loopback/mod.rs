@@ -114,7 +114,7 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, lines: &[String]) -> boo
     };
     let range = header("range");
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let path = path.replace("%2F", "/").replace("%20", " ").replace("%23", "#").replace("%25", "%");
+    let path = decoded(path);
     let (file, count) = {
         let mut state = state.lock().unwrap();
         let what = range.as_deref().unwrap_or("").trim_start_matches("bytes=");
@@ -169,6 +169,17 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, lines: &[String]) -> boo
     let is_cut = manner == Manner::Cut && method == "GET";
     let body = if is_cut { &part[..part.len() / 2] } else { part };
     write(&format!("{status}\r\nContent-Length: {}\r\n{facts}", part.len()), body) && !is_cut
+}
+
+/// The path without percent escapes.
+fn decoded(path: &str) -> String {
+    let mut parts = path.split('%');
+    let mut text = parts.next().unwrap().to_owned();
+    for part in parts {
+        text.push(u8::from_str_radix(&part[..2], 16).unwrap() as char);
+        text.push_str(&part[2..]);
+    }
+    text
 }
 
 /// First byte and end of `bytes=first-last` in a file of `len` bytes.
