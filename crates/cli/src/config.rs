@@ -105,10 +105,7 @@ impl Config {
             },
             seed: self.train.seed,
             // Credentials stand in the environment; the command line is where it is read.
-            store_options: dflop_data::store::options_among(
-                std::env::vars_os()
-                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
-            ),
+            store_options: dflop_data::store::options_among(std::env::vars_os()),
         }
     }
 
@@ -496,6 +493,15 @@ mod tests {
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
+    }
+
+    #[test]
+    fn a_url_stays_a_url() {
+        let text =
+            GOOD.replace("data/mixture.yaml", "\"https://x/d.jsonl\", media_root: \"s3://bucket/images\"");
+        let data = parse(Path::new("here/dflop.yaml"), &text).unwrap().data;
+        assert_eq!(data.mixture.to_str(), Some("https://x/d.jsonl"));
+        assert_eq!(data.media_root.unwrap().to_str(), Some("s3://bucket/images"));
     }
 
     #[test]

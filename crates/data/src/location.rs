@@ -124,6 +124,17 @@ pub enum MediaPlace {
     },
 }
 
+impl MediaPlace {
+    /// The place, holding no more memory than its own bytes: a cell of a table may be a part of a whole column.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        match self {
+            Self::Bytes { bytes, name } => Self::Bytes { bytes: Bytes::copy_from_slice(&bytes), name },
+            Self::Whole(_) | Self::Range { .. } => self,
+        }
+    }
+}
+
 impl fmt::Display for MediaPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -14,6 +14,7 @@ use crate::location::{Location, MediaPlace};
 use crate::probe::{self, Probe};
 use file::RemoteFile;
 use remote::Remote;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::{Cursor, ErrorKind, Read, Seek, SeekFrom};
@@ -52,8 +53,8 @@ impl Stores {
     /// Stores with these options, as in `("aws_access_key_id", "...")`; names are those of `object_store`. Of two
     /// values of one name the last holds.
     ///
-    /// An option that no store knows is an error of the first remote read. Nothing is read from the environment; see
-    /// [`options_among`].
+    /// An option that no store knows is an error of the first remote read, but for `aws_...` and `google_...`: an
+    /// environment has such for other programs. Nothing is read from the environment here; see [`options_among`].
     pub fn new(options: impl IntoIterator<Item = (String, String)>) -> Self {
         Self { remote: Arc::new(Remote::new(options.into_iter().collect())) }
     }
@@ -211,16 +212,26 @@ impl Stores {
     }
 }
 
-/// The options of remote stores among these variables of an environment, as in `AWS_ACCESS_KEY_ID`: those that begin
-/// with `AWS_` or `GOOGLE_` and that `object_store` knows, in lower case.
-pub fn options_among(variables: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
-    let lower = variables.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value));
-    let mut options: Vec<_> = lower
-        .filter(|(name, _)| name.starts_with("aws_") || name.starts_with("google_"))
-        .filter(|(name, _)| remote::is_option(name))
-        .collect();
-    options.sort();
-    options
+/// The options of remote stores among these variables of an environment.
+///
+/// Those that begin with `AWS_` or `GOOGLE_` and that `object_store` knows, as in `AWS_ACCESS_KEY_ID`; and every option
+/// by its own name behind `DFLOP_STORE_`, as in `DFLOP_STORE_ALLOW_HTTP`, which holds over the former.
+pub fn options_among(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
+    let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+    for (name, value) in variables {
+        let (Ok(name), Ok(value)) = (name.into_string(), value.into_string()) else { continue };
+        let name = name.to_ascii_lowercase();
+        if let Some(option) = name.strip_prefix("dflop_store_") {
+            ours.push((option.to_owned(), value));
+        } else if remote::is_of_environment(&name) && remote::is_option(&name) {
+            theirs.push((name, value));
+        }
+    }
+    // The order of the environment is nobody's choice.
+    theirs.sort();
+    ours.sort();
+    theirs.append(&mut ours);
+    theirs
 }
 
 /// A file of this machine.

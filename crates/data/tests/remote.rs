@@ -212,9 +212,9 @@ fn a_failure_names_url_status_and_what_to_set() {
     assert!(error.contains("set the store option `allow_http` to `true`"), "{error}");
     let error = quick.list(&Location::parse(&server.url)).unwrap_err().to_string();
     assert!(error.contains("has no list"), "{error}");
-    let misspelt = Stores::new([("aws_acess_key_id".to_owned(), "x".to_owned())]);
+    let misspelt = Stores::new([("alow_http".to_owned(), "x".to_owned())]);
     let error = misspelt.probe(&whole("s3://bucket/key")).unwrap_err().to_string();
-    assert!(error.contains("store option `aws_acess_key_id` is not known"), "{error}");
+    assert!(error.contains("store option `alow_http` is not known"), "{error}");
     for url in ["s3://bucket", "s3://bucket/", "s3://bucket/a//b", "https://", "http:///x"] {
         assert!(quick.probe(&whole(url)).is_err(), "{url}");
         assert!(quick.about(&Location::parse(url)).is_err(), "{url}");
@@ -308,9 +308,21 @@ fn buckets_are_read_and_listed() {
 
 #[test]
 fn options_come_from_the_environment_by_name() {
-    let variables = [("AWS_REGION", "r"), ("AWS_PAGER", ""), ("HOME", "h"), ("GOOGLE_SERVICE_ACCOUNT", "f")];
-    let options = options_among(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let expected = [("aws_region", "r"), ("google_service_account", "f")];
+    let variables = [
+        ("DFLOP_STORE_AWS_REGION", "ours"),
+        ("DFLOP_STORE_ALOW_HTTP", "true"),
+        ("AWS_REGION", "theirs"),
+        ("AWS_PAGER", ""),
+        ("HOME", "h"),
+        ("GOOGLE_SERVICE_ACCOUNT", "f"),
+    ];
+    let options = options_among(variables.map(|(name, value)| (name.into(), value.into())));
+    let expected = [
+        ("aws_region", "theirs"),
+        ("google_service_account", "f"),
+        ("alow_http", "true"),
+        ("aws_region", "ours"),
+    ];
     assert_eq!(options, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
 }
 

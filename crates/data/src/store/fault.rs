@@ -54,7 +54,7 @@ pub(super) fn explain(url: &str, error: &object_store::Error, seen: &Seen) -> Er
         Some(status) => (ErrorKind::Other, format!("{status}{code}{}", tries(seen))),
         None if root.contains("URL scheme is not allowed") => (
             ErrorKind::InvalidInput,
-            "its address is plain http: set the store option `allow_http` to `true`, or use https".to_owned(),
+            "its address is plain http: set the store option `allow_http` to `true` (`DFLOP_STORE_ALLOW_HTTP=true`), or use https".to_owned(),
         ),
         // It was never sent: something before it failed.
         None if seen.tries() == 0 && is_bucket(url) => {

@@ -145,7 +145,7 @@ impl Remote {
         if parsed.scheme() == "http" && !self.options.iter().any(is_allowed) {
             return Err(invalid(
                 "it is plain http, which anyone on the way can read and change: set the store option `allow_http` \
-                 to `true`, or use https"
+                 to `true` (`DFLOP_STORE_ALLOW_HTTP=true`), or use https"
                     .to_owned(),
             ));
         }
@@ -179,7 +179,7 @@ impl Remote {
 
     /// A misspelt option would be a default in silence.
     fn check_options(&self) -> Result<()> {
-        match self.options.iter().find(|(key, _)| !is_option(key)) {
+        match self.options.iter().find(|(key, _)| !is_option(key) && !is_of_environment(key)) {
             None => Ok(()),
             Some((key, _)) => Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -361,6 +361,11 @@ pub(super) fn is_option(name: &str) -> bool {
     name.parse::<AmazonS3ConfigKey>().is_ok()
         || name.parse::<GoogleConfigKey>().is_ok()
         || name.parse::<ClientConfigKey>().is_ok()
+}
+
+/// Whether the name may come from an environment, where others have theirs.
+pub(super) fn is_of_environment(name: &str) -> bool {
+    name.starts_with("aws_") || name.starts_with("google_") || name.ends_with("_proxy")
 }
 
 /// The path of a key; `.` and `..` are resolved as in a path, since neither can stand in a key here.
