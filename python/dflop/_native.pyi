@@ -42,7 +42,17 @@ def balance(
 class Media:
     """One image or video of a sample."""
 
-    path: str
+    @property
+    def path(self) -> str:
+        """The file; where `is_local` is false, a name for messages."""
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a whole file of this machine; else its bytes come from `read`."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of it in memory: those that came with its record, as the cell of a table."""
+    def read(self) -> bytes:
+        """All its bytes, from wherever they are; ProfileError if they cannot be read."""
     kind: str
     frame_indices: list[int]
     num_tiles: int

@@ -11,13 +11,15 @@ import torch
 from dflop import ProfileError
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import ByteBoundedCache, SampleLoader, sample_from_encoded
+from dflop.models.media import MediaBytes
 
 SIZE = 4
 
 
 def media(path, num_tiles, num_features):
     sizes = {"num_tiles": num_tiles, "height": 9, "width": 8, "num_features": num_features}
-    return SimpleNamespace(path=path, kind="image", frame_indices=[], **sizes)
+    place = {"is_local": True, "held_bytes": 0}
+    return SimpleNamespace(path=path, kind="image", frame_indices=[], **place, **sizes)
 
 
 def encoded(name="s", **changes):
@@ -130,6 +132,30 @@ def test_a_file_that_cannot_be_decoded_is_named_with_its_sample():
     with pytest.raises(ProfileError, match=r"file `a`: decoded to tiles of shape \(1, 3, 4, 4\)"):
         wrong.tiles(0)
     for each in (loader, wrong):
+        each.close()
+
+
+def test_a_medium_that_is_no_file_is_read_and_counted():
+    """Its bytes go to the adapter under its name; those that a record holds count against the cache."""
+    cell = media("table.parquet/row 3", 1, 2)
+    cell.is_local, cell.held_bytes, cell.read = False, 4, lambda: b"four"
+    adapter = CountingAdapter()
+    seen = []
+    adapter.pixels = lambda file, kind, frames: seen.append((file, kind)) or torch.zeros(1, 3, SIZE, SIZE)
+    loader = SampleLoader(ListDataset([encoded(media=[cell])]), adapter)
+    loader.tiles(0)
+    assert seen == [(MediaBytes("table.parquet/row 3", b"four"), "image")]
+    assert loader.sample(0).num_bytes == sample_from_encoded(0, encoded()).num_bytes + 4
+
+    def gone():
+        message = "cannot read `s3://b/k`: 404: there is no such object"
+        raise ProfileError(message)
+
+    cell.read, cell.path = gone, "s3://b/k"
+    missing = SampleLoader(ListDataset([encoded(media=[cell])]), adapter)
+    with pytest.raises(ProfileError, match=r"sample `s` \(0\): cannot read `s3://b/k`: 404"):
+        missing.tiles(0)
+    for each in (loader, missing):
         each.close()
 
 

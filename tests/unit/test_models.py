@@ -10,6 +10,7 @@ from tiny_llava import TILE, Sample, hf_loss, num_features, num_tiles_of_image, 
 
 import dflop
 from dflop.models import load_adapter
+from dflop.models.media import MediaBytes
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 SAMPLES = {
@@ -273,6 +274,8 @@ def test_exif_rotation_is_applied(adapter, tmp_path):
     image.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "upright.png")
     turned = adapter.pixels(tmp_path / "turned.png", "image", [])
     assert torch.equal(turned, adapter.pixels(tmp_path / "upright.png", "image", []))
+    in_memory = MediaBytes("row 3", (tmp_path / "turned.png").read_bytes())
+    assert torch.equal(turned, adapter.pixels(in_memory, "image", []))
     assert turned.shape[0] == num_tiles_of_image(200, 130)
 
 
@@ -296,6 +299,8 @@ def test_the_named_frames_are_decoded(adapter, tmp_path, ending):
     assert tiles.shape == (4, 3, TILE, TILE)
     assert [shade_of(tile) for tile in tiles] == [5, 0, 3, 3]
     assert adapter.pixels(path, "video", []).shape == (0, 3, TILE, TILE)
+    in_memory = MediaBytes("row 3", path.read_bytes())
+    assert torch.equal(adapter.pixels(in_memory, "video", [5, 0, 3, 3]), tiles)
     with pytest.raises(dflop.ProfileError, match="has 8 frames, frame 8 was asked for"):
         adapter.pixels(path, "video", [0, 8])
 
@@ -339,6 +344,8 @@ def test_a_broken_file_is_named(adapter, tmp_path, name, kind):
     path.write_bytes(b"\xff\xd8\xff\xe0 not a picture")
     with pytest.raises(dflop.ProfileError, match=f"cannot decode `.*{name}`"):
         adapter.pixels(path, kind, [0])
+    with pytest.raises(dflop.ProfileError, match="cannot decode `row 3`"):
+        adapter.pixels(MediaBytes("row 3", path.read_bytes()), kind, [0])
     with pytest.raises(FileNotFoundError):
         adapter.pixels(tmp_path / f"missing-{name}", kind, [0])
 

@@ -3,6 +3,7 @@
 //! Every problem is listed with its line and path before anything runs; an unknown key is a problem, since a
 //! misspelt one would otherwise be a default in silence.
 
+use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_types::{Cluster, Hint};
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
@@ -107,7 +108,8 @@ impl Config {
             },
             seed: self.train.seed,
             family: None,
-            store_options: Vec::new(),
+            // Credentials stand in the environment; the command line is where it is read.
+            store_options: dflop_data::store::options_among(std::env::vars_os()),
         }
     }
 
@@ -231,8 +233,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let node = top.child("data");
     let mut section = Section::new("data", node, top.problems);
     let data = DataSection {
-        mixture: directory.join(section.text("mixture", None)),
-        media_root: section.optional_text("media_root").map(|root| directory.join(root)),
+        mixture: beside(&directory, &section.text("mixture", None)),
+        media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
         video_max_frames: section.count("video_max_frames", 1..=100_000, Some(32)) as u32,
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
         on_bad_sample: section.choice("on_bad_sample", &["fail", "skip"], "fail"),
@@ -273,6 +275,11 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
     }
+}
+
+/// What a path or URL of the file means: a URL is itself.
+fn beside(directory: &Path, name: &str) -> PathBuf {
+    Location::Local(directory.to_owned()).join(name).path()
 }
 
 /// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
@@ -504,6 +511,15 @@ mod tests {
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
+    }
+
+    #[test]
+    fn a_url_stays_a_url() {
+        let text =
+            GOOD.replace("data/mixture.yaml", "\"https://x/d.jsonl\", media_root: \"s3://bucket/images\"");
+        let data = parse(Path::new("here/dflop.yaml"), &text).unwrap().data;
+        assert_eq!(data.mixture.to_str(), Some("https://x/d.jsonl"));
+        assert_eq!(data.media_root.unwrap().to_str(), Some("s3://bucket/images"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::error::DataError;
 use crate::location::Location;
 use crate::measure::{Corpus, MeasuredSample, Media, Rule};
 use crate::profile::ProfileSettings;
+use crate::store::Stores;
 use crate::tokens::Tokens;
 use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex};
 
@@ -71,6 +72,11 @@ impl Dataset {
     /// The data profile.
     pub const fn profile(&self) -> &DataProfile {
         &self.profile
+    }
+
+    /// The stores that samples and media are read from.
+    pub const fn stores(&self) -> &Stores {
+        &self.corpus.stores
     }
 
     /// Number of samples.

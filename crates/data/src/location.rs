@@ -30,6 +30,7 @@ impl Location {
         match (self, Self::parse(name)) {
             (Self::Local(directory), Self::Local(path)) => Self::Local(directory.join(path)),
             (Self::Remote(url), Self::Local(path)) if path.is_relative() => {
+                let name = if is_web(url) { escaped(name) } else { name.to_owned() };
                 Self::Remote(format!("{}/{name}", url.trim_end_matches('/')))
             }
             (_, other) => other,
@@ -44,6 +45,7 @@ impl Location {
                 path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned(),
             ),
             Self::Remote(url) => {
+                let url = without_query(url);
                 let start = url.find("://").map_or(0, |at| at + 3);
                 let end = url[start..].rfind('/').map_or(url.len(), |at| start + at);
                 Self::Remote(url[..end].to_owned())
@@ -55,7 +57,7 @@ impl Location {
     pub fn name(&self) -> String {
         match self {
             Self::Local(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            Self::Remote(url) => url.rsplit('/').next().unwrap_or_default().to_owned(),
+            Self::Remote(url) => without_query(url).rsplit('/').next().unwrap_or_default().to_owned(),
         }
     }
 
@@ -72,6 +74,20 @@ impl Location {
             Self::Remote(url) => PathBuf::from(url),
         }
     }
+}
+
+fn is_web(url: &str) -> bool {
+    url.starts_with("http://") || url.starts_with("https://")
+}
+
+/// The URL up to its query, as of a signed one; keys of buckets have none.
+fn without_query(url: &str) -> &str {
+    if is_web(url) { url.split(['?', '#']).next().unwrap_or(url) } else { url }
+}
+
+/// A file's name as a part of a web URL: what would end the path is escaped.
+fn escaped(name: &str) -> String {
+    name.replace('%', "%25").replace('?', "%3F").replace('#', "%23")
 }
 
 impl fmt::Display for Location {
@@ -108,6 +124,17 @@ pub enum MediaPlace {
     },
 }
 
+impl MediaPlace {
+    /// The place, holding no more memory than its own bytes: a cell of a table may be a part of a whole column.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        match self {
+            Self::Bytes { bytes, name } => Self::Bytes { bytes: Bytes::copy_from_slice(&bytes), name },
+            Self::Whole(_) | Self::Range { .. } => self,
+        }
+    }
+}
+
 impl fmt::Display for MediaPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -132,6 +159,13 @@ mod tests {
         assert_eq!(local.join("a.jpg"), Location::Local(PathBuf::from("data/a.jpg")));
         assert_eq!(Location::parse("s3://bucket/data/x.jsonl").parent().to_string(), "s3://bucket/data");
         assert_eq!(Location::parse("s3://bucket").parent().to_string(), "s3://bucket");
+        let signed = Location::parse("https://x/a/b.jsonl?key=c/d.e");
+        assert_eq!(
+            (signed.extension(), signed.parent().to_string()),
+            ("jsonl".to_owned(), "https://x/a".to_owned())
+        );
+        assert_eq!(signed.parent().join("50% #1?.jpg").to_string(), "https://x/a/50%25 %231%3F.jpg");
+        assert_eq!(url.join("50% #1?.jpg").to_string(), "s3://bucket/data/50% #1?.jpg");
         assert_eq!(Location::parse("x.JSONL").parent(), Location::Local(PathBuf::from(".")));
         assert_eq!(Location::parse("x.JSONL").extension(), "jsonl");
     }

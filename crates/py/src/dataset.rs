@@ -2,21 +2,58 @@
 
 use crate::error::{Kind, artifact, map, raise};
 use dflop_data::family::{self, Clip, FamilyFiles, Piece, Size, Sound, VideoSampling};
+use dflop_data::location::{Location, MediaPlace};
 use dflop_data::profile::ProfileSettings;
+use dflop_data::store::Stores;
 use dflop_types::{DataProfile, SampleIndex};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::path::PathBuf;
 
 /// One image or video of a sample; see `_native.pyi`.
-#[pyclass(frozen, get_all, module = "dflop._native")]
+#[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct Media {
-    path: PathBuf,
+    place: MediaPlace,
+    stores: Stores,
+    #[pyo3(get)]
     kind: &'static str,
+    #[pyo3(get)]
     frame_indices: Vec<u32>,
+    #[pyo3(get)]
     num_tiles: u32,
+    #[pyo3(get)]
     height: u32,
+    #[pyo3(get)]
     width: u32,
+    #[pyo3(get)]
     num_features: u32,
+}
+
+#[pymethods]
+impl Media {
+    #[getter]
+    fn path(&self) -> String {
+        // Not a `Path`: Python's would fold the two slashes of a URL.
+        self.place.to_string()
+    }
+
+    #[getter]
+    const fn is_local(&self) -> bool {
+        matches!(self.place, MediaPlace::Whole(Location::Local(_)))
+    }
+
+    #[getter]
+    fn held_bytes(&self) -> usize {
+        match &self.place {
+            MediaPlace::Bytes { bytes, .. } => bytes.len(),
+            MediaPlace::Whole(_) | MediaPlace::Range { .. } => 0,
+        }
+    }
+
+    fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| self.stores.read_media(&self.place)).map_err(map(Kind::Profile))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
 }
 
 /// A sample as tokens; see `_native.pyi`.
@@ -63,7 +100,8 @@ impl Dataset {
             Py::new(
                 py,
                 Media {
-                    path: medium.place.to_string().into(),
+                    place: medium.place.alone(),
+                    stores: self.0.stores().clone(),
                     kind: medium.kind.name(),
                     num_tiles: medium.shape.num_tiles,
                     height: medium.height,

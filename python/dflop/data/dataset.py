@@ -20,11 +20,12 @@ import torch
 
 from dflop._native import ProfileError
 from dflop.models.adapter import MediaGrid
+from dflop.models.media import MediaBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dflop._native import Dataset, EncodedSample
+    from dflop._native import Dataset, EncodedSample, Media
     from dflop.models.adapter import ModelAdapter
 
 IGNORED_LABEL = -100
@@ -44,8 +45,8 @@ class Sample:
     targets_T: torch.Tensor
     """[T] int64; the label of position t + 1, so -100 at the last position."""
     media: tuple[MediaGrid, ...]
-    files: tuple[tuple[str, tuple[int, ...]], ...]
-    """Path and frame indices of each of `media`; no frame indices for an image."""
+    files: tuple[Media, ...]
+    """Where the bytes of each of `media` are; a local file by its path, all others by `read`."""
     num_features: int
     """Feature rows over all media: the rows that pass the boundary for this sample."""
 
@@ -56,9 +57,9 @@ class Sample:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the token tensors."""
+        """Bytes of the token tensors, and of media that came with the record."""
         tensors = (self.input_ids_T, self.feature_mask_T, self.targets_T)
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.numel() * t.element_size() for t in tensors) + sum(f.held_bytes for f in self.files)
 
 
 def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
@@ -97,7 +98,7 @@ def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
         feature_mask_T=torch.tensor(mask, dtype=torch.bool),
         targets_T=torch.tensor([*labels[1:], IGNORED_LABEL], dtype=torch.int64),
         media=media,
-        files=tuple((str(m.path), tuple(m.frame_indices)) for m in encoded.media),
+        files=tuple(encoded.media),
         num_features=num_features,
     )
 
@@ -258,10 +259,12 @@ class SampleLoader:
         sample = self.sample(index)
         size = self._adapter.image_size
         parts: list[torch.Tensor] = []
-        for (path, frame_indices), grid in zip(sample.files, sample.media, strict=True):
+        for medium, grid in zip(sample.files, sample.media, strict=True):
+            path = medium.path
             name, file = f"sample `{sample.id}` ({index})", f"file `{path}`"
             try:
-                tiles = self._adapter.pixels(Path(path), grid.kind, frame_indices)
+                found = Path(path) if medium.is_local else MediaBytes(path, medium.read())
+                tiles = self._adapter.pixels(found, grid.kind, medium.frame_indices)
             except Exception as error:
                 # The adapter's own errors name the file already.
                 message = f"{name}: {error}" if path in str(error) else f"{name}, {file}: {error}"

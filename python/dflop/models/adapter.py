@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from dflop.models.media import MediaFile
+
 
 @dataclass(frozen=True)
 class MediaGrid:
@@ -128,11 +130,11 @@ class ModelAdapter(Protocol):
         """Media of a usual kind with `num_tiles` tiles in all, for measuring the encoder."""
         ...
 
-    def pixels(self, media_path: Path, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
+    def pixels(self, file: MediaFile, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
         """Decodes one image, or frames of one video, with the family's Hugging Face image processor.
 
         Args:
-            media_path: the file; its EXIF rotation is applied.
+            file: the file, or its bytes; its EXIF rotation is applied.
             kind: that of `MediaGrid`.
             frame_indices: frames of a video, ascending from 0; empty for an image.
 

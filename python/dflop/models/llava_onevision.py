@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from transformers import LlavaOnevisionImageProcessorPil
 
+    from dflop.models.media import MediaFile
 
 _TEXT_MODELS = ("qwen2",)
 _VISION_MODELS = ("siglip_vision_model",)
@@ -289,11 +290,11 @@ class LlavaOnevisionAdapter:
             raise profile_error(message)
         return processor
 
-    def pixels(self, media_path: Path, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
+    def pixels(self, file: MediaFile, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
         """Decodes one image, or the named frames of one video; see `ModelAdapter.pixels`.
 
         Args:
-            media_path: the file.
+            file: the file, or its bytes.
             kind: `image`, `multi_image` or `video`.
             frame_indices: frames of a video, from 0; unused for images.
 
@@ -306,13 +307,13 @@ class LlavaOnevisionAdapter:
             ValueError: there is no such kind.
         """
         if kind == "video":
-            frames = decoding.decode_frames(media_path, frame_indices)
+            frames = decoding.decode_frames(file, frame_indices)
             tiles = [self._frame_tile(frame) for frame in frames]
             return torch.stack(tiles) if tiles else torch.empty(0, 3, self.image_size, self.image_size)
         if kind not in ("image", "multi_image"):
             message = f"`{kind}` is no kind of media, known are `image`, `multi_image` and `video`"
             raise ValueError(message)
-        image = decoding.decode_image(media_path)
+        image = decoding.decode_image(file)
         if kind == "image":
             batch: Any = [image]
         else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 from PIL import Image, ImageOps, ImageSequence
 
@@ -10,19 +13,33 @@ from dflop.models.errors import profile_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy as np
 
-ANIMATIONS = frozenset({".gif", ".webp", ".png", ".apng"})
-"""Endings of the moving pictures that Pillow reads; all other videos are containers for PyAV."""
+
+@dataclass(frozen=True)
+class MediaBytes:
+    """A medium in memory: the member of a shard, the cell of a table, an object of a remote store."""
+
+    name: str
+    """What to call it in messages."""
+    data: bytes
+    """All its bytes."""
+
+    def __str__(self) -> str:
+        """Its name."""
+        return self.name
 
 
-def decode_image(path: Path) -> Image.Image:
+MediaFile = Union[Path, MediaBytes]
+"""What is decoded: a file, or its bytes."""
+
+
+def decode_image(file: MediaFile) -> Image.Image:
     """One image in RGB, turned as its EXIF data says.
 
     Args:
-        path: an image file; of an animation, its first frame.
+        file: an image; of an animation, its first frame.
 
     Returns:
         A Pillow image in mode RGB.
@@ -32,23 +49,23 @@ def decode_image(path: Path) -> Image.Image:
         ProfileError: the file cannot be decoded; the message names it.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(_opened(file)) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise
     # Pillow's plugins raise whatever their parsing runs into.
     except Exception as error:
-        raise _undecodable(path, str(error)) from error
+        raise _undecodable(file, str(error)) from error
 
 
-def decode_frames(path: Path, frame_indices: Sequence[int]) -> list[Image.Image]:
+def decode_frames(file: MediaFile, frame_indices: Sequence[int]) -> list[Image.Image]:
     """The named frames of a video or animation in RGB, rotated as its container says.
 
     *Complexity*: decodes from the first frame to the last one named; keyframes are not sought, since indices
     count frames as decoded.
 
     Args:
-        path: a video file (mp4, mkv, webm, ...) or animation (GIF, WebP).
+        file: a video (mp4, mkv, webm, ...) or animation (GIF, WebP, PNG).
         frame_indices: from 0, in any order; an index may be named twice.
 
     Returns:
@@ -62,23 +79,36 @@ def decode_frames(path: Path, frame_indices: Sequence[int]) -> list[Image.Image]
     if not wanted:
         return []
     try:
-        if path.suffix.lower() in ANIMATIONS:
-            frames, num_frames = _decode_animation(path, wanted)
-        else:
-            frames, num_frames = _decode_video(path, wanted)
+        decode = _decode_animation if _is_animation(file) else _decode_video
+        frames, num_frames = decode(file, wanted)
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise _undecodable(path, str(error)) from error
+        raise _undecodable(file, str(error)) from error
     missing = sorted(wanted - frames.keys())
     if missing:
-        raise _undecodable(path, f"it has {num_frames} frames, frame {missing[0]} was asked for")
+        raise _undecodable(file, f"it has {num_frames} frames, frame {missing[0]} was asked for")
     return [frames[index] for index in frame_indices]
 
 
-def _decode_animation(path: Path, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
+def _opened(file: MediaFile) -> str | io.BytesIO:
+    return io.BytesIO(file.data) if isinstance(file, MediaBytes) else str(file)
+
+
+def _is_animation(file: MediaFile) -> bool:
+    """Whether Pillow reads it (GIF, PNG, WebP), by its first bytes; all other videos are containers for PyAV."""
+    if isinstance(file, MediaBytes):
+        start = file.data[:12]
+    else:
+        with file.open("rb") as opened:
+            start = opened.read(12)
+    is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
+    return is_webp or start[:4] == b"GIF8" or start[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def _decode_animation(file: MediaFile, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
     frames: dict[int, Image.Image] = {}
-    with Image.open(path) as image:
+    with Image.open(_opened(file)) as image:
         num_frames = getattr(image, "n_frames", 1)
         last = max(wanted)
         for index, frame in enumerate(ImageSequence.Iterator(image)):
@@ -89,13 +119,13 @@ def _decode_animation(path: Path, wanted: set[int]) -> tuple[dict[int, Image.Ima
     return frames, num_frames
 
 
-def _decode_video(path: Path, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
+def _decode_video(file: MediaFile, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
     import av
 
     frames: dict[int, Image.Image] = {}
     num_frames = 0
     last = max(wanted)
-    with av.open(str(path)) as container:
+    with av.open(_opened(file)) as container:
         if not container.streams.video:
             message = "it has no video stream"
             raise ValueError(message)
@@ -118,5 +148,5 @@ def _upright(pixels_HWC: np.ndarray, rotation: int) -> np.ndarray:
     return np.ascontiguousarray(np.rot90(pixels_HWC, k=(rotation // 90) % 4)) if rotation else pixels_HWC
 
 
-def _undecodable(path: Path, cause: str) -> Exception:
-    return profile_error(f"cannot decode `{path}`: {cause}")
+def _undecodable(file: MediaFile, cause: str) -> Exception:
+    return profile_error(f"cannot decode `{file}`: {cause}")
