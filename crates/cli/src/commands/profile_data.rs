@@ -1,10 +1,10 @@
 //! `dflop profile data`: a dataset in, one shape a sample out.
 
-use super::{beside, progress_bar, write};
+use super::{beside, progress_bar};
 use crate::Failure;
 use crate::args;
 use crate::config;
-use dflop_data::{profile, summary};
+use dflop_data::{profile, summary, table};
 
 pub(super) fn run(arguments: &args::ProfileData) -> Result<(), Failure> {
     let config = config::load(&arguments.config.config)?;
@@ -16,5 +16,8 @@ pub(super) fn run(arguments: &args::ProfileData) -> Result<(), Failure> {
     bar.finish_and_clear();
     let outcome = outcome?;
     print!("{}", summary::text(&outcome.profile, &outcome.notices));
-    write(&beside(&config, arguments.out.as_ref(), "data_profile.json"), &outcome.profile)
+    let path = beside(&config, arguments.out.as_ref(), table::FILE_NAME);
+    table::write(&path, &outcome.profile)?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
 }
