@@ -221,7 +221,7 @@ fn error_bad_costs() {
 #[test]
 fn error_unwritable_directory() {
     let session = Session::new();
-    let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.json"];
+    let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.parquet"];
     snapshot("error_unwritable_directory", &session.dflop(&out));
 }
 
@@ -260,9 +260,9 @@ fn error_unknown_key() {
 fn a_second_write_leaves_no_litter_and_the_same_bytes() {
     let session = Session::new();
     session.profile_data();
-    let first = fs::read(session.path("demo/data_profile.json")).unwrap();
+    let first = fs::read(session.path("demo/data_profile.parquet")).unwrap();
     session.profile_data();
-    assert_eq!(first, fs::read(session.path("demo/data_profile.json")).unwrap());
+    assert_eq!(first, fs::read(session.path("demo/data_profile.parquet")).unwrap());
     let litter: Vec<_> = fs::read_dir(session.path("demo"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

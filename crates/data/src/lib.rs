@@ -3,22 +3,27 @@
 //! [`probe`] reads sizes and durations from headers, [`family`] turns them into the encoder segments and feature
 //! tokens of a model family, and [`tokens`] counts the text. [`profile::profile`] does so for every sample of a
 //! [`mixture`]; [`dataset::Dataset`] reads the same samples again for training and holds them to what was profiled;
-//! [`summary`] says it to people; [`demo`] makes data to try it on.
+//! [`table`] is the profile's file, [`problems`] the table of bad samples beside it, [`merge`] makes one of the parts that
+//! several processes wrote, [`diff`] says what changed; [`summary`] says it to people; [`demo`] makes data to try it on.
 
 pub mod conversation;
 pub mod dataset;
 pub mod demo;
+pub mod diff;
 pub mod error;
 pub mod family;
 pub mod location;
 mod measure;
+pub mod merge;
 pub mod mixture;
 mod model_files;
 pub mod probe;
+pub mod problems;
 pub mod profile;
 pub mod readers;
 pub mod store;
 pub mod summary;
+pub mod table;
 pub mod tokens;
 
 pub use error::DataError;

@@ -3,8 +3,7 @@
 use crate::error::DataError;
 use crate::family::GivenFamily;
 use crate::measure::{Corpus, Rule};
-use dflop_types::artifact::hash_parts;
-use dflop_types::{DataProfile, MadeFrom, Place, Problem, ProfiledSample, SourceFile};
+use dflop_types::{DataProfile, DatasetHasher, MadeFrom, Place, Problem, ProfiledSample, SourceFile};
 use rayon::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -165,12 +164,10 @@ pub fn profile(
         return Err(DataError::NoSamples { path: settings.mixture.clone(), problems });
     }
     notices.extend(notices_about(&samples, rule.max_positions));
-    let facts: Vec<u8> = samples
-        .iter()
-        .flat_map(|s| [s.record_hash.to_le_bytes(), s.media_bytes.to_le_bytes()].concat())
-        .collect();
+    let mut dataset = DatasetHasher::default();
+    samples.iter().for_each(|sample| dataset.push(sample));
     let made_from = MadeFrom::from([
-        ("dataset".to_owned(), hash_parts([facts.as_slice()])),
+        ("dataset".to_owned(), dataset.finish()),
         ("tokenizer".to_owned(), rule.tokenizer_hash.clone()),
         ("processor".to_owned(), rule.processor_hash.clone()),
     ]);

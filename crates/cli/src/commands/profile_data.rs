@@ -1,12 +1,12 @@
 //! `dflop profile data`: a dataset in, one shape a sample out.
 
-use super::{beside, progress_bar, write};
+use super::{beside, progress_bar};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::family::GivenFamily;
 use dflop_data::profile::ProfileSettings;
-use dflop_data::{profile, summary};
+use dflop_data::{profile, summary, table};
 use serde_json::json;
 
 /// The data profile, or the request that Python imports the function which gives its shapes.
@@ -25,6 +25,8 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
     bar.finish_and_clear();
     let outcome = outcome?;
     print!("{}", summary::text(&outcome.profile, &outcome.notices));
-    write(&beside(&config, arguments.out.as_ref(), "data_profile.json"), &outcome.profile)?;
+    let path = beside(&config, arguments.out.as_ref(), table::FILE_NAME);
+    table::write(&path, &outcome.profile)?;
+    eprintln!("wrote {}", path.display());
     Ok(Outcome::Done(0))
 }
