@@ -5,6 +5,7 @@
 //! again up to 4 times within 60 s; a connection must stand within 5 s, and no answer may pause for more than 30 s
 //! (store options `connect_timeout`, `read_timeout`).
 
+mod clients;
 mod fault;
 mod file;
 mod remote;
@@ -223,7 +224,7 @@ pub fn options_among(variables: impl IntoIterator<Item = (OsString, OsString)>) 
         let name = name.to_ascii_lowercase();
         if let Some(option) = name.strip_prefix("dflop_store_") {
             ours.push((option.to_owned(), value));
-        } else if remote::is_of_environment(&name) && remote::is_option(&name) {
+        } else if clients::is_of_environment(&name) && clients::is_option(&name) {
             theirs.push((name, value));
         }
     }

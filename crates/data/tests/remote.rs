@@ -136,6 +136,14 @@ fn a_part_of_a_file_is_a_medium() {
     let range = format!("GET /shard.tar 300000-{}", 300_000 + picture.len() - 1);
     assert_eq!(server.log(), [range.clone(), range]);
     assert_eq!(stores.read_media(&place(0, 0)).unwrap(), [0_u8; 0]);
+    let whole_only = MediaPlace::Range {
+        file: Location::Remote(server.put("old.tar", shard.clone(), Manner::WithoutRanges)),
+        start: 300_000,
+        len: picture.len() as u64,
+        name: "a.png".to_owned(),
+    };
+    assert_eq!(stores.probe(&whole_only).unwrap().0, expected(&picture));
+    assert_eq!(stores.read_media(&whole_only).unwrap(), picture);
     for bad in [place(599_999, 2), place(600_000, 1), place(u64::MAX, 1), place(u64::MAX, u64::MAX)] {
         assert!(stores.read_media(&bad).is_err(), "{bad:?}");
         assert!(stores.probe(&bad).is_err(), "{bad:?}");
@@ -212,9 +220,9 @@ fn a_failure_names_url_status_and_what_to_set() {
     assert!(error.contains("set the store option `allow_http` to `true`"), "{error}");
     let error = quick.list(&Location::parse(&server.url)).unwrap_err().to_string();
     assert!(error.contains("has no list"), "{error}");
-    let misspelt = Stores::new([("alow_http".to_owned(), "x".to_owned())]);
-    let error = misspelt.probe(&whole("s3://bucket/key")).unwrap_err().to_string();
-    assert!(error.contains("store option `alow_http` is not known"), "{error}");
+    let unknown = Stores::new([("allow_plain".to_owned(), "x".to_owned())]);
+    let error = unknown.probe(&whole("s3://bucket/key")).unwrap_err().to_string();
+    assert!(error.contains("store option `allow_plain` is not known"), "{error}");
     for url in ["s3://bucket", "s3://bucket/", "s3://bucket/a//b", "https://", "http:///x"] {
         assert!(quick.probe(&whole(url)).is_err(), "{url}");
         assert!(quick.about(&Location::parse(url)).is_err(), "{url}");
@@ -310,7 +318,7 @@ fn buckets_are_read_and_listed() {
 fn options_come_from_the_environment_by_name() {
     let variables = [
         ("DFLOP_STORE_AWS_REGION", "ours"),
-        ("DFLOP_STORE_ALOW_HTTP", "true"),
+        ("DFLOP_STORE_ALLOW_PLAIN", "true"),
         ("AWS_REGION", "theirs"),
         ("AWS_PAGER", ""),
         ("HOME", "h"),
@@ -320,7 +328,7 @@ fn options_come_from_the_environment_by_name() {
     let expected = [
         ("aws_region", "theirs"),
         ("google_service_account", "f"),
-        ("alow_http", "true"),
+        ("allow_plain", "true"),
         ("aws_region", "ours"),
     ];
     assert_eq!(options, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -352,7 +360,7 @@ fn a_dataset_on_a_server_has_the_profile_of_the_same_files_on_disk() {
     let mut media_bytes = 0;
     for (name, mut bytes) in files(&directory.path().join("data")) {
         // Demo images are small: as of photographs, most of the bytes are not header.
-        if name.starts_with("media/") && !name.ends_with(".gif") {
+        if name.starts_with("media/") && Path::new(&name).extension().is_some_and(|end| end != "gif") {
             bytes.resize(bytes.len() + (1 << 20), 0);
             std::fs::write(directory.path().join("data").join(&name), &bytes).unwrap();
             media_bytes += bytes.len() as u64;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeAlias
 
 from PIL import Image, ImageOps, ImageSequence
 
@@ -31,7 +31,7 @@ class MediaBytes:
         return self.name
 
 
-MediaFile = Union[Path, MediaBytes]
+MediaFile: TypeAlias = Path | MediaBytes
 """What is decoded: a file, or its bytes."""
 
 
@@ -96,7 +96,7 @@ def _opened(file: MediaFile) -> str | io.BytesIO:
 
 
 def _is_animation(file: MediaFile) -> bool:
-    """Whether Pillow reads it (GIF, PNG, WebP), by its first bytes; all other videos are containers for PyAV."""
+    """Whether Pillow reads it (GIF, PNG, WebP), by its first bytes; other videos are containers for PyAV."""
     if isinstance(file, MediaBytes):
         start = file.data[:12]
     else:

@@ -3,7 +3,8 @@
 //! A jump costs one request of [`BLOCK_BYTES`]; reading on doubles the pieces, so that a long file read from its start
 //! to its end costs few requests and a header costs one.
 
-use super::remote::{About, Fetched, Object, Remote};
+use super::clients::Object;
+use super::remote::{About, Fetched, Remote};
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom};
 use std::ops::Range;
 use std::sync::Arc;

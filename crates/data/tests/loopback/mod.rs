@@ -83,6 +83,8 @@ impl Server {
 
 /// Requests of one connection, one after the other.
 fn serve(stream: &TcpStream, state: &Mutex<State>) {
+    // Head and body are written apart: without this each answer waits for an acknowledgement.
+    stream.set_nodelay(true).unwrap();
     let mut reader = BufReader::new(stream);
     loop {
         let mut lines = Vec::new();
