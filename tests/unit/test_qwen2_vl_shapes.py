@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
     Qwen2VLConfig,
     Qwen2VLImageProcessor,
@@ -26,15 +27,29 @@ from transformers.vision_utils import get_vision_cu_seqlens
 from dflop import ProfileError, _native
 
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261121"))
-# (height, width): a pixel, 10:1, 1:10, 28 megapixels both ways, lines of pixels, ratios about 200, half factors.
-EXTREMES = [(1, 1), (1000, 100), (100, 1000), (4320, 6480), (6480, 4320), (1, 200), (200, 1), (1, 201), (5, 1001)]
-EXTREMES += [(14, 14), (42, 42), (70, 98), (42, 8400), (42, 8401), (3, 3), (65_535, 65_535), (100_000, 600)]
+# (height, width): a pixel, 10:1, 1:10, 28 megapixels, lines of pixels, ratios about 200, half factors.
+EXTREMES = [(1, 1), (1000, 100), (100, 1000), (4320, 6480), (6480, 4320), (1, 200), (200, 1), (1, 201)]
+EXTREMES += [
+    (5, 1001),
+    (14, 14),
+    (42, 42),
+    (70, 98),
+    (42, 8400),
+    (42, 8401),
+    (3, 3),
+    (65_535, 65_535),
+    (100_000, 600),
+]
 # What the image processor's file says; {} are transformers' own settings.
 IMAGE_SETTINGS = {
     "default": {},
     "real": {"min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "merge_size": 2},
     "edges": {"size": {"shortest_edge": 200_704, "longest_edge": 1_003_520}},
-    "old_names_win": {"size": {"shortest_edge": 1, "longest_edge": 2}, "min_pixels": 50_000, "max_pixels": 99_999},
+    "old_names_win": {
+        "size": {"shortest_edge": 1, "longest_edge": 2},
+        "min_pixels": 50_000,
+        "max_pixels": 99_999,
+    },
     "half_old": {"size": {"shortest_edge": 4_000, "longest_edge": 40_000}, "max_pixels": 77_777},
     "crossed": {"size": {"shortest_edge": 90_000, "longest_edge": 30_000}},
     "patch_16": {"patch_size": 16, "min_pixels": 256 * 256},
@@ -104,7 +119,7 @@ def our_image(config_json, settings, height, width):
     shape = _native.media_shape(config_json, json.dumps(settings), "{}", "image", height=height, width=width)
     assert (shape.num_tiles, len(shape.segments), shape.frame_indices) == (1, 1, [])
     ((count, tokens),) = shape.segments
-    assert count == 1 and shape.pieces == [(None, shape.feature_tokens)]
+    assert (count, shape.pieces) == (1, [(None, shape.feature_tokens)])
     return tokens, shape.feature_tokens
 
 
@@ -172,7 +187,7 @@ def our_video(config_json, preprocessor, video_preprocessor, clip, **asked):
         **asked,
     )
     ((count, tokens),) = shape.segments
-    assert shape.num_tiles == count and shape.pieces == [(None, shape.feature_tokens)]
+    assert (shape.num_tiles, shape.pieces) == (count, [(None, shape.feature_tokens)])
     return count, tokens, shape.feature_tokens, shape.frame_indices
 
 
@@ -182,9 +197,12 @@ def their_frames(processor, num_frames, fps):
         return list(range(num_frames))
     fields = ("temporal_patch_size", "min_frames", "max_frames", "num_frames", "fps")
     metadata = VideoMetadata(total_num_frames=num_frames, fps=fps)
-    indices = processor.sample_frames(metadata, **{field: getattr(processor, field) for field in fields}).tolist()
+    indices = processor.sample_frames(
+        metadata, **{field: getattr(processor, field) for field in fields}
+    ).tolist()
     inside = [index for index in indices if index < num_frames]
-    assert len(indices) - len(inside) <= 1 and len(inside) % processor.temporal_patch_size == 0
+    assert len(indices) - len(inside) <= 1
+    assert len(inside) % processor.temporal_patch_size == 0
     return inside
 
 
@@ -221,7 +239,7 @@ def test_videos_by_the_processors_count(name):
 
 @pytest.mark.parametrize("version", [2, 2.5])
 def test_videos_through_the_whole_processor(version):
-    """Grids of `video_grid_thw`, segments of the vision tower, and the placeholders that the processor writes."""
+    """Grids of `video_grid_thw`, segments of the vision tower, placeholders that the processor writes."""
     kind = Qwen2VLProcessor if version == 2 else Qwen2_5_VLProcessor
     rng = random.Random(SEED)
     cheap = {"do_rescale": False, "do_normalize": False, "resample": 0}
@@ -236,7 +254,12 @@ def test_videos_through_the_whole_processor(version):
         )
         config_json = config_of(settings, version)
         for _ in range(12):
-            clip = (rng.randint(10, 40), rng.choice([8.0, 10.0, 24.0]), rng.randint(10, 90), rng.randint(10, 90))
+            clip = (
+                rng.randint(10, 40),
+                rng.choice([8.0, 10.0, 24.0]),
+                rng.randint(10, 90),
+                rng.randint(10, 90),
+            )
             num_frames, fps, height, width = clip
             metadata = {"total_num_frames": num_frames, "fps": fps, "frames_indices": list(range(num_frames))}
             encoded = processor(
@@ -283,5 +306,72 @@ def test_a_clip_without_a_rate_is_refused_where_the_rate_decides():
         _native.media_shape(config_json, "{}", file, "video", **clip)
     with pytest.raises(ValueError, match="no video metadata"):
         their_frames(Qwen2VLVideoProcessor(**VIDEO_SETTINGS["fps_2"]), 60, None)
-    assert len(_native.media_shape(config_json, "{}", file, "video", **clip, duration_s=5.0).frame_indices) == 10
+    timed = _native.media_shape(config_json, "{}", file, "video", **clip, duration_s=5.0)
+    assert len(timed.frame_indices) == 10
     assert _native.media_shape(config_json, "{}", "{}", "video", **clip).num_tiles == 30
+
+
+@pytest.mark.parametrize("video_file", [None, {"do_sample_frames": True, "fps": 1, "max_pixels": 90_000}])
+def test_files_are_found_as_transformers_finds_them(tmp_path, video_file):
+    """Videos take the settings of the image processor's file where they have none of their own."""
+    image_file = {"min_pixels": 3136, "max_pixels": 100_352, "patch_size": 14}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(image_file))
+    if video_file:
+        (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(video_file))
+    processor = Qwen2VLVideoProcessor.from_pretrained(tmp_path)
+    for height, width in [(480, 640), (1080, 1920), (64, 64)]:
+        clip = (300, 30.0, height, width)
+        frames = their_frames(processor, *clip[:2])
+        ours = our_video(config(), image_file, video_file or {}, clip)
+        assert ours[3] == frames
+        assert ours[0] * ours[1] == processor.get_num_of_video_patches(len(frames), height, width, {})
+
+
+def test_the_whole_model_takes_them():
+    """A forward of a small model, which itself compares placeholders with features."""
+    torch.manual_seed(SEED)
+    made = Qwen2_5_VLConfig(
+        vision_config={
+            "depth": 2,
+            "fullatt_block_indexes": [1],
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 16,
+        },
+        text_config={
+            "vocab_size": 8,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        image_token_id=2,
+        video_token_id=3,
+        vision_start_token_id=4,
+        vision_end_token_id=5,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(made).eval()
+    small = {"size": {"shortest_edge": 2_000, "longest_edge": 30_000}}
+    processor = Qwen2_5_VLProcessor(
+        Qwen2VLImageProcessorPil(**small), tokenizer(), Qwen2VLVideoProcessor(**small)
+    )
+    config_json = json.dumps(made.to_dict())
+    for image, clip in [((100, 300), (5, 8.0, 48, 64)), ((333, 61), (2, 2.0, 90, 50))]:
+        metadata = {"total_num_frames": clip[0], "fps": clip[1], "frames_indices": list(range(clip[0]))}
+        encoded = processor(
+            images=[np.zeros((*image, 3), dtype=np.uint8)],
+            videos=[np.zeros((clip[0], *clip[2:], 3), dtype=np.uint8)],
+            text="<|vision_start|><|image_pad|><|vision_end|>a<|vision_start|><|video_pad|><|vision_end|>",
+            images_kwargs={"input_data_format": "channels_last"},
+            videos_kwargs={"input_data_format": "channels_last", "video_metadata": [metadata]},
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            logits = model(**encoded, use_cache=False).logits
+        features = our_image(config_json, small, *image)[1] + our_video(config_json, small, small, clip)[2]
+        assert logits.shape[1] == features + 5

@@ -26,13 +26,27 @@ from transformers.vision_utils import get_vision_cu_seqlens
 from dflop import ProfileError, _native
 
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261122"))
-EXTREMES = [(1, 1), (1000, 100), (100, 1000), (4320, 6480), (6480, 4320), (1, 200), (200, 1), (1, 201), (5, 1001)]
-EXTREMES += [(16, 16), (48, 48), (80, 112), (31, 31), (33, 31), (48, 9600), (48, 9601), (65_535, 65_535)]
+EXTREMES = [(1, 1), (1000, 100), (100, 1000), (4320, 6480), (6480, 4320), (1, 200), (200, 1), (1, 201)]
+EXTREMES += [
+    (5, 1001),
+    (16, 16),
+    (48, 48),
+    (80, 112),
+    (31, 31),
+    (33, 31),
+    (48, 9600),
+    (48, 9601),
+    (65_535, 65_535),
+]
 IMAGE_SETTINGS = {
     "patch_alone": {"patch_size": 16},
     "real": {"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}},
     "old_names": {"patch_size": 16, "min_pixels": 50_000, "max_pixels": 99_999},
-    "patch_14": {"patch_size": 14, "merge_size": 3, "size": {"shortest_edge": 5_000, "longest_edge": 300_000}},
+    "patch_14": {
+        "patch_size": 14,
+        "merge_size": 3,
+        "size": {"shortest_edge": 5_000, "longest_edge": 300_000},
+    },
 }
 VIDEO_SETTINGS = {
     "default": {},
@@ -159,7 +173,8 @@ def test_videos_by_the_processors_count(name):
 
         clip = (num_frames, fps, height, width)
         expected = outcome(theirs)
-        assert outcome(lambda clip=clip: our_video(config_json, preprocessor, video_file, clip)) == expected, clip
+        ours = outcome(lambda clip=clip: our_video(config_json, preprocessor, video_file, clip))
+        assert ours == expected, clip
         refused += expected == "refused"
     assert 0 < refused < 300
 
@@ -256,16 +271,20 @@ def test_what_the_user_asks_is_what_the_processor_is_told():
 
 
 def test_settings_that_no_processor_would_take_are_refused():
-    """A fixed number of frames beside the class's own rate, another patch than the encoder's, no rate at all."""
+    """A fixed number of frames beside the class's own rate, another patch than the encoder's, no rate."""
     config_json, preprocessor = files({})
-    with pytest.raises(ProfileError, match="`num_frames` is 8, `fps` is 2, the processor takes one of the two"):
+    with pytest.raises(
+        ProfileError, match="`num_frames` is 8, `fps` is 2, the processor takes one of the two"
+    ):
         our_video(config_json, preprocessor, {"num_frames": 8}, (60, 30.0, 64, 64))
+    clip = np.zeros((60, 64, 64, 3), dtype=np.uint8)
+    metadata = [{"total_num_frames": 60, "fps": 30.0}]
+    processor = Qwen3VLVideoProcessor(num_frames=8)
     with pytest.raises(ValueError, match="mutually exclusive"):
-        clip = np.zeros((60, 64, 64, 3), dtype=np.uint8)
-        Qwen3VLVideoProcessor(num_frames=8)(
-            [clip], video_metadata=[{"total_num_frames": 60, "fps": 30.0}], input_data_format="channels_last"
-        )
-    with pytest.raises(ProfileError, match="`patch_size` is missing, .* says 16 under `vision_config`, so 14"):
+        processor([clip], video_metadata=metadata, input_data_format="channels_last")
+    with pytest.raises(
+        ProfileError, match="`patch_size` is missing, .* says 16 under `vision_config`, so 14"
+    ):
         our_image(config_json, {}, 64, 64)
     with pytest.raises(ProfileError, match="does not tell its frames a second"):
         our_video(config_json, preprocessor, {"fps": 2}, (60, None, 64, 64))

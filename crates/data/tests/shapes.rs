@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dflop_data::family::{self, Clip, Family, FamilyFiles, LlavaOnevision, Size, VideoSampling};
+use dflop_data::DataError;
+use dflop_data::family::{
+    self, Clip, Family, FamilyFiles, LlavaOnevision, MediaShape, Piece, Size, Sound, VideoSampling,
+};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -112,4 +115,85 @@ fn llava_next_equals_transformers() {
 fn internvl_equals_transformers() {
     let rows = rows_equal_transformers("internvl");
     assert!(rows["image"] > 400 && rows["video"] == 60, "{rows:?}");
+}
+
+fn qwen(setting: &str) -> Box<dyn Family> {
+    let text = std::fs::read_to_string(fixtures().join("qwen.json")).unwrap();
+    let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut file = |name: &str| settings[setting][name].take();
+    let files = FamilyFiles {
+        config: file("config"),
+        preprocessor: file("preprocessor"),
+        video_preprocessor: file("video_preprocessor"),
+    };
+    family::open(&files).unwrap().unwrap()
+}
+
+fn last_stamp(shape: &MediaShape) -> String {
+    let stamps = shape.pieces.iter().rev().filter_map(|piece| match piece {
+        Piece::Text(text) => text.strip_suffix("<|vision_start|>"),
+        Piece::Features(_) => None,
+    });
+    stamps.take(1).map(|text| text.trim_start_matches("<|vision_end|>")).collect()
+}
+
+/// Every row of the table: groups of frames, encoder tokens, LLM tokens, frames and time stamps; what transformers
+/// refuses is refused.
+#[test]
+fn qwen_vl_equals_transformers() {
+    let table = std::fs::read_to_string(fixtures().join("qwen_vl.csv")).unwrap();
+    let (mut rules, mut rows) = (BTreeMap::new(), BTreeMap::<(String, bool), u32>::new());
+    for line in table.lines().skip(1) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let [setting, kind, height, width, num_frames, fps, expected @ .., stamp] = cells.as_slice() else {
+            panic!("{line}")
+        };
+        let rule = rules.entry((*setting).to_owned()).or_insert_with(|| qwen(setting));
+        let size = Size { height: height.parse().unwrap(), width: width.parse().unwrap() };
+        let shape = match *kind {
+            "image" => rule.image(size, 1),
+            "video" => rule.video(
+                &Clip {
+                    size,
+                    num_frames: num_frames.parse().unwrap(),
+                    fps: Some(fps.parse().unwrap()),
+                    duration_s: None,
+                },
+                VideoSampling::default(),
+            ),
+            _ => panic!("{line}"),
+        };
+        let is_refused = expected[0] == "0";
+        *rows.entry(((*kind).to_owned(), is_refused)).or_default() += 1;
+        if is_refused {
+            assert!(matches!(shape, Err(DataError::Shape { .. })), "{line}");
+            continue;
+        }
+        let shape = shape.unwrap();
+        let found = [
+            u64::from(shape.num_tiles),
+            shape.encoder_tokens(),
+            u64::from(shape.feature_tokens()),
+            shape.frame_indices.len() as u64,
+            u64::from(shape.frame_indices.last().copied().unwrap_or(0)),
+        ];
+        assert_eq!(found.map(|number| number.to_string()), expected, "{line}");
+        assert_eq!(shape.segments.iter().map(|s| s.count).sum::<u32>(), shape.num_tiles, "{line}");
+        assert_eq!(last_stamp(&shape), *stamp, "{line}");
+    }
+    assert!(rows.len() == 4 && rows.values().all(|&count| count > 100), "{rows:?}");
+}
+
+/// Every row of the table, at the extractor's own rate.
+#[test]
+fn qwen2_audio_equals_transformers() {
+    let table = std::fs::read_to_string(fixtures().join("qwen2_audio.csv")).unwrap();
+    let rule = qwen("qwen2_audio");
+    for line in table.lines().skip(1) {
+        let numbers: Vec<u32> = line.split(',').map(|cell| cell.parse().unwrap()).collect();
+        let duration_s = f64::from(numbers[0]) / 16_000.0;
+        let shape = rule.audio(&Sound { duration_s, sample_rate: 16_000 }).unwrap();
+        assert_eq!([shape.encoder_tokens() as u32, shape.feature_tokens()], numbers[1..], "{line}");
+    }
+    assert!(table.lines().count() > 250);
 }

@@ -47,7 +47,8 @@ impl Patches {
             if value == model {
                 return Ok(value);
             }
-            let missing = if processor.get(field).is_none() { format!(", so {value}") } else { String::new() };
+            let missing =
+                if processor.get(field).is_none() { format!(", so {value}") } else { String::new() };
             Err(processor.error(field, format!("`{CONFIG}` says {model} under `vision_config`{missing}")))
         };
         Ok(Self {
@@ -148,7 +149,7 @@ impl PixelRange {
         if let Some(other) = size.and_then(Value::as_object).and_then(|s| s.keys().find(|key| !known(key))) {
             return Err(processor.error(
                 &format!("size.{other}"),
-                "must hold `shortest_edge` and `longest_edge` alone".to_owned(),
+                "`size` must hold `shortest_edge` and `longest_edge` alone".to_owned(),
             ));
         }
         Ok(Self { min, max })
@@ -182,7 +183,9 @@ pub(super) fn fit(
     }
     let ratio = height.max(width) as f64 / height.min(width) as f64;
     if ratio > ASPECT_RATIO_MAX {
-        return Err(format!("its longer side is {ratio:.1} times the shorter one, must be at most 200 times"));
+        return Err(format!(
+            "its longer side is {ratio:.1} times the shorter one, must be at most 200 times"
+        ));
     }
     let volume = height.checked_mul(width).and_then(|area| area.checked_mul(depth.frames));
     let volume = volume
@@ -264,10 +267,13 @@ pub(super) fn video_fields(files: &FamilyFiles) -> Fields<'_> {
     image_fields(files)
 }
 
-/// Refuses processors of another kind than `class` (any backend of it), and such as do not resize.
-pub(super) fn must_be_of(processor: &Fields, field: &str, class: &str) -> Result<(), DataError> {
-    let known = [class.to_owned(), format!("{class}Fast"), format!("{class}Pil")];
-    processor.must_be(field, &known.each_ref().map(String::as_str), true)?;
+/// Back ends of the image processor.
+pub(super) const IMAGE_PROCESSORS: [&str; 3] =
+    ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
+
+/// Refuses processors of a kind that is not among `known`, and such as do not resize.
+pub(super) fn must_be_of(processor: &Fields, field: &str, known: &[&str]) -> Result<(), DataError> {
+    processor.must_be(field, known, true)?;
     if processor.flag("do_resize")? == Some(false) {
         let rule = "sides must be resized to whole patches".to_owned();
         return Err(processor.error("do_resize", rule));
@@ -282,7 +288,9 @@ pub(super) fn must_be_of(processor: &Fields, field: &str, class: &str) -> Result
 pub(super) fn frame_rate(clip: &Clip) -> Result<f64, String> {
     let mean = clip.duration_s.filter(|seconds| *seconds > 0.0).map(|s| clip.num_frames as f64 / s);
     let fps = clip.fps.filter(|fps| *fps > 0.0).or(mean).filter(|fps| fps.is_finite() && *fps > 0.0);
-    fps.ok_or_else(|| "the file does not tell its frames a second, which the choice of frames needs".to_owned())
+    fps.ok_or_else(|| {
+        "the file does not tell its frames a second, which the choice of frames needs".to_owned()
+    })
 }
 
 /// Every frame of a clip.
@@ -349,4 +357,155 @@ pub(super) fn image(
         .and_then(|resized| patches.grid(resized, 1).ok_or_else(|| TOO_MANY_TOKENS.to_owned()))
         .map(|grid| grid.shape(vec![grid.features()], Vec::new()))
         .map_err(|rule| DataError::Shape { family, media: image_words(size), rule })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    const PIXELS: PixelRange = PixelRange { min: 3_136, max: 1_003_520 };
+
+    /// 42 / 28 = 1.5 and 70 / 28 = 2.5 both round to 2, as Python rounds.
+    #[test]
+    fn halves_round_to_even() {
+        assert_eq!(fit((42, 70), Depth::PICTURE, 28, PIXELS), Ok((56, 56)));
+    }
+
+    /// 1,000 x 2,000 is too much by sqrt(2e6 / 1,003,520) = 1.4117: 708.3 x 1,416.7 are 25 x 50 factors. 10 x 30 is
+    /// too little by sqrt(3,136 / 300) = 3.233: 32.3 x 97.0 fill 2 x 4.
+    #[test]
+    fn pixels_are_kept_in_their_range_by_hand() {
+        assert_eq!(fit((1_000, 2_000), Depth::PICTURE, 28, PIXELS), Ok((700, 1_400)));
+        assert_eq!(fit((10, 30), Depth::PICTURE, 28, PIXELS), Ok((56, 112)));
+    }
+
+    #[test]
+    fn what_smart_resize_refuses_is_refused() {
+        let refused = |height, width| fit((height, width), Depth::PICTURE, 28, PIXELS).unwrap_err();
+        assert_eq!(refused(0, 7), "both sides must be at least 1");
+        assert_eq!(
+            refused(1_001, 5),
+            "its longer side is 200.2 times the shorter one, must be at most 200 times"
+        );
+        assert!(fit((1_000, 5), Depth::PICTURE, 28, PIXELS).is_ok());
+        assert!(
+            refused(u64::from(u32::MAX), u64::from(u32::MAX)).contains("must be at most 9007199254740992")
+        );
+    }
+
+    #[test]
+    fn settings_of_pixels_are_those_of_the_constructor() {
+        let read = |object: Value, old_names| {
+            let fields = Fields { file: PREPROCESSOR, object: &object };
+            PixelRange::read(&fields, PIXELS, old_names).map_err(|error| error.to_string())
+        };
+        let size = json!({"shortest_edge": 5, "longest_edge": 9});
+        assert_eq!(read(json!({}), true), Ok(PIXELS));
+        assert_eq!(read(json!({"size": size}), true), Ok(PixelRange { min: 5, max: 9 }));
+        assert_eq!(read(json!({"size": size, "max_pixels": 8}), true), Ok(PixelRange { min: 5, max: 8 }));
+        assert_eq!(read(json!({"size": size, "max_pixels": 8}), false), Ok(PixelRange { min: 5, max: 9 }));
+        let old = json!({"size": {"min_pixels": 1, "max_pixels": 2}, "min_pixels": 3, "max_pixels": 4});
+        assert_eq!(read(old, true), Ok(PixelRange { min: 3, max: 4 }));
+        let mut errors = vec![read(json!({"size": {"longest_edge": 9}}), true).unwrap_err()];
+        errors.push(read(json!({"size": {"min_pixels": 1, "max_pixels": 2}}), true).unwrap_err());
+        errors.push(
+            read(json!({"size": {"shortest_edge": 5, "longest_edge": 9, "height": 3}}), true).unwrap_err(),
+        );
+        errors.push(read(json!({"size": 448}), true).unwrap_err());
+        errors.push(read(json!({"min_pixels": 0}), true).unwrap_err());
+        errors.push(read(json!({"max_pixels": 1e6}), true).unwrap_err());
+        insta::assert_snapshot!(errors.join("\n"), @r#"
+        `preprocessor_config.json`: `size` is {"longest_edge":9}, must hold `shortest_edge`, in pixels
+        `preprocessor_config.json`: `size` is {"min_pixels":1,"max_pixels":2}, must hold `shortest_edge`, in pixels
+        `preprocessor_config.json`: `size.height` is 3, `size` must hold `shortest_edge` and `longest_edge` alone
+        `preprocessor_config.json`: `size` is 448, must hold `shortest_edge`, in pixels
+        `preprocessor_config.json`: `min_pixels` is 0, must be a whole number from 1 to 9007199254740992
+        `preprocessor_config.json`: `max_pixels` is 1000000.0, must be a whole number from 1 to 9007199254740992
+        "#);
+    }
+
+    #[test]
+    fn video_settings_are_found_as_transformers_finds_them() {
+        let of = |preprocessor: Value, video_preprocessor: Value| {
+            let files = FamilyFiles { config: json!({}), preprocessor, video_preprocessor };
+            video_fields(&files).get("fps").cloned()
+        };
+        assert_eq!(of(json!({"fps": 1}), json!({})), Some(json!(1)));
+        assert_eq!(of(json!({"fps": 1}), json!({"fps": 2})), Some(json!(2)));
+        assert_eq!(of(json!({"video_processor": {"fps": 3}}), json!({"fps": 2})), Some(json!(3)));
+        assert_eq!(of(json!({"image_processor": {"fps": 4}}), Value::Null), Some(json!(4)));
+    }
+
+    fn files(model_type: &str, video_preprocessor: Value) -> FamilyFiles {
+        let patch_size = if model_type.starts_with("qwen3") { 16 } else { 14 };
+        FamilyFiles {
+            config: json!({"model_type": model_type}),
+            preprocessor: json!({"patch_size": patch_size}),
+            video_preprocessor,
+        }
+    }
+
+    #[test]
+    fn settings_that_model_and_processor_read_differently_are_refused() {
+        let error = |model_type: &str, video: Value| {
+            super::super::open(&files(model_type, video)).unwrap_err().to_string()
+        };
+        let errors = [
+            error("qwen2_vl", json!({"patch_size": 16})),
+            error("qwen2_vl", json!({"video_processor_type": "Qwen3VLVideoProcessor"})),
+            error("qwen2_5_vl", json!({"do_resize": false})),
+            error("qwen2_5_vl", json!({"do_sample_frames": true, "fps": 2, "num_frames": 8})),
+            error("qwen2_5_vl", json!({"fps": -1})),
+            error("qwen3_vl", json!({"max_frames": 1_000_000})),
+            error("qwen3_vl", json!({"merge_size": 3})),
+            error("qwen3_vl_moe", json!({"do_sample_frames": 1})),
+        ];
+        insta::assert_snapshot!(errors.join("\n"), @r#"
+        `video_preprocessor_config.json`: `patch_size` is 16, `config.json` says 14 under `vision_config`
+        `video_preprocessor_config.json`: `video_processor_type` is "Qwen3VLVideoProcessor", must be "Qwen2VLVideoProcessor"
+        `video_preprocessor_config.json`: `do_resize` is false, sides must be resized to whole patches
+        `video_preprocessor_config.json`: `num_frames` is 8, `fps` is 2, the processor takes one of the two
+        `video_preprocessor_config.json`: `fps` is -1, must be a number above 0
+        `video_preprocessor_config.json`: `max_frames` is 1000000, must be a whole number from 1 to 65536
+        `video_preprocessor_config.json`: `merge_size` is 3, `config.json` says 2 under `vision_config`
+        `video_preprocessor_config.json`: `do_sample_frames` is 1, must be true or false
+        "#);
+    }
+
+    proptest! {
+        /// Whatever a file claims: an answer or an error, and no list longer than what we read at most.
+        #[test]
+        fn no_clip_panics_or_floods(
+            model_type in prop::sample::select(vec!["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]),
+            height in prop::sample::select(vec![0, 1, 27, 480, 65_535, u32::MAX]),
+            width in prop::sample::select(vec![0, 1, 33, 640, 65_536, u32::MAX]),
+            num_frames in prop::sample::select(vec![0, 1, 2, 3, 500, FRAMES_MAX, FRAMES_MAX + 1, 1 << 32, u64::MAX]),
+            fps in prop::option::of(prop::sample::select(vec![f64::NAN, -1.0, 0.0, 1e-300, 24.0, f64::INFINITY])),
+            duration_s in prop::option::of(prop::sample::select(vec![0.0, f64::NAN, 1e-300, 20.0])),
+            max_frames in prop::option::of(prop::sample::select(vec![0, 1, 2, 7, 64, u32::MAX])),
+            asked_fps in prop::option::of(prop::sample::select(vec![f64::NAN, -1.0, 0.0, 2.0, 1e300])),
+            video in prop::sample::select(vec![
+                json!({}),
+                json!({"do_sample_frames": true}),
+                json!({"do_sample_frames": false, "cap_pixels_per_frame": true}),
+                json!({"cap_pixels_per_frame": true, "max_pixels": 1_u64 << 53, "max_video_tokens": 1 << 20}),
+                json!({"size": {"shortest_edge": 1_u64 << 53, "longest_edge": 1_u64 << 53}}),
+                json!({"patch_size": null, "temporal_patch_size": 2}),
+            ]),
+        ) {
+            let rule = super::super::open(&files(model_type, video)).unwrap().unwrap();
+            let size = Size { height, width };
+            let _ = rule.image(size, 1);
+            let clip = Clip { size, num_frames, fps, duration_s };
+            if let Ok(shape) = rule.video(&clip, VideoSampling { max_frames, fps: asked_fps }) {
+                prop_assert!(shape.frame_indices.len() as u64 <= FRAMES_MAX);
+                prop_assert!(!shape.frame_indices.is_empty() && shape.feature_tokens() > 0);
+                prop_assert!(shape.frame_indices.iter().all(|&index| u64::from(index) < num_frames));
+                prop_assert!(shape.frame_indices.is_sorted());
+                prop_assert!(shape.frame_indices.len() as u64 <= u64::from(max_frames.unwrap_or(u32::MAX)));
+            }
+        }
+    }
 }

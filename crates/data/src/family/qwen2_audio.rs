@@ -161,3 +161,59 @@ impl Family for Qwen2Audio {
             })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn rule() -> Qwen2Audio {
+        let config = json!({"model_type": "qwen2_audio"});
+        let preprocessor = json!({"feature_extractor": {"feature_size": 128}});
+        Qwen2Audio::from_files(&FamilyFiles { config, preprocessor, video_preprocessor: json!({}) }).unwrap()
+    }
+
+    fn tokens(duration_s: f64, sample_rate: u32) -> Result<u32, String> {
+        let sound = rule().audio(&Sound { duration_s, sample_rate });
+        sound.map(|shape| shape.feature_tokens()).map_err(|error| error.to_string())
+    }
+
+    /// 30 s are 3,000 frames, 1,500 positions, 750 tokens; 321 samples are 3 frames, 2 positions, 1 token.
+    #[test]
+    fn sounds_by_hand() {
+        assert_eq!(tokens(30.0, 16_000), Ok(750));
+        assert_eq!(tokens(321.0 / 16_000.0, 16_000), Ok(1));
+        // 7 frames: (7 - 1) / 2 + 1 = 4 positions, (4 - 2) / 2 + 1 = 2 tokens. 2,778 samples of 44.1 kHz are 1,007.9.
+        assert_eq!(tokens(2_778.0 / 44_100.0, 44_100), Ok(2));
+        let shape = rule().audio(&Sound { duration_s: 1.0, sample_rate: 48_000 }).unwrap();
+        assert_eq!(shape.segments, [EncoderSegments { count: 1, tokens: 1_500 }]);
+    }
+
+    #[test]
+    fn what_would_be_cut_or_lost_is_refused() {
+        let errors = [
+            tokens(31.0, 16_000).unwrap_err(),
+            tokens(0.02, 16_000).unwrap_err(),
+            tokens(f64::NAN, 16_000).unwrap_err(),
+            tokens(1.0, 0).unwrap_err(),
+            rule().image(Size { height: 1, width: 1 }, 1).unwrap_err().to_string(),
+        ];
+        insta::assert_snapshot!(errors.join("\n"), @r"
+        no qwen2_audio shape for a sound of 31 s at 16000 samples a second: its 496000 samples at 16000 a second are more than the window's 480000; the processor would cut it off
+        no qwen2_audio shape for a sound of 0.02 s at 16000 samples a second: its 320 samples fill no token, at least 321 do
+        no qwen2_audio shape for a sound of NaN s at 16000 samples a second: its duration must be finite, its rate above 0
+        no qwen2_audio shape for a sound of 1 s at 0 samples a second: its duration must be finite, its rate above 0
+        no qwen2_audio shape for an image: the family's processor does not read it
+        ");
+    }
+
+    proptest! {
+        #[test]
+        fn no_sound_panics(duration_s in any::<f64>(), sample_rate in any::<u32>()) {
+            if let Ok(features) = tokens(duration_s, sample_rate) {
+                prop_assert!((1..=750).contains(&features));
+            }
+        }
+    }
+}

@@ -20,8 +20,8 @@
 
 use super::fields::{CONFIG, Fields};
 use super::patches::{
-    self, Depth, Patches, PixelRange, TOO_MANY_TOKENS, VideoSettings, all_frames, check_clip, clip_words, fit,
-    frame_rate,
+    self, Depth, Patches, PixelRange, TOO_MANY_TOKENS, VideoSettings, all_frames, check_clip, clip_words,
+    fit, frame_rate,
 };
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
 use crate::DataError;
@@ -82,8 +82,8 @@ impl Qwen3Vl {
         config.must_be("model_type", &FAMILIES, false)?;
         let family = if files.config["model_type"] == FAMILIES[0] { FAMILIES[0] } else { FAMILIES[1] };
         let (image, video) = (patches::image_fields(files), patches::video_fields(files));
-        patches::must_be_of(&image, "image_processor_type", "Qwen2VLImageProcessor")?;
-        patches::must_be_of(&video, "video_processor_type", "Qwen3VLVideoProcessor")?;
+        patches::must_be_of(&image, "image_processor_type", &patches::IMAGE_PROCESSORS)?;
+        patches::must_be_of(&video, "video_processor_type", &["Qwen3VLVideoProcessor"])?;
         let model = Patches::of_model(&config, PATCHES)?;
         Patches::read(&video, model, PATCHES)?;
         Ok(Self {
@@ -142,7 +142,7 @@ impl Qwen3Vl {
         for group in frame_indices.chunks(self.patches.frames as usize) {
             // A group that is not full ends with its last frame again.
             let (first, last) = (group[0], group[group.len() - 1]);
-            let seconds = (f64::from(first) / source_fps + f64::from(last) / source_fps) / 2.0;
+            let seconds = f64::midpoint(f64::from(first) / source_fps, f64::from(last) / source_fps);
             pieces.push(Piece::Text(format!("{before}<{seconds:.1} seconds><|vision_start|>")));
             pieces.push(Piece::Features(grid.frame_features));
             before = "<|vision_end|>";
@@ -179,11 +179,60 @@ impl Family for Qwen3Vl {
     }
 
     fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
-        self.video_shape(clip, sampling)
-            .map_err(|rule| DataError::Shape { family: self.family, media: clip_words(clip), rule })
+        self.video_shape(clip, sampling).map_err(|rule| DataError::Shape {
+            family: self.family,
+            media: clip_words(clip),
+            rule,
+        })
     }
 
     fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
         Err(unread(self.family, "a sound"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Five frames of eight a second, all read: pairs (0, 1), (2, 3) and (4, 4), at 1 / 16, 5 / 16 and 1 / 2 s. 96 x
+    /// 128 pixels are 6 x 8 patches; with 4 frames' worth of pixels (5 / 2 rounds to 2 pairs) they are in range.
+    #[test]
+    fn a_clip_by_hand() {
+        let files = FamilyFiles {
+            config: json!({"model_type": "qwen3_vl"}),
+            preprocessor: json!({"patch_size": 16}),
+            video_preprocessor: json!({"do_sample_frames": false, "size": {"shortest_edge": 4_096, "longest_edge": 49_152}}),
+        };
+        let rule = Qwen3Vl::from_files(&files).unwrap();
+        let size = Size { height: 96, width: 128 };
+        let clip = Clip { size, num_frames: 5, fps: Some(8.0), duration_s: None };
+        let shape = rule.video(&clip, VideoSampling::default()).unwrap();
+        let text = |text: &str| Piece::Text(text.to_owned());
+        assert_eq!(
+            shape.pieces,
+            [
+                text("<0.1 seconds><|vision_start|>"),
+                Piece::Features(12),
+                text("<|vision_end|><0.3 seconds><|vision_start|>"),
+                Piece::Features(12),
+                text("<|vision_end|><0.5 seconds><|vision_start|>"),
+                Piece::Features(12),
+                text("<|vision_end|>"),
+            ]
+        );
+        assert_eq!((shape.num_tiles, shape.encoder_tokens()), (3, 3 * 48));
+        assert_eq!(rule.name(), "qwen3_vl");
+        // One frame is less than a pair.
+        let one = Clip { num_frames: 1, ..clip };
+        let error = rule.video(&one, VideoSampling::default()).unwrap_err().to_string();
+        assert!(error.ends_with("1 frames of it are read, must be at least 2"), "{error}");
+    }
+
+    /// A quarter and three quarters: halves to even, as Python writes them.
+    #[test]
+    fn time_stamps_round_as_python_does() {
+        assert_eq!(format!("{:.1} {:.1} {:.1} {:.1}", 0.25, 0.75, 1.25, 0.05), "0.2 0.8 1.2 0.1");
     }
 }
