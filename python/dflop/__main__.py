@@ -1,6 +1,7 @@
 """The command `dflop`: Rust parses and checks everything.
 
-Two verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the shapes.
+Two verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the
+shapes.
 """
 
 from __future__ import annotations

@@ -133,6 +133,15 @@ fn error_missing_file() {
     snapshot("error_missing_file", &text);
 }
 
+/// Only Python can call the function that `model.family` names.
+#[test]
+fn error_family_without_python() {
+    let session = Session::new();
+    session
+        .edit("demo/dflop.yaml", |text| text.replacen("model:\n", "model:\n  family: my_rules:shape\n", 1));
+    snapshot("error_family_without_python", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
 #[test]
 fn error_missing_artifact() {
     let session = Session::new();

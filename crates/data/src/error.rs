@@ -183,8 +183,10 @@ impl Hint for DataError {
             Self::Io { .. }
             | Self::NoSamples { .. }
             | Self::Record(_)
-            | Self::Model { .. }
-            | Self::UnknownFamily { .. } => None,
+            | Self::Model { .. } => None,
+            Self::UnknownFamily { .. } => {
+                Some("give its shapes by a function of Python, `model.family` (CONTRIBUTING.md)".to_owned())
+            }
             Self::Media { path, .. } => {
                 Some(format!("replace `{}`, or set `data.on_bad_sample` to `skip`", path.display()))
             }

@@ -1,6 +1,6 @@
 """A shape rule as a function of Python, for a model family that dflop does not know.
 
-    dflop.yaml   model: {dir: ..., family: my_rules:shape}     -> load -> CallableFamily -> native module
+dflop.yaml   model: {dir: ..., family: my_rules:shape}     -> load -> CallableFamily -> native module
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def load(name: str, directory: str | Path) -> CallableFamily:
             function = getattr(function, attribute)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        raise ProfileError(f"`model.family` is `{name}`, it cannot be imported: {cause}") from error
+        message = f"`model.family` is `{name}`, it cannot be imported: {cause}"
+        raise ProfileError(message) from error
     return describe(function, name)
 
 
@@ -70,7 +71,8 @@ def describe(family: object, name: str | None = None) -> CallableFamily:
         The function and what is known of it.
 
     Raises:
-        ProfileError: It cannot be called, or its `marks` are not a (placeholder, feature token) for each kind.
+        ProfileError: It cannot be called, or its `marks` are not a (placeholder, feature token) for each
+            kind.
     """
     if isinstance(family, CallableFamily):
         return family
@@ -78,7 +80,8 @@ def describe(family: object, name: str | None = None) -> CallableFamily:
     module_name = getattr(family, "__module__", type(family).__module__)
     name = name or f"{module_name}:{own_name}"
     if not callable(family):
-        raise ProfileError(f"`{name}` is of type `{type(family).__name__}`, must be a function")
+        message = f"`{name}` is of type `{type(family).__name__}`, must be a function"
+        raise ProfileError(message)
     return CallableFamily(name, _version(module_name), _marks(name, family), family)
 
 
@@ -87,12 +90,14 @@ def _marks(name: str, family: object) -> dict[str, tuple[str, str]]:
     marks = getattr(family, "marks", None)
     rule = f"must have `marks`, a (placeholder, feature token) for each of {', '.join(KINDS)} that it reads"
     if not isinstance(marks, Mapping) or not marks:
-        raise ProfileError(f"`{name}` {rule}")
+        message = f"`{name}` {rule}"
+        raise ProfileError(message)
     checked: dict[str, tuple[str, str]] = {}
     for kind, pair in marks.items():
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if kind not in KINDS or not is_pair or not all(isinstance(text, str) and text for text in pair):
-            raise ProfileError(f"`{name}` has marks {{{kind!r}: {pair!r}}}, {rule}")
+            message = f"`{name}` has marks {{{kind!r}: {pair!r}}}, {rule}"
+            raise ProfileError(message)
         checked[kind] = (pair[0], pair[1])
     return checked
 

@@ -188,11 +188,11 @@ impl Family for Callable {
 /// Nothing if the shape keeps the rules of [`MediaShape`]; else the rule it breaks.
 fn check(question: &Question, shape: &MediaShape) -> Result<(), String> {
     let broken = |rule: &str| Err(format!("gave a shape that breaks a rule: {rule}"));
-    if shape.num_tiles == 0 {
-        return broken("`num_tiles` must be at least 1");
-    }
     if shape.segments.is_empty() || shape.segments.iter().any(|s| s.count == 0 || s.tokens == 0) {
         return broken("`segments` must hold at least one (count, tokens), both at least 1");
+    }
+    if shape.num_tiles == 0 {
+        return broken("`num_tiles` must be at least 1");
     }
     let mut features = 0_u64;
     for piece in &shape.pieces {

@@ -6,6 +6,10 @@
 //! ```
 //!
 //! n is `num_frames`, or `floor(total / fps of the file x fps)`; without `do_sample_frames` every frame is read.
+//!
+//! Not modelled: how torch rounds positions to float32 depends on the width of the machine's vectors. Of clips longer
+//! than some ten thousand frames of which hundreds are read, a position may be the neighbour of torch's; their number
+//! never differs.
 
 use super::fields::Fields;
 use super::internvl::FAMILY;
@@ -124,8 +128,9 @@ impl FrameRule {
         };
         let most = sampling.max_frames.map_or(u64::MAX, u64::from);
         let count = match (sampling.fps, sampling.max_frames, self.wanted) {
-            (Some(wanted), ..) => rate(wanted)?.min(most).clamp(1, total),
-            (None, Some(_), Wanted::Rate(wanted)) => rate(wanted)?.min(most).clamp(1, total),
+            (Some(wanted), ..) | (None, Some(_), Wanted::Rate(wanted)) => {
+                rate(wanted)?.min(most).clamp(1, total)
+            }
             (None, Some(_), _) => most.clamp(1, total),
             (None, None, Wanted::All) => return all(total).ok_or_else(|| refuse(&too_many(total))),
             (None, None, Wanted::Count(count)) => count,

@@ -12,6 +12,9 @@
 //! at its end. The arithmetic, floats and their rounding included, is that of Hugging Face transformers 5.23.0:
 //! `select_best_resolution`, `LlavaOnevisionProcessor._get_unpadded_features` and
 //! `LlavaOnevisionModel.pack_image_features`. `fixtures/shapes` holds what those return.
+//!
+//! The newline after a video is in every version alike: 5.17 adds it in the model's `forward`, 5.23 already in
+//! `get_video_features`, and the processor of both counts it.
 
 use super::anyres::{Pinpoints, unpadded};
 use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX};
