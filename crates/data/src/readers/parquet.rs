@@ -1,7 +1,7 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile};
+use super::tables::{self, Row, Rows, TableFile, guarded};
 use crate::error::DataError;
 use crate::location::Location;
 use crate::store::{Opened, ReadSeek, Stores};
@@ -184,11 +184,6 @@ impl Iterator for Groups {
     fn next(&mut self) -> Option<Self::Item> {
         self.next_batch().map_err(|cause| unsound(&self.location, cause)).transpose()
     }
-}
-
-/// What `decode` answers; its error as text.
-fn guarded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    decode().map_err(|error| error.to_string())
 }
 
 /// One open file, for the Parquet decoder, which reads at several offsets in turn.
