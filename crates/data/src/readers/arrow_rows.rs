@@ -181,7 +181,9 @@ impl Layout {
             other => {
                 let width = match other {
                     D::FixedSizeBinary(width) => i64::from(*width),
-                    other => other.primitive_width().map_or(-1, |width| width as i64),
+                    other => {
+                        other.primitive_width().and_then(|width| i64::try_from(width).ok()).unwrap_or(-1)
+                    }
                 };
                 let values = self.next_buffer()?;
                 data.buffers(vec![part(body, &values, scaled(&rows, width)?)?])

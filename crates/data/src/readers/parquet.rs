@@ -154,14 +154,12 @@ struct Groups {
 impl Groups {
     fn next_batch(&mut self) -> Result<Option<RecordBatch>, String> {
         while let Some(&rows) = self.footer.group_rows.get(self.group) {
-            let (batches, left) = match &mut self.open {
-                Some(open) => open,
-                None => {
-                    let batch_rows = fields::batch_rows(rows, self.footer.group_bytes(self.group));
-                    let batches = guarded(|| self.footer.read(&self.file, self.group, batch_rows, None))?;
-                    self.open.insert((batches, rows))
-                }
-            };
+            if self.open.is_none() {
+                let batch_rows = fields::batch_rows(rows, self.footer.group_bytes(self.group));
+                let batches = guarded(|| self.footer.read(&self.file, self.group, batch_rows, None))?;
+                self.open = Some((batches, rows));
+            }
+            let Some((batches, left)) = &mut self.open else { continue };
             if let Some(batch) = guarded(|| batches.next().transpose())? {
                 *left = left
                     .checked_sub(batch.num_rows() as u64)
