@@ -54,7 +54,7 @@ fn shown(record: &RawRecord) -> Value {
                 panic!("they are bytes")
             };
             let digest = Sha256::digest(bytes);
-            let hex: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex = format!("{:016x}", u64::from_be_bytes(digest[..8].try_into().unwrap()));
             let path = name.split_once(" (").map(|(path, _)| path);
             *value = json!({"bytes": {"sha256": hex, "len": bytes.len()}, "path": path});
             *value = without_nulls(value);
@@ -251,6 +251,7 @@ fn peak_bytes() -> u64 {
 }
 
 /// Counts and streams the source; says how long it took and how much memory.
+#[expect(clippy::print_stderr, reason = "the numbers are what it is for")]
 fn measure(source: &Source, num_rows: u64) -> u64 {
     let stores = Stores::default();
     peak_bytes();
