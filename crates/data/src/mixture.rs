@@ -52,7 +52,7 @@ pub struct Source {
 }
 
 /// Names that a field of a record has for us; columns of other names are not read.
-pub const FIELDS: [&str; 22] = [
+pub const FIELDS: [&str; 27] = [
     "id",
     "image",
     "images",
@@ -74,7 +74,13 @@ pub const FIELDS: [&str; 22] = [
     "solution",
     "caption",
     "output",
+    "text",
+    // Where they are there, a conversation is refused: it would be another one without them.
+    "choices",
+    "options",
     "tools",
+    "tool_calls",
+    "function_call",
 ];
 
 /// Endings of files; another name without `format` is that of a directory.

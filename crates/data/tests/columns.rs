@@ -1,5 +1,7 @@
 //! Columnar sources against what `datasets` says of their rows, and against damage.
 
+#![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
+
 use dflop_data::DataError;
 use dflop_data::location::{Location, MediaPlace};
 use dflop_data::mixture::Source;
@@ -52,7 +54,7 @@ fn shown(record: &RawRecord) -> Value {
                 panic!("they are bytes")
             };
             let digest = Sha256::digest(bytes);
-            let hex: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex = format!("{:016x}", u64::from_be_bytes(digest[..8].try_into().unwrap()));
             let path = name.split_once(" (").map(|(path, _)| path);
             *value = json!({"bytes": {"sha256": hex, "len": bytes.len()}, "path": path});
             *value = without_nulls(value);
@@ -134,7 +136,7 @@ fn media_are_probed_where_they_stand() {
     let stores = Stores::default();
     let records = records(&questions(&fixtures().join("splits"), Some("train"))).unwrap();
     let (probe, _) = stores.probe(&records[1].attachments[0]).unwrap();
-    assert_eq!((probe.format, probe.width, probe.height), ("png", Some(128), Some(128)));
+    assert_eq!((probe.format, probe.width, probe.height), ("png", Some(64), Some(64)));
     let name = records[1].attachments[0].to_string();
     assert_eq!(name, "pillow_i_trns.png (data-00000-of-00001.arrow, row 1, column img)");
 }
@@ -161,7 +163,7 @@ fn a_source_that_is_not_as_asked_is_refused() {
     );
     let split_of_file = questions(&root.join("hub/data/test-00000-of-00001.parquet"), Some("test"));
     assert!(cause(&split_of_file).contains("a file has no splits"));
-    assert!(cause(&source(&root)).contains("holds no dataset"));
+    assert!(cause(&source(&root.join("../media"))).contains("holds no dataset"));
     assert!(matches!(readers::open(&source(&root.join("gone")), &stores), Err(DataError::Io { .. })));
     assert!(cause(&source(&root.join("make.py"))).contains("ending in `py` is of no form we read"));
 }
@@ -237,5 +239,91 @@ fn damaged_files_are_read_or_refused() {
             }
             let _ = read_damaged(directory.path(), &name, &damaged);
         }
+    }
+}
+
+/// Most memory that this process has had since the last call, in bytes.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Counts and streams the source; says how long it took and how much memory.
+#[expect(clippy::print_stderr, reason = "the numbers are what it is for")]
+fn measure(source: &Source, num_rows: u64) -> u64 {
+    let stores = Stores::default();
+    peak_bytes();
+    let start = std::time::Instant::now();
+    let reader = readers::open(source, &stores).unwrap();
+    assert_eq!(reader.count(&stores).unwrap(), num_rows);
+    let counted_s = start.elapsed().as_secs_f64();
+    let mut bytes = 0;
+    for record in reader.records(&stores).unwrap() {
+        bytes += match record.unwrap() {
+            RawRecord { body: Body::Json { text, .. }, .. } => text.len() as u64,
+            RawRecord { attachments, .. } => {
+                let len = |place: &MediaPlace| match place {
+                    MediaPlace::Bytes { bytes, .. } => bytes.len() as u64,
+                    _ => 0,
+                };
+                attachments.iter().map(len).sum()
+            }
+        };
+    }
+    let (seconds, peak) = (start.elapsed().as_secs_f64(), peak_bytes());
+    eprintln!(
+        "{}: {bytes} bytes, counted in {counted_s:.2} s, all in {seconds:.2} s, peak {peak} bytes",
+        source.name
+    );
+    peak
+}
+
+#[test]
+#[ignore = "writes some gigabytes; alone in its process, for memory is measured"]
+fn streaming_large_files_takes_little_memory() {
+    use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
+    use std::io::Write as _;
+    const LIMIT: u64 = 100_000_000;
+    let directory = tempfile::tempdir().unwrap();
+    let record =
+        json!({"id": "x", "conversations": [{"from": "human", "value": "w ".repeat(500)}]}).to_string();
+    let num_records = (1 << 30) / record.len() as u64;
+    for (name, (begin, between, end)) in [("a.jsonl", ("", "\n", "")), ("a.json", ("[", ",\n", "]"))] {
+        let path = directory.path().join(name);
+        let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+        write!(file, "{begin}{record}").unwrap();
+        for _ in 1..num_records {
+            write!(file, "{between}{record}").unwrap();
+        }
+        write!(file, "{end}").unwrap();
+        drop(file);
+        let peak = measure(&source(&path), num_records);
+        assert!(peak < LIMIT, "{name}: {peak} bytes");
+        std::fs::remove_file(path).unwrap();
+    }
+    // One batch, one row group of 512 images of a mebibyte.
+    let image = vec![7_u8; 1 << 20];
+    for name in ["a.arrow", "a.parquet"] {
+        let path = directory.path().join(name);
+        let images: ArrayRef =
+            std::sync::Arc::new(BinaryArray::from_iter_values(std::iter::repeat_n(&image, 512)));
+        let batch = RecordBatch::try_from_iter([("image", images)]).unwrap();
+        let file = std::fs::File::create(&path).unwrap();
+        if name == "a.arrow" {
+            let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &batch.schema()).unwrap();
+            writer.write(&batch).unwrap();
+            writer.finish().unwrap();
+        } else {
+            let plain =
+                parquet::file::properties::WriterProperties::builder().set_dictionary_enabled(false).build();
+            let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), Some(plain)).unwrap();
+            writer.write(&batch).unwrap();
+            writer.close().unwrap();
+        }
+        drop(batch);
+        let peak = measure(&source(&path), 512);
+        assert!(peak < LIMIT, "{name}: {peak} bytes");
     }
 }

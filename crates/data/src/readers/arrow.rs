@@ -6,7 +6,7 @@
 
 use super::arrow_rows::{self, Body};
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile};
+use super::tables::{self, Row, Rows, TableFile, guarded};
 use crate::error::DataError;
 use crate::location::Location;
 use crate::store::{ReadSeek, Stores};
@@ -175,7 +175,8 @@ impl Index {
                     if !found.endianness().equals_to_target_endianness() {
                         return Err(unsound("it is big-endian, must be little-endian"));
                     }
-                    schema = Some(Arc::new(convert::try_fb_to_schema(found).map_err(unsound)?));
+                    let found = guarded(|| convert::try_fb_to_schema(found)).map_err(unsound)?;
+                    schema = Some(Arc::new(found));
                 }
                 MessageHeader::RecordBatch if schema.is_some() => {
                     let batch = header.header_as_record_batch().ok_or_else(|| unsound("a batch is empty"))?;
@@ -238,7 +239,8 @@ impl Index {
         version: MetadataVersion,
     ) -> Result<RecordBatch, Failure> {
         let schema = Arc::clone(&self.schema);
-        reader::read_record_batch(body, batch, schema, dictionaries, Some(&self.needed), &version)
+        let needed = Some(&self.needed[..]);
+        guarded(|| reader::read_record_batch(body, batch, schema, dictionaries, needed, &version))
             .map_err(unsound)
     }
 
@@ -256,7 +258,8 @@ impl Index {
             let found = found.ok_or_else(|| unsound("a dictionary is empty"))?;
             let values = found.data().ok_or_else(|| unsound("a dictionary has no values"))?;
             let body = whole_body(&mut Body { file, range: message.body.clone() }, values)?;
-            reader::read_dictionary(&body, found, &self.schema, &mut dictionaries, &header.version())
+            let version = header.version();
+            guarded(|| reader::read_dictionary(&body, found, &self.schema, &mut dictionaries, &version))
                 .map_err(unsound)?;
         }
         Ok(dictionaries)

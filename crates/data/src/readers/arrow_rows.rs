@@ -1,6 +1,7 @@
 //! Some rows of an Arrow batch, read by what its buffers say of them, without the rest of the batch.
 
 use super::arrow::{Failure, unsound};
+use super::tables::guarded;
 use crate::store::ReadSeek;
 use arrow_array::{Array as _, ArrayRef, RecordBatch, RecordBatchOptions, make_array, new_empty_array};
 use arrow_buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
@@ -180,14 +181,16 @@ impl Layout {
             other => {
                 let width = match other {
                     D::FixedSizeBinary(width) => i64::from(*width),
-                    other => other.primitive_width().map_or(-1, |width| width as i64),
+                    other => {
+                        other.primitive_width().and_then(|width| i64::try_from(width).ok()).unwrap_or(-1)
+                    }
                 };
                 let values = self.next_buffer()?;
                 data.buffers(vec![part(body, &values, scaled(&rows, width)?)?])
             }
         };
         // `build` looks at every offset and every text.
-        Ok(make_array(data.build().map_err(unsound)?))
+        Ok(make_array(guarded(|| data.build()).map_err(unsound)?))
     }
 
     fn next_buffer(&mut self) -> Result<arrow_ipc::Buffer, Failure> {

@@ -139,6 +139,7 @@ struct Cells<'a> {
 
 impl Cells<'_> {
     fn value(&mut self, array: &dyn Array, at: usize) -> Result<Value, String> {
+        use DataType as D;
         self.num_values += 1;
         if self.num_values > MAX_VALUES {
             return Err(format!("it holds more than {MAX_VALUES} values, must be at most that"));
@@ -151,7 +152,6 @@ impl Cells<'_> {
                 Value::from(array.as_primitive::<$kind>().value(at))
             };
         }
-        use DataType as D;
         Ok(match array.data_type() {
             D::Null => Value::Null,
             D::Boolean => array.as_boolean().value(at).into(),

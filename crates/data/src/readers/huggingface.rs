@@ -33,8 +33,8 @@ pub(super) fn files(
         let file = directory.join("dataset_dict.json");
         let splits = json(&file, stores)?;
         let names = splits["splits"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let named = names.map(|name| (name.to_owned(), directory.join(name))).collect();
-        return saved(&chosen(directory, named, split)?, None, stores);
+        let directories = names.map(|name| (name.to_owned(), directory.join(name))).collect();
+        return saved(&chosen(directory, directories, split)?, None, stores);
     }
     if has("state.json") {
         return saved(directory, split, stores);

@@ -162,17 +162,15 @@ fn form(source: &Source, stores: &Stores) -> Result<Form, DataError> {
         None if is_shards => return Ok(Form { format: Format::WebDataset, is_directory: false }),
         _ => {}
     }
-    let missing = match stores.about(location) {
-        Ok(_) => return file_form(source, &name).map(|format| Form { format, is_directory: false }),
-        Err(error) => error,
+    let Err(missing) = stores.about(location) else {
+        return file_form(source, &name).map(|format| Form { format, is_directory: false });
     };
     let Some(entries) = stores.list(location).ok().filter(|entries| !entries.is_empty()) else {
         return Err(missing);
     };
-    let names: Vec<String> = entries.iter().map(Location::name).collect();
     let found = if energon::is_dataset(location, stores) {
         Format::Energon
-    } else if names.iter().any(|name| name.ends_with(".tar")) {
+    } else if entries.iter().any(|entry| entry.extension() == "tar") {
         Format::WebDataset
     } else {
         Format::HuggingFace
@@ -194,8 +192,8 @@ fn file_form(source: &Source, name: &str) -> Result<Format, DataError> {
         );
     }
     match (source.format, source.location.extension().as_str()) {
-        (Some(Format::HuggingFace), "parquet") | (None, "parquet") => Ok(Format::Parquet),
-        (Some(Format::HuggingFace), "arrow") | (None, "arrow") => Ok(Format::Arrow),
+        (Some(Format::HuggingFace) | None, "parquet") => Ok(Format::Parquet),
+        (Some(Format::HuggingFace) | None, "arrow") => Ok(Format::Arrow),
         (Some(Format::HuggingFace), _) => {
             refuse("it is a file, must be a directory, a .parquet or an .arrow file")
         }

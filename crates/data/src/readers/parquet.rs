@@ -1,7 +1,7 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile};
+use super::tables::{self, Row, Rows, TableFile, guarded};
 use crate::error::DataError;
 use crate::location::Location;
 use crate::store::{Opened, ReadSeek, Stores};
@@ -154,14 +154,12 @@ struct Groups {
 impl Groups {
     fn next_batch(&mut self) -> Result<Option<RecordBatch>, String> {
         while let Some(&rows) = self.footer.group_rows.get(self.group) {
-            let (batches, left) = match &mut self.open {
-                Some(open) => open,
-                None => {
-                    let batch_rows = fields::batch_rows(rows, self.footer.group_bytes(self.group));
-                    let batches = guarded(|| self.footer.read(&self.file, self.group, batch_rows, None))?;
-                    self.open.insert((batches, rows))
-                }
-            };
+            if self.open.is_none() {
+                let batch_rows = fields::batch_rows(rows, self.footer.group_bytes(self.group));
+                let batches = guarded(|| self.footer.read(&self.file, self.group, batch_rows, None))?;
+                self.open = Some((batches, rows));
+            }
+            let Some((batches, left)) = &mut self.open else { continue };
             if let Some(batch) = guarded(|| batches.next().transpose())? {
                 *left = left
                     .checked_sub(batch.num_rows() as u64)
@@ -184,11 +182,6 @@ impl Iterator for Groups {
     fn next(&mut self) -> Option<Self::Item> {
         self.next_batch().map_err(|cause| unsound(&self.location, cause)).transpose()
     }
-}
-
-/// What `decode` answers; its error as text.
-fn guarded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    decode().map_err(|error| error.to_string())
 }
 
 /// One open file, for the Parquet decoder, which reads at several offsets in turn.
