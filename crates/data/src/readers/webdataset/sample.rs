@@ -212,13 +212,13 @@ impl Sample {
                 names.insert(name, (index, kind));
             }
         }
-        let mut named = Vec::new();
+        let mut kinds = Vec::new();
         if !names.is_empty() {
             for (key, value) in fields {
-                resolve(key, value, &names, &mut named);
+                resolve(key, value, &names, &mut kinds);
             }
         }
-        named
+        kinds
     }
 
     /// Sets the field of one kind of media, of which the record names no member, to the attachments in order.
@@ -268,22 +268,22 @@ fn resolve(
     key: &str,
     value: &mut Value,
     names: &HashMap<&str, (usize, MediaKind)>,
-    named: &mut Vec<MediaKind>,
+    kinds: &mut Vec<MediaKind>,
 ) {
     match value {
         Value::String(name) if is_media_key(key) => {
             if let Some(&(index, kind)) = names.get(bare(name)) {
                 *value = json!({"attachment": index});
-                if !named.contains(&kind) {
-                    named.push(kind);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
                 }
             }
         }
         // JSON nests at most as deep as its parser allows.
-        Value::Array(list) => list.iter_mut().for_each(|value| resolve(key, value, names, named)),
+        Value::Array(list) => list.iter_mut().for_each(|value| resolve(key, value, names, kinds)),
         Value::Object(fields) => {
             for (key, value) in fields {
-                resolve(key, value, names, named);
+                resolve(key, value, names, kinds);
             }
         }
         _ => {}
