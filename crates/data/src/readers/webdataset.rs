@@ -70,7 +70,9 @@ pub(super) struct Shards {
 /// shard, or its shard list is not of its shards.
 pub(super) fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataError> {
     let location = &source.location;
-    if location.extension() == "tar" {
+    // A compressed one is refused by its first bytes.
+    let name = location.name().to_ascii_lowercase();
+    if [".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending)) {
         let files = if is_pattern(location) { expand(location)? } else { vec![location.clone()] };
         if let [file] = files.as_slice() {
             stores.about(file)?;
