@@ -76,7 +76,7 @@ impl<'a> Tar<'a> {
     /// The archive at `location`, to be read from its first byte on.
     pub(super) fn open(location: &'a Location, stores: &Stores) -> Result<Self, DataError> {
         let opened = stores.open(location)?;
-        let mut tar = Self {
+        let tar = Self {
             location,
             reader: opened.reader,
             len: opened.len,
@@ -330,9 +330,8 @@ fn parse(block: &[u8]) -> Result<Header, String> {
 /// A number in octal digits, or in base 256 as GNU writes large ones.
 fn number(field: &[u8]) -> Result<u64, String> {
     if field[0] & 0x80 != 0 {
-        let digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
-        let value =
-            digits.fold(Some(0_u64), |value, digit| value?.checked_mul(256)?.checked_add(digit.into()));
+        let mut digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
+        let value = digits.try_fold(0_u64, |value, digit| value.checked_mul(256)?.checked_add(digit.into()));
         // Beyond that no offset can be added to it.
         return value.filter(|&value| value < 1 << 62).ok_or_else(|| "is past 2^62 bytes".to_owned());
     }
@@ -392,3 +391,6 @@ fn pax(mut bytes: &[u8], is_global: bool, extended: &mut Extended) -> Result<(),
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,7 +70,9 @@ pub(super) struct Shards {
 /// shard, or its shard list is not of its shards.
 pub(super) fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataError> {
     let location = &source.location;
-    if location.extension() == "tar" {
+    // A compressed one is refused by its first bytes.
+    let name = location.name().to_ascii_lowercase();
+    if [".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending)) {
         let files = if is_pattern(location) { expand(location)? } else { vec![location.clone()] };
         if let [file] = files.as_slice() {
             stores.about(file)?;
@@ -128,8 +130,15 @@ impl Shards {
         {
             return Ok(count);
         }
-        let mut samples =
-            Samples { shards: self, stores, file, end: file + 1, walk: Some(walk), seen: 0, is_over: false };
+        let mut samples = Samples {
+            shards: self,
+            stores,
+            file,
+            end: file + 1,
+            walk: Some(walk),
+            seen: BTreeSet::new(),
+            is_over: false,
+        };
         let mut count = 0;
         while samples.step(false)?.is_some() {
             count += 1;
@@ -149,7 +158,15 @@ impl Reader for Shards {
 
     fn records<'a>(&'a self, stores: &'a Stores) -> Result<Records<'a>, DataError> {
         let end = self.files.len();
-        Ok(Box::new(Samples { shards: self, stores, file: 0, end, walk: None, seen: 0, is_over: false }))
+        Ok(Box::new(Samples {
+            shards: self,
+            stores,
+            file: 0,
+            end,
+            walk: None,
+            seen: BTreeSet::new(),
+            is_over: false,
+        }))
     }
 
     fn fetch(&self, stores: &Stores, place: Place) -> Result<RawRecord, DataError> {
@@ -173,7 +190,7 @@ struct Samples<'a> {
     end: usize,
     walk: Option<Walk<'a>>,
     /// Samples that are left out, found in the shard under way.
-    seen: usize,
+    seen: BTreeSet<String>,
     is_over: bool,
 }
 
@@ -189,12 +206,14 @@ impl Samples<'_> {
             let layout = is_read.then_some(self.shards.layout.as_ref());
             let declared = &self.shards.declared[self.file];
             match walk.next(layout)? {
-                Some(sample) if declared.excluded.contains(&sample.key) => self.seen += 1,
+                Some(sample) if declared.excluded.contains(&sample.key) => {
+                    self.seen.insert(sample.key);
+                }
                 Some(sample) => return Ok(Some(sample)),
                 None => {
                     let found = walk.position();
                     self.check(declared, found)?;
-                    (self.walk, self.seen) = (None, 0);
+                    (self.walk, self.seen) = (None, BTreeSet::new());
                     self.file += 1;
                 }
             }
@@ -210,10 +229,10 @@ impl Samples<'_> {
             let cause = format!("it declares {count} samples, the shard has {found}");
             return Err(DataError::Record(format!("`{by}` does not fit `{shard}`: {cause}")));
         }
-        if self.seen < declared.excluded.len() {
-            let cause =
-                format!("{} samples are excluded, {} of them found", declared.excluded.len(), self.seen);
-            return Err(DataError::Record(format!("`{shard}`: {cause}")));
+        if let Some(missing) = declared.excluded.difference(&self.seen).next() {
+            return Err(DataError::Record(format!(
+                "`{shard}`: it has no sample `{missing}`, which is named as excluded"
+            )));
         }
         Ok(())
     }

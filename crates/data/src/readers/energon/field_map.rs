@@ -118,7 +118,7 @@ fn access(text: &str) -> Result<Access, String> {
     if part.is_empty() || part.contains([']', ';', ' ']) {
         return Err(wrong());
     }
-    let is_json = part == "json" || part.ends_with(".json");
+    let is_json = part.rsplit('.').next() == Some("json");
     if !keys.is_empty() && !is_json {
         return Err(format!("only JSON has values inside, `{part}` has none"));
     }
@@ -185,6 +185,15 @@ mod tests {
             json!("jpg"),
         ]
         .map(|map| FieldMap::parse(&map).unwrap_err());
-        insta::assert_snapshot!(errors.join("\n"), @"");
+        insta::assert_snapshot!(errors.join("\n"), @r#"
+        `field_map.image` is `jpgs`: `jpgs` is of no kind we read: images, videos, sounds, json, txt, cls
+        `field_map.image` is `jpg;png`: must be a part as `jpg`, or a value in JSON as `json[key][0]`
+        `field_map.image` is `jpg[0]`: only JSON has values inside, `jpg` has none
+        `field_map.caption` is `json[a`: must be a part as `jpg`, or a value in JSON as `json[key][0]`
+        `field_map.caption` is `json[]`: must be a part as `jpg`, or a value in JSON as `json[key][0]`
+        `field_map.caption` is ["txt"], must be text
+        `field_map.lines` is no field we read, must be of image, images, imgs, video, videos, audio, audios, caption, text, context, question, answers, answer, conversation, conversations, messages, answer_weights, __key__
+        `field_map` must be a mapping of fields to parts of a sample
+        "#);
     }
 }

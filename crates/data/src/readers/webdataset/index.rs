@@ -38,7 +38,7 @@ impl Index {
     /// Where sample `position` begins; the shard's end for the one past the last.
     pub(super) fn start(&mut self, position: u64) -> Result<u64, DataError> {
         let mut entry = [0; 8];
-        let by = (position as i64 - self.next as i64) * 8;
+        let by = (position.cast_signed() - self.next.cast_signed()) * 8;
         // Relative, so that what is buffered is kept.
         let found = self.reader.seek_relative(by).and_then(|()| self.reader.read_exact(&mut entry));
         found.map_err(|source| DataError::Io { act: "read", path: self.location.path(), source })?;

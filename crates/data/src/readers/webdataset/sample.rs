@@ -177,8 +177,9 @@ impl Sample {
         let is_talk = CONVERSATIONS.iter().any(|key| fields.get(*key).is_some_and(|value| !value.is_null()));
         for part in self.parts.iter().filter(|part| part.text.is_some() && part.suffix != "json") {
             let name = match part.suffix.as_str() {
-                "txt" if !is_talk && has_media => "caption",
-                "txt" if !is_talk => "text",
+                "txt" if is_talk || fields.contains_key("text") => "txt",
+                "txt" if has_media => "caption",
+                "txt" => "text",
                 name => name,
             };
             if fields.get(name).is_none_or(Value::is_null) {
@@ -212,13 +213,13 @@ impl Sample {
                 names.insert(name, (index, kind));
             }
         }
-        let mut named = Vec::new();
+        let mut kinds = Vec::new();
         if !names.is_empty() {
             for (key, value) in fields {
-                resolve(key, value, &names, &mut named);
+                resolve(key, value, &names, &mut kinds);
             }
         }
-        named
+        kinds
     }
 
     /// Sets the field of one kind of media, of which the record names no member, to the attachments in order.
@@ -268,22 +269,28 @@ fn resolve(
     key: &str,
     value: &mut Value,
     names: &HashMap<&str, (usize, MediaKind)>,
-    named: &mut Vec<MediaKind>,
+    kinds: &mut Vec<MediaKind>,
 ) {
     match value {
         Value::String(name) if is_media_key(key) => {
             if let Some(&(index, kind)) = names.get(bare(name)) {
                 *value = json!({"attachment": index});
-                if !named.contains(&kind) {
-                    named.push(kind);
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
                 }
             }
         }
         // JSON nests at most as deep as its parser allows.
-        Value::Array(list) => list.iter_mut().for_each(|value| resolve(key, value, names, named)),
+        Value::Array(list) => list.iter_mut().for_each(|value| resolve(key, value, names, kinds)),
         Value::Object(fields) => {
-            for (key, value) in fields {
-                resolve(key, value, names, named);
+            for (key, value) in fields.iter_mut() {
+                resolve(key, value, names, kinds);
+            }
+            // `{"url": name}` under a medium's key is the medium.
+            let found =
+                ["path", "url"].into_iter().find_map(|key| fields.get(key)?.get("attachment").cloned());
+            if let Some(index) = found.filter(|_| is_media_key(key)) {
+                *value = json!({"attachment": index});
             }
         }
         _ => {}
@@ -354,9 +361,15 @@ mod tests {
             json!({"id": 7, "images": [attachment(1), attachment(0), "other.png"]})
         );
         let parts = json!({"id": "x", "messages": [
-            {"role": "user", "content": [{"type": "image", "image": "b.png"}, {"type": "text", "text": "b.png"}]}]});
+            {"role": "user", "content": [
+                {"type": "image", "image": "b.png"},
+                {"type": "image_url", "image_url": {"url": "1.a.png"}},
+                {"type": "text", "text": "b.png"}]}]});
         let expected = json!({"id": "x", "messages": [
-            {"role": "user", "content": [{"type": "image", "image": attachment(1)}, {"type": "text", "text": "b.png"}]}]});
+            {"role": "user", "content": [
+                {"type": "image", "image": attachment(1)},
+                {"type": "image_url", "image_url": attachment(0)},
+                {"type": "text", "text": "b.png"}]}]});
         assert_eq!(
             fields(&[("1.json", &parts.to_string()), ("1.a.png", ""), ("1.b.png", "")]).unwrap(),
             expected
@@ -369,6 +382,10 @@ mod tests {
         assert_eq!(
             fields(&[("1.wav", ""), ("1.mp4", ""), ("1.txt", "a bell")]).unwrap(),
             json!({"caption": "a bell", "video": attachment(1), "audio": attachment(0), "id": "1"})
+        );
+        assert_eq!(
+            fields(&[("1.json", r#"{"text": "y"}"#), ("1.jpg", ""), ("1.txt", "x")]).unwrap(),
+            json!({"text": "y", "txt": "x", "image": attachment(0), "id": "1"})
         );
         assert_eq!(fields(&[("1.txt", "only text")]).unwrap(), json!({"text": "only text", "id": "1"}));
         let both = json!({"conversations": []}).to_string();
