@@ -19,6 +19,7 @@ pub mod profile;
 pub mod readers;
 pub mod store;
 pub mod summary;
+mod template;
 pub mod tokens;
 
 pub use error::DataError;
