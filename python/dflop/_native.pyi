@@ -183,6 +183,17 @@ class MediaShape:
     @property
     def frame_indices(self) -> list[int]: ...
 
+def encode_conversations(
+    model_dir: str,
+    marks: list[tuple[str, str, str]],
+    samples: list[tuple[str, list[list[tuple[str | None, int]]]]],
+) -> list[tuple[list[int], list[bool], list[int]]]:
+    """Input ids, feature masks and labels of records, by the tokenizer and chat template of a model directory.
+
+    A mark is kind (image, video or audio), placeholder and feature token. A sample is a record as JSON and, for each
+    of its media, what takes the place of the placeholder: texts, and numbers of features. Errors are ProfileError.
+    """
+
 def media_shape(
     config_json: str,
     preprocessor_json: str,

@@ -100,6 +100,7 @@ impl Config {
             mixture: self.data.mixture.clone(),
             media_root: self.data.media_root.clone(),
             model_dir: self.model.dir.clone(),
+            chat_template: None,
             video_max_frames: Some(self.data.video_max_frames),
             video_fps: self.data.video_fps,
             on_bad_sample: match self.data.on_bad_sample.as_str() {

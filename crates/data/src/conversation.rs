@@ -1,12 +1,34 @@
-//! A record as a conversation: turns of text with places for images and videos.
+//! A record as a conversation: turns of text with places for images, videos and sounds.
 //!
-//! LLaVA records: `{"id", "image": path or list, "video": path or list, "conversations": [{"from": "human" | "gpt" |
-//! "system", "value"}]}`. Records of role and content, `{"messages": [{"role": "user" | "assistant" | "system",
-//! "content"}], "images": [...], "videos": [...]}`, are read too. Other keys are ignored.
+//! A record says its turns in one of these ways, the first that it has a field of; its other fields are ignored.
 //!
-//! `<image>` and `<video>` in a value mark where media stand; there must be as many as there are media, in their
-//! order. Two customs of LLaVA are kept: a single image or video without any mark stands before the first user turn,
-//! on a line of its own; and where there are videos, no images, and as many `<image>` as videos, those mean the videos.
+//! | way | fields |
+//! |---|---|
+//! | LLaVA, ShareGPT | `conversations`: list of `{"from", "value"}` |
+//! | `OpenAI` | `messages`: list of `{"role", "content"}` |
+//! | question and answer | one of `question`, `query`, `problem`, `instruction`, and one of `answer`, `label`, `response`, `solution`, `output`, or where it has none of these `caption` |
+//! | caption | media, and `caption` or `text`: the media ask, the text answers |
+//!
+//! *Turns.* Both lists take either pair of names. Speakers are `human` and `user`; `gpt`, `assistant`, `chatgpt`,
+//! `bard`, `bing` and `model`; `system`. A text under `system` beside the turns is a system turn before them. Tools
+//! are refused by name: `tools`, `tool_calls`, `function_call` and speakers of them; so are a `weight` other than 1,
+//! and `input`, `choices` and `options` beside a question, since leaving them out would change what is asked.
+//!
+//! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
+//! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A medium is named under its type, its
+//! kind, its kind with `_url`, `url` or `path`, as text or as an object of `url` or `path`; one without a name is the
+//! next of the record's. The texts of an assistant's turn are one text.
+//!
+//! *Media* of the record stand under `image` or `images`, `video` or `videos`, `audio` or `audios`: a path or URL, an
+//! object of `path` or `url`, or a list of these. `data:` URLs and base64 are refused.
+//!
+//! *Places.* `<image>`, `<video>` and `<audio>` in a text mark where the record's media stand, in order, unless parts
+//! do; there must be as many places as media. Customs kept: a single medium without any place stands before the first
+//! question, on a line of its own, and so do all media before a question with an answer; where there are videos, no
+//! images, and as many `<image>` as videos, those mean the videos.
+
+mod media;
+mod turns;
 
 use crate::probe::MediaKind;
 use serde_json::Value;
@@ -36,7 +58,7 @@ impl Role {
         match name {
             "system" => Some(Self::System),
             "human" | "user" => Some(Self::User),
-            "gpt" | "assistant" => Some(Self::Assistant),
+            "gpt" | "assistant" | "chatgpt" | "bard" | "bing" | "model" => Some(Self::Assistant),
             _ => None,
         }
     }
@@ -92,7 +114,9 @@ pub struct Conversation {
     pub media: Vec<MediaReference>,
 }
 
-const MARKS: [&str; 2] = ["<image>", "<video>"];
+/// What marks the place of a medium in a text.
+const MARKS: [(&str, MediaKind); 3] =
+    [("<image>", MediaKind::Image), ("<video>", MediaKind::Video), ("<audio>", MediaKind::Audio)];
 
 impl Conversation {
     /// The conversation in a record.
@@ -103,16 +127,10 @@ impl Conversation {
         if !record.is_object() {
             return Err(format!("it is {}, must be an object", type_of(record)));
         }
-        let id = match &record["id"] {
-            Value::String(id) => Some(id.clone()),
-            Value::Number(id) => Some(id.to_string()),
-            _ => None,
-        };
-        let images = paths(record, ["image", "images"])?;
-        let videos = paths(record, ["video", "videos"])?;
-        let mut turns = turns(record)?;
-        place(&mut turns, images.len(), videos.len())?;
-        split(turns, &images, &videos).map(|(turns, media)| Self { id, turns, media })
+        let listed = media::of_record(record)?;
+        let mut said = turns::of_record(record, listed.iter().any(|list| !list.is_empty()))?;
+        place(&mut said, &listed)?;
+        name(said, listed).map(|(turns, media)| Self { id: id_of(record), turns, media })
     }
 }
 
@@ -136,129 +154,141 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// Paths under one of two keys: one text, a list of texts, or nothing.
-fn paths(record: &Value, keys: [&str; 2]) -> Result<Vec<MediaSource>, String> {
-    let mut found = Vec::new();
-    for key in keys {
-        let path = |value: &Value| match value.as_str() {
-            Some("") => Err(format!("`{key}`: a path is empty")),
-            Some(text) => Ok(MediaSource::Name(text.to_owned())),
-            None if value["attachment"].is_u64() => {
-                Ok(MediaSource::Attachment(value["attachment"].as_u64().unwrap_or_default() as usize))
+/// The field, where it is there and not null: tables write null where a row has no such field.
+fn field<'r>(record: &'r Value, name: &str) -> Option<&'r Value> {
+    record.get(name).filter(|value| !value.is_null())
+}
+
+/// A turn whose media have no names yet.
+#[derive(Debug)]
+struct Said {
+    role: Role,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Text(String),
+    /// Where a medium stands, and its name where the place has it.
+    Place {
+        kind: MediaKind,
+        source: Option<MediaSource>,
+    },
+}
+
+/// The turns of a record.
+#[derive(Debug)]
+struct Turns {
+    said: Vec<Said>,
+    /// Where no place is marked all media stand before the first question, not a single one alone.
+    asks_with_all: bool,
+}
+
+/// The mark of a kind.
+const fn mark_of(kind: MediaKind) -> &'static str {
+    match kind {
+        MediaKind::Image => MARKS[0].0,
+        MediaKind::Video => MARKS[1].0,
+        MediaKind::Audio => MARKS[2].0,
+    }
+}
+
+/// Makes places and media fit, or says why they do not.
+fn place(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result<(), String> {
+    for said in turns.said.iter().filter(|said| said.role == Role::Assistant) {
+        if let Some(Piece::Place { kind, .. }) =
+            said.pieces.iter().find(|piece| !matches!(piece, Piece::Text(_)))
+        {
+            let mark = mark_of(*kind);
+            return Err(format!("`{mark}` stands in an assistant's turn, must stand in a question"));
+        }
+    }
+    // Places without a name, by kind.
+    let mut open = MARKS.map(|(_, kind)| {
+        let pieces = turns.said.iter().flat_map(|said| &said.pieces);
+        pieces.filter(|piece| matches!(piece, Piece::Place { kind: k, source: None } if *k == kind)).count()
+    });
+    let [images, videos, _] = listed.each_ref().map(Vec::len);
+    if images == 0 && videos > 0 && open[1] == 0 && open[0] == videos {
+        for piece in turns.said.iter_mut().flat_map(|said| &mut said.pieces) {
+            if let Piece::Place { kind: kind @ MediaKind::Image, source: None } = piece {
+                *kind = MediaKind::Video;
             }
-            None => Err(format!("`{key}`: {}, must be a path or a list of paths", type_of(value))),
-        };
-        match record.get(key) {
-            None | Some(Value::Null) => {}
-            Some(_) if !found.is_empty() => return Err(format!("both `{}` and `{key}` are there", keys[0])),
-            Some(Value::Array(list)) => found = list.iter().map(path).collect::<Result<_, _>>()?,
-            Some(value) => found = vec![path(value)?],
         }
+        open = [0, videos, open[2]];
     }
-    Ok(found)
-}
-
-/// Role and whole text of each turn.
-fn turns(record: &Value) -> Result<Vec<(Role, String)>, String> {
-    let (key, list) = ["conversations", "messages"]
-        .into_iter()
-        .find_map(|key| record.get(key).map(|list| (key, list)))
-        .ok_or("`conversations` is missing")?;
-    let list =
-        list.as_array().ok_or_else(|| format!("`{key}`: {}, must be a list of turns", type_of(list)))?;
-    if list.is_empty() {
-        return Err(format!("`{key}` is empty, at least one turn is needed"));
-    }
-    let turn = |(index, turn): (usize, &Value)| {
-        let field = |names: [&'static str; 2]| {
-            let (name, value) = names
-                .into_iter()
-                .find_map(|name| turn.get(name).map(|value| (name, value)))
-                .ok_or_else(|| format!("`{key}[{index}]`: `{}` or `{}` is missing", names[0], names[1]))?;
-            value
-                .as_str()
-                .map(|text| (name, text))
-                .ok_or_else(|| format!("`{key}[{index}].{name}`: {}, must be text", type_of(value)))
-        };
-        let (name, role) = field(["from", "role"])?;
-        let role = Role::parse(role).ok_or_else(|| {
-            format!("`{key}[{index}].{name}`: `{role}`, must be human, gpt, user, assistant or system")
-        })?;
-        Ok((role, field(["value", "content"])?.1.to_owned()))
-    };
-    list.iter().enumerate().map(turn).collect()
-}
-
-/// Makes the marks fit the media, or says why they do not.
-fn place(turns: &mut [(Role, String)], images: usize, videos: usize) -> Result<(), String> {
-    if let Some((_, text)) = turns
-        .iter()
-        .find(|(role, text)| *role == Role::Assistant && MARKS.iter().any(|mark| text.contains(mark)))
-    {
-        let mark = MARKS.iter().find(|mark| text.contains(**mark)).unwrap_or(&MARKS[0]);
-        return Err(format!("`{mark}` stands in an assistant's turn, must stand in a question"));
-    }
-    let count = |turns: &[(Role, String)], mark| -> usize {
-        turns.iter().map(|(_, text)| text.matches(mark).count()).sum()
-    };
-    let [mut image_marks, mut video_marks] = MARKS.map(|mark| count(turns, mark));
-    if images == 0 && videos > 0 && video_marks == 0 && image_marks == videos {
-        for (_, text) in turns.iter_mut() {
-            *text = text.replace(MARKS[0], MARKS[1]);
+    let num_listed: usize = listed.iter().map(Vec::len).sum();
+    let has_place =
+        turns.said.iter().flat_map(|said| &said.pieces).any(|piece| matches!(piece, Piece::Place { .. }));
+    if !has_place && (num_listed == 1 || turns.asks_with_all) {
+        let kinds = MARKS.iter().zip(listed).flat_map(|((_, kind), list)| list.iter().map(|_| *kind));
+        let question = turns.said.iter_mut().find(|said| said.role == Role::User);
+        match question {
+            Some(question) => put_before(question, kinds, !turns.asks_with_all),
+            None if num_listed == 0 => {}
+            None => {
+                let mark = kinds.map(mark_of).next().unwrap_or_default();
+                return Err(format!("there is no question to put `{mark}` before"));
+            }
         }
-        (image_marks, video_marks) = (0, videos);
+        open = listed.each_ref().map(Vec::len);
     }
-    if images + videos == 1 && image_marks + video_marks == 0 {
-        let mark = MARKS[usize::from(videos == 1)];
-        let (_, text) = turns
-            .iter_mut()
-            .find(|(role, _)| *role == Role::User)
-            .ok_or_else(|| format!("there is no question to put `{mark}` before"))?;
-        *text = format!("{mark}\n{text}");
-        (image_marks, video_marks) = (images, videos);
-    }
-    for (mark, marks, media) in [(MARKS[0], image_marks, images), (MARKS[1], video_marks, videos)] {
-        if marks != media {
-            let key = mark.trim_matches(['<', '>']);
-            return Err(format!("{marks} `{mark}` in the turns, but {media} under `{key}`: must be as many"));
+    for ((mark, kind), (places, list)) in MARKS.iter().zip(open.iter().zip(listed)) {
+        if *places != list.len() {
+            let (key, media) = (kind.as_str(), list.len());
+            return Err(format!(
+                "{places} `{mark}` in the turns, but {media} under `{key}`: must be as many"
+            ));
         }
     }
     Ok(())
 }
 
-/// Cuts the texts at their marks and puts the media in the order of the marks.
-fn split(
-    turns: Vec<(Role, String)>,
-    images: &[MediaSource],
-    videos: &[MediaSource],
-) -> Result<(Vec<Turn>, Vec<MediaReference>), String> {
-    let (mut images, mut videos) = (images.iter(), videos.iter());
-    let mut media = Vec::new();
-    let mut cut = Vec::with_capacity(turns.len());
-    for (role, text) in turns {
-        let mut parts = Vec::new();
-        let mut rest = text.as_str();
-        loop {
-            let next = MARKS
-                .iter()
-                .filter_map(|mark| rest.find(mark).map(|at| (at, *mark)))
-                .min_by_key(|(at, _)| *at);
-            let before = next.map_or(rest, |(at, _)| &rest[..at]);
-            if !before.is_empty() {
-                parts.push(Part::Text(before.to_owned()));
-            }
-            let Some((at, mark)) = next else { break };
-            let is_video = mark == MARKS[1];
-            let path = if is_video { videos.next() } else { images.next() };
-            let source = path.ok_or_else(|| format!("one `{mark}` too many"))?.clone();
-            parts.push(Part::Media(media.len()));
-            let kind = if is_video { MediaKind::Video } else { MediaKind::Image };
-            media.push(MediaReference { source, kind });
-            rest = &rest[at + mark.len()..];
+/// Puts places before what is asked, each on a line of its own.
+fn put_before(question: &mut Said, kinds: impl Iterator<Item = MediaKind>, breaks_line: bool) {
+    let mut pieces = Vec::new();
+    let breaks_line = breaks_line || !question.pieces.is_empty();
+    for kind in kinds {
+        pieces.push(Piece::Place { kind, source: None });
+        if breaks_line {
+            pieces.push(Piece::Text("\n".to_owned()));
         }
-        cut.push(Turn { role, parts });
     }
-    Ok((cut, media))
+    if let (Some(Piece::Text(line)), Some(Piece::Text(first))) = (pieces.last(), question.pieces.first_mut())
+    {
+        first.insert_str(0, line);
+        pieces.pop();
+    }
+    pieces.append(&mut question.pieces);
+    question.pieces = pieces;
+}
+
+/// Gives the places the names of the media, in order.
+fn name(turns: Turns, listed: [Vec<MediaSource>; 3]) -> Result<(Vec<Turn>, Vec<MediaReference>), String> {
+    let mut listed = listed.map(Vec::into_iter);
+    let mut media = Vec::new();
+    let mut named = Vec::with_capacity(turns.said.len());
+    for said in turns.said {
+        let mut parts = Vec::with_capacity(said.pieces.len());
+        for piece in said.pieces {
+            match piece {
+                Piece::Text(text) => match parts.last_mut() {
+                    Some(Part::Text(before)) if said.role == Role::Assistant => before.push_str(&text),
+                    _ => parts.push(Part::Text(text)),
+                },
+                Piece::Place { kind, source } => {
+                    let mut next = || listed[crate::template::index_of(kind)].next();
+                    let source = source
+                        .or_else(&mut next)
+                        .ok_or_else(|| format!("one `{}` too many", mark_of(kind)))?;
+                    parts.push(Part::Media(media.len()));
+                    media.push(MediaReference { source, kind });
+                }
+            }
+        }
+        named.push(Turn { role: said.role, parts });
+    }
+    Ok((named, media))
 }
 
 #[cfg(test)]
@@ -358,6 +388,121 @@ mod tests {
         1 `<image>` in the turns, but 0 under `image`: must be as many
         0 `<video>` in the turns, but 1 under `video`: must be as many
         `<image>` stands in an assistant's turn, must stand in a question
+        ");
+    }
+
+    fn parse(record: &Value) -> Conversation {
+        Conversation::parse(record).unwrap()
+    }
+
+    fn names(conversation: &Conversation) -> Vec<String> {
+        let name = |medium: &MediaReference| match &medium.source {
+            MediaSource::Name(name) => format!("{} {name}", medium.kind.as_str()),
+            MediaSource::Attachment(index) => format!("{} #{index}", medium.kind.as_str()),
+        };
+        conversation.media.iter().map(name).collect()
+    }
+
+    #[test]
+    fn content_may_be_a_list_of_parts() {
+        let record = json!({"images": ["next.png"], "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+            {"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "https://x/a.png"}},
+                {"type": "text", "text": "compare"},
+                {"type": "image", "image": null},
+                {"type": "video", "path": "c.mp4"},
+                {"type": "audio", "attachment": 2},
+                {"type": "input_audio", "input_audio": "d.wav"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "cup"}]}]});
+        let conversation = parse(&record);
+        assert_eq!(
+            names(&conversation),
+            ["image https://x/a.png", "image next.png", "video c.mp4", "audio #2", "audio d.wav"]
+        );
+        let media = |index| Part::Media(index);
+        assert_eq!(
+            conversation.turns[1].parts,
+            [media(0), text("compare"), media(1), media(2), media(3), media(4)]
+        );
+        assert_eq!(conversation.turns[2].parts, [text("a cup")]);
+    }
+
+    #[test]
+    fn questions_and_captions_are_read() {
+        let asked = parse(&json!({"images": ["a.png", "b.png"], "query": "what", "response": "cups"}));
+        assert_eq!(asked.turns[0].parts, [Part::Media(0), text("\n"), Part::Media(1), text("\nwhat")]);
+        assert_eq!(asked.turns[1].parts, [text("cups")]);
+        let marked =
+            parse(&json!({"audio": {"path": "a.wav"}, "question": "hear <audio>?", "answer": "yes"}));
+        assert_eq!(marked.turns[0].parts, [text("hear "), Part::Media(0), text("?")]);
+        let caption = parse(&json!({"image": {"attachment": 0}, "caption": "a cup", "system": "be brief"}));
+        assert_eq!(names(&caption), ["image #0"]);
+        assert_eq!(
+            caption.turns.iter().map(|t| t.role.name()).collect::<Vec<_>>(),
+            ["system", "user", "assistant"]
+        );
+        assert_eq!(caption.turns[1].parts, [Part::Media(0)]);
+        let alone = parse(&json!({"question": "1 + 1", "caption": "2"}));
+        assert_eq!((alone.media.len(), &alone.turns[1].parts[..]), (0, &[text("2")][..]));
+    }
+
+    #[test]
+    fn what_would_be_left_out_is_named() {
+        let turns = |turn: Value| json!({"messages": [turn]});
+        let user = |content: Value| turns(json!({"role": "user", "content": content}));
+        let broken = [
+            json!({"tools": [{"name": "f"}], "messages": []}),
+            turns(json!({"role": "assistant", "content": "x", "tool_calls": [{}]})),
+            turns(json!({"role": "assistant", "content": "x", "weight": 0})),
+            turns(json!({"role": "tool", "content": "x"})),
+            turns(json!({"role": "user", "content": null})),
+            json!({"system": "a", "messages": [{"role": "system", "content": "b"}]}),
+            user(json!([{"text": "x"}])),
+            user(json!([{"type": "box"}])),
+            user(json!([{"type": "text"}])),
+            user(json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])),
+            user(json!([{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}])),
+            user(json!([{"type": "image", "image": "a", "url": "b"}])),
+            user(json!([{"type": "image"}])),
+            user(json!([{"type": "image", "image": "a"}, {"type": "text", "text": "<image>"}])),
+            turns(json!({"role": "assistant", "content": [{"type": "image", "image": "a"}]})),
+            json!({"image": {"bytes": "AA"}, "caption": "x"}),
+            json!({"image": {"size": 3}, "caption": "x"}),
+            json!({"caption": "x"}),
+            json!({"image": "a", "caption": "x", "text": "y"}),
+            json!({"question": "x"}),
+            json!({"question": "x", "answer": 3}),
+            json!({"question": "x", "answer": "y", "label": "z"}),
+            json!({"question": "x", "choices": ["y"], "answer": "z"}),
+            json!({"images": ["a", "b"], "question": "<image> x", "answer": "z"}),
+        ];
+        let errors: Vec<_> = broken.iter().map(|record| Conversation::parse(record).unwrap_err()).collect();
+        insta::assert_snapshot!(errors.join("\n"), @"
+        `tools` is there, tools are not read
+        `messages[0].tool_calls` is there, tools are not read
+        `messages[0].weight` is 0, must be 1: every answer carries loss
+        `messages[0].role`: `tool`, turns of tools are not read
+        `messages[0]`: `value` or `content` is missing
+        `messages[0]` is a system turn, and `system` is there too
+        `messages[0].content[0]`: `type` is missing
+        `messages[0].content[0].type`: `box`, must be text, image, video or audio
+        `messages[0].content[0]`: `text` is missing
+        `messages[0].content[0].image_url.url`: a `data:` URL, must be a path or URL: write the medium to a file
+        `messages[0].content[0].input_audio`: bytes in text, must be a path or URL: write the medium to a file
+        `messages[0].content[0]`: both `image` and `url` are there
+        1 `<image>` in the turns, but 0 under `image`: must be as many
+        `messages` has media as parts and as marks in texts, must have them one way
+        `<image>` stands in an assistant's turn, must stand in a question
+        `image`: bytes in text, must be a path or URL: write the medium to a file
+        `image`: an object without `path` or `url`
+        `conversations` is missing
+        both `caption` and `text` are there
+        `question` is there, but no `answer`
+        `answer`: a number, must be text
+        both `answer` and `label` are there
+        `choices` stands beside `question`, must be part of it: it would be left out
+        1 `<image>` in the turns, but 2 under `image`: must be as many
         ");
     }
 }

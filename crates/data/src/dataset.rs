@@ -52,6 +52,11 @@ impl Dataset {
         stale("tokenizer", profile.made_from.get("tokenizer"), rule.tokenizer_hash.clone())?;
         stale("processor", profile.made_from.get("processor"), rule.processor_hash.clone())?;
         stale("family", Some(&profile.family), rule.family.name().to_owned())?;
+        let template = profile.made_from.get("chat_template");
+        if template.is_some() || rule.template_hash.is_some() {
+            let now = rule.template_hash.clone().unwrap_or_else(|| "that of the model".to_owned());
+            stale("chat_template", template, now)?;
+        }
         for (name, value) in settings.facts() {
             stale(name, profile.settings.get(name), value)?;
         }

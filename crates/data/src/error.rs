@@ -103,6 +103,12 @@ pub enum DataError {
         /// Field, value, rule.
         cause: String,
     },
+    /// The model directory says nowhere how a conversation is written.
+    #[error("`{}` has no chat template", model_dir.display())]
+    NoTemplate {
+        /// The model directory.
+        model_dir: PathBuf,
+    },
     /// No shape rule is known for the model.
     #[error("`{}`: `model_type` is `{found}`, known are {}", path.display(), known.join(", "))]
     UnknownFamily {
@@ -179,6 +185,9 @@ impl Hint for DataError {
             }
             Self::ShapeChanged { .. } | Self::Stale { .. } => {
                 Some("make the data profile anew with `dflop profile data`".to_owned())
+            }
+            Self::NoTemplate { .. } => {
+                Some("put `chat_template.jinja` there, or set `data.chat_template` to such a file".to_owned())
             }
             Self::Io { .. }
             | Self::NoSamples { .. }

@@ -24,6 +24,7 @@ pub mod readers;
 pub mod store;
 pub mod summary;
 pub mod table;
+mod template;
 pub mod tokens;
 
 pub use error::DataError;

@@ -87,6 +87,8 @@ pub(crate) struct Rule {
     pub(crate) family: Box<dyn Family>,
     pub(crate) tokenizer_hash: String,
     pub(crate) processor_hash: String,
+    /// Of the chat template in place of the model's.
+    pub(crate) template_hash: Option<String>,
     /// Positions the LLM backbone was made for, where its configuration says.
     pub(crate) max_positions: Option<u64>,
     tokenizer: ChatTokenizer,
@@ -99,7 +101,8 @@ impl Rule {
     /// # Errors
     /// [`DataError::Io`], [`DataError::Model`], [`DataError::UnknownFamily`] and [`DataError::Config`].
     pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
-        let files = ModelFiles::read(&settings.model_dir)?;
+        let files =
+            ModelFiles::read(&settings.model_dir)?.with_template(settings.chat_template.as_deref())?;
         let hashes = files.hashes();
         let config = json(&files.config_path, &files.config)?;
         let family = match &settings.family {
@@ -109,6 +112,7 @@ impl Rule {
         Ok(Self {
             tokenizer_hash: hashes["tokenizer"].clone(),
             processor_hash: hashes["processor"].clone(),
+            template_hash: files.own_template_hash(),
             max_positions: ["/text_config/max_position_embeddings", "/max_position_embeddings"]
                 .into_iter()
                 .find_map(|field| config.pointer(field).and_then(Value::as_u64)),
@@ -178,8 +182,8 @@ impl Rule {
             media_bytes,
             media_ms,
             record_hash: record.hash(),
-            media_hash: if media.is_empty() { 0 } else { first_eight(&media_hash.finalize()) },
-            media,
+            media_hash: if conversation.media.is_empty() { 0 } else { first_eight(&media_hash.finalize()) },
+            media: tokens.in_text_order(media),
             tokens,
         })
     }

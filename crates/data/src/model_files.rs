@@ -20,8 +20,14 @@ pub(crate) struct ModelFiles {
     pub(crate) tokenizer: Vec<u8>,
     pub(crate) tokenizer_config_path: PathBuf,
     pub(crate) tokenizer_config: Vec<u8>,
-    pub(crate) chat_template_path: PathBuf,
-    pub(crate) chat_template: Vec<u8>,
+    special_tokens_map_path: PathBuf,
+    special_tokens_map: Vec<u8>,
+    processor_path: PathBuf,
+    processor: Vec<u8>,
+    chat_template_path: PathBuf,
+    chat_template: Vec<u8>,
+    /// A template of the user's own, which goes before the model's.
+    own_template: Option<(PathBuf, Vec<u8>)>,
 }
 
 impl ModelFiles {
@@ -46,7 +52,10 @@ impl ModelFiles {
         let (video_preprocessor_path, video_preprocessor) = optional(&["video_preprocessor_config.json"])?;
         let (tokenizer_path, tokenizer) = needed(&["tokenizer.json"])?;
         let (tokenizer_config_path, tokenizer_config) = optional(&["tokenizer_config.json"])?;
-        let (chat_template_path, chat_template) = optional(&["chat_template.jinja", "chat_template.json"])?;
+        let (special_tokens_map_path, special_tokens_map) = optional(&["special_tokens_map.json"])?;
+        let (processor_path, processor) = optional(&["processor_config.json"])?;
+        // As the processors of transformers: the older file where both are there.
+        let (chat_template_path, chat_template) = optional(&["chat_template.json", "chat_template.jinja"])?;
         Ok(Self {
             config_path,
             config,
@@ -58,9 +67,99 @@ impl ModelFiles {
             tokenizer,
             tokenizer_config_path,
             tokenizer_config,
+            special_tokens_map_path,
+            special_tokens_map,
+            processor_path,
+            processor,
             chat_template_path,
             chat_template,
+            own_template: None,
         })
+    }
+
+    /// The files, with the chat template of the file at `path` in place of the model's.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] where it cannot be read.
+    pub(crate) fn with_template(mut self, path: Option<&Path>) -> Result<Self, DataError> {
+        if let Some(path) = path {
+            self.own_template = Some((path.to_owned(), read(path)?));
+        }
+        Ok(self)
+    }
+
+    /// The hash of the user's own chat template, where there is one.
+    pub(crate) fn own_template_hash(&self) -> Option<String> {
+        self.own_template.as_ref().map(|(_, text)| hash_parts([text.as_slice()]))
+    }
+
+    /// The chat template and the file it is from: the user's own, else `processor_config.json`,
+    /// `chat_template.json`, `chat_template.jinja`, `tokenizer_config.json`, the first that has one.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] where no file has one, or it is of no form we read.
+    pub(crate) fn template(&self) -> Result<(PathBuf, String), DataError> {
+        let text = |path: &Path, bytes: &[u8]| {
+            String::from_utf8(bytes.to_vec()).map_err(|error| DataError::Model {
+                path: path.to_owned(),
+                cause: format!("it is not UTF-8: {error}"),
+            })
+        };
+        if let Some((path, bytes)) = &self.own_template {
+            return Ok((path.clone(), text(path, bytes)?));
+        }
+        let jinja = |path: &Path| path.extension().is_some_and(|extension| extension == "jinja");
+        let files = [
+            (&self.processor_path, &self.processor),
+            (&self.chat_template_path, &self.chat_template),
+            (&self.tokenizer_config_path, &self.tokenizer_config),
+        ];
+        for (path, bytes) in files {
+            if !bytes.is_empty() && jinja(path) {
+                return Ok((path.clone(), text(path, bytes)?));
+            }
+            let found = template_in(&json(path, bytes)?["chat_template"]);
+            if let Some(found) = found.map_err(|cause| DataError::Model { path: path.clone(), cause })? {
+                return Ok((path.clone(), found));
+            }
+        }
+        Err(DataError::NoTemplate {
+            model_dir: self.config_path.parent().unwrap_or(Path::new("")).to_owned(),
+        })
+    }
+
+    /// `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] where it is not JSON.
+    pub(crate) fn tokenizer_config(&self) -> Result<Value, DataError> {
+        json(&self.tokenizer_config_path, &self.tokenizer_config)
+    }
+
+    /// Special tokens by the names that templates know them by, in transformers' order: those of
+    /// `tokenizer_config.json`, and of `special_tokens_map.json` where the former lists no `added_tokens_decoder`.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] where one is not JSON.
+    pub(crate) fn special_tokens(&self) -> Result<Vec<(String, String)>, DataError> {
+        let mut fields = self.tokenizer_config()?;
+        if fields.get("added_tokens_decoder").is_none()
+            && let (Value::Object(fields), Value::Object(more)) =
+                (&mut fields, json(&self.special_tokens_map_path, &self.special_tokens_map)?)
+        {
+            fields.extend(more);
+        }
+        let text =
+            |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(ToOwned::to_owned);
+        let mut tokens: Vec<(String, String)> = SPECIAL_TOKENS
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), text(&fields[*name])?)))
+            .collect();
+        for group in ["extra_special_tokens", "model_specific_special_tokens"] {
+            let named = fields[group].as_object().into_iter().flatten();
+            tokens.extend(named.filter_map(|(name, value)| Some((name.clone(), text(value)?))));
+        }
+        Ok(tokens)
     }
 
     /// `model_config` (a model profile is made from it), `processor` and `tokenizer` (a data profile is).
@@ -69,7 +168,16 @@ impl ModelFiles {
         MadeFrom::from([
             hash("model_config", &[&self.config]),
             hash("processor", &[&self.config, &self.preprocessor, &self.video_preprocessor]),
-            hash("tokenizer", &[&self.tokenizer, &self.tokenizer_config, &self.chat_template]),
+            hash(
+                "tokenizer",
+                &[
+                    &self.tokenizer,
+                    &self.tokenizer_config,
+                    &self.special_tokens_map,
+                    &self.processor,
+                    &self.chat_template,
+                ],
+            ),
         ])
     }
 
@@ -96,6 +204,28 @@ impl ModelFiles {
             found: files.config["model_type"].as_str().unwrap_or("missing").to_owned(),
             known: family::known(),
         })
+    }
+}
+
+/// Names of special tokens that every tokenizer of transformers has.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// The template in a `chat_template` field: a text, or of several the one named `default`.
+fn template_in(field: &Value) -> Result<Option<String>, String> {
+    match field {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text.clone())),
+        _ => {
+            let named = |value: &Value| value["template"].as_str().map(ToOwned::to_owned);
+            let default = match field {
+                Value::Array(list) => list.iter().find(|one| one["name"] == "default").and_then(named),
+                _ => field["default"].as_str().map(ToOwned::to_owned),
+            };
+            default.map(Some).ok_or_else(|| {
+                "`chat_template` has no template named `default`, must be text or have one".to_owned()
+            })
+        }
     }
 }
 

@@ -26,6 +26,8 @@ pub struct ProfileSettings {
     pub media_root: Option<PathBuf>,
     /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form.
     pub model_dir: PathBuf,
+    /// A chat template in place of the model's.
+    pub chat_template: Option<PathBuf>,
     /// Frames read of a video, at most; `None`: as the family has it.
     pub video_max_frames: Option<u32>,
     /// Frames read a second of video; `None`: as the family has it.
@@ -47,6 +49,7 @@ impl ProfileSettings {
             mixture: mixture.into(),
             media_root: None,
             model_dir: model_dir.into(),
+            chat_template: None,
             video_max_frames: None,
             video_fps: None,
             on_bad_sample: OnBadSample::Fail,
@@ -166,11 +169,12 @@ pub fn profile(
     notices.extend(notices_about(&samples, rule.max_positions));
     let mut dataset = DatasetHasher::default();
     samples.iter().for_each(|sample| dataset.push(sample));
-    let made_from = MadeFrom::from([
+    let mut made_from = MadeFrom::from([
         ("dataset".to_owned(), dataset.finish()),
         ("tokenizer".to_owned(), rule.tokenizer_hash.clone()),
         ("processor".to_owned(), rule.processor_hash.clone()),
     ]);
+    made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
     let mut files = Vec::new();
     for (index, reader) in corpus.readers.iter().enumerate() {
         for location in reader.files() {

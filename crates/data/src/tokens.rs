@@ -1,139 +1,415 @@
 //! Conversations as token ids: counted by the profiler, laid out for training, by one and the same walk.
 //!
-//! The turn template is ChatML, as Qwen2 and LLaVA-OneVision use it:
-//!
 //! ```text
-//! <|im_start|>{role}\n{content}<|im_end|>\n          once a turn
+//! conversation -> chat template -> text with a placeholder a medium     (template.rs)
+//!              -> the k-th placeholder of a kind becomes the pieces of its k-th medium, one feature token a run
+//!              -> tokens of the whole text at once
+//!              -> each feature token repeated as often as the medium has features
 //! ```
 //!
-//! A system turn stands only where the record has one (Qwen's own Jinja template would add a default one). Loss is
-//! carried by the content of an assistant's turn and its `<|im_end|>`. The header of an assistant's turn is
-//! tokenised apart from the content, as it is when the model answers. Where a medium stands, its placeholder id is
-//! repeated once a feature token.
+//! That equals `processor.apply_chat_template(tokenize=True)` of transformers 5.23: the tokenizer adds its special
+//! tokens unless the text begins with `bos_token` already. The text is tokenised whole, so a merge may join the
+//! header of an assistant's turn with its answer, as it does there; the model sees them apart when it answers.
+//!
+//! Loss is carried by tokens that overlap an answer. Where the template marks answers by `{% generation %}` those
+//! are the tokens of `return_assistant_tokens_mask`. Where it does not, an answer is the assistant's content, and the
+//! special token that follows it at once (the end of the turn) carries loss too.
 
-use crate::conversation::{Conversation, Part, Role};
+use crate::conversation::{Conversation, Part};
 use crate::error::DataError;
-use crate::family::{Family, MediaShape, Piece};
+use crate::family::{Family, Marks, MediaShape, Piece};
 use crate::model_files::ModelFiles;
 use crate::probe::MediaKind;
+use crate::template::{ChatTemplate, KIND_NAMES, Rendered, index_of};
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use std::ops::Range;
+use std::path::Path;
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, Encoding, Tokenizer};
 
 /// The label of a position without loss, as PyTorch's cross entropy ignores it.
 pub const NO_LABEL: i64 = -100;
-/// Defaults of `transformers.LlavaOnevisionConfig` (5.23.0), which its own writer leaves out of `config.json`.
-const IMAGE_TOKEN_DEFAULT: u32 = 151_646;
-const VIDEO_TOKEN_DEFAULT: u32 = 151_647;
+const KINDS: [MediaKind; 3] = [MediaKind::Image, MediaKind::Video, MediaKind::Audio];
 
-/// A Hugging Face tokenizer with the turn template and the placeholder ids of a model.
+/// A Hugging Face tokenizer with the chat template and the placeholders of a model.
 #[derive(Debug)]
 pub struct ChatTokenizer {
     tokenizer: Tokenizer,
-    image_id: u32,
-    video_id: u32,
-    turn_end: u32,
+    template: ChatTemplate,
+    /// A text that begins with it gets no special tokens.
+    bos_token: Option<String>,
+    /// Ids of special tokens, ascending.
+    special_ids: Vec<u32>,
+    /// By [`index_of`]; `None` where the family reads no such media.
+    marks: [Option<Mark>; 3],
+}
+
+/// How the media of one kind are written.
+#[derive(Debug)]
+struct Mark {
+    placeholder: String,
+    feature_token: String,
+    /// `None` where the tokenizer lacks it.
+    feature_id: Option<u32>,
 }
 
 impl ChatTokenizer {
-    /// The tokenizer of a model directory, whose `config.json` is `config`.
+    /// The tokenizer of a model directory, whose `config.json` is `config`, with the marks of its family.
     ///
     /// # Errors
-    /// [`DataError::Model`].
-    pub(crate) fn open(files: &ModelFiles, config: &Value, _family: &dyn Family) -> Result<Self, DataError> {
-        Self::new(&files.tokenizer, config)
-            .map_err(|cause| DataError::Model { path: files.tokenizer_path.clone(), cause })
+    /// [`DataError::Model`] and [`DataError::NoTemplate`].
+    pub(crate) fn open(files: &ModelFiles, config: &Value, family: &dyn Family) -> Result<Self, DataError> {
+        Self::with_marks(files, config, KINDS.map(|kind| family.marks(kind)))
     }
 
-    /// The tokenizer in `tokenizer_json` with the placeholders of `config` (`image_token_index`, `video_token_index`
-    /// or `..._id`).
+    /// The tokenizer of a model directory, with media written as `marks` says: images, videos, sounds.
     ///
     /// # Errors
-    /// What is wrong: the tokenizer does not parse, lacks a token of the template, or an id is outside the model's
-    /// vocabulary.
-    pub fn new(tokenizer_json: &[u8], config: &Value) -> Result<Self, String> {
-        let tokenizer =
-            Tokenizer::from_bytes(tokenizer_json).map_err(|error| format!("it is no tokenizer: {error}"))?;
-        let special = |token: &str| {
-            tokenizer.token_to_id(token).ok_or_else(|| format!("the token `{token}` of ChatML is missing"))
-        };
-        special("<|im_start|>")?;
-        let turn_end = special("<|im_end|>")?;
-        let vocabulary = config.pointer("/text_config/vocab_size").and_then(Value::as_u64);
-        let placeholder = |names: [&str; 2], default: u32| {
-            let found = names.into_iter().find_map(|name| config.get(name).and_then(Value::as_u64));
-            let id = found.unwrap_or(u64::from(default));
-            match vocabulary {
-                Some(size) if id >= size => Err(format!(
-                    "`{}` of config.json is {id}, must be below `text_config.vocab_size` {size}",
-                    names[0]
-                )),
-                _ => {
-                    u32::try_from(id).map_err(|_| format!("`{}` of config.json is {id}, too large", names[0]))
-                }
-            }
-        };
-        let image_id = placeholder(["image_token_index", "image_token_id"], IMAGE_TOKEN_DEFAULT)?;
-        let video_id = placeholder(["video_token_index", "video_token_id"], VIDEO_TOKEN_DEFAULT)?;
+    /// [`DataError::Io`], [`DataError::Model`] and [`DataError::NoTemplate`].
+    pub fn of_model(model_dir: &Path, marks: [Option<Marks>; 3]) -> Result<Self, DataError> {
+        let files = ModelFiles::read(model_dir)?;
+        let config = files.family_files()?.config;
+        Self::with_marks(&files, &config, marks)
+    }
+
+    fn with_marks(
+        files: &ModelFiles,
+        config: &Value,
+        of_family: [Option<Marks>; 3],
+    ) -> Result<Self, DataError> {
+        let (template_path, source) = files.template()?;
+        let special_tokens = files.special_tokens()?;
+        let settings = files.tokenizer_config()?;
+        let model = |cause| DataError::Model { path: files.tokenizer_path.clone(), cause };
+        let tokenizer = tokenizer(&files.tokenizer, &settings, &special_tokens).map_err(model)?;
+        let vocabulary = vocabulary(config);
         if let Some(size) = vocabulary {
             let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
             if u64::from(largest) >= size {
-                return Err(format!(
-                    "its largest id is {largest}, must be below `text_config.vocab_size` {size}"
-                ));
+                let cause =
+                    format!("its largest id is {largest}, must be below the model's `vocab_size` {size}");
+                return Err(model(cause));
             }
         }
-        Ok(Self { tokenizer, image_id, video_id, turn_end })
+        let mut marks = [None, None, None];
+        for (mark, of_kind) in marks.iter_mut().zip(of_family) {
+            *mark = of_kind
+                .map(|of_kind| checked_mark(&tokenizer, config, vocabulary, of_kind))
+                .transpose()
+                .map_err(model)?;
+        }
+        let placeholders = marks.each_ref().map(|mark| mark.as_ref().map(|mark| mark.placeholder.clone()));
+        let template = ChatTemplate::new(&source, &special_tokens, placeholders)
+            .map_err(|cause| DataError::Model { path: template_path, cause })?;
+        let mut special_ids: Vec<u32> = tokenizer
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter(|(_, token)| token.special)
+            .map(|(id, _)| id)
+            .collect();
+        special_ids.sort_unstable();
+        let bos_token =
+            special_tokens.into_iter().find(|(name, _)| name == "bos_token").map(|(_, token)| token);
+        Ok(Self { tokenizer, template, bos_token, special_ids, marks })
     }
 
-    /// The conversation's tokens, media not yet repeated.
+    /// The conversation's tokens, each run of features a number still.
     ///
     /// *Complexity*: O(characters), the cost of the tokenizer.
     ///
     /// # Errors
-    /// What the tokenizer says, where it refuses a text.
+    /// What the template, or the tokenizer, does not take.
     pub fn tokenize(
         &self,
         conversation: &Conversation,
         shapes: &[&MediaShape],
     ) -> Result<TokenizedConversation, String> {
-        let mut tokens = TokenizedConversation { runs: Vec::new() };
-        let encode = |text: &str| {
-            let encoding = self.tokenizer.encode_fast(text, false);
-            encoding
-                .map(|e| e.get_ids().to_vec())
-                .map_err(|error| format!("the tokenizer refuses a text: {error}"))
+        self.refuse_marks(conversation)?;
+        let rendered = self.template.render(conversation)?;
+        // As `startswith` of Python: an empty token begins every text.
+        let has_bos = self.bos_token.as_ref().is_some_and(|bos| rendered.text.starts_with(bos.as_str()));
+        let filled = self.fill(conversation, rendered, shapes)?;
+        let text = filled.text.as_str();
+        let encoding = if filled.answers.is_empty() {
+            self.tokenizer.encode_fast(text, !has_bos)
+        } else {
+            self.tokenizer.encode(text, !has_bos)
         };
-        for turn in &conversation.turns {
-            let is_label = turn.role == Role::Assistant;
-            let mut header = format!("<|im_start|>{}\n", turn.role.name());
-            if is_label {
-                tokens.push(encode(&std::mem::take(&mut header))?, false);
-            }
+        let encoding = encoding.map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
+        let is_label = self.labels(&encoding, &filled.answers);
+        self.runs(&encoding, &is_label, filled)
+    }
+
+    /// Refuses a turn that writes what stands for a medium: the processor would take it for one.
+    fn refuse_marks(&self, conversation: &Conversation) -> Result<(), String> {
+        for (index, turn) in conversation.turns.iter().enumerate() {
             for part in &turn.parts {
-                match part {
-                    // Elsewhere header and text go together: a text that begins with a line break may join it.
-                    Part::Text(text) => tokens.push(encode(&(std::mem::take(&mut header) + text))?, is_label),
-                    Part::Media(index) => {
-                        tokens.push(encode(&std::mem::take(&mut header))?, is_label);
-                        let is_video = conversation.media[*index].kind == MediaKind::Video;
-                        let id = if is_video { self.video_id } else { self.image_id };
-                        for piece in &shapes[*index].pieces {
-                            match piece {
-                                Piece::Text(text) => tokens.push(encode(text)?, is_label),
-                                Piece::Features(count) => {
-                                    tokens.runs.push(Run::Features { count: *count, id });
-                                }
-                            }
+                let Part::Text(text) = part else { continue };
+                let held = self
+                    .marks
+                    .iter()
+                    .flatten()
+                    .flat_map(|mark| [&mark.placeholder, &mark.feature_token])
+                    .find(|token| text.contains(token.as_str()));
+                if let Some(token) = held {
+                    return Err(format!(
+                        "the text of turn {index} holds `{token}`, which stands for a medium: must not"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The text with the pieces of the media where the placeholders stood.
+    fn fill(
+        &self,
+        conversation: &Conversation,
+        rendered: Rendered,
+        shapes: &[&MediaShape],
+    ) -> Result<Filled, String> {
+        if conversation.media.is_empty() {
+            return Ok(Filled { text: rendered.text, answers: rendered.answers, ..Filled::default() });
+        }
+        let of_kind = |kind: usize| {
+            let all = conversation.media.iter().enumerate();
+            all.filter(move |(_, medium)| index_of(medium.kind) == kind).map(|(index, _)| index)
+        };
+        let used: Vec<(usize, &Mark)> = (0..3)
+            .filter(|&kind| of_kind(kind).next().is_some())
+            .filter_map(|kind| Some((kind, self.marks[kind].as_ref()?)))
+            .collect();
+        for (nth, (kind, mark)) in used.iter().enumerate() {
+            if let Some((other, _)) =
+                used[..nth].iter().find(|(_, other)| other.placeholder == mark.placeholder)
+            {
+                return Err(format!(
+                    "`{}` stands for {} and {} alike, a sample must have one of them",
+                    mark.placeholder, KIND_NAMES[*other], KIND_NAMES[*kind]
+                ));
+            }
+        }
+        let mut queues = [0, 1, 2].map(of_kind);
+        let mut filled = Filled::default();
+        let (mut done, mut counts) = (0, [0_usize; 3]);
+        // Ends of placeholders before, and the shift of what follows them.
+        let mut shifts = vec![(0, 0)];
+        while let Some((at, kind, mark)) = next_placeholder(&rendered.text, done, &used) {
+            filled.text.push_str(&rendered.text[done..at]);
+            done = at + mark.placeholder.len();
+            counts[kind] += 1;
+            if let Some(index) = queues[kind].next() {
+                filled.order.push(index);
+                let id = mark.feature_id.ok_or_else(|| {
+                    format!("the tokenizer lacks the token `{}` of {}", mark.feature_token, KIND_NAMES[kind])
+                })?;
+                for piece in &shapes[index].pieces {
+                    match piece {
+                        Piece::Text(text) => filled.text.push_str(text),
+                        Piece::Features(count) => {
+                            filled.text.push_str(&mark.feature_token);
+                            filled.features.push((id, *count));
                         }
                     }
                 }
             }
-            tokens.push(encode(&header)?, is_label);
-            tokens.push(vec![self.turn_end], is_label);
-            tokens.push(encode("\n")?, false);
+            shifts.push((done, filled.text.len()));
+        }
+        for (kind, mark) in &used {
+            let media = of_kind(*kind).count();
+            if counts[*kind] != media {
+                return Err(format!(
+                    "the chat template writes {} `{}`, but the sample has {media} under {}: must be as many",
+                    counts[*kind], mark.placeholder, KIND_NAMES[*kind]
+                ));
+            }
+        }
+        filled.text.push_str(&rendered.text[done..]);
+        let shifted = |at: usize| {
+            let (end, new_end) = shifts[shifts.partition_point(|(end, _)| *end <= at) - 1];
+            at - end + new_end
+        };
+        filled.answers = rendered.answers.iter().map(|span| shifted(span.start)..shifted(span.end)).collect();
+        Ok(filled)
+    }
+
+    /// Which tokens carry loss.
+    fn labels(&self, encoding: &Encoding, answers: &[Range<usize>]) -> Vec<bool> {
+        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let mut is_label = vec![false; ids.len()];
+        let mut first = 0;
+        for answer in answers {
+            let overlaps = |&(start, end): &(usize, usize)| start < answer.end && end > answer.start;
+            while first < offsets.len() && offsets[first].1 <= answer.start {
+                first += 1;
+            }
+            let mut token = first;
+            while token < offsets.len() && offsets[token].0 < answer.end {
+                // One of no width was put there by the tokenizer, or is a space that it leaves out of the text.
+                is_label[token] |= overlaps(&offsets[token]);
+                token += 1;
+            }
+            if self.template.has_generation() {
+                continue;
+            }
+            // A space inside an answer belongs to it.
+            if let Some(last) = is_label[first..token].iter().rposition(|label| *label) {
+                let begin = is_label[first..token].iter().position(|label| *label).unwrap_or(last);
+                is_label[first + begin..=first + last].fill(true);
+            }
+            if let (Some(&id), Some(&(start, end))) = (ids.get(token), offsets.get(token))
+                && start == answer.end
+                && end > start
+                && self.special_ids.binary_search(&id).is_ok()
+            {
+                is_label[token] = true;
+            }
+        }
+        is_label
+    }
+
+    /// The tokens in runs of text and features.
+    fn runs(
+        &self,
+        encoding: &Encoding,
+        is_label: &[bool],
+        filled: Filled,
+    ) -> Result<TokenizedConversation, String> {
+        let mut tokens = TokenizedConversation { runs: Vec::new(), order: filled.order };
+        let mut features = filled.features.iter().copied().peekable();
+        let is_feature = |id: u32| filled.features.iter().any(|(feature, _)| *feature == id);
+        let ids = encoding.get_ids();
+        let (mut from, mut found) = (0, 0_usize);
+        for at in 0..=ids.len() {
+            let is_medium = at < ids.len() && !filled.features.is_empty() && is_feature(ids[at]);
+            let is_break = at == ids.len() || is_medium || is_label[at] != is_label[from];
+            if is_break && from < at {
+                tokens.push(ids[from..at].to_vec(), is_label[from]);
+                from = at;
+            }
+            if is_medium {
+                found += 1;
+                if let Some((id, count)) = features.next_if(|(id, _)| *id == ids[at]) {
+                    tokens.runs.push(Run::Features { count, id });
+                }
+                from = at + 1;
+            }
+        }
+        if found != filled.features.len() || features.peek().is_some() {
+            return Err(format!(
+                "the tokenizer makes {found} feature tokens of a text with {}: must be as many",
+                filled.features.len()
+            ));
         }
         Ok(tokens)
     }
+}
+
+/// A text with the pieces of its media.
+#[derive(Debug, Default)]
+struct Filled {
+    text: String,
+    answers: Vec<Range<usize>>,
+    /// Id and length of each run of features, in the order of the text.
+    features: Vec<(u32, u32)>,
+    /// Positions of the conversation's media, in the order of the text.
+    order: Vec<usize>,
+}
+
+/// The next placeholder from `done` on: the first, and of several there the longest.
+fn next_placeholder<'m>(
+    text: &str,
+    done: usize,
+    used: &[(usize, &'m Mark)],
+) -> Option<(usize, usize, &'m Mark)> {
+    used.iter()
+        .filter_map(|(kind, mark)| Some((done + text[done..].find(mark.placeholder.as_str())?, *kind, *mark)))
+        .min_by_key(|(at, _, mark)| (*at, usize::MAX - mark.placeholder.len()))
+}
+
+/// Size of the LLM backbone's vocabulary, where the configuration says.
+fn vocabulary(config: &Value) -> Option<u64> {
+    match config.get("text_config") {
+        Some(text) => text.get("vocab_size"),
+        None => config.get("vocab_size"),
+    }
+    .and_then(Value::as_u64)
+}
+
+/// How media of this kind are written, the ids checked against each other and the vocabulary.
+fn checked_mark(
+    tokenizer: &Tokenizer,
+    config: &Value,
+    vocabulary: Option<u64>,
+    marks: Marks,
+) -> Result<Mark, String> {
+    let token = &marks.feature_token;
+    // Only an added token is read as one whatever stands beside it.
+    let is_added = |id: &u32| tokenizer.get_added_tokens_decoder().contains_key(id);
+    let feature_id = tokenizer.token_to_id(token).filter(is_added);
+    let field = marks.id_fields.iter().find_map(|field| Some((*field, config.get(*field)?.as_u64()?)));
+    if let Some((field, id)) = field {
+        if let Some(size) = vocabulary.filter(|size| id >= *size) {
+            return Err(format!(
+                "`{field}` of config.json is {id}, must be below the model's `vocab_size` {size}"
+            ));
+        }
+        if let Some(found) = feature_id.filter(|found| u64::from(*found) != id) {
+            return Err(format!("`{token}` has the id {found}, must be `{field}` of config.json, {id}"));
+        }
+    }
+    Ok(Mark { placeholder: marks.placeholder, feature_token: marks.feature_token, feature_id })
+}
+
+/// The tokenizer as transformers sets it up: no truncation and no padding, the special tokens of
+/// `tokenizer_config.json` added, and `add_bos_token`, `add_eos_token` obeyed where they are there.
+fn tokenizer(
+    tokenizer_json: &[u8],
+    settings: &Value,
+    special_tokens: &[(String, String)],
+) -> Result<Tokenizer, String> {
+    let mut tokenizer =
+        Tokenizer::from_bytes(tokenizer_json).map_err(|error| format!("it is no tokenizer: {error}"))?;
+    tokenizer.with_truncation(None).map_err(|error| format!("its truncation cannot be undone: {error}"))?;
+    tokenizer.with_padding(None);
+    for (_, token) in special_tokens {
+        let added = tokenizer.get_added_tokens_decoder();
+        let is_plain = tokenizer.token_to_id(token).is_some_and(|id| !added.contains_key(&id));
+        if is_plain {
+            tokenizer.add_special_tokens(&[AddedToken::from(token.clone(), true)]);
+        }
+    }
+    let asked = ["add_bos_token", "add_eos_token"].map(|name| settings.get(name));
+    if asked.iter().any(Option::is_some) {
+        let token =
+            |name: &str| special_tokens.iter().find(|(found, _)| found == name).map(|(_, token)| token);
+        let tokens = [token("bos_token"), token("eos_token")];
+        let [bos, eos] =
+            [0, 1].map(|k| tokens[k].filter(|_| asked[k].and_then(Value::as_bool) == Some(true)));
+        let mut builder = TemplateProcessing::builder();
+        let mut single = Vec::new();
+        let mut known = Vec::new();
+        for (token, is_first) in [(bos, true), (None, false), (eos, true)] {
+            if let Some(token) = token {
+                let id = tokenizer
+                    .token_to_id(token)
+                    .ok_or_else(|| format!("it lacks `{token}`, which tokenizer_config.json has it add"))?;
+                single.push(token.clone());
+                known.push((token.clone(), id));
+            } else if !is_first {
+                single.push("$A".to_owned());
+            }
+        }
+        let cause = |error: String| format!("its special tokens cannot be added: {error}");
+        let processor = builder
+            .try_single(single)
+            .map_err(cause)?
+            .special_tokens(known)
+            .build()
+            .map_err(|error| cause(error.to_string()))?;
+        tokenizer.with_post_processor(Some(processor));
+    }
+    Ok(tokenizer)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,6 +422,7 @@ enum Run {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizedConversation {
     runs: Vec<Run>,
+    order: Vec<usize>,
 }
 
 /// A sample as the LLM backbone reads it. The three lists are equally long.
@@ -167,6 +444,13 @@ impl Tokens {
 }
 
 impl TokenizedConversation {
+    /// What belongs to the conversation's media, in the order in which the text shows them: a template may write
+    /// images before videos, whatever their order in the record.
+    pub(crate) fn in_text_order<T>(&self, of_media: Vec<T>) -> Vec<T> {
+        let mut slots: Vec<Option<T>> = of_media.into_iter().map(Some).collect();
+        self.order.iter().filter_map(|&index| slots[index].take()).collect()
+    }
+
     fn push(&mut self, ids: Vec<u32>, is_label: bool) {
         if !ids.is_empty() {
             self.runs.push(Run::Text { ids, is_label });
@@ -223,10 +507,20 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn tokenizer() -> ChatTokenizer {
-        let config =
-            json!({"image_token_index": 3, "video_token_id": 4, "text_config": {"vocab_size": 2000}});
-        ChatTokenizer::new(include_bytes!("../../../fixtures/demo/tokenizer.json"), &config).unwrap()
+    /// The demo's tokenizer; `config` changes its `config.json`.
+    fn open(change: impl FnOnce(&mut Value)) -> Result<ChatTokenizer, DataError> {
+        let dir = tempfile::tempdir().unwrap();
+        crate::demo::write_model(dir.path()).unwrap();
+        let files = ModelFiles::read(dir.path()).unwrap();
+        let mut config = files.family_files().unwrap().config;
+        change(&mut config);
+        ChatTokenizer::open(&files, &config, files.family().unwrap().as_ref())
+    }
+
+    fn tokenizer() -> &'static ChatTokenizer {
+        static TOKENIZER: std::sync::LazyLock<ChatTokenizer> =
+            std::sync::LazyLock::new(|| open(|_| {}).unwrap());
+        &TOKENIZER
     }
 
     fn features(n: u32) -> MediaShape {
@@ -277,15 +571,54 @@ mod tests {
 
     #[test]
     fn a_tokenizer_of_another_model_is_refused() {
-        let bytes = include_bytes!("../../../fixtures/demo/tokenizer.json");
-        let error = |config: Value| ChatTokenizer::new(bytes, &config).unwrap_err();
-        assert_eq!(
-            error(json!({"text_config": {"vocab_size": 5}})),
-            "`image_token_index` of config.json is 151646, must be below `text_config.vocab_size` 5"
+        let error = |change: fn(&mut Value)| open(change).unwrap_err().to_string();
+        let with_id = |config: &mut Value| config["image_token_index"] = json!(151_646);
+        assert!(error(with_id).ends_with(
+            "tokenizer.json`: `image_token_index` of config.json is 151646, must be below the model's `vocab_size` 1387"
+        ));
+        let with_other = |config: &mut Value| config["image_token_index"] = json!(7);
+        assert!(
+            error(with_other)
+                .contains("`<image>` has the id 3, must be `image_token_index` of config.json, 7")
         );
-        let small = json!({"image_token_index": 3, "video_token_index": 4, "text_config": {"vocab_size": 5}});
-        assert!(error(small).contains("its largest id is"));
-        assert!(ChatTokenizer::new(b"{}", &json!({})).unwrap_err().starts_with("it is no tokenizer"));
+        let small = |config: &mut Value| config["text_config"]["vocab_size"] = json!(5);
+        assert!(error(small).contains("its largest id is 1386, must be below the model's `vocab_size` 5"));
+    }
+
+    #[test]
+    fn media_come_in_the_order_of_the_text() {
+        // The demo's template keeps the record's order; one that puts images first does not.
+        let dir = tempfile::tempdir().unwrap();
+        crate::demo::write_model(dir.path()).unwrap();
+        let template = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+            {% for p in m.content if p.type == 'image' %}<image>{% endfor %}\
+            {% for p in m.content if p.type == 'video' %}<video>{% endfor %}\
+            {% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}";
+        std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let files = ModelFiles::read(dir.path()).unwrap();
+        let config = files.family_files().unwrap().config;
+        let chat = ChatTokenizer::open(&files, &config, files.family().unwrap().as_ref()).unwrap();
+        let record = json!({"image": "a", "video": "b", "conversations": [
+            {"from": "human", "value": "<video> then <image>"}, {"from": "gpt", "value": "cup"}]});
+        let sample = Conversation::parse(&record).unwrap();
+        let tokens = chat.tokenize(&sample, &[&features(2), &features(3)]).unwrap();
+        assert_eq!(tokens.in_text_order(vec!["video", "image"]), ["image", "video"]);
+        let tokens = tokens.expand();
+        assert_eq!(tokens.input_ids[..5], [3, 3, 3, 4, 4]);
+        assert_eq!(tokens.feature_mask[..6], [true, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn a_text_that_writes_a_feature_token_is_refused() {
+        let text = |text: &str| json!({"conversations": [{"from": "gpt", "value": text}]});
+        let answer = Conversation::parse(&text("a cup")).unwrap();
+        assert!(tokenizer().tokenize(&answer, &[]).is_ok());
+        let mut forged = answer;
+        forged.turns[0].parts = vec![Part::Text("a <image> cup".to_owned())];
+        assert_eq!(
+            tokenizer().tokenize(&forged, &[]).unwrap_err(),
+            "the text of turn 0 holds `<image>`, which stands for a medium: must not"
+        );
     }
 
     proptest! {
@@ -305,7 +638,7 @@ mod tests {
                 })
                 .collect();
             let turns: Vec<_> = turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
-            prop_assume!(turns.iter().all(|(_, text)| !text.contains("<video>")));
+            prop_assume!(turns.iter().all(|(_, text)| !text.contains("<video>") && !text.contains("<audio>")));
             let shapes: Vec<_> = features.iter().map(|&n| self::features(n)).collect();
             let shapes: Vec<_> = shapes.iter().collect();
             let tokenized = tokenizer().tokenize(&conversation(&turns, images), &shapes).unwrap();

@@ -1,10 +1,12 @@
 //! The samples of a data profile, as tokens and media.
 
 use crate::error::{Kind, artifact, map, raise};
-use dflop_data::family::{self, Clip, FamilyFiles, Piece, Size, Sound, VideoSampling};
+use dflop_data::conversation::Conversation;
+use dflop_data::family::{self, Clip, FamilyFiles, Marks, Piece, Size, Sound, VideoSampling};
 use dflop_data::location::{Location, MediaPlace};
 use dflop_data::profile::ProfileSettings;
 use dflop_data::store::Stores;
+use dflop_data::tokens::ChatTokenizer;
 use dflop_data::{DataError, table};
 use dflop_types::SampleIndex;
 use pyo3::prelude::*;
@@ -167,6 +169,61 @@ pub(crate) fn profile_shapes(py: Python<'_>, data_profile_path: PathBuf) -> PyRe
         DataError::Artifact(error) => artifact(error),
         error => map(Kind::Artifact)(error),
     })
+}
+
+/// Conversations as tokens, by the tokenizer and the chat template of a model directory; see `_native.pyi`.
+#[pyfunction]
+pub(crate) fn encode_conversations(
+    py: Python<'_>,
+    model_dir: PathBuf,
+    marks: Vec<(String, String, String)>,
+    samples: Vec<(String, Vec<Pieces>)>,
+) -> PyResult<Vec<(Vec<u32>, Vec<bool>, Vec<i64>)>> {
+    py.detach(|| {
+        let mut of_kinds = [None, None, None];
+        for (kind, placeholder, feature_token) in marks {
+            let index = ["image", "video", "audio"].iter().position(|name| *name == kind);
+            let index = index.ok_or_else(|| {
+                let message = format!("kind `{kind}`, must be one of: image, video, audio");
+                raise(Kind::Profile, &message, None)
+            })?;
+            of_kinds[index] = Some(Marks { placeholder, feature_token, id_fields: &[] });
+        }
+        let tokenizer = ChatTokenizer::of_model(&model_dir, of_kinds).map_err(map(Kind::Profile))?;
+        samples.iter().map(|(record, shapes)| encode_one(&tokenizer, record, shapes)).collect()
+    })
+}
+
+/// What takes the place of one medium: a text, or a number of features.
+type Pieces = Vec<(Option<String>, u32)>;
+
+fn encode_one(
+    tokenizer: &ChatTokenizer,
+    record: &str,
+    shapes: &[Pieces],
+) -> PyResult<(Vec<u32>, Vec<bool>, Vec<i64>)> {
+    let refuse = |message: String| raise(Kind::Profile, &message, None);
+    let record = serde_json::from_str(record).map_err(|error| refuse(format!("it is not JSON: {error}")))?;
+    let conversation = Conversation::parse(&record).map_err(refuse)?;
+    if conversation.media.len() != shapes.len() {
+        return Err(refuse(format!("{} media, but {} shapes", conversation.media.len(), shapes.len())));
+    }
+    let piece = |(text, count): &(Option<String>, u32)| match text {
+        Some(text) => Piece::Text(text.clone()),
+        None => Piece::Features(*count),
+    };
+    let shapes: Vec<_> = shapes
+        .iter()
+        .map(|pieces| dflop_data::family::MediaShape {
+            num_tiles: 1,
+            segments: Vec::new(),
+            pieces: pieces.iter().map(piece).collect(),
+            frame_indices: Vec::new(),
+        })
+        .collect();
+    let tokens =
+        tokenizer.tokenize(&conversation, &shapes.iter().collect::<Vec<_>>()).map_err(refuse)?.expand();
+    Ok((tokens.input_ids, tokens.feature_mask, tokens.labels))
 }
 
 /// What one medium costs, by the files of a model directory; see `_native.pyi`.

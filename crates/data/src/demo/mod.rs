@@ -11,6 +11,8 @@ mod text;
 
 use crate::error::DataError;
 use dflop_types::SampleKind;
+#[cfg(test)]
+pub(crate) use model::write as write_model;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;

@@ -12,8 +12,29 @@ pub(super) const TOKENIZER: &[u8] = include_bytes!("../../../../fixtures/demo/to
 /// on one core each: a pipeline of two ranks has work for both.
 const IMAGE_SIZE: u32 = 126;
 
+/// ChatML, as Qwen2 and LLaVA-OneVision use it, with media where the record has them. No default system turn.
+const CHAT_TEMPLATE: &str = r"{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '\n' -}}
+    {%- if message.content is string -%}
+        {{- message.content -}}
+    {%- else -%}
+        {%- for part in message.content -%}
+            {%- if part.type == 'text' -%}
+                {{- part.text -}}
+            {%- else -%}
+                {{- '<' + part.type + '>' -}}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\n' -}}
+{%- endif -%}
+";
+
 /// Writes `config.json`, `preprocessor_config.json`, `tokenizer_config.json` and `tokenizer.json`.
-pub(super) fn write(dir: &Path) -> Result<(), DataError> {
+pub(crate) fn write(dir: &Path) -> Result<(), DataError> {
     let json = |name: &str, value: &Value| put(&dir.join(name), format!("{value:#}\n").as_bytes());
     json("config.json", &config())?;
     json("preprocessor_config.json", &preprocessor())?;
@@ -125,6 +146,7 @@ fn tokenizer_config() -> Value {
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "model_max_length": 8192,
+        "chat_template": CHAT_TEMPLATE,
     })
 }
 
