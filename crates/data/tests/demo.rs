@@ -173,7 +173,7 @@ fn errors_before_the_first_sample() {
     std::fs::write(dir.path().join("data/videos.json"), "{}").unwrap();
     errors.push(mixture("datasets: [{json_path: videos.json}]\n"));
     let config = good.model_dir.join("config.json");
-    std::fs::write(&config, "{\"model_type\": \"llava_next\"}").unwrap();
+    std::fs::write(&config, "{\"model_type\": \"mammoth_vl\"}").unwrap();
     errors.push(error(&good));
     std::fs::write(good.model_dir.join("tokenizer.json"), "{}").unwrap();
     std::fs::write(&config, "{").unwrap();
@@ -186,7 +186,7 @@ fn errors_before_the_first_sample() {
     `DEMO/data/mixture.yaml` is not a sound mixture
       line 1: datasets[0].sampling: unknown key, known are path, json_path, sampling_strategy, media_root, image_folder, format, split, columns
     `DEMO/data/videos.json`: it begins with `{`, must be an array of samples (one a line is `.jsonl`: rename it, or set `format: jsonl`)
-    `DEMO/model/config.json`: `model_type` is `llava_next`, known are llava_onevision
+    `DEMO/model/config.json`: `model_type` is `mammoth_vl`, known are internvl, llava_next, llava_onevision, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen2_audio
     `DEMO/model/config.json`: it is not JSON: EOF while parsing an object at line 1 column 1
     ");
 }

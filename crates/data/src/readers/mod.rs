@@ -159,15 +159,23 @@ fn form(source: &Source, stores: &Stores) -> Result<Form, DataError> {
         Some(format @ (Format::WebDataset | Format::Energon)) => {
             return Ok(Form { format, is_directory: false });
         }
+        None if name.ends_with(".yaml") || name.ends_with(".yml") => return Err(energon::metadataset(location)),
         None if is_shards => return Ok(Form { format: Format::WebDataset, is_directory: false }),
         _ => {}
     }
     let Err(missing) = stores.about(location) else {
         return file_form(source, &name).map(|format| Form { format, is_directory: false });
     };
-    let Some(entries) = stores.list(location).ok().filter(|entries| !entries.is_empty()) else {
+    let Ok(entries) = stores.list(location) else {
         return Err(missing);
     };
+    if entries.is_empty() && matches!(location, Location::Local(_)) {
+        return Err(DataError::Record(format!(
+            "`{location}`: the directory has no `.tar` file, and none of another form we read: it is empty"
+        )));
+    } else if entries.is_empty() && !energon::is_dataset(location, stores) {
+        return Err(missing);
+    }
     let found = if energon::is_dataset(location, stores) {
         Format::Energon
     } else if entries.iter().any(|entry| entry.extension() == "tar") {
@@ -200,7 +208,6 @@ fn file_form(source: &Source, name: &str) -> Result<Format, DataError> {
         (Some(format), _) => Ok(format),
         (None, "json") => Ok(Format::Json),
         (None, "jsonl") => Ok(Format::Jsonl),
-        (None, "yaml" | "yml") => Err(energon::metadataset(&source.location)),
         (None, other) => refuse(&format!(
             "a source ending in `{other}` is of no form we read, must be .json, .jsonl, .parquet, .arrow or .tar, \
              or have a `format` in the mixture"
