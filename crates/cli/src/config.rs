@@ -7,6 +7,7 @@ use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_types::{Cluster, Hint};
 use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
 use serde::Serialize;
+use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -43,11 +44,11 @@ pub struct DataSection {
     pub mixture: PathBuf,
     /// Where media paths start; `null`: the directory of each JSON file.
     pub media_root: Option<PathBuf>,
-    /// Frames taken of a video, at most.
-    pub video_max_frames: u32,
-    /// Frames taken a second of video; `null`: as many as `video_max_frames` allows.
+    /// Frames taken of a video, at most; `null`: as the model's family has it.
+    pub video_max_frames: Option<u32>,
+    /// Frames taken a second of video; `null`: as the model's family has it.
     pub video_fps: Option<f64>,
-    /// `fail` or `skip`.
+    /// `fail`, `skip` or `substitute`.
     pub on_bad_sample: String,
     /// Bytes of decoded media each rank keeps.
     pub cache_bytes: u64,
@@ -90,20 +91,23 @@ pub struct TrainSection {
 }
 
 impl Config {
-    /// What is profiled, and how.
+    /// What is profiled, and how; credentials and proxies of remote stores come from the environment.
     pub fn profile_settings(&self) -> ProfileSettings {
         ProfileSettings {
             mixture: self.data.mixture.clone(),
             media_root: self.data.media_root.clone(),
             model_dir: self.model.dir.clone(),
-            video_max_frames: Some(self.data.video_max_frames),
+            video_max_frames: self.data.video_max_frames,
             video_fps: self.data.video_fps,
             on_bad_sample: match self.data.on_bad_sample.as_str() {
                 "skip" => OnBadSample::Skip,
+                "substitute" => OnBadSample::Substitute,
                 _ => OnBadSample::Fail,
             },
             seed: self.train.seed,
-            store_options: Vec::new(),
+            sample: None,
+            part: None,
+            store_options: store_options(std::env::vars_os()),
         }
     }
 
@@ -115,6 +119,25 @@ impl Config {
             memory_budget_bytes: self.cluster.memory_budget_bytes,
         }
     }
+}
+
+/// Credentials and proxies of remote stores among environment variables, names in lower case.
+fn store_options(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
+    const PREFIXES: [&str; 2] = ["aws_", "google_"];
+    const PROXIES: [&str; 4] = ["http_proxy", "https_proxy", "all_proxy", "no_proxy"];
+    let mut options: Vec<(String, String)> = variables
+        .into_iter()
+        .filter_map(|(name, value)| {
+            Some((name.into_string().ok()?.to_ascii_lowercase(), value.into_string().ok()?))
+        })
+        .filter(|(name, _)| {
+            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || PROXIES.contains(&name.as_str())
+        })
+        .collect();
+    // The order of the environment is nobody's choice. Where a name stands in both cases, values decide.
+    options.sort();
+    options.dedup_by(|(a, _), (b, _)| a == b);
+    options
 }
 
 /// One problem of the file.
@@ -228,9 +251,9 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let data = DataSection {
         mixture: directory.join(section.text("mixture", None)),
         media_root: section.optional_text("media_root").map(|root| directory.join(root)),
-        video_max_frames: section.count("video_max_frames", 1..=100_000, Some(32)) as u32,
+        video_max_frames: section.optional_count("video_max_frames", 1..=100_000).map(|n| n as u32),
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
-        on_bad_sample: section.choice("on_bad_sample", &["fail", "skip"], "fail"),
+        on_bad_sample: section.choice("on_bad_sample", &["fail", "skip", "substitute"], "fail"),
         cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
     };
     section.finish();
@@ -482,10 +505,31 @@ mod tests {
         let config = parse(Path::new("here/dflop.yaml"), GOOD).unwrap();
         assert_eq!(config.model.dir, Path::new("here/model"));
         assert_eq!(config.model.dtype, "float32");
-        assert_eq!(config.data.video_max_frames, 32);
+        assert_eq!(config.data.video_max_frames, None);
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
+    }
+
+    #[test]
+    fn stores_get_their_variables_and_no_others() {
+        let variables = [
+            ("AWS_REGION", "eu-west-1"),
+            ("GOOGLE_SERVICE_ACCOUNT", "key.json"),
+            ("HTTPS_PROXY", "http://proxy:1"),
+            ("HOME", "/root"),
+            ("MY_AWS_KEY", "x"),
+        ];
+        let found = store_options(variables.map(|(name, value)| (name.into(), value.into())));
+        let found: Vec<_> = found.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                ("aws_region", "eu-west-1"),
+                ("google_service_account", "key.json"),
+                ("https_proxy", "http://proxy:1")
+            ]
+        );
     }
 
     #[test]
@@ -496,7 +540,7 @@ mod tests {
         for expected in [
             "line 1: model.dtyp: unknown key, did you mean `dtype`?",
             "line 3: data.mixture: 3, must be text",
-            "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip",
+            "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip, substitute",
             "line 5: cluster.num_ranks: 1, must be an integer from 2 to 100000",
             "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
             "line 9: extra: unknown key, known are: model, data, cluster, train",

@@ -1,20 +1,136 @@
 //! `dflop profile data`: a dataset in, one shape a sample out.
 
-use super::{beside, progress_bar, write};
+use super::{beside, progress_bar, thousands, write};
 use crate::Failure;
 use crate::args;
 use crate::config;
-use dflop_data::{profile, summary};
+use dflop_data::profile::{Previous, Progress, profile_into};
+use dflop_data::{DataError, problems, summary};
+use dflop_types::artifact::{self, ArtifactError};
+use dflop_types::{DataProfile, ProfilePart};
+use indicatif::ProgressBar;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 pub(super) fn run(arguments: &args::ProfileData) -> Result<(), Failure> {
     let config = config::load(&arguments.config.config)?;
-    let bar = progress_bar(0, "reading headers and text");
-    let outcome = profile::profile(&config.profile_settings(), &|done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    let outcome = outcome?;
-    print!("{}", summary::text(&outcome.profile, &outcome.notices));
-    write(&beside(&config, arguments.out.as_ref(), "data_profile.json"), &outcome.profile)
+    let mut settings = config.profile_settings();
+    (settings.sample, settings.part) = (arguments.sample, arguments.shard);
+    let path = beside(&config, arguments.out.as_ref(), &default_name(arguments.shard));
+    let previous = if arguments.fresh { None } else { read_previous(&path) };
+
+    let bar = ProfileBar::new();
+    let mut samples = Vec::new();
+    let outcome =
+        profile_into(&settings, previous.as_ref().map(Previous::new), &mut samples, &|at| bar.draw(at));
+    bar.clear();
+    let outcome = outcome.map_err(|error| leave_problems(&path, error))?;
+    print!("{}", summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
+    if outcome.num_reused > 0 {
+        eprintln!(
+            "{} of {} samples are as in the earlier profile and were taken over",
+            thousands(outcome.num_reused),
+            thousands(outcome.num_samples)
+        );
+    }
+    write(&path, &DataProfile { samples, ..outcome.header })
+}
+
+/// Name of the profile beside the configuration.
+fn default_name(part: Option<ProfilePart>) -> String {
+    part.map_or_else(
+        || "data_profile.json".to_owned(),
+        |part| format!("data_profile-{}-of-{}.json", part.index, part.num_parts),
+    )
+}
+
+/// The profile at `path`, to take rows over; one that cannot be read is no reason not to make it anew.
+fn read_previous(path: &Path) -> Option<DataProfile> {
+    match artifact::read(path) {
+        Ok(previous) => Some(previous),
+        Err(ArtifactError::Missing { .. }) => None,
+        Err(error) => {
+            eprintln!("warning: every sample is measured, the earlier profile cannot be read: {error}");
+            None
+        }
+    }
+}
+
+/// The error, with the table of all problems left beside the profile at `path` where there are problems.
+fn leave_problems(path: &Path, error: DataError) -> Failure {
+    let written = match &error {
+        DataError::Samples { problems, files, .. } | DataError::NoSamples { problems, files, .. }
+            if !problems.is_empty() =>
+        {
+            problems::write(path, problems, files)
+        }
+        _ => return error.into(),
+    };
+    let mut failure = Failure::from(error);
+    match written {
+        Ok(table) => failure.message.push_str(&format!("\n  all of them: {}", table.display())),
+        Err(error) => failure.message.push_str(&format!("\n  their table was not written: {error}")),
+    }
+    failure
+}
+
+/// The progress of a profile with its rate: by samples where their number is known, else by bytes.
+struct ProfileBar {
+    bar: ProgressBar,
+    start: Instant,
+    /// When it was drawn last, in milliseconds from the start.
+    drawn_ms: AtomicU64,
+}
+
+impl ProfileBar {
+    /// Time between two drawings, in milliseconds.
+    const PAUSE_MS: u64 = 100;
+
+    fn new() -> Self {
+        let bar = progress_bar(0, "reading headers and text");
+        bar.set_style(super::bar_style("{msg} [{bar:30}] {percent} %, {eta} left"));
+        Self { bar, start: Instant::now(), drawn_ms: AtomicU64::new(0) }
+    }
+
+    fn draw(&self, at: Progress) {
+        let now_ms = self.start.elapsed().as_millis() as u64;
+        let drawn_ms = self.drawn_ms.load(Ordering::Relaxed);
+        let is_mine = now_ms >= drawn_ms + Self::PAUSE_MS
+            && self.drawn_ms.compare_exchange(drawn_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !is_mine {
+            return;
+        }
+        let (done, all) = at.num_samples.map_or((at.bytes, at.num_bytes), |all| (at.samples, all));
+        self.bar.set_length(all);
+        self.bar.set_position(done);
+        let of = at.num_samples.map(|all| format!(" of {}", thousands(all))).unwrap_or_default();
+        let rate = at.samples * 1000 / now_ms.max(1);
+        self.bar.set_message(format!("{}{of} samples, {}/s", thousands(at.samples), thousands(rate)));
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_is_drawn_by_samples_or_bytes() {
+        let bar = ProfileBar { drawn_ms: AtomicU64::new(0), start: Instant::now(), ..ProfileBar::new() };
+        std::thread::sleep(std::time::Duration::from_millis(ProfileBar::PAUSE_MS));
+        bar.draw(Progress { samples: 5, num_samples: Some(10), bytes: 1, num_bytes: 100 });
+        assert_eq!((bar.bar.position(), bar.bar.length()), (5, Some(10)));
+        bar.draw(Progress { samples: 6, num_samples: None, bytes: 1, num_bytes: 100 });
+        assert_eq!(bar.bar.position(), 5, "drawn again at once");
+        bar.clear();
+    }
+
+    #[test]
+    fn a_part_has_a_name_of_its_own() {
+        assert_eq!(default_name(Some(ProfilePart { index: 0, num_parts: 8 })), "data_profile-0-of-8.json");
+    }
 }
