@@ -77,7 +77,7 @@ impl<'s> Decision<'s> {
     pub(crate) fn take(
         &mut self,
         source: u32,
-        measured: Result<ProfiledSample, Problem>,
+        measured: Result<ProfiledSample, Box<Problem>>,
     ) -> Result<(), DataError> {
         self.num_samples += 1;
         if source != self.source {
@@ -97,7 +97,7 @@ impl<'s> Decision<'s> {
             }
             Err(problem) => {
                 let index = self.problems.len();
-                self.problems.push(problem);
+                self.problems.push(*problem);
                 if self.substitutes {
                     match self.neighbour.clone() {
                         Some(neighbour) => self.substitute(index, &neighbour)?,

@@ -234,7 +234,9 @@ fn hypergeometric(population: u64, marked: u64, drawn: u64) -> (u64, Vec<f64>) {
         k += 1;
     }
     let sum: f64 = terms.iter().sum();
-    terms.iter_mut().for_each(|term| *term /= sum);
+    for term in &mut terms {
+        *term /= sum;
+    }
     (first, terms)
 }
 

@@ -389,7 +389,9 @@ fn select(settings: &ProfileSettings, corpus: &Corpus) -> Result<Vec<Selection>,
         }
     }
     if let Some(part) = settings.part {
-        selections.iter_mut().for_each(|selection| selection.part(part));
+        for selection in &mut selections {
+            selection.part(part);
+        }
     }
     Ok(selections)
 }
@@ -507,7 +509,7 @@ impl Run<'_> {
     }
 
     /// The row of a record.
-    fn row(&self, taken: &TakenRecord) -> Result<ProfiledSample, Problem> {
+    fn row(&self, taken: &TakenRecord) -> Result<ProfiledSample, Box<Problem>> {
         let TakenRecord { source, position, record } = taken;
         let file = self.corpus.first_file[*source as usize] + record.place.file;
         let place = Place { file, ..record.place };
@@ -515,7 +517,7 @@ impl Run<'_> {
         (self.progress)(self.clock.tick(place));
         match measured {
             Ok(sample) => Ok(ProfiledSample { source: *source, position: *position, place, ..sample }),
-            Err(bad) => Err(Problem {
+            Err(bad) => Err(Box::new(Problem {
                 file: self.corpus.mixture.sources[*source as usize].name.clone(),
                 position: Some(*position),
                 place: Some(place),
@@ -523,7 +525,7 @@ impl Run<'_> {
                 fault: bad.fault,
                 cause: bad.cause,
                 substitute: None,
-            }),
+            })),
         }
     }
 

@@ -427,7 +427,9 @@ mod tests {
     fn numbers_of_a_small_distribution() {
         let of = |sizes: Vec<u64>| {
             let mut counts = ValueCounts::new();
-            sizes.into_iter().for_each(|size| *counts.entry(size).or_default() += 1);
+            for size in sizes {
+                *counts.entry(size).or_default() += 1;
+            }
             Distribution::of_counts("llm_tokens", &counts)
         };
         let d = of((1..=100).collect());

@@ -68,10 +68,10 @@ fn leave_problems(path: &Path, error: DataError) -> Failure {
         _ => return error.into(),
     };
     let mut failure = Failure::from(error);
-    match written {
-        Ok(table) => failure.message.push_str(&format!("\n  all of them: {}", table.display())),
-        Err(error) => failure.message.push_str(&format!("\n  their table was not written: {error}")),
-    }
+    failure.message += &match written {
+        Ok(table) => format!("\n  all of them: {}", table.display()),
+        Err(error) => format!("\n  their table was not written: {error}"),
+    };
     failure
 }
 
