@@ -6,7 +6,7 @@ use crate::args;
 use crate::config;
 use dflop_data::profile::{Previous, Progress, profile_into};
 use dflop_data::{DataError, problems, summary};
-use dflop_types::artifact::{self, ArtifactError};
+use dflop_types::artifact;
 use dflop_types::{DataProfile, ProfilePart};
 use indicatif::ProgressBar;
 use std::path::Path;
@@ -47,9 +47,11 @@ fn default_name(part: Option<ProfilePart>) -> String {
 
 /// The profile at `path`, to take rows over; one that cannot be read is no reason not to make it anew.
 fn read_previous(path: &Path) -> Option<DataProfile> {
+    if !path.is_file() {
+        return None;
+    }
     match artifact::read(path) {
         Ok(previous) => Some(previous),
-        Err(ArtifactError::Missing { .. }) => None,
         Err(error) => {
             eprintln!("warning: every sample is measured, the earlier profile cannot be read: {error}");
             None
