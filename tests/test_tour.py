@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from pyarrow import parquet
 
 from dflop._native import Dataset, GlobalBatches, Plan, StepScheduler, run_cli
 from dflop.data.collate import encoder_input, llm_input
@@ -51,11 +51,11 @@ def tour(tmp_path_factory) -> Tour:
 
 
 def test_before_training_sizes_are_known_and_a_plan_is_chosen(tour):
-    profile = json.loads((tour.folder / "data_profile.json").read_text())
-    assert len(profile["samples"]) == NUM_SAMPLES
-    image = next(s["shape"] for s in profile["samples"] if s["kind"] == "image")
+    profile = parquet.read_table(tour.file("data_profile.parquet")).to_pylist()
+    assert len(profile) == NUM_SAMPLES
+    image = next(row for row in profile if row["kind"] == "image")
     # Tiles of 126 x 126 in patches of 14: 81 encoder tokens each.
-    assert all(segments["tokens"] == 81 for segments in image["encoder_segments"])
+    assert all(segments["tokens"] == 81 for segments in image["segments"])
     plan = Plan.read(tour.file("plan.json"))
     assert (plan.num_ranks, plan.num_microbatches) == (2, MICROBATCHES)
     assert plan.coordinates(0) == ("encoder", 0, 0)
@@ -63,7 +63,7 @@ def test_before_training_sizes_are_known_and_a_plan_is_chosen(tour):
 
 
 def test_one_step_from_the_global_batch_to_the_gradient(tour):
-    dataset = Dataset(tour.file("dflop.yaml"), tour.file("data_profile.json"))
+    dataset = Dataset(tour.file("dflop.yaml"), tour.file("data_profile.parquet"))
     ours = next(i for i in range(NUM_SAMPLES) if dataset.kind(i) == "image")
 
     # 1, 2: the global batch that holds our sample; each sample stands in one of the epoch.
@@ -73,7 +73,7 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
 
     # 3 to 6: shapes become durations, durations microbatches; in a Rust thread.
     scheduler = StepScheduler(
-        tour.file("plan.json"), tour.file("data_profile.json"), tour.file("model_profile.json"), SEED
+        tour.file("plan.json"), tour.file("data_profile.parquet"), tour.file("model_profile.json"), SEED
     )
     scheduler.submit(step, batch, "aware")
     schedule, _ = scheduler.take(step, "aware")

@@ -72,6 +72,12 @@ class Dataset:
     def digest(self, samples: Sequence[int]) -> str:
         """SHA-256 over (index, LLM tokens, label tokens, segments) of the samples: equal on all ranks."""
 
+def profile_shapes(data_profile_path: str) -> list[tuple[int, int]]:
+    """(encoder tokens, LLM tokens) of each sample of a data profile, in order.
+
+    Raises FileNotFoundError where there is none, ArtifactError where it is no data profile of a whole dataset.
+    """
+
 @final
 class GlobalBatches:
     """Which samples form the global batch of each step: each sample once an epoch."""

@@ -96,7 +96,7 @@ def request(demo, out, **changes):
         "config_path": str(demo / "dflop.yaml"),
         "config": load_config(str(demo / "dflop.yaml")),
         "plan": str(demo / "plan.json"),
-        "data_profile": str(demo / "data_profile.json"),
+        "data_profile": str(demo / "data_profile.parquet"),
         "model_profile": str(demo / "model_profile.json"),
         "out": str(out),
         "steps": 3,

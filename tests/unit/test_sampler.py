@@ -9,8 +9,19 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from pyarrow import parquet
 
 from dflop import ArtifactError, BalancedBatchSampler
+from dflop._native import run_cli
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    """The path of a data profile, as the command line writes it."""
+    folder = tmp_path_factory.mktemp("sampler") / "demo"
+    assert run_cli(["dflop", "demo-data", str(folder), "--samples", "24"]) == (0, None)
+    assert run_cli(["dflop", "profile", "data", "-c", str(folder / "dflop.yaml")]) == (0, None)
+    return folder / "data_profile.parquet"
 
 
 def costs(count, seed):
@@ -132,24 +143,42 @@ def test_a_state_of_something_else_is_refused():
         BalancedBatchSampler(costs(80, 6), 2, num_replicas=4).load_state_dict(state | {"buckets_taken": 2})
 
 
-def test_costs_come_from_pairs_shapes_and_profiles(tmp_path):
+def test_costs_come_from_pairs_and_shapes():
     """The same sizes give the same batches in every form."""
     pairs = costs(48, seed=7)
     shapes = [
         {"encoder_segments": [{"count": 2, "tokens": e}] if e else [], "llm_tokens": 2 * t} for e, t in pairs
     ]
-    path = tmp_path / "data_profile.json"
-    path.write_text(json.dumps({"dflop": "data_profile", "samples": [{"shape": s} for s in shapes]}))
     objects = [SimpleNamespace(encoder_tokens=2 * e, llm_tokens=2 * t) for e, t in pairs]
     expected = list(BalancedBatchSampler(shapes, 6, num_replicas=2))
-    assert list(BalancedBatchSampler(path, 6, num_replicas=2)) == expected
-    assert list(BalancedBatchSampler(str(path), 6, num_replicas=2)) == expected
     assert list(BalancedBatchSampler(objects, 6, num_replicas=2)) == expected
     seconds = [(e / 1e9, t / 1e9) for e, t in pairs]
     assert len(list(BalancedBatchSampler(seconds, 6, num_replicas=2))) == 4
-    path.write_text(json.dumps({"dflop": "plan"}))
-    with pytest.raises(ArtifactError, match="is not a data_profile: its field `dflop` says `plan`"):
+
+
+def test_costs_come_from_a_data_profile(profile):
+    """The sizes in its columns, by path or text."""
+    rows = parquet.read_table(profile).to_pylist()
+    expected = list(BalancedBatchSampler(rows, 6, num_replicas=2))
+    assert list(BalancedBatchSampler(profile, 6, num_replicas=2)) == expected
+    assert list(BalancedBatchSampler(str(profile), 6, num_replicas=2)) == expected
+
+
+def test_what_is_no_data_profile_is_refused(profile, tmp_path):
+    """By its kind, its format or its damage."""
+    path = tmp_path / "data_profile.parquet"
+    with pytest.raises(FileNotFoundError):
         BalancedBatchSampler(path, 6)
+    whole = profile.read_bytes()
+    for content, message in [
+        (b'{"dflop": "plan", "format_version": 1}', "is not a data_profile: its field `dflop` says `plan`"),
+        (b'{"dflop": "data_profile", "format_version": 1, "samples": []}', "is a data profile of format 1"),
+        (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], "its footer is damaged"),
+        (whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], "its rows are damaged"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(ArtifactError, match=message):
+            BalancedBatchSampler(path, 6)
 
 
 def test_numbers_that_cannot_work_are_refused():

@@ -70,7 +70,7 @@ def test_ids_labels_and_placeholders_equal_hugging_faces(demo):
     """The same ids, with as many placeholders, and labels on what the assistant says."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(demo / "model/tokenizer.json"))
     num_tokens = _NumTokens(demo)
-    dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.json"))
+    dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
     image_id, video_id = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
     assert len(dataset) == NUM_SAMPLES
     for index, record in enumerate(records(demo)):

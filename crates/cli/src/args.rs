@@ -76,7 +76,7 @@ pub(crate) enum Profile {
 pub(crate) struct ProfileData {
     #[command(flatten)]
     pub(crate) config: ConfigArgument,
-    /// Where to write [default: data_profile.json beside the configuration; of a shard data_profile-I-of-N.json]
+    /// Where to write [default: data_profile.parquet beside the configuration; of a shard data_profile-I-of-N.parquet]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Measure every sample, also those that the profile to be replaced has
@@ -115,7 +115,7 @@ pub(crate) struct ProfileModel {
     /// Where to write [default: model_profile.json beside the configuration]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Data profile whose largest sizes end the grid [default: data_profile.json beside the configuration]
+    /// Data profile whose largest sizes end the grid [default: data_profile.parquet beside the configuration]
     #[arg(long, value_name = "FILE")]
     pub(crate) data_profile: Option<PathBuf>,
     /// Time to spend on measuring
@@ -128,7 +128,7 @@ pub(crate) struct ProfileModel {
 
 #[derive(Debug, Args)]
 pub(crate) struct ProfileFiles {
-    /// Data profile [default: data_profile.json beside the configuration]
+    /// Data profile [default: data_profile.parquet beside the configuration]
     #[arg(long, value_name = "FILE")]
     pub(crate) data_profile: Option<PathBuf>,
     /// Model profile [default: model_profile.json beside the configuration]
@@ -253,7 +253,7 @@ pub(crate) struct Train {
 
 /// Draw what is in a directory as one HTML page.
 ///
-/// Takes whatever of data_profile.json, model_profile.json, plan.json and run/ is there. The page is one file and
+/// Takes whatever of data_profile.parquet, model_profile.json, plan.json and run/ is there. The page is one file and
 /// works offline. After `dflop train --compare`, also writes summary.json.
 #[derive(Debug, Args)]
 pub(crate) struct Report {

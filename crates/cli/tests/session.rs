@@ -221,7 +221,7 @@ fn error_bad_costs() {
 #[test]
 fn error_unwritable_directory() {
     let session = Session::new();
-    let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.json"];
+    let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.parquet"];
     snapshot("error_unwritable_directory", &session.dflop(&out));
 }
 
@@ -260,9 +260,9 @@ fn error_unknown_key() {
 fn a_second_write_leaves_no_litter_and_the_same_bytes() {
     let session = Session::new();
     session.profile_data();
-    let first = fs::read(session.path("demo/data_profile.json")).unwrap();
+    let first = fs::read(session.path("demo/data_profile.parquet")).unwrap();
     session.profile_data();
-    assert_eq!(first, fs::read(session.path("demo/data_profile.json")).unwrap());
+    assert_eq!(first, fs::read(session.path("demo/data_profile.parquet")).unwrap());
     let litter: Vec<_> = fs::read_dir(session.path("demo"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -302,11 +302,11 @@ fn samples_and_parts_say_what_they_are() {
     let text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]);
     assert!(text.contains("status: 2") && text.contains("without `--sample`"), "{text}");
 
-    let out = ["--out", "demo/part"];
+    let out = ["--out", "demo/part.parquet"];
     let text = profile(&[&["--shard", "1/2"], out.as_slice()].concat());
     assert!(text.contains("part 1 of 2, counted from 0"), "{text}");
     for verb in ["plan", "train"] {
-        let text = session.dflop(&[verb, "-c", "demo/dflop.yaml", "--data-profile", "demo/part"]);
+        let text = session.dflop(&[verb, "-c", "demo/dflop.yaml", "--data-profile", "demo/part.parquet"]);
         assert!(text.contains("status: 2") && text.contains("`dflop profile merge`"), "{text}");
     }
     for (shard, rule) in [("2/2", "as in 0/8"), ("x", "as in 0/8"), ("0/0", "as in 0/8")] {

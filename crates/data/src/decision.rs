@@ -3,28 +3,7 @@
 use crate::error::DataError;
 use crate::profile::{OnBadSample, RowSink};
 use crate::tally::Tally;
-use dflop_types::artifact::hex;
-use dflop_types::{Problem, ProfiledSample};
-use sha2::{Digest as _, Sha256};
-
-/// Hash of the samples of a data profile: what they say and how large their media are, in order.
-#[derive(Debug, Clone, Default)]
-pub struct DatasetHash {
-    hash: Sha256,
-}
-
-impl DatasetHash {
-    /// Counts the next sample in.
-    pub fn push(&mut self, sample: &ProfiledSample) {
-        self.hash.update(sample.record_hash.to_le_bytes());
-        self.hash.update(sample.media_bytes.to_le_bytes());
-    }
-
-    /// The hash, as `sha256:...`.
-    pub fn finish(self) -> String {
-        format!("sha256:{}", hex(&self.hash.finalize()))
-    }
-}
+use dflop_types::{DatasetHasher, Problem, ProfiledSample};
 
 /// Takes samples in order, hands rows on in order, and keeps count.
 pub(crate) struct Decision<'s> {
@@ -38,7 +17,7 @@ pub(crate) struct Decision<'s> {
     waiting: Vec<usize>,
     source: u32,
     pub(crate) tally: Tally,
-    pub(crate) hash: DatasetHash,
+    pub(crate) hash: DatasetHasher,
     pub(crate) problems: Vec<Problem>,
     /// Samples seen, bad ones included.
     pub(crate) num_samples: u64,
@@ -64,7 +43,7 @@ impl<'s> Decision<'s> {
             waiting: Vec::new(),
             source: 0,
             tally: Tally::new(sources),
-            hash: DatasetHash::default(),
+            hash: DatasetHasher::default(),
             problems: Vec::new(),
             num_samples: 0,
             num_rows: 0,

@@ -1,6 +1,6 @@
 //! Why a dataset, a media file or a model's configuration gives no shape.
 
-use dflop_types::{Fault, Hint, Problem, ProfilePart, SourceFile};
+use dflop_types::{ArtifactError, Fault, Hint, Problem, ProfilePart, SourceFile};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -21,6 +21,9 @@ pub enum DataError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A file between the verbs cannot be used.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
     /// A media file breaks the rules of its format, or ends before its header does.
     #[error("`{}` is not a sound {format} file: {cause}", path.display())]
     Media {
@@ -229,6 +232,7 @@ fn list(lines: &[String], total: usize) -> String {
 impl Hint for DataError {
     fn hint(&self) -> Option<String> {
         match self {
+            Self::Artifact(error) => error.hint(),
             Self::Mixture { .. } => Some(
                 "a mixture is `datasets:`, a list of `json_path`, `sampling_strategy` and `media_root`".to_owned(),
             ),

@@ -12,6 +12,7 @@ use crate::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
 use crate::previous::KnownSamples;
 use crate::selection::{Selection, allocate};
 use crate::summary::Statistics;
+use crate::table::Writer;
 use dflop_types::{DataProfile, MadeFrom, Place, Problem, ProfilePart, ProfiledSample, SourceFile};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +20,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
-pub use crate::decision::DatasetHash;
 pub use crate::previous::Previous;
 
 /// Threads where a file is remote: they wait for answers, not for a core.
@@ -130,6 +130,12 @@ impl RowSink for Vec<ProfiledSample> {
     fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError> {
         self.push(sample.clone());
         Ok(())
+    }
+}
+
+impl RowSink for Writer {
+    fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError> {
+        Self::push(self, sample)
     }
 }
 

@@ -6,7 +6,7 @@ use dflop_data::dataset::Dataset;
 use dflop_data::demo;
 use dflop_data::profile::{OnBadSample, ProfileSettings, profile};
 use dflop_data::summary::{self, Statistics};
-use dflop_data::{DataError, MediaUse};
+use dflop_data::{DataError, MediaUse, table};
 use dflop_types::{SampleIndex, SampleKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,9 +75,9 @@ fn a_profile_is_the_same_every_time() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let two = pool.install(|| profile(&settings, &quiet)).unwrap().profile;
     assert_eq!(one, two);
-    let path = dir.path().join("data_profile.json");
-    dflop_types::artifact::write(&path, &one).unwrap();
-    assert_eq!(dflop_types::artifact::read::<dflop_types::DataProfile>(&path).unwrap(), one);
+    let path = dir.path().join(table::FILE_NAME);
+    assert_eq!(table::write(&path, &one).unwrap(), one.content_hash());
+    assert_eq!(table::read(&path).unwrap(), one);
     assert!(summary::text(&one, &[]).contains("24 samples"));
 }
 

@@ -2,7 +2,8 @@
 
 use crate::error::{Kind, artifact, map, raise};
 use dflop_data::family::{self, Clip, FamilyFiles, Piece, Size, Sound, VideoSampling};
-use dflop_types::{DataProfile, SampleIndex};
+use dflop_data::{DataError, table};
+use dflop_types::SampleIndex;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
@@ -37,7 +38,7 @@ impl Dataset {
     #[new]
     fn new(py: Python<'_>, config_path: PathBuf, data_profile_path: PathBuf) -> PyResult<Self> {
         let config = dflop_cli::config::load(&config_path).map_err(map(Kind::Profile))?;
-        let profile: DataProfile = dflop_types::artifact::read(&data_profile_path).map_err(artifact)?;
+        let profile = py.detach(|| table::read(&data_profile_path)).map_err(artifact)?;
         py.detach(|| dflop_data::dataset::Dataset::open(&config.profile_settings(), profile))
             .map(Self)
             .map_err(map(Kind::Profile))
@@ -97,6 +98,28 @@ impl Dataset {
             raise(Kind::Profile, &message, None)
         })
     }
+}
+
+/// Encoder and LLM tokens of each sample of a data profile; see `_native.pyi`.
+#[pyfunction]
+pub(crate) fn profile_shapes(py: Python<'_>, data_profile_path: PathBuf) -> PyResult<Vec<(u64, u32)>> {
+    let shapes = || {
+        let (header, _) = table::header(&data_profile_path)?;
+        if let Some(part) = header.part {
+            let cause = format!("it is part {} of {} of a dataset", part.index, part.num_parts);
+            return Err(DataError::Record(format!(
+                "`{}`: {cause}, must be the whole",
+                data_profile_path.display()
+            )));
+        }
+        let sizes =
+            |sample: dflop_types::ProfiledSample| (sample.shape.encoder_tokens(), sample.shape.llm_tokens);
+        table::rows(&data_profile_path)?.map(|sample| sample.map(sizes)).collect()
+    };
+    py.detach(shapes).map_err(|error: DataError| match error {
+        DataError::Artifact(error) => artifact(error),
+        error => map(Kind::Artifact)(error),
+    })
 }
 
 /// What one medium costs, by the files of a model directory; see `_native.pyi`.

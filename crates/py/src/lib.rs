@@ -17,7 +17,7 @@ mod _native {
     #[pymodule_export]
     use crate::balance::{Balance, balance};
     #[pymodule_export]
-    use crate::dataset::{Dataset, EncodedSample, Media, MediaShape, media_shape};
+    use crate::dataset::{Dataset, EncodedSample, Media, MediaShape, media_shape, profile_shapes};
     #[pymodule_export]
     use crate::plan::{GlobalBatches, Plan, Schedule, StepScheduler};
 

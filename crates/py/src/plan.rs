@@ -2,7 +2,7 @@
 
 use crate::error::{Kind, artifact, map, raise};
 use dflop_plan::{Arm, Prefetch, StepScheduler as Scheduler};
-use dflop_types::{Action, Component, DataProfile, ModelProfile, Rank, SampleIndex, Span, StageIndex};
+use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -239,7 +239,7 @@ impl StepScheduler {
         memory_budget_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
-        let data: DataProfile = dflop_types::artifact::read(&data_profile_path).map_err(artifact)?;
+        let data = dflop_data::table::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
         let scheduler =
             Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed).map_err(map(Kind::Plan))?;

@@ -1,7 +1,8 @@
-//! The files between the verbs: versioned JSON that carries the hashes of what it was made from.
+//! The files between the verbs: versioned, with the hashes of what they were made from. Those written and read here are
+//! JSON; the data profile is a table of its own (`dflop_data::table`).
 //!
 //! A top-level field stands on a line of its own, and so does each element of a top-level list: a person can
-//! page through a file of many samples, and `diff` shows what changed. A write goes to a neighbour file, is
+//! page through a long file, and `diff` shows what changed. A write goes to a neighbour file, is
 //! synced, and takes the name in one move: an interrupted write leaves the old file whole.
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -23,7 +24,7 @@ pub trait Hint {
 }
 
 /// A file between the verbs.
-pub trait Artifact: Serialize + DeserializeOwned {
+pub trait Artifact {
     /// What the file says it is, as in `plan`.
     const KIND: &'static str;
     /// Raised when a reader of the old version would misread the new one.
@@ -61,21 +62,23 @@ pub enum ArtifactError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// The file is not JSON of this kind.
+    /// The file is of another form or kind, or damaged.
     #[error("`{}` is not a {kind}: {cause}", path.display())]
     Malformed {
         /// The artifact.
         kind: &'static str,
         /// The file.
         path: PathBuf,
-        /// Line and cause.
+        /// Cause, with the line where there are lines.
         cause: String,
         /// The command that makes it.
         mend: &'static str,
     },
     /// The file is of a version we do not know.
-    #[error("`{}` has format version {found}, this dflop reads {known}", path.display())]
+    #[error("`{}` is a {kind} of format {found}, this dflop reads format {known}", path.display())]
     Version {
+        /// The artifact.
+        kind: &'static str,
         /// The file.
         path: PathBuf,
         /// Version of the file.
@@ -153,7 +156,7 @@ pub fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
 }
 
 /// Hash of an artifact's content, independent of how its file is laid out, as `sha256:...`.
-pub fn hash_of<A: Artifact>(artifact: &A) -> String {
+pub fn hash_of<A: Artifact + Serialize>(artifact: &A) -> String {
     hash_parts([to_text(artifact).as_bytes()])
 }
 
@@ -161,7 +164,7 @@ pub fn hash_of<A: Artifact>(artifact: &A) -> String {
 ///
 /// # Panics
 /// Never for our artifacts: they are structs with string keys and finite numbers.
-pub fn to_text<A: Artifact>(artifact: &A) -> String {
+pub fn to_text<A: Artifact + Serialize>(artifact: &A) -> String {
     let value = serde_json::to_value(artifact).expect("our artifacts have string keys and finite numbers");
     let Value::Object(fields) = value else { unreachable!("an artifact is a struct") };
     let mut text = format!("{{\n\"dflop\": \"{}\",\n\"format_version\": {}", A::KIND, A::FORMAT_VERSION);
@@ -188,7 +191,7 @@ pub fn to_text<A: Artifact>(artifact: &A) -> String {
 ///
 /// # Errors
 /// [`ArtifactError::Io`] if the directory cannot be made or the file cannot be written.
-pub fn write<A: Artifact>(path: &Path, artifact: &A) -> Result<(), ArtifactError> {
+pub fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), ArtifactError> {
     write_text(path, &to_text(artifact))
 }
 
@@ -220,7 +223,7 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), ArtifactError> {
 /// # Errors
 /// [`ArtifactError::Missing`], [`ArtifactError::Io`], [`ArtifactError::Malformed`], [`ArtifactError::Version`], and
 /// [`ArtifactError::Unsound`] with every problem of the file.
-pub fn read<A: Artifact>(path: &Path) -> Result<A, ArtifactError> {
+pub fn read<A: Artifact + DeserializeOwned>(path: &Path) -> Result<A, ArtifactError> {
     let text = std::fs::read_to_string(path).map_err(|source| {
         if source.kind() == std::io::ErrorKind::NotFound {
             ArtifactError::Missing { kind: A::KIND, path: path.to_owned(), mend: A::MEND }
@@ -235,7 +238,7 @@ pub fn read<A: Artifact>(path: &Path) -> Result<A, ArtifactError> {
 ///
 /// # Errors
 /// As [`read`], without those of the file system.
-pub fn parse<A: Artifact>(path: &Path, text: &str) -> Result<A, ArtifactError> {
+pub fn parse<A: Artifact + DeserializeOwned>(path: &Path, text: &str) -> Result<A, ArtifactError> {
     let malformed = |cause: String| ArtifactError::Malformed {
         kind: A::KIND,
         path: path.to_owned(),
@@ -253,6 +256,7 @@ pub fn parse<A: Artifact>(path: &Path, text: &str) -> Result<A, ArtifactError> {
         Some(version) if version == u64::from(A::FORMAT_VERSION) => {}
         Some(found) => {
             return Err(ArtifactError::Version {
+                kind: A::KIND,
                 path: path.to_owned(),
                 found,
                 known: A::FORMAT_VERSION,

@@ -1,6 +1,6 @@
 //! The data profile: one shape a sample, and what could not be read.
 
-use crate::artifact::{Artifact, MadeFrom, hex};
+use crate::artifact::{Artifact, MadeFrom, hash_parts, hex};
 use crate::index::SampleIndex;
 use crate::shape::SampleShape;
 use serde::{Deserialize, Serialize};
@@ -163,8 +163,9 @@ pub struct Stratum {
     pub drawn: u64,
 }
 
-/// The shapes of a dataset, sample by sample, in the order in which the mixture gives them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The shapes of a dataset, sample by sample, in the order in which the mixture gives them. Its file is a table
+/// (`dflop_data::table`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DataProfile {
     /// Hashes of what it was made from: `dataset`, `tokenizer`, `processor`.
     pub made_from: MadeFrom,
@@ -186,7 +187,135 @@ pub struct DataProfile {
     pub samples: Vec<ProfiledSample>,
 }
 
+impl ProfiledSample {
+    /// Nothing if the sample is sound in a profile of `num_sources` sources, else the first rule it breaks, as "field:
+    /// value, rule".
+    ///
+    /// # Errors
+    /// The broken rule in words.
+    pub fn check(&self, num_sources: usize) -> Result<(), String> {
+        if self.source as usize >= num_sources {
+            return Err(format!("source: {} is past the {num_sources} sources", self.source));
+        }
+        self.shape.check().map_err(|problem| format!("shape: {problem}"))
+    }
+}
+
+/// Hash of a data profile's content, row by row: equal for equal rows made from the same with the same settings.
+///
+/// Where files lie and when they changed is not content; where a record stands in its file is, for it is read there.
+#[derive(Debug, Clone, Default)]
+pub struct ProfileHasher {
+    rows: Sha256,
+    num_rows: u64,
+    /// The bytes of one row; kept for its memory.
+    bytes: Vec<u8>,
+}
+
+impl ProfileHasher {
+    /// Counts the next row in.
+    pub fn push(&mut self, sample: &ProfiledSample) {
+        self.num_rows += 1;
+        self.bytes.clear();
+        put_text(&mut self.bytes, &sample.id);
+        let ProfiledSample { source, position, place, kind, shape, .. } = sample;
+        let kind = SampleKind::ALL.iter().position(|k| k == kind).unwrap_or(SampleKind::ALL.len()) as u64;
+        let numbers = [u64::from(*source), *position, u64::from(place.file), place.start, place.len, kind];
+        let segments = shape.encoder_segments.iter().flat_map(|s| [u64::from(s.count), u64::from(s.tokens)]);
+        let sizes = [shape.feature_tokens, shape.llm_tokens, shape.label_tokens].map(u64::from);
+        let media = [sample.media_bytes, sample.media_ms, sample.record_hash, sample.media_hash];
+        let number_of_segments = [shape.encoder_segments.len() as u64];
+        for number in numbers.into_iter().chain(number_of_segments).chain(segments).chain(sizes).chain(media)
+        {
+            self.bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        self.rows.update(&self.bytes);
+    }
+
+    /// The hash of the rows so far under `header`, whose own samples do not count; as `sha256:...`.
+    pub fn finish(self, header: &DataProfile) -> String {
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, DataProfile::KIND);
+        put_number(&mut bytes, u64::from(DataProfile::FORMAT_VERSION));
+        put_text(&mut bytes, &header.family);
+        for pairs in [&header.made_from, &header.settings] {
+            put_number(&mut bytes, pairs.len() as u64);
+            for (name, value) in pairs {
+                put_text(&mut bytes, name);
+                put_text(&mut bytes, value);
+            }
+        }
+        put_number(&mut bytes, header.sources.len() as u64);
+        for source in &header.sources {
+            put_text(&mut bytes, source);
+        }
+        put_number(&mut bytes, self.num_rows);
+        bytes.extend_from_slice(&self.rows.finalize());
+        hash_parts([bytes.as_slice()])
+    }
+}
+
+/// Hash of what the samples of a dataset say and how large their media are, in order: `dataset` of
+/// [`DataProfile::made_from`].
+#[derive(Debug, Clone, Default)]
+pub struct DatasetHasher {
+    hash: Sha256,
+}
+
+impl DatasetHasher {
+    /// Counts the next sample in.
+    pub fn push(&mut self, sample: &ProfiledSample) {
+        self.hash.update(sample.record_hash.to_le_bytes());
+        self.hash.update(sample.media_bytes.to_le_bytes());
+    }
+
+    /// The hash, as `sha256:...`.
+    pub fn finish(self) -> String {
+        format!("sha256:{}", hex(&self.hash.finalize()))
+    }
+}
+
+fn put_number(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend_from_slice(&number.to_le_bytes());
+}
+
+/// Its length first, so that no two lists of texts give the same bytes.
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    put_number(bytes, text.len() as u64);
+    bytes.extend_from_slice(text.as_bytes());
+}
+
 impl DataProfile {
+    /// Hash of its content ([`ProfileHasher`]), as `sha256:...`.
+    pub fn content_hash(&self) -> String {
+        let mut hasher = ProfileHasher::default();
+        self.samples.iter().for_each(|sample| hasher.push(sample));
+        hasher.finish(self)
+    }
+
+    /// Every rule broken by what is not a sample, as "field: value, rule".
+    pub fn header_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let num_sources = self.sources.len();
+        for (index, file) in self.files.iter().enumerate().filter(|(_, f)| f.source as usize >= num_sources) {
+            problems
+                .push(format!("files[{index}].source: {} is past the {num_sources} sources", file.source));
+        }
+        if !self.strata.is_empty() && self.strata.len() != num_sources {
+            problems.push(format!("strata: {}, must be 0 or one a source, {num_sources}", self.strata.len()));
+        }
+        for (index, stratum) in self.strata.iter().enumerate().filter(|(_, s)| s.drawn > s.population) {
+            problems.push(format!(
+                "strata[{index}].drawn: {}, must be at most the population, {}",
+                stratum.drawn, stratum.population
+            ));
+        }
+        if let Some(part) = self.part.filter(|part| part.index >= part.num_parts) {
+            problems.push(format!("part.index: {}, must be below {}", part.index, part.num_parts));
+        }
+        problems
+    }
+
     /// SHA-256 over index, LLM tokens, label tokens and segments of `samples`, in lower-case hexadecimal: equal on all
     /// ranks, or they train on different data. An index past the profile counts as itself alone.
     pub fn digest(&self, samples: &[SampleIndex]) -> String {
@@ -216,17 +345,10 @@ impl Artifact for DataProfile {
     }
 
     fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
+        let mut problems = self.header_problems();
         for (index, sample) in self.samples.iter().enumerate() {
-            if sample.source as usize >= self.sources.len() {
-                problems.push(format!(
-                    "samples[{index}].source: {} is past the {} sources",
-                    sample.source,
-                    self.sources.len()
-                ));
-            }
-            if let Err(problem) = sample.shape.check() {
-                problems.push(format!("samples[{index}].shape: {problem}"));
+            if let Err(problem) = sample.check(self.sources.len()) {
+                problems.push(format!("samples[{index}].{problem}"));
             }
         }
         problems

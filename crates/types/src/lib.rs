@@ -50,7 +50,8 @@ mod timeline;
 pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
 pub use cluster::Cluster;
 pub use data_profile::{
-    DataProfile, Fault, Place, Problem, ProfilePart, ProfiledSample, SampleKind, SourceFile, Stratum,
+    DataProfile, DatasetHasher, Fault, Place, Problem, ProfileHasher, ProfilePart, ProfiledSample,
+    SampleKind, SourceFile, Stratum,
 };
 pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};

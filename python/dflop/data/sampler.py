@@ -5,13 +5,11 @@ The order of an epoch is cut into global batches, each is balanced into buckets,
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflop._native import ArtifactError, GlobalBatches, balance
+from dflop._native import GlobalBatches, balance, profile_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -229,10 +227,13 @@ class BalancedBatchSampler:
 
 def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], list[int]]:
     """Encoder and LLM cost of each sample, as integers of one unit."""
-    entries = _profiled_shapes(Path(source)) if isinstance(source, (str, os.PathLike)) else list(source)
+    is_profile = isinstance(source, (str, os.PathLike))
+    entries = profile_shapes(os.fspath(source)) if is_profile else list(source)
     if not entries:
         message = "there are no samples"
         raise ValueError(message)
+    if is_profile:
+        entries = [{"encoder_tokens": encoder, "llm_tokens": llm} for encoder, llm in entries]
     if isinstance(entries[0], (tuple, list)):
         encoder, llm = [entry[0] for entry in entries], [entry[1] for entry in entries]
         for index, cost in enumerate(zip(encoder, llm, strict=True)):
@@ -252,18 +253,6 @@ def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], l
         [round(c / largest * _LARGEST_COST) for c in encoder],
         [round(c / largest * _LARGEST_COST) for c in llm],
     )
-
-
-def _profiled_shapes(path: Path) -> list[Any]:
-    try:
-        profile = json.loads(path.read_bytes())
-        if profile["dflop"] != "data_profile":
-            message = f"its field `dflop` says `{profile['dflop']}`"
-            raise ValueError(message)
-        return [sample["shape"] for sample in profile["samples"]]
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"`{path}` is not a data_profile: {error}"
-        raise ArtifactError(message) from error
 
 
 def _field(shape: Any, name: str) -> Any:

@@ -12,9 +12,11 @@ mod simulate;
 use crate::args::{ConfigArgument, Profile, ProfileFiles, Verb};
 use crate::config::{self, Config};
 use crate::{Failure, Outcome};
+use dflop_data::table;
 use dflop_types::artifact;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Runs one verb.
@@ -45,8 +47,8 @@ struct Inputs {
 impl Inputs {
     fn read(argument: &ConfigArgument, files: &ProfileFiles) -> Result<Self, Failure> {
         let config = config::load(&argument.config)?;
-        let data_profile_path = beside(&config, files.data_profile.as_ref(), "data_profile.json");
-        let data_profile: DataProfile = artifact::read(&data_profile_path)?;
+        let data_profile_path = beside(&config, files.data_profile.as_ref(), table::FILE_NAME);
+        let data_profile = table::read(&data_profile_path)?;
         dflop_data::profile::check_whole(&data_profile)?;
         let model_profile_path = beside(&config, files.model_profile.as_ref(), "model_profile.json");
         let model_profile: ModelProfile = artifact::read(&model_profile_path)?;
@@ -74,7 +76,7 @@ impl Inputs {
 
     /// Nothing if the plan at `path` was made from these profiles and this configuration.
     fn check_plan(&self, path: &Path, plan: &Plan) -> Result<(), Failure> {
-        artifact::check_made_from(path, plan, "data_profile", &artifact::hash_of(&self.data_profile))?;
+        artifact::check_made_from(path, plan, "data_profile", &self.data_profile.content_hash())?;
         artifact::check_made_from(path, plan, "model_profile", &artifact::hash_of(&self.model_profile))?;
         let (train, best) = (&self.config.train, &plan.best);
         let text = |n: u32| n.to_string();
@@ -118,7 +120,7 @@ fn beside(config: &Config, flag: Option<&PathBuf>, name: &str) -> PathBuf {
 }
 
 /// Writes an artifact and says so on stderr.
-fn write<A: Artifact>(path: &Path, artifact: &A) -> Result<(), Failure> {
+fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), Failure> {
     artifact::write(path, artifact)?;
     eprintln!("wrote {}", path.display());
     Ok(())

@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         );
     }
     let made_from = [
-        ("data_profile", artifact::hash_of(&inputs.data_profile)),
+        ("data_profile", inputs.data_profile.content_hash()),
         ("model_profile", artifact::hash_of(&inputs.model_profile)),
     ];
     let bar = progress_bar(0, "judging candidates");

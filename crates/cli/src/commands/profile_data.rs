@@ -1,15 +1,14 @@
 //! `dflop profile data`: a dataset in, one shape a sample out.
 
-use super::{beside, progress_bar, thousands, write};
+use super::{beside, progress_bar, thousands};
 use crate::Failure;
 use crate::args;
 use crate::config;
 use dflop_data::profile::{Previous, Progress, profile_into};
-use dflop_data::{DataError, problems, summary};
-use dflop_types::artifact;
-use dflop_types::{DataProfile, ProfilePart};
+use dflop_data::{DataError, problems, summary, table};
+use dflop_types::ProfilePart;
 use indicatif::ProgressBar;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -21,9 +20,8 @@ pub(super) fn run(arguments: &args::ProfileData) -> Result<(), Failure> {
     let previous = if arguments.fresh { None } else { read_previous(&path) };
 
     let bar = ProfileBar::new();
-    let mut samples = Vec::new();
-    let outcome =
-        profile_into(&settings, previous.as_ref().map(Previous::new), &mut samples, &|at| bar.draw(at));
+    let mut rows = table::Writer::create(&path)?;
+    let outcome = profile_into(&settings, previous, &mut rows, &|at| bar.draw(at));
     bar.clear();
     let outcome = outcome.map_err(|error| leave_problems(&path, error))?;
     print!("{}", summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
@@ -34,23 +32,29 @@ pub(super) fn run(arguments: &args::ProfileData) -> Result<(), Failure> {
             thousands(outcome.num_samples)
         );
     }
-    write(&path, &DataProfile { samples, ..outcome.header })
+    rows.finish(&outcome.header)?;
+    // What an earlier run failed on is mended.
+    problems::write(&failed_path(&path), &[], &[])?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
 }
 
 /// Name of the profile beside the configuration.
 fn default_name(part: Option<ProfilePart>) -> String {
     part.map_or_else(
-        || "data_profile.json".to_owned(),
-        |part| format!("data_profile-{}-of-{}.json", part.index, part.num_parts),
+        || table::FILE_NAME.to_owned(),
+        |part| format!("data_profile-{}-of-{}.parquet", part.index, part.num_parts),
     )
 }
 
 /// The profile at `path`, to take rows over; one that cannot be read is no reason not to make it anew.
-fn read_previous(path: &Path) -> Option<DataProfile> {
+fn read_previous(path: &Path) -> Option<Previous<'static>> {
     if !path.is_file() {
         return None;
     }
-    match artifact::read(path) {
+    let previous =
+        table::header(path).and_then(|(header, _)| Ok(Previous { header, rows: table::rows(path)? }));
+    match previous {
         Ok(previous) => Some(previous),
         Err(error) => {
             eprintln!("warning: every sample is measured, the earlier profile cannot be read: {error}");
@@ -59,21 +63,28 @@ fn read_previous(path: &Path) -> Option<DataProfile> {
     }
 }
 
+/// The profile that a failed run did not write. Its problems have a name of their own: those beside the profile at `path`
+/// belong to the earlier one, which stays.
+fn failed_path(path: &Path) -> PathBuf {
+    path.with_extension("failed.parquet")
+}
+
 /// The error, with the table of all problems left beside the profile at `path` where there are problems.
 fn leave_problems(path: &Path, error: DataError) -> Failure {
     let written = match &error {
         DataError::Samples { problems, files, .. } | DataError::NoSamples { problems, files, .. }
             if !problems.is_empty() =>
         {
-            problems::write(path, problems, files)
+            problems::write(&failed_path(path), problems, files)
         }
         _ => return error.into(),
     };
     let mut failure = Failure::from(error);
-    failure.message += &match written {
-        Ok(table) => format!("\n  all of them: {}", table.display()),
-        Err(error) => format!("\n  their table was not written: {error}"),
+    let whereabouts = match written {
+        Ok(table) => format!("all of them: {}", table.display()),
+        Err(error) => format!("their table was not written: {error}"),
     };
+    failure.message = format!("{}\n  {whereabouts}", failure.message);
     failure
 }
 
@@ -133,6 +144,6 @@ mod tests {
 
     #[test]
     fn a_part_has_a_name_of_its_own() {
-        assert_eq!(default_name(Some(ProfilePart { index: 0, num_parts: 8 })), "data_profile-0-of-8.json");
+        assert_eq!(default_name(Some(ProfilePart { index: 0, num_parts: 8 })), "data_profile-0-of-8.parquet");
     }
 }

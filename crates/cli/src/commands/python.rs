@@ -4,6 +4,7 @@ use super::{Inputs, beside};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
+use dflop_data::table;
 use dflop_types::{DataProfile, Plan, artifact};
 use serde_json::json;
 use std::path::Path;
@@ -17,8 +18,8 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
             None,
         ));
     }
-    let data_path = beside(&config, arguments.data_profile.as_ref(), "data_profile.json");
-    let data: DataProfile = artifact::read(&data_path)?;
+    let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
+    let data = table::read(&data_path)?;
     let hashes = dflop_data::model_hashes(&config.model.dir)?;
     artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
     let sizes = Sizes::of(&data, &config);

@@ -4,9 +4,10 @@ use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
 use crate::measured::{self, Comparison, StepMetrics, StepSchedule, StepTrace};
+use dflop_data::table;
 use dflop_plan::StepScheduler;
 use dflop_report::{Report, StepView};
-use dflop_types::{Artifact, ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
+use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
 use std::path::Path;
 
 pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
@@ -105,9 +106,9 @@ impl Found {
     fn read(dir: &Path) -> Result<Self, Failure> {
         let run = dir.join("run");
         let found = Self {
-            data: optional(&dir.join("data_profile.json"))?,
-            model: optional(&dir.join("model_profile.json"))?,
-            plan: optional(&dir.join("plan.json"))?,
+            data: optional(table::read(&dir.join(table::FILE_NAME)))?,
+            model: optional(artifact::read(&dir.join("model_profile.json")))?,
+            plan: optional(artifact::read(&dir.join("plan.json")))?,
             metrics: measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default(),
             traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
             schedules: measured::read_lines(&run.join("schedules.jsonl"))?.unwrap_or_default(),
@@ -115,7 +116,7 @@ impl Found {
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
             return Err(Failure::new(
                 format!(
-                    "`{}` holds nothing to report: no data_profile.json, model_profile.json, plan.json or run/",
+                    "`{}` holds nothing to report: no data_profile.parquet, model_profile.json, plan.json or run/",
                     dir.display()
                 ),
                 Some("begin with `dflop profile data`".to_owned()),
@@ -203,7 +204,7 @@ impl Found {
     fn stale(&self) -> Vec<String> {
         let Some(plan) = &self.plan else { return Vec::new() };
         let hashes = [
-            ("data_profile", self.data.as_ref().map(artifact::hash_of)),
+            ("data_profile", self.data.as_ref().map(DataProfile::content_hash)),
             ("model_profile", self.model.as_ref().map(artifact::hash_of)),
         ];
         hashes
@@ -241,9 +242,9 @@ impl Found {
     }
 }
 
-/// The artifact at `path`; `None` if there is no such file.
-fn optional<A: Artifact>(path: &Path) -> Result<Option<A>, Failure> {
-    match artifact::read(path) {
+/// The artifact that was read; `None` if there is no such file.
+fn optional<A>(read: Result<A, ArtifactError>) -> Result<Option<A>, Failure> {
+    match read {
         Ok(artifact) => Ok(Some(artifact)),
         Err(ArtifactError::Missing { .. }) => Ok(None),
         Err(error) => Err(error.into()),

@@ -209,7 +209,7 @@ fn failing_lists_all_and_names_the_files() {
     let table = crate::problems::write(&dir.path().join("p.parquet"), problems, files).unwrap();
     let table = std::fs::read_to_string(table).unwrap();
     assert_eq!(table.lines().count(), 31);
-    assert!(table.contains("t1.jsonl,0,0,8,,record,"), "{table}");
+    assert!(table.contains("t1.jsonl,0,") && table.contains(",record,"), "{table}");
 }
 
 #[test]
