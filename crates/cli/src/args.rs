@@ -4,6 +4,7 @@
 #![allow(clippy::doc_markdown)]
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dflop_types::ProfilePart;
 use std::path::PathBuf;
 
 /// Makes multimodal-LLM training faster by looking at the data.
@@ -68,13 +69,39 @@ pub(crate) enum Profile {
 ///
 /// Reads a LLaVA mixture (YAML of JSON or JSONL files), applies the model family's shape rule and tokenizer, and
 /// prints what a person wants to know: kinds, percentiles, histograms, the heaviest samples, what could not be read.
+///
+/// A second run reads only what changed: samples whose record is the same and whose media have the same sizes and
+/// times of change are taken over from the profile that it replaces.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileData {
     #[command(flatten)]
     pub(crate) config: ConfigArgument,
-    /// Where to write [default: data_profile.parquet beside the configuration]
+    /// Where to write [default: data_profile.parquet beside the configuration; of a shard data_profile-I-of-N.parquet]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Measure every sample, also those that the profile to be replaced has
+    #[arg(long)]
+    pub(crate) fresh: bool,
+    /// Profile only N samples, drawn at random (train.seed) and in proportion from each file
+    ///
+    /// At least 1 of each file. Percentiles and means are printed with 95 % confidence intervals; `dflop plan` takes
+    /// such a profile, `dflop train` does not.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "shard")]
+    pub(crate) sample: Option<u64>,
+    /// Profile only part I of N, I from 0: as in 0/8, the first of eight
+    ///
+    /// A part is a contiguous block of each file. The parts of all processes are joined by `dflop profile merge`.
+    #[arg(long, value_name = "I/N", value_parser = part)]
+    pub(crate) shard: Option<ProfilePart>,
+}
+
+/// The part that `text`, as in `0/8`, names.
+fn part(text: &str) -> Result<ProfilePart, String> {
+    let rule = "must be I/N with I from 0 to N - 1, as in 0/8";
+    let (index, num_parts) = text.split_once('/').ok_or(rule)?;
+    let number = |text: &str| text.parse::<u32>().map_err(|_| rule.to_owned());
+    let part = ProfilePart { index: number(index)?, num_parts: number(num_parts)? };
+    if part.index < part.num_parts { Ok(part) } else { Err(rule.to_owned()) }
 }
 
 /// Time the model's parts on this machine over a grid of sizes.

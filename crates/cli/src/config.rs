@@ -47,11 +47,11 @@ pub struct DataSection {
     pub mixture: PathBuf,
     /// Where media paths start; `null`: the directory of each JSON file.
     pub media_root: Option<PathBuf>,
-    /// Frames taken of a video, at most.
-    pub video_max_frames: u32,
-    /// Frames taken a second of video; `null`: as many as `video_max_frames` allows.
+    /// Frames taken of a video, at most; `null`: as the model's family has it.
+    pub video_max_frames: Option<u32>,
+    /// Frames taken a second of video; `null`: as the model's family has it.
     pub video_fps: Option<f64>,
-    /// `fail` or `skip`.
+    /// `fail`, `skip` or `substitute`.
     pub on_bad_sample: String,
     /// Bytes of decoded media each rank keeps.
     pub cache_bytes: u64,
@@ -94,21 +94,25 @@ pub struct TrainSection {
 }
 
 impl Config {
-    /// What is profiled, and how; a `model.family` is yet to be imported, by Python.
+    /// What is profiled, and how; a `model.family` is yet to be imported, by Python. Credentials of remote stores come
+    /// from the environment.
     pub fn profile_settings(&self) -> ProfileSettings {
         ProfileSettings {
             mixture: self.data.mixture.clone(),
             media_root: self.data.media_root.clone(),
             model_dir: self.model.dir.clone(),
             chat_template: None,
-            video_max_frames: Some(self.data.video_max_frames),
+            video_max_frames: self.data.video_max_frames,
             video_fps: self.data.video_fps,
             on_bad_sample: match self.data.on_bad_sample.as_str() {
                 "skip" => OnBadSample::Skip,
+                "substitute" => OnBadSample::Substitute,
                 _ => OnBadSample::Fail,
             },
             seed: self.train.seed,
             family: None,
+            sample: None,
+            part: None,
             // Credentials stand in the environment; the command line is where it is read.
             store_options: dflop_data::store::options_among(std::env::vars_os()),
         }
@@ -236,9 +240,9 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let data = DataSection {
         mixture: beside(&directory, &section.text("mixture", None)),
         media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
-        video_max_frames: section.count("video_max_frames", 1..=100_000, Some(32)) as u32,
+        video_max_frames: section.optional_count("video_max_frames", 1..=100_000).map(|n| n as u32),
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
-        on_bad_sample: section.choice("on_bad_sample", &["fail", "skip"], "fail"),
+        on_bad_sample: section.choice("on_bad_sample", &["fail", "skip", "substitute"], "fail"),
         cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
     };
     section.finish();
@@ -508,7 +512,7 @@ mod tests {
         let config = parse(Path::new("here/dflop.yaml"), GOOD).unwrap();
         assert_eq!(config.model.dir, Path::new("here/model"));
         assert_eq!(config.model.dtype, "float32");
-        assert_eq!(config.data.video_max_frames, 32);
+        assert_eq!(config.data.video_max_frames, None);
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
@@ -532,7 +536,7 @@ mod tests {
             "line 1: model.dtyp: unknown key, did you mean `dtype`?",
             "line 1: model.family: `rules.py`, must be a function of Python, as in `module:function`",
             "line 3: data.mixture: 3, must be text",
-            "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip",
+            "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip, substitute",
             "line 5: cluster.num_ranks: 1, must be an integer from 2 to 100000",
             "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
             "line 9: extra: unknown key, known are: model, data, cluster, train",

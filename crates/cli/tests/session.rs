@@ -279,3 +279,49 @@ fn a_second_write_leaves_no_litter_and_the_same_bytes() {
         .collect();
     assert_eq!(litter, Vec::<String>::new());
 }
+
+/// A second run measures what changed alone, unless it is told otherwise.
+#[test]
+fn a_second_profile_takes_over_what_has_not_changed() {
+    let session = Session::new();
+    session.profile_data();
+    let again =
+        |flags: &[&str]| session.dflop(&[&["profile", "data", "-c", "demo/dflop.yaml"], flags].concat());
+    let text = again(&[]);
+    assert!(text.contains("48 of 48 samples are as in the earlier profile"), "{text}");
+    let text = again(&["--fresh"]);
+    assert!(text.contains("status: 0") && !text.contains("earlier profile"), "{text}");
+    session.edit("demo/data/images.jsonl", |text| format!("{}\n{text}", text.lines().last().unwrap()));
+    let text = again(&[]);
+    // The line is there twice, and says the same.
+    assert!(text.contains("49 of 49 samples are as in the earlier profile"), "{text}");
+}
+
+/// A random sample is good for a plan, a part for nothing but the merge.
+#[test]
+fn samples_and_parts_say_what_they_are() {
+    let session = Session::new();
+    session.record_model_profile();
+    let profile =
+        |flags: &[&str]| session.dflop(&[&["profile", "data", "-c", "demo/dflop.yaml"], flags].concat());
+    let text = profile(&["--sample", "24"]);
+    assert!(text.contains("a random sample of 24 of 48 samples"), "{text}");
+    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(text.contains("status: 0") && text.contains("planned with a random sample: 24 of 48"), "{text}");
+    let text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]);
+    assert!(text.contains("status: 2") && text.contains("without `--sample`"), "{text}");
+
+    let out = ["--out", "demo/part.parquet"];
+    let text = profile(&[&["--shard", "1/2"], out.as_slice()].concat());
+    assert!(text.contains("part 1 of 2, counted from 0"), "{text}");
+    for verb in ["plan", "train"] {
+        let text = session.dflop(&[verb, "-c", "demo/dflop.yaml", "--data-profile", "demo/part.parquet"]);
+        assert!(text.contains("status: 2") && text.contains("`dflop profile merge`"), "{text}");
+    }
+    for (shard, rule) in [("2/2", "as in 0/8"), ("x", "as in 0/8"), ("0/0", "as in 0/8")] {
+        let text = profile(&["--shard", shard]);
+        assert!(text.contains("status: 2") && text.contains(rule), "{text}");
+    }
+    let text = profile(&["--shard", "0/2", "--sample", "3"]);
+    assert!(text.contains("status: 2") && text.contains("cannot be used with"), "{text}");
+}

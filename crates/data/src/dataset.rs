@@ -3,7 +3,7 @@
 use crate::error::DataError;
 use crate::location::Location;
 use crate::measure::{Corpus, MeasuredSample, Media, Rule};
-use crate::profile::ProfileSettings;
+use crate::profile::{ProfileSettings, check_complete};
 use crate::store::Stores;
 use crate::tokens::Tokens;
 use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex};
@@ -37,9 +37,10 @@ impl Dataset {
     /// Records and media are not looked at yet: [`Dataset::encode`] compares each with the profile.
     ///
     /// # Errors
-    /// [`DataError::Stale`] where tokenizer, processor, settings or the files of the mixture (by name and size) are not those of the
+    /// [`DataError::IsPart`] and [`DataError::IsSample`] where the profile is not of every sample; [`DataError::Stale`] where tokenizer, processor, settings or the files of the mixture (by name and size) are not those of the
     /// profile; and the errors of reading them.
     pub fn open(settings: &ProfileSettings, profile: DataProfile) -> Result<Self, DataError> {
+        check_complete(&profile)?;
         let rule = Rule::open(settings)?;
         let corpus = Corpus::open(settings)?;
         let stale = |name, found: Option<&String>, expected: String| {
@@ -99,31 +100,31 @@ impl Dataset {
     /// *Complexity*: O(characters and LLM tokens), and one read of each medium's header.
     ///
     /// # Errors
-    /// [`DataError::ShapeChanged`] where the sample is not what was profiled; [`DataError::Samples`] where it cannot
-    /// be read any more.
+    /// [`DataError::ShapeChanged`] where the sample is not what was profiled; [`DataError::TurnedBad`] where it cannot
+    /// be read any more; those of the reader where its file cannot.
     ///
     /// # Panics
     /// If there is no such sample.
     pub fn encode(&self, sample: SampleIndex) -> Result<EncodedSample, DataError> {
         let profiled = &self.profile.samples[sample.index()];
         let index = profiled.source as usize;
-        let place = Place { file: profiled.place.file - self.corpus.first_file[index], ..profiled.place };
-        let record = self.corpus.readers[index].fetch(&self.corpus.stores, place)?;
-        let measured =
-            self.corpus.measure(&self.rule, profiled.source, profiled.position, &record).map_err(|bad| {
-                DataError::Samples {
-                    problems: vec![dflop_types::Problem {
-                        file: self.profile.sources[index].clone(),
-                        position: Some(profiled.position),
-                        place: Some(profiled.place),
-                        id: Some(profiled.id.clone()),
-                        fault: bad.fault,
-                        cause: bad.cause,
-                        substitute: None,
-                    }],
-                    num_samples: 1,
-                }
-            })?;
+        let changed = || DataError::Stale {
+            name: "dataset",
+            found: format!("file {} of source {index}", profiled.place.file),
+            expected: format!("{} sources", self.corpus.readers.len()),
+        };
+        let reader = self.corpus.readers.get(index).ok_or_else(changed)?;
+        let file = profiled.place.file.checked_sub(self.corpus.first_file[index]);
+        let file = file.filter(|&file| (file as usize) < reader.files().len()).ok_or_else(changed)?;
+        let record = reader.fetch(&self.corpus.stores, Place { file, ..profiled.place })?;
+        // A sample that stands in for another has the other's position; its id tells it.
+        let measured = self.corpus.measure(&self.rule, profiled.source, &profiled.id, &record);
+        let measured = measured.map_err(|bad| DataError::TurnedBad {
+            id: profiled.id.clone(),
+            file: reader.files()[file as usize].to_string(),
+            fault: bad.fault,
+            cause: bad.cause,
+        })?;
         compare(profiled, &measured)?;
         let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand();
         Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media })

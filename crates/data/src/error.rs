@@ -1,6 +1,6 @@
 //! Why a dataset, a media file or a model's configuration gives no shape.
 
-use dflop_types::{ArtifactError, Hint, Problem};
+use dflop_types::{ArtifactError, Fault, Hint, Problem, ProfilePart, SourceFile};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -74,15 +74,18 @@ pub enum DataError {
     },
     /// Samples cannot be used; the first are listed, and all are counted.
     #[error(
-        "{} of {num_samples} samples cannot be used{}",
+        "{} of {num_samples} samples cannot be used{}{}",
         problems.len(),
-        list(&lines(problems), problems.len())
+        list(&lines(problems), problems.len()),
+        by_fault(problems)
     )]
     Samples {
         /// Every problem.
         problems: Vec<Problem>,
         /// Samples of the mixture, the bad ones included.
         num_samples: u64,
+        /// Files of the sources; the places of `problems` count these.
+        files: Vec<SourceFile>,
     },
     /// There is no sample.
     #[error("`{}` has 0 samples, at least 1 is needed{}", path.display(), list(&lines(problems), problems.len()))]
@@ -91,6 +94,52 @@ pub enum DataError {
         path: PathBuf,
         /// Samples left out, where that is why.
         problems: Vec<Problem>,
+        /// Files of the sources; the places of `problems` count these.
+        files: Vec<SourceFile>,
+    },
+    /// A sample that was sound when it was profiled cannot be read any more.
+    #[error(
+        "sample `{id}` of `{file}` was sound when it was profiled, now it cannot be read ({fault}): {cause}"
+    )]
+    TurnedBad {
+        /// The sample.
+        id: String,
+        /// The file of its record.
+        file: String,
+        /// Kind of fault.
+        fault: Fault,
+        /// What is wrong: file, value, rule.
+        cause: String,
+    },
+    /// A part of a dataset stands where the whole is needed.
+    #[error("the data profile is part {} of {} (from 0), the whole is needed", part.index, part.num_parts)]
+    IsPart {
+        /// Which part.
+        part: ProfilePart,
+    },
+    /// A random sample of a dataset stands where every sample is needed.
+    #[error("the data profile holds {drawn} samples drawn of {population}, training needs every one")]
+    IsSample {
+        /// Samples drawn.
+        drawn: u64,
+        /// Samples of the dataset.
+        population: u64,
+    },
+    /// What is asked of the profiler contradicts itself.
+    #[error("`{option}`: {rule}")]
+    Asked {
+        /// The option, as the command line writes it.
+        option: &'static str,
+        /// Value and rule.
+        rule: String,
+    },
+    /// A file changed while it was profiled.
+    #[error("`{file}` changed while it was profiled: {change}")]
+    Changed {
+        /// The file or source.
+        file: String,
+        /// Before and after.
+        change: String,
     },
     /// A record is not a sample, or a file not a list of records: place, value, rule.
     #[error("{0}")]
@@ -160,6 +209,21 @@ fn lines(problems: &[Problem]) -> Vec<String> {
     problems.iter().take(SHOWN).map(line).collect()
 }
 
+/// How many problems there are of each fault, where not all are listed.
+fn by_fault(problems: &[Problem]) -> String {
+    if problems.len() <= SHOWN {
+        return String::new();
+    }
+    let count = |fault| problems.iter().filter(|problem| problem.fault == fault).count();
+    let counts: Vec<String> = Fault::ALL
+        .into_iter()
+        .map(|fault| (fault, count(fault)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(fault, count)| format!("{fault} {count}"))
+        .collect();
+    format!("\n  by fault: {}", counts.join(", "))
+}
+
 fn list(lines: &[String], total: usize) -> String {
     let mut text = lines.iter().fold(String::new(), |mut text, line| {
         let _ = write!(text, "\n  {line}");
@@ -181,8 +245,18 @@ impl Hint for DataError {
                     .to_owned(),
             ),
             Self::Samples { .. } => {
-                Some("mend them, or leave them out: set `data.on_bad_sample` to `skip`".to_owned())
+                Some("mend them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`".to_owned())
             }
+            Self::TurnedBad { .. } => Some(
+                "mend it, or make the data profile anew with `dflop profile data` and `data.on_bad_sample` set to \
+                 `skip` or `substitute`"
+                    .to_owned(),
+            ),
+            Self::IsPart { .. } => {
+                Some("join the parts of all processes with `dflop profile merge`".to_owned())
+            }
+            Self::IsSample { .. } => Some("profile every sample: `dflop profile data` without `--sample`".to_owned()),
+            Self::Changed { .. } => Some("run `dflop profile data` again".to_owned()),
             Self::ShapeChanged { .. } | Self::Stale { .. } => {
                 Some("make the data profile anew with `dflop profile data`".to_owned())
             }
@@ -192,7 +266,8 @@ impl Hint for DataError {
             Self::Io { .. }
             | Self::NoSamples { .. }
             | Self::Record(_)
-            | Self::Model { .. } => None,
+            | Self::Model { .. }
+            | Self::Asked { .. } => None,
             Self::UnknownFamily { .. } => {
                 Some("give its shapes by a function of Python, `model.family` (CONTRIBUTING.md)".to_owned())
             }

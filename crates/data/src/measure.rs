@@ -126,39 +126,44 @@ impl Rule {
     pub(crate) fn measure(
         &self,
         record: &RawRecord,
-        fallback_id: String,
+        fallback_id: &str,
         from: &Source,
         stores: &Stores,
     ) -> Result<MeasuredSample, BadSample> {
-        let value = record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
-        let value = mixture::renamed(value, &from.columns);
-        let bad = |fault, cause| BadSample { id: crate::conversation::id_of(&value), fault, cause };
-        let conversation = Conversation::parse(&value).map_err(|cause| bad(Fault::Record, cause))?;
-        let count = |kind| conversation.media.iter().filter(|media| media.kind == kind).count();
-        let num_images = count(MediaKind::Image);
-        let mut media = Vec::with_capacity(conversation.media.len());
-        let (mut media_bytes, mut media_ms, mut media_hash) = (0, 0, Sha256::new());
-        for reference in &conversation.media {
-            let place =
-                place_of(reference, record, &from.media_root).map_err(|cause| bad(Fault::Record, cause))?;
-            let (header, version) = stores.probe(&place).map_err(|error| {
+        self.measure_parsed(&ParsedRecord::new(record, from)?, fallback_id, stores)
+    }
+
+    /// The sample in a record whose conversation is known.
+    pub(crate) fn measure_parsed(
+        &self,
+        record: &ParsedRecord,
+        fallback_id: &str,
+        stores: &Stores,
+    ) -> Result<MeasuredSample, BadSample> {
+        let conversation = &record.conversation;
+        let bad = |fault, cause| record.bad(fault, cause);
+        let num_images = record.count(MediaKind::Image);
+        let mut media = Vec::with_capacity(record.places.len());
+        let mut media_ms = 0;
+        let mut stamp = MediaStamp::default();
+        for (reference, place) in conversation.media.iter().zip(&record.places) {
+            let (header, version) = stores.probe(place).map_err(|error| {
                 let fault = match error {
                     DataError::Io { .. } => Fault::MediaMissing,
                     _ => Fault::MediaUnsound,
                 };
                 bad(fault, error.to_string())
             })?;
-            media_bytes += header.bytes;
+            stamp.add(place, header.bytes, &version);
             if reference.kind != MediaKind::Image {
                 media_ms += header.duration_s.map_or(0, |seconds| (seconds * 1000.0).round() as u64);
             }
-            media_hash.update(header.bytes.to_le_bytes());
-            media_hash.update(version.as_bytes());
-            media.push(self.media(place, reference.kind, num_images, &header).map_err(|(f, c)| bad(f, c))?);
+            let medium = self.media(place.clone(), reference.kind, num_images, &header);
+            media.push(medium.map_err(|(fault, cause)| bad(fault, cause))?);
         }
         let shapes: Vec<&MediaShape> = media.iter().map(|medium| &medium.shape).collect();
         let tokens =
-            self.tokenizer.tokenize(&conversation, &shapes).map_err(|cause| bad(Fault::Text, cause))?;
+            self.tokenizer.tokenize(conversation, &shapes).map_err(|cause| bad(Fault::Text, cause))?;
         let (llm_tokens, label_tokens) = tokens
             .count()
             .ok_or_else(|| bad(Fault::Shape, "its LLM tokens must be fewer than 2^32".to_owned()))?;
@@ -168,21 +173,14 @@ impl Rule {
             llm_tokens,
             label_tokens,
         };
-        let kind = if count(MediaKind::Video) > 0 {
-            SampleKind::Video
-        } else if count(MediaKind::Audio) > 0 {
-            SampleKind::Audio
-        } else {
-            [SampleKind::Text, SampleKind::Image, SampleKind::MultiImage][num_images.min(2)]
-        };
         Ok(MeasuredSample {
-            id: conversation.id.clone().unwrap_or(fallback_id),
-            kind,
+            id: record.id(fallback_id),
+            kind: record.kind(),
             shape,
-            media_bytes,
+            media_bytes: stamp.bytes,
             media_ms,
-            record_hash: record.hash(),
-            media_hash: if conversation.media.is_empty() { 0 } else { first_eight(&media_hash.finalize()) },
+            record_hash: record.hash,
+            media_hash: stamp.hash(),
             media: tokens.in_text_order(media),
             tokens,
         })
@@ -229,8 +227,125 @@ impl Rule {
     }
 }
 
-fn first_eight(digest: &[u8]) -> u64 {
+/// The first eight bytes of a SHA-256.
+pub(crate) fn first_eight(digest: &[u8]) -> u64 {
     u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes"))
+}
+
+/// [`RawRecord::hash`], and of the names that the mixture gives its columns: other names, another sample.
+fn hash_of(record: &RawRecord, from: &Source) -> u64 {
+    if from.columns.is_empty() {
+        return record.hash();
+    }
+    let mut hash = Sha256::new();
+    hash.update(record.hash().to_be_bytes());
+    hash.update(format!("{:?}", from.columns));
+    first_eight(&hash.finalize())
+}
+
+/// A record whose conversation is known and whose media are found, but not looked at.
+#[derive(Debug)]
+pub(crate) struct ParsedRecord {
+    conversation: Conversation,
+    /// Where each medium is, in the order of [`Conversation::media`].
+    places: Vec<MediaPlace>,
+    /// Of what the record says, as the mixture reads it.
+    pub(crate) hash: u64,
+}
+
+impl ParsedRecord {
+    /// The conversation in a record of the source `from`.
+    pub(crate) fn new(record: &RawRecord, from: &Source) -> Result<Self, BadSample> {
+        let value = record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        let value = mixture::renamed(value, &from.columns);
+        let bad = |cause| BadSample { id: crate::conversation::id_of(&value), fault: Fault::Record, cause };
+        let conversation = Conversation::parse(&value).map_err(bad)?;
+        let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));
+        let places = places.collect::<Result<_, _>>().map_err(bad)?;
+        Ok(Self { conversation, places, hash: hash_of(record, from) })
+    }
+
+    /// The record's own id, or `fallback`.
+    pub(crate) fn id(&self, fallback: &str) -> String {
+        self.conversation.id.clone().unwrap_or_else(|| fallback.to_owned())
+    }
+
+    /// What the sample holds.
+    pub(crate) fn kind(&self) -> SampleKind {
+        if self.count(MediaKind::Video) > 0 {
+            SampleKind::Video
+        } else if self.count(MediaKind::Audio) > 0 {
+            SampleKind::Audio
+        } else {
+            [SampleKind::Text, SampleKind::Image, SampleKind::MultiImage][self.count(MediaKind::Image).min(2)]
+        }
+    }
+
+    /// Size and version of all its media without a look into them; `None` where one is not there, or its store names
+    /// no version. `about` gives size and version of a file.
+    pub(crate) fn stamp(
+        &self,
+        about: impl Fn(&Location) -> Result<(u64, String), DataError>,
+    ) -> Option<MediaStamp> {
+        let mut stamp = MediaStamp::default();
+        for place in &self.places {
+            match place {
+                MediaPlace::Whole(location) => {
+                    let (bytes, version) = about(location).ok().filter(|(_, version)| !version.is_empty())?;
+                    stamp.add(place, bytes, &version);
+                }
+                MediaPlace::Range { file, len, .. } => {
+                    let (_, version) = about(file).ok().filter(|(_, version)| !version.is_empty())?;
+                    stamp.add(place, *len, &version);
+                }
+                MediaPlace::Bytes { bytes, .. } => stamp.add(place, bytes.len() as u64, ""),
+            }
+        }
+        Some(stamp)
+    }
+
+    fn count(&self, kind: MediaKind) -> usize {
+        self.conversation.media.iter().filter(|media| media.kind == kind).count()
+    }
+
+    fn bad(&self, fault: Fault, cause: String) -> BadSample {
+        BadSample { id: self.conversation.id.clone(), fault, cause }
+    }
+}
+
+/// What tells the media of a sample from other ones and from later versions of themselves, without their headers.
+#[derive(Debug, Default)]
+pub(crate) struct MediaStamp {
+    /// Of all media.
+    pub(crate) bytes: u64,
+    num_media: usize,
+    parts: Sha256,
+}
+
+impl MediaStamp {
+    /// Bytes at either end of a cell that count; the record that it came with may be equal where the cell is not.
+    const ENDS: usize = 4096;
+
+    /// Counts one medium in: a file by size and version, the member of a shard by its name too, a cell by its ends.
+    fn add(&mut self, place: &MediaPlace, bytes: u64, version: &str) {
+        self.bytes += bytes;
+        self.num_media += 1;
+        self.parts.update(bytes.to_le_bytes());
+        self.parts.update(version.as_bytes());
+        match place {
+            MediaPlace::Whole(_) => {}
+            MediaPlace::Range { name, .. } => self.parts.update(name.as_bytes()),
+            MediaPlace::Bytes { bytes, .. } => {
+                self.parts.update(&bytes[..bytes.len().min(Self::ENDS)]);
+                self.parts.update(&bytes[bytes.len().saturating_sub(Self::ENDS)..]);
+            }
+        }
+    }
+
+    /// First eight bytes of the SHA-256 of all that counts; 0 of no medium.
+    pub(crate) fn hash(&self) -> u64 {
+        if self.num_media == 0 { 0 } else { first_eight(&self.parts.clone().finalize()) }
+    }
 }
 
 /// Where the medium's bytes are.
@@ -298,23 +413,39 @@ impl Corpus {
         Ok(Self { mixture, readers, first_file, stores })
     }
 
-    /// The record at `position` of `source` as a sample.
+    /// The id of a record that has none: its source and its position there.
+    pub(crate) fn fallback_id(&self, source: u32, position: u64) -> String {
+        format!("{}#{position}", self.mixture.sources[source as usize].name)
+    }
+
+    /// The record of `source` as a sample; `fallback_id` names it where it has no id.
     pub(crate) fn measure(
         &self,
         rule: &Rule,
         source: u32,
-        position: u64,
+        fallback_id: &str,
         record: &RawRecord,
     ) -> Result<MeasuredSample, BadSample> {
         let from = &self.mixture.sources[source as usize];
-        rule.measure(record, format!("{}#{position}", from.name), from, &self.stores).map_err(|bad| {
-            match &record.body {
-                // A text that does not parse names its line and column itself.
-                Body::Json { line, .. } if *line > 0 && !bad.cause.starts_with("line ") => {
-                    BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
-                }
-                _ => bad,
-            }
-        })
+        rule.measure(record, fallback_id, from, &self.stores).map_err(|bad| with_line(record, bad))
+    }
+
+    /// Whether a file or object is known to lie in a remote store; records may name others.
+    pub(crate) fn is_remote(&self) -> bool {
+        let of_sources =
+            self.mixture.sources.iter().flat_map(|source| [&source.location, &source.media_root]);
+        let of_files = self.readers.iter().flat_map(|reader| reader.files());
+        of_sources.chain(of_files).any(|location| matches!(location, Location::Remote(_)))
+    }
+}
+
+/// The fault with the line of its record in front, where that is known.
+pub(crate) fn with_line(record: &RawRecord, bad: BadSample) -> BadSample {
+    match &record.body {
+        // A text that does not parse names its line and column itself.
+        Body::Json { line, .. } if *line > 0 && !bad.cause.starts_with("line ") => {
+            BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
+        }
+        _ => bad,
     }
 }

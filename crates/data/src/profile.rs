@@ -1,20 +1,45 @@
 //! A dataset in, its data profile out: one shape a sample.
+//!
+//! Records are read in chunks while the chunk before is measured by all cores, and rows are handed on in order: memory
+//! does not grow with the dataset, except by a bit of each bad sample, and by 40 to 45 bytes a row of an earlier
+//! profile whose rows are taken over ([`Previous`]). The rows do not depend on the number of threads.
 
+use crate::chunks::{self, Limits, TakenRecord};
+use crate::decision::Decision;
 use crate::error::DataError;
 use crate::family::GivenFamily;
-use crate::measure::{Corpus, Rule};
-use dflop_types::{DataProfile, DatasetHasher, MadeFrom, Place, Problem, ProfiledSample, SourceFile};
+use crate::location::Location;
+use crate::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
+use crate::previous::KnownSamples;
+use crate::selection::{Selection, allocate};
+use crate::summary::Statistics;
+use crate::table::Writer;
+use dflop_types::{DataProfile, MadeFrom, Place, Problem, ProfilePart, ProfiledSample, SourceFile};
 use rayon::prelude::*;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+
+pub use crate::previous::Previous;
+
+/// Threads where a file is remote: they wait for answers, not for a core.
+const REMOTE_THREADS: usize = 32;
+/// Settings that decide which samples are taken, not what their shapes are.
+const OF_CHOICE: [&str; 2] = ["on_bad_sample", "seed"];
+/// The setting that names the profiler, so that rows of another version are not taken over.
+const MEASURED_BY: &str = "measured_by";
 
 /// What is done about a sample that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnBadSample {
-    /// Stop, and list every one.
+    /// Profile the rest, list every one, and give no profile.
     Fail,
     /// Leave it out, counted and listed in [`DataProfile::problems`].
     Skip,
+    /// The nearest good sample before it in its source (else the first after it) takes its turn; counted and listed
+    /// likewise. Where a source has no good sample, its bad ones are left out.
+    Substitute,
 }
 
 /// What is profiled, and how.
@@ -34,10 +59,14 @@ pub struct ProfileSettings {
     pub video_fps: Option<f64>,
     /// What is done about a sample that cannot be read.
     pub on_bad_sample: OnBadSample,
-    /// Seed of `random:N` in the mixture.
+    /// Seed of `random:N` in the mixture, and of [`ProfileSettings::sample`].
     pub seed: u64,
     /// The shape rule, where it is not that of the model's `model_type`.
     pub family: Option<GivenFamily>,
+    /// Profile only so many samples, drawn at random and in proportion from each source; `None`: all.
+    pub sample: Option<u64>,
+    /// Profile only this part of the dataset: a contiguous block of each source; `None`: the whole.
+    pub part: Option<ProfilePart>,
     /// Options of remote stores by the names of `object_store`, as in `("aws_region", "eu-west-1")`.
     pub store_options: Vec<(String, String)>,
 }
@@ -55,6 +84,8 @@ impl ProfileSettings {
             on_bad_sample: OnBadSample::Fail,
             seed: 0,
             family: None,
+            sample: None,
+            part: None,
             store_options: Vec::new(),
         }
     }
@@ -65,6 +96,7 @@ impl ProfileSettings {
         let policy = match self.on_bad_sample {
             OnBadSample::Fail => "fail",
             OnBadSample::Skip => "skip",
+            OnBadSample::Substitute => "substitute",
         };
         let mut facts = vec![
             ("video_max_frames", or_family(self.video_max_frames.map(|n| n.to_string()))),
@@ -75,6 +107,73 @@ impl ProfileSettings {
         facts.extend(self.family.as_ref().map(|family| ("family_version", family.version().to_owned())));
         facts
     }
+
+    /// Nothing if what is asked can be done.
+    fn check(&self) -> Result<(), DataError> {
+        let asked = |option, rule: String| Err(DataError::Asked { option, rule });
+        match (self.sample, self.part) {
+            (Some(0), _) => asked("--sample", "0 samples, at least 1 is needed".to_owned()),
+            (Some(_), Some(_)) => asked(
+                "--shard",
+                "it is given with `--sample`, must be alone: a sample is drawn by one process".to_owned(),
+            ),
+            (_, Some(part)) if part.index >= part.num_parts => asked(
+                "--shard",
+                format!("{}/{}, parts are counted from 0: must be below {1}", part.index, part.num_parts),
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where rows go, one by one, in the order of the mixture.
+pub trait RowSink {
+    /// Takes the next row.
+    ///
+    /// # Errors
+    /// Of the sink: they end the profile.
+    fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError>;
+}
+
+impl RowSink for Vec<ProfiledSample> {
+    fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError> {
+        self.push(sample.clone());
+        Ok(())
+    }
+}
+
+impl RowSink for Writer {
+    fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError> {
+        Self::push(self, sample)
+    }
+}
+
+/// How far a profile has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Samples measured.
+    pub samples: u64,
+    /// Samples there are, where that is known before they are read.
+    pub num_samples: Option<u64>,
+    /// Bytes of the sources that lie behind; a columnar file counts when it is done.
+    pub bytes: u64,
+    /// Bytes of all sources.
+    pub num_bytes: u64,
+}
+
+/// A data profile whose rows went to a sink, and what there is to say about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProfiledRows {
+    /// The data profile without its samples.
+    pub header: DataProfile,
+    /// Samples that were looked at, bad ones included.
+    pub num_samples: u64,
+    /// Samples taken over from the earlier profile, their media not opened and their text not tokenized.
+    pub num_reused: u64,
+    /// What the rows come to.
+    pub statistics: Statistics,
+    /// What was done that a person may not expect, one sentence each.
+    pub notices: Vec<String>,
 }
 
 /// A data profile and what there is to say about it.
@@ -88,128 +187,407 @@ pub struct ProfileOutcome {
     pub notices: Vec<String>,
 }
 
-/// The data profile of a dataset: headers are read, no pixel is decoded.
+/// The data profile of a dataset, in memory: [`profile_into`] a list.
 ///
-/// `progress` is called with samples done and all samples, from several threads. The order of samples is that of the
-/// mixture, whatever the number of threads. *Complexity*: O(characters of text + media headers).
+/// `progress` is called with samples done and all samples (0 where they are not known before they are read), from
+/// several threads.
 ///
 /// # Errors
-/// [`DataError::Samples`] with every bad sample, under [`OnBadSample::Fail`]; [`DataError::NoSamples`] if none is
-/// left; and what stops before the first sample: [`DataError::Mixture`], [`DataError::Io`], [`DataError::Record`],
-/// [`DataError::Model`], [`DataError::UnknownFamily`], [`DataError::Config`].
+/// Those of [`profile_into`].
 pub fn profile(
     settings: &ProfileSettings,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<ProfileOutcome, DataError> {
-    let rule = Rule::open(settings)?;
-    let corpus = Corpus::open(settings)?;
-    let mut notices = Vec::new();
-    let mut chosen = Vec::new();
-    for (index, (source, reader)) in corpus.mixture.sources.iter().zip(&corpus.readers).enumerate() {
-        let total = reader.count(&corpus.stores)?;
-        if let Some(asked) = source.sampling.missing(total) {
-            notices
-                .push(format!("`{}` has {total} samples, {asked} are asked for: all are taken", source.name));
-        }
-        let mut positions = source.sampling.choose(total, settings.seed, index as u64).into_iter().peekable();
-        for (position, record) in reader.records(&corpus.stores)?.enumerate() {
-            let record = record?;
-            if positions.next_if_eq(&(position as u64)).is_some() {
-                chosen.push((index as u32, position as u64, record));
-            }
-        }
-    }
-    let num_samples = chosen.len() as u64;
-    let done = AtomicU64::new(0);
-    let measured: Vec<Result<ProfiledSample, Problem>> = chosen
-        .par_iter()
-        .map(|(source, position, record)| {
-            let measured = corpus.measure(&rule, *source, *position, record);
-            progress(done.fetch_add(1, Ordering::Relaxed) + 1, num_samples);
-            let file = corpus.first_file[*source as usize] + record.place.file;
-            let place = Place { file, ..record.place };
-            match measured {
-                Ok(sample) => Ok(ProfiledSample {
-                    id: sample.id,
-                    source: *source,
-                    position: *position,
-                    place,
-                    kind: sample.kind,
-                    shape: sample.shape,
-                    media_bytes: sample.media_bytes,
-                    media_ms: sample.media_ms,
-                    record_hash: sample.record_hash,
-                    media_hash: sample.media_hash,
-                }),
-                Err(bad) => Err(Problem {
-                    file: corpus.mixture.sources[*source as usize].name.clone(),
-                    position: Some(*position),
-                    place: Some(place),
-                    id: bad.id,
-                    fault: bad.fault,
-                    cause: bad.cause,
-                    substitute: None,
-                }),
-            }
-        })
-        .collect();
-    let (mut samples, mut problems) = (Vec::new(), Vec::new());
-    for result in measured {
-        match result {
-            Ok(sample) => samples.push(sample),
-            Err(problem) => problems.push(problem),
-        }
-    }
-    if settings.on_bad_sample == OnBadSample::Fail && !problems.is_empty() {
-        return Err(DataError::Samples { problems, num_samples });
-    }
-    if samples.is_empty() {
-        return Err(DataError::NoSamples { path: settings.mixture.clone(), problems });
-    }
-    notices.extend(notices_about(&samples, rule.max_positions));
-    let mut dataset = DatasetHasher::default();
-    samples.iter().for_each(|sample| dataset.push(sample));
-    let mut made_from = MadeFrom::from([
-        ("dataset".to_owned(), dataset.finish()),
-        ("tokenizer".to_owned(), rule.tokenizer_hash.clone()),
-        ("processor".to_owned(), rule.processor_hash.clone()),
-    ]);
-    made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
-    let mut files = Vec::new();
-    for (index, reader) in corpus.readers.iter().enumerate() {
-        for location in reader.files() {
-            let (bytes, version) = corpus.stores.about(location)?;
-            files.push(SourceFile { source: index as u32, path: location.to_string(), bytes, version });
-        }
-    }
-    let profile = DataProfile {
-        made_from,
-        family: rule.family.name().to_owned(),
-        settings: settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-        sources: corpus.mixture.sources.iter().map(|source| source.name.clone()).collect(),
-        files,
-        strata: Vec::new(),
-        part: None,
-        problems,
-        samples,
-    };
-    Ok(ProfileOutcome { profile, num_samples, notices })
+    let mut samples = Vec::new();
+    let progress = |at: Progress| progress(at.samples, at.num_samples.unwrap_or(0));
+    let ProfiledRows { header, num_samples, notices, .. } =
+        profile_into(settings, None, &mut samples, &progress)?;
+    Ok(ProfileOutcome { profile: DataProfile { samples, ..header }, num_samples, notices })
 }
 
-fn notices_about(samples: &[ProfiledSample], max_positions: Option<u64>) -> Vec<String> {
+/// The data profile of a dataset, its rows handed to `sink`: headers are read, no pixel is decoded.
+///
+/// Rows come in the order of the mixture, whatever the number of threads. A sample of `previous` (made with the same
+/// tokenizer, processor, family and settings) whose record says the same and whose media have the same sizes and
+/// versions is taken over. `progress` is called from several threads. *Complexity*: O(characters of text + media
+/// headers); O(bytes of records + number of media) where all are taken over. A source is read twice where its
+/// sampling, a sample or a part needs the number of its records.
+///
+/// # Errors
+/// [`DataError::Samples`] with every bad sample, under [`OnBadSample::Fail`], when all are measured (a part leaves bad
+/// samples to the merge); [`DataError::NoSamples`] if none is left; what stops before the first sample:
+/// [`DataError::Asked`], [`DataError::Mixture`], [`DataError::Io`], [`DataError::Record`], [`DataError::Model`],
+/// [`DataError::UnknownFamily`], [`DataError::Config`]; [`DataError::Changed`]; and those of the sink.
+pub fn profile_into(
+    settings: &ProfileSettings,
+    previous: Option<Previous<'_>>,
+    sink: &mut dyn RowSink,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<ProfiledRows, DataError> {
+    profile_in_chunks(settings, previous, sink, progress, Limits::default())
+}
+
+/// [`profile_into`] with chunks of any size.
+fn profile_in_chunks(
+    settings: &ProfileSettings,
+    previous: Option<Previous<'_>>,
+    sink: &mut dyn RowSink,
+    progress: &(dyn Fn(Progress) + Sync),
+    limits: Limits,
+) -> Result<ProfiledRows, DataError> {
+    settings.check()?;
+    let rule = Rule::open(settings)?;
+    let corpus = Corpus::open(settings)?;
+    let workers = Workers::new(&corpus)?;
+    let mut header = DataProfile {
+        made_from: MadeFrom::from([
+            ("tokenizer".to_owned(), rule.tokenizer_hash.clone()),
+            ("processor".to_owned(), rule.processor_hash.clone()),
+        ]),
+        family: rule.family.name().to_owned(),
+        settings: settings_of(settings),
+        sources: corpus.mixture.sources.iter().map(|source| source.name.clone()).collect(),
+        files: workers.run(|| files_of(&corpus))?,
+        part: settings.part,
+        ..DataProfile::default()
+    };
+    header.made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
     let mut notices = Vec::new();
-    let silent = samples.iter().filter(|sample| sample.shape.label_tokens == 0).count();
-    if silent > 0 {
-        notices.push(format!("{silent} samples have no label token: they cost time and teach nothing"));
+    let known = known_samples(previous, &header, &mut notices);
+    let selections = workers.run(|| select(settings, &corpus))?;
+    header.strata = selections.iter().filter_map(|selection| selection.stratum).collect();
+    let run = Run {
+        rule: &rule,
+        corpus: &corpus,
+        known: known.as_ref(),
+        clock: Clock::new(&header.files, &selections),
+        versions: header
+            .files
+            .iter()
+            .zip(corpus.readers.iter().flat_map(|reader| reader.files()))
+            .map(|(file, location)| (location, (file.bytes, file.version.clone())))
+            .collect(),
+        num_reused: AtomicU64::new(0),
+        progress,
+    };
+    let policy = settings.part.is_none().then_some(settings.on_bad_sample);
+    let mut decision = Decision::new(sink, policy, rule.max_positions, &header.sources);
+    notices.extend(run.all(&workers, selections, limits, &mut decision)?);
+    check_unchanged(&corpus, &header.files)?;
+
+    notices.extend(decision.notices());
+    let num_reused = run.num_reused.into_inner();
+    let Decision { tally, hash, problems, num_samples, num_rows, .. } = decision;
+    if policy == Some(OnBadSample::Fail) && !problems.is_empty() {
+        return Err(DataError::Samples { problems, num_samples, files: header.files });
     }
-    if let Some(max) = max_positions {
-        let long = samples.iter().filter(|sample| u64::from(sample.shape.llm_tokens) > max).count();
-        if long > 0 {
-            notices.push(format!(
-                "{long} samples have more LLM tokens than the model's `max_position_embeddings` {max}: they are \
-                 kept whole"
-            ));
+    if num_rows == 0 && settings.part.is_none() {
+        return Err(DataError::NoSamples { path: settings.mixture.clone(), problems, files: header.files });
+    }
+    header.problems = problems;
+    header.made_from.insert("dataset".to_owned(), hash.finish());
+    let statistics = tally.finish(&header);
+    Ok(ProfiledRows { header, num_samples, num_reused, statistics, notices })
+}
+
+/// Nothing if `profile` is of a whole dataset: its samples may be planned for.
+///
+/// # Errors
+/// [`DataError::IsPart`].
+pub fn check_whole(profile: &DataProfile) -> Result<(), DataError> {
+    profile.part.map_or(Ok(()), |part| Err(DataError::IsPart { part }))
+}
+
+/// Nothing if `profile` holds every sample of its dataset: it may be trained on.
+///
+/// # Errors
+/// [`DataError::IsPart`] and [`DataError::IsSample`].
+pub fn check_complete(profile: &DataProfile) -> Result<(), DataError> {
+    check_whole(profile)?;
+    if profile.strata.is_empty() {
+        return Ok(());
+    }
+    let sum = |count: fn(&dflop_types::Stratum) -> u64| profile.strata.iter().map(count).sum();
+    Err(DataError::IsSample { drawn: sum(|s| s.drawn), population: sum(|s| s.population) })
+}
+
+/// The settings as a data profile carries them.
+fn settings_of(settings: &ProfileSettings) -> BTreeMap<String, String> {
+    let measured_by = (MEASURED_BY.to_owned(), concat!("dflop ", env!("CARGO_PKG_VERSION")).to_owned());
+    let facts = settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value));
+    facts.chain([measured_by]).collect()
+}
+
+/// The files of all sources, in order.
+fn files_of(corpus: &Corpus) -> Result<Vec<SourceFile>, DataError> {
+    let files = corpus.readers.iter().enumerate();
+    let files: Vec<_> = files.flat_map(|(i, reader)| reader.files().iter().map(move |l| (i, l))).collect();
+    files
+        .into_par_iter()
+        .map(|(index, location)| {
+            let (bytes, version) = corpus.stores.about(location)?;
+            Ok(SourceFile { source: index as u32, path: location.to_string(), bytes, version })
+        })
+        .collect()
+}
+
+/// Nothing if the local files are those that were looked at first. A look at remote ones would cost a request each.
+fn check_unchanged(corpus: &Corpus, files: &[SourceFile]) -> Result<(), DataError> {
+    let locations = corpus.readers.iter().flat_map(|reader| reader.files());
+    for (before, location) in files.iter().zip(locations) {
+        if matches!(location, Location::Local(_)) {
+            let (bytes, version) = corpus.stores.about(location)?;
+            if (bytes, &version) != (before.bytes, &before.version) {
+                let change =
+                    format!("{} bytes at {}, then {bytes} at {version}", before.bytes, before.version);
+                return Err(DataError::Changed { file: before.path.clone(), change });
+            }
         }
     }
-    notices
+    Ok(())
 }
+
+/// The rows of `previous` where they may be taken over, else a notice of why not.
+fn known_samples(
+    previous: Option<Previous<'_>>,
+    header: &DataProfile,
+    notices: &mut Vec<String>,
+) -> Option<KnownSamples> {
+    let previous = previous?;
+    let mut differs = Vec::new();
+    for name in ["tokenizer", "processor", "chat_template"] {
+        if previous.header.made_from.get(name) != header.made_from.get(name) {
+            differs.push(name);
+        }
+    }
+    if previous.header.family != header.family {
+        differs.push("family");
+    }
+    let (then, now) = (&previous.header.settings, &header.settings);
+    let names: std::collections::BTreeSet<&str> = then.keys().chain(now.keys()).map(String::as_str).collect();
+    differs
+        .extend(names.iter().filter(|name| !OF_CHOICE.contains(name) && then.get(**name) != now.get(**name)));
+    if !differs.is_empty() {
+        let differs = differs.join("`, `");
+        notices
+            .push(format!("the earlier profile was made with another `{differs}`: every sample is measured"));
+        return None;
+    }
+    match KnownSamples::read(previous, &header.sources) {
+        Ok(known) => Some(known),
+        Err(error) => {
+            notices.push(format!("the earlier profile cannot be read: every sample is measured ({error})"));
+            None
+        }
+    }
+}
+
+/// What is taken of each source; records are counted only where that is needed.
+fn select(settings: &ProfileSettings, corpus: &Corpus) -> Result<Vec<Selection>, DataError> {
+    let needs_all = settings.sample.is_some() || settings.part.is_some();
+    let sources: Vec<_> = corpus.mixture.sources.iter().zip(&corpus.readers).enumerate().collect();
+    let mut selections: Vec<Selection> = sources
+        .into_par_iter()
+        .map(|(index, (source, reader))| {
+            let is_counted = needs_all || Selection::needs_total(source.sampling);
+            let total = is_counted.then(|| reader.count(&corpus.stores)).transpose()?;
+            Ok(Selection::new(source.sampling, total, settings.seed, index as u64))
+        })
+        .collect::<Result<_, DataError>>()?;
+    if let Some(wanted) = settings.sample {
+        let populations: Vec<u64> = selections.iter().map(|s| s.num_taken.unwrap_or(0)).collect();
+        let drawn = allocate(&populations, wanted).map_err(|num_filled| DataError::Asked {
+            option: "--sample",
+            rule: format!("{wanted} samples, at least 1 of each of the {num_filled} sources is needed"),
+        })?;
+        for (index, (selection, drawn)) in selections.iter_mut().zip(drawn).enumerate() {
+            selection.sample(drawn, settings.seed, index as u64);
+        }
+    }
+    if let Some(part) = settings.part {
+        for selection in &mut selections {
+            selection.part(part);
+        }
+    }
+    Ok(selections)
+}
+
+/// The threads that measure.
+struct Workers {
+    /// `None`: those of the caller.
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Workers {
+    fn new(corpus: &Corpus) -> Result<Self, DataError> {
+        if !corpus.is_remote() || rayon::current_num_threads() >= REMOTE_THREADS {
+            return Ok(Self { pool: None });
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(REMOTE_THREADS).build();
+        let pool = pool.map_err(|error| DataError::Record(format!("no threads to read with: {error}")))?;
+        Ok(Self { pool: Some(pool) })
+    }
+
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+}
+
+/// How far a run has come.
+struct Clock {
+    /// Bytes before each file of all.
+    before: Vec<u64>,
+    num_bytes: u64,
+    num_samples: Option<u64>,
+    samples: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Clock {
+    fn new(files: &[SourceFile], selections: &[Selection]) -> Self {
+        let mut num_bytes = 0;
+        let before = files.iter().map(|file| {
+            num_bytes += file.bytes;
+            num_bytes - file.bytes
+        });
+        Self {
+            before: before.collect(),
+            num_bytes,
+            num_samples: selections.iter().map(|selection| selection.num_taken).sum(),
+            samples: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// One more sample is done, whose record stands at `place`.
+    fn tick(&self, place: Place) -> Progress {
+        let at = self.before.get(place.file as usize).copied().unwrap_or(0);
+        // Of a columnar record `start` is a row.
+        let within = if place.len > 0 { place.start.saturating_add(place.len) } else { 0 };
+        let at = at.saturating_add(within);
+        Progress {
+            samples: self.samples.fetch_add(1, Ordering::Relaxed) + 1,
+            num_samples: self.num_samples,
+            bytes: self.bytes.fetch_max(at, Ordering::Relaxed).max(at),
+            num_bytes: self.num_bytes,
+        }
+    }
+}
+
+/// What measuring a record needs.
+struct Run<'r> {
+    rule: &'r Rule,
+    corpus: &'r Corpus,
+    known: Option<&'r KnownSamples>,
+    clock: Clock,
+    /// Sizes and versions of the files of the sources: members of a shard need no look each.
+    versions: HashMap<&'r Location, (u64, String)>,
+    num_reused: AtomicU64,
+    progress: &'r (dyn Fn(Progress) + Sync),
+}
+
+impl Run<'_> {
+    /// Measures what is selected, chunk by chunk, and hands it to `decision` in order.
+    fn all(
+        &self,
+        workers: &Workers,
+        selections: Vec<Selection>,
+        limits: Limits,
+        decision: &mut Decision<'_>,
+    ) -> Result<Vec<String>, DataError> {
+        // One chunk is read, one waits, one is measured.
+        let (sender, chunks) = mpsc::sync_channel(1);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(move || chunks::send(self.corpus, selections, limits, &sender));
+            let decided = self.chunks(workers, chunks, decision);
+            let read = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            decided.and(read)
+        })
+    }
+
+    /// By value, so that an error here stops the reading thread.
+    fn chunks(
+        &self,
+        workers: &Workers,
+        chunks: mpsc::Receiver<Vec<TakenRecord>>,
+        decision: &mut Decision<'_>,
+    ) -> Result<(), DataError> {
+        for chunk in chunks {
+            let measured: Vec<_> = workers.run(|| chunk.par_iter().map(|taken| self.row(taken)).collect());
+            for (taken, measured) in chunk.iter().zip(measured) {
+                decision.take(taken.source, measured)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The row of a record.
+    fn row(&self, taken: &TakenRecord) -> Result<ProfiledSample, Box<Problem>> {
+        let TakenRecord { source, position, record } = taken;
+        let file = self.corpus.first_file[*source as usize] + record.place.file;
+        let place = Place { file, ..record.place };
+        let measured = self.sample(taken).map_err(|bad| with_line(record, bad));
+        (self.progress)(self.clock.tick(place));
+        match measured {
+            Ok(sample) => Ok(ProfiledSample { source: *source, position: *position, place, ..sample }),
+            Err(bad) => Err(Box::new(Problem {
+                file: self.corpus.mixture.sources[*source as usize].name.clone(),
+                position: Some(*position),
+                place: Some(place),
+                id: bad.id,
+                fault: bad.fault,
+                cause: bad.cause,
+                substitute: None,
+            })),
+        }
+    }
+
+    /// The record as a sample, its place left open.
+    fn sample(&self, taken: &TakenRecord) -> Result<ProfiledSample, BadSample> {
+        let from = &self.corpus.mixture.sources[taken.source as usize];
+        let fallback_id = self.corpus.fallback_id(taken.source, taken.position);
+        let parsed = ParsedRecord::new(&taken.record, from)?;
+        if let Some(sample) = self.known_sample(taken.source, &parsed, &fallback_id) {
+            self.num_reused.fetch_add(1, Ordering::Relaxed);
+            return Ok(sample);
+        }
+        let sample = self.rule.measure_parsed(&parsed, &fallback_id, &self.corpus.stores)?;
+        Ok(ProfiledSample {
+            id: sample.id,
+            kind: sample.kind,
+            shape: sample.shape,
+            media_bytes: sample.media_bytes,
+            media_ms: sample.media_ms,
+            record_hash: sample.record_hash,
+            media_hash: sample.media_hash,
+            ..ProfiledSample::default()
+        })
+    }
+
+    /// The sample as the earlier profile has it, where record and media are the same.
+    fn known_sample(&self, source: u32, parsed: &ParsedRecord, fallback_id: &str) -> Option<ProfiledSample> {
+        let known = self.known.filter(|known| known.has_record(source, parsed.hash))?;
+        let stamp = parsed.stamp(|location| match self.versions.get(location) {
+            Some(about) => Ok(about.clone()),
+            None => self.corpus.stores.about(location),
+        })?;
+        let media_hash = stamp.hash();
+        let sample = known.find(source, parsed.hash, media_hash)?;
+        Some(ProfiledSample {
+            id: parsed.id(fallback_id),
+            kind: parsed.kind(),
+            shape: sample.shape,
+            media_bytes: stamp.bytes,
+            media_ms: sample.media_ms,
+            record_hash: parsed.hash,
+            media_hash,
+            ..ProfiledSample::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,15 @@
 //! A data profile as numbers for the report and as text for people.
 
 use crate::error::line;
-use dflop_types::{DataProfile, ProfiledSample, SampleKind};
+use crate::estimate::{Bounds, Intervals, ValueCounts};
+use crate::tally::Tally;
+use dflop_types::{DataProfile, SampleKind};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
 /// Bins of a histogram, at most.
 const BINS_MAX: u64 = 12;
-/// Heaviest samples named, and problems shown.
+/// Problems shown.
 const NAMED: usize = 5;
 /// Columns of the longest bar; the text stays within 100 columns.
 const BAR: u64 = 40;
@@ -19,8 +21,12 @@ const NAME: usize = 34;
 pub struct Statistics {
     /// Samples that were profiled.
     pub num_samples: u64,
-    /// Samples left out.
+    /// Samples that could not be read: left out, or another in their place.
     pub num_problems: u64,
+    /// Samples of the dataset, where only a random sample of them was profiled; shares, totals and histograms are
+    /// then of the sample, means and percentiles estimates for the dataset.
+    #[serde(default)]
+    pub num_population: Option<u64>,
     /// Bytes of all media.
     pub media_bytes: u64,
     /// Time of all videos, in milliseconds.
@@ -36,7 +42,7 @@ pub struct Statistics {
 }
 
 /// What a part of the samples holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// Kind or file.
     pub name: String,
@@ -73,6 +79,9 @@ pub struct Distribution {
     pub bin_tokens: u64,
     /// Samples in each bin, from size 0 to the largest.
     pub bins: Vec<u64>,
+    /// How sure mean and percentiles are, where they are those of a random sample.
+    #[serde(default)]
+    pub intervals: Option<Intervals>,
 }
 
 /// One of the heaviest samples.
@@ -93,85 +102,39 @@ pub struct HeavySample {
 impl Statistics {
     /// The statistics of a data profile.
     ///
-    /// *Complexity*: O(n log n) in the samples.
+    /// *Complexity*: O(n log m) in n samples of m different sizes. [`Tally`] takes samples one by one.
     pub fn new(profile: &DataProfile) -> Self {
-        let samples = &profile.samples;
-        let distribution = |name, size: fn(&ProfiledSample) -> u64| {
-            Distribution::new(name, samples.iter().map(size).collect())
-        };
-        let weight = |s: &ProfiledSample| s.shape.encoder_tokens() + u64::from(s.shape.llm_tokens);
-        let mut by_weight: Vec<&ProfiledSample> = samples.iter().collect();
-        // The sort is stable: of equals, the first of the profile stands first.
-        by_weight.sort_by_key(|sample| std::cmp::Reverse(weight(sample)));
-        Self {
-            num_samples: samples.len() as u64,
-            num_problems: profile.problems.len() as u64,
-            media_bytes: samples.iter().map(|s| s.media_bytes).sum(),
-            media_ms: samples.iter().map(|s| s.media_ms).sum(),
-            kinds: SampleKind::ALL
-                .iter()
-                .map(|kind| share(kind.to_string(), samples.iter().filter(|s| s.kind == *kind)))
-                .filter(|share| share.samples > 0)
-                .collect(),
-            sources: profile
-                .sources
-                .iter()
-                .enumerate()
-                .map(|(index, name)| {
-                    share(name.clone(), samples.iter().filter(|s| s.source as usize == index))
-                })
-                .collect(),
-            distributions: vec![
-                distribution("encoder_tokens", |s| s.shape.encoder_tokens()),
-                distribution("llm_tokens", |s| u64::from(s.shape.llm_tokens)),
-                distribution("label_tokens", |s| u64::from(s.shape.label_tokens)),
-            ],
-            heaviest: by_weight
-                .into_iter()
-                .take(NAMED)
-                .map(|sample| HeavySample {
-                    id: sample.id.clone(),
-                    source: profile.sources[sample.source as usize].clone(),
-                    kind: sample.kind,
-                    encoder_tokens: sample.shape.encoder_tokens(),
-                    llm_tokens: u64::from(sample.shape.llm_tokens),
-                })
-                .collect(),
-        }
+        let mut tally = Tally::new(&profile.sources);
+        profile.samples.iter().for_each(|sample| tally.push(sample));
+        tally.finish(profile)
     }
 }
 
-fn share<'a>(name: String, samples: impl Iterator<Item = &'a ProfiledSample>) -> Share {
-    let zero = Share { name, samples: 0, encoder_tokens: 0, llm_tokens: 0, label_tokens: 0 };
-    samples.fold(zero, |mut share, sample| {
-        share.samples += 1;
-        share.encoder_tokens += sample.shape.encoder_tokens();
-        share.llm_tokens += u64::from(sample.shape.llm_tokens);
-        share.label_tokens += u64::from(sample.shape.label_tokens);
-        share
-    })
-}
-
 impl Distribution {
-    /// The distribution of `sizes`; all zero where there are none.
-    pub fn new(name: &str, mut sizes: Vec<u64>) -> Self {
-        sizes.sort_unstable();
+    /// The distribution of sizes that occur so often; all zero where there are none.
+    pub fn of_counts(name: &str, counts: &ValueCounts) -> Self {
+        let num_samples: u64 = counts.values().sum();
         // Nearest rank: the element at ceil(n x percent / 100), counted from 1.
         let percentile = |percent: u64| {
-            let rank = (sizes.len() as u64 * percent).div_ceil(100).max(1);
-            sizes.get(rank as usize - 1).copied().unwrap_or(0)
+            let rank = (num_samples * percent).div_ceil(100).max(1);
+            let mut seen = 0;
+            let found = counts.iter().find(|(_, count)| {
+                seen += **count;
+                seen >= rank
+            });
+            found.map_or(0, |(&size, _)| size)
         };
-        let max = sizes.last().copied().unwrap_or(0);
-        let total: u64 = sizes.iter().sum();
+        let max = counts.last_key_value().map_or(0, |(&size, _)| size);
+        let total: u64 = counts.iter().map(|(size, count)| size * count).sum();
         let bin_tokens = bin_size(max);
         let mut bins = vec![0; (max / bin_tokens + 1) as usize];
-        for size in &sizes {
-            bins[(size / bin_tokens) as usize] += 1;
+        for (size, count) in counts {
+            bins[(size / bin_tokens) as usize] += count;
         }
         Self {
             name: name.to_owned(),
             total,
-            mean: if sizes.is_empty() { 0.0 } else { total as f64 / sizes.len() as f64 },
+            mean: if num_samples == 0 { 0.0 } else { total as f64 / num_samples as f64 },
             p5: percentile(5),
             p50: percentile(50),
             p95: percentile(95),
@@ -179,6 +142,7 @@ impl Distribution {
             max,
             bin_tokens,
             bins,
+            intervals: None,
         }
     }
 }
@@ -198,16 +162,26 @@ fn bin_size(max: u64) -> u64 {
 
 /// The profile as text for people: at most 100 columns, ASCII, ending with a line break.
 pub fn text(profile: &DataProfile, notices: &[String]) -> String {
-    let statistics = Statistics::new(profile);
+    text_of(profile, &Statistics::new(profile), notices)
+}
+
+/// The same of a profile whose samples are elsewhere: `header` is it without them, `statistics` what they come to.
+pub fn text_of(header: &DataProfile, statistics: &Statistics, notices: &[String]) -> String {
     let mut text = String::new();
     let out = &mut text;
     // Writing to a string cannot fail.
-    let _ = write_totals(out, &statistics);
-    let _ = write_shares(out, "kind", &statistics.kinds, &statistics);
+    let _ = write_totals(out, statistics);
+    if let Some(part) = header.part {
+        let _ = writeln!(out, "part {} of {}, counted from 0: to be merged", part.index, part.num_parts);
+    }
+    let _ = write_shares(out, "kind", &statistics.kinds, statistics);
     if statistics.sources.len() > 1 {
-        let _ = write_shares(out, "file", &statistics.sources, &statistics);
+        let _ = write_shares(out, "file", &statistics.sources, statistics);
     }
     let _ = write_percentiles(out, &statistics.distributions);
+    if let Some(population) = statistics.num_population {
+        let _ = write_intervals(out, &statistics.distributions, statistics.num_samples, population);
+    }
     for distribution in &statistics.distributions {
         let _ = write_histogram(out, distribution);
     }
@@ -215,20 +189,61 @@ pub fn text(profile: &DataProfile, notices: &[String]) -> String {
     for notice in notices {
         let _ = write!(out, "\nnotice: {notice}\n");
     }
-    if !profile.problems.is_empty() {
-        let _ = write!(out, "\nleft out: {} samples\n", grouped(statistics.num_problems));
-        for problem in profile.problems.iter().take(NAMED) {
-            let _ = writeln!(out, "  {}", line(problem));
+    let _ = write_problems(out, header);
+    text
+}
+
+fn write_problems(out: &mut String, header: &DataProfile) -> std::fmt::Result {
+    let (replaced, others): (Vec<_>, Vec<_>) = header.problems.iter().partition(|p| p.substitute.is_some());
+    let act = if header.part.is_some() { "not readable" } else { "left out" };
+    for (act, problems) in [("replaced by a neighbour", replaced), (act, others)] {
+        if problems.is_empty() {
+            continue;
         }
-        if profile.problems.len() > NAMED {
-            let _ = writeln!(
-                out,
-                "  and {} more, all listed in the data profile",
-                profile.problems.len() - NAMED
-            );
+        write!(out, "\n{act}: {} samples\n", grouped(problems.len() as u64))?;
+        for problem in problems.iter().take(NAMED) {
+            writeln!(out, "  {}", line(problem))?;
+        }
+        if problems.len() > NAMED {
+            writeln!(out, "  and {} more, all listed in the data profile", problems.len() - NAMED)?;
         }
     }
-    text
+    Ok(())
+}
+
+/// How sure the numbers of a random sample are.
+fn write_intervals(
+    out: &mut String,
+    distributions: &[Distribution],
+    num_samples: u64,
+    population: u64,
+) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\na random sample of {} of {} samples: means and percentiles are estimates;",
+        grouped(num_samples),
+        grouped(population)
+    )?;
+    writeln!(out, "their 95 % confidence intervals (?: the sample is too small to bound it)\n")?;
+    write!(out, "{:<16}", "95 % interval")?;
+    for head in ["mean", "p5", "p50", "p95", "p99"] {
+        write!(out, "{head:>16}")?;
+    }
+    writeln!(out)?;
+    let number = |end: Option<u64>| end.map_or_else(|| "?".to_owned(), grouped);
+    for (d, intervals) in distributions.iter().filter_map(|d| Some((d, d.intervals.as_ref()?))) {
+        let ends = |half: f64| Bounds {
+            low: Some((d.mean - half).max(0.0).round() as u64),
+            high: Some((d.mean + half).round() as u64),
+        };
+        let mean = intervals.mean_half_width.map_or_else(Bounds::default, ends);
+        write!(out, "{:<16}", words(&d.name))?;
+        for bounds in [mean, intervals.p5, intervals.p50, intervals.p95, intervals.p99] {
+            write!(out, "{:>16}", format!("{} - {}", number(bounds.low), number(bounds.high)))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
 }
 
 fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
@@ -357,7 +372,7 @@ fn short(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_types::{EncoderSegments, MadeFrom, Problem, SampleShape};
+    use dflop_types::{EncoderSegments, MadeFrom, Problem, ProfiledSample, SampleShape, Stratum};
 
     fn profile() -> DataProfile {
         let sample = |n: u32| {
@@ -410,14 +425,39 @@ mod tests {
 
     #[test]
     fn numbers_of_a_small_distribution() {
-        let d = Distribution::new("llm_tokens", (1..=100).collect());
+        let of = |sizes: Vec<u64>| {
+            let mut counts = ValueCounts::new();
+            for size in sizes {
+                *counts.entry(size).or_default() += 1;
+            }
+            Distribution::of_counts("llm_tokens", &counts)
+        };
+        let d = of((1..=100).collect());
         assert_eq!((d.p5, d.p50, d.p95, d.p99, d.max, d.total), (5, 50, 95, 99, 100, 5050));
         assert_eq!((d.bin_tokens, d.bins.len()), (10, 11));
         assert_eq!(d.bins.iter().sum::<u64>(), 100);
-        let one = Distribution::new("llm_tokens", vec![7]);
+        let one = of(vec![7]);
         assert_eq!((one.p5, one.p99, one.bin_tokens, one.bins.len()), (7, 7, 1, 8));
-        let none = Distribution::new("llm_tokens", vec![]);
+        let none = of(vec![]);
         assert_eq!((none.p50, none.max, none.bins), (0, 0, vec![0]));
+    }
+
+    #[test]
+    fn a_sample_says_so() {
+        let mut profile = profile();
+        profile.strata =
+            vec![Stratum { population: 4000, drawn: 100 }, Stratum { population: 4000, drawn: 107 }];
+        let text = text(&profile, &[]);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.contains("a random sample of 200 of 8,000 samples"), "{text}");
+        let statistics = Statistics::new(&profile);
+        for d in &statistics.distributions {
+            let intervals = d.intervals.as_ref().unwrap();
+            for (value, bounds) in [(d.p50, intervals.p50), (d.p95, intervals.p95)] {
+                assert!(bounds.low.unwrap() <= value && value <= bounds.high.unwrap(), "{d:?}");
+            }
+            assert!(intervals.mean_half_width.unwrap() > 0.0);
+        }
     }
 
     #[test]

@@ -50,6 +50,7 @@ impl Inputs {
         let config = config::load(&argument.config)?;
         let data_profile_path = beside(&config, files.data_profile.as_ref(), table::FILE_NAME);
         let data_profile = table::read(&data_profile_path)?;
+        dflop_data::profile::check_whole(&data_profile)?;
         let model_profile_path = beside(&config, files.model_profile.as_ref(), "model_profile.json");
         let model_profile: ModelProfile = artifact::read(&model_profile_path)?;
         let hashes = dflop_data::model_hashes(&config.model.dir)?;
@@ -129,11 +130,15 @@ fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), Failu
 /// A progress bar on stderr; hidden where stderr is no terminal.
 fn progress_bar(total: u64, what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {per_sec}, {eta} left")
-        .expect("the template is a constant that a test draws");
-    bar.set_style(style.progress_chars("=> "));
+    bar.set_style(bar_style("{msg} [{bar:30}] {pos}/{len} {per_sec}, {eta} left"));
     bar.set_message(what);
     bar
+}
+
+/// The style of a progress bar by its template.
+fn bar_style(template: &'static str) -> ProgressStyle {
+    let style = ProgressStyle::with_template(template).expect("templates are constants that tests draw");
+    style.progress_chars("=> ")
 }
 
 /// `n` with thousands separated, as people read it.

@@ -1,6 +1,6 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
-use super::{Inputs, beside, progress_bar, write};
+use super::{Inputs, beside, progress_bar, thousands, write};
 use crate::Failure;
 use crate::args;
 use dflop_plan::{SearchInput, explain, search};
@@ -9,6 +9,14 @@ use dflop_types::{PipelineOrder, artifact};
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
     let config = &inputs.config;
+    if !inputs.data_profile.strata.is_empty() {
+        let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
+        eprintln!(
+            "note: planned with a random sample: {} of {} samples; training needs the profile of all",
+            thousands(inputs.data_profile.samples.len() as u64),
+            thousands(population)
+        );
+    }
     let made_from = [
         ("data_profile", inputs.data_profile.content_hash()),
         ("model_profile", artifact::hash_of(&inputs.model_profile)),

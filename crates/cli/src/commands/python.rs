@@ -97,6 +97,7 @@ impl Sizes {
 /// The request for `dflop train`, with the plan checked against what is there now.
 pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    dflop_data::profile::check_complete(&inputs.data_profile)?;
     let config = &inputs.config;
     let plan_path = beside(config, arguments.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&plan_path)?;

@@ -159,7 +159,9 @@ fn form(source: &Source, stores: &Stores) -> Result<Form, DataError> {
         Some(format @ (Format::WebDataset | Format::Energon)) => {
             return Ok(Form { format, is_directory: false });
         }
-        None if name.ends_with(".yaml") || name.ends_with(".yml") => return Err(energon::metadataset(location)),
+        None if name.ends_with(".yaml") || name.ends_with(".yml") => {
+            return Err(energon::metadataset(location));
+        }
         None if is_shards => return Ok(Form { format: Format::WebDataset, is_directory: false }),
         _ => {}
     }
