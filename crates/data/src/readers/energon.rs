@@ -129,6 +129,9 @@ fn names(list: &Value) -> Result<Vec<String>, String> {
             for entry in list {
                 let text = entry.as_str().ok_or_else(|| format!("{entry} must be text"))?;
                 names.extend(braces::expand(text)?);
+                if names.len() > braces::NAMES_MAX {
+                    return Err(format!("it names more than {} shards or samples", braces::NAMES_MAX));
+                }
             }
         }
         other => return Err(format!("{other} must be a list")),

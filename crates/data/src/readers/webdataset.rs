@@ -118,10 +118,27 @@ impl Shards {
         Self { files, declared, declared_by, layout }
     }
 
+    /// Whether a shard can hold as many samples as are declared. A look at a remote one costs a request: only counts
+    /// that are out of the ordinary are worth it.
+    fn check_size(&self, file: usize, count: u64, stores: &Stores) -> Result<(), DataError> {
+        let shard = &self.files[file];
+        if count < 1 << 20 && matches!(shard, Location::Remote(_)) {
+            return Ok(());
+        }
+        let (bytes, _) = stores.about(shard)?;
+        if count <= bytes / super::tar::BLOCK {
+            return Ok(());
+        }
+        let by = self.declared_by.as_ref().map(ToString::to_string).unwrap_or_default();
+        let cause = format!("it declares {count} samples, the shard has {bytes} bytes");
+        Err(DataError::Record(format!("`{by}` does not fit `{shard}`: {cause}")))
+    }
+
     /// Samples of one shard, those left out not included.
     fn count_of(&self, file: usize, stores: &Stores) -> Result<u64, DataError> {
         let declared = &self.declared[file];
         if let (Some(count), true) = (declared.count, declared.excluded.is_empty()) {
+            self.check_size(file, count, stores)?;
             return Ok(count);
         }
         let mut walk = Walk::open(&self.files[file], stores)?;

@@ -1,7 +1,9 @@
 //! Brace patterns: `shard-{000000..000012}.tar` stands for thirteen names, `{train,val}.tar` for two.
 
 /// Names of one pattern, at most.
-const NAMES_MAX: usize = 1_000_000;
+pub(in crate::readers) const NAMES_MAX: usize = 1_000_000;
+/// Bytes of one pattern, at most; braces nest no deeper than they are many.
+const PATTERN_BYTES_MAX: usize = 4096;
 
 /// Every name that `pattern` stands for, in order; itself where it has no brace.
 ///
@@ -11,6 +13,9 @@ const NAMES_MAX: usize = 1_000_000;
 /// # Errors
 /// What is wrong with the pattern.
 pub(in crate::readers) fn expand(pattern: &str) -> Result<Vec<String>, String> {
+    if pattern.len() > PATTERN_BYTES_MAX {
+        return Err(format!("a pattern has {} bytes, must have at most {PATTERN_BYTES_MAX}", pattern.len()));
+    }
     let wrong = |cause: &str| format!("`{pattern}`: {cause}");
     let Some(open) = pattern.find(['{', '}']) else { return Ok(vec![pattern.to_owned()]) };
     if pattern[open..].starts_with('}') {
@@ -141,6 +146,16 @@ mod tests {
             let error = expand(pattern).unwrap_err();
             assert!(error.contains(cause), "{pattern}: {error}");
         }
+    }
+
+    #[test]
+    fn nests_are_bounded() {
+        let nested = "{a,".repeat(1300) + &"}".repeat(100);
+        assert!(expand(&nested).unwrap_err().contains("is not closed"));
+        let nested = "{a,".repeat(1000) + &"}".repeat(1000);
+        assert_eq!(expand(&nested).unwrap().len(), 1001);
+        assert_eq!(expand(&"{0..0}".repeat(600)).unwrap(), ["0".repeat(600)]);
+        assert!(expand(&"{".repeat(5000)).unwrap_err().contains("at most 4096"));
     }
 
     proptest! {
