@@ -1,7 +1,8 @@
-"""Conversations become the tokens and labels that Hugging Face's processors make of them, template by template.
+"""Conversations become the tokens and labels that Hugging Face's processors make, template by template.
 
-The templates are written here from the formats that their models document; the tokenizer is a small byte-level BPE
-trained on the spot. The oracle is `ProcessorMixin.apply_chat_template` itself, with replacements of our choosing.
+The templates are written here from the formats that their models document; the tokenizer is a small
+byte-level BPE trained on the spot. The oracle is `ProcessorMixin.apply_chat_template`, with replacements of
+our choosing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from transformers import PreTrainedTokenizerFast, ProcessorMixin
 from dflop._native import ProfileError, encode_conversations
 
 NUM_CONVERSATIONS = 40
-WORDS = "the red cup is on a table where two dogs sleep near an old door; what colour has it? naïve 猫 🙂 3 42".split()
+# fmt: off
+WORDS = [
+    "the", "red", "cup", "is", "on", "a", "table", "where", "two", "dogs", "sleep", "near", "an", "old",
+    "door;", "what", "colour", "has", "it?", "naïve", "猫", "🙂", "3", "42",
+]
+# fmt: on
 SPECIAL = [
     *(
         "<s>",
@@ -52,9 +58,11 @@ QWEN2 = """\
 
 LLAMA_3 = """\
 {% set loop_messages = messages %}{% for message in loop_messages %}\
-{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim \
+{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' \
++ message['content'] | trim \
 + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}\
-{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
+{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\
+{% endif %}"""
 
 MISTRAL = """\
 {%- if messages[0]["role"] == "system" %}
@@ -106,7 +114,8 @@ You are a helpful assistant.<|im_end|>
 {% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}\
 {% set image_count.value = image_count.value + 1 %}\
 {% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>\
-{% elif content['type'] == 'video' or 'video' in content %}{% set video_count.value = video_count.value + 1 %}\
+{% elif content['type'] == 'video' or 'video' in content %}\
+{% set video_count.value = video_count.value + 1 %}\
 {% if add_vision_id %}Video {{ video_count.value }}: {% endif %}<|vision_start|><|video_pad|><|vision_end|>\
 {% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -114,9 +123,12 @@ You are a helpful assistant.<|im_end|>
 
 INTERNVL = """\
 {% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
-{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for content in message['content'] %}\
-{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}{% elif content['type'] == 'video' %}{{ '<video>\n' }}\
-{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}\
+{% if message['content'] is string %}{{ message['content'] }}{% else %}\
+{% for content in message['content'] %}\
+{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}\
+{% elif content['type'] == 'video' %}{{ '<video>\n' }}\
+{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}\
+{% endif %}{{ '<|im_end|>\n' }}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 LLAVA_NEXT_MISTRAL = """\
@@ -124,7 +136,8 @@ LLAVA_NEXT_MISTRAL = """\
 {{ '<<SYS>>\n' + message['content'][0]['text'] + '\n<</SYS>>\n\n' }}\
 {% elif message['role'] == 'user' %}{{ '[INST] ' }}\
 {% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}\
-{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}\
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}\
+{% endfor %}\
 {{ ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'][0]['text'] + '</s>' }}\
 {% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"""
 
@@ -150,7 +163,8 @@ LLAVA_GENERATION = """\
 {% for content in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>\n' }}{% endfor %}
 {# Render all text next #}
 {% if message['role'] != 'assistant' %}
-{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}{% endfor %}
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}\
+{% endfor %}
 {% else %}
 {% for content in message['content'] | selectattr('type', 'equalto', 'text') %}
   {%- generation -%} {{ content['text'] + ' '}} {%- endgeneration -%}
@@ -173,7 +187,7 @@ CHATML_GENERATION = """\
 {%- endfor %}
 """
 
-# name: template, content ("text": of every turn, "list": of every turn), marks, bos, eos, whether bos is added.
+# name: template, content of every turn ("text" or "list"), marks, bos, eos, whether bos is added.
 TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str | None, bool]] = {
     "qwen2": (QWEN2, "text", LLAVA_MARKS, None, "<|im_end|>", False),
     "llama3": (LLAMA_3, "text", LLAVA_MARKS, "<|begin_of_text|>", "<|eot_id|>", True),
@@ -365,7 +379,7 @@ def pieces(rng: random.Random, kind: str) -> list[tuple[str | None, int]]:
 
 
 def expected_labels(ids: list[int], turns: list[dict], tokenizer, encoded_text: str) -> list[int]:
-    """Labels by hand where the template marks none: each answer, found in order, and the special token after it."""
+    """Labels where the template marks none: each answer, found in order, and the special token after it."""
     encoding = tokenizer(encoded_text, add_special_tokens=False, return_offsets_mapping=True)
     offset_of = encoding["offset_mapping"]
     shift = len(ids) - len(offset_of)
