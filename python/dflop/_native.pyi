@@ -188,10 +188,10 @@ def encode_conversations(
     marks: list[tuple[str, str, str]],
     samples: list[tuple[str, list[list[tuple[str | None, int]]]]],
 ) -> list[tuple[list[int], list[bool], list[int]]]:
-    """Input ids, feature masks and labels of records, by the tokenizer and chat template of a model directory.
+    """Input ids, feature masks and labels of records, by a model directory's tokenizer and chat template.
 
-    A mark is kind (image, video or audio), placeholder and feature token. A sample is a record as JSON and, for each
-    of its media, what takes the place of the placeholder: texts, and numbers of features. Errors are ProfileError.
+    A mark is kind (image, video or audio), placeholder and feature token. A sample is a record as JSON and,
+    for each of its media, what takes its place: texts and numbers of features. Errors are ProfileError.
     """
 
 def media_shape(

@@ -67,8 +67,8 @@ class _NumTokens:
 
 
 def test_ids_labels_and_placeholders_equal_hugging_faces(demo):
-    """The same ids, with as many placeholders, and labels on what the assistant says."""
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(demo / "model/tokenizer.json"))
+    """The same ids, with as many placeholders, and labels on what the assistant says and its end."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(demo / "model")
     num_tokens = _NumTokens(demo)
     dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
     image_id, video_id = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
@@ -79,25 +79,22 @@ def test_ids_labels_and_placeholders_equal_hugging_faces(demo):
         names = record.get("image", [])
         paths = [demo / "data/media" / name for name in ([names] if isinstance(names, str) else names)]
         counts = iter(num_tokens.of_images(paths) if paths else [])
-        ids, labels = [], []
-        for turn in record["conversations"]:
-            head = tokenizer.encode(f"<|im_start|>{ROLES[turn['from']]}\n", add_special_tokens=False)
-            body = tokenizer.encode(turn["value"] + "<|im_end|>", add_special_tokens=False)
-            tail = tokenizer.encode("\n", add_special_tokens=False)
-            expanded = []
-            for token in body:
-                if token == image_id:
-                    expanded += [token] * next(counts)
-                elif token == video_id:
-                    expanded += [token] * num_tokens.of_frames(len(encoded.media[0].frame_indices))
-                else:
-                    expanded.append(token)
-            ids += head + expanded + tail
-            is_answer = turn["from"] == "gpt"
-            labels += [-100] * len(head) + (expanded if is_answer else [-100] * len(expanded))
-            labels += [-100] * len(tail)
+        messages = [
+            {"role": ROLES[turn["from"]], "content": turn["value"]} for turn in record["conversations"]
+        ]
+        ids = []
+        # The whole text at once, as apply_chat_template does.
+        for token in tokenizer.apply_chat_template(messages, return_dict=False):
+            if token == image_id:
+                ids += [token] * next(counts)
+            elif token == video_id:
+                ids += [token] * num_tokens.of_frames(len(encoded.media[0].frame_indices))
+            else:
+                ids.append(token)
         assert next(counts, None) is None
         assert encoded.input_ids == ids, record["id"]
-        assert encoded.labels == labels, record["id"]
         assert encoded.feature_mask == [token in (image_id, video_id) for token in ids]
-        assert dataset.shape(index)[1:] == (len(ids), sum(label != -100 for label in labels))
+        assert all(label in (-100, token) for label, token in zip(encoded.labels, ids, strict=True))
+        answers = [turn["value"] + "<|im_end|>" for turn in record["conversations"] if turn["from"] == "gpt"]
+        assert tokenizer.decode([label for label in encoded.labels if label != -100]) == "".join(answers)
+        assert dataset.shape(index)[1:] == (len(ids), sum(label != -100 for label in encoded.labels))

@@ -4,7 +4,7 @@
 //!
 //! | way | fields |
 //! |---|---|
-//! | LLaVA, ShareGPT | `conversations`: list of `{"from", "value"}` |
+//! | LLaVA, `ShareGPT` | `conversations`: list of `{"from", "value"}` |
 //! | `OpenAI` | `messages`: list of `{"role", "content"}` |
 //! | question and answer | one of `question`, `query`, `problem`, `instruction`, and one of `answer`, `label`, `response`, `solution`, `output`, or where it has none of these `caption` |
 //! | caption | media, and `caption` or `text`: the media ask, the text answers |

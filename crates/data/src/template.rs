@@ -21,12 +21,12 @@
 //!   3. else not at all: an error
 //! ```
 
+mod jinja;
+
 use crate::conversation::{Conversation, Part, Role, Turn};
 use crate::probe::MediaKind;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use jinja::{environment, generation_as_filter, strip_as_python, words};
+use minijinja::{Environment, Value, context};
 use std::ops::Range;
 
 /// Where an answer begins. Unicode keeps this character for the use inside programs; records must not have it.
@@ -135,7 +135,8 @@ impl ChatTemplate {
         if turns.iter().any(|turn| turn.parts.iter().any(has_reserved)) {
             return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
         }
-        let text = self.write(conversation, turns, false, false)?;
+        let messages: Vec<Value> = turns.iter().map(|turn| self.message(conversation, turn, false)).collect();
+        let text = self.expand(messages.clone(), false)?;
         if self.has_generation {
             return strip(&text).ok_or_else(|| {
                 "the chat template opens a `{% generation %}` inside another, must not".to_owned()
@@ -145,21 +146,24 @@ impl ChatTemplate {
         if num_answers == 0 {
             return Ok(Rendered { text, answers: Vec::new() });
         }
-        let marked = self.write(conversation, turns, false, true).ok().as_deref().and_then(strip);
+        let marked = turns.iter().zip(&messages).map(|(turn, message)| match turn.role {
+            Role::Assistant => self.message(conversation, turn, true),
+            _ => message.clone(),
+        });
+        let marked = self.expand(marked.collect(), false).ok().as_deref().and_then(strip);
         match marked {
             Some(marked) if marked.text == text && marked.answers.len() == num_answers => Ok(marked),
-            _ => self.between_prefixes(conversation, text),
+            _ => self.between_prefixes(turns, &messages, text),
         }
     }
 
     /// The answers of `text` by what the template writes before and up to each.
-    fn between_prefixes(&self, conversation: &Conversation, text: String) -> Result<Rendered, String> {
-        let turns = &conversation.turns;
+    fn between_prefixes(&self, turns: &[Turn], messages: &[Value], text: String) -> Result<Rendered, String> {
         let mut answers = Vec::new();
         for (index, turn) in turns.iter().enumerate().filter(|(_, turn)| turn.role == Role::Assistant) {
             let found = || -> Option<Range<usize>> {
-                let before = self.write(conversation, &turns[..index], true, false).ok()?;
-                let up_to = self.write(conversation, &turns[..=index], false, false).ok()?;
+                let before = self.expand(messages[..index].to_vec(), true).ok()?;
+                let up_to = self.expand(messages[..=index].to_vec(), false).ok()?;
                 if !text.starts_with(&before) || !text.starts_with(&up_to) {
                     return None;
                 }
@@ -176,19 +180,7 @@ impl ChatTemplate {
         Ok(Rendered { text, answers })
     }
 
-    /// What the template writes; with marks around what the assistant says where `is_marked`.
-    fn write(
-        &self,
-        conversation: &Conversation,
-        turns: &[Turn],
-        add_generation_prompt: bool,
-        is_marked: bool,
-    ) -> Result<String, String> {
-        let messages: Vec<Value> =
-            turns.iter().map(|turn| self.message(conversation, turn, is_marked)).collect();
-        self.expand(messages, add_generation_prompt)
-    }
-
+    /// What the template writes of the messages.
     fn expand(&self, messages: Vec<Value>, add_generation_prompt: bool) -> Result<String, String> {
         let template = self.environment.get_template(NAME).expect("`new` adds it");
         let variables = context! {
@@ -200,6 +192,7 @@ impl ChatTemplate {
         template.render(variables).map_err(|error| format!("the chat template: {}", words(&error)))
     }
 
+    /// The turn as the template takes it; with marks around what the assistant says where `is_marked`.
     fn message(&self, conversation: &Conversation, turn: &Turn, is_marked: bool) -> Value {
         let is_list = match turn.role {
             Role::User => self.forms.user_is_list,
@@ -306,253 +299,6 @@ fn plain(turn: &Turn) -> String {
         Part::Media(_) => None,
     };
     turn.parts.iter().filter_map(text).collect()
-}
-
-/// Jinja as transformers sets it up.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the delimiters are the defaults"));
-    environment.set_unknown_method_callback(methods);
-    environment.add_filter("trim", |text: Value, what: Option<String>| {
-        let text = soft_text(&text)?;
-        Ok::<_, Error>(strip_as_python(&text, what.as_deref(), true, true).to_owned())
-    });
-    environment.add_filter("tojson", tojson);
-    environment.add_filter("dflop_generation", |text: String| format!("{BEGIN}{text}{END}"));
-    environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
-    });
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |_format: String| -> Result<Value, Error> {
-        Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "it asks for the date (`strftime_now`), and a sample must have the same tokens every day: write a date \
-             into the template",
-        ))
-    });
-    environment
-}
-
-/// A text as it is; nothing for what is undefined. Jinja would print a list: no template means that.
-fn soft_text(value: &Value) -> Result<String, Error> {
-    match value.kind() {
-        ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
-        ValueKind::Undefined => Ok(String::new()),
-        kind => Err(Error::new(ErrorKind::InvalidOperation, format!("{kind} is trimmed, must be text"))),
-    }
-}
-
-/// Python's methods: those of `pycompat`, with Python's idea of a space.
-fn methods(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    method: &str,
-    arguments: &[Value],
-) -> Result<Value, Error> {
-    if let (Some(text), "strip" | "lstrip" | "rstrip") = (value.as_str(), method)
-        && arguments.len() <= 1
-    {
-        let what = arguments.first().and_then(Value::as_str);
-        if arguments.is_empty() || what.is_some() {
-            let kept = strip_as_python(text, what, method != "rstrip", method != "lstrip");
-            return Ok(Value::from(kept));
-        }
-    }
-    unknown_method_callback(state, value, method, arguments)
-}
-
-/// `str.strip` of Python: its spaces are those of Unicode and U+001C to U+001F.
-fn strip_as_python<'t>(text: &'t str, what: Option<&str>, start: bool, end: bool) -> &'t str {
-    let is_stripped = |c: char| match what {
-        Some(what) => what.contains(c),
-        None => c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c),
-    };
-    let text = if start { text.trim_start_matches(is_stripped) } else { text };
-    if end { text.trim_end_matches(is_stripped) } else { text }
-}
-
-/// `json.dumps` of Python, as transformers' `tojson`.
-fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
-    let sort_keys: Option<bool> = options.get("sort_keys")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    options.assert_all_used()?;
-    let default = if indent.is_some() { [",", ": "] } else { [", ", ": "] };
-    let [item, key] = match separators.as_deref() {
-        Some([item, key]) => [item.clone(), key.clone()],
-        _ => default.map(ToOwned::to_owned),
-    };
-    let style = JsonStyle {
-        indent,
-        ensure_ascii: ensure_ascii.unwrap_or(false),
-        sort_keys: sort_keys.unwrap_or(false),
-        item,
-        key,
-    };
-    let mut text = String::new();
-    style.write(&mut text, &value, 0)?;
-    Ok(Value::from_safe_string(text))
-}
-
-/// How `tojson` writes.
-struct JsonStyle {
-    indent: Option<usize>,
-    ensure_ascii: bool,
-    sort_keys: bool,
-    item: String,
-    key: String,
-}
-
-impl JsonStyle {
-    fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-        if depth > 64 {
-            return Err(Error::new(ErrorKind::InvalidOperation, "`tojson` of more than 64 levels"));
-        }
-        match value.kind() {
-            ValueKind::Undefined | ValueKind::None => out.push_str("null"),
-            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&value.to_string()),
-            ValueKind::Map => {
-                let mut keys: Vec<Value> = value.try_iter()?.collect();
-                if self.sort_keys {
-                    keys.sort();
-                }
-                let write = |out: &mut String, key: &Value| {
-                    self.text(out, &key.to_string());
-                    out.push_str(&self.key);
-                    self.write(out, &value.get_item(key)?, depth + 1)
-                };
-                self.list(out, ['{', '}'], &keys, depth, write)?;
-            }
-            ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.collect();
-                self.list(out, ['[', ']'], &items, depth, |out, item| self.write(out, item, depth + 1))?;
-            }
-            _ => self.text(out, &value.to_string()),
-        }
-        Ok(())
-    }
-
-    fn list(
-        &self,
-        out: &mut String,
-        brackets: [char; 2],
-        items: &[Value],
-        depth: usize,
-        write: impl Fn(&mut String, &Value) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let line = |out: &mut String, depth: usize| {
-            if let Some(width) = self.indent
-                && !items.is_empty()
-            {
-                out.push('\n');
-                out.push_str(&" ".repeat(width.min(16) * depth));
-            }
-        };
-        out.push(brackets[0]);
-        for (index, item) in items.iter().enumerate() {
-            if index > 0 {
-                out.push_str(&self.item);
-            }
-            line(out, depth + 1);
-            write(out, item)?;
-        }
-        line(out, depth);
-        out.push(brackets[1]);
-        Ok(())
-    }
-
-    fn text(&self, out: &mut String, text: &str) {
-        use std::fmt::Write as _;
-        out.push('"');
-        for c in text.chars() {
-            match c {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && !(' '..='~').contains(&c)) => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(out, "\\u{unit:04x}");
-                    }
-                }
-                c => out.push(c),
-            }
-        }
-        out.push('"');
-    }
-}
-
-/// Kind, detail and line of a template's error.
-fn words(error: &Error) -> String {
-    let cause = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
-    match error.line() {
-        Some(line) => format!("line {line}: {cause}"),
-        None => cause,
-    }
-}
-
-/// The source with `{% generation %}` and its end as a filter block, which Jinja spaces alike; whether there is one.
-fn generation_as_filter(source: &str) -> (String, bool) {
-    let mut out = String::with_capacity(source.len() + 32);
-    let (mut rest, mut has_generation, mut is_raw) = (source, false, false);
-    while let Some(at) = rest.find("{") {
-        let (before, from) = rest.split_at(at);
-        out.push_str(before);
-        let close = match from.as_bytes().get(1) {
-            Some(b'%') => "%}",
-            Some(b'{') if !is_raw => "}}",
-            Some(b'#') if !is_raw => "#}",
-            _ => "",
-        };
-        let length = if close.is_empty() { 1 } else { tag_length(from, close) };
-        let (tag, after) = from.split_at(length);
-        rest = after;
-        let inner = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']);
-        let word = if close == "%}" { inner.trim() } else { "" };
-        match word {
-            "raw" => is_raw = true,
-            "endraw" => is_raw = false,
-            "generation" if !is_raw => {
-                has_generation = true;
-                out.push_str(&tag.replacen("generation", "filter dflop_generation", 1));
-                continue;
-            }
-            "endgeneration" if !is_raw => {
-                out.push_str(&tag.replacen("endgeneration", "endfilter", 1));
-                continue;
-            }
-            _ => {}
-        }
-        out.push_str(tag);
-    }
-    out.push_str(rest);
-    (out, has_generation)
-}
-
-/// Bytes of the tag that `from` begins with, its end included; quoted text does not end it, save in a comment.
-fn tag_length(from: &str, close: &str) -> usize {
-    let mut quote = None;
-    let mut is_escaped = false;
-    for (at, c) in from.char_indices().skip(2) {
-        match quote {
-            Some(_) if is_escaped => is_escaped = false,
-            Some(_) if c == '\\' => is_escaped = true,
-            Some(open) if c == open => quote = None,
-            Some(_) => {}
-            None if (c == '"' || c == '\'') && close != "#}" => quote = Some(c),
-            None if from[at..].starts_with(close) => return at + close.len(),
-            None => {}
-        }
-    }
-    from.len()
 }
 
 /// The text without its marks, and where they were; `None` if they do not pair.
@@ -689,7 +435,7 @@ mod tests {
         let shouts = "{% for m in messages %}{% if m.role == 'assistant' and m.content.startswith('a') %}\
             {{ m.content.upper() }}{% else %}{{ m.content }}{% endif %}|{% endfor %}";
         let template = open(&shouts.replace("startswith('a')", "startswith('b')"));
-        assert_eq!(template.render(&conversation(&[("human", "x"), ("gpt", "a")])).unwrap().answers, [2..3]);
+        assert_eq!(template.render(&conversation(&[("human", "x"), ("gpt", "a")])).unwrap().answers[0], 2..3);
         let error = template.render(&conversation(&[("human", "x"), ("gpt", "b")])).unwrap_err();
         assert!(
             error.starts_with("the answer of turn 1 is not found in what the chat template writes"),

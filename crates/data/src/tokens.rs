@@ -137,7 +137,7 @@ impl ChatTokenizer {
         };
         let encoding = encoding.map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
         let is_label = self.labels(&encoding, &filled.answers);
-        self.runs(&encoding, &is_label, filled)
+        Self::runs(&encoding, &is_label, filled)
     }
 
     /// Refuses a turn that writes what stands for a medium: the processor would take it for one.
@@ -269,12 +269,7 @@ impl ChatTokenizer {
     }
 
     /// The tokens in runs of text and features.
-    fn runs(
-        &self,
-        encoding: &Encoding,
-        is_label: &[bool],
-        filled: Filled,
-    ) -> Result<TokenizedConversation, String> {
+    fn runs(encoding: &Encoding, is_label: &[bool], filled: Filled) -> Result<TokenizedConversation, String> {
         let mut tokens = TokenizedConversation { runs: Vec::new(), order: filled.order };
         let mut features = filled.features.iter().copied().peekable();
         let is_feature = |id: u32| filled.features.iter().any(|(feature, _)| *feature == id);

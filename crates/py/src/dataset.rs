@@ -178,7 +178,7 @@ pub(crate) fn encode_conversations(
     model_dir: PathBuf,
     marks: Vec<(String, String, String)>,
     samples: Vec<(String, Vec<Pieces>)>,
-) -> PyResult<Vec<(Vec<u32>, Vec<bool>, Vec<i64>)>> {
+) -> PyResult<Vec<TokenLists>> {
     py.detach(|| {
         let mut of_kinds = [None, None, None];
         for (kind, placeholder, feature_token) in marks {
@@ -194,14 +194,13 @@ pub(crate) fn encode_conversations(
     })
 }
 
+/// Input ids, feature mask and labels.
+type TokenLists = (Vec<u32>, Vec<bool>, Vec<i64>);
+
 /// What takes the place of one medium: a text, or a number of features.
 type Pieces = Vec<(Option<String>, u32)>;
 
-fn encode_one(
-    tokenizer: &ChatTokenizer,
-    record: &str,
-    shapes: &[Pieces],
-) -> PyResult<(Vec<u32>, Vec<bool>, Vec<i64>)> {
+fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyResult<TokenLists> {
     let refuse = |message: String| raise(Kind::Profile, &message, None);
     let record = serde_json::from_str(record).map_err(|error| refuse(format!("it is not JSON: {error}")))?;
     let conversation = Conversation::parse(&record).map_err(refuse)?;

@@ -1,0 +1,496 @@
+"""Conversations become the tokens and labels that Hugging Face's processors make, template by template.
+
+The templates are written here from the formats that their models document; the tokenizer is a small
+byte-level BPE trained on the spot. The oracle is `ProcessorMixin.apply_chat_template`, with replacements of
+our choosing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, ProcessorMixin
+
+from dflop._native import ProfileError, encode_conversations
+
+NUM_CONVERSATIONS = 40
+# fmt: off
+WORDS = [
+    "the", "red", "cup", "is", "on", "a", "table", "where", "two", "dogs", "sleep", "near", "an", "old",
+    "door;", "what", "colour", "has", "it?", "naïve", "猫", "🙂", "3", "42",
+]
+# fmt: on
+SPECIAL = [
+    *(
+        "<s>",
+        "</s>",
+        "<unk>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+    ),
+    *("<|start_header_id|>", "<|end_header_id|>", "[INST]", "[/INST]", "<image>", "<video>", "<|AUDIO|>"),
+    *(
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+        "<|video_pad|>",
+        "<|audio_bos|>",
+        "<|audio_eos|>",
+    ),
+    *("<img>", "</img>", "<IMG_CONTEXT>"),
+]
+LLAVA_MARKS = [("image", "<image>", "<image>"), ("video", "<video>", "<video>")]
+
+QWEN2 = """\
+{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}\
+{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+LLAMA_3 = """\
+{% set loop_messages = messages %}{% for message in loop_messages %}\
+{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' \
++ message['content'] | trim \
++ '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\
+{% endif %}"""
+
+MISTRAL = """\
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set turns = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in turns %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate') }}
+    {%- endif %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.first and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- else %}
+        {{- " " + message["content"] + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+VICUNA = """\
+{% set ns = namespace(count=0) %}
+{% for message in messages %}
+{% if message['role'] == 'system' %}
+{{ message['content'] + ' ' -}}
+{% elif message['role'] == 'user' %}
+{% set ns.count = ns.count + 1 %}
+{{ 'USER: ' + message['content'] + ' ' -}}
+{% else %}
+{{ 'ASSISTANT: ' + message['content'] + eos_token -}}
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}
+"""
+
+QWEN2_VL = """\
+{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}\
+{% for message in messages %}\
+{% if loop.first and message['role'] != 'system' %}<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
+{% else %}{% for content in message['content'] %}\
+{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}\
+{% set image_count.value = image_count.value + 1 %}\
+{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>\
+{% elif content['type'] == 'video' or 'video' in content %}\
+{% set video_count.value = video_count.value + 1 %}\
+{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}<|vision_start|><|video_pad|><|vision_end|>\
+{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+INTERNVL = """\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
+{% if message['content'] is string %}{{ message['content'] }}{% else %}\
+{% for content in message['content'] %}\
+{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}\
+{% elif content['type'] == 'video' %}{{ '<video>\n' }}\
+{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}\
+{% endif %}{{ '<|im_end|>\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+LLAVA_NEXT_MISTRAL = """\
+{% for message in messages %}{% if message['role'] == 'system' %}\
+{{ '<<SYS>>\n' + message['content'][0]['text'] + '\n<</SYS>>\n\n' }}\
+{% elif message['role'] == 'user' %}{{ '[INST] ' }}\
+{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}\
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}\
+{% endfor %}\
+{{ ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'][0]['text'] + '</s>' }}\
+{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"""
+
+QWEN2_AUDIO = """\
+{% set audio_count = namespace(value=0) %}{% for message in messages %}\
+{% if loop.first and message['role'] != 'system' %}<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
+{% else %}{% for content in message['content'] %}\
+{% if 'audio' in content or 'audio_url' in content or content['type'] == 'audio' %}\
+{% set audio_count.value = audio_count.value + 1 %}Audio {{ audio_count.value }}: \
+<|audio_bos|><|AUDIO|><|audio_eos|>
+{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+LLAVA_GENERATION = """\
+{% for message in messages %}
+{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}
+{# Render all images first, then videos #}
+{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}
+{% for content in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>\n' }}{% endfor %}
+{# Render all text next #}
+{% if message['role'] != 'assistant' %}
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}\
+{% endfor %}
+{% else %}
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}
+  {%- generation -%} {{ content['text'] + ' '}} {%- endgeneration -%}
+{% endfor %}
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+
+CHATML_GENERATION = """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- generation %}
+            {{- message.content.strip() + '<|im_end|>' }}
+        {%- endgeneration %}
+        {{- '\n' }}
+    {%- else %}
+        {{- '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+# name: template, content of every turn ("text" or "list"), marks, bos, eos, whether bos is added.
+TEMPLATES: dict[str, tuple[str, str, list[tuple[str, str, str]], str | None, str | None, bool]] = {
+    "qwen2": (QWEN2, "text", LLAVA_MARKS, None, "<|im_end|>", False),
+    "llama3": (LLAMA_3, "text", LLAVA_MARKS, "<|begin_of_text|>", "<|eot_id|>", True),
+    "mistral": (MISTRAL, "text", LLAVA_MARKS, "<s>", "</s>", True),
+    "vicuna": (VICUNA, "text", LLAVA_MARKS, "<s>", "</s>", True),
+    "qwen2_vl": (
+        QWEN2_VL,
+        "list",
+        [("image", "<|image_pad|>", "<|image_pad|>"), ("video", "<|video_pad|>", "<|video_pad|>")],
+        None,
+        "<|im_end|>",
+        False,
+    ),
+    "internvl": (
+        INTERNVL,
+        "list",
+        [("image", "<IMG_CONTEXT>", "<IMG_CONTEXT>"), ("video", "<video>", "<IMG_CONTEXT>")],
+        None,
+        "<|im_end|>",
+        False,
+    ),
+    "llava_next_mistral": (LLAVA_NEXT_MISTRAL, "list", LLAVA_MARKS[:1], "<s>", "</s>", True),
+    "qwen2_audio": (QWEN2_AUDIO, "list", [("audio", "<|AUDIO|>", "<|AUDIO|>")], None, "<|im_end|>", False),
+    "llava_generation": (LLAVA_GENERATION, "list", LLAVA_MARKS, "<s>", "</s>", True),
+    "chatml_generation": (CHATML_GENERATION, "text", LLAVA_MARKS, None, "<|im_end|>", False),
+}
+
+
+@pytest.fixture(scope="module")
+def trained() -> str:
+    """A byte-level BPE of 700 tokens, as JSON."""
+    rng = random.Random(1)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((" ".join(rng.choices(WORDS, k=20)) for _ in range(400)), trainer)
+    return tokenizer.to_str()
+
+
+def write_model(folder: Path, trained: str, name: str) -> None:
+    template, _, _, bos, eos, adds_bos = TEMPLATES[name]
+    tokenizer = Tokenizer.from_str(trained)
+    byte_level = processors.ByteLevel(trim_offsets=False)
+    if adds_bos:
+        single = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+        tokenizer.post_processor = processors.Sequence([byte_level, single])
+    else:
+        tokenizer.post_processor = byte_level
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": {"__type": "AddedToken", "content": "<unk>"},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "config.json").write_text("{}")
+    (folder / "preprocessor_config.json").write_text("{}")
+
+
+class _Processor(ProcessorMixin):
+    """transformers' own way from messages to tokens and masks, with media replaced as a test says."""
+
+    def __init__(self, folder: Path, marks: list[tuple[str, str, str]]) -> None:
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        self.chat_template = (folder / "chat_template.jinja").read_text()
+        for kind, placeholder, _ in marks:
+            setattr(self, f"{kind}_token", placeholder)
+        self.image_processor = self.video_processor = self.feature_extractor = object()
+        self.replacements: dict[str, list[str]] = {}
+
+    _audio_processor = property(lambda self: type("_Rate", (), {"sampling_rate": 16000})())
+    unused_input_names = property(lambda self: [])
+
+    def _multimodal_inputs_from_conversations(self, *_):
+        """As many media as there are replacements, wherever the messages place them."""
+        images, videos, audio = ([0] * len(self.replacements[kind]) for kind in ("image", "video", "audio"))
+        return [images or [None]], [videos or [None]], audio, {}
+
+    def prepare_inputs_layout(self, images=None, text=None, videos=None, audio=None, **_):
+        return images, [text] if isinstance(text, str) else list(text), videos, audio
+
+    def validate_inputs(self, **_):
+        pass
+
+    def _process_images(self, images, **_):
+        return {}, self.replacements["image"]
+
+    def _process_videos(self, videos, **_):
+        return {}, self.replacements["video"]
+
+    def _process_audio(self, audio, **_):
+        return {}, self.replacements["audio"]
+
+    def _check_special_mm_tokens(self, *_args, **_kwargs):
+        pass
+
+    def encode(
+        self, messages: list[dict], replacements: dict[str, list[str]]
+    ) -> tuple[list[int], list[int], str]:
+        """Ids, mask of the assistant's tokens, and the rendered text."""
+        self.replacements = replacements
+        text = self.apply_chat_template([dict(m) for m in messages])
+        out = self.apply_chat_template(
+            [dict(m) for m in messages],
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            return_tensors=None,
+        )
+        ids, mask = out["input_ids"], out["assistant_masks"]
+        return (
+            ids[0] if isinstance(ids[0], list) else ids,
+            mask[0] if isinstance(mask[0], list) else mask,
+            text,
+        )
+
+
+def words(rng: random.Random, at_least: int) -> str:
+    text = rng.choice([" ", " ", " ", "\n", "  "]).join(rng.choices(WORDS, k=rng.randint(at_least, 12)))
+    return rng.choice(["", "", "", " ", "\n"]) + text + rng.choice(["", "", "", " ", "\n\n"])
+
+
+def conversation(rng: random.Random, kinds: list[str], has_system: bool) -> list[dict[str, Any]]:
+    """Turns of role and parts, a part a text or the kind of a medium."""
+    turns: list[dict[str, Any]] = []
+    if has_system and rng.random() < 0.4:
+        turns.append({"role": "system", "parts": [words(rng, 1)]})
+    kind_here = rng.choice(kinds) if kinds else None
+    for turn in range(rng.randint(1, 4)):
+        parts = [words(rng, 1)]
+        for _ in range(rng.choice([0, 1, 1, 3]) if kind_here and turn < 2 else 0):
+            parts.insert(
+                rng.randrange(len(parts) + 1), kind_here if rng.random() < 0.8 else rng.choice(kinds)
+            )
+        turns.append({"role": "user", "parts": parts})
+        turns.append({"role": "assistant", "parts": [words(rng, 0) if rng.random() < 0.85 else ""]})
+    return turns
+
+
+def as_record(turns: list[dict], kinds: list[str]) -> dict:
+    names: dict[str, list[str]] = {kind: [] for kind in kinds}
+    messages = []
+    for turn in turns:
+        text = ""
+        for part in turn["parts"]:
+            if part in names:
+                names[part].append(f"{len(names[part])}.bin")
+                text += f"<{part}>"
+            else:
+                text += part
+        messages.append(
+            {"from": {"user": "human", "assistant": "gpt"}.get(turn["role"], "system"), "value": text}
+        )
+    return {"conversations": messages, **{f"{kind}s": of_kind for kind, of_kind in names.items() if of_kind}}
+
+
+def as_messages(turns: list[dict], content: str, marks: list[tuple[str, str, str]]) -> list[dict]:
+    placeholder = {kind: text for kind, text, _ in marks}
+    messages = []
+    for turn in turns:
+        if content == "text":
+            text = "".join(placeholder.get(part, part) for part in turn["parts"])
+            messages.append({"role": turn["role"], "content": text})
+        else:
+            parts = [{"type": p} if p in placeholder else {"type": "text", "text": p} for p in turn["parts"]]
+            messages.append({"role": turn["role"], "content": parts})
+    return messages
+
+
+def pieces(rng: random.Random, kind: str) -> list[tuple[str | None, int]]:
+    if kind == "image":
+        return rng.choice(
+            [[(None, rng.randint(1, 9))], [("<img>", 0), (None, 2), ("\n", 0), (None, 3), ("</img>", 0)]]
+        )
+    if kind == "video":
+        return [piece for n in range(2) for piece in [(f"Frame{n}: ", 0), (None, 2)]]
+    return [(None, rng.randint(1, 5))]
+
+
+def expected_labels(ids: list[int], turns: list[dict], tokenizer, encoded_text: str) -> list[int]:
+    """Labels where the template marks none: each answer, found in order, and the special token after it."""
+    encoding = tokenizer(encoded_text, add_special_tokens=False, return_offsets_mapping=True)
+    offset_of = encoding["offset_mapping"]
+    shift = len(ids) - len(offset_of)
+    assert ids[shift:] == encoding["input_ids"]
+    labels, at = [-100] * len(ids), 0
+    special = set(tokenizer.convert_tokens_to_ids(SPECIAL))
+    for turn in turns:
+        text = "".join(turn["parts"])
+        if turn["role"] != "assistant":
+            continue
+        # Only templates that write contents as they are come here, and each answer ends at a special token.
+        end = re.compile(re.escape(text) + r"(?=<\|im_end\|>|</s>|<\|eot_id\|>)")
+        while True:
+            found = end.search(encoded_text, at)
+            assert found is not None
+            header = encoded_text[: found.start()]
+            if re.search(r"(assistant\n|assistant<\|end_header_id\|>\n\n|ASSISTANT: |\[/INST\] )$", header):
+                break
+            at = found.start() + 1
+        for k, (start, stop) in enumerate(offset_of):
+            is_end = start == found.end() and ids[shift + k] in special
+            if (start < found.end() and stop > found.start()) or is_end:
+                labels[shift + k] = ids[shift + k]
+        at = found.end() + 1
+    return labels
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_and_labels_equal_hugging_faces(name, trained, tmp_path):
+    template, content, marks, *_ = TEMPLATES[name]
+    write_model(tmp_path, trained, name)
+    processor = _Processor(tmp_path, marks)
+    kinds = [kind for kind, _, _ in marks]
+    feature_of = {kind: token for kind, _, token in marks}
+    rng = random.Random(name)
+    samples, expected = [], []
+    for _ in range(NUM_CONVERSATIONS):
+        turns = conversation(rng, kinds, has_system=True)
+        media = [part for turn in turns for part in turn["parts"] if part in kinds]
+        shapes = [pieces(rng, kind) for kind in media]
+        replaced: dict[str, list[str]] = {kind: [] for kind in ("image", "video", "audio")}
+        for kind, shape in zip(media, shapes, strict=True):
+            replaced[kind].append("".join(text or feature_of[kind] * count for text, count in shape))
+        samples.append((json.dumps(as_record(turns, kinds)), shapes))
+        messages = as_messages(turns, content, marks)
+        expected.append((turns, *processor.encode(messages, replaced), replaced))
+    encoded = encode_conversations(str(tmp_path), marks, samples)
+    tokenizer = processor.tokenizer
+    features = set(tokenizer.convert_tokens_to_ids(list(feature_of.values())))
+    num_labels = 0
+    for (ids, feature_mask, labels), (turns, hf_ids, hf_mask, text, replaced) in zip(
+        encoded, expected, strict=True
+    ):
+        assert tokenizer.decode(ids) == tokenizer.decode(hf_ids)
+        assert ids == hf_ids
+        assert feature_mask == [token in features for token in ids]
+        if "endgeneration" in template:
+            assert labels == [token if mask else -100 for token, mask in zip(hf_ids, hf_mask, strict=True)]
+        elif "trim" not in template:
+            full = processor.get_text_with_replacements(
+                [text], *(replaced[kind] for kind in ("image", "video", "audio"))
+            )[0][0]
+            assert labels == expected_labels(ids, turns, tokenizer, full)
+        num_labels += sum(label != -100 for label in labels)
+    assert num_labels > NUM_CONVERSATIONS
+
+
+def test_answers_of_a_template_that_trims(trained, tmp_path):
+    write_model(tmp_path, trained, "llama3")
+    turns = [{"from": "human", "value": " the cup \n"}, {"from": "gpt", "value": "\n is red  "}]
+    ((ids, _, labels),) = encode_conversations(
+        str(tmp_path), LLAVA_MARKS, [(json.dumps({"conversations": turns}), [])]
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.decode([label for label in labels if label != -100]) == "is red<|eot_id|>"
+    assert tokenizer.decode(ids).startswith(
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nthe cup<|eot"
+    )
+    assert ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_a_text_without_bos_gets_it(trained, tmp_path):
+    """Vicuna's template writes none: the tokenizer adds it, and it carries no loss."""
+    write_model(tmp_path, trained, "vicuna")
+    turns = [{"from": "human", "value": "what"}, {"from": "gpt", "value": "a cup"}]
+    ((ids, _, labels),) = encode_conversations(
+        str(tmp_path), LLAVA_MARKS, [(json.dumps({"conversations": turns}), [])]
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.decode(ids) == "<s>USER: what ASSISTANT: a cup</s>"
+    assert labels[0] == -100
+
+
+def test_no_template_is_an_error_with_a_hint(trained, tmp_path):
+    write_model(tmp_path, trained, "qwen2")
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(ProfileError, match="has no chat template"):
+        encode_conversations(str(tmp_path), LLAVA_MARKS, [])
+
+
+@pytest.mark.parametrize("where", ["chat_template.json", "tokenizer_config.json", "list"])
+def test_a_template_may_stand_in_several_files(where, trained, tmp_path):
+    write_model(tmp_path, trained, "qwen2")
+    sample = (json.dumps({"question": "what", "answer": "a cup"}), [])
+    expected = encode_conversations(str(tmp_path), LLAVA_MARKS, [sample])
+    (tmp_path / "chat_template.jinja").unlink()
+    if where == "chat_template.json":
+        (tmp_path / where).write_text(json.dumps({"chat_template": QWEN2}))
+    else:
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": QWEN2}]
+        settings["chat_template"] = QWEN2 if where == "tokenizer_config.json" else named
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert encode_conversations(str(tmp_path), LLAVA_MARKS, [sample]) == expected
