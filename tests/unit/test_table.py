@@ -32,13 +32,10 @@ def demo(tmp_path_factory):
 def test_columns_are_those_that_are_documented(demo):
     schema = parquet.read_schema(demo / "data_profile.parquet")
     names = pa.dictionary(pa.int32(), pa.string())
+    group = pa.struct([pa.field(name, pa.uint32(), nullable=False) for name in ("count", "tokens")])
     expected = {
         "id": pa.string(), "source": names, "position": pa.uint64(), "kind": names,
-        "segments": pa.list_(
-            pa.field("element", pa.struct([
-                pa.field("count", pa.uint32(), nullable=False), pa.field("tokens", pa.uint32(), nullable=False),
-            ]), nullable=False)
-        ),
+        "segments": pa.list_(pa.field("element", group, nullable=False)),
         "encoder_tokens": pa.uint64(), "feature_tokens": pa.uint32(), "llm_tokens": pa.uint32(),
         "label_tokens": pa.uint32(), "media_bytes": pa.uint64(), "media_ms": pa.uint64(), "file": pa.uint32(),
         "start": pa.uint64(), "len": pa.uint64(), "record_hash": pa.uint64(), "media_hash": pa.uint64(),

@@ -146,10 +146,10 @@ fn count_changes(known: &HashMap<(u64, u64), i64>, changes: &mut SampleChanges) 
         *new += u64::try_from(-surplus).unwrap_or(0);
     }
     for (gone, new) in by_record.into_values() {
-        let changed = gone.min(new);
-        changes.changed += changed;
-        changes.removed += gone - changed;
-        changes.added += new - changed;
+        let in_both = gone.min(new);
+        changes.changed += in_both;
+        changes.removed += gone - in_both;
+        changes.added += new - in_both;
     }
     changes.same = changes.before - changes.removed - changes.changed;
 }
@@ -363,75 +363,85 @@ fn percent([a, b]: [f64; 2]) -> String {
 pub fn text(drift: &Drift) -> String {
     let mut text = String::new();
     let samples = &drift.samples;
+    let _ = writeln!(text, "samples     {} before, {} after", samples.before, samples.after);
     let _ = writeln!(
         text,
-        "samples     {} before, {} after\n            {} same, {} changed, {} added, {} removed",
-        samples.before, samples.after, samples.same, samples.changed, samples.added, samples.removed
+        "            {} same, {} changed, {} added, {} removed",
+        samples.same, samples.changed, samples.added, samples.removed
     );
     for (name, a, b) in drift.differing.iter().take(SHOWN) {
         let _ = writeln!(text, "{:<11} {} -> {}", short(name, NAME), short(a, 30), short(b, 30));
     }
-    let more = |text: &mut String, total: usize| {
-        if total > SHOWN {
-            let _ = writeln!(text, "and {} more", total - SHOWN);
-        }
-    };
-    more(&mut text, drift.differing.len());
-    for size in 0..SIZES.len() {
-        let _ = writeln!(
-            text,
-            "\n{:<NAME$} {:>17} {:>9} {:>15} {:>15} {:>9}",
-            SIZES[size].replace('_', " "),
-            "mean",
-            "change",
-            "p50",
-            "p95",
-            "distance"
-        );
-        for group in drift.groups.iter().take(SHOWN) {
-            let drift = &group.sizes[size];
-            let pair = |[a, b]: [u64; 2]| format!("{a} -> {b}");
-            let [mean, moved] = match group.samples {
-                [0, _] => [format!("new, {:.1}", drift.mean[1]), String::new()],
-                [_, 0] => [format!("gone, {:.1}", drift.mean[0]), String::new()],
-                _ => [change(drift.mean), percent(drift.mean)],
-            };
-            let _ = writeln!(
-                text,
-                "{:<NAME$} {mean:>17} {moved:>9} {:>15} {:>15} {:>7.2}{}",
-                short(&group.name, NAME),
-                pair(drift.p50),
-                pair(drift.p95),
-                drift.distance,
-                if drift.drifted { " *" } else { "" }
-            );
-        }
-        more(&mut text, drift.groups.len());
+    put_more(&mut text, drift.differing.len());
+    for (size, name) in SIZES.iter().enumerate() {
+        put_sizes(&mut text, &drift.groups, size, name);
     }
-    let _ = writeln!(text, "\n{:<NAME$} {:>17} {:>19}", "share of samples", "before", "after");
-    for group in drift.groups.iter().skip(1).take(SHOWN) {
-        let _ = writeln!(
-            text,
-            "{:<NAME$} {:>15.1} % {:>17.1} %",
-            short(&group.name, NAME),
-            group.share[0] * 100.0,
-            group.share[1] * 100.0
-        );
-    }
-    more(&mut text, drift.groups.len() - 1);
+    put_shares(&mut text, &drift.groups[1..]);
     if drift.drifted {
         text.push_str("\ndrifted: a new plan is advised\n");
-        drift.findings.iter().for_each(|finding| text.push_str(&format!("  {finding}\n")));
+        for finding in &drift.findings {
+            let _ = writeln!(text, "  {finding}");
+        }
     } else {
         let _ = writeln!(
             text,
-            "\nlike: nothing passes both chance and its limit (distance {DISTANCE_MAX:.2}, mean {:.0} %, share of \
-             a kind {:.0} points):\nno new plan is needed",
+            "\nlike: nothing passes both chance and its limit (distance {DISTANCE_MAX:.2}, mean {:.0} %, share of a \
+             kind {:.0} points)\nno new plan is needed",
             MEAN_MAX * 100.0,
             SHARE_MAX * 100.0
         );
     }
-    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    text
+}
+
+/// How many there are that are not shown.
+fn put_more(text: &mut String, total: usize) {
+    if total > SHOWN {
+        let _ = writeln!(text, "and {} more", total - SHOWN);
+    }
+}
+
+/// One size of each group, before and after; a star where it drifted.
+fn put_sizes(text: &mut String, groups: &[Group], size: usize, name: &str) {
+    let _ = writeln!(
+        text,
+        "\n{:<NAME$} {:>17} {:>9} {:>15} {:>15} {:>9}",
+        name.replace('_', " "),
+        "mean",
+        "change",
+        "p50",
+        "p95",
+        "distance"
+    );
+    let pair = |[a, b]: [u64; 2]| format!("{a} -> {b}");
+    for group in groups.iter().take(SHOWN) {
+        let drift = &group.sizes[size];
+        let [mean, moved] = match group.samples {
+            [0, _] => [format!("new, {:.1}", drift.mean[1]), String::new()],
+            [_, 0] => [format!("gone, {:.1}", drift.mean[0]), String::new()],
+            _ => [change(drift.mean), percent(drift.mean)],
+        };
+        let _ = writeln!(
+            text,
+            "{:<NAME$} {mean:>17} {moved:>9} {:>15} {:>15} {:>7.2}{}",
+            short(&group.name, NAME),
+            pair(drift.p50),
+            pair(drift.p95),
+            drift.distance,
+            if drift.drifted { " *" } else { "" }
+        );
+    }
+    put_more(text, groups.len());
+}
+
+/// The part of all samples that each group is.
+fn put_shares(text: &mut String, groups: &[Group]) {
+    let _ = writeln!(text, "\n{:<NAME$} {:>17} {:>19}", "share of samples", "before", "after");
+    for group in groups.iter().take(SHOWN) {
+        let [before, after] = group.share.map(|share| share * 100.0);
+        let _ = writeln!(text, "{:<NAME$} {before:>15.1} % {after:>17.1} %", short(&group.name, NAME));
+    }
+    put_more(text, groups.len());
 }
 
 /// `text` in so many columns, cut in the middle.

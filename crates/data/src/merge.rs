@@ -169,7 +169,7 @@ struct Rows {
     /// The next row of each part, the first in the order on top.
     next: BinaryHeap<Reverse<(Key, usize)>>,
     /// Those rows, by part.
-    rows: Vec<Option<ProfiledSample>>,
+    heads: Vec<Option<ProfiledSample>>,
     /// The last row handed out, and its part.
     last: Option<(Key, usize)>,
 }
@@ -182,8 +182,8 @@ impl Rows {
             .iter()
             .map(|path| Ok((path.clone(), table::rows(path)?)))
             .collect::<Result<_, DataError>>()?;
-        let rows = parts.iter().map(|_| None).collect();
-        let mut opened = Self { parts, next: BinaryHeap::new(), rows, last: None };
+        let heads = parts.iter().map(|_| None).collect();
+        let mut opened = Self { parts, next: BinaryHeap::new(), heads, last: None };
         (0..paths.len()).try_for_each(|part| opened.advance(part))?;
         Ok(opened)
     }
@@ -192,7 +192,7 @@ impl Rows {
     fn advance(&mut self, part: usize) -> Result<(), DataError> {
         let Some(row) = self.parts[part].1.next().transpose()? else { return Ok(()) };
         self.next.push(Reverse(((row.source, row.position), part)));
-        self.rows[part] = Some(row);
+        self.heads[part] = Some(row);
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl Rows {
             }));
         }
         self.last = Some((key, part));
-        let row = self.rows[part].take();
+        let row = self.heads[part].take();
         self.advance(part)?;
         Ok(row)
     }

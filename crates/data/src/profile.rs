@@ -159,7 +159,9 @@ pub fn profile(
     }
     notices.extend(notices_about(&samples, rule.max_positions));
     let mut dataset = DatasetHasher::default();
-    samples.iter().for_each(|sample| dataset.push(sample));
+    for sample in &samples {
+        dataset.push(sample);
+    }
     let made_from = MadeFrom::from([
         ("dataset".to_owned(), dataset.finish()),
         ("tokenizer".to_owned(), rule.tokenizer_hash.clone()),

@@ -1,6 +1,7 @@
 //! What changed between two data profiles, by hand.
 
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
+#![allow(clippy::float_cmp, reason = "sums of small whole numbers are exact")]
 
 use dflop_data::diff::{self, Drift, SampleChanges};
 use dflop_data::table;

@@ -1,6 +1,7 @@
 //! Parts of a data profile merged: what comes out is what one process would have written.
 
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
+#![allow(clippy::result_large_err, reason = "a handful of them")]
 
 use dflop_data::{DataError, merge, table};
 use dflop_types::{
@@ -52,7 +53,9 @@ fn header(policy: &str) -> DataProfile {
 
 fn with_dataset(mut profile: DataProfile) -> DataProfile {
     let mut hasher = DatasetHasher::default();
-    profile.samples.iter().for_each(|sample| hasher.push(sample));
+    for sample in &profile.samples {
+        hasher.push(sample);
+    }
     profile.made_from.insert("dataset".to_owned(), hasher.finish());
     profile
 }
