@@ -88,7 +88,7 @@ class Dataset:
 def profile_shapes(data_profile_path: str) -> list[tuple[int, int]]:
     """(encoder tokens, LLM tokens) of each sample of a data profile, in order.
 
-    Raises FileNotFoundError where there is none, ArtifactError where it is no data profile of a whole dataset.
+    Raises FileNotFoundError where there is none, ArtifactError where it is no profile of a whole dataset.
     """
 
 @final

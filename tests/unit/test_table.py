@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -31,13 +32,10 @@ def demo(tmp_path_factory):
 def test_columns_are_those_that_are_documented(demo):
     schema = parquet.read_schema(demo / "data_profile.parquet")
     names = pa.dictionary(pa.int32(), pa.string())
+    group = pa.struct([pa.field(name, pa.uint32(), nullable=False) for name in ("count", "tokens")])
     expected = {
         "id": pa.string(), "source": names, "position": pa.uint64(), "kind": names,
-        "segments": pa.list_(
-            pa.field("element", pa.struct([
-                pa.field("count", pa.uint32(), nullable=False), pa.field("tokens", pa.uint32(), nullable=False),
-            ]), nullable=False)
-        ),
+        "segments": pa.list_(pa.field("element", group, nullable=False)),
         "encoder_tokens": pa.uint64(), "feature_tokens": pa.uint32(), "llm_tokens": pa.uint32(),
         "label_tokens": pa.uint32(), "media_bytes": pa.uint64(), "media_ms": pa.uint64(), "file": pa.uint32(),
         "start": pa.uint64(), "len": pa.uint64(), "record_hash": pa.uint64(), "media_hash": pa.uint64(),
@@ -49,8 +47,7 @@ def test_columns_are_those_that_are_documented(demo):
 
 def test_rows_say_what_the_dataset_says(demo):
     path = demo / "data_profile.parquet"
-    table = parquet.read_table(path)
-    rows = table.to_pylist()
+    rows = parquet.read_table(path).to_pylist()
     dataset = Dataset(str(demo / "dflop.yaml"), str(path))
     assert len(rows) == len(dataset) == NUM_SAMPLES - 1
     for index, row in enumerate(rows):
@@ -60,9 +57,9 @@ def test_rows_say_what_the_dataset_says(demo):
         assert (row["encoder_tokens"] > 0) == (row["kind"] != "text")
     assert profile_shapes(str(path)) == [(row["encoder_tokens"], row["llm_tokens"]) for row in rows]
     # The record itself, found by its place.
-    header = json.loads(table.schema.metadata[b"dflop"])
+    header = json.loads(parquet.read_metadata(path).metadata[b"dflop"])
     row = rows[-1]
-    with open(header["files"][row["file"]]["path"], "rb") as file:
+    with Path(header["files"][row["file"]]["path"]).open("rb") as file:
         file.seek(row["start"])
         assert json.loads(file.read(row["len"]))["id"] == row["id"]
     assert header["sources"][row["source_index"]] == row["source"]
@@ -80,10 +77,10 @@ def test_the_footer_says_the_rest(demo):
     assert set(header["made_from"]) == {"dataset", "processor", "tokenizer"}
     assert header["num_rows"] == metadata.num_rows == NUM_SAMPLES - 1
     assert header["problems"] == {"record": 1}
-    with open(demo / "data_profile.problems.csv", newline="") as file:
+    with (demo / "data_profile.problems.csv").open(newline="") as file:
         (problem,) = csv.DictReader(file)
     assert (problem["source"], problem["position"], problem["fault"]) == ("images.jsonl", "2", "record")
     assert problem["file"].endswith("data/images.jsonl")
-    with open(problem["file"], "rb") as file:
+    with Path(problem["file"]).open("rb") as file:
         file.seek(int(problem["offset"]))
         assert file.readline() == b'{"id": "cut off",\n'

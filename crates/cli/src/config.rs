@@ -47,6 +47,8 @@ pub struct DataSection {
     pub mixture: PathBuf,
     /// Where media paths start; `null`: the directory of each JSON file.
     pub media_root: Option<PathBuf>,
+    /// Jinja chat template to use instead of the model's own.
+    pub chat_template: Option<PathBuf>,
     /// Frames taken of a video, at most; `null`: as the model's family has it.
     pub video_max_frames: Option<u32>,
     /// Frames taken a second of video; `null`: as the model's family has it.
@@ -101,7 +103,7 @@ impl Config {
             mixture: self.data.mixture.clone(),
             media_root: self.data.media_root.clone(),
             model_dir: self.model.dir.clone(),
-            chat_template: None,
+            chat_template: self.data.chat_template.clone(),
             video_max_frames: self.data.video_max_frames,
             video_fps: self.data.video_fps,
             on_bad_sample: match self.data.on_bad_sample.as_str() {
@@ -240,6 +242,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let data = DataSection {
         mixture: beside(&directory, &section.text("mixture", None)),
         media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
+        chat_template: section.optional_text("chat_template").map(|path| directory.join(path)),
         video_max_frames: section.optional_count("video_max_frames", 1..=100_000).map(|n| n as u32),
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
         on_bad_sample: section.choice("on_bad_sample", &["fail", "skip", "substitute"], "fail"),

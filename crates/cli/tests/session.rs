@@ -88,6 +88,8 @@ fn help() {
         &["profile", "--help"],
         &["profile", "data", "--help"],
         &["profile", "model", "--help"],
+        &["profile", "merge", "--help"],
+        &["profile", "diff", "--help"],
         &["plan", "--help"],
         &["simulate", "--help"],
         &["schedule", "--help"],
@@ -122,6 +124,28 @@ fn summaries() {
     let simulate = ["simulate", "--durations", "durations.json", "--order", "1f1b", "--json"];
     snapshot("simulate_json", &session.dflop(&simulate));
     snapshot("train_without_python", &session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]));
+}
+
+/// A profile against itself, then against one of fewer videos; a whole is no part.
+#[test]
+fn profile_diff_and_merge() {
+    let session = Session::new();
+    session.profile_data();
+    let before = "demo/data_profile.parquet";
+    let mut text = session.dflop(&["profile", "diff", before, before]);
+    session.edit("demo/data/mixture.yaml", |yaml| {
+        yaml.replacen("sampling_strategy: all", "sampling_strategy: first:8", 1)
+    });
+    let made = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml", "--out", "after.parquet"]);
+    assert!(made.contains("status: 0"), "{made}");
+    text.push_str(&session.dflop(&["profile", "diff", before, "after.parquet"]));
+    text.push_str(&session.dflop(&["profile", "merge", before, "after.parquet", "--out", "whole.parquet"]));
+    text.push_str(&session.dflop(&["profile", "diff", before, "none.parquet"]));
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(!session.path("whole.parquet").exists());
+    snapshot("profile_diff_and_merge", &text);
+    let json = session.dflop(&["profile", "diff", before, before, "--json"]);
+    assert!(json.contains("status: 0") && json.contains("\"drifted\": false"), "{json}");
 }
 
 #[test]

@@ -289,7 +289,9 @@ impl DataProfile {
     /// Hash of its content ([`ProfileHasher`]), as `sha256:...`.
     pub fn content_hash(&self) -> String {
         let mut hasher = ProfileHasher::default();
-        self.samples.iter().for_each(|sample| hasher.push(sample));
+        for sample in &self.samples {
+            hasher.push(sample);
+        }
         hasher.finish(self)
     }
 

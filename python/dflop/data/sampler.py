@@ -227,13 +227,10 @@ class BalancedBatchSampler:
 
 def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], list[int]]:
     """Encoder and LLM cost of each sample, as integers of one unit."""
-    is_profile = isinstance(source, (str, os.PathLike))
-    entries = profile_shapes(os.fspath(source)) if is_profile else list(source)
+    entries = _profiled_shapes(source) if isinstance(source, (str, os.PathLike)) else list(source)
     if not entries:
         message = "there are no samples"
         raise ValueError(message)
-    if is_profile:
-        entries = [{"encoder_tokens": encoder, "llm_tokens": llm} for encoder, llm in entries]
     if isinstance(entries[0], (tuple, list)):
         encoder, llm = [entry[0] for entry in entries], [entry[1] for entry in entries]
         for index, cost in enumerate(zip(encoder, llm, strict=True)):
@@ -253,6 +250,11 @@ def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], l
         [round(c / largest * _LARGEST_COST) for c in encoder],
         [round(c / largest * _LARGEST_COST) for c in llm],
     )
+
+
+def _profiled_shapes(path: str | os.PathLike[str]) -> list[Any]:
+    sizes = profile_shapes(os.fspath(path))
+    return [{"encoder_tokens": encoder, "llm_tokens": llm} for encoder, llm in sizes]
 
 
 def _field(shape: Any, name: str) -> Any:

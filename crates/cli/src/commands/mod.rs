@@ -4,6 +4,8 @@ mod demo_data;
 mod plan;
 mod probe;
 mod profile_data;
+mod profile_diff;
+mod profile_merge;
 mod python;
 mod report;
 mod schedule;
@@ -27,6 +29,8 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::DemoData(arguments) => done(demo_data::run(&arguments)),
         Verb::Profile(Profile::Data(arguments)) => profile_data::run(&arguments, family),
         Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),
+        Verb::Profile(Profile::Merge(arguments)) => done(profile_merge::run(&arguments)),
+        Verb::Profile(Profile::Diff(arguments)) => profile_diff::run(&arguments).map(Outcome::Done),
         Verb::Plan(arguments) => done(plan::run(&arguments)),
         Verb::Simulate(arguments) => done(simulate::run(&arguments)),
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),

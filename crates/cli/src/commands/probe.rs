@@ -1,7 +1,7 @@
 //! `dflop probe`: sizes of media files from their headers.
 
 use crate::Failure;
-use crate::args::{Family, Probe};
+use crate::args::Probe;
 use dflop_data::DataError;
 use dflop_data::family::{self, Clip, FamilyFiles, MediaShape, Size, Sound, VideoSampling};
 use dflop_data::probe::{self, MediaKind};
@@ -10,16 +10,10 @@ use std::path::Path;
 
 /// 0 when all files were read, 1 when some were not.
 pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
-    let rule = match arguments.family {
-        None => None,
-        Some(Family::LlavaOnevision) => Some(match &arguments.model {
-            Some(model) => dflop_data::family_of(model)?,
-            None => {
-                let config = json!({"model_type": "llava_onevision"});
-                let files = FamilyFiles { config, preprocessor: json!({}), video_preprocessor: json!({}) };
-                family::open(&files)?.expect("it is one of the known families")
-            }
-        }),
+    let rule = match (&arguments.model, &arguments.family) {
+        (Some(model), _) => Some(dflop_data::family_of(model)?),
+        (None, Some(name)) => Some(by_name(name)?),
+        (None, None) => None,
     };
     let mut status = 0;
     for file in &arguments.files {
@@ -50,11 +44,26 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
     Ok(status)
 }
 
+/// The rule of a family with the settings it has where no file sets them.
+fn by_name(name: &str) -> Result<Box<dyn family::Family>, Failure> {
+    let files = FamilyFiles {
+        config: json!({"model_type": name}),
+        preprocessor: json!({}),
+        video_preprocessor: json!({}),
+    };
+    family::open(&files)?.ok_or_else(|| {
+        Failure::new(
+            format!("`--family` is `{name}`, must be one of: {}", family::known().join(", ")),
+            Some("give a model's own settings with `--model DIR`".to_owned()),
+        )
+    })
+}
+
 /// What the family makes of the file; `None` where it has no rule for its kind.
 fn shape(
     rule: &dyn family::Family,
     found: &probe::Probe,
-    video_max_frames: u32,
+    video_max_frames: Option<u32>,
 ) -> Option<Result<MediaShape, DataError>> {
     let size = Size { height: found.height.unwrap_or(0), width: found.width.unwrap_or(0) };
     rule.marks(found.kind)?;
@@ -62,7 +71,7 @@ fn shape(
         MediaKind::Image => Some(rule.image(size, 1)),
         MediaKind::Video => {
             let clip = Clip { size, num_frames: found.frames?, fps: found.fps, duration_s: found.duration_s };
-            Some(rule.video(&clip, VideoSampling { max_frames: Some(video_max_frames), fps: None }))
+            Some(rule.video(&clip, VideoSampling { max_frames: video_max_frames, fps: None }))
         }
         MediaKind::Audio => {
             Some(rule.audio(&Sound { duration_s: found.duration_s?, sample_rate: found.sample_rate? }))

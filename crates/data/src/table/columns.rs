@@ -75,7 +75,8 @@ pub(super) fn unnamed(samples: &[ProfiledSample]) -> Result<RecordBatch, ArrowEr
             })
         })
         .collect::<Result<_, _>>()?;
-    let kinds = samples.iter().map(|s| SampleKind::ALL.iter().position(|k| *k == s.kind).unwrap_or(0) as i32);
+    let kinds =
+        samples.iter().map(|s| (0..).zip(SampleKind::ALL).find(|(_, k)| *k == s.kind).map(|(key, _)| key));
     let kind_names: Vec<String> = SampleKind::ALL.iter().map(ToString::to_string).collect();
     let kinds =
         DictionaryArray::try_new(kinds.collect::<Int32Array>(), Arc::new(StringArray::from(kind_names)))?;

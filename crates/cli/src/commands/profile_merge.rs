@@ -1,0 +1,24 @@
+//! `dflop profile merge`: the parts of a data profile in, the whole out.
+
+use super::thousands;
+use crate::Failure;
+use crate::args;
+use dflop_data::{merge, problems};
+
+pub(super) fn run(arguments: &args::ProfileMerge) -> Result<(), Failure> {
+    let merged = merge::merge(&arguments.parts, &arguments.out)?;
+    println!("{} parts: {} samples", arguments.parts.len(), thousands(merged.num_rows));
+    let bad = &merged.header.problems;
+    if !bad.is_empty() {
+        let num_substituted = bad.iter().filter(|problem| problem.substitute.is_some()).count() as u64;
+        println!(
+            "{} could not be read: {} left out, {} replaced by a neighbour",
+            thousands(bad.len() as u64),
+            thousands(bad.len() as u64 - num_substituted),
+            thousands(num_substituted)
+        );
+        eprintln!("wrote {}", problems::path(&arguments.out).display());
+    }
+    eprintln!("wrote {}", arguments.out.display());
+    Ok(())
+}
