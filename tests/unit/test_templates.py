@@ -23,7 +23,7 @@ NUM_CONVERSATIONS = 40
 # fmt: off
 WORDS = [
     "the", "red", "cup", "is", "on", "a", "table", "where", "two", "dogs", "sleep", "near", "an", "old",
-    "door;", "what", "colour", "has", "it?", "naïve", "猫", "🙂", "3", "42",
+    "door;", "what", "colour", "has", "it?", "na\u00efve", "\u732b", "\U0001f642", "3", "42",
 ]
 # fmt: on
 SPECIAL = [

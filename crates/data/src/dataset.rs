@@ -68,8 +68,10 @@ impl Dataset {
             // Only a file of this machine is looked at: a look at each remote one costs a request.
             if matches!(now, Location::Local(_)) {
                 let (bytes, _) = corpus.stores.about(now)?;
-                let facts = |path: &str, bytes| format!("`{path}` of {bytes} bytes");
-                stale("dataset", Some(&facts(&then.path, then.bytes)), facts(&now.to_string(), bytes))?;
+                // By its own name: a dataset may move, or be named from another directory.
+                let facts = |location: &Location, bytes| format!("`{}` of {bytes} bytes", location.name());
+                let then = facts(&Location::parse(&then.path), then.bytes);
+                stale("dataset", Some(&then), facts(now, bytes))?;
             }
         }
         Ok(Self { profile, corpus, rule })

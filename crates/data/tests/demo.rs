@@ -153,6 +153,24 @@ fn a_changed_dataset_is_refused() {
     assert_eq!(refused(&settings), "processor");
 }
 
+/// A dataset that has moved is the same: what is trained on elsewhere need not be profiled there.
+#[test]
+fn a_moved_dataset_is_the_same() {
+    let (dir, settings) = made(8);
+    let profile = profile(&settings, &quiet).unwrap().profile;
+    let moved = tempfile::tempdir().unwrap();
+    let to = moved.path().join("elsewhere");
+    std::fs::rename(dir.path(), &to).unwrap();
+    let there = |path: &Path| to.join(path.strip_prefix(dir.path()).unwrap());
+    let settings = ProfileSettings {
+        mixture: there(&settings.mixture),
+        model_dir: there(&settings.model_dir),
+        ..settings.clone()
+    };
+    let dataset = Dataset::open(&settings, profile).unwrap();
+    assert_eq!(dataset.encode(SampleIndex(7)).unwrap().id, dataset.profile().samples[7].id);
+}
+
 /// What stops before the first sample is named: file, field, rule.
 #[test]
 fn errors_before_the_first_sample() {

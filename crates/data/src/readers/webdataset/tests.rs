@@ -82,14 +82,14 @@ fn records_hold_what_the_members_say() {
     let talk = |question: &str, answer: &str| json!([{"from": "human", "value": question}, {"from": "gpt", "value": answer}]);
     let expected = [
         json!({"id": "first", "image": media(0), "conversations": talk("<image>\nWhat moves?", "A ball.")}),
-        json!({"id": "train/001", "image": media(0), "caption": "Grace Hopper, 1984. Café."}),
+        json!({"id": "train/001", "image": media(0), "caption": "Grace Hopper, 1984. Caf\u{e9}."}),
         json!({"id": format!("{LONG}002"), "images": [media(0), media(1)],
                "conversations": talk("<image><image>\nWhich is larger?", "The first.")}),
         json!({"id": "train/003", "video": media(0), "conversations": talk("<video>\nWhat is it?", "A test card.")}),
         json!({"id": "004", "audio": media(0), "caption": "a tone"}),
         json!({"id": format!("{LONG}005"), "images": [media(1), media(0)],
                "conversations": talk("<image><image>\nIn order?", "Yes.")}),
-        json!({"id": format!("{LONG}Größe-006"), "conversations": talk("Hello?", "Hello.")}),
+        json!({"id": format!("{LONG}Gr\u{f6}\u{df}e-006"), "conversations": talk("Hello?", "Hello.")}),
         json!({"id": "007", "image": media(0), "cls": 12}),
     ];
     let found: Vec<Value> = records.iter().map(|record| record.parse().unwrap()).collect();
