@@ -2,8 +2,8 @@
 
 Usage: python benches/data.py TARGET_DIR OUT.json
 
-Makes JPEG, PNG and MP4 files of real sizes in a temporary folder, reads them from the page cache on one thread,
-and writes files a second and ratios. Ratios are what to compare between machines.
+Makes JPEG, PNG and MP4 files of real sizes in a temporary folder, reads them from the page cache on one
+thread, and writes files a second and ratios. Ratios are what to compare between machines.
 """
 
 from __future__ import annotations

@@ -78,6 +78,27 @@ fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
     RankedPlan { layout, num_microbatches, pipeline_order: PipelineOrder::OneFOneB, prediction }
 }
 
+/// Three samples, one of them too long and too large.
+fn outliers() -> Outliers {
+    Outliers {
+        even_encoder_ms: 4.0,
+        even_llm_ms: 5.0,
+        heaviest: vec![
+            OutlierView { id: "v1".to_owned(), encoder_ms: 12.0, llm_ms: 7.5, needed_bytes: 3 << 30 },
+            OutlierView { id: "i1".to_owned(), encoder_ms: 2.0, llm_ms: 1.0, needed_bytes: 1 << 30 },
+        ],
+        num_longer: 1,
+        unfit: vec![OutlierView {
+            id: "v1".to_owned(),
+            encoder_ms: 12.0,
+            llm_ms: 7.5,
+            needed_bytes: 3 << 30,
+        }],
+        num_unfit: 1,
+        budget_bytes: Some(2 << 30),
+    }
+}
+
 fn small() -> Report {
     let step = |step, arm: &str, predicted, measured| StepView {
         step,
@@ -154,23 +175,7 @@ fn small() -> Report {
             ],
             ..Default::default()
         }),
-        outliers: Some(Outliers {
-            even_encoder_ms: 4.0,
-            even_llm_ms: 5.0,
-            heaviest: vec![
-                OutlierView { id: "v1".to_owned(), encoder_ms: 12.0, llm_ms: 7.5, needed_bytes: 3 << 30 },
-                OutlierView { id: "i1".to_owned(), encoder_ms: 2.0, llm_ms: 1.0, needed_bytes: 1 << 30 },
-            ],
-            num_longer: 1,
-            unfit: vec![OutlierView {
-                id: "v1".to_owned(),
-                encoder_ms: 12.0,
-                llm_ms: 7.5,
-                needed_bytes: 3 << 30,
-            }],
-            num_unfit: 1,
-            budget_bytes: Some(2 << 30),
-        }),
+        outliers: Some(outliers()),
         model: Some(ModelProfile {
             made_from: hashes("model_config"),
             family: "llava_onevision".to_owned(),

@@ -72,7 +72,7 @@ impl RawRecord {
             Body::Unsound(cause) => hash.update(cause),
         }
         let digest = hash.finalize();
-        u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes"))
+        crate::measure::first_eight(&digest)
     }
 }
 
@@ -153,16 +153,16 @@ struct Form {
 fn form(source: &Source, stores: &Stores) -> Result<Form, DataError> {
     let location = &source.location;
     let name = location.name().to_ascii_lowercase();
-    let is_shards = name.ends_with(".tar");
+    let ending = location.extension();
     match source.format {
         // Patterns name no file; their readers look for themselves.
         Some(format @ (Format::WebDataset | Format::Energon)) => {
             return Ok(Form { format, is_directory: false });
         }
-        None if name.ends_with(".yaml") || name.ends_with(".yml") => {
+        None if matches!(ending.as_str(), "yaml" | "yml") => {
             return Err(energon::metadataset(location));
         }
-        None if is_shards => return Ok(Form { format: Format::WebDataset, is_directory: false }),
+        None if ending == "tar" => return Ok(Form { format: Format::WebDataset, is_directory: false }),
         _ => {}
     }
     let Err(missing) = stores.about(location) else {
