@@ -128,6 +128,58 @@ def container(path: Path) -> int:
         return clip.streams.video[0].frames
 
 
+def text_lines() -> list[str]:
+    """Prose and code of Python's own library, the same on every machine with the same Python."""
+    import sysconfig
+
+    library = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(p for p in library.glob("*.py") if p.stat().st_size > 2_000)
+    return [line.strip() for p in files for line in p.read_text(errors="ignore").splitlines() if line.strip()]
+
+
+def make_conversations(folder: Path) -> Path:
+    """A model directory with a tokenizer of real size, and 4,000 conversations of some 800 characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    subprocess.run([Path(sys.executable).parent / "dflop", "demo-data", folder, "--samples", "8"], check=True)
+    lines = text_lines()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<image>", "<video>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=32_000, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    path = folder / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["vocab_size"] = tokenizer.get_vocab_size()
+    config["image_token_index"], config["video_token_index"] = 0, 1
+    path.write_text(json.dumps(config))
+    draw = random.Random(0)
+    records = folder / "text.jsonl"
+    with records.open("w") as out:
+        for index in range(4_000):
+            turns = [
+                {"from": ("human", "gpt")[turn % 2], "value": " ".join(draw.choices(lines, k=3))}
+                for turn in range(2 * draw.randint(1, 4))
+            ]
+            out.write(json.dumps({"id": index, "conversations": turns}) + "\n")
+    return records
+
+
+def tokens(target: Path, folder: Path) -> dict[str, float]:
+    """Seconds of the tokenizer alone, with templates and labels, and of the whole profile; and the overheads."""
+    records = make_conversations(folder)
+    speed = target / "release/examples/speed"
+    done = subprocess.run(
+        [speed, "tokens", folder / "model", records], check=True, capture_output=True, text=True
+    )
+    row = json.loads(done.stdout)
+    row["overhead_of_template"] = row["with_template_s"] / row["tokenizer_s"] - 1
+    row["overhead_of_profile"] = row["profile_s"] / row["tokenizer_s"] - 1
+    return row
+
+
 def main(target: Path, out: Path) -> None:
     """Measures and writes."""
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -164,6 +216,7 @@ def main(target: Path, out: Path) -> None:
         }
         row["ratio_to_pyav"] = row["dflop_per_s"] / row["pyav_per_s"]
         result["mp4"] = row
+        result["tokens"] = tokens(target, Path(name) / "text")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))

@@ -4,28 +4,15 @@
 //! cargo run --release -p dflop-data --example stream -- 10000000 [DIR]
 //! ```
 //!
-//! The second run takes all rows over from the first, whose rows went to a file of lines.
+//! The second run takes all rows over from the first.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "an example talks, and may give up")]
 
-use dflop_data::DataError;
-use dflop_data::demo;
-use dflop_data::profile::{Previous, ProfileSettings, RowSink, profile_into};
-use dflop_types::ProfiledSample;
+use dflop_data::profile::{Previous, ProfileSettings, profile_into};
+use dflop_data::{demo, table};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::io::{BufWriter, Write as _};
 use std::time::Instant;
-
-/// Rows as lines of JSON.
-struct Lines(BufWriter<File>);
-
-impl RowSink for Lines {
-    fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError> {
-        serde_json::to_writer(&mut self.0, sample).unwrap();
-        self.0.write_all(b"\n").unwrap();
-        Ok(())
-    }
-}
 
 /// Peak resident memory of this process in MiB, as Linux counts it.
 fn peak_mib() -> u64 {
@@ -58,19 +45,20 @@ fn main() {
     );
 
     let settings = ProfileSettings::new(&source, dir.join("model"));
-    let rows = |name: &str| Lines(BufWriter::new(File::create(dir.join(name)).unwrap()));
+    let profile = dir.join("first.parquet");
     let start = Instant::now();
-    let mut first = rows("first.jsonl");
+    let mut first = table::Writer::create(&profile).unwrap();
     let outcome = profile_into(&settings, None, &mut first, &|_| {}).unwrap();
-    first.0.flush().unwrap();
+    first.finish(&outcome.header).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     println!("measured {} in {seconds:.1} s; peak {} MiB", outcome.num_samples, peak_mib());
 
-    let lines = BufReader::new(File::open(dir.join("first.jsonl")).unwrap()).lines();
-    let parse = |line: std::io::Result<String>| Ok(serde_json::from_str(&line.unwrap()).unwrap());
-    let previous = Previous { header: outcome.header, rows: Box::new(lines.map(parse)) };
+    let header = table::header(&profile).unwrap().0;
+    let previous = Previous { header, rows: table::rows(&profile).unwrap() };
     let start = Instant::now();
-    let outcome = profile_into(&settings, Some(previous), &mut rows("second.jsonl"), &|_| {}).unwrap();
+    let mut second = table::Writer::create(&dir.join("second.parquet")).unwrap();
+    let outcome = profile_into(&settings, Some(previous), &mut second, &|_| {}).unwrap();
+    second.finish(&outcome.header).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     println!("took over {} in {seconds:.1} s; peak {} MiB", outcome.num_reused, peak_mib());
     std::fs::remove_dir_all(&dir).unwrap();

@@ -197,6 +197,29 @@ fn exif_turns_a_picture() {
     assert_eq!(size(&jpeg(b"Exif\0\0MM\0*\0\0\xff\xff")), (4, 2));
 }
 
+/// EXIF behind any number of pixel chunks, equal or not, turns a PNG; pixels that look like chunks do not mislead.
+#[test]
+fn exif_behind_the_pixels_turns_a_png() {
+    let chunk = |kind: &[u8], body: &[u8]| [&(body.len() as u32).to_be_bytes(), kind, body, &[0; 4]].concat();
+    let head =
+        [b"\x89PNG\r\n\x1a\n".as_slice(), &chunk(b"IHDR", b"\0\0\0\x04\0\0\0\x02\x08\0\0\0\0")].concat();
+    for lengths in
+        [vec![], vec![0; 5], vec![40; 1], vec![40; 2], vec![40; 9], vec![40; 1_000], vec![40, 41, 40, 7]]
+    {
+        // Each body begins as the chunk itself does.
+        let pixels: Vec<u8> = lengths
+            .iter()
+            .flat_map(|&length: &usize| {
+                let body: Vec<u8> =
+                    chunk(b"IDAT", &vec![0; length]).into_iter().cycle().take(length).collect();
+                chunk(b"IDAT", &body)
+            })
+            .collect();
+        let bytes = [&head[..], &pixels, &chunk(b"eXIf", &exif(6)), &chunk(b"IEND", b"")].concat();
+        assert_eq!(size(&bytes), (2, 4), "{lengths:?}");
+    }
+}
+
 /// Where EXIF is silent Pillow asks XMP, as an attribute or as an element.
 #[test]
 fn xmp_turns_a_picture() {

@@ -109,14 +109,18 @@ pub(super) fn png(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let mut duration_ns = 0u64;
     let mut at = 8;
     while at + 12 <= source.len() {
-        let [l3, l2, l1, l0, kind @ ..] = source.bytes::<8>(at)?;
+        let header = source.bytes::<8>(at)?;
+        let [l3, l2, l1, l0, kind @ ..] = header;
         let length = u64::from(u32::from_be_bytes([l3, l2, l1, l0]));
         let body = at + 8;
         match &kind {
             b"IEND" => break,
             // After the pixels it would come too late for a viewer to know.
             b"acTL" if !has_pixels && length >= 8 => is_animated = source.u32_be(body)? > 0,
-            b"IDAT" => has_pixels = true,
+            b"IDAT" => {
+                has_pixels = true;
+                at = last_of_equals(source, at, header, length)?;
+            }
             b"fcTL" if is_animated && length >= 26 && body + 26 <= source.len() => {
                 let [n1, n0, d1, d0] = source.bytes(body + 20)?;
                 let denominator = u64::from(u16::from_be_bytes([d1, d0]));
@@ -128,9 +132,36 @@ pub(super) fn png(source: &mut Source<'_>) -> Result<Probe, Fault> {
             b"eXIf" => orientation = tiff::orientation(source, body, body + length)?,
             _ => {}
         }
-        at = body + length + 4;
+        at += 12 + length;
     }
     Ok(Probe::animation("png", displayed(size, orientation), frames, duration_ns))
+}
+
+/// Start of the last chunk in the run of chunks like the one at `at`: writers cut pixels into hundreds of equal ones.
+///
+/// Positions are doubled, then halved; each is taken only where the very same length and name stand, so that a file
+/// of other cuts is walked as far as it is regular, and chunk by chunk from there.
+fn last_of_equals(source: &mut Source<'_>, at: u64, header: [u8; 8], length: u64) -> Result<u64, Fault> {
+    let step = length + 12;
+    let most = (source.len() - at) / step;
+    let (mut last, mut end) = (0, 1);
+    let mut is_like = |k: u64| -> Result<bool, Fault> {
+        let start = at + k * step;
+        Ok(k <= most && start + 12 <= source.len() && source.bytes::<8>(start)? == header)
+    };
+    while is_like(end)? {
+        last = end;
+        end *= 2;
+    }
+    while end - last > 1 {
+        let middle = last + (end - last) / 2;
+        if is_like(middle)? {
+            last = middle;
+        } else {
+            end = middle;
+        }
+    }
+    Ok(at + last * step)
 }
 
 /// Blocks to the trailer: each image descriptor is a frame, the extension before it holds its delay.
