@@ -168,7 +168,7 @@ def make_conversations(folder: Path) -> Path:
 
 
 def tokens(target: Path, folder: Path) -> dict[str, float]:
-    """Seconds of the tokenizer alone, with templates and labels, and of the whole profile; and the overheads."""
+    """Seconds of the tokenizer alone, with templates and labels, and of the whole profile."""
     records = make_conversations(folder)
     speed = target / "release/examples/speed"
     done = subprocess.run(
