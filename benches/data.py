@@ -147,7 +147,12 @@ def make_conversations(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<image>", "<video>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(vocab_size=32_000, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=32_000,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(lines, trainer)
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
     path = folder / "model" / "config.json"
