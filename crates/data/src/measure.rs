@@ -22,11 +22,11 @@ const PICTURES: [&str; 3] = ["gif", "png", "webp"];
 /// What a medium is to the encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediaUse {
-    /// The only image of its sample: tiled.
+    /// The only image of its sample.
     Image,
-    /// One of several images: one tile.
+    /// One of several images; some families give it fewer tiles than one alone.
     MultiImage,
-    /// A video: one tile a frame.
+    /// A video.
     Video,
     /// A sound.
     Audio,

@@ -62,7 +62,7 @@ impl RawRecord {
         }
     }
 
-    /// First eight bytes of the SHA-256 of what it says; attached media count by their names and sizes.
+    /// First eight bytes of the SHA-256 of what it says. Attached media are not in it: they have a hash of their own.
     pub fn hash(&self) -> u64 {
         use sha2::{Digest as _, Sha256};
         let mut hash = Sha256::new();
