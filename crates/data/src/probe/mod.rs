@@ -70,6 +70,9 @@ pub struct Probe {
     pub bytes: u64,
 }
 
+/// The shortest duration that we believe, in seconds.
+const DURATION_MIN_S: f64 = 1e-9;
+
 impl Probe {
     fn new(kind: MediaKind, format: &'static str) -> Self {
         Self {
@@ -117,7 +120,8 @@ impl Probe {
 
     /// With a duration, and the mean frame rate over it.
     fn lasting(self, duration_s: Option<f64>) -> Self {
-        let duration_s = duration_s.filter(|s| s.is_finite() && *s > 0.0);
+        // A damaged file may claim 1e-310 s, and its frames then come infinitely fast.
+        let duration_s = duration_s.filter(|s| s.is_finite() && *s >= DURATION_MIN_S);
         let fps = match (self.frames, duration_s) {
             (Some(frames), Some(seconds)) if frames > 0 => Some(frames as f64 / seconds),
             _ => None,
@@ -229,4 +233,20 @@ fn sniff(source: &mut Source<'_>) -> Result<Option<(&'static str, Reader)>, Faul
         }
         _ => return audio::sniff(source),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by fuzzing a Matroska file whose duration was a subnormal number.
+    #[test]
+    fn no_frame_rate_is_infinite() {
+        let lasting = |duration_s| Probe::image("mkv", (64, 48)).lasting(duration_s);
+        for none in [None, Some(1.8e-310), Some(0.0), Some(-1.0), Some(f64::NAN), Some(f64::INFINITY)] {
+            let probe = lasting(none);
+            assert_eq!((probe.duration_s, probe.fps), (None, None), "{none:?}");
+        }
+        assert_eq!(lasting(Some(0.5)).fps, Some(2.0));
+    }
 }
