@@ -6,6 +6,7 @@ use dflop_data::location::Location;
 use dflop_data::mixture::Source;
 use dflop_data::probe::{MediaKind, probe_bytes};
 use dflop_data::store::Stores;
+use dflop_data::tokens::ChatTokenizer;
 use dflop_data::{DataError, readers, table};
 use std::path::Path;
 
@@ -89,6 +90,52 @@ pub fn conversation(bytes: &[u8]) {
     if let Ok(value) = serde_json::from_slice(bytes) {
         let _ = Conversation::parse(&value);
     }
+}
+
+/// What the model directories of the targets hold beside the file under test.
+const MODEL: [(&str, &str); 3] = [
+    ("config.json", r#"{"model_type": "llava_onevision"}"#),
+    ("preprocessor_config.json", "{}"),
+    ("tokenizer_config.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#),
+];
+const TOKENIZER: &str = include_str!("../fixtures/demo/tokenizer.json");
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}";
+
+/// Opens a model directory with this tokenizer and template, and tokenises conversations with it.
+fn tokenize(tokenizer: &[u8], template: &[u8]) {
+    const RECORDS: [&str; 3] = [
+        r#"{"conversations": []}"#,
+        r#"{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": " the cat\n"}]}"#,
+        r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "\u00e9 \u4f60"},
+            {"role": "assistant", "content": ""}, {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "a b"}]}"#,
+    ];
+    with_file("config.json", MODEL[0].1.as_bytes(), |path| {
+        let dir = path.parent().expect("it lies in a folder");
+        for (name, text) in MODEL {
+            std::fs::write(dir.join(name), text).expect("a fuzzer may write");
+        }
+        std::fs::write(dir.join("tokenizer.json"), tokenizer).expect("a fuzzer may write");
+        std::fs::write(dir.join("chat_template.jinja"), template).expect("a fuzzer may write");
+        let Ok(tokenizer) = ChatTokenizer::of_model(dir, [None, None, None]) else { return };
+        for record in RECORDS {
+            let record = serde_json::from_str(record).expect("it is JSON");
+            let Ok(conversation) = Conversation::parse(&record) else { continue };
+            let Ok(found) = tokenizer.tokenize(&conversation, &[]) else { continue };
+            let tokens = found.expand();
+            assert_eq!(found.count(), Some((tokens.input_ids.len() as u32, tokens.label_tokens())));
+        }
+    });
+}
+
+/// Reads `bytes` as a chat template: one that ends, or an error.
+pub fn template(bytes: &[u8]) {
+    tokenize(TOKENIZER.as_bytes(), bytes);
+}
+
+/// Reads `bytes` as a tokenizer.
+pub fn tokenizer(bytes: &[u8]) {
+    tokenize(bytes, TEMPLATE.as_bytes());
 }
 
 /// Reads `bytes` as the configuration files of a model, and asks the family for shapes.

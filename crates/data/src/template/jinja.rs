@@ -6,9 +6,13 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+/// Instructions that one rendering may take, some seconds of them: a long conversation takes thousands.
+const FUEL: u64 = 20_000_000;
+
 /// Jinja as transformers sets it up.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
+    environment.set_fuel(Some(FUEL));
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the delimiters are the defaults"));
     environment.set_unknown_method_callback(methods);
