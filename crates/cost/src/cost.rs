@@ -192,7 +192,8 @@ pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)>
 /// *Not modelled*: contention between ranks of one device, caches, clock throttling, padding.
 #[derive(Debug, Clone)]
 pub struct CostModel {
-    pub(crate) encoder: Module,
+    /// With how many of each the encoder has.
+    pub(crate) encoder: Vec<(&'static str, Module, u64)>,
     pub(crate) embedding: Module,
     pub(crate) layer: Module,
     pub(crate) head: Module,
@@ -209,17 +210,25 @@ impl CostModel {
     /// # Errors
     /// [`CostError`], by the name of the module and curve at fault.
     pub fn new(profile: &ModelProfile) -> Result<Self, CostError> {
-        if profile.num_llm_layers == 0 {
+        if profile.num_llm_layers() == 0 {
             return Err(CostError::NoLayers);
         }
+        let mut encoder = Vec::new();
+        for name in ["encoder_embedding", "encoder_layer", "projector"] {
+            encoder.push((name, Module::new(profile, name)?, u64::from(profile.count(name))));
+        }
+        let window = ModelProfile::WINDOW_LAYER;
+        if profile.modules.contains_key(window) {
+            encoder.push((window, Module::new(profile, window)?, u64::from(profile.count(window))));
+        }
         Ok(Self {
-            encoder: Module::new(profile, "encoder")?,
+            encoder,
             embedding: Module::new(profile, "llm_embedding")?,
             layer: Module::new(profile, "llm_layer")?,
             head: Module::new(profile, "llm_head")?,
-            num_llm_layers: profile.num_llm_layers,
+            num_llm_layers: profile.num_llm_layers(),
             hidden_bytes: profile.hidden_bytes,
-            network: profile.network,
+            network: profile.network.clone(),
             optimizer_bytes_per_parameter: crate::memory::optimizer_bytes_per_parameter(
                 &profile.device.dtype,
             )?,
@@ -237,8 +246,10 @@ impl CostModel {
     /// *Complexity*: O(s log n) for s segment groups and n measured points.
     pub fn encoder(&self, microbatch: &MicrobatchShape) -> Prediction {
         let mut sum = Prediction::default();
-        let segments = segments_of(&microbatch.encoder_segments);
-        self.encoder.add(&mut sum, microbatch.encoder_tokens(), segments, 1);
+        for (_, module, count) in &self.encoder {
+            let segments = segments_of(&microbatch.encoder_segments);
+            module.add(&mut sum, microbatch.encoder_tokens(), segments, *count);
+        }
         sum
     }
 
@@ -278,10 +289,12 @@ impl CostModel {
     /// Forward and backward time that one sample adds on the encoder, in nanoseconds; 0 for a text-only
     /// sample.
     pub fn sample_encoder_ns(&self, sample: &SampleShape, typical: Typical) -> u64 {
-        self.encoder
-            .linear
-            .marginal_ns(sample.encoder_tokens(), typical.encoder_tokens)
-            .saturating_add(self.encoder.attention_ns(segments_of(&sample.encoder_segments)))
+        self.over_encoder(|module| {
+            module
+                .linear
+                .marginal_ns(sample.encoder_tokens(), typical.encoder_tokens)
+                .saturating_add(module.attention_ns(segments_of(&sample.encoder_segments)))
+        })
     }
 
     /// Forward and backward time that one sample adds on one stage of the LLM backbone, in nanoseconds.
@@ -305,9 +318,12 @@ impl CostModel {
 
     /// Activation and boundary bytes that one sample adds on the encoder while its microbatch is in flight.
     pub fn sample_encoder_bytes(&self, sample: &SampleShape, typical: Typical) -> u64 {
-        let attention = self.encoder.attention_bytes(segments_of(&sample.encoder_segments));
-        let linear = self.encoder.linear.activation.marginal(sample.encoder_tokens(), typical.encoder_tokens);
-        linear + attention + u64::from(sample.feature_tokens) * self.hidden_bytes
+        let kept = self.over_encoder(|module| {
+            let attention = module.attention_bytes(segments_of(&sample.encoder_segments));
+            let linear = module.linear.activation.marginal(sample.encoder_tokens(), typical.encoder_tokens);
+            linear.saturating_add(attention)
+        });
+        kept + u64::from(sample.feature_tokens) * self.hidden_bytes
     }
 
     /// Activation and boundary bytes that one sample adds on a stage of the LLM backbone while its microbatch
@@ -331,12 +347,18 @@ impl CostModel {
 
     /// Time of reduction and optimizer on an encoder rank, in nanoseconds.
     pub fn encoder_tail_ns(&self) -> u64 {
-        self.tail_ns(self.encoder.num_parameters)
+        self.tail_ns(self.over_encoder(|module| module.num_parameters))
     }
 
     /// Time of reduction and optimizer on a rank of one stage of the LLM backbone, in nanoseconds.
     pub fn stage_tail_ns(&self, stage: StageLayers) -> u64 {
         self.tail_ns(self.stage_parameters(stage).0)
+    }
+
+    /// The sum of what `of_one` says of each module of the encoder, times how many of it there are.
+    pub(crate) fn over_encoder(&self, of_one: impl Fn(&Module) -> u64) -> u64 {
+        let times = |(_, module, count): &(_, Module, u64)| of_one(module).saturating_mul(*count);
+        self.encoder.iter().map(times).fold(0, u64::saturating_add)
     }
 
     fn tail_ns(&self, num_parameters: u64) -> u64 {
@@ -357,14 +379,10 @@ impl CostModel {
 
     /// Curves with points that had to be repaired; empty for a profile without noise.
     pub fn repairs(&self) -> Vec<Repair> {
-        let modules = [
-            ("encoder", &self.encoder),
-            ("llm_embedding", &self.embedding),
-            ("llm_layer", &self.layer),
-            ("llm_head", &self.head),
-        ];
+        let llm = [("llm_embedding", &self.embedding), ("llm_layer", &self.layer), ("llm_head", &self.head)];
+        let encoder = self.encoder.iter().map(|(name, module, _)| (*name, module));
         let mut repairs = Vec::new();
-        for (module, measured) in modules {
+        for (module, measured) in encoder.chain(llm) {
             let parts = [("linear", Some(&measured.linear)), ("attention", measured.attention.as_ref())];
             for (part, phases) in parts.into_iter().filter_map(|(part, phases)| phases.map(|p| (part, p))) {
                 for (phase, curve) in [

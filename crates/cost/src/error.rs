@@ -36,7 +36,7 @@ pub enum CostError {
         size: u64,
     },
     /// The LLM backbone has no layers.
-    #[error("model profile: `num_llm_layers` is 0, must be at least 1")]
+    #[error("model profile: `llm_layer.count` is 0, must be at least 1")]
     NoLayers,
     /// A dtype whose optimizer states we do not know.
     #[error("model profile: `device.dtype` is `{dtype}`, must be `float32` or `bfloat16`")]

@@ -112,7 +112,9 @@ impl CostModel {
 
     /// Bytes that the encoder keeps for the backward of one microbatch.
     pub fn encoder_activation_bytes(&self, microbatch: &MicrobatchShape) -> u64 {
-        self.encoder.activation_bytes(microbatch.encoder_tokens(), segments_of(&microbatch.encoder_segments))
+        self.over_encoder(|module| {
+            module.activation_bytes(microbatch.encoder_tokens(), segments_of(&microbatch.encoder_segments))
+        })
     }
 
     /// Bytes that a stage of the LLM backbone keeps for the backward of one microbatch.
@@ -144,7 +146,10 @@ impl CostModel {
                 in_flight,
             ),
             boundary_bytes: self.boundary_bytes(&features, in_flight),
-            ..self.rank_memory(self.encoder.num_parameters, self.encoder.parameter_bytes)
+            ..self.rank_memory(
+                self.over_encoder(|module| module.num_parameters),
+                self.over_encoder(|module| module.parameter_bytes),
+            )
         }
     }
 

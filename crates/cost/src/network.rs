@@ -14,17 +14,17 @@ impl CostModel {
     ///
     /// *Not modelled*: contention between messages, other links inside a node than between nodes.
     pub fn transfer_ns(&self, tokens: u64) -> u64 {
-        if tokens == 0 || !self.is_network_measured() {
+        let Some(link) = self.network.point_to_point() else { return 0 };
+        if tokens == 0 {
             return 0;
         }
         let bytes = tokens.saturating_mul(self.hidden_bytes);
-        let wire_ns = scale(bytes, 1_000_000_000, self.network.bandwidth_bytes_per_s);
-        self.network.latency_ns.saturating_add(wire_ns)
+        link.latency_ns.saturating_add(scale(bytes, 1_000_000_000, link.bandwidth_bytes_per_s))
     }
 
     /// Whether transfers were measured; if not they are taken as free, which whoever shows a prediction must
     /// say.
-    pub const fn is_network_measured(&self) -> bool {
-        self.network.bandwidth_bytes_per_s > 0
+    pub fn is_network_measured(&self) -> bool {
+        self.network.point_to_point().is_some()
     }
 }

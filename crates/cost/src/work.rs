@@ -1,7 +1,7 @@
 //! A certified lower bound on the work of a global batch: what lets the planner drop a candidate without
 //! simulating it.
 
-use crate::cost::{CostModel, StageLayers, samples_of, segments_of};
+use crate::cost::{CostModel, Module, StageLayers, samples_of, segments_of};
 use dflop_types::MicrobatchShape;
 
 /// Certified least forward and backward time of one global batch, in nanoseconds over all replicas, however
@@ -45,9 +45,12 @@ impl CostModel {
     /// *Complexity*: O(s log n) for s segments and samples.
     pub fn work_min(&self, batch: &MicrobatchShape) -> WorkMin {
         let total = batch.total_llm_tokens();
+        let of_one = |(_, module, count): &(_, Module, u64)| {
+            let attention_ns = module.attention_ns(segments_of(&batch.encoder_segments));
+            (module.linear.ns_min(batch.encoder_tokens()) + attention_ns as f64) * *count as f64
+        };
         WorkMin {
-            encoder: self.encoder.linear.ns_min(batch.encoder_tokens())
-                + self.encoder.attention_ns(segments_of(&batch.encoder_segments)) as f64,
+            encoder: self.encoder.iter().map(of_one).sum(),
             layer: self.layer.linear.ns_min(total)
                 + self.layer.attention_ns(samples_of(&batch.llm_tokens)) as f64,
             embedding: self.embedding.linear.ns_min(total),

@@ -17,32 +17,35 @@ fn curve(points: &[(u64, u64)], bytes_per_unit: u64) -> MeasuredCurve {
             spread_ns: 3,
             activation_bytes: bytes_per_unit * size,
             repeats: 9,
+            ..MeasuredPoint::default()
         })
         .collect();
-    MeasuredCurve { points }
+    MeasuredCurve { points, ..MeasuredCurve::default() }
 }
 
 fn module(linear: &[(u64, u64)], attention: &[(u64, u64)], num_parameters: u64) -> ModuleProfile {
     ModuleProfile {
+        count: 1,
         linear: curve(linear, 100),
         attention: curve(attention, 10),
         num_parameters,
         parameter_bytes: 4 * num_parameters,
+        ..ModuleProfile::default()
     }
 }
 
 fn profile() -> ModelProfile {
     let mut profile = ModelProfile {
-        num_llm_layers: 7,
-        num_encoder_layers: 3,
         hidden_bytes: 64,
-        network: Network { latency_ns: 1_000, bandwidth_bytes_per_s: 64_000_000 },
+        network: Network::of_pair(1_000, 64_000_000),
         optimizer_ns_per_million: 5_000_000,
         ..ModelProfile::default()
     };
     "float32".clone_into(&mut profile.device.dtype);
     let modules = [
-        ("encoder", module(&[(729, 90_000), (7_290, 800_000)], &[(729, 20_000)], 1_000_000)),
+        ("encoder_embedding", module(&[(729, 1), (7_290, 1)], &[], 0)),
+        ("projector", module(&[(729, 1), (7_290, 1)], &[], 0)),
+        ("encoder_layer", module(&[(729, 90_000), (7_290, 800_000)], &[(729, 20_000)], 1_000_000)),
         ("llm_embedding", module(&[(64, 500), (1_024, 4_000)], &[], 300_000)),
         (
             "llm_layer",
@@ -83,7 +86,7 @@ fn the_encoder_adds_linear_and_attention() {
     let segments = vec![EncoderSegments { count: 2, tokens: 729 }, EncoderSegments { count: 8, tokens: 729 }];
     let batch = MicrobatchShape { encoder_segments: segments, ..MicrobatchShape::default() };
     let encoder = model().encoder(&batch);
-    assert_eq!(encoder.forward_ns, 800_000 + 10 * 20_000);
+    assert_eq!(encoder.forward_ns, 800_000 + 10 * 20_000 + 2);
     assert!(!encoder.extrapolated);
 }
 
@@ -169,8 +172,8 @@ fn errors_name_the_module_and_the_rule() {
     };
     assert_eq!(message(|p| drop(p.modules.remove("llm_head"))), "model profile has no module `llm_head`");
     assert_eq!(
-        message(|p| p.modules.get_mut("encoder").unwrap().linear.points.clear()),
-        "model profile, module `encoder`, curve `linear`: it has no points, at least 1 is needed"
+        message(|p| p.modules.get_mut("encoder_layer").unwrap().linear.points.clear()),
+        "model profile, module `encoder_layer`, curve `linear`: it has no points, at least 1 is needed"
     );
     assert_eq!(
         message(|p| p.modules.get_mut("llm_layer").unwrap().attention.points[2].forward_ns = 0),
@@ -180,14 +183,20 @@ fn errors_name_the_module_and_the_rule() {
         message(|p| p.modules.get_mut("llm_layer").unwrap().linear.points[1].size = 64),
         "model profile, module `llm_layer`, curve `linear`: size 64 at point 1 does not exceed 64"
     );
-    assert_eq!(message(|p| p.num_llm_layers = 0), "model profile: `num_llm_layers` is 0, must be at least 1");
+    assert_eq!(
+        message(|p| p.modules.get_mut("llm_layer").unwrap().count = 0),
+        "model profile: `llm_layer.count` is 0, must be at least 1"
+    );
     assert_eq!(
         message(|p| p.device.dtype = "int3".to_owned()),
         "model profile: `device.dtype` is `int3`, must be `float32` or `bfloat16`"
     );
     let mut missing = profile();
     missing.modules.clear();
-    assert_eq!(CostModel::new(&missing).unwrap_err(), CostError::MissingModule { module: "encoder" });
+    assert_eq!(
+        CostModel::new(&missing).unwrap_err(),
+        CostError::MissingModule { module: "encoder_embedding" }
+    );
 }
 
 fn sample() -> impl Strategy<Value = SampleShape> {

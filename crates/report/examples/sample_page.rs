@@ -270,10 +270,11 @@ fn curve(dice: &mut Dice, sizes: &[u64], fixed_ms: f64, ms_each: f64, ms_square:
                 spread_ns: (forward * 0.04e6) as u64,
                 activation_bytes: size * 5_800,
                 repeats: 9,
+                ..MeasuredPoint::default()
             }
         })
         .collect();
-    MeasuredCurve { points }
+    MeasuredCurve { points, ..MeasuredCurve::default() }
 }
 
 fn model(dice: &mut Dice) -> ModelProfile {
@@ -285,11 +286,20 @@ fn model(dice: &mut Dice) -> ModelProfile {
             if square > 0.0 { curve(dice, sizes, 0.08, 0.0, square) } else { MeasuredCurve::default() };
         (
             name.to_owned(),
-            ModuleProfile { linear, attention, num_parameters, parameter_bytes: 4 * num_parameters },
+            ModuleProfile {
+                count: 1,
+                linear,
+                attention,
+                num_parameters,
+                parameter_bytes: 4 * num_parameters,
+                ..ModuleProfile::default()
+            },
         )
     };
     let modules = [
-        module("encoder", &tiles, 0.0042, 0.0, 3_412_992),
+        module("encoder_embedding", &tiles, 0.000_2, 0.0, 412_992),
+        module("encoder_layer", &tiles, 0.0042, 0.0, 2_412_992),
+        module("projector", &tiles, 0.000_4, 0.0, 612_992),
         module("llm_embedding", &sizes, 0.000_02, 0.0, 4_194_304),
         module("llm_layer", &sizes, 0.000_9, 0.000_000_5, 655_872),
         module("llm_head", &sizes, 0.011, 0.0, 4_194_432),
@@ -304,13 +314,13 @@ fn model(dice: &mut Dice) -> ModelProfile {
             num_neighbours: 1,
             dtype: "float32".to_owned(),
             torch: "2.15.0".to_owned(),
+            ..Device::default()
         },
-        num_llm_layers: 4,
-        num_encoder_layers: 4,
         hidden_bytes: 1024,
-        network: Network { latency_ns: 250_000, bandwidth_bytes_per_s: 1_900_000_000 },
+        network: Network::of_pair(250_000, 1_900_000_000),
         modules: modules.into(),
         optimizer_ns_per_million: 4_100_000,
+        ..ModelProfile::default()
     }
 }
 

@@ -113,9 +113,14 @@ fn small() -> Report {
         spread_ns: 1_000,
         activation_bytes: size * 64,
         repeats: 5,
+        ..MeasuredPoint::default()
     };
     let module = ModuleProfile {
-        linear: MeasuredCurve { points: vec![point(729, 3_000_000), point(1458, 6_100_000)] },
+        count: 2,
+        linear: MeasuredCurve {
+            points: vec![point(729, 3_000_000), point(1458, 6_100_000)],
+            ..MeasuredCurve::default()
+        },
         num_parameters: 1_234_567,
         parameter_bytes: 4_938_268,
         ..ModuleProfile::default()
@@ -179,9 +184,7 @@ fn small() -> Report {
         model: Some(ModelProfile {
             made_from: hashes("model_config"),
             family: "llava_onevision".to_owned(),
-            num_llm_layers: 2,
-            num_encoder_layers: 2,
-            modules: [("encoder".to_owned(), module)].into(),
+            modules: [("encoder_layer".to_owned(), module)].into(),
             ..ModelProfile::default()
         }),
         loss: vec![(0, 6.0), (1, 5.5), (2, 5.25)],
@@ -398,7 +401,7 @@ fn hostile_names_are_escaped() {
     data.made_from.insert(hostile(), hostile());
     let model = report.model.as_mut().unwrap();
     model.device.name = hostile();
-    let module = model.modules["encoder"].clone();
+    let module = model.modules["encoder_layer"].clone();
     model.modules.insert(hostile(), module);
     let page = shown(&report);
     check(&page);
@@ -562,11 +565,12 @@ fn any_report() -> impl Strategy<Value = Report> {
                         forward_ns,
                         backward_ns,
                         activation_bytes,
-                        spread_ns: 0,
                         repeats: 1,
+                        ..MeasuredPoint::default()
                     }
                 };
-                let curve = MeasuredCurve { points: points.iter().map(point).collect() };
+                let points = points.iter().map(point).collect();
+                let curve = MeasuredCurve { points, ..MeasuredCurve::default() };
                 let module =
                     ModuleProfile { linear: curve.clone(), attention: curve, ..ModuleProfile::default() };
                 ModelProfile { modules: [("llm_layer".to_owned(), module)].into(), ..ModelProfile::default() }

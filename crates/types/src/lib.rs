@@ -55,7 +55,10 @@ pub use data_profile::{
 };
 pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
-pub use model_profile::{Device, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Network};
+pub use model_profile::{
+    Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
+    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, Variant,
+};
 pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{Schedule, ScheduleError};
 pub use shape::{EncoderSegments, MicrobatchShape, SampleShape};

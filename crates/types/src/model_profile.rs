@@ -5,19 +5,25 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// One measured size: medians over `repeats` runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredPoint {
     /// The size, in the unit of its curve.
     pub size: u64,
-    /// Median forward time, in nanoseconds.
+    /// Median forward time (F), in nanoseconds.
     pub forward_ns: u64,
-    /// Median backward time (inputs and weights), in nanoseconds.
+    /// Median backward time, gradients of inputs and weights in one pass (B), in nanoseconds.
     pub backward_ns: u64,
+    /// Median time of the gradient of the inputs alone (I), in nanoseconds; 0 where the inputs want none.
+    pub input_ns: u64,
+    /// Median time of the gradients of the weights alone, after I (W), in nanoseconds; 0 where there are none.
+    pub weight_ns: u64,
     /// Third minus first quartile of forward plus backward, in nanoseconds.
     pub spread_ns: u64,
     /// Bytes the forward keeps for the backward; parameters are not counted.
     pub activation_bytes: u64,
-    /// Timed runs after the warm-up.
+    /// Bytes that forward or backward hold for a while beyond what stays: the higher of the two peaks.
+    pub workspace_bytes: u64,
+    /// Timed runs after the warm-up; 0 where the number is estimated.
     pub repeats: u32,
 }
 
@@ -26,6 +32,33 @@ pub struct MeasuredPoint {
 pub struct MeasuredCurve {
     /// The points, by strictly ascending size.
     pub points: Vec<MeasuredPoint>,
+    /// The size that did not fit the device's memory, where the grid ended for that reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_of_memory_at: Option<u64>,
+}
+
+/// What the forward recomputes in the backward instead of keeping it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing: all activations are kept.
+    #[default]
+    None,
+    /// All but the outputs of matrix products and attention.
+    Selective,
+    /// Everything: only the input of the layer is kept.
+    Full,
+}
+
+/// What recomputation changes at one size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecomputePoint {
+    /// The size, in the unit of the module's linear curve.
+    pub size: u64,
+    /// Median time that the backward takes longer, in nanoseconds; that of attention is its forward.
+    pub extra_ns: u64,
+    /// Bytes the forward keeps.
+    pub activation_bytes: u64,
 }
 
 /// One module: the part linear in tokens, and the attention over one segment.
@@ -33,15 +66,35 @@ pub struct MeasuredCurve {
 /// Its time for packed segments is `linear(total tokens) + sum over segments of attention(segment tokens)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleProfile {
+    /// How many of it the model has: the layers of a stack; 1 for all else.
+    pub count: u32,
     /// Everything but attention, over total tokens (encoder tokens, LLM tokens, or label tokens for the head).
     pub linear: MeasuredCurve,
-    /// Attention of one segment over its tokens; no points where the module has none, or where all segments
-    /// are of one size and `linear` holds it.
+    /// Attention of one segment over its tokens; no points where the module has none, or where `linear` holds it.
     pub attention: MeasuredCurve,
-    /// Number of parameters.
+    /// Tokens of the segments that `linear` was measured with, where it holds their attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment_tokens: Option<u32>,
+    /// With recomputation, by mode; empty where it was not measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub recompute: BTreeMap<Recompute, Vec<RecomputePoint>>,
+    /// Number of parameters of one.
     pub num_parameters: u64,
-    /// Bytes of the parameters in the dtype of the profile.
+    /// Bytes of the parameters of one, in the dtype of the profile.
     pub parameter_bytes: u64,
+}
+
+/// Modules measured otherwise than alone and whole: cut by tensor parallelism, or frozen with LoRA adapters.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variant {
+    /// Ranks that one layer is cut over.
+    pub tensor_parallel_degree: u32,
+    /// Rank of the LoRA adapters on the frozen weights; 0: none, all weights train.
+    pub lora_rank: u32,
+    /// Whether the times hold the collectives (measured on as many ranks); if not, one device ran one cut alone.
+    pub has_collectives: bool,
+    /// Modules by name, as in [`ModelProfile::modules`]; those that the variant does not change may be left out.
+    pub modules: BTreeMap<String, ModuleProfile>,
 }
 
 /// What was measured on.
@@ -57,51 +110,167 @@ pub struct Device {
     pub num_neighbours: u32,
     /// `float32` or `bfloat16`.
     pub dtype: String,
-    /// Version of PyTorch.
+    /// Version of PyTorch; empty where the profile is estimated.
     pub torch: String,
+    /// Version of the device's driver; empty on a CPU.
+    #[serde(default)]
+    pub driver: String,
+    /// Memory of the device, in bytes; 0 where it is not known.
+    #[serde(default)]
+    pub memory_bytes: u64,
+}
+
+/// What ranks do together on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// One rank to one other.
+    PointToPoint,
+    /// Every rank has the sum.
+    AllReduce,
+    /// Every rank has the parts of all.
+    AllGather,
+    /// Every rank has its part of the sum.
+    ReduceScatter,
+}
+
+/// How far apart ranks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkSpan {
+    /// Within one node.
+    Node,
+    /// On several nodes.
+    Cluster,
+}
+
+/// One measured message size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessagePoint {
+    /// Bytes of the whole tensor that each rank has (of the sum, of what all parts together make).
+    pub bytes: u64,
+    /// Median time, in nanoseconds.
+    pub ns: u64,
+}
+
+/// Measured times of one kind of communication over one group of ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkProfile {
+    /// What the ranks do.
+    pub collective: Collective,
+    /// How far apart they are.
+    pub span: LinkSpan,
+    /// Ranks that take part; 2 for point to point.
+    pub num_ranks: u32,
+    /// Time of an empty message (alpha), in nanoseconds.
+    pub latency_ns: u64,
+    /// Bytes that cross each rank's link a second: for a ring of n ranks `2 (n - 1) / n` of an all-reduce's bytes do,
+    /// `(n - 1) / n` of an all-gather's and reduce-scatter's, all of a point-to-point message's.
+    pub bandwidth_bytes_per_s: u64,
+    /// What was measured, by ascending size; empty where the numbers are from a table.
+    pub points: Vec<MessagePoint>,
 }
 
 /// Links between ranks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// Time of an empty point-to-point message, in nanoseconds.
-    pub latency_ns: u64,
-    /// Point-to-point bandwidth, in bytes a second; 0: not measured, transfers are taken as free and marked.
-    pub bandwidth_bytes_per_s: u64,
+    /// `gloo` or `nccl`; empty where nothing was measured.
+    pub backend: String,
+    /// Whether the numbers are those of a table of hardware, not measured.
+    pub is_assumed: bool,
+    /// What is known; where nothing is, transfers are taken as free and marked.
+    pub links: Vec<LinkProfile>,
 }
 
-/// Measured time and memory of a model on a device.
+impl Network {
+    /// The link between two ranks, the nearest pair that is known.
+    pub fn point_to_point(&self) -> Option<&LinkProfile> {
+        let pairs = self.links.iter().filter(|link| link.collective == Collective::PointToPoint);
+        pairs.min_by_key(|link| link.span)
+    }
+
+    /// A network of one measured pair of ranks, of which only latency and bandwidth are known.
+    pub fn of_pair(latency_ns: u64, bandwidth_bytes_per_s: u64) -> Self {
+        let link = LinkProfile {
+            collective: Collective::PointToPoint,
+            span: LinkSpan::Node,
+            num_ranks: 2,
+            latency_ns,
+            bandwidth_bytes_per_s,
+            points: Vec::new(),
+        };
+        Self { links: vec![link], ..Self::default() }
+    }
+}
+
+/// Memory that no module accounts for, per rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReserve {
+    /// Held by the device's context and libraries before the first tensor, in bytes.
+    pub context_bytes: u64,
+    /// What the allocator holds above what tensors take, in thousandths of the latter.
+    pub allocator_overhead_permille: u32,
+}
+
+/// Measured (or estimated) time and memory of a model on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelProfile {
     /// Hashes of what it was made from: `model_config`.
     pub made_from: MadeFrom,
     /// Model family, as in `llava_onevision`.
     pub family: String,
+    /// Name for people: the model's folder, or its name in the catalogue.
+    #[serde(default)]
+    pub model: String,
+    /// Whether the numbers come from the analytic model: to be marked wherever they are shown.
+    pub is_estimated: bool,
     /// What was measured on.
     pub device: Device,
-    /// Layers of the LLM backbone.
-    pub num_llm_layers: u32,
-    /// Layers of the encoder.
-    pub num_encoder_layers: u32,
     /// Bytes of one feature token (and of one hidden state) as they pass between ranks.
     pub hidden_bytes: u64,
     /// Links between ranks.
     pub network: Network,
-    /// `encoder` (whole, projector included, over encoder tokens), `llm_embedding`, `llm_layer` (one layer),
-    /// `llm_head` (final norm, logits and loss, over label tokens).
+    /// By name ([`ModelProfile::MODULES`], and [`ModelProfile::WINDOW_LAYER`] where the encoder has such layers); whole and
+    /// trained, on one rank.
     pub modules: BTreeMap<String, ModuleProfile>,
+    /// The modules measured otherwise.
+    #[serde(default)]
+    pub variants: Vec<Variant>,
     /// Time of the optimizer and gradient reduction, in nanoseconds for each 1,000,000 parameters of a rank.
     pub optimizer_ns_per_million: u64,
+    /// Memory beside the modules'.
+    #[serde(default)]
+    pub memory: MemoryReserve,
 }
 
 impl ModelProfile {
-    /// Names of the modules a profile must hold.
-    pub const MODULES: [&'static str; 4] = ["encoder", "llm_embedding", "llm_layer", "llm_head"];
+    /// Names of the modules a profile must hold: pixels (or sound) to encoder tokens, one encoder layer, projector (these
+    /// three over encoder tokens); ids and features to hidden states, one LLM layer (over LLM tokens), final norm, logits
+    /// and loss (over label tokens).
+    pub const MODULES: [&'static str; 6] =
+        ["encoder_embedding", "encoder_layer", "projector", "llm_embedding", "llm_layer", "llm_head"];
+    /// An encoder layer whose attention stays within windows, which its `linear` holds: their size is the model's.
+    pub const WINDOW_LAYER: &'static str = "encoder_window_layer";
+
+    /// How many of this module the model has; 0 if the profile lacks it.
+    pub fn count(&self, module: &str) -> u32 {
+        self.modules.get(module).map_or(0, |module| module.count)
+    }
+
+    /// Layers of the LLM backbone.
+    pub fn num_llm_layers(&self) -> u32 {
+        self.count("llm_layer")
+    }
+
+    /// Layers of the encoder, of all kinds.
+    pub fn num_encoder_layers(&self) -> u32 {
+        self.count("encoder_layer") + self.count(Self::WINDOW_LAYER)
+    }
 }
 
 impl Artifact for ModelProfile {
     const KIND: &'static str = "model_profile";
-    const FORMAT_VERSION: u32 = 1;
+    const FORMAT_VERSION: u32 = 2;
     const MEND: &'static str = "dflop profile model";
 
     fn made_from(&self) -> &MadeFrom {
@@ -120,28 +289,54 @@ impl Artifact for ModelProfile {
             }
         }
         for (name, module) in &self.modules {
-            for (part, curve) in [("linear", &module.linear), ("attention", &module.attention)] {
-                for (index, pair) in curve.points.windows(2).enumerate() {
-                    if pair[1].size <= pair[0].size {
-                        problems.push(format!(
-                            "modules.{name}.{part}.points[{}].size: {} does not exceed {}",
-                            index + 1,
-                            pair[1].size,
-                            pair[0].size
-                        ));
-                    }
-                }
-                for (index, point) in curve.points.iter().enumerate() {
-                    if point.forward_ns == 0 && part == "linear" {
-                        problems
-                            .push(format!("modules.{name}.{part}.points[{index}].forward_ns: must not be 0"));
-                    }
-                }
+            module_problems(&format!("modules.{name}"), module, &mut problems);
+        }
+        for (index, variant) in self.variants.iter().enumerate() {
+            if variant.tensor_parallel_degree == 0 {
+                problems.push(format!("variants[{index}].tensor_parallel_degree: must not be 0"));
+            }
+            for (name, module) in &variant.modules {
+                module_problems(&format!("variants[{index}].modules.{name}"), module, &mut problems);
             }
         }
-        if self.num_llm_layers == 0 {
-            problems.push("num_llm_layers: must not be 0".to_owned());
+        for (index, link) in self.network.links.iter().enumerate() {
+            if link.bandwidth_bytes_per_s == 0 {
+                problems.push(format!("network.links[{index}].bandwidth_bytes_per_s: must not be 0"));
+            }
+            if link.num_ranks < 2 {
+                problems.push(format!("network.links[{index}].num_ranks: {} is below 2", link.num_ranks));
+            }
         }
         problems
+    }
+}
+
+/// What is wrong with one module's numbers, each with its place.
+fn module_problems(place: &str, module: &ModuleProfile, problems: &mut Vec<String>) {
+    if module.count == 0 {
+        problems.push(format!("{place}.count: must not be 0"));
+    }
+    let mut ascend = |place: String, sizes: Vec<u64>| {
+        for (index, pair) in sizes.windows(2).enumerate() {
+            if pair[1] <= pair[0] {
+                problems.push(format!(
+                    "{place}[{}].size: {} does not exceed {}",
+                    index + 1,
+                    pair[1],
+                    pair[0]
+                ));
+            }
+        }
+    };
+    for (part, curve) in [("linear", &module.linear), ("attention", &module.attention)] {
+        ascend(format!("{place}.{part}.points"), curve.points.iter().map(|point| point.size).collect());
+    }
+    for (mode, points) in &module.recompute {
+        ascend(format!("{place}.recompute.{mode:?}"), points.iter().map(|point| point.size).collect());
+    }
+    for (index, point) in module.linear.points.iter().enumerate() {
+        if point.forward_ns == 0 {
+            problems.push(format!("{place}.linear.points[{index}].forward_ns: must not be 0"));
+        }
     }
 }

@@ -265,7 +265,7 @@ impl Found {
             }
         }
         if let Some(model) = &self.model
-            && model.network.bandwidth_bytes_per_s == 0
+            && model.network.point_to_point().is_none()
         {
             warnings.push("transfers were not measured and are taken as free".to_owned());
         }

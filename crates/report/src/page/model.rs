@@ -19,7 +19,10 @@ const MOST_ROWS: usize = 200;
 /// What a module is, in words, and what its size counts.
 fn describe(name: &str) -> (&str, &'static str) {
     match name {
-        "encoder" => ("Encoder with projector", "encoder tokens"),
+        "encoder_embedding" => ("Encoder embedding", "encoder tokens"),
+        "encoder_layer" => ("One encoder layer", "encoder tokens"),
+        ModelProfile::WINDOW_LAYER => ("One encoder layer with windows", "encoder tokens"),
+        "projector" => ("Projector", "encoder tokens"),
         "llm_embedding" => ("LLM embedding", "LLM tokens"),
         "llm_layer" => ("One LLM layer", "LLM tokens"),
         "llm_head" => ("LLM head and loss", "label tokens"),
@@ -61,14 +64,15 @@ pub(super) fn section(report: &Report) -> Option<Section> {
 
 fn device(model: &ModelProfile) -> Markup {
     let d = &model.device;
-    let network = if model.network.bandwidth_bytes_per_s == 0 {
-        "not measured: transfers are taken as free".to_owned()
-    } else {
-        format!(
-            "{} latency, {}/s",
-            format::ns(model.network.latency_ns),
-            format::bytes(model.network.bandwidth_bytes_per_s)
-        )
+    let network = match model.network.point_to_point() {
+        None => "not measured: transfers are taken as free".to_owned(),
+        Some(link) => {
+            format!(
+                "{} latency, {}/s",
+                format::ns(link.latency_ns),
+                format::bytes(link.bandwidth_bytes_per_s)
+            )
+        }
     };
     let device = if d.name.is_empty() { d.kind.clone() } else { format!("{} ({})", d.name, d.kind) };
     let mut facts = vec![
@@ -76,7 +80,7 @@ fn device(model: &ModelProfile) -> Markup {
         ("device", device),
         ("dtype", d.dtype.clone()),
         ("PyTorch", d.torch.clone()),
-        ("layers", format!("{} encoder, {} LLM", model.num_encoder_layers, model.num_llm_layers)),
+        ("layers", format!("{} encoder, {} LLM", model.num_encoder_layers(), model.num_llm_layers())),
         ("links", network),
         ("optimizer", format!("{} for each million parameters", format::ns(model.optimizer_ns_per_million))),
     ];
