@@ -6,7 +6,7 @@ use crate::error::DataError;
 use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
 use crate::location::{Location, MediaPlace};
 use crate::mixture::{self, Mixture, Source};
-use crate::model_files::{ModelFiles, json};
+use crate::model_files::ModelFiles;
 use crate::probe::{MediaKind, Probe};
 use crate::profile::ProfileSettings;
 use crate::readers::{self, Body, RawRecord, Reader};
@@ -104,7 +104,7 @@ impl Rule {
         let files =
             ModelFiles::read(&settings.model_dir)?.with_template(settings.chat_template.as_deref())?;
         let hashes = files.hashes();
-        let config = json(&files.config_path, &files.config)?;
+        let config = files.config.json()?;
         let family = match &settings.family {
             Some(given) => Box::new(given.clone()),
             None => files.family()?,
