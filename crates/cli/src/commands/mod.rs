@@ -11,7 +11,7 @@ mod report;
 mod schedule;
 mod simulate;
 
-use crate::args::{ConfigArgument, Profile, ProfileFiles, Verb};
+use crate::args::{InputFiles, Profile, Verb};
 use crate::config::{self, Config};
 use crate::{Failure, Outcome};
 use dflop_data::family::GivenFamily;
@@ -50,8 +50,8 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn read(argument: &ConfigArgument, files: &ProfileFiles) -> Result<Self, Failure> {
-        let config = config::load(&argument.config)?;
+    fn read(files: &InputFiles) -> Result<Self, Failure> {
+        let config = config::load(&files.config.config)?;
         let data_profile_path = beside(&config, files.data_profile.as_ref(), table::FILE_NAME);
         let data_profile = table::read(&data_profile_path)?;
         dflop_data::profile::check_whole(&data_profile)?;
