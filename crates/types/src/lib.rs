@@ -42,6 +42,7 @@ mod data_profile;
 mod index;
 mod layout;
 mod model_profile;
+mod number;
 mod plan;
 mod schedule;
 mod shape;
@@ -56,6 +57,7 @@ pub use data_profile::{
 pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
 pub use model_profile::{Device, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Network};
+pub use number::{grouped, thousands};
 pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{Schedule, ScheduleError};
 pub use shape::{EncoderSegments, MicrobatchShape, SampleShape};

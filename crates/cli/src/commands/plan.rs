@@ -1,10 +1,10 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
-use super::{Inputs, beside, progress_bar, thousands, write};
+use super::{Inputs, beside, progress_bar, write};
 use crate::Failure;
 use crate::args;
 use dflop_plan::{SearchInput, explain, search};
-use dflop_types::{PipelineOrder, artifact};
+use dflop_types::{PipelineOrder, artifact, thousands};
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.files)?;

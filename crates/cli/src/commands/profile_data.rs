@@ -1,13 +1,13 @@
 //! `dflop profile data`: a dataset in, one shape a sample out.
 
-use super::{beside, progress_bar, thousands};
+use super::{beside, progress_bar};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::family::GivenFamily;
 use dflop_data::profile::{Previous, ProfileSettings, Progress, profile_into};
 use dflop_data::{DataError, problems, summary, table};
-use dflop_types::ProfilePart;
+use dflop_types::{ProfilePart, thousands};
 use indicatif::ProgressBar;
 use serde_json::json;
 use std::path::{Path, PathBuf};
