@@ -15,6 +15,7 @@ use crate::tokens::{ChatTokenizer, TokenizedConversation};
 use dflop_types::{Fault, SampleKind, SampleShape};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 
 /// Picture formats that may hold several frames.
 const PICTURES: [&str; 3] = ["gif", "png", "webp"];
@@ -256,8 +257,11 @@ pub(crate) struct ParsedRecord {
 impl ParsedRecord {
     /// The conversation in a record of the source `from`.
     pub(crate) fn new(record: &RawRecord, from: &Source) -> Result<Self, BadSample> {
-        let value = record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
-        let value = mixture::renamed(value, &from.columns);
+        let mut value =
+            record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        if !from.columns.is_empty() {
+            value = Cow::Owned(mixture::renamed(value.into_owned(), &from.columns));
+        }
         let bad = |cause| BadSample { id: crate::conversation::id_of(&value), fault: Fault::Record, cause };
         let conversation = Conversation::parse(&value).map_err(bad)?;
         let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));
