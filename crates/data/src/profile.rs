@@ -170,6 +170,10 @@ pub struct ProfiledRows {
     pub num_samples: u64,
     /// Samples taken over from the earlier profile, their media not opened and their text not tokenized.
     pub num_reused: u64,
+    /// Requests sent to remote stores; each try counts.
+    pub num_requests: u64,
+    /// Bytes of objects received from them.
+    pub received_bytes: u64,
     /// What the rows come to.
     pub statistics: Statistics,
     /// What was done that a person may not expect, one sentence each.
@@ -287,7 +291,8 @@ fn profile_in_chunks(
     header.problems = problems;
     header.made_from.insert("dataset".to_owned(), hash.finish());
     let statistics = tally.finish(&header);
-    Ok(ProfiledRows { header, num_samples, num_reused, statistics, notices })
+    let (num_requests, received_bytes) = corpus.stores.traffic();
+    Ok(ProfiledRows { header, num_samples, num_reused, num_requests, received_bytes, statistics, notices })
 }
 
 /// Nothing if `profile` is of a whole dataset: its samples may be planned for.
