@@ -68,8 +68,8 @@ fn summary(timeline: &Timeline) -> String {
 }
 
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
-    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
-    let path = beside(&inputs.config, arguments.plan.as_ref(), "plan.json");
+    let inputs = Inputs::read(&arguments.files.inputs)?;
+    let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
     inputs.check_plan(&path, &plan)?;
     let seed = inputs.config.train.seed;
