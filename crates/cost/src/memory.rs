@@ -10,47 +10,14 @@
 //! The maximum runs over the rank's own action list: microbatches differ in size, and the fullest moment need
 //! not be the one with most of them in flight.
 
-mod footprint;
-mod model;
+pub(crate) mod footprint;
+mod rank;
 mod walk;
 
 use crate::cost::{CostModel, StageLayers};
-use dflop_types::{Action, MicrobatchShape, PipelineOrder, Recompute, StageIndex};
-pub(crate) use model::MemoryModel;
+use dflop_types::{Action, MicrobatchShape, PipelineOrder, StageIndex};
+pub(crate) use rank::Holding;
 use thiserror::Error;
-
-/// What trains and what is recomputed, as far as memory goes. By default all trains and nothing is recomputed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemorySettings {
-    /// What the encoder's layers recompute.
-    pub encoder_recompute: Recompute,
-    /// What the LLM backbone's layers recompute.
-    pub llm_recompute: Recompute,
-    /// Whether the encoder without its projector trains.
-    pub trains_encoder: bool,
-    /// Whether the projector trains.
-    pub trains_projector: bool,
-    /// Whether the LLM backbone trains, or its adapters.
-    pub trains_llm: bool,
-    /// Rank of the LoRA adapters of the LLM backbone, which alone train in it; 0: none, all of it trains.
-    pub lora_rank: u32,
-    /// Ranks that the optimizer states are cut over; 1: each holds all of its own.
-    pub optimizer_sharding_degree: u32,
-}
-
-impl Default for MemorySettings {
-    fn default() -> Self {
-        Self {
-            encoder_recompute: Recompute::None,
-            llm_recompute: Recompute::None,
-            trains_encoder: true,
-            trains_projector: true,
-            trains_llm: true,
-            lora_rank: 0,
-            optimizer_sharding_degree: 1,
-        }
-    }
-}
 
 /// When a rank is fullest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -166,6 +133,8 @@ pub struct RankSteps<'a> {
     /// Whether the rows of a message are gathered from those of the rank, and scattered into them: so it is where a
     /// component has several replicas.
     pub copies_rows: bool,
+    /// Ranks that its optimizer states are cut over, at least 1; 1: it holds all of its own.
+    pub sharding_degree: u32,
 }
 
 /// An action list that cannot be run.
@@ -209,15 +178,11 @@ pub fn microbatches_in_flight(
 }
 
 impl CostModel {
-    /// What a rank holds whatever the samples; its workspace is that of the optimizer.
-    pub fn fixed_memory(&self, part: RankPart) -> RankMemory {
-        self.memory.fixed(part)
-    }
-
     /// Bytes that one microbatch keeps on a rank from its forward to its backward, borders apart.
     pub fn activation_bytes(&self, part: RankPart, microbatch: &MicrobatchShape) -> u64 {
         let microbatch = RankMicrobatch { shape: microbatch.clone(), feature_tokens: 0 };
-        self.memory.kept(part, &microbatch)
+        let bytes = self.microbatch_bytes(part, &microbatch).0;
+        bytes.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.kept))
     }
 
     /// Predicted peak of a rank over a step.
@@ -235,14 +200,14 @@ impl CostModel {
             .microbatches
             .iter()
             .map(|microbatch| {
-                let (bytes, outside) = self.memory.microbatch(steps.part, microbatch);
+                let (bytes, outside) = self.microbatch_bytes(steps.part, microbatch);
                 is_extrapolated |= outside;
                 bytes
             })
             .collect();
-        let buffers = self.memory.buffers(steps.copies_rows);
+        let buffers = self.holding.buffers(steps.copies_rows);
         let (load, moment) = walk::fullest(&microbatches, steps.actions, buffers)?;
-        let mut memory = self.memory.fixed(steps.part);
+        let mut memory = self.fixed_memory(steps.part, steps.sharding_degree);
         memory.is_extrapolated = is_extrapolated;
         if load.total() > memory.workspace_bytes {
             memory.activation_bytes = load.activations;
@@ -252,7 +217,7 @@ impl CostModel {
             memory.weight_queue_bytes = load.queue;
             memory.moment = moment;
         }
-        memory.allocator_bytes = self.memory.allocator_bytes(memory.tensor_bytes());
+        memory.allocator_bytes = self.holding.allocator_bytes(memory.tensor_bytes());
         Ok(memory)
     }
 }

@@ -1,11 +1,12 @@
 //! The memory model against closed forms, and against a plain simulation that allocates and frees named buffers.
 
 use dflop_cost::{
-    CostModel, MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, StageLayers,
+    ComponentSettings, CostModel, CostSettings, MemoryError, Moment, RankMemory, RankMicrobatch, RankPart,
+    RankSteps, StageLayers, Trained,
 };
 use dflop_types::{
     Action, ActionKind, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape,
-    ModelProfile, ModuleProfile, StageIndex,
+    ModelProfile, ModuleProfile, Recompute, RecomputePoint, StageIndex, Variant,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ const HIDDEN: u64 = 64;
 /// Bytes a token: kept by the linear part and the attention, workspace of both; parameters of one module.
 const MODULES: [(&str, [u64; 4], u64); 6] = [
     ("encoder_embedding", [11, 0, 5, 0], 700),
-    ("encoder_layer", [230, 40, 90, 8], 5_000),
+    ("encoder_layer", [230, 40, 90, 130], 5_000),
     ("projector", [70, 0, 60, 0], 900),
     ("llm_embedding", [9, 0, 2_000, 0], 30_000),
     ("llm_layer", [900, 120, 310, 30], 8_000),
@@ -27,6 +28,8 @@ fn curve(kept: u64, workspace: u64) -> MeasuredCurve {
         size,
         forward_ns: size,
         backward_ns: 2 * size,
+        input_ns: size,
+        weight_ns: size,
         activation_bytes: kept * size,
         workspace_bytes: workspace * size,
         repeats: 1,
@@ -83,12 +86,20 @@ const LAST: RankPart = RankPart::Stage(StageLayers { num_layers: 2, is_first: fa
 
 fn peak(model: &CostModel, part: RankPart, microbatches: &[RankMicrobatch], actions: &str) -> RankMemory {
     let actions = list(actions);
-    model.rank_peak(&RankSteps { part, microbatches, actions: &actions, copies_rows: false }).unwrap()
+    model
+        .rank_peak(&RankSteps {
+            part,
+            microbatches,
+            actions: &actions,
+            copies_rows: false,
+            sharding_degree: 1,
+        })
+        .unwrap()
 }
 
 #[test]
 fn what_a_rank_holds_whatever_the_samples() {
-    let memory = model("cuda").fixed_memory(LAST);
+    let memory = model("cuda").fixed_memory(LAST, 1);
     let parameters = 2 * 8_000 + 31_000;
     assert_eq!((memory.parameter_bytes, memory.gradient_bytes), (4 * parameters, 4 * parameters));
     assert_eq!((memory.optimizer_bytes, memory.workspace_bytes), (8 * parameters, 4 * parameters));
@@ -98,7 +109,7 @@ fn what_a_rank_holds_whatever_the_samples() {
         "bfloat16".clone_into(&mut profile.device.dtype);
         CostModel::new(&profile).unwrap()
     };
-    assert_eq!(bf16.fixed_memory(LAST).optimizer_bytes, 12 * parameters);
+    assert_eq!(bf16.fixed_memory(LAST, 1).optimizer_bytes, 12 * parameters);
     // Without work the optimizer is the fullest moment.
     let idle = peak(&model("cuda"), LAST, &[RankMicrobatch::default()], "F0 B0");
     assert_eq!((idle.moment, idle.total_bytes()), (Moment::Optimizer, 20 * parameters));
@@ -113,8 +124,8 @@ fn closed_forms() {
     let microbatches = vec![one(tokens, 30, 10); 6];
     let hidden = HIDDEN * u64::from(tokens);
     let in_flight = u64::from(tokens) * 2 * (900 + 120);
-    let fixed = model.fixed_memory(MIDDLE).static_bytes();
-    let workspace = u64::from(tokens) * (310 + 30);
+    let fixed = model.fixed_memory(MIDDLE, 1).static_bytes();
+    let workspace = u64::from(tokens) * 310;
     // GPipe: at the last forward all six are kept, each with its result; of the four open messages one is the
     // input of the running forward. The first backward holds as much, and four open messages less its own input.
     let gpipe = peak(&model, MIDDLE, &microbatches, "F0 F1 F2 F3 F4 F5 B0 B1 B2 B3 B4 B5");
@@ -146,7 +157,7 @@ fn the_head_is_named_apart_and_is_gone_when_the_layers_run_back() {
     assert_eq!(memory.workspace_bytes, 5_000 * 30);
     // Few labels: the fullest moment is the layers' backward, the gradient of their result beside.
     let memory = peak(&model("cuda"), LAST, &[one(100, 1, 0)], "F0 B0");
-    assert_eq!((memory.logits_bytes, memory.workspace_bytes), (0, 340 * 100));
+    assert_eq!((memory.logits_bytes, memory.workspace_bytes), (0, 310 * 100));
     assert_eq!(memory.boundary_bytes, 2 * HIDDEN * 100);
 }
 
@@ -179,14 +190,102 @@ fn bytes_that_fall_with_the_size_are_raised() {
     assert!(peak(&model("cuda"), MIDDLE, &[one(10_001, 1, 0)], "F0 B0").is_extrapolated);
 }
 
+fn with(profile: &ModelProfile, settings: &CostSettings) -> CostModel {
+    CostModel::with(profile, settings).unwrap()
+}
+
+/// One layer, recomputed: what it does not keep is made again, for a while.
+#[test]
+fn recomputation_moves_bytes_from_kept_to_workspace() {
+    let mut profile = profile();
+    let points = |bytes: u64| {
+        [1, 1_000].map(|size| RecomputePoint { size, extra_ns: 0, activation_bytes: bytes * size })
+    };
+    let layer = profile.modules.get_mut("llm_layer").unwrap();
+    layer.recompute.insert(Recompute::Full, points(HIDDEN).to_vec());
+    layer.recompute.insert(Recompute::Selective, points(300).to_vec());
+    let run = |recompute| {
+        let llm = ComponentSettings { recompute, ..ComponentSettings::default() };
+        let model = with(&profile, &CostSettings { llm, ..CostSettings::default() });
+        peak(&model, MIDDLE, &[one(100, 1, 0)], "F0 B0")
+    };
+    let (none, selective, full) = (run(Recompute::None), run(Recompute::Selective), run(Recompute::Full));
+    let incoming = 100 * HIDDEN;
+    assert_eq!(none.activation_bytes, 2 * 100 * (900 + 120) - incoming);
+    assert_eq!(selective.activation_bytes, 2 * 100 * (300 + 120) - incoming);
+    assert_eq!(selective.workspace_bytes, 100 * (310 + 900 - 300));
+    assert_eq!(full.activation_bytes, 2 * incoming - incoming);
+    assert_eq!(full.workspace_bytes, 100 * (310 + 900 + 120 - HIDDEN));
+    assert!(full.total_bytes() < selective.total_bytes() && selective.total_bytes() < none.total_bytes());
+}
+
+/// What is frozen has no gradients nor states, and keeps nothing where nothing before it trains.
+#[test]
+fn frozen_parts_hold_parameters_only() {
+    let run = |encoder, projector, llm, part| {
+        let trained = Trained { encoder, projector, llm, lora_rank: 0 };
+        let model = with(&profile(), &CostSettings { trained, ..CostSettings::default() });
+        peak(&model, part, &[one(100, 30, 20)], "F0 B0")
+    };
+    let frozen = run(false, false, true, RankPart::Encoder);
+    assert_eq!((frozen.gradient_bytes, frozen.optimizer_bytes, frozen.activation_bytes), (0, 0, 0));
+    assert_eq!(frozen.parameter_bytes, 4 * (700 + 3 * 5_000 + 900));
+    // One layer at a time all the same exists.
+    assert_eq!(frozen.workspace_bytes, 200 * (130 + 230 + 40));
+    let projector = run(false, true, false, RankPart::Encoder);
+    assert_eq!((projector.gradient_bytes, projector.optimizer_bytes), (4 * 900, 8 * 900));
+    let trained = Trained { encoder: false, ..Trained::default() };
+    let model = with(&profile(), &CostSettings { trained, ..CostSettings::default() });
+    assert_eq!(model.activation_bytes(RankPart::Encoder, &one(100, 30, 20).shape), 200 * 70);
+    // The frozen backbone passes the projector's gradient on, and keeps what it needs for that.
+    let behind = run(false, true, false, LAST);
+    assert_eq!((behind.gradient_bytes, behind.optimizer_bytes), (0, 0));
+    assert!(behind.activation_bytes > 0);
+    let nothing = run(false, false, false, LAST);
+    assert_eq!((nothing.activation_bytes, nothing.logits_bytes), (0, 0));
+}
+
+#[test]
+fn adapters_alone_have_gradients_and_states() {
+    let mut profile = profile();
+    let mut adapted = profile.modules["llm_layer"].clone();
+    adapted.num_parameters += 500;
+    adapted.parameter_bytes += 2_000;
+    adapted.linear = curve(1_100, 330);
+    profile.variants.push(Variant {
+        tensor_parallel_degree: 1,
+        lora_rank: 8,
+        modules: [("llm_layer".to_owned(), adapted)].into(),
+        ..Variant::default()
+    });
+    let trained = Trained { lora_rank: 8, ..Trained::default() };
+    let model = with(&profile, &CostSettings { trained, ..CostSettings::default() });
+    let memory = peak(&model, MIDDLE, &[one(100, 1, 0)], "F0 B0");
+    assert_eq!(memory.parameter_bytes, 2 * 4 * 8_500);
+    assert_eq!((memory.gradient_bytes, memory.optimizer_bytes), (2 * 2_000, 2 * 8 * 500));
+    assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) - 100 * HIDDEN);
+}
+
+#[test]
+fn sharded_states_are_divided() {
+    let (whole, cut) = (model("cuda").fixed_memory(LAST, 1), model("cuda").fixed_memory(LAST, 4));
+    assert_eq!(cut.optimizer_bytes, whole.optimizer_bytes / 4);
+    assert_eq!((cut.parameter_bytes, cut.gradient_bytes), (whole.parameter_bytes, whole.gradient_bytes));
+}
+
 #[test]
 fn lists_that_cannot_run_are_refused() {
     let model = model("cuda");
     let run = |actions: &str| {
         let actions = list(actions);
         let microbatches = [one(10, 1, 0)];
-        let steps =
-            RankSteps { part: MIDDLE, microbatches: &microbatches, actions: &actions, copies_rows: false };
+        let steps = RankSteps {
+            part: MIDDLE,
+            microbatches: &microbatches,
+            actions: &actions,
+            copies_rows: false,
+            sharding_degree: 1,
+        };
         model.rank_peak(&steps).map_err(|error| error.to_string())
     };
     assert_eq!(run("F1").unwrap_err(), "action `0F1`: the step has 1 microbatches, counted from 0");
@@ -232,7 +331,10 @@ impl Oracle<'_> {
         let bytes = |name: &str, total: u64, segments: u64| {
             let [kept, kept_attention, workspace, workspace_attention] =
                 MODULES.iter().find(|module| module.0 == name).unwrap().1;
-            (kept * total + kept_attention * segments, workspace * total + workspace_attention * segments)
+            (
+                kept * total + kept_attention * segments,
+                (workspace * total).max(workspace_attention * segments),
+            )
         };
         let mut modules = Vec::new();
         let mut add = |name: &str, count: u32, total: u64, result: u64| {
@@ -416,9 +518,9 @@ proptest! {
     ) {
         let model = model(if is_cuda { "cuda" } else { "cpu" });
         let actions = any_list(microbatches.len() as u32, &choices);
-        let steps = RankSteps { part, microbatches: &microbatches, actions: &actions, copies_rows };
+        let steps = RankSteps { part, microbatches: &microbatches, actions: &actions, copies_rows, sharding_degree: 1 };
         let found = model.rank_peak(&steps).unwrap();
-        let fixed = model.fixed_memory(part);
+        let fixed = model.fixed_memory(part, 1);
         let most = brute_force(part, &microbatches, &actions, copies_rows, !is_cuda);
         prop_assert_eq!(found.total_bytes(), fixed.static_bytes() + most.max(fixed.workspace_bytes));
         prop_assert_eq!(found.total_bytes(), found.parts().iter().map(|part| part.1).sum::<u64>());
@@ -437,7 +539,7 @@ proptest! {
         let model = model("cpu");
         let actions = any_list(microbatches.len() as u32, &choices);
         let total = |microbatches: &[RankMicrobatch]| {
-            let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: true };
+            let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: true, sharding_degree: 1 };
             model.rank_peak(&steps).unwrap().total_bytes()
         };
         let mut more = microbatches.clone();

@@ -31,7 +31,7 @@ impl StepScheduler {
     ) -> Option<Vec<u64>> {
         let budget = self.settings.memory_budget_bytes?;
         let usable = |part: RankPart, in_flight: u32| {
-            budget.saturating_sub(self.model.fixed_memory(part).static_bytes()) * (100 - reserve_percent)
+            budget.saturating_sub(self.model.fixed_memory(part, 1).static_bytes()) * (100 - reserve_percent)
                 / (100 * u64::from(in_flight.max(1)))
         };
         let share = |bytes: u64, usable: u64| {

@@ -2,7 +2,9 @@
 
 use crate::settings::StepSettings;
 use crate::step::StepScheduler;
-use dflop_cost::{Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight};
+use dflop_cost::{
+    Basis, Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+};
 use dflop_sim::{StepInput, order};
 use dflop_types::{Action, Component, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
 
@@ -24,6 +26,8 @@ pub(crate) struct Predicted {
     pub(crate) num_predictions: u64,
     /// Those outside the measured range.
     pub(crate) num_extrapolated: u64,
+    /// Whether the reduction of the gradients stands on measurements of as many ranks and bytes.
+    pub(crate) is_reduction_measured: bool,
 }
 
 /// One microbatch on all ranks.
@@ -88,10 +92,14 @@ pub(crate) fn column(
 pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predicted {
     let (settings, model) = (&scheduler.settings, &scheduler.model);
     let layout = settings.layout;
-    let mut tail_ns = vec![model.encoder_tail_ns(); layout.num_ranks() as usize];
-    for replica in 0..layout.llm.dp {
-        for (stage, layers) in (1..).zip(&scheduler.stages) {
-            tail_ns[layout.rank(replica, StageIndex(stage)).index()] = model.stage_tail_ns(*layers);
+    let encoder_tail = model.encoder_tail(layout.encoder.dp);
+    let mut is_reduction_measured = encoder_tail.basis == Basis::Measured;
+    let mut tail_ns = vec![encoder_tail.ns; layout.num_ranks() as usize];
+    for (stage, layers) in (1..).zip(&scheduler.stages) {
+        let tail = model.stage_tail(*layers, layout.llm.dp);
+        is_reduction_measured &= tail.basis == Basis::Measured;
+        for replica in 0..layout.llm.dp {
+            tail_ns[layout.rank(replica, StageIndex(stage)).index()] = tail.ns;
         }
     }
     let by_rank = |of: fn(&Prediction) -> u64| -> Vec<Vec<u64>> {
@@ -104,6 +112,7 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predict
     Predicted {
         num_predictions: sum(|c| c.num_predictions),
         num_extrapolated: extrapolated.count() as u64,
+        is_reduction_measured,
         input: StepInput {
             layout,
             order: settings.pipeline_order,
@@ -171,7 +180,7 @@ fn rank_peak(
     let layout = scheduler.settings.layout;
     // Between two stages of a replica all rows pass as they are.
     let copies_rows = stage < 2 && layout.encoder.dp.max(layout.llm.dp) > 1;
-    let steps = RankSteps { part, microbatches, actions, copies_rows };
+    let steps = RankSteps { part, microbatches, actions, copies_rows, sharding_degree: 1 };
     // The lists are our own, and name each microbatch of the step once in its turn.
     scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
 }

@@ -4,16 +4,6 @@ use crate::error::CostError;
 use crate::grid::Curve;
 use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute};
 
-/// What a module runs, as far as memory goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Runs {
-    /// Whether its parameters train: gradients and optimizer states.
-    pub(crate) is_trained: bool,
-    /// Whether a backward passes it, for itself or for what stands before it: it then keeps activations.
-    pub(crate) has_backward: bool,
-    pub(crate) recompute: Recompute,
-}
-
 /// Bytes with a mark whether a curve was asked outside its measured range.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Bytes {
@@ -59,17 +49,18 @@ impl Part {
         Ok(Self { linear: curve("linear", &measured.linear)?, segment })
     }
 
-    fn at(&self, total: u64, segments: impl Iterator<Item = (u64, u64)>) -> (u64, bool) {
+    /// The linear part and that of all segments, and whether a curve was asked outside its measured range.
+    fn at(&self, total: u64, segments: impl Iterator<Item = (u64, u64)>) -> (u64, u64, bool) {
         let linear = self.linear.at(total);
-        let mut sum = (linear.value, linear.extrapolated);
+        let (mut sum, mut is_extrapolated) = (0u64, linear.extrapolated);
         if let Some(segment) = &self.segment {
             for (count, tokens) in segments.filter(|segment| segment.0 > 0 && segment.1 > 0) {
                 let reading = segment.at(tokens);
-                sum.0 = sum.0.saturating_add(reading.value.saturating_mul(count));
-                sum.1 |= reading.extrapolated;
+                sum = sum.saturating_add(reading.value.saturating_mul(count));
+                is_extrapolated |= reading.extrapolated;
             }
         }
-        sum
+        (linear.value, sum, is_extrapolated)
     }
 }
 
@@ -81,41 +72,32 @@ pub(crate) struct Footprint {
     /// What is kept instead of `kept`; `None` where nothing is recomputed.
     recomputed: Option<Part>,
     has_backward: bool,
-    pub(crate) num_parameters: u64,
-    pub(crate) parameter_bytes: u64,
-    /// Number and bytes of the parameters that train.
-    pub(crate) trained: (u64, u64),
 }
 
 impl Footprint {
-    /// The bytes of a measured module that runs as `runs` says.
-    pub(crate) fn new(module: &'static str, measured: &ModuleProfile, runs: Runs) -> Result<Self, CostError> {
+    /// The bytes of a measured module. `has_backward`: a backward passes it, for itself or for what stands before it;
+    /// else it keeps nothing.
+    ///
+    /// # Errors
+    /// [`CostError::Curve`]; the caller has seen to it that the mode of recomputation was measured.
+    pub(crate) fn new(
+        module: &'static str,
+        measured: &ModuleProfile,
+        has_backward: bool,
+        recompute: Recompute,
+    ) -> Result<Self, CostError> {
         let kept = Part::new(module, measured, |point| point.activation_bytes)?;
-        let recomputed = match runs.recompute {
-            Recompute::Selective => Some(("selective", kept.segment.clone())),
-            // Of attention nothing is kept; in `selective` it stays with the matrix products' outputs.
-            Recompute::Full => Some(("full", None)),
-            Recompute::None => None,
-        };
-        let recomputed = match recomputed {
-            Some((mode, segment)) => {
-                let points = measured.recompute.get(&runs.recompute);
-                let points = points.ok_or(CostError::RecomputeNotMeasured { module, mode })?;
+        let recomputed = match measured.recompute.get(&recompute) {
+            Some(points) if recompute != Recompute::None && has_backward => {
                 let points = points.iter().map(|point| (point.size, point.activation_bytes));
+                // The outputs of attention stay with those of the matrix products; in full nothing of it does.
+                let segment = kept.segment.clone().filter(|_| recompute == Recompute::Selective);
                 Some(Part { linear: envelope(module, "recompute", points)?, segment })
             }
-            None => None,
+            _ => None,
         };
-        let all = (measured.num_parameters, measured.parameter_bytes);
-        Ok(Self {
-            kept,
-            workspace: Part::new(module, measured, |point| point.workspace_bytes)?,
-            recomputed,
-            has_backward: runs.has_backward,
-            num_parameters: measured.num_parameters,
-            parameter_bytes: measured.parameter_bytes,
-            trained: if runs.is_trained { all } else { (0, 0) },
-        })
+        let workspace = Part::new(module, measured, |point| point.workspace_bytes)?;
+        Ok(Self { kept, workspace, recomputed, has_backward })
     }
 
     /// What one of it takes for `total` tokens in these segments (count, tokens); nothing for no tokens.
@@ -126,20 +108,23 @@ impl Footprint {
         if total == 0 {
             return Bytes::default();
         }
-        let (all, mut is_extrapolated) = self.kept.at(total, segments.clone());
+        let (linear, attention, mut is_extrapolated) = self.kept.at(total, segments.clone());
+        let all = linear.saturating_add(attention);
         let kept = match &self.recomputed {
             _ if !self.has_backward => 0,
             None => all,
             Some(part) => {
-                let (kept, outside) = part.at(total, segments.clone());
+                let (linear, attention, outside) = part.at(total, segments.clone());
                 is_extrapolated |= outside;
-                kept
+                linear.saturating_add(attention)
             }
         };
-        let (workspace, outside) = self.workspace.at(total, segments);
+        // That of the linear part was measured over packs whole, attention included: only segments far from
+        // those of the packs need more.
+        let (pack, attention, outside) = self.workspace.at(total, segments);
         Bytes {
             kept,
-            workspace: workspace.saturating_add(all.saturating_sub(kept)),
+            workspace: pack.max(attention).saturating_add(all.saturating_sub(kept)),
             is_extrapolated: is_extrapolated || outside,
         }
     }
