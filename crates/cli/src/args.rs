@@ -275,6 +275,9 @@ pub(crate) struct Train {
     /// Pairs to run before measuring, with --compare
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) warmup_pairs: u32,
+    /// Count the memory of each rank in this step (from 0; slow on a CPU) and hold it against the prediction
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) measure_memory_step: Option<u64>,
     /// Allow more ranks than cores on a CPU; times then mean nothing
     #[arg(long)]
     pub(crate) oversubscribe: bool,

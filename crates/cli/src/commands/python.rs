@@ -117,6 +117,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "steps": arguments.steps.unwrap_or(config.train.steps),
             "compare": arguments.compare,
             "warmup_pairs": arguments.warmup_pairs,
+            "measure_memory_step": arguments.measure_memory_step,
             "oversubscribe": arguments.oversubscribe,
             "num_ranks": plan.best.layout.num_ranks(),
             "environment": environment(config),
