@@ -50,7 +50,8 @@ pub(crate) fn makespan_min_ns(
     let (encoder_dp, encoder_parts) = replicas(candidate.layout.encoder.dp);
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
     let path = work.longest_sample_ns;
-    let encoder = (work.least.encoder_ns(encoder_parts) / encoder_dp).max(path) + model.encoder_tail(candidate.layout.encoder.dp).ns;
+    let encoder = (work.least.encoder_ns(encoder_parts) / encoder_dp).max(path)
+        + model.encoder_tail(candidate.layout.encoder.dp).ns;
     stages
         .iter()
         .map(|&stage| {

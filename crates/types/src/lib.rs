@@ -42,6 +42,7 @@ mod data_profile;
 mod index;
 mod layout;
 mod model_profile;
+mod place;
 mod plan;
 mod schedule;
 mod shape;
