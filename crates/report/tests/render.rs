@@ -76,6 +76,7 @@ fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
         encoder_memory_bytes_peak: 1 << 29,
         llm_memory_bytes_peak: 3 << 28,
         extrapolated_ratio: 0.0,
+        ..PlanPrediction::default()
     };
     RankedPlan { layout, num_microbatches, pipeline_order: PipelineOrder::OneFOneB, prediction }
 }

@@ -43,6 +43,7 @@ mod index;
 mod layout;
 mod model_profile;
 mod number;
+mod place;
 mod plan;
 mod schedule;
 mod shape;
