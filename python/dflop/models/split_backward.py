@@ -2,9 +2,9 @@
 
     forward --> I: backward, each layer queues (input, gradient of its output) --> W: flush of the queue
 
-Only linear maps and embeddings are split: they have nearly all weights. Norms, biases of other layers and the
-like give their small gradients in I. The gradients are those of the joint backward. What the queue holds stays
-in memory until the flush.
+Only linear maps and embeddings are split: they have nearly all weights. Norms, biases of other layers and
+the like give their small gradients in I. The gradients are those of the joint backward. What the queue holds
+stays in memory until the flush.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        input: torch.Tensor,  # noqa: A002
+        input: torch.Tensor,
         anchor: torch.Tensor,
         layer: nn.Linear,
         queue: WeightQueue,
@@ -136,23 +136,29 @@ def _split_forward(layer: nn.Module, queue: WeightQueue) -> Callable[[torch.Tens
     """The forward that queues, for a layer that can be split and trains."""
     # A class of its own may do more than the map.
     forward = type(layer).forward
-    if isinstance(layer, nn.Linear) and forward is nn.Linear.forward:
-        if any(parameter.requires_grad for parameter in layer.parameters()):
-            anchor = _anchor(layer)
-            return lambda input: _Linear.apply(input, anchor, layer, queue)  # noqa: A006
-    elif isinstance(layer, nn.Embedding) and forward is nn.Embedding.forward:
-        if layer.weight.requires_grad and not layer.sparse and layer.max_norm is None:
-            anchor = _anchor(layer)
-            return lambda ids: _Embedding.apply(ids, anchor, layer, queue)
+    if isinstance(layer, nn.Linear) and forward is nn.Linear.forward and _trains(layer):
+        anchor = _anchor(layer)
+        return lambda input: _Linear.apply(input, anchor, layer, queue)
+    if isinstance(layer, nn.Embedding) and forward is nn.Embedding.forward and _is_plain(layer):
+        anchor = _anchor(layer)
+        return lambda ids: _Embedding.apply(ids, anchor, layer, queue)
     return None
+
+
+def _trains(layer: nn.Linear) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _is_plain(layer: nn.Embedding) -> bool:
+    return layer.weight.requires_grad and not layer.sparse and layer.max_norm is None
 
 
 @contextmanager
 def split_backward(module: nn.Module) -> Iterator[WeightQueue]:
     """Splits the backward of what `module` computes inside the context.
 
-    Backward and flush may come later, outside of it. Weights shared by two layers are right too: each adds its
-    part. Under autocast the types of the forward are not followed: not for use there.
+    Backward and flush may come later, outside of it. Weights shared by two layers are right too: each adds
+    its part. Under autocast the types of the forward are not followed: not for use there.
 
     Args:
         module: its linear maps and embeddings are swapped for the time.

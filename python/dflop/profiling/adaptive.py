@@ -1,8 +1,7 @@
 """Where to measure next: between which sizes a straight line is most likely wrong, and how much that matters.
 
-Each inner point of a curve tells how far it lies from the line through its neighbours. Between a point and
-its neighbour, on half that distance, a smooth curve strays a quarter as far; a jump strays as far as before, so
-that the search closes in on it.
+Each inner point of a curve tells how far it lies from the line through its neighbours, and so how far the
+lines beside it may stray. Where the measuring's own scatter explains that, more points would say nothing.
 
 Nothing here measures or knows what is measured.
 """
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The error that is left when the distance between points is halved, for a smooth curve.
-_HALVED_RATIO = 0.25
-# The standard error of a median of n normal values is 1.25 sigma / sqrt(n), and their quartiles are 1.35 sigma apart.
+# The standard error of a median of n normal values is 1.25 sigma / sqrt(n), their quartiles are 1.35 sigma
+# apart.
 _MEDIAN_ERROR = 1.25 / 1.35
 
 
@@ -48,7 +46,7 @@ class Gap:
     high: int
     """The larger size."""
     error: float
-    """How far the line between them is expected to stray from the truth at most, in parts of the time there."""
+    """How far the line between them is expected to stray at most, in parts of the time there."""
     noise: float
     """The part of it that the measuring's own scatter explains."""
 
@@ -69,14 +67,14 @@ class Gap:
         return weight * self.significant_error * math.log(self.high / self.low)
 
 
-def leave_one_out(points: Mapping[int, Sample]) -> dict[int, tuple[float, float]]:
+def strays_of(points: Mapping[int, Sample]) -> dict[int, tuple[float, float]]:
     """For each inner point: how far it lies from the line through its neighbours, and the noise of that.
 
     Args:
         points: by size.
 
     Returns:
-        (error, noise) by size, both in parts of the point's time.
+        (distance, noise) by size, both in nanoseconds.
     """
     sizes = sorted(points)
     found: dict[int, tuple[float, float]] = {}
@@ -85,15 +83,16 @@ def leave_one_out(points: Mapping[int, Sample]) -> dict[int, tuple[float, float]
         share = (size - before) / (after - before)
         expected = left.time_ns + share * (right.time_ns - left.time_ns)
         noise = here.noise_ns + (1.0 - share) * left.noise_ns + share * right.noise_ns
-        found[size] = (
-            abs(here.time_ns - expected) / max(here.time_ns, 1.0),
-            noise / max(here.time_ns, 1.0),
-        )
+        found[size] = (abs(here.time_ns - expected), noise)
     return found
 
 
 def gaps_of(points: Mapping[int, Sample]) -> list[Gap]:
     """The gaps between neighbouring sizes with the error to expect in each.
+
+    Of a curve whose slope changes at rate c, the point between gaps of widths g and h lies c g h / 2 off the
+    Of a curve whose slope changes at rate c, the point between gaps of widths g and h lies c g h / 2 off its
+    line, and a line over gap h strays c h h / 8 at most: the former times h / (4 g). Of the two ends of a gap
 
     Args:
         points: by size; with fewer than three nothing is known, and the error of a gap is taken as 1.
@@ -102,15 +101,21 @@ def gaps_of(points: Mapping[int, Sample]) -> list[Gap]:
         By ascending size.
     """
     sizes = sorted(points)
-    strays = leave_one_out(points)
+    strays = strays_of(points)
     gaps = []
-    for low, high in zip(sizes, sizes[1:], strict=False):
-        ends = [strays[size] for size in (low, high) if size in strays]
-        if not ends:
-            gaps.append(Gap(low, high, 1.0, 0.0))
-            continue
-        error, noise = max(ends, key=lambda end: end[0] - end[1])
-        gaps.append(Gap(low, high, _HALVED_RATIO * error, _HALVED_RATIO * noise))
+    for index, (low, high) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        time_ns = max(0.5 * (points[low].time_ns + points[high].time_ns), 1.0)
+        seen = []
+        if low in strays:
+            seen.append((strays[low], low - sizes[index - 1]))
+        if high in strays:
+            seen.append((strays[high], sizes[index + 2] - high))
+        scaled = [
+            (stray_ns * (high - low) / (4.0 * other), noise_ns * (high - low) / (4.0 * other))
+            for (stray_ns, noise_ns), other in seen
+        ]
+        error_ns, noise_ns = min(scaled, key=lambda end: end[0] - end[1], default=(time_ns, 0.0))
+        gaps.append(Gap(low, high, error_ns / time_ns, noise_ns / time_ns))
     return gaps
 
 

@@ -1,7 +1,7 @@
 """Bytes that a piece of work takes from the allocator: what stays at its end, and the peak on the way.
 
-Exact on both kinds of device, buffers inside of kernels included: on CUDA the allocator's own statistics, on a
-CPU its log of allocations, which PyTorch's profiler without Kineto records (Kineto itself takes seconds to
+Exact on both kinds of device, buffers inside of kernels included: on CUDA the allocator's own statistics, on
+a CPU its log of allocations, which PyTorch's profiler without Kineto records (Kineto itself takes seconds to
 start and writes to stderr).
 """
 
@@ -50,8 +50,8 @@ def _watch_cuda(work: Callable[[], Any], device: torch.device) -> tuple[Any, All
 
 
 def _watch_cpu(work: Callable[[], Any]) -> tuple[Any, Allocated]:
+    from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
-    from torch.autograd import _disable_profiler_legacy, _enable_profiler_legacy
 
     # Of its switches only the memory's is on.
     config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())

@@ -128,7 +128,8 @@ def _recompute(
 ) -> list[dict[str, int]]:
     """The points of one mode; attention is computed again in mode `full` alone.
 
-    The bytes are those of the whole layer, attention included: what it keeps then grows with the tokens alone.
+    The bytes are those of the whole layer, attention included: what it keeps then grows with
+    the tokens alone.
     """
     points = []
     for size in sizes:

@@ -2,21 +2,22 @@
 
     request --> pieces of the model --> curves --session under the clock--> records --> ModelProfile
 
-The model as it trains, whole, comes first; then each variant (one rank's part under tensor parallelism, LoRA),
-of which only the modules that differ are measured.
+The model as it trains, whole, comes first; then each variant (one rank's part under tensor parallelism,
+LoRA), of which only the modules that differ are measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import logging
 import platform
 import statistics
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -91,7 +92,7 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         "model": asked.model_dir.resolve().name,
         "is_estimated": False,
         "device": facts,
-        "hidden_bytes": _hidden_size(asked, pieces) * DTYPES[asked.dtype].itemsize,
+        "hidden_bytes": _hidden_size(asked) * DTYPES[asked.dtype].itemsize,
         "network": _network(records),
         "modules": modules,
         "variants": variants,
@@ -153,7 +154,7 @@ class _Measuring:
         label: str,
         signatures: Mapping[str, tuple[Any, ...]],
     ) -> list[Built] | None:
-        """The pieces that differ from those of the whole model; None, with a warning, if one cannot be built."""
+        """The pieces that differ from those of the whole; None, with a warning, if one cannot be built."""
         from dflop._native import ProfileError
 
         try:
@@ -171,19 +172,18 @@ class _Measuring:
     def _measure(self, built: Sequence[Built], label: str, done: float, share: float) -> dict[str, Any]:
         """One session: its modules as the profile has them."""
         curves = build_curves(built, self.request, self.gradients)
-        session = Session(curves, self.request, self.records, self.progress, label)
+        budget_s = self.request.budget_s * share
+        session = Session(curves, self.request, budget_s, self.records, self.progress, label)
         session.prepare()
         with busy_neighbours(self.num_neighbours, neighbour_work(curves)):
-            session.measure(self.request.budget_s * share, done, share)
+            session.measure(done, share)
             if not label and "optimizer_ns_per_million" not in self.records.numbers:
                 self.records.add_number("optimizer_ns_per_million", _time_optimizer(built, self.whole.device))
         return assemble(curves, self.records)
 
 
-def _hidden_size(request: Request, pieces: Sequence[Piece]) -> int:
+def _hidden_size(request: Request) -> int:
     """Width of what passes between ranks: of the text model, from the configuration."""
-    import json
-
     config = json.loads((request.model_dir / "config.json").read_bytes())
     text = config.get("text_config", config)
     return int(text["hidden_size"])
@@ -228,7 +228,7 @@ def _driver_version() -> str:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         return answer.splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
-        return f"CUDA {torch._C._cuda_getDriverVersion()}"
+        return f"CUDA {cast('Any', torch._C)._cuda_getDriverVersion()}"
 
 
 def _context_bytes(device: torch.device) -> int:

@@ -56,6 +56,7 @@ class Session:
         self,
         curves: Sequence[Curve],
         request: Request,
+        budget_s: float,
         records: Records,
         progress: Progress | None,
         label: str,
@@ -65,6 +66,8 @@ class Session:
         Args:
             curves: at least one, attention before what it is subtracted from.
             request: what was asked for.
+            budget_s: time for this session and earlier ones with the same records, in seconds; exceeded where
+                the least number of runs takes longer.
             records: of this and earlier sessions.
             progress: told after each run.
             label: of the variant; empty for the whole model as it trains.
@@ -75,28 +78,38 @@ class Session:
         self.timer = timer_of(self.device)
         self._order = random.Random(0)
         self._by_name = {curve.name: curve for curve in curves}
-        self._shown = 0.0
+        self._budget_s = budget_s
+        self._start = time.monotonic()
+        self._before_s = 1e-3 * records.numbers.get(f"{label}spent_ms", 0)
+        self._done_ratio, self._share, self._shown = 0.0, 1.0, 0.0
         self._error = 1.0
 
     def prepare(self) -> None:
-        """Runs every case of the first sizes, and those of earlier sessions, once; a curve ends where memory does.
+        """Runs each case of the first sizes and of earlier sessions once; a curve ends where memory does.
 
         Raises:
             ProfileError: not even the smallest size of a curve fits the device.
         """
         for curve in self.curves:
-            known = f"{curve.name} size "
-            before = {int(name[len(known) :]) for name in self.records.numbers if name.startswith(known)}
+            before = self._known(curve, "size")
+            curve.out_of_memory_at = min(self._known(curve, "out_of_memory"), default=None)
+            is_limit_known = curve.out_of_memory_at is not None
             first = curve.first_sizes(self.device.type == "cpu")
             # Sizes that adaptive splitting came to earlier are not measured with recomputation.
             for size in sorted(before | set(first)):
                 self._add(curve, size, with_recompute=size in first)
-            self._approach_limit(curve)
+            if not is_limit_known:
+                self._approach_limit(curve)
             if not curve.cases:
                 from dflop._native import ProfileError
 
                 message = f"`{curve.built.piece.name}` does not fit the device even at size {curve.first}"
                 raise ProfileError(message)
+
+    def _known(self, curve: Curve, fact: str) -> set[int]:
+        """Sizes of a curve of which an earlier session recorded a fact."""
+        start = f"{curve.name} {fact} "
+        return {int(name[len(start) :]) for name in self.records.numbers if name.startswith(start)}
 
     def _approach_limit(self, curve: Curve) -> None:
         for _ in range(_MEMORY_BISECTIONS):
@@ -113,9 +126,6 @@ class Session:
             return True
         if curve.out_of_memory_at is not None and size >= curve.out_of_memory_at:
             return False
-        if f"{curve.name} {size} out_of_memory" in self.records.numbers:
-            curve.out_of_memory_at = size
-            return False
         try:
             self._warm_up(curve.case(size, with_recompute=with_recompute), curve)
         except (RuntimeError, MemoryError) as error:
@@ -123,7 +133,8 @@ class Session:
                 raise
             self._note_out_of_memory(curve, size)
             return False
-        self.records.add_number(f"{curve.name} size {size}", 1)
+        if f"{curve.name} size {size}" not in self.records.numbers:
+            self.records.add_number(f"{curve.name} size {size}", 1)
         return all(self._add_segment(curve, segment) for segment in set(curve.cases[size].segments))
 
     def _note_out_of_memory(self, curve: Curve, size: int) -> None:
@@ -131,7 +142,7 @@ class Session:
         curve.out_of_memory_at = size
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.records.add_number(f"{curve.name} {size} out_of_memory", 1)
+        self.records.add_number(f"{curve.name} out_of_memory {size}", 1)
         _LOG.warning("%s: out of memory at size %d, measured up to the size before", curve.name, size)
 
     def _add_segment(self, curve: Curve, segment: int) -> bool:
@@ -167,26 +178,22 @@ class Session:
         workspace = max(forward.peak_bytes - max(forward.kept_bytes, 0), backward.peak_bytes)
         self.records.add_number(f"{case.name} workspace", workspace)
 
-    def measure(self, budget_s: float, done_ratio: float, share: float) -> None:
+    def measure(self, done_ratio: float, share: float) -> None:
         """Measures until the budget is spent and each case has its runs.
 
         Args:
-            budget_s: time for all, including what earlier sessions spent; exceeded where the least number of
-                runs takes longer.
             done_ratio: progress to start from.
             share: what this session is of the whole progress.
         """
         finished = f"{self.label}finished_ms"
-        if self.records.numbers.get(finished, -1) >= round(1e3 * budget_s):
+        self._done_ratio, self._share = done_ratio, share
+        if self.records.numbers.get(finished, -1) >= round(1e3 * self._budget_s):
             return
-        self._budget_s, self._done_ratio, self._share = budget_s, done_ratio, share
-        self._start = time.monotonic()
-        self._before_s = 1e-3 * self.records.numbers.get(f"{self.label}spent_ms", 0)
         self._explore()
         while not self._is_done():
             self._round(self.curves)
         self._show("")
-        self.records.add_number(finished, round(1e3 * budget_s))
+        self.records.add_number(finished, round(1e3 * self._budget_s))
 
     def _spent_ratio(self) -> float:
         return (self._before_s + time.monotonic() - self._start) / self._budget_s
@@ -258,7 +265,7 @@ class Session:
                     self._run(case, way)
 
     def _runs(self, case: Case, way: str, mean_ns: float) -> int:
-        """Runs of this case in this round: more where they are cheap, fewer where the joint pass has priority."""
+        """Runs of this case in this round: more where they are cheap, fewer in other ways than `joint`."""
         seen = self.records.timings[f"{case.name} {way}"]
         if way != JOINT and len(seen) >= MIN_REPEATS_OTHER and self._order.random() < 0.5:
             return 0
@@ -281,7 +288,7 @@ class Session:
                     name = f"{case.name} {way}"
                     seen = self.records.timings[name]
                     if seen:
-                        is_large = seen[-1].total_ns * 1e-9 > _LARGE_RATIO * self.request.budget_s
+                        is_large = seen[-1].total_ns * 1e-9 > _LARGE_RATIO * self._budget_s
                         few = is_large or way != JOINT
                         found.append((name, MIN_REPEATS_OTHER if few else MIN_REPEATS))
         return found

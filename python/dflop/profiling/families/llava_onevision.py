@@ -156,7 +156,7 @@ class _TowerLayer(_Piece):
         super().__init__(adapter)
         self.count = _layers_run(adapter.config)
         self.num_layers = min(self.count, _MAX_LAYERS)
-        self.segment_tokens = adapter.encoder_tokens_per_tile
+        self.segment_tokens: int | None = adapter.encoder_tokens_per_tile
 
     def unit(self) -> int:
         return self.adapter.encoder_tokens_per_tile
