@@ -61,6 +61,11 @@ pub struct Encoder {
     pub num_qkv_biases: u64,
     /// Whether queries, keys and values come of one product.
     pub has_one_qkv_product: bool,
+    /// Widths of a token that attention keeps beside queries, keys and values: the whole product where they are views of
+    /// it and two of them were changed after it (2); a copy of the result where heads are stored one by one (1).
+    pub num_kept_copies: u64,
+    /// Whether positions are looked up in a table as ids are, which recomputation does again last.
+    pub has_position_lookup: bool,
     /// Whether queries and keys go through RMS norms over the whole width.
     pub has_qk_norm: bool,
     /// Whether a learnt factor scales what attention and MLP add.

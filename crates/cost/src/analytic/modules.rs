@@ -17,6 +17,8 @@ pub struct Module {
     pub num_table_parameters: u64,
     /// Whether what it reads wants a gradient.
     pub has_input_gradient: bool,
+    /// Whether its last steps look something up, so that recomputation runs all of it.
+    pub ends_with_lookup: bool,
     /// Width of what it reads, which full recomputation keeps.
     pub input_width: u64,
     /// Sizes are multiples of this.
@@ -59,6 +61,9 @@ impl Module {
 
     /// The steps that full recomputation runs again: a product keeps what it reads, so the last need not run.
     pub(super) fn recomputed(&self) -> &[Operation] {
+        if self.ends_with_lookup {
+            return &self.operations;
+        }
         let keeps = |operation: &Operation| operation.kept_bytes(&[self.unit_tokens.max(4)], 1) > 0;
         let Some(last) = self.operations.iter().rposition(keeps) else { return &[] };
         let is_product = matches!(self.operations[last].kind, Kind::Product(_));
@@ -143,6 +148,7 @@ impl Architecture {
                 + encoder.num_unread_parameters
                 + unread_layers,
             has_input_gradient: true,
+            ends_with_lookup: false,
             input_width: encoder.width,
             unit_tokens: encoder.segment_tokens.unwrap_or(encoder.unit_tokens),
             segment_tokens: encoder.segment_tokens,
@@ -180,6 +186,7 @@ impl Encoder {
             operations,
             num_table_parameters: self.num_table_parameters,
             has_input_gradient: false,
+            ends_with_lookup: self.has_position_lookup,
             input_width: match self.patches {
                 Patches::Pixels { values, .. } => values,
                 Patches::Sound { mel_bins } => 2 * mel_bins,
@@ -213,6 +220,9 @@ impl Encoder {
             kinds.push(rotation(2 * width));
         }
         kinds.push(Kind::Attention(attention));
+        if self.num_kept_copies > 0 {
+            kinds.push(cut_pass(pass(self.num_kept_copies * width, 0, 0, 1, 0, 0)));
+        }
         kinds.push(matrix(width, width, width, true, Cut::Inputs));
         let scale = |kinds: &mut Vec<Kind>| {
             if self.has_layer_scale {
@@ -230,6 +240,7 @@ impl Encoder {
             operations: each(kinds),
             num_table_parameters: if self.has_layer_scale { 2 * width } else { 0 },
             has_input_gradient: true,
+            ends_with_lookup: false,
             input_width: width,
             unit_tokens: self.segment_tokens.unwrap_or(self.unit_tokens),
             segment_tokens: if is_window { self.window_tokens } else { self.segment_tokens },
@@ -245,6 +256,7 @@ impl Llm {
             operations: each(kinds),
             num_table_parameters: 0,
             has_input_gradient: true,
+            ends_with_lookup: false,
             input_width: self.width,
             unit_tokens: 1,
             segment_tokens: None,
