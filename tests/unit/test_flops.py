@@ -385,12 +385,13 @@ def test_an_llm_layer_keeps_what_the_rule_says(name, dtype):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_encoder_layer_keeps_what_the_rule_says(name):
-    # One segment: Hugging Face's loop over several copies their results once more, the kernels of a GPU do not.
-    ran = encoder_layer(name, segments=[72])
+    ran = encoder_layer(name)
     ours = _native.module_activation_bytes(
         json.dumps(CONFIGS[name]), "encoder_layer", ran.segments, value_bytes=4
     )
-    assert kept_bytes(ran, torch.float32) == ours
+    # Where segments differ, Hugging Face's loop over them copies their results into one tensor; packed kernels do not.
+    copied = ran.leaf.numel() * 4 if is_native(name) else 0
+    assert kept_bytes(ran, torch.float32) == ours + copied
 
 
 def test_both_forms_of_internvl_are_one():

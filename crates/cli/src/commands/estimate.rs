@@ -4,7 +4,7 @@ use super::{thousands, write};
 use crate::Failure;
 use crate::args;
 use crate::config::{self, Config};
-use dflop_cost::analytic::{Architecture, EFFICIENCY, EstimateSettings, Hardware, catalogue_model, estimate};
+use dflop_cost::analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_types::{MadeFrom, ModelProfile, artifact};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,10 @@ pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
         (None, None) => PathBuf::from(name),
     };
     print!("{}", summary(&architecture, &profile));
-    eprintln!("estimated, not measured: {}, from {}", hardware.title, hardware.source);
-    eprintln!("efficiency {EFFICIENCY}");
+    eprintln!(
+        "estimated, not measured: peak rates of {} ({}), efficiencies assumed; `dflop models` has the sources",
+        hardware.title, hardware.source
+    );
     write(&out, &profile)
 }
 

@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
         return Ok(());
     }
     println!("models: for `dflop profile model --estimate --model NAME`");
-    println!("{:<32}{:>16}  {:<11} source", "name", "parameters", "");
+    println!("{:<32}{:>16}  {:<12} source", "name", "parameters", "");
     for (model, count) in &models {
         let mark = if model.published_parameters.is_some() { "as published" } else { "not verified" };
         let note = if model.note.is_empty() { String::new() } else { format!(" ({})", model.note) };
@@ -27,13 +27,13 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
     println!("not in it: InternVL2.5 2B, 8B and 26B (backbone InternLM2), InternVL3 9B (InternLM3)");
     println!("\nhardware: for `--hardware NAME`; peak rates are dense, the vendors' own");
     println!(
-        "{:<12}{:>14}{:>14}{:>12}{:>10}{:>12}{:>12}",
+        "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",
         "name", "16 bit TFLOP/s", "fp32 TFLOP/s", "memory GB/s", "GB", "node GB/s", "cluster GB/s"
     );
     for hardware in &HARDWARE {
         let giga = |number: u64| number / 1_000_000_000;
         println!(
-            "{:<12}{:>14}{:>14}{:>12}{:>10}{:>12}{:>12}",
+            "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",
             hardware.name,
             hardware.half_gflops as f64 / 1e3,
             hardware.float32_gflops as f64 / 1e3,
@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
             giga(hardware.node_bytes_per_s),
             giga(hardware.cluster_bytes_per_s)
         );
-        println!("            {}; network: {}", hardware.source, hardware.system);
+        println!("  from {}; network: {}", hardware.source, hardware.system);
     }
     println!("\nefficiency, {EFFICIENCY}");
     Ok(())
