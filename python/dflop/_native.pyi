@@ -22,6 +22,25 @@ def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, str |
 def load_config(path: str) -> str:
     """The configuration at `path`, checked and with every default filled in, as JSON."""
 
+def model_modules(config: str) -> tuple[dict[str, tuple[int, int]], int]:
+    """Modules of the model that `config` (the text of a `config.json`) describes.
+
+    Returns by name how many of it the model has and the parameters of one, and the parameters of the whole, each
+    matrix once. ProfileError for a field that decides the size and is missing or unknown.
+    """
+
+def module_flops(config: str, module: str, segments: Sequence[int]) -> dict[str, int]:
+    """Floating point operations of a module over segments of these tokens (label tokens for `llm_head`).
+
+    As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all between) and
+    `weight`, which make the backward; `recomputed`, the forward again under `torch.utils.checkpoint`.
+    """
+
+def module_activation_bytes(
+    config: str, module: str, segments: Sequence[int], *, value_bytes: int = 2
+) -> int:
+    """Bytes that the forward of a module keeps for its backward, with values of 2 or 4 bytes."""
+
 @final
 class Balance:
     """An assignment of samples to buckets."""

@@ -33,6 +33,7 @@ pub(crate) enum Verb {
     Schedule(Schedule),
     Train(Train),
     Report(Report),
+    Models(Models),
     Probe(Probe),
 }
 
@@ -144,6 +145,8 @@ fn part(text: &str) -> Result<ProfilePart, String> {
 pub(crate) struct ProfileModel {
     #[command(flatten)]
     pub(crate) config: ConfigArgument,
+    #[command(flatten)]
+    pub(crate) estimate: Estimate,
     /// Where to write [default: model_profile.json beside the configuration]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -173,6 +176,31 @@ pub(crate) struct ProfileModel {
     /// Measure everything anew
     #[arg(long)]
     pub(crate) fresh: bool,
+}
+
+/// What `profile model --estimate` asks.
+#[derive(Debug, Args)]
+pub(crate) struct Estimate {
+    /// Estimate instead of measuring: no device, no PyTorch, no weights; every number is marked as estimated
+    #[arg(long)]
+    pub(crate) estimate: bool,
+    /// Device to estimate for, as in h100 (see dflop models)
+    #[arg(long, value_name = "NAME", requires = "estimate")]
+    pub(crate) hardware: Option<String>,
+    /// Model of the catalogue, as in qwen2.5-vl-7b [default: config.json of model.dir]
+    #[arg(long, value_name = "NAME", requires = "estimate")]
+    pub(crate) model: Option<String>,
+    /// Dtype of parameters and activations [default: model.dtype, else bfloat16]
+    #[arg(long, value_name = "DTYPE", requires = "estimate", value_parser = ["bfloat16", "float32"])]
+    pub(crate) dtype: Option<String>,
+}
+
+/// List the models and devices that times can be estimated for, with the sources of their numbers.
+#[derive(Debug, Args)]
+pub(crate) struct Models {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 // No comment that `--help` would show: it would take the place of the command's own.

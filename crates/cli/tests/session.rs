@@ -95,12 +95,32 @@ fn help() {
         &["schedule", "--help"],
         &["train", "--help"],
         &["report", "--help"],
+        &["models", "--help"],
         &["probe", "--help"],
     ] {
         pages.push_str(&session.dflop(verb));
         pages.push('\n');
     }
     snapshot("help", &pages);
+}
+
+/// No PyTorch, no configuration, no weights: a profile for a device that is not at hand.
+#[test]
+fn estimate() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    let mut said = String::new();
+    for arguments in [
+        &["profile", "model", "--estimate", "--hardware", "h100", "--model", "qwen2.5-vl-7b"][..],
+        &["profile", "model", "--estimate", "--model", "qwen2.5-vl-7b"],
+        &["profile", "model", "--estimate", "--hardware", "h1000", "--model", "qwen2.5-vl-7b"],
+        &["profile", "model", "--estimate", "--hardware", "h100", "--model", "qwen2.5-vl-8b"],
+        &["profile", "model", "--hardware", "h100"],
+        &["models"],
+    ] {
+        said.push_str(&session.dflop(arguments));
+        said.push('\n');
+    }
+    snapshot("estimate", &said);
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub struct Outcome {
     pub num_sampled_batches: u32,
     /// Bytes one rank may use; `None`: nothing was held against it.
     pub memory_budget_bytes: Option<u64>,
+    /// Whether the model profile comes from the analytic model, so that every time and every byte is estimated.
+    pub is_estimated: bool,
     /// Whether transfers were measured; if not they were taken as free.
     pub is_network_measured: bool,
     /// Whether the reduction of the best plan's gradients stands on measurements of as many ranks and bytes; true where
@@ -259,6 +261,9 @@ fn reasons(text: &mut String, outcome: &Outcome) {
 /// What the numbers do not hold: nothing is guessed in silence.
 fn notes(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
     let mut notes = Vec::new();
+    if outcome.is_estimated {
+        notes.push("estimated, not measured: times and bytes come from the analytic model".to_owned());
+    }
     if best.prediction.extrapolated_ratio > 0.0 {
         let share = percent(best.prediction.extrapolated_ratio);
         let (outside, all) = (best.prediction.num_extrapolated, best.prediction.num_predictions);

@@ -1,5 +1,6 @@
 //! The native module `dflop._native`: exports, one error mapping, frozen classes; no logic.
 
+mod analytic;
 mod balance;
 mod dataset;
 mod error;
@@ -15,6 +16,8 @@ mod _native {
     use pyo3::prelude::*;
     use std::path::Path;
 
+    #[pymodule_export]
+    use crate::analytic::{model_modules, module_activation_bytes, module_flops};
     #[pymodule_export]
     use crate::balance::{Balance, balance};
     #[pymodule_export]

@@ -1,6 +1,8 @@
 //! The verbs, one file each.
 
 mod demo_data;
+mod estimate;
+mod models;
 mod plan;
 mod probe;
 mod profile_data;
@@ -28,6 +30,9 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
     match verb {
         Verb::DemoData(arguments) => done(demo_data::run(&arguments)),
         Verb::Profile(Profile::Data(arguments)) => profile_data::run(&arguments, family),
+        Verb::Profile(Profile::Model(arguments)) if arguments.estimate.estimate => {
+            done(estimate::run(&arguments))
+        }
         Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),
         Verb::Profile(Profile::Merge(arguments)) => done(profile_merge::run(&arguments)),
         Verb::Profile(Profile::Diff(arguments)) => profile_diff::run(&arguments).map(Outcome::Done),
@@ -36,6 +41,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Report(arguments) => done(report::run(&arguments)),
+        Verb::Models(arguments) => done(models::run(&arguments)),
         Verb::Probe(arguments) => probe::run(&arguments).map(Outcome::Done),
     }
 }

@@ -53,13 +53,17 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         .filter(|(_, _, curve)| !curve.points.is_empty())
         .collect();
     let body = html! {
+        @if model.is_estimated {
+            p class="note" { strong { "Estimated, not measured:" } " every number here comes from the analytic model." }
+        }
         (device(model))
         (legend([("m-forward round", "forward"), ("m-backward round", "backward")]))
         div class="row three" { @for (name, unit, curve) in &curves { (measured(name, unit, curve)) } }
         @if let Some(text) = partly(MOST_MODULES.min(model.modules.len()), model.modules.len(), "module") { p class="note" { (text) } }
         (parameters(model))
     };
-    Some(Section { id: "model", name: "The model, measured", body })
+    let name = if model.is_estimated { "The model, estimated" } else { "The model, measured" };
+    Some(Section { id: "model", name, body })
 }
 
 fn device(model: &ModelProfile) -> Markup {
