@@ -28,7 +28,7 @@ from dflop.profiling.artifact import hash_config
 from dflop.profiling.cases import ATTENTION, LINEAR, Case, Modules, build_cases, build_modules
 from dflop.profiling.memory import activation_bytes, touch_heap
 from dflop.profiling.neighbour import busy_neighbours
-from dflop.profiling.network import NOT_MEASURED, measure_gloo
+from dflop.profiling.network import measure_network
 from dflop.profiling.records import Records, key_of
 from dflop.profiling.timer import Summary, Timing, summarise, timer_of
 
@@ -81,6 +81,8 @@ class Request:
     """Largest microbatch, in label tokens."""
     partial: Path | None
     """File of the measurements so far; None keeps none."""
+    network: bool = False
+    """Whether all links are measured, or only point to point."""
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Request:
@@ -111,6 +113,7 @@ class Request:
             max_segment_tokens=int(fields.get("max_segment_tokens") or max_llm_tokens),
             max_label_tokens=int(fields.get("max_label_tokens") or max_llm_tokens),
             partial=Path(fields["partial"]) if fields.get("partial") else None,
+            network=bool(fields.get("network", False)),
         )
         rules = [
             ("dtype", request.dtype, request.dtype in _DTYPES, f"one of {', '.join(_DTYPES)}"),
@@ -159,10 +162,8 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
     config_hash = hash_config(asked.model_dir)
     records = Records(asked.partial, key_of({**facts, "model_config": config_hash, "method": METHOD}))
     with _one_thread(is_cpu), _no_collection():
-        if is_cpu and "latency_ns" not in records.numbers:
-            link = measure_gloo() if neighbours else NOT_MEASURED
-            records.add_number("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
-            records.add_number("latency_ns", link.latency_ns)
+        # First, while this process has no threads of its own.
+        network = measure_network(asked.device, neighbours, is_quick=not asked.network)
         modules = build_modules(adapter, device, _DTYPES[asked.dtype])
         curves = build_cases(
             adapter,
@@ -188,10 +189,7 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         "num_llm_layers": adapter.num_llm_layers,
         "num_encoder_layers": adapter.num_encoder_layers,
         "hidden_bytes": adapter.hidden_size * _DTYPES[asked.dtype].itemsize,
-        "network": {
-            "latency_ns": records.numbers.get("latency_ns", 0),
-            "bandwidth_bytes_per_s": records.numbers.get("bandwidth_bytes_per_s", 0),
-        },
+        "network": network,
         "modules": _assemble(curves, modules, records),
         "optimizer_ns_per_million": records.numbers["optimizer_ns_per_million"],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ def main() -> int:
     from dflop.profiling.model import profile_model
     from dflop.profiling.progress import progress_bar
 
+    if request.get("network_only"):
+        return _measure_network(request)
     try:
         with progress_bar("measuring") as progress:
             profile = profile_model(request, progress)
@@ -28,18 +31,40 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except (Error, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(f"\nhint: {note}", file=sys.stderr)
-        return 2
+        return _fail(error)
     for line in _summary(profile):
         print(line)
     print(f"wrote {request['out']}", file=sys.stderr)
     return 0
 
 
+def _measure_network(request: dict[str, Any]) -> int:
+    """Replaces the links of the profile that is there; the exit status as of `main`."""
+    from dflop.profiling.network import summary, update_network
+
+    try:
+        network = update_network(request)
+    except KeyboardInterrupt:
+        return 130
+    except (Error, OSError, ValueError) as error:
+        return _fail(error)
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(summary(network)))
+        print(f"wrote {request['out']}; plans made from it before are to be made anew", file=sys.stderr)
+    return 0
+
+
+def _fail(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(f"\nhint: {note}", file=sys.stderr)
+    return 2
+
+
 def _summary(profile: dict[str, Any]) -> list[str]:
     """What was measured, for people: a line a module."""
+    from dflop.profiling.network import summary
+
     device = profile["device"]
     lines = [
         f"{profile['family']} on {device['name']} ({device['dtype']}, torch {device['torch']})",
@@ -53,12 +78,7 @@ def _summary(profile: dict[str, Any]) -> list[str]:
             f"{len(points) + len(module['attention']['points']):>8}{last['size']:>14,}"
             f"{last['forward_ns'] / 1e6:>9.2f} ms{last['backward_ns'] / 1e6:>9.2f} ms"
         )
-    network = profile["network"]
-    if network["bandwidth_bytes_per_s"]:
-        lines.append(
-            f"links: {network['latency_ns'] / 1e3:.0f} us a message, "
-            f"{network['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"
-        )
+    lines += summary(profile["network"])
     return lines
 
 
