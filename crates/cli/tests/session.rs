@@ -53,6 +53,16 @@ impl Session {
         fs::copy(recorded, self.path("demo/model_profile.json")).unwrap();
     }
 
+    /// Makes the recorded profile that of another device.
+    fn set_device(&self, kind: &str, name: &str) {
+        self.edit("demo/model_profile.json", |text| {
+            let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
+            profile["device"]["kind"] = kind.into();
+            profile["device"]["name"] = name.into();
+            profile.to_string()
+        });
+    }
+
     fn edit(&self, name: &str, change: impl FnOnce(String) -> String) {
         let path = self.path(name);
         let text = fs::read_to_string(&path).unwrap();
@@ -325,15 +335,11 @@ fn a_profile_of_another_device_plans_but_does_not_train() {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    session.edit("demo/model_profile.json", |json| {
-        json.replace("\"kind\":\"cpu\"", "\"kind\":\"cuda\"")
-            .replace("Intel(R) Xeon(R) Processor", "NVIDIA H200")
-    });
+    session.set_device("cuda", "NVIDIA H200");
     let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
     text.push_str(&session.dflop(&["train", "-c", "demo/dflop.yaml"]));
     session.record_model_profile();
-    session
-        .edit("demo/model_profile.json", |json| json.replace("Intel(R) Xeon(R) Processor", "A Far Machine"));
+    session.set_device("cpu", "A Far Machine");
     let far = session.dflop(&["train", "-c", "demo/dflop.yaml"]);
     // Systems that do not name their processor have nothing to compare.
     if fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("model name")) {
@@ -351,7 +357,7 @@ fn the_links_of_a_profile_of_another_model_are_not_replaced() {
     let network = ["profile", "model", "-c", "demo/dflop.yaml", "--network"];
     let text = session.dflop(&network);
     assert!(text.contains("needs PyTorch"), "{text}");
-    session.edit("demo/model_profile.json", |json| json.replace("\"kind\":\"cpu\"", "\"kind\":\"cuda\""));
+    session.set_device("cuda", "NVIDIA H200");
     let text = session.dflop(&network);
     assert!(text.contains("cluster.device: cuda, now cpu"), "{text}");
     session.record_model_profile();

@@ -42,6 +42,8 @@ class Options:
     """Decoded media that a rank keeps."""
     memory_budget_bytes: int | None
     """What a rank may use; schedules keep to it. None: not limited."""
+    profile_device: str | None
+    """Name of the device that the model profile was measured on; None: any will do."""
     timeout_s: float
     """A rank that waits longer than this for another gives up."""
 
@@ -79,6 +81,7 @@ class Options:
             arm=cast("Arm", train["schedule"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
             memory_budget_bytes=config["cluster"]["memory_budget_bytes"],
+            profile_device=request.get("profile_device"),
             # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
             timeout_s=float(request.get("timeout_s", 1800.0)),
         )
