@@ -152,8 +152,25 @@ pub(crate) struct ProfileModel {
     #[arg(long, value_name = "FILE")]
     pub(crate) data_profile: Option<PathBuf>,
     /// Time to spend on measuring
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
-    pub(crate) budget_seconds: f64,
+    ///
+    /// Few sizes are measured first, then more where a straight line between them is most likely wrong. Stopping
+    /// early (Ctrl-C) keeps what there is.
+    #[arg(long, value_name = "MINUTES", default_value_t = 10.0)]
+    pub(crate) budget_minutes: f64,
+    /// Likewise, in seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with = "budget_minutes")]
+    pub(crate) budget_seconds: Option<f64>,
+    /// What layers recompute in the backward: measured for each
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "none,selective,full",
+        value_parser = ["none", "selective", "full"])]
+    pub(crate) recompute: Vec<String>,
+    /// Tensor parallel degrees: also measure the part of one rank, alone
+    #[arg(long, value_name = "DEGREES", value_delimiter = ',', default_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) tensor_parallel: Vec<u32>,
+    /// Also measure with LoRA adapters of this rank on frozen weights; 0: not
+    #[arg(long, value_name = "RANK", default_value_t = 0)]
+    pub(crate) lora_rank: u32,
     /// Measure everything anew
     #[arg(long)]
     pub(crate) fresh: bool,

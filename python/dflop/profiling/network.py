@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("dflop")
 _MAX_FORKED = 4
 _TIMEOUT_S = 60.0
-QUICK_BUDGET_S = 2.0
+QUICK_BUDGET_S, MAX_BUDGET_S = 2.0, 30.0
+"""Time for the quick way, and at most for all links, in seconds: beyond it medians no longer change."""
 
 
 def measure_network(
-    device: str, num_neighbours: int, *, is_quick: bool = False, budget_s: float = 20.0
+    device: str, num_neighbours: int, *, is_quick: bool = False, budget_s: float = MAX_BUDGET_S
 ) -> dict[str, Any]:
     """Measures the links between the ranks there are, or between ranks made for this.
 
@@ -39,13 +40,13 @@ def measure_network(
         device: `cpu` or `cuda`.
         num_neighbours: ranks that will train beside one on this machine; ignored on a GPU and under torchrun.
         is_quick: only point to point, with few sizes, in `QUICK_BUDGET_S`.
-        budget_s: time to spend on all links, in seconds.
+        budget_s: time to spend, in seconds.
 
     Returns:
         The fields of `Network`, on every rank; without links, with a warning where they were asked for, if
         there is but one rank or the ranks cannot talk.
     """
-    budget_s = QUICK_BUDGET_S if is_quick else budget_s
+    budget_s = min(budget_s, QUICK_BUDGET_S if is_quick else MAX_BUDGET_S)
     backend = "nccl" if device == "cuda" else "gloo"
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _network(backend, _under_torchrun(device, backend, is_quick, budget_s))

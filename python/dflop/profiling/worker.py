@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop._native import Error
+from dflop.profiling.adaptive import Sample, gaps_of, largest_error
 
 
 def main() -> int:
@@ -62,24 +63,59 @@ def _fail(error: Exception) -> int:
 
 
 def _summary(profile: dict[str, Any]) -> list[str]:
-    """What was measured, for people: a line a module."""
+    """What was measured, for people: a line a module, of one layer at the middle of the measured sizes."""
     from dflop.profiling.network import summary
 
     device = profile["device"]
     lines = [
         f"{profile['family']} on {device['name']} ({device['dtype']}, torch {device['torch']})",
-        f"{'module':<16}{'parameters':>12}{'points':>8}{'largest size':>14}{'forward':>12}{'backward':>12}",
+        *_table(profile["modules"]),
     ]
-    for name, module in profile["modules"].items():
-        points = module["linear"]["points"]
-        last = points[-1]
+    for variant in profile["variants"]:
         lines.append(
-            f"{name:<16}{module['num_parameters']:>12,}"
-            f"{len(points) + len(module['attention']['points']):>8}{last['size']:>14,}"
-            f"{last['forward_ns'] / 1e6:>9.2f} ms{last['backward_ns'] / 1e6:>9.2f} ms"
+            f"tensor parallel degree {variant['tensor_parallel_degree']}, LoRA rank {variant['lora_rank']}: "
+            "one rank's part alone, without its collectives"
         )
+        lines += _table(variant["modules"])
     lines += summary(profile["network"])
     return lines
+
+
+_COLUMNS = ("module", "count", "size", "F ms", "B ms", "I ms", "W ms", "spread", "points", "error")
+
+
+def _table(modules: dict[str, Any]) -> list[str]:
+    rows = [_COLUMNS]
+    for name, module in modules.items():
+        rows += [
+            _row(label, module["count"], module[part]["points"])
+            for part, label in (("linear", name), ("attention", "  attention"))
+            if module[part]["points"]
+        ]
+    return [f"{row[0]:<20}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
+
+
+def _row(label: str, count: int, points: list[dict[str, int]]) -> tuple[str, ...]:
+    middle = points[len(points) // 2]
+    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns")
+    times = [f"{middle[name] / 1e6:.3f}" for name in names]
+    total = middle["forward_ns"] + middle["backward_ns"]
+    samples = {
+        point["size"]: Sample(
+            point["forward_ns"] + point["backward_ns"], point["spread_ns"], point["repeats"]
+        )
+        for point in points
+    }
+    error = largest_error({label: gaps_of(samples)}) if len(points) > 2 else 0.0
+    return (
+        label,
+        str(count),
+        f"{middle['size']:,}",
+        *times,
+        f"{100 * middle['spread_ns'] / max(total, 1):.0f} %",
+        str(len(points)),
+        f"{100 * error:.1f} %" if len(points) > 2 else "-",
+    )
 
 
 if __name__ == "__main__":

@@ -12,16 +12,17 @@ use std::path::Path;
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
     let config = config::load(&arguments.config.config)?;
-    if !(arguments.budget_seconds > 0.0 && arguments.budget_seconds.is_finite()) {
-        return Err(Failure::new(
-            format!("`--budget-seconds` is {}, must be above 0", arguments.budget_seconds),
-            None,
-        ));
+    let (flag, budget, budget_s) = match arguments.budget_seconds {
+        Some(seconds) => ("--budget-seconds", seconds, seconds),
+        None => ("--budget-minutes", arguments.budget_minutes, 60.0 * arguments.budget_minutes),
+    };
+    if !(budget_s > 0.0 && budget_s.is_finite()) {
+        return Err(Failure::new(format!("`{flag}` is {budget}, must be above 0"), None));
     }
     if arguments.network && !arguments.fresh {
         let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
         if out.exists() {
-            return network(arguments, &config, &out);
+            return network(&config, &out, budget_s);
         }
         if std::env::var_os("RANK").is_some() {
             return Err(Failure::new(
@@ -45,11 +46,15 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
             "dtype": config.model.dtype,
             "device": config.cluster.device,
             "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
-            "budget_s": arguments.budget_seconds,
+            "budget_s": budget_s,
             "max_encoder_tokens": sizes.encoder,
+            "max_encoder_segment_tokens": sizes.segment,
             "max_llm_tokens": sizes.llm,
             "max_segment_tokens": sizes.sample,
             "max_label_tokens": sizes.label,
+            "recompute": arguments.recompute,
+            "tensor_parallel_degrees": arguments.tensor_parallel,
+            "lora_rank": arguments.lora_rank,
             "out": out,
             "partial": partial,
             "fresh": arguments.fresh,
@@ -60,7 +65,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
 }
 
 /// The request to measure the links between ranks and put them in the model profile at `out`.
-fn network(arguments: &args::ProfileModel, config: &config::Config, out: &Path) -> Result<Outcome, Failure> {
+fn network(config: &config::Config, out: &Path, budget_s: f64) -> Result<Outcome, Failure> {
     let profile: ModelProfile = artifact::read(out)?;
     let hashes = dflop_data::model_hashes(&config.model.dir)?;
     artifact::check_made_from(out, &profile, "model_config", &hashes["model_config"])?;
@@ -71,7 +76,7 @@ fn network(arguments: &args::ProfileModel, config: &config::Config, out: &Path) 
         arguments: json!({
             "device": config.cluster.device,
             "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
-            "budget_s": arguments.budget_seconds,
+            "budget_s": budget_s,
             "out": out,
             "network_only": true,
             "environment": environment(config),
@@ -103,6 +108,8 @@ struct Sizes {
     label: u64,
     /// LLM tokens of the largest sample.
     sample: u64,
+    /// Encoder tokens of the largest segment.
+    segment: u64,
 }
 
 impl Sizes {
@@ -118,11 +125,13 @@ impl Sizes {
             let largest = data.samples.iter().map(|s| size(&s.shape)).max().unwrap_or(0);
             (2 * per_microbatch * total.div_ceil(count)).max(largest + largest / 2).max(1)
         };
+        let segments = data.samples.iter().flat_map(|s| &s.shape.encoder_segments);
         Self {
             encoder: grid_end(&|s| s.encoder_tokens()),
             llm: grid_end(&|s| u64::from(s.llm_tokens)),
             label: grid_end(&|s| u64::from(s.label_tokens)),
             sample: data.samples.iter().map(|s| u64::from(s.shape.llm_tokens)).max().unwrap_or(1).max(1),
+            segment: segments.map(|s| u64::from(s.tokens)).max().unwrap_or(0),
         }
     }
 }
