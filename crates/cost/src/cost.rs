@@ -2,6 +2,7 @@
 
 use crate::error::CostError;
 use crate::grid::Curve;
+use crate::memory::{MemoryModel, MemorySettings, RankPart};
 use dflop_types::{
     EncoderSegments, MeasuredCurve, MicrobatchShape, ModelProfile, ModuleProfile, Network, SampleShape,
 };
@@ -116,8 +117,6 @@ pub(crate) struct Module {
     pub(crate) linear: Phases,
     /// `None` where the module has no attention, or where `linear` holds it.
     pub(crate) attention: Option<Phases>,
-    pub(crate) num_parameters: u64,
-    pub(crate) parameter_bytes: u64,
 }
 
 impl Module {
@@ -129,12 +128,7 @@ impl Module {
         } else {
             Some(Phases::new(name, "attention", &module.attention)?)
         };
-        Ok(Self {
-            linear: Phases::new(name, "linear", &module.linear)?,
-            attention,
-            num_parameters: module.num_parameters,
-            parameter_bytes: module.parameter_bytes,
-        })
+        Ok(Self { linear: Phases::new(name, "linear", &module.linear)?, attention })
     }
 
     fn add(&self, sum: &mut Prediction, total: u64, segments: impl Iterator<Item = (u64, u64)>, times: u64) {
@@ -152,14 +146,6 @@ impl Module {
         })
     }
 
-    /// Bytes the forward keeps for the backward.
-    pub(crate) fn activation_bytes(&self, total: u64, segments: impl Iterator<Item = (u64, u64)>) -> u64 {
-        if total == 0 {
-            return 0;
-        }
-        self.linear.activation.at(total).value.saturating_add(self.attention_bytes(segments))
-    }
-
     fn attention_bytes(&self, segments: impl Iterator<Item = (u64, u64)>) -> u64 {
         self.attention.as_ref().map_or(0, |attention| {
             segments
@@ -170,11 +156,11 @@ impl Module {
     }
 }
 
-pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + '_ {
+pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
     segments.iter().map(|s| (u64::from(s.count), u64::from(s.tokens)))
 }
 
-pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + '_ {
+pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
     llm_tokens.iter().map(|&tokens| (1, u64::from(tokens)))
 }
 
@@ -200,8 +186,8 @@ pub struct CostModel {
     pub(crate) num_llm_layers: u32,
     pub(crate) hidden_bytes: u64,
     pub(crate) network: Network,
-    pub(crate) optimizer_bytes_per_parameter: u64,
     pub(crate) optimizer_ns_per_million: u64,
+    pub(crate) memory: MemoryModel,
 }
 
 impl CostModel {
@@ -229,10 +215,8 @@ impl CostModel {
             num_llm_layers: profile.num_llm_layers(),
             hidden_bytes: profile.hidden_bytes,
             network: profile.network.clone(),
-            optimizer_bytes_per_parameter: crate::memory::optimizer_bytes_per_parameter(
-                &profile.device.dtype,
-            )?,
             optimizer_ns_per_million: profile.optimizer_ns_per_million,
+            memory: MemoryModel::new(profile, &MemorySettings::default())?,
         })
     }
 
@@ -347,12 +331,12 @@ impl CostModel {
 
     /// Time of reduction and optimizer on an encoder rank, in nanoseconds.
     pub fn encoder_tail_ns(&self) -> u64 {
-        self.tail_ns(self.over_encoder(|module| module.num_parameters))
+        self.tail_ns(self.memory.num_parameters(RankPart::Encoder))
     }
 
     /// Time of reduction and optimizer on a rank of one stage of the LLM backbone, in nanoseconds.
     pub fn stage_tail_ns(&self, stage: StageLayers) -> u64 {
-        self.tail_ns(self.stage_parameters(stage).0)
+        self.tail_ns(self.memory.num_parameters(RankPart::Stage(stage)))
     }
 
     /// The sum of what `of_one` says of each module of the encoder, times how many of it there are.
@@ -363,18 +347,6 @@ impl CostModel {
 
     fn tail_ns(&self, num_parameters: u64) -> u64 {
         crate::grid::scale(num_parameters, self.optimizer_ns_per_million, 1_000_000)
-    }
-
-    /// Number and bytes of the parameters of one stage of the LLM backbone.
-    pub(crate) fn stage_parameters(&self, stage: StageLayers) -> (u64, u64) {
-        let layers = u64::from(stage.num_layers);
-        let mut sum = (self.layer.num_parameters * layers, self.layer.parameter_bytes * layers);
-        for (module, is_held) in [(&self.embedding, stage.is_first), (&self.head, stage.is_last)] {
-            if is_held {
-                sum = (sum.0 + module.num_parameters, sum.1 + module.parameter_bytes);
-            }
-        }
-        sum
     }
 
     /// Curves with points that had to be repaired; empty for a profile without noise.

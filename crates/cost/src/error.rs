@@ -38,6 +38,20 @@ pub enum CostError {
     /// The LLM backbone has no layers.
     #[error("model profile: `llm_layer.count` is 0, must be at least 1")]
     NoLayers,
+    /// The settings recompute what was measured without.
+    #[error("model profile, module `{module}`: recomputation `{mode}` was not measured")]
+    RecomputeNotMeasured {
+        /// The module.
+        module: &'static str,
+        /// The mode asked for.
+        mode: &'static str,
+    },
+    /// The settings train adapters that nobody measured.
+    #[error("model profile: LoRA adapters of rank {lora_rank} were not measured")]
+    AdaptersNotMeasured {
+        /// Their rank.
+        lora_rank: u32,
+    },
     /// A dtype whose optimizer states we do not know.
     #[error("model profile: `device.dtype` is `{dtype}`, must be `float32` or `bfloat16`")]
     Dtype {

@@ -42,5 +42,8 @@ mod work;
 pub use cost::{CostModel, Prediction, Repair, StageLayers, Typical};
 pub use error::CostError;
 pub use grid::{Curve, GridError, Reading};
-pub use memory::{RankMemory, RankMicrobatch, microbatches_in_flight};
+pub use memory::{
+    MemoryError, MemorySettings, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps,
+    microbatches_in_flight,
+};
 pub use work::WorkMin;

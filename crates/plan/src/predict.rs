@@ -2,9 +2,9 @@
 
 use crate::settings::StepSettings;
 use crate::step::StepScheduler;
-use dflop_cost::{Prediction, RankMemory, RankMicrobatch, microbatches_in_flight};
-use dflop_sim::StepInput;
-use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
+use dflop_cost::{Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight};
+use dflop_sim::{StepInput, order};
+use dflop_types::{Action, Component, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
 
 /// Samples of `[microbatch][replica]`.
 pub(crate) type Side = Vec<Vec<Vec<SampleIndex>>>;
@@ -126,7 +126,7 @@ pub(crate) fn predict(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> 
 
 /// Predicted peak of every rank. Degrees and samples have been checked.
 pub(crate) fn memory(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> Vec<RankMemory> {
-    let (settings, model) = (&scheduler.settings, &scheduler.model);
+    let settings = &scheduler.settings;
     let layout = settings.layout;
     let of_replica = |side: &Side, replica: usize| -> Vec<RankMicrobatch> {
         side.iter()
@@ -136,18 +136,44 @@ pub(crate) fn memory(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> V
             })
             .collect()
     };
-    let mut peaks: Vec<RankMemory> = (0..layout.encoder.dp as usize)
-        .map(|replica| model.encoder_memory(&of_replica(encoder, replica), in_flight(settings, 0)))
+    let parts = parts(scheduler);
+    let lists: Vec<Vec<Action>> = (0..layout.num_stages())
+        .map(|stage| {
+            let num_stages = layout.num_stages();
+            order::actions(settings.pipeline_order, StageIndex(stage), num_stages, settings.num_microbatches)
+        })
         .collect();
+    let peak = |stage: usize, microbatches: &[RankMicrobatch]| {
+        rank_peak(scheduler, stage, parts[stage], microbatches, &lists[stage])
+    };
+    let mut peaks: Vec<RankMemory> =
+        (0..layout.encoder.dp as usize).map(|replica| peak(0, &of_replica(encoder, replica))).collect();
     for replica in 0..layout.llm.dp as usize {
         let microbatches = of_replica(llm, replica);
-        peaks.extend(
-            (1..).zip(&scheduler.stages).map(|(stage, layers)| {
-                model.stage_memory(&microbatches, *layers, in_flight(settings, stage))
-            }),
-        );
+        peaks.extend((1..parts.len()).map(|stage| peak(stage, &microbatches)));
     }
     peaks
+}
+
+/// What the ranks of each stage hold, the encoder's first.
+pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
+    let stages = scheduler.stages.iter().map(|&layers| RankPart::Stage(layers));
+    std::iter::once(RankPart::Encoder).chain(stages).collect()
+}
+
+fn rank_peak(
+    scheduler: &StepScheduler,
+    stage: usize,
+    part: RankPart,
+    microbatches: &[RankMicrobatch],
+    actions: &[Action],
+) -> RankMemory {
+    let layout = scheduler.settings.layout;
+    // Between two stages of a replica all rows pass as they are.
+    let copies_rows = stage < 2 && layout.encoder.dp.max(layout.llm.dp) > 1;
+    let steps = RankSteps { part, microbatches, actions, copies_rows };
+    // The lists are our own, and name each microbatch of the step once in its turn.
+    scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
 }
 
 /// The component of the fullest rank when one sample is all there is, and what that rank needs, in bytes: the
@@ -157,10 +183,13 @@ pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> (Compone
         shape: MicrobatchShape::pack([sample]),
         feature_tokens: u64::from(sample.feature_tokens),
     }];
-    let encoder = scheduler.model.encoder_memory(&microbatch, 1).total_bytes();
-    let stages = scheduler.stages.iter();
-    let llm = stages.map(|&layers| scheduler.model.stage_memory(&microbatch, layers, 1).total_bytes()).max();
-    match llm {
+    let need = |stage: usize, part: RankPart| {
+        let list = order::actions(scheduler.settings.pipeline_order, StageIndex(0), 1, 1);
+        rank_peak(scheduler, stage, part, &microbatch, &list).total_bytes()
+    };
+    let mut needs = parts(scheduler).into_iter().enumerate().map(|(stage, part)| need(stage, part));
+    let encoder = needs.next().unwrap_or(0);
+    match needs.max() {
         Some(llm) if llm > encoder => (Component::Llm, llm),
         _ => (Component::Encoder, encoder),
     }
