@@ -1,6 +1,7 @@
 //! The native module `dflop._native`: exports, one error mapping, frozen classes; no logic.
 
 mod balance;
+mod cost;
 mod dataset;
 mod error;
 mod family;
@@ -17,6 +18,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::balance::{Balance, balance};
+    #[pymodule_export]
+    use crate::cost::CostModel;
     #[pymodule_export]
     use crate::dataset::{
         Dataset, EncodedSample, Media, MediaShape, encode_conversations, media_shape, profile_shapes,

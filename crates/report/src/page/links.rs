@@ -53,7 +53,7 @@ pub(super) fn links(network: &Network) -> Markup {
                     .filter(|kind| shown.iter().any(|link| link.collective == *kind && !link.points.is_empty()))
                     .map(|kind| { let (class, name) = describe(kind); (class, name) })
             ))
-            div class="row three" {
+            div class="row" {
                 @for group in &groups {
                     @let members: Vec<&LinkProfile> = shown.iter().copied().filter(|l| (l.span, l.num_ranks) == *group && !l.points.is_empty()).collect();
                     (plot(&members))
@@ -110,9 +110,9 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         .collect();
     let plot = LinePlot {
         label: &format!("{name}: time over message size, as in the table below."),
-        frame: Frame::third(),
+        frame: Frame::small(),
         is_log: true,
-        show_x: |bytes| format::bytes(bytes as u64),
+        show_x: format::compact,
         show_y: format::tick,
         name_x: "bytes, log scale",
         name_y: "ms, log scale",

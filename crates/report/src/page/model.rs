@@ -3,7 +3,7 @@
 use super::{Section, links, plotted};
 use crate::Report;
 use crate::chart::{
-    Frame, Line, LinePlot, legend, line_plot, numbers, partly, spread, table, table_below, words,
+    Frame, Line, LinePlot, legend, line_plot, names, numbers, partly, spread, table, table_below, words,
 };
 use crate::format;
 use dflop_types::{MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Recompute, RecomputePoint};
@@ -111,9 +111,9 @@ fn legend_of(model: &ModelProfile) -> Vec<(&'static str, &'static str)> {
     entries
 }
 
-/// `value` over `size`, rounded to three digits where it is small.
-fn each_ns(value: u64, size: u64) -> String {
-    format::ms(value as f64 / size.max(1) as f64 / 1e6)
+/// Microseconds of `ns` over `size`.
+fn each_us(ns: u64, size: u64) -> String {
+    format::number(ns as f64 / size.max(1) as f64 / 1e3)
 }
 
 /// A module a row, at its largest size.
@@ -121,7 +121,7 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
     let row = |(name, module): &(&str, &ModuleProfile)| {
         let point = module.linear.points.last().copied().unwrap_or_default();
         let size = point.size;
-        let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { each_ns(ns, size) };
+        let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { each_us(ns, size) };
         let recomputed = |mode| {
             let points = module.recompute.get(&mode);
             points.and_then(|points: &Vec<RecomputePoint>| points.last()).map_or_else(
@@ -129,7 +129,7 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
                 |p| {
                     format!(
                         "+{}, {}",
-                        each_ns(p.extra_ns, p.size),
+                        each_us(p.extra_ns, p.size),
                         format::bytes(p.activation_bytes / p.size.max(1))
                     )
                 },
@@ -152,22 +152,22 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
     };
     let rows: Vec<Vec<String>> = modules.iter().map(row).collect();
     let columns = [
-        words("module"),
-        numbers("in the model"),
+        names("module"),
+        numbers("count"),
         numbers("parameters"),
         numbers("bytes"),
-        numbers("at tokens"),
-        numbers("F a token"),
+        numbers("tokens"),
+        numbers("F"),
         numbers("B"),
         numbers("I"),
         numbers("W"),
-        numbers("kept a token"),
+        numbers("kept"),
         numbers("selective"),
         numbers("full"),
     ];
     table(
         &format!(
-            "{group}: one of each, linear part, a token at the largest size; recomputation: time more in the backward, bytes kept"
+            "{group}: one of each, without attention of segments, at the largest size: us a token, bytes kept a token; with recomputation: us more, bytes kept"
         ),
         &columns,
         &rows,
@@ -333,8 +333,8 @@ fn variants(model: &ModelProfile) -> Markup {
                     collectives.to_owned(),
                     format::clipped(describe(name).0, 40),
                     format::count(point.size),
-                    each_ns(point.forward_ns, point.size),
-                    each_ns(point.backward_ns, point.size),
+                    each_us(point.forward_ns, point.size),
+                    each_us(point.backward_ns, point.size),
                 ]
             })
         })
@@ -344,10 +344,10 @@ fn variants(model: &ModelProfile) -> Markup {
         numbers("tensor parallel"),
         numbers("LoRA rank"),
         words("collectives"),
-        words("module"),
-        numbers("at tokens"),
-        numbers("F a token"),
-        numbers("B a token"),
+        names("module"),
+        numbers("tokens"),
+        numbers("F, us a token"),
+        numbers("B, us a token"),
     ];
     html! {
         @if !rows.is_empty() { (table("Variants: cut by tensor parallelism, or with LoRA adapters", &columns, &rows)) }
