@@ -58,6 +58,32 @@ def balance(
 ) -> Balance: ...
 
 @final
+class CostModel:
+    """What a model profile predicts, for whoever compares it with measurements."""
+
+    @staticmethod
+    def read(path: str) -> CostModel:
+        """The cost model of the profile at `path`; ArtifactError or ProfileError if there can be none."""
+    def encoder(self, segments: Sequence[tuple[int, int]]) -> tuple[int, int, bool]:
+        """Forward and backward of (count, tokens) encoder segments, in nanoseconds; whether extrapolated."""
+    def llm_stage(
+        self, llm_tokens: Sequence[int], label_tokens: int, num_layers: int, is_first: bool, is_last: bool
+    ) -> tuple[int, int, bool]:
+        """Likewise of packed samples on a run of layers."""
+    def encoder_peak_bytes(
+        self, segments: Sequence[tuple[int, int]], feature_tokens: int
+    ) -> tuple[int, int]:
+        """Tensor bytes at the peak of one forward and backward of the encoder; those held in any case."""
+    def stage_peak_bytes(
+        self,
+        llm_tokens: Sequence[int],
+        label_tokens: int,
+        feature_tokens: int,
+        layers: tuple[int, bool, bool],
+    ) -> tuple[int, int]:
+        """Likewise of a run of layers: their number, whether it is the first, and the last."""
+
+@final
 class Media:
     """One image or video of a sample."""
 

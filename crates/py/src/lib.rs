@@ -2,6 +2,7 @@
 
 mod analytic;
 mod balance;
+mod cost;
 mod dataset;
 mod error;
 mod family;
@@ -20,6 +21,8 @@ mod _native {
     use crate::analytic::{model_modules, module_activation_bytes, module_flops};
     #[pymodule_export]
     use crate::balance::{Balance, balance};
+    #[pymodule_export]
+    use crate::cost::CostModel;
     #[pymodule_export]
     use crate::dataset::{
         Dataset, EncodedSample, Media, MediaShape, encode_conversations, media_shape, profile_shapes,

@@ -69,6 +69,7 @@ fn summary(timeline: &Timeline) -> String {
 
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.files.inputs)?;
+    inputs.note_device();
     let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
     inputs.check_plan(&path, &plan)?;
