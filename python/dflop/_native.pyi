@@ -155,6 +155,11 @@ class StepScheduler:
         """The schedule and the nanoseconds waited for it; blocks without the GIL."""
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
+    def memory(self, schedule: Schedule) -> list[tuple[list[tuple[str, int]], int, int, str]]:
+        """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.
+
+        The moment is an action, as in `1F3`, or `optimizer`.
+        """
     def idle_by_cause(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
     ) -> tuple[int, int, int]:

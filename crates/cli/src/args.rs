@@ -175,14 +175,26 @@ pub(crate) struct ProfileModel {
     pub(crate) fresh: bool,
 }
 
+// No comment that `--help` would show: it would take the place of the command's own.
 #[derive(Debug, Args)]
-pub(crate) struct ProfileFiles {
+pub(crate) struct InputFiles {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
     /// Data profile [default: data_profile.parquet beside the configuration]
     #[arg(long, value_name = "FILE")]
     pub(crate) data_profile: Option<PathBuf>,
     /// Model profile [default: model_profile.json beside the configuration]
     #[arg(long, value_name = "FILE")]
     pub(crate) model_profile: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanFiles {
+    #[command(flatten)]
+    pub(crate) inputs: InputFiles,
+    /// Plan [default: plan.json beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: Option<PathBuf>,
 }
 
 /// Choose the layout and the microbatches, and say why.
@@ -192,9 +204,7 @@ pub(crate) struct ProfileFiles {
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     #[command(flatten)]
-    pub(crate) config: ConfigArgument,
-    #[command(flatten)]
-    pub(crate) profiles: ProfileFiles,
+    pub(crate) files: InputFiles,
     /// Where to write [default: plan.json beside the configuration]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -210,12 +220,7 @@ pub(crate) struct Plan {
 #[derive(Debug, Args)]
 pub(crate) struct Simulate {
     #[command(flatten)]
-    pub(crate) config: ConfigArgument,
-    #[command(flatten)]
-    pub(crate) profiles: ProfileFiles,
-    /// Plan [default: plan.json beside the configuration]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plan: Option<PathBuf>,
+    pub(crate) files: PlanFiles,
     /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}
     #[arg(long, value_name = "FILE")]
     pub(crate) durations: Option<PathBuf>,
@@ -274,12 +279,7 @@ pub(crate) struct Schedule {
 #[derive(Debug, Args)]
 pub(crate) struct Train {
     #[command(flatten)]
-    pub(crate) config: ConfigArgument,
-    #[command(flatten)]
-    pub(crate) profiles: ProfileFiles,
-    /// Plan [default: plan.json beside the configuration]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plan: Option<PathBuf>,
+    pub(crate) files: PlanFiles,
     /// Directory of metrics and traces [default: run beside the configuration]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -292,6 +292,9 @@ pub(crate) struct Train {
     /// Pairs to run before measuring, with --compare
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) warmup_pairs: u32,
+    /// Count the memory of each rank in this step (from 0; slow on a CPU) and hold it against the prediction
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) measure_memory_step: Option<u64>,
     /// Allow more ranks than cores on a CPU; times then mean nothing
     #[arg(long)]
     pub(crate) oversubscribe: bool,

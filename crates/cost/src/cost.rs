@@ -1,20 +1,33 @@
 //! The cost model: what a packed microbatch takes on the encoder and on a stage of the LLM backbone.
 
 use crate::error::CostError;
-use crate::grid::Curve;
-use dflop_types::{
-    EncoderSegments, MeasuredCurve, MicrobatchShape, ModelProfile, ModuleProfile, Network, SampleShape,
-};
+use crate::memory::Holding;
+use crate::module::{Module, Repair};
+use crate::network::{Links, Route, Transfer};
+use crate::settings::{Choice, CostSettings};
+use dflop_types::{Collective, EncoderSegments, LinkSpan, MicrobatchShape, ModelProfile};
 
 /// Predicted time of one microbatch on one stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Prediction {
-    /// Forward, in nanoseconds; 0 for no work.
+    /// Forward (F), in nanoseconds; 0 for no work.
     pub forward_ns: u64,
-    /// Backward (inputs and weights), in nanoseconds; 0 for no work.
+    /// Backward in one pass (B), as far as there is one, recomputation included, in nanoseconds; 0 for no work.
     pub backward_ns: u64,
-    /// Whether a curve was asked outside its measured range.
+    /// Gradient of the inputs alone (I), recomputation included, in nanoseconds; 0 where none is wanted, and where
+    /// the profile does not hold it ([`CostModel::has_split`]).
+    pub input_ns: u64,
+    /// Gradient of the weights alone (W), after I, in nanoseconds; 0 where nothing trains, and where the profile does
+    /// not hold it.
+    pub weight_ns: u64,
+    /// Standard error of `forward_ns` plus `backward_ns` that the spread of the measured points leaves, in
+    /// nanoseconds: no more than this, as the errors of all parts are added as if they all fell to one side. The
+    /// error of the model itself is not in it.
+    pub uncertainty_ns: u64,
+    /// Whether a curve was asked outside its measured range, or for segments unlike those it was measured with.
     pub extrapolated: bool,
+    /// Whether it holds transfers that nobody measured.
+    pub assumed: bool,
 }
 
 impl Prediction {
@@ -22,17 +35,28 @@ impl Prediction {
     pub const fn total_ns(&self) -> u64 {
         self.forward_ns.saturating_add(self.backward_ns)
     }
-}
 
-/// The size of a microbatch on one replica around which the cost of a single sample is read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Typical {
-    /// Encoder tokens of one encoder replica's share of a microbatch.
-    pub encoder_tokens: u64,
-    /// LLM tokens of a microbatch on one LLM replica.
-    pub llm_tokens: u64,
-    /// Label tokens of a microbatch on one LLM replica.
-    pub label_tokens: u64,
+    /// Adds `times` runs of `one`.
+    pub(crate) fn add(&mut self, one: &Self, times: u64) {
+        if times == 0 {
+            return;
+        }
+        let add = |sum: &mut u64, ns: u64| *sum = sum.saturating_add(ns.saturating_mul(times));
+        add(&mut self.forward_ns, one.forward_ns);
+        add(&mut self.backward_ns, one.backward_ns);
+        add(&mut self.input_ns, one.input_ns);
+        add(&mut self.weight_ns, one.weight_ns);
+        add(&mut self.uncertainty_ns, one.uncertainty_ns);
+        self.extrapolated |= one.extrapolated;
+        self.assumed |= one.assumed;
+    }
+
+    /// Makes the backward longer, and that of its halves which runs first.
+    pub(crate) fn lengthen(&mut self, ns: u64, is_of_weight: bool) {
+        self.backward_ns = self.backward_ns.saturating_add(ns);
+        let half = if is_of_weight { &mut self.weight_ns } else { &mut self.input_ns };
+        *half = half.saturating_add(ns);
+    }
 }
 
 /// The layers that one stage of the LLM backbone holds.
@@ -46,148 +70,36 @@ pub struct StageLayers {
     pub is_last: bool,
 }
 
-/// Points of one curve that had to be repaired because a larger size was measured faster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Repair {
-    /// The module, as in `llm_layer`.
-    pub module: &'static str,
-    /// `linear` or `attention`.
-    pub part: &'static str,
-    /// `forward`, `backward` or `activation`.
-    pub phase: &'static str,
-    /// Points replaced.
-    pub num_points: u32,
-}
-
-/// The three measured quantities of one part of a module.
-#[derive(Debug, Clone)]
-pub(crate) struct Phases {
-    pub(crate) forward: Curve,
-    pub(crate) backward: Curve,
-    pub(crate) activation: Curve,
-}
-
-impl Phases {
-    fn new(module: &'static str, part: &'static str, measured: &MeasuredCurve) -> Result<Self, CostError> {
-        if let Some(point) = measured.points.iter().find(|p| p.forward_ns == 0 && p.size > 0) {
-            return Err(CostError::ZeroTime { module, part, size: point.size });
-        }
-        let curve = |value: fn(&dflop_types::MeasuredPoint) -> u64| {
-            Curve::new(measured.points.iter().map(|p| (p.size, value(p))))
-                .map_err(|source| CostError::Curve { module, part, source })
-        };
-        Ok(Self {
-            forward: curve(|p| p.forward_ns)?,
-            backward: curve(|p| p.backward_ns)?,
-            activation: curve(|p| p.activation_bytes)?,
-        })
-    }
-
-    /// Adds `times` runs at `size`; nothing at size 0.
-    fn add(&self, sum: &mut Prediction, size: u64, times: u64) {
-        if size == 0 || times == 0 {
-            return;
-        }
-        let (forward, backward) = (self.forward.at(size), self.backward.at(size));
-        sum.forward_ns = sum.forward_ns.saturating_add(forward.value.saturating_mul(times));
-        sum.backward_ns = sum.backward_ns.saturating_add(backward.value.saturating_mul(times));
-        sum.extrapolated |= forward.extrapolated;
-    }
-
-    /// Forward and backward of one more run at `size`, in nanoseconds; 0 at size 0.
-    fn whole_ns(&self, size: u64) -> u64 {
-        if size == 0 { 0 } else { self.forward.at(size).value.saturating_add(self.backward.at(size).value) }
-    }
-
-    /// Forward and backward that `size` more tokens add to about `typical` tokens, in nanoseconds.
-    fn marginal_ns(&self, size: u64, typical: u64) -> u64 {
-        self.forward.marginal(size, typical).saturating_add(self.backward.marginal(size, typical))
-    }
-
-    /// No way to cut `size` tokens into parts takes less, in nanoseconds, but for the rounding of each part.
-    pub(crate) fn ns_min(&self, size: u64) -> f64 {
-        (self.forward.rate_min(size) + self.backward.rate_min(size)) * size as f64
-    }
-}
-
-/// One measured module.
-#[derive(Debug, Clone)]
-pub(crate) struct Module {
-    pub(crate) linear: Phases,
-    /// `None` where the module has no attention, or where `linear` holds it.
-    pub(crate) attention: Option<Phases>,
-    pub(crate) num_parameters: u64,
-    pub(crate) parameter_bytes: u64,
-}
-
-impl Module {
-    fn new(profile: &ModelProfile, name: &'static str) -> Result<Self, CostError> {
-        let module: &ModuleProfile =
-            profile.modules.get(name).ok_or(CostError::MissingModule { module: name })?;
-        let attention = if module.attention.points.is_empty() {
-            None
-        } else {
-            Some(Phases::new(name, "attention", &module.attention)?)
-        };
-        Ok(Self {
-            linear: Phases::new(name, "linear", &module.linear)?,
-            attention,
-            num_parameters: module.num_parameters,
-            parameter_bytes: module.parameter_bytes,
-        })
-    }
-
-    fn add(&self, sum: &mut Prediction, total: u64, segments: impl Iterator<Item = (u64, u64)>, times: u64) {
-        self.linear.add(sum, total, times);
-        if let Some(attention) = &self.attention {
-            for (count, tokens) in segments {
-                attention.add(sum, tokens, count * times);
-            }
-        }
-    }
-
-    pub(crate) fn attention_ns(&self, segments: impl Iterator<Item = (u64, u64)>) -> u64 {
-        self.attention.as_ref().map_or(0, |attention| {
-            segments.map(|(count, tokens)| attention.whole_ns(tokens).saturating_mul(count)).sum()
-        })
-    }
-
-    /// Bytes the forward keeps for the backward.
-    pub(crate) fn activation_bytes(&self, total: u64, segments: impl Iterator<Item = (u64, u64)>) -> u64 {
-        if total == 0 {
-            return 0;
-        }
-        self.linear.activation.at(total).value.saturating_add(self.attention_bytes(segments))
-    }
-
-    fn attention_bytes(&self, segments: impl Iterator<Item = (u64, u64)>) -> u64 {
-        self.attention.as_ref().map_or(0, |attention| {
-            segments
-                .filter(|s| s.1 > 0)
-                .map(|(count, tokens)| attention.activation.at(tokens).value.saturating_mul(count))
-                .fold(0, u64::saturating_add)
-        })
-    }
-}
-
-pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + '_ {
+pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
     segments.iter().map(|s| (u64::from(s.count), u64::from(s.tokens)))
 }
 
-pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + '_ {
+pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
     llm_tokens.iter().map(|&tokens| (1, u64::from(tokens)))
 }
 
 /// Durations and bytes predicted from a [`ModelProfile`].
 ///
 /// ```text
-/// encoder   = linear(encoder tokens) + sum over segments of attention(segment tokens)
+/// encoder   = sum over its modules of count * (linear(encoder tokens)
+///           + sum over segments of attention(segment tokens))
 /// llm stage = num_layers * (layer.linear(T) + sum over samples of layer.attention(t_i))
 ///           + embedding(T) if first + head(label tokens) if last,    T = sum of t_i
 /// ```
 ///
-/// Zero tokens take zero time; nothing shortens when a sample is added. The embedding and the head are taken
-/// by their linear part alone.
+/// for each of F, B, I and W. Zero tokens take zero time; nothing shortens when a sample is added. The embedding and
+/// the head are taken by their linear part alone.
+///
+/// What each module runs follows the [`CostSettings`]:
+///
+/// ```text
+/// trained                        F, B, I and W as measured
+/// frozen, something before it trains   F, and I as the whole backward
+/// frozen, nothing before it      F
+/// trained, nothing before it     F, and B as W: only the very first product of I is saved, which was not measured apart
+/// recomputed                     B and I longer by the measured extra time, and by the forward of attention in `full`
+/// cut over ranks                 the variant of that degree; with the all-reduces where they are not in it
+/// ```
 ///
 /// *Not modelled*: contention between ranks of one device, caches, clock throttling, padding.
 #[derive(Debug, Clone)]
@@ -199,41 +111,64 @@ pub struct CostModel {
     pub(crate) head: Module,
     pub(crate) num_llm_layers: u32,
     pub(crate) hidden_bytes: u64,
-    pub(crate) network: Network,
-    pub(crate) optimizer_bytes_per_parameter: u64,
+    pub(crate) links: Links,
+    /// Between encoder and LLM backbone, and between stages.
+    pub(crate) boundary: Route,
+    pub(crate) settings: CostSettings,
     pub(crate) optimizer_ns_per_million: u64,
+    pub(crate) holding: Holding,
 }
 
 impl CostModel {
-    /// The cost model of a profile.
+    /// The cost model of a profile, where all trains, nothing is recomputed and no layer is cut.
     ///
     /// # Errors
-    /// [`CostError`], by the name of the module and curve at fault.
+    /// As [`CostModel::with`].
     pub fn new(profile: &ModelProfile) -> Result<Self, CostError> {
-        if profile.num_llm_layers() == 0 {
-            return Err(CostError::NoLayers);
-        }
+        Self::with(profile, &CostSettings::default())
+    }
+
+    /// The cost model of a profile under these settings.
+    ///
+    /// # Errors
+    /// [`CostError`], by the name of the module and curve at fault, and by what was measured where the settings ask for
+    /// something else.
+    pub fn with(profile: &ModelProfile, settings: &CostSettings) -> Result<Self, CostError> {
+        let links = Links::new(&profile.network)?;
+        let choice = Choice { profile, settings, links: &links };
         let mut encoder = Vec::new();
         for name in ["encoder_embedding", "encoder_layer", "projector"] {
-            encoder.push((name, Module::new(profile, name)?, u64::from(profile.count(name))));
+            encoder.push((name, choice.encoder(name)?, u64::from(profile.count(name))));
         }
         let window = ModelProfile::WINDOW_LAYER;
         if profile.modules.contains_key(window) {
-            encoder.push((window, Module::new(profile, window)?, u64::from(profile.count(window))));
+            encoder.push((window, choice.encoder(window)?, u64::from(profile.count(window))));
+        }
+        let (embedding, layer, head) =
+            (choice.llm("llm_embedding")?, choice.llm("llm_layer")?, choice.llm("llm_head")?);
+        let empty = encoder.iter().find(|(_, _, count)| *count == 0).map(|(name, _, _)| *name);
+        let num_llm_layers = profile.num_llm_layers();
+        if let Some(module) = empty.or_else(|| (num_llm_layers == 0).then_some("llm_layer")) {
+            return Err(CostError::ZeroCount { module });
         }
         Ok(Self {
             encoder,
-            embedding: Module::new(profile, "llm_embedding")?,
-            layer: Module::new(profile, "llm_layer")?,
-            head: Module::new(profile, "llm_head")?,
-            num_llm_layers: profile.num_llm_layers(),
+            embedding,
+            layer,
+            head,
+            num_llm_layers,
             hidden_bytes: profile.hidden_bytes,
-            network: profile.network.clone(),
-            optimizer_bytes_per_parameter: crate::memory::optimizer_bytes_per_parameter(
-                &profile.device.dtype,
-            )?,
+            boundary: links.route(Collective::PointToPoint, LinkSpan::Node, 2),
+            links,
+            settings: *settings,
             optimizer_ns_per_million: profile.optimizer_ns_per_million,
+            holding: Holding::new(profile)?,
         })
+    }
+
+    /// The settings it was made with.
+    pub const fn settings(&self) -> &CostSettings {
+        &self.settings
     }
 
     /// Layers of the LLM backbone.
@@ -241,14 +176,26 @@ impl CostModel {
         self.num_llm_layers
     }
 
+    /// Whether the profile holds I and W apart, for every module that has a backward.
+    pub fn has_split(&self) -> bool {
+        self.modules().all(|(_, module)| module.has_split)
+    }
+
+    /// All modules by name.
+    pub(crate) fn modules(&self) -> impl Iterator<Item = (&'static str, &Module)> {
+        let llm = [("llm_embedding", &self.embedding), ("llm_layer", &self.layer), ("llm_head", &self.head)];
+        self.encoder.iter().map(|(name, module, _)| (*name, module)).chain(llm)
+    }
+
     /// Time of the encoder, projector included, for the segments of a microbatch.
     ///
-    /// *Complexity*: O(s log n) for s segment groups and n measured points.
+    /// *Complexity*: O(s log n) for s segment groups and n measured points; nothing is allocated.
     pub fn encoder(&self, microbatch: &MicrobatchShape) -> Prediction {
         let mut sum = Prediction::default();
+        let total = microbatch.encoder_tokens();
         for (_, module, count) in &self.encoder {
-            let segments = segments_of(&microbatch.encoder_segments);
-            module.add(&mut sum, microbatch.encoder_tokens(), segments, *count);
+            sum.add(&module.linear(total), *count);
+            sum.add(&module.segments(segments_of(&microbatch.encoder_segments)), *count);
         }
         sum
     }
@@ -256,7 +203,8 @@ impl CostModel {
     /// Time of a run of layers of the LLM backbone for a microbatch; the embedding belongs to the first
     /// stage, final norm, logits and loss to the last.
     ///
-    /// *Complexity*: O(s log n) for s samples and n measured points, whatever the number of layers.
+    /// *Complexity*: O(s log n) for s samples and n measured points, whatever the number of layers; nothing is
+    /// allocated.
     pub fn llm_stage(
         &self,
         microbatch: &MicrobatchShape,
@@ -264,95 +212,67 @@ impl CostModel {
         is_first: bool,
         is_last: bool,
     ) -> Prediction {
+        let stage = StageLayers { num_layers, is_first, is_last };
+        let mut sum = self.stage_linear(microbatch.total_llm_tokens(), microbatch.label_tokens, stage);
+        sum.add(&self.layer.segments(samples_of(&microbatch.llm_tokens)), u64::from(num_layers));
+        sum
+    }
+
+    /// The linear parts of the encoder over these tokens.
+    pub(crate) fn encoder_linear(&self, tokens: u64) -> Prediction {
         let mut sum = Prediction::default();
-        let total = microbatch.total_llm_tokens();
-        self.layer.add(&mut sum, total, samples_of(&microbatch.llm_tokens), u64::from(num_layers));
-        if is_first {
-            self.embedding.linear.add(&mut sum, total, 1);
-        }
-        if is_last {
-            self.head.linear.add(&mut sum, microbatch.label_tokens, 1);
+        for (_, module, count) in &self.encoder {
+            sum.add(&module.linear(tokens), *count);
         }
         sum
     }
 
-    /// Forward and backward time that one sample adds to a microbatch of about `typical` size, in
-    /// nanoseconds, on the encoder and on the whole LLM backbone.
-    ///
-    /// Additive, as a scheduler needs it: the linear part by its slope around `typical` (the launch floor is
-    /// paid by the microbatch, not by the sample), the attention as it is.
-    pub fn sample_cost(&self, sample: &SampleShape, typical: Typical) -> (u64, u64) {
-        let whole = StageLayers { num_layers: self.num_llm_layers, is_first: true, is_last: true };
-        (self.sample_encoder_ns(sample, typical), self.sample_stage_ns(sample, typical, whole))
-    }
-
-    /// Forward and backward time that one sample adds on the encoder, in nanoseconds; 0 for a text-only
-    /// sample.
-    pub fn sample_encoder_ns(&self, sample: &SampleShape, typical: Typical) -> u64 {
-        self.over_encoder(|module| {
-            module
-                .linear
-                .marginal_ns(sample.encoder_tokens(), typical.encoder_tokens)
-                .saturating_add(module.attention_ns(segments_of(&sample.encoder_segments)))
-        })
-    }
-
-    /// Forward and backward time that one sample adds on one stage of the LLM backbone, in nanoseconds.
-    pub fn sample_stage_ns(&self, sample: &SampleShape, typical: Typical, stage: StageLayers) -> u64 {
-        let tokens = u64::from(sample.llm_tokens);
-        let layer = self
-            .layer
-            .linear
-            .marginal_ns(tokens, typical.llm_tokens)
-            .saturating_add(self.layer.attention_ns(std::iter::once((1, tokens))));
-        let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
+    /// The linear parts of a stage of the LLM backbone over these tokens.
+    pub(crate) fn stage_linear(&self, tokens: u64, label_tokens: u64, stage: StageLayers) -> Prediction {
+        let mut sum = Prediction::default();
+        if stage.num_layers > 0 {
+            sum.add(&self.layer.linear(tokens), u64::from(stage.num_layers));
+        }
         if stage.is_first {
-            sum = sum.saturating_add(self.embedding.linear.marginal_ns(tokens, typical.llm_tokens));
+            sum.add(&self.embedding.linear(tokens), 1);
         }
         if stage.is_last {
-            let labels = u64::from(sample.label_tokens);
-            sum = sum.saturating_add(self.head.linear.marginal_ns(labels, typical.label_tokens));
+            sum.add(&self.head.linear(label_tokens), 1);
         }
         sum
     }
 
-    /// Activation and boundary bytes that one sample adds on the encoder while its microbatch is in flight.
-    pub fn sample_encoder_bytes(&self, sample: &SampleShape, typical: Typical) -> u64 {
-        let kept = self.over_encoder(|module| {
-            let attention = module.attention_bytes(segments_of(&sample.encoder_segments));
-            let linear = module.linear.activation.marginal(sample.encoder_tokens(), typical.encoder_tokens);
-            linear.saturating_add(attention)
-        });
-        kept + u64::from(sample.feature_tokens) * self.hidden_bytes
+    /// Launch floor of the encoder: what a run of one token takes, in which nothing but the launch of its kernels
+    /// shows. Marked as extrapolated where the grid begins above one token; then the line through its first two
+    /// points, continued down.
+    pub fn encoder_launch_floor(&self) -> Prediction {
+        self.encoder_linear(1)
     }
 
-    /// Activation and boundary bytes that one sample adds on a stage of the LLM backbone while its microbatch
-    /// is in flight.
-    pub fn sample_stage_bytes(&self, sample: &SampleShape, typical: Typical, stage: StageLayers) -> u64 {
-        let tokens = u64::from(sample.llm_tokens);
-        let layer = self.layer.linear.activation.marginal(tokens, typical.llm_tokens)
-            + self.layer.attention_bytes(std::iter::once((1, tokens)));
-        let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
-        let incoming = if stage.is_first { u64::from(sample.feature_tokens) } else { tokens };
-        let outgoing = if stage.is_last { 0 } else { tokens };
-        if stage.is_first {
-            sum += self.embedding.linear.activation.marginal(tokens, typical.llm_tokens);
-        }
-        if stage.is_last {
-            let labels = u64::from(sample.label_tokens);
-            sum += self.head.linear.activation.marginal(labels, typical.label_tokens);
-        }
-        sum.saturating_add((incoming + outgoing).saturating_mul(self.hidden_bytes))
+    /// Launch floor of a stage of the LLM backbone, as [`CostModel::encoder_launch_floor`].
+    pub fn stage_launch_floor(&self, stage: StageLayers) -> Prediction {
+        self.stage_linear(1, 1, stage)
     }
 
-    /// Time of reduction and optimizer on an encoder rank, in nanoseconds.
-    pub fn encoder_tail_ns(&self) -> u64 {
-        self.tail_ns(self.over_encoder(|module| module.num_parameters))
+    /// Time of the gradients' reduction over `dp` replicas and of the optimizer on an encoder rank.
+    pub fn encoder_tail(&self, dp: u32) -> Transfer {
+        let number = self.over_encoder(|module| module.num_trained_parameters);
+        self.tail(number, self.over_encoder(|module| module.trained_bytes), dp)
     }
 
-    /// Time of reduction and optimizer on a rank of one stage of the LLM backbone, in nanoseconds.
-    pub fn stage_tail_ns(&self, stage: StageLayers) -> u64 {
-        self.tail_ns(self.stage_parameters(stage).0)
+    /// Time of the gradients' reduction over `dp` replicas and of the optimizer on a rank of one stage of the LLM
+    /// backbone.
+    pub fn stage_tail(&self, stage: StageLayers, dp: u32) -> Transfer {
+        let number = self.over_stage(stage, |module| module.num_trained_parameters);
+        self.tail(number, self.over_stage(stage, |module| module.trained_bytes), dp)
+    }
+
+    /// One all-reduce of all gradients, over the widest span that is known: which replicas share a node is not known
+    /// here, and the wider is never the faster.
+    fn tail(&self, num_parameters: u64, gradient_bytes: u64, dp: u32) -> Transfer {
+        let optimizer_ns = crate::grid::scale(num_parameters, self.optimizer_ns_per_million, 1_000_000);
+        let reduction = self.transfer(Collective::AllReduce, self.links.widest(), dp, gradient_bytes);
+        Transfer { ns: reduction.ns.saturating_add(optimizer_ns), basis: reduction.basis }
     }
 
     /// The sum of what `of_one` says of each module of the encoder, times how many of it there are.
@@ -361,17 +281,12 @@ impl CostModel {
         self.encoder.iter().map(times).fold(0, u64::saturating_add)
     }
 
-    fn tail_ns(&self, num_parameters: u64) -> u64 {
-        crate::grid::scale(num_parameters, self.optimizer_ns_per_million, 1_000_000)
-    }
-
-    /// Number and bytes of the parameters of one stage of the LLM backbone.
-    pub(crate) fn stage_parameters(&self, stage: StageLayers) -> (u64, u64) {
-        let layers = u64::from(stage.num_layers);
-        let mut sum = (self.layer.num_parameters * layers, self.layer.parameter_bytes * layers);
+    /// The sum of what `of_one` says of each module of a stage of the LLM backbone.
+    pub(crate) fn over_stage(&self, stage: StageLayers, of_one: impl Fn(&Module) -> u64) -> u64 {
+        let mut sum = of_one(&self.layer).saturating_mul(u64::from(stage.num_layers));
         for (module, is_held) in [(&self.embedding, stage.is_first), (&self.head, stage.is_last)] {
             if is_held {
-                sum = (sum.0 + module.num_parameters, sum.1 + module.parameter_bytes);
+                sum = sum.saturating_add(of_one(module));
             }
         }
         sum
@@ -379,25 +294,8 @@ impl CostModel {
 
     /// Curves with points that had to be repaired; empty for a profile without noise.
     pub fn repairs(&self) -> Vec<Repair> {
-        let llm = [("llm_embedding", &self.embedding), ("llm_layer", &self.layer), ("llm_head", &self.head)];
-        let encoder = self.encoder.iter().map(|(name, module, _)| (*name, module));
-        let mut repairs = Vec::new();
-        for (module, measured) in encoder.chain(llm) {
-            let parts = [("linear", Some(&measured.linear)), ("attention", measured.attention.as_ref())];
-            for (part, phases) in parts.into_iter().filter_map(|(part, phases)| phases.map(|p| (part, p))) {
-                for (phase, curve) in [
-                    ("forward", &phases.forward),
-                    ("backward", &phases.backward),
-                    ("activation", &phases.activation),
-                ] {
-                    let num_points = curve.num_repaired();
-                    if num_points > 0 {
-                        repairs.push(Repair { module, part, phase, num_points });
-                    }
-                }
-            }
-        }
-        repairs
+        let of_modules = self.modules().flat_map(|(_, module)| module.repairs.iter().cloned());
+        of_modules.chain(self.links.repairs()).collect()
     }
 
     /// Points over all curves that had to be repaired.

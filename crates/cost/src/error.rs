@@ -35,9 +35,75 @@ pub enum CostError {
         /// Size of the point.
         size: u64,
     },
-    /// The LLM backbone has no layers.
-    #[error("model profile: `llm_layer.count` is 0, must be at least 1")]
-    NoLayers,
+    /// The model has none of a module that every model has.
+    #[error("model profile: `{module}.count` is 0, must be at least 1")]
+    ZeroCount {
+        /// Its name.
+        module: &'static str,
+    },
+    /// The settings recompute what was measured without.
+    #[error(
+        "model profile, module `{module}`: recomputation `{mode}` was not measured{}",
+        listed("; measured: ", .measured.iter().map(|mode| format!("`{mode}`")))
+    )]
+    RecomputeNotMeasured {
+        /// The module.
+        module: &'static str,
+        /// The mode asked for.
+        mode: &'static str,
+        /// Those that were measured.
+        measured: Vec<&'static str>,
+    },
+    /// The settings cut layers, or train adapters, as nobody measured it.
+    #[error(
+        "model profile: {} was not measured{}",
+        variant(&(*.degree, *.lora_rank)),
+        listed("; measured: ", .measured.iter().map(variant))
+    )]
+    VariantNotMeasured {
+        /// Tensor parallel degree asked for.
+        degree: u32,
+        /// LoRA rank asked for; 0: no adapters.
+        lora_rank: u32,
+        /// Degrees and LoRA ranks that were measured.
+        measured: Vec<(u32, u32)>,
+    },
+    /// The settings ask for adapters of what does not train.
+    #[error("`trained.lora_rank` is {lora_rank} but `trained.llm` is false, must be 0 then")]
+    AdaptersFrozen {
+        /// LoRA rank asked for.
+        lora_rank: u32,
+    },
+    /// The settings freeze a module whose gradient of the input was not measured apart.
+    #[error(
+        "model profile, module `{module}`, curve `{part}`: the gradient of the input was not measured apart, must be to freeze it"
+    )]
+    NoInputGradient {
+        /// The module.
+        module: &'static str,
+        /// `linear` or `attention`.
+        part: &'static str,
+    },
+    /// The points of a link break a rule.
+    #[error("model profile, network, `{collective}` over {num_ranks} ranks: {source}")]
+    Link {
+        /// The collective, as in `all_reduce`.
+        collective: &'static str,
+        /// Ranks that take part.
+        num_ranks: u32,
+        /// The rule.
+        source: GridError,
+    },
+    /// A link on which nothing ever arrives.
+    #[error(
+        "model profile, network, `{collective}` over {num_ranks} ranks: bandwidth is 0 bytes/s, must be more"
+    )]
+    Bandwidth {
+        /// The collective, as in `all_reduce`.
+        collective: &'static str,
+        /// Ranks that take part.
+        num_ranks: u32,
+    },
     /// A dtype whose optimizer states we do not know.
     #[error("model profile: `device.dtype` is `{dtype}`, must be `float32` or `bfloat16`")]
     Dtype {
@@ -46,8 +112,26 @@ pub enum CostError {
     },
 }
 
+/// Degree and LoRA rank in words.
+fn variant(&(degree, lora_rank): &(u32, u32)) -> String {
+    let cut = format!("tensor parallel degree {degree}");
+    if lora_rank == 0 { cut } else { format!("{cut} with LoRA rank {lora_rank}") }
+}
+
+/// `intro` and the parts with commas between; nothing without parts.
+fn listed(intro: &str, parts: impl Iterator<Item = String>) -> String {
+    let parts: Vec<String> = parts.collect();
+    if parts.is_empty() { String::new() } else { format!("{intro}{}", parts.join(", ")) }
+}
+
 impl Hint for CostError {
     fn hint(&self) -> Option<String> {
-        Some("measure again with `dflop profile model`".to_owned())
+        Some(match self {
+            Self::RecomputeNotMeasured { .. } => {
+                "measure it with `dflop profile model --recompute`".to_owned()
+            }
+            Self::AdaptersFrozen { .. } => "train the LLM, or leave the adapters out".to_owned(),
+            _ => "measure again with `dflop profile model`".to_owned(),
+        })
     }
 }

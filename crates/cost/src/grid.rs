@@ -30,6 +30,36 @@ pub struct Reading {
     pub extrapolated: bool,
 }
 
+/// Where a size lies among the sizes of a curve; the same for all curves over the same sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On the point of this position.
+    At(usize),
+    /// `part` of `run` behind the point before `next`.
+    Between { next: usize, part: u64, run: u64 },
+    /// Below the first point.
+    Below(u64),
+    /// Above the last point.
+    Above(u64),
+}
+
+impl Place {
+    /// Whether the size lies outside the measured range.
+    pub(crate) const fn is_outside(self) -> bool {
+        matches!(self, Self::Below(_) | Self::Above(_))
+    }
+}
+
+/// How a curve goes on above its last point.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Growth {
+    /// By the slope of its end: the work of what is linear in tokens.
+    #[default]
+    Linear,
+    /// By a slope that grows with the size: the work of attention, which is a square of it.
+    Square,
+}
+
 /// A non-decreasing piecewise-linear curve over sizes, in integers.
 ///
 /// Measured medians that fall with the size are noise, as more tokens are never less work: they are replaced
@@ -39,13 +69,17 @@ pub struct Reading {
 /// Outside the measured range, both marked in the [`Reading`]:
 ///
 /// ```text
-/// above:  y = y_n + (x - x_n) * slope of the last two points that differ
+/// above:  y = y_n + (x - x_n) * slope                             Growth::Linear
+///         y = y_n + (x - x_n) * slope * (x + x_n) / (x_n + x_k)   Growth::Square: exact for y = a + c x^2
+///         slope = (y_n - y_k) / (x_n - x_k), x_k the nearest size up to x_n / 2 with a lower value, else the
+///         nearest size with one
 /// below:  y = floor + (y_1 - floor) * x / x_1
 ///         floor = line through the first two points at x = 0, held within 0..=y_1
 /// ```
 ///
-/// One point alone says nothing of a slope: below it the curve is constant (all floor), above it
-/// proportional, which errs towards too much on both sides.
+/// The slope is taken over half the range, as that of two neighbours follows their noise. One point alone says
+/// nothing of a slope: below it the curve is constant (all floor), above it proportional, which errs towards
+/// too much on both sides.
 ///
 /// *Invariants*: sizes ascend strictly, values do not descend.
 ///
@@ -54,12 +88,35 @@ pub struct Reading {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Curve {
     points: Vec<(u64, u64)>,
+    /// Slope of the piece that ends at each point, in parts of 2^[`SLOPE_BITS`], rounded up; 0 where it has none that
+    /// gives the very quotients.
+    slopes: Vec<u64>,
     floor: u64,
+    /// Rise and run of the slope above the last point.
+    end: (u64, u64),
+    growth: Growth,
     num_repaired: u32,
+}
+
+/// Bits behind the point of a slope. A product with it, cut off, equals the quotient rounded down as long as a piece is
+/// shorter than 2^22: the slope is too large by less than 2^-44, over the piece by less than 2^-22, and what is cut off
+/// is at least 1/run short of the next integer.
+const SLOPE_BITS: u32 = 44;
+
+/// The slope of a piece in that form; 0 if it does not fit.
+fn slope(rise: u64, run: u64) -> u64 {
+    if run >= 1 << (SLOPE_BITS / 2) {
+        return 0;
+    }
+    u64::try_from((u128::from(rise) << SLOPE_BITS).div_ceil(u128::from(run))).unwrap_or(0)
 }
 
 /// Quotient of a product, rounded down, held at `u64::MAX`; `divisor` is not 0.
 pub(crate) fn scale(value: u64, factor: u64, divisor: u64) -> u64 {
+    // Nearly all products fit 64 bits, whose division takes a fraction of the time.
+    if let Some(product) = value.checked_mul(factor) {
+        return product / divisor;
+    }
     u64::try_from(u128::from(value) * u128::from(factor) / u128::from(divisor)).unwrap_or(u64::MAX)
 }
 
@@ -87,7 +144,30 @@ impl Curve {
             [(x1, y1), (x2, y2), ..] => y1 - y1.min(scale(y2 - y1, x1, x2 - x1)),
             _ => points[0].1,
         };
-        Ok(Self { points, floor, num_repaired })
+        let end = end_slope(&points);
+        let pieces = points.windows(2).map(|pair| slope(pair[1].1 - pair[0].1, pair[1].0 - pair[0].0));
+        let slopes = std::iter::once(0).chain(pieces).collect();
+        Ok(Self { points, slopes, floor, end, growth: Growth::Linear, num_repaired })
+    }
+
+    /// The same curve, going on above its last point by `growth`.
+    #[must_use]
+    pub fn growing(self, growth: Growth) -> Self {
+        Self { growth, ..self }
+    }
+
+    /// The sum of this curve and one over the same sizes.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        assert!(self.points.len() == other.points.len(), "curves of one grid are added");
+        let sum = self.points.iter().zip(&other.points).map(|(a, b)| {
+            assert!(a.0 == b.0, "curves of one grid are added");
+            (a.0, a.1.saturating_add(b.1))
+        });
+        let sum = Self::new(sum).expect("a curve has points by ascending size");
+        sum.growing(self.growth)
     }
 
     /// Points whose measured value fell below that of a smaller size and was replaced.
@@ -100,51 +180,71 @@ impl Curve {
         (self.points[0].0, self.points[self.points.len() - 1].0)
     }
 
+    /// Whether it is 0 everywhere: a quantity that was not measured, or does not arise.
+    pub fn is_zero(&self) -> bool {
+        self.points.iter().all(|point| point.1 == 0)
+    }
+
     /// The value at `size`: exact at points that needed no repair, linear between them, never decreasing in
     /// `size`.
     ///
     /// *Complexity*: O(log n).
     pub fn at(&self, size: u64) -> Reading {
-        let (first, last) = (self.points[0], self.points[self.points.len() - 1]);
-        let (value, extrapolated) = if size < first.0 {
-            (self.floor + scale(first.1 - self.floor, size, first.0), true)
-        } else if size > last.0 {
-            let (rise, run) = self.end_slope();
-            (last.1.saturating_add(scale(size - last.0, rise, run)), true)
-        } else {
-            let next = self.points.partition_point(|p| p.0 < size);
-            let (x1, y1) = self.points[next];
-            if x1 == size {
-                (y1, false)
-            } else {
-                let (x0, y0) = self.points[next - 1];
-                (y0 + scale(y1 - y0, size - x0, x1 - x0), false)
-            }
-        };
-        Reading { value, extrapolated }
+        let place = self.place(size);
+        Reading { value: self.read(place), extrapolated: place.is_outside() }
     }
 
-    /// Rise and run of the slope above the last point: to the nearest lower point, so that a flat (repaired)
-    /// end does not promise free work; proportional where no point is lower.
-    fn end_slope(&self) -> (u64, u64) {
-        let (x, y) = self.points[self.points.len() - 1];
-        match self.points.iter().rev().find(|p| p.1 < y) {
-            Some(&(x0, y0)) => (y - y0, x - x0),
-            None => (y, x.max(1)),
+    /// Where `size` lies among the points.
+    ///
+    /// *Complexity*: O(log n).
+    pub(crate) fn place(&self, size: u64) -> Place {
+        let next = self.points.partition_point(|p| p.0 < size);
+        match self.points.get(next) {
+            None => Place::Above(size),
+            Some(&(x1, _)) if x1 == size => Place::At(next),
+            Some(_) if next == 0 => Place::Below(size),
+            Some(&(x1, _)) => {
+                let x0 = self.points[next - 1].0;
+                Place::Between { next, part: size - x0, run: x1 - x0 }
+            }
         }
     }
 
-    /// Value that `size` more units add to a total of about `typical` units, rounded down: by the chord from
-    /// half to one and a half of `typical`, as the slope at one place follows the noise of two neighbouring
-    /// points.
-    pub fn marginal(&self, size: u64, typical: u64) -> u64 {
-        let typical = typical.max(2);
-        let (low, high) = (typical / 2, typical + typical / 2);
-        scale(size, self.at(high).value - self.at(low).value, high - low)
+    /// The value at a place of these sizes.
+    ///
+    /// *Complexity*: O(1).
+    pub(crate) fn read(&self, place: Place) -> u64 {
+        match place {
+            Place::At(index) => self.points[index].1,
+            Place::Between { next, part, run } => {
+                let (y0, slope) = (self.points[next - 1].1, self.slopes[next]);
+                // A product instead of a division, which takes several times as long.
+                if slope == 0 {
+                    return y0 + scale(self.points[next].1 - y0, part, run);
+                }
+                y0 + along(slope, part)
+            }
+            Place::Below(size) => {
+                let (x1, y1) = self.points[0];
+                self.floor + scale(y1 - self.floor, size, x1)
+            }
+            Place::Above(size) => {
+                let (x, y) = self.points[self.points.len() - 1];
+                let (rise, run) = self.end;
+                let line = scale(size - x, rise, run);
+                y.saturating_add(match self.growth {
+                    Growth::Linear => line,
+                    Growth::Square => {
+                        let middle = x.saturating_add(x - run.min(x)).max(1);
+                        scale(line, size.saturating_add(x), middle)
+                    }
+                })
+            }
+        }
     }
 
     /// Smallest value a unit over the sizes `1..=up_to`: no way to cut `up_to` units into parts costs less a
-    /// unit, but for rounding (less than 1 a part).
+    /// unit, but for rounding (less than 1 a part). For a curve of linear growth.
     ///
     /// `y / x` is monotone on each linear piece, so that its minimum stands at a point or at `up_to`.
     pub fn rate_min(&self, up_to: u64) -> f64 {
@@ -152,6 +252,47 @@ impl Curve {
         let ends = [(up_to, self.at(up_to).value)];
         let inside = self.points.iter().filter(|p| p.0 > 0 && p.0 <= up_to);
         inside.chain(&ends).map(|&(x, y)| y as f64 / x as f64).fold(f64::INFINITY, f64::min)
+    }
+}
+
+impl Curve {
+    /// Values and slopes by point, as [`Curve::read`] takes them.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.points.iter().zip(&self.slopes).map(|(point, &slope)| (point.1, slope))
+    }
+
+    /// Whether the product with a slope gives the very quotient, on each piece.
+    pub(crate) fn has_slopes(&self) -> bool {
+        let flat = |index: usize| self.points[index].1 == self.points[index - 1].1;
+        (1..self.slopes.len()).all(|index| self.slopes[index] > 0 || flat(index))
+    }
+}
+
+/// What a piece adds after `part` of it.
+pub(crate) fn along(slope: u64, part: u64) -> u64 {
+    ((u128::from(slope) * u128::from(part)) >> SLOPE_BITS) as u64
+}
+
+/// Value that `size` more units add to a total of about `typical` units, rounded down: by the chord of `at` from
+/// half to one and a half of `typical`, as the slope at one place follows the noise of two neighbouring points.
+pub(crate) fn marginal(size: u64, typical: u64, at: impl Fn(u64) -> u64) -> u64 {
+    if size == 0 {
+        return 0;
+    }
+    let typical = typical.max(2);
+    let (low, high) = (typical / 2, typical.saturating_add(typical / 2));
+    scale(size, at(high).saturating_sub(at(low)), high - low)
+}
+
+/// Rise and run of the slope above the last point. A flat (repaired) end does not promise free work: proportional
+/// where no point is lower.
+fn end_slope(points: &[(u64, u64)]) -> (u64, u64) {
+    let (x, y) = points[points.len() - 1];
+    let mut lower = points.iter().rev().filter(|p| p.1 < y);
+    let nearest = lower.clone().next();
+    match lower.find(|p| p.0 <= x / 2).or(nearest) {
+        Some(&(x0, y0)) => (y - y0, x - x0),
+        None => (y, x.max(1)),
     }
 }
 
@@ -237,6 +378,25 @@ mod tests {
     fn sizes_near_the_limit_do_not_overflow() {
         let curve = curve(&[(1, 1), (2, u64::MAX)]);
         assert_eq!(curve.at(u64::MAX).value, u64::MAX);
+        assert_eq!(curve.growing(Growth::Square).at(u64::MAX).value, u64::MAX);
+    }
+
+    #[test]
+    fn the_end_is_read_over_half_the_range() {
+        // From 50 (half of 100) and not from the noisy neighbour at 99: (200 - 100) / 50 = 2.
+        let curve = curve(&[(10, 20), (50, 100), (99, 199), (100, 200)]);
+        assert_eq!(curve.at(150).value, 300);
+    }
+
+    #[test]
+    fn a_square_goes_on_as_one() {
+        let square = curve(&[(10, 107), (20, 407), (40, 1_607)]).growing(Growth::Square);
+        // 7 + x^2 above 40; the floor below: 107 - 10 * 30 < 0, so 0.
+        assert_eq!(square.at(80), Reading { value: 7 + 6_400, extrapolated: true });
+        assert_eq!(square.at(50).value, 7 + 2_500);
+        assert_eq!(square.at(5).value, 53);
+        // One point alone: y_1 * (x / x_1)^2.
+        assert_eq!(curve(&[(10, 100)]).growing(Growth::Square).at(30).value, 900);
     }
 
     fn points() -> impl Strategy<Value = Vec<(u64, u64)>> {
@@ -257,6 +417,18 @@ mod tests {
         fn never_decreasing(points in points(), a in 0u64..4_000, b in 0u64..4_000) {
             let curve = curve(&points);
             prop_assert!(curve.at(a.min(b)).value <= curve.at(a.max(b)).value);
+            let square = curve.growing(Growth::Square);
+            prop_assert!(square.at(a.min(b)).value <= square.at(a.max(b)).value);
+        }
+
+        #[test]
+        fn between_points_stands_the_quotient_rounded_down(
+            x in 0u64..1 << 30, run in 2u64..1 << 23, y in 0u64..1 << 50, rise in 0u64..1 << 40, part: u64
+        ) {
+            let part = 1 + part % (run - 1);
+            let curve = curve(&[(x, y), (x + run, y + rise)]);
+            let exact = u128::from(y) + u128::from(rise) * u128::from(part) / u128::from(run);
+            prop_assert_eq!(u128::from(curve.at(x + part).value), exact);
         }
 
         #[test]

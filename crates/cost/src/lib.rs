@@ -11,11 +11,17 @@
 //! use dflop_types::{MeasuredCurve, MeasuredPoint, MicrobatchShape, ModelProfile, ModuleProfile};
 //!
 //! let point = |size, forward_ns| MeasuredPoint {
-//!     size, forward_ns, backward_ns: 2 * forward_ns, spread_ns: 0, activation_bytes: 8 * size, repeats: 5,
+//!     size,
+//!     forward_ns,
+//!     backward_ns: 2 * forward_ns,
+//!     input_ns: forward_ns,
+//!     weight_ns: forward_ns,
+//!     repeats: 5,
+//!     ..MeasuredPoint::default()
 //! };
-//! let linear = MeasuredCurve { points: vec![point(100, 1_000), point(200, 2_000)] };
-//! let module = ModuleProfile { linear, ..ModuleProfile::default() };
-//! let mut profile = ModelProfile { num_llm_layers: 2, ..ModelProfile::default() };
+//! let linear = MeasuredCurve { points: vec![point(100, 1_000), point(200, 2_000)], ..MeasuredCurve::default() };
+//! let module = ModuleProfile { count: 2, linear, ..ModuleProfile::default() };
+//! let mut profile = ModelProfile::default();
 //! profile.device.dtype = "float32".to_owned();
 //! for name in ModelProfile::MODULES {
 //!     profile.modules.insert(name.to_owned(), module.clone());
@@ -27,20 +33,33 @@
 //! # Ok::<(), dflop_cost::CostError>(())
 //! ```
 //!
-//! *Not modelled*: tensor parallelism, recomputation, frozen modules (a curve measured with them frozen is
-//! right), collectives other than the boundary, contention.
+//! How the model is run stands in [`CostSettings`]: what trains, what is recomputed, over how many ranks a layer is
+//! cut. [`Load`] keeps the prediction of a bucket while a scheduler moves samples about.
+//!
+//! *Not modelled*: sharded states, contention.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, section on profiling; `docs/cost_model.md`.
 
 mod cost;
 mod error;
 mod grid;
+mod load;
 pub mod memory;
+mod module;
 mod network;
+mod sample;
+mod settings;
 mod work;
 
-pub use cost::{CostModel, Prediction, Repair, StageLayers, Typical};
+pub use cost::{CostModel, Prediction, StageLayers};
 pub use error::CostError;
-pub use grid::{Curve, GridError, Reading};
-pub use memory::{RankMemory, RankMicrobatch, microbatches_in_flight};
+pub use grid::{Curve, GridError, Growth, Reading};
+pub use load::Load;
+pub use memory::{
+    MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+};
+pub use module::Repair;
+pub use network::{Basis, Transfer};
+pub use sample::Typical;
+pub use settings::{ComponentSettings, CostSettings, Trained};
 pub use work::WorkMin;

@@ -1,34 +1,86 @@
-//! The memory model: the predicted peak of a rank, part by part. The planner and the scheduler ask the same
-//! functions.
+//! The memory model: the predicted peak of a rank over one step, part by part. The planner and the scheduler ask
+//! the same function.
+//!
+//! ```text
+//! peak = parameters + gradients + optimizer states          what the rank holds whatever the samples
+//!      + max over actions of (activations + logits + weight queue + boundary + workspace)
+//!      + allocator overhead + device context
+//! ```
+//!
+//! The maximum runs over the rank's own action list: microbatches differ in size, and the fullest moment need
+//! not be the one with most of them in flight.
 
-use crate::cost::{CostModel, StageLayers, samples_of, segments_of};
-use crate::error::CostError;
-use dflop_types::{MicrobatchShape, PipelineOrder, StageIndex};
+pub(crate) mod footprint;
+mod rank;
+mod walk;
 
-/// Predicted peak bytes of one rank, by what they hold.
+use crate::cost::{CostModel, StageLayers};
+use dflop_types::{Action, MicrobatchShape, PipelineOrder, StageIndex};
+pub(crate) use rank::Holding;
+use thiserror::Error;
+
+/// When a rank is fullest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Moment {
+    /// While it runs this action.
+    Action(Action),
+    /// While the optimizer updates the parameters, after the last action.
+    #[default]
+    Optimizer,
+}
+
+impl std::fmt::Display for Moment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Action(action) => action.fmt(f),
+            Self::Optimizer => f.write_str("optimizer"),
+        }
+    }
+}
+
+/// Predicted bytes of one rank at its fullest moment, by what they hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RankMemory {
     /// Parameters, in the dtype of the profile.
     pub parameter_bytes: u64,
-    /// Gradients, in the dtype of the profile.
+    /// Gradients of the parameters that train, in the dtype of the profile.
     pub gradient_bytes: u64,
     /// `AdamW` states: two moments in fp32, and an fp32 master copy where the parameters are bfloat16.
     pub optimizer_bytes: u64,
-    /// What the forwards in flight keep for their backwards; logits and loss buffers are in the head's.
+    /// What the forwards in flight keep for their backwards, the head's apart.
     pub activation_bytes: u64,
-    /// Features and hidden states in flight at the stage's borders, and one gradient of each.
+    /// What the head keeps: logits and what the loss needs of them.
+    pub logits_bytes: u64,
+    /// What the action of that moment needs for a while.
+    pub workspace_bytes: u64,
+    /// Messages, open, received and sent; results at the rank's border, and one gradient of the like.
     pub boundary_bytes: u64,
+    /// Inputs and output gradients between I and W.
+    pub weight_queue_bytes: u64,
+    /// What the allocator holds above the tensors.
+    pub allocator_bytes: u64,
+    /// The device's context and libraries.
+    pub context_bytes: u64,
+    /// When.
+    pub moment: Moment,
+    /// Whether a curve was asked outside its measured range.
+    pub is_extrapolated: bool,
 }
 
 impl RankMemory {
     /// The parts by name, in the order in which people see them.
-    pub const fn parts(&self) -> [(&'static str, u64); 5] {
+    pub const fn parts(&self) -> [(&'static str, u64); 10] {
         [
             ("parameters", self.parameter_bytes),
             ("gradients", self.gradient_bytes),
             ("optimizer", self.optimizer_bytes),
             ("activations", self.activation_bytes),
+            ("logits", self.logits_bytes),
+            ("workspace", self.workspace_bytes),
             ("boundary", self.boundary_bytes),
+            ("weight queue", self.weight_queue_bytes),
+            ("allocator", self.allocator_bytes),
+            ("context", self.context_bytes),
         ]
     }
 
@@ -37,9 +89,17 @@ impl RankMemory {
         self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.1))
     }
 
-    /// What the rank holds whatever the samples: parameters, gradients, optimizer states, in bytes.
+    /// What tensors take: all but the allocator's overhead and the device's context, in bytes.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.total_bytes().saturating_sub(self.allocator_bytes).saturating_sub(self.context_bytes)
+    }
+
+    /// What the rank holds whatever the samples: parameters, gradients, optimizer states, context, in bytes.
     pub const fn static_bytes(&self) -> u64 {
-        self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        self.parameter_bytes
+            .saturating_add(self.gradient_bytes)
+            .saturating_add(self.optimizer_bytes)
+            .saturating_add(self.context_bytes)
     }
 }
 
@@ -50,6 +110,50 @@ pub struct RankMicrobatch {
     pub shape: MicrobatchShape,
     /// Feature tokens that pass the boundary.
     pub feature_tokens: u64,
+}
+
+/// The part of the model that a rank holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RankPart {
+    /// The encoder with its projector.
+    Encoder,
+    /// A stage of the LLM backbone.
+    Stage(StageLayers),
+}
+
+/// One rank's work in a step.
+#[derive(Debug, Clone, Copy)]
+pub struct RankSteps<'a> {
+    /// What it holds.
+    pub part: RankPart,
+    /// Its microbatches, by number; those without a sample of this rank are empty.
+    pub microbatches: &'a [RankMicrobatch],
+    /// Its actions, in order.
+    pub actions: &'a [Action],
+    /// Whether the rows of a message are gathered from those of the rank, and scattered into them: so it is where a
+    /// component has several replicas.
+    pub copies_rows: bool,
+    /// Ranks that its optimizer states are cut over, at least 1; 1: it holds all of its own.
+    pub sharding_degree: u32,
+}
+
+/// An action list that cannot be run.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum MemoryError {
+    /// A microbatch that the step does not have.
+    #[error("action `{action}`: the step has {num_microbatches} microbatches, counted from 0")]
+    UnknownMicrobatch {
+        /// The action.
+        action: Action,
+        /// Microbatches of the step.
+        num_microbatches: usize,
+    },
+    /// A backward before its forward, or an action twice.
+    #[error("action `{action}`: out of turn, a microbatch has one F, then one B or one I and W")]
+    OutOfTurn {
+        /// The action.
+        action: Action,
+    },
 }
 
 /// Microbatches whose forward has run and whose backward has not, at the peak of `stage`.
@@ -73,111 +177,48 @@ pub fn microbatches_in_flight(
     }
 }
 
-/// Bytes of `AdamW` states a parameter: two fp32 moments, and an fp32 master copy beside bfloat16 parameters.
-pub(crate) fn optimizer_bytes_per_parameter(dtype: &str) -> Result<u64, CostError> {
-    match dtype {
-        "float32" => Ok(8),
-        "bfloat16" => Ok(12),
-        _ => Err(CostError::Dtype { dtype: dtype.to_owned() }),
-    }
-}
-
-/// Largest sum of `width` consecutive entries: the order of microbatches is fixed, so those in flight follow
-/// each other.
-fn window_max(bytes: impl Iterator<Item = u64>, width: u32) -> u64 {
-    let bytes: Vec<u64> = bytes.collect();
-    let width = (width as usize).clamp(1, bytes.len().max(1));
-    bytes
-        .windows(width)
-        .map(|window| window.iter().fold(0u64, |sum, &b| sum.saturating_add(b)))
-        .max()
-        .unwrap_or(0)
-}
-
 impl CostModel {
-    fn rank_memory(&self, num_parameters: u64, parameter_bytes: u64) -> RankMemory {
-        RankMemory {
-            parameter_bytes,
-            gradient_bytes: parameter_bytes,
-            optimizer_bytes: num_parameters * self.optimizer_bytes_per_parameter,
-            ..RankMemory::default()
-        }
+    /// Bytes that one microbatch keeps on a rank from its forward to its backward, borders apart.
+    pub fn activation_bytes(&self, part: RankPart, microbatch: &MicrobatchShape) -> u64 {
+        let microbatch = RankMicrobatch { shape: microbatch.clone(), feature_tokens: 0 };
+        let bytes = self.microbatch_bytes(part, &microbatch).0;
+        bytes.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.kept))
     }
 
-    fn boundary_bytes(&self, tokens: &[u64], in_flight: u32) -> u64 {
-        let held = window_max(tokens.iter().copied(), in_flight);
-        let gradient = tokens.iter().copied().max().unwrap_or(0);
-        held.saturating_add(gradient).saturating_mul(self.hidden_bytes)
-    }
-
-    /// Bytes that the encoder keeps for the backward of one microbatch.
-    pub fn encoder_activation_bytes(&self, microbatch: &MicrobatchShape) -> u64 {
-        self.over_encoder(|module| {
-            module.activation_bytes(microbatch.encoder_tokens(), segments_of(&microbatch.encoder_segments))
-        })
-    }
-
-    /// Bytes that a stage of the LLM backbone keeps for the backward of one microbatch.
-    pub fn stage_activation_bytes(&self, microbatch: &MicrobatchShape, stage: StageLayers) -> u64 {
-        let total = microbatch.total_llm_tokens();
-        let mut sum = self
-            .layer
-            .activation_bytes(total, samples_of(&microbatch.llm_tokens))
-            .saturating_mul(u64::from(stage.num_layers));
-        if stage.is_first {
-            sum = sum.saturating_add(self.embedding.activation_bytes(total, std::iter::empty()));
-        }
-        if stage.is_last {
-            let labels = microbatch.label_tokens;
-            sum = sum.saturating_add(self.head.activation_bytes(labels, std::iter::empty()));
-        }
-        sum
-    }
-
-    /// Predicted peak of an encoder rank that runs `microbatches` in this order, `in_flight` of them at once.
+    /// Predicted peak of a rank over a step.
     ///
-    /// *Not modelled*: the allocator's reserve and fragmentation, the context of the device, buffers of the
-    /// reduction.
-    pub fn encoder_memory(&self, microbatches: &[RankMicrobatch], in_flight: u32) -> RankMemory {
-        let features: Vec<u64> = microbatches.iter().map(|m| m.feature_tokens).collect();
-        RankMemory {
-            activation_bytes: window_max(
-                microbatches.iter().map(|m| self.encoder_activation_bytes(&m.shape)),
-                in_flight,
-            ),
-            boundary_bytes: self.boundary_bytes(&features, in_flight),
-            ..self.rank_memory(
-                self.over_encoder(|module| module.num_parameters),
-                self.over_encoder(|module| module.parameter_bytes),
-            )
-        }
-    }
-
-    /// Predicted peak of a rank of one stage of the LLM backbone that runs `microbatches` in this order,
-    /// `in_flight` of them at once.
+    /// *Complexity*: O(a + m s log n) for a actions and m microbatches of s samples, n measured points.
     ///
-    /// *Not modelled*: as for [`CostModel::encoder_memory`].
-    pub fn stage_memory(
-        &self,
-        microbatches: &[RankMicrobatch],
-        stage: StageLayers,
-        in_flight: u32,
-    ) -> RankMemory {
-        let border = |m: &RankMicrobatch| {
-            let hidden = m.shape.total_llm_tokens();
-            let incoming = if stage.is_first { m.feature_tokens } else { hidden };
-            incoming + if stage.is_last { 0 } else { hidden }
-        };
-        let borders: Vec<u64> = microbatches.iter().map(border).collect();
-        let (num_parameters, parameter_bytes) = self.stage_parameters(stage);
-        RankMemory {
-            activation_bytes: window_max(
-                microbatches.iter().map(|m| self.stage_activation_bytes(&m.shape, stage)),
-                in_flight,
-            ),
-            boundary_bytes: self.boundary_bytes(&borders, in_flight),
-            ..self.rank_memory(num_parameters, parameter_bytes)
+    /// *Not modelled*: fragmentation beyond the reserve of the profile, scratch memory of the communication library,
+    /// inputs that wait on the host.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for actions that cannot be run in this order.
+    pub fn rank_peak(&self, steps: &RankSteps<'_>) -> Result<RankMemory, MemoryError> {
+        let mut is_extrapolated = false;
+        let microbatches: Vec<walk::MicrobatchBytes> = steps
+            .microbatches
+            .iter()
+            .map(|microbatch| {
+                let (bytes, outside) = self.microbatch_bytes(steps.part, microbatch);
+                is_extrapolated |= outside;
+                bytes
+            })
+            .collect();
+        let buffers = self.holding.buffers(steps.copies_rows);
+        let (load, moment) = walk::fullest(&microbatches, steps.actions, buffers)?;
+        let mut memory = self.fixed_memory(steps.part, steps.sharding_degree);
+        memory.is_extrapolated = is_extrapolated;
+        if load.total() > memory.workspace_bytes {
+            memory.activation_bytes = load.activations;
+            memory.logits_bytes = load.logits;
+            memory.workspace_bytes = load.workspace;
+            memory.boundary_bytes = load.boundary;
+            memory.weight_queue_bytes = load.queue;
+            memory.moment = moment;
         }
+        memory.allocator_bytes = self.holding.allocator_bytes(memory.tensor_bytes());
+        Ok(memory)
     }
 }
 
@@ -191,13 +232,5 @@ mod tests {
         assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::OneFOneB, s)), [3, 2, 1]);
         assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::GPipe, s)), [8, 8, 8]);
         assert_eq!(microbatches_in_flight(PipelineOrder::OneFOneB, StageIndex(0), 4, 2), 2);
-    }
-
-    #[test]
-    fn the_fullest_window_is_found() {
-        let window = |bytes: &[u64], width| window_max(bytes.iter().copied(), width);
-        assert_eq!(window(&[5, 1, 4, 4, 1], 2), 8);
-        assert_eq!(window(&[5, 1], 9), 6);
-        assert_eq!(window(&[], 3), 0);
     }
 }

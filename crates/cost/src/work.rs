@@ -1,18 +1,20 @@
 //! A certified lower bound on the work of a global batch: what lets the planner drop a candidate without
 //! simulating it.
 
-use crate::cost::{CostModel, Module, StageLayers, samples_of, segments_of};
+use crate::cost::{CostModel, StageLayers, samples_of, segments_of};
+use crate::module::Module;
 use dflop_types::MicrobatchShape;
 
 /// Certified least forward and backward time of one global batch, in nanoseconds over all replicas, however
 /// its samples are packed into microbatches.
 ///
 /// Attention is what it is; the linear part is taken at the best rate (time a token) that the curve has
-/// anywhere up to the whole batch. Rounding takes less than 2 ns a part and curve, which the methods take
+/// anywhere up to the whole batch. Rounding takes less than 3 ns a part and module (forward, backward, recomputation), which the methods take
 /// off.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkMin {
     encoder: f64,
+    num_encoder_modules: u64,
     layer: f64,
     embedding: f64,
     head: f64,
@@ -21,7 +23,7 @@ pub struct WorkMin {
 impl WorkMin {
     /// Least work of the encoder in at most `parts` parts.
     pub fn encoder_ns(&self, parts: u64) -> u64 {
-        certify(self.encoder, parts, 1)
+        certify(self.encoder, parts, self.num_encoder_modules)
     }
 
     /// Least work of one stage of the LLM backbone in at most `parts` parts.
@@ -33,10 +35,10 @@ impl WorkMin {
     }
 }
 
-/// A sum of floats as a bound: lowered by the rounding of integers (2 ns a part and curve) and of floats (1
+/// A sum of floats as a bound: lowered by the rounding of integers (3 ns a part and module) and of floats (1
 /// in 10^12).
-fn certify(ns: f64, parts: u64, num_curves: u64) -> u64 {
-    (ns * (1.0 - 1e-12) - 2.0 * parts as f64 * num_curves as f64 - 1.0).max(0.0) as u64
+fn certify(ns: f64, parts: u64, num_modules: u64) -> u64 {
+    (ns * (1.0 - 1e-12) - 3.0 * parts as f64 * num_modules as f64 - 1.0).max(0.0) as u64
 }
 
 impl CostModel {
@@ -47,14 +49,14 @@ impl CostModel {
         let total = batch.total_llm_tokens();
         let of_one = |(_, module, count): &(_, Module, u64)| {
             let attention_ns = module.attention_ns(segments_of(&batch.encoder_segments));
-            (module.linear.ns_min(batch.encoder_tokens()) + attention_ns as f64) * *count as f64
+            (module.ns_min(batch.encoder_tokens()) + attention_ns as f64) * *count as f64
         };
         WorkMin {
             encoder: self.encoder.iter().map(of_one).sum(),
-            layer: self.layer.linear.ns_min(total)
-                + self.layer.attention_ns(samples_of(&batch.llm_tokens)) as f64,
-            embedding: self.embedding.linear.ns_min(total),
-            head: self.head.linear.ns_min(batch.label_tokens),
+            num_encoder_modules: self.encoder.iter().map(|(_, _, count)| count).sum(),
+            layer: self.layer.ns_min(total) + self.layer.attention_ns(samples_of(&batch.llm_tokens)) as f64,
+            embedding: self.embedding.ns_min(total),
+            head: self.head.ns_min(batch.label_tokens),
         }
     }
 }

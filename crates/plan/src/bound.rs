@@ -50,10 +50,14 @@ pub(crate) fn makespan_min_ns(
     let (encoder_dp, encoder_parts) = replicas(candidate.layout.encoder.dp);
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
     let path = work.longest_sample_ns;
-    let encoder = (work.least.encoder_ns(encoder_parts) / encoder_dp).max(path) + model.encoder_tail_ns();
+    let encoder = (work.least.encoder_ns(encoder_parts) / encoder_dp).max(path)
+        + model.encoder_tail(candidate.layout.encoder.dp).ns;
     stages
         .iter()
-        .map(|&stage| work.least.stage_ns(stage, llm_parts) / llm_dp + model.stage_tail_ns(stage))
+        .map(|&stage| {
+            let tail_ns = model.stage_tail(stage, candidate.layout.llm.dp).ns;
+            work.least.stage_ns(stage, llm_parts) / llm_dp + tail_ns
+        })
         .fold(encoder, u64::max)
 }
 

@@ -2,17 +2,17 @@
 
 use crate::predict;
 use crate::step::StepScheduler;
-use dflop_cost::{CostModel, StageLayers};
+use dflop_cost::{CostModel, RankPart, StageLayers};
 use dflop_types::{MicrobatchShape, Rejection, SampleShape};
 use std::cmp::Reverse;
 
 /// Positions of the samples that ask most of a rank alone: in the encoder, in a layer, in the head. Each
 /// stands for what a data profile may hold beside the sampled batches.
 pub(crate) fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
-    let layer = StageLayers { num_layers: 1, is_first: false, is_last: false };
+    let layer = RankPart::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
     let asks: [&dyn Fn(&SampleShape) -> u64; 3] = [
-        &|shape| model.encoder_activation_bytes(&MicrobatchShape::pack([shape])),
-        &|shape| model.stage_activation_bytes(&MicrobatchShape::pack([shape]), layer),
+        &|shape| model.activation_bytes(RankPart::Encoder, &MicrobatchShape::pack([shape])),
+        &|shape| model.activation_bytes(layer, &MicrobatchShape::pack([shape])),
         &|shape| u64::from(shape.label_tokens),
     ];
     let heaviest = |ask: &dyn Fn(&SampleShape) -> u64| {

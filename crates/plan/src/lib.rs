@@ -36,6 +36,7 @@ mod step;
 pub use error::PlanError;
 pub use outcome::{Outcome, StopReason, explain};
 pub use outlier::{Outlier, Outliers};
+pub use predict::Coverage;
 pub use prefetch::{JobKey, Prefetch};
 pub use search::{NUM_RANKED, SearchInput, search};
 pub use settings::StepSettings;

@@ -4,7 +4,7 @@
 use crate::error::PlanError;
 use crate::predict;
 use crate::step::StepScheduler;
-use dflop_cost::{RankMemory, Typical};
+use dflop_cost::{RankPart, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
 /// What a bucket may hold, where samples are measured by the share of it that they take.
@@ -30,8 +30,8 @@ impl StepScheduler {
         reserve_percent: u64,
     ) -> Option<Vec<u64>> {
         let budget = self.settings.memory_budget_bytes?;
-        let usable = |empty: &RankMemory, in_flight: u32| {
-            budget.saturating_sub(empty.static_bytes()) * (100 - reserve_percent)
+        let usable = |part: RankPart, in_flight: u32| {
+            budget.saturating_sub(self.model.fixed_memory(part, 1).static_bytes()) * (100 - reserve_percent)
                 / (100 * u64::from(in_flight.max(1)))
         };
         let share = |bytes: u64, usable: u64| {
@@ -43,7 +43,7 @@ impl StepScheduler {
         let encoder = {
             let in_flight = predict::in_flight(&self.settings, 0);
             // One share of a microbatch on each of `encoder_dp` replicas, out of `llm_dp` buckets.
-            usable(&self.model.encoder_memory(&[], in_flight), in_flight) * encoder_dp / llm_dp
+            usable(RankPart::Encoder, in_flight) * encoder_dp / llm_dp
         };
         let mut shares: Vec<u64> = batch
             .iter()
@@ -51,7 +51,7 @@ impl StepScheduler {
             .collect();
         for (stage, layers) in (1..).zip(&self.stages) {
             let in_flight = predict::in_flight(&self.settings, stage);
-            let usable = usable(&self.model.stage_memory(&[], *layers, in_flight), in_flight);
+            let usable = usable(RankPart::Stage(*layers), in_flight);
             for (most, &s) in shares.iter_mut().zip(batch) {
                 *most =
                     share(self.model.sample_stage_bytes(self.shape(s), typical, *layers), usable).max(*most);

@@ -41,6 +41,9 @@ pub struct Outcome {
     pub memory_budget_bytes: Option<u64>,
     /// Whether transfers were measured; if not they were taken as free.
     pub is_network_measured: bool,
+    /// Whether the reduction of the best plan's gradients stands on measurements of as many ranks and bytes; true where
+    /// nothing is reduced.
+    pub is_reduction_measured: bool,
     /// Measured points that were repaired, as they fell with the size.
     pub num_repaired_points: u32,
     /// Hashes of what the plan is made from.
@@ -258,7 +261,8 @@ fn notes(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
     let mut notes = Vec::new();
     if best.prediction.extrapolated_ratio > 0.0 {
         let share = percent(best.prediction.extrapolated_ratio);
-        notes.push(format!("{share} of the predictions lie outside the measured range"));
+        let (outside, all) = (best.prediction.num_extrapolated, best.prediction.num_predictions);
+        notes.push(format!("{share} of the predictions ({outside} of {all}) lie outside the measured range"));
     }
     if outcome.num_repaired_points > 0 {
         let points = plural(outcome.num_repaired_points.into(), "measured point");
@@ -269,6 +273,9 @@ fn notes(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
     }
     if !outcome.is_network_measured {
         notes.push("the network was not measured: transfers are taken as free".to_owned());
+    } else if !outcome.is_reduction_measured {
+        notes
+            .push("the reduction of the gradients was not measured as it is: its time is assumed".to_owned());
     }
     if !notes.is_empty() {
         text.push('\n');

@@ -2,9 +2,11 @@
 
 use crate::settings::StepSettings;
 use crate::step::StepScheduler;
-use dflop_cost::{Prediction, RankMemory, RankMicrobatch, microbatches_in_flight};
-use dflop_sim::StepInput;
-use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
+use dflop_cost::{
+    Basis, Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+};
+use dflop_sim::{StepInput, order};
+use dflop_types::{Action, Component, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
 
 /// Samples of `[microbatch][replica]`.
 pub(crate) type Side = Vec<Vec<Vec<SampleIndex>>>;
@@ -16,14 +18,25 @@ pub(crate) struct Placement {
     pub(crate) encoder: Side,
 }
 
-/// Durations of a step, and how many of them left the measured range.
+/// How much of a predicted step was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coverage {
+    /// Predictions for work that is not empty: one for each microbatch and rank.
+    pub num_predictions: u64,
+    /// Those outside the measured range.
+    pub num_extrapolated: u64,
+    /// Those with transfers that nobody measured.
+    pub num_assumed: u64,
+    /// Whether the reduction of the gradients stands on measurements of as many ranks and bytes; true where nothing is
+    /// reduced.
+    pub is_reduction_measured: bool,
+}
+
+/// Durations of a step, and how much of them was measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Predicted {
     pub(crate) input: StepInput,
-    /// Predictions for work that is not empty.
-    pub(crate) num_predictions: u64,
-    /// Those outside the measured range.
-    pub(crate) num_extrapolated: u64,
+    pub(crate) coverage: Coverage,
 }
 
 /// One microbatch on all ranks.
@@ -88,10 +101,14 @@ pub(crate) fn column(
 pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predicted {
     let (settings, model) = (&scheduler.settings, &scheduler.model);
     let layout = settings.layout;
-    let mut tail_ns = vec![model.encoder_tail_ns(); layout.num_ranks() as usize];
-    for replica in 0..layout.llm.dp {
-        for (stage, layers) in (1..).zip(&scheduler.stages) {
-            tail_ns[layout.rank(replica, StageIndex(stage)).index()] = model.stage_tail_ns(*layers);
+    let encoder_tail = model.encoder_tail(layout.encoder.dp);
+    let mut is_reduction_measured = encoder_tail.basis == Basis::Measured;
+    let mut tail_ns = vec![encoder_tail.ns; layout.num_ranks() as usize];
+    for (stage, layers) in (1..).zip(&scheduler.stages) {
+        let tail = model.stage_tail(*layers, layout.llm.dp);
+        is_reduction_measured &= tail.basis == Basis::Measured;
+        for replica in 0..layout.llm.dp {
+            tail_ns[layout.rank(replica, StageIndex(stage)).index()] = tail.ns;
         }
     }
     let by_rank = |of: fn(&Prediction) -> u64| -> Vec<Vec<u64>> {
@@ -100,10 +117,15 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predict
     let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
     // The simulator takes one transfer time for the step: that of the mean message.
     let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
-    let extrapolated = columns.iter().flat_map(|c| &c.predictions).filter(|p| p.extrapolated);
+    let count =
+        |of: fn(&&Prediction) -> bool| columns.iter().flat_map(|c| &c.predictions).filter(of).count() as u64;
     Predicted {
-        num_predictions: sum(|c| c.num_predictions),
-        num_extrapolated: extrapolated.count() as u64,
+        coverage: Coverage {
+            num_predictions: sum(|c| c.num_predictions),
+            num_extrapolated: count(|p| p.extrapolated),
+            num_assumed: count(|p| p.assumed),
+            is_reduction_measured,
+        },
         input: StepInput {
             layout,
             order: settings.pipeline_order,
@@ -126,7 +148,7 @@ pub(crate) fn predict(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> 
 
 /// Predicted peak of every rank. Degrees and samples have been checked.
 pub(crate) fn memory(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> Vec<RankMemory> {
-    let (settings, model) = (&scheduler.settings, &scheduler.model);
+    let settings = &scheduler.settings;
     let layout = settings.layout;
     let of_replica = |side: &Side, replica: usize| -> Vec<RankMicrobatch> {
         side.iter()
@@ -136,18 +158,44 @@ pub(crate) fn memory(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> V
             })
             .collect()
     };
-    let mut peaks: Vec<RankMemory> = (0..layout.encoder.dp as usize)
-        .map(|replica| model.encoder_memory(&of_replica(encoder, replica), in_flight(settings, 0)))
+    let parts = parts(scheduler);
+    let lists: Vec<Vec<Action>> = (0..layout.num_stages())
+        .map(|stage| {
+            let num_stages = layout.num_stages();
+            order::actions(settings.pipeline_order, StageIndex(stage), num_stages, settings.num_microbatches)
+        })
         .collect();
+    let peak = |stage: usize, microbatches: &[RankMicrobatch]| {
+        rank_peak(scheduler, stage, parts[stage], microbatches, &lists[stage])
+    };
+    let mut peaks: Vec<RankMemory> =
+        (0..layout.encoder.dp as usize).map(|replica| peak(0, &of_replica(encoder, replica))).collect();
     for replica in 0..layout.llm.dp as usize {
         let microbatches = of_replica(llm, replica);
-        peaks.extend(
-            (1..).zip(&scheduler.stages).map(|(stage, layers)| {
-                model.stage_memory(&microbatches, *layers, in_flight(settings, stage))
-            }),
-        );
+        peaks.extend((1..parts.len()).map(|stage| peak(stage, &microbatches)));
     }
     peaks
+}
+
+/// What the ranks of each stage hold, the encoder's first.
+pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
+    let stages = scheduler.stages.iter().map(|&layers| RankPart::Stage(layers));
+    std::iter::once(RankPart::Encoder).chain(stages).collect()
+}
+
+fn rank_peak(
+    scheduler: &StepScheduler,
+    stage: usize,
+    part: RankPart,
+    microbatches: &[RankMicrobatch],
+    actions: &[Action],
+) -> RankMemory {
+    let layout = scheduler.settings.layout;
+    // Between two stages of a replica all rows pass as they are.
+    let copies_rows = stage < 2 && layout.encoder.dp.max(layout.llm.dp) > 1;
+    let steps = RankSteps { part, microbatches, actions, copies_rows, sharding_degree: 1 };
+    // The lists are our own, and name each microbatch of the step once in its turn.
+    scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
 }
 
 /// The component of the fullest rank when one sample is all there is, and what that rank needs, in bytes: the
@@ -157,10 +205,13 @@ pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> (Compone
         shape: MicrobatchShape::pack([sample]),
         feature_tokens: u64::from(sample.feature_tokens),
     }];
-    let encoder = scheduler.model.encoder_memory(&microbatch, 1).total_bytes();
-    let stages = scheduler.stages.iter();
-    let llm = stages.map(|&layers| scheduler.model.stage_memory(&microbatch, layers, 1).total_bytes()).max();
-    match llm {
+    let need = |stage: usize, part: RankPart| {
+        let list = order::actions(scheduler.settings.pipeline_order, StageIndex(0), 1, 1);
+        rank_peak(scheduler, stage, part, &microbatch, &list).total_bytes()
+    };
+    let mut needs = parts(scheduler).into_iter().enumerate().map(|(stage, part)| need(stage, part));
+    let encoder = needs.next().unwrap_or(0);
+    match needs.max() {
         Some(llm) if llm > encoder => (Component::Llm, llm),
         _ => (Component::Encoder, encoder),
     }

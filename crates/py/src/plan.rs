@@ -220,6 +220,9 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
         .collect()
 }
 
+/// Parts by name in bytes, tensor bytes, all bytes, and the moment.
+type RankBytes = (Vec<(&'static str, u64)>, u64, u64, String);
+
 /// Computes schedules in a Rust thread while Python trains; see `_native.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepScheduler {
@@ -264,6 +267,16 @@ impl StepScheduler {
         py.detach(|| self.scheduler.simulate(&schedule.0))
             .map(|timeline| timeline.makespan_ns)
             .map_err(map(Kind::Plan))
+    }
+
+    fn memory(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<Vec<RankBytes>> {
+        let peaks = py.detach(|| self.scheduler.memory(&schedule.0)).map_err(map(Kind::Plan))?;
+        Ok(peaks
+            .iter()
+            .map(|peak| {
+                (peak.parts().to_vec(), peak.tensor_bytes(), peak.total_bytes(), peak.moment.to_string())
+            })
+            .collect())
     }
 
     fn idle_by_cause(

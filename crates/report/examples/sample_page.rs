@@ -341,6 +341,8 @@ fn plan() -> Plan {
                 encoder_memory_bytes_peak: 412 << 20,
                 llm_memory_bytes_peak: 655 << 20,
                 extrapolated_ratio: 0.003,
+                num_predictions: 4_000,
+                num_extrapolated: 12,
             },
         };
     Plan {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dflop.runtime.messages import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -91,7 +91,7 @@ class Executor:
         self.running: str | None = None
         """The action under way, for error messages; none between steps."""
 
-    def run_step(self, work: StepWork) -> float:
+    def run_step(self, work: StepWork, watch: Callable[[str], None] | None = None) -> float:
         """Runs all actions; the gradients of this rank's samples are in `.grad` after it.
 
         Every rank must call it with the work of the same schedule; sends features, hidden states and their
@@ -99,6 +99,7 @@ class Executor:
 
         Args:
             work: This rank's share of the step.
+            watch: Called with the name of each action before it runs.
 
         Returns:
             This rank's share of the loss: 0 where it does not compute the loss.
@@ -118,6 +119,8 @@ class Executor:
             self._post(self._actions[position], work)
         for position, action in enumerate(self._actions):
             self.running = action.name
+            if watch is not None:
+                watch(action.name)
             self._run(action, work)
             if position + self._num_ahead < len(self._actions):
                 self._post(self._actions[position + self._num_ahead], work)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 25 << 20
 """Bytes of one all-reduce; DDP's default, large enough that latency does not count."""
+NORM_SIZE = 1 << 16
+"""Gradients of one piece of the norm on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,13 @@ class Gradients:
         Raises:
             RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
         """
+        # A CPU copies what it sums in another dtype, hence small pieces there.
+        on_cpu = self._mesh.device.type == "cpu"
         squares = [
-            torch.linalg.vector_norm(flat.gradients, dtype=torch.float64).square()
+            torch.linalg.vector_norm(piece, dtype=torch.float64).square()
             for flat in self._flats
             if flat.holders[0] == self._mesh.rank
+            for piece in flat.gradients.split(NORM_SIZE if on_cpu else max(1, flat.gradients.numel()))
         ]
         total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
         with talking("sum the gradients' norm"):

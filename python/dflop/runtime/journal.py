@@ -32,6 +32,8 @@ class Journal:
         """
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
+        self._memory: list[str] = []
+        (out / "memory.jsonl").unlink(missing_ok=True)
         # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
         shutil.rmtree(out / "tensorboard", ignore_errors=True)
         self._files: dict[str, TextIO] = {
@@ -64,6 +66,12 @@ class Journal:
         board.add_scalar("step/tokens_per_s", metrics["tokens"] / (metrics["step_ns"] / 1e9), metrics["step"])
         board.flush()
 
+    def memory(self, record: dict[str, Any], summary: list[str]) -> None:
+        """One line in `memory.jsonl`; `summary` is shown when the run ends."""
+        with (self._out / "memory.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        self._memory += summary
+
     def progress(self, metrics: dict[str, Any], is_recorded: bool) -> None:
         """The line on stderr: in place on a terminal, else a line every ten seconds and at the end."""
         self._num_done += 1
@@ -87,9 +95,11 @@ class Journal:
         sys.stderr.flush()
 
     def close(self) -> None:
-        """Closes all files."""
+        """Shows what memory was measured, and closes all files."""
         if sys.stderr.isatty() and 0 < self._num_done < self._num_turns:
             sys.stderr.write("\n")
+        for line in self._memory:
+            sys.stderr.write(line + "\n")
         for file in self._files.values():
             file.close()
         for board in self._tensorboards.values():

@@ -40,6 +40,8 @@ class Options:
     """Schedules of a run that is no comparison."""
     cache_bytes: int
     """Decoded media that a rank keeps."""
+    measure_memory_step: int | None
+    """The step whose memory is counted, at least 1; none: no step's."""
     memory_budget_bytes: int | None
     """What a rank may use; schedules keep to it. None: not limited."""
     timeout_s: float
@@ -78,6 +80,7 @@ class Options:
             seed=int(train["seed"]),
             arm=cast("Arm", train["schedule"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
+            measure_memory_step=request.get("measure_memory_step"),
             memory_budget_bytes=config["cluster"]["memory_budget_bytes"],
             # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
             timeout_s=float(request.get("timeout_s", 1800.0)),

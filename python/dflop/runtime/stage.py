@@ -23,10 +23,19 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch", EncoderInput, LlmInput)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`; the copy need not have ended when this returns."""
+def to_device(batch: Batch, device: torch.device, is_copied: bool = False) -> Batch:
+    """The batch with its tensors on `device`; the copy need not have ended when this returns.
+
+    Args:
+        batch: On the CPU or the device.
+        device: Of this rank.
+        is_copied: Whether to copy what is on the device already.
+
+    Returns:
+        The same batch there.
+    """
     moved = {
-        field.name: value.to(device, non_blocking=True)
+        field.name: value.to(device, non_blocking=True, copy=is_copied)
         for field in fields(batch)
         if isinstance(value := getattr(batch, field.name), torch.Tensor)
     }
@@ -48,6 +57,8 @@ class Stage:
         self._is_last = is_last
         self._device = device
         self._in_flight: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self.copies_inputs = False
+        """Whether inputs that are on the device already are copied there all the same, to be counted."""
         self.loss = 0.0
         """This rank's share of the loss since `begin`, divided by the label tokens of the global batch."""
 
@@ -78,7 +89,7 @@ class Stage:
             ValueError: The encoder gave another number of rows than the samples have places for.
         """
         if isinstance(batch, EncoderInput):
-            outgoing = self.module(to_device(batch, self._device))
+            outgoing = self.module(to_device(batch, self._device, self.copies_inputs))
             expected = sum(media.num_features for media in batch.media)
             if outgoing.shape[0] != expected:
                 found = outgoing.shape[0]
@@ -87,7 +98,7 @@ class Stage:
         else:
             assert incoming_RD is not None
             incoming_RD.requires_grad_()
-            outgoing = self.module(to_device(batch, self._device), incoming_RD)
+            outgoing = self.module(to_device(batch, self._device, self.copies_inputs), incoming_RD)
         if self._is_last:
             outgoing = outgoing / label_tokens
         self._in_flight[microbatch] = (incoming_RD, outgoing)

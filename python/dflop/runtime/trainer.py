@@ -8,6 +8,7 @@ Comparison:  schedules and samples of a pair are made ready, then one arm runs a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ from dflop.runtime.gradients import Gradients
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.options import Arm, Options
+from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
@@ -69,6 +71,8 @@ class RankReport:
     loss: float
     """Its share."""
     data_wait_ns: int
+    peak: StepPeak | None
+    """Of a step whose memory was counted."""
 
 
 class Interrupt:
@@ -119,8 +123,9 @@ class Trainer:
             foreach=True,
         )
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
-        stage = Stage(module, mesh.is_last_stage, mesh.device)
-        self._executor = Executor(mesh, stage, self._recorder, adapter.hidden_size, self._dtype)
+        self._module = module
+        self._stage = Stage(module, mesh.is_last_stage, mesh.device)
+        self._executor = Executor(mesh, self._stage, self._recorder, adapter.hidden_size, self._dtype)
         num_turns = (options.warmup_pairs + options.steps) * (2 if options.compare else 1)
         self._journal = Journal(options.out, num_turns) if mesh.is_leader else None
         self.step: int | None = None
@@ -212,14 +217,20 @@ class Trainer:
         if agree(self._mesh, statement, turn.schedule.label_tokens):
             return False
         self._recorder.begin()
-        loss = self._executor.run_step(work)
-        tail = self._recorder.now()
-        self._gradients.reduce()
-        grad_norm = self._gradients.clip(self._options.max_grad_norm)
-        self._optimizer.step()
-        self._gradients.zero()
-        self._recorder.add("tail", tail)
-        report = RankReport(self._recorder.finish(), loss, data_wait_ns)
+        meter = self._meter(turn)
+        with contextlib.nullcontext() if meter is None else meter:
+            loss = self._executor.run_step(work, None if meter is None else meter.phase)
+            tail = self._recorder.now()
+            if meter is not None:
+                meter.phase(OPTIMIZER)
+            self._gradients.reduce()
+            grad_norm = self._gradients.clip(self._options.max_grad_norm)
+            self._optimizer.step()
+            self._gradients.zero()
+            self._recorder.add("tail", tail)
+        peak = None if meter is None else meter.peak()
+        self._stage.copies_inputs = False
+        report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak)
         reports: list[RankReport | None] | None = None
         if self._mesh.is_leader:
             reports = [None for _ in range(self._mesh.num_ranks)]
@@ -230,6 +241,13 @@ class Trainer:
         # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
         gc.collect(0)
         return True
+
+    def _meter(self, turn: Turn) -> PeakMeter | None:
+        """What counts the memory of this step, if it shall be."""
+        if turn.step != self._options.measure_memory_step:
+            return None
+        self._stage.copies_inputs = True
+        return PeakMeter(self._mesh.device, self._module, self._optimizer)
 
     def _record(self, turn: Turn, samples: list[int], grad_norm: float, reports: list[RankReport]) -> None:
         """Writes a step, on the leader."""
@@ -262,6 +280,10 @@ class Trainer:
                 {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails},
                 {**key, "samples": samples, "schedule": json.loads(turn.schedule.to_json())},
             )
+        peaks = [r.peak for r in reports if r.peak is not None]
+        if peaks:
+            ranks = compare(self._mesh.plan, scheduler, turn.schedule, peaks)
+            journal.memory({"step": turn.step, "arm": turn.arm, "ranks": ranks}, summary(ranks))
         journal.progress(metrics, turn.is_recorded)
 
 

@@ -11,7 +11,7 @@ mod report;
 mod schedule;
 mod simulate;
 
-use crate::args::{ConfigArgument, Profile, ProfileFiles, Verb};
+use crate::args::{InputFiles, Profile, Verb};
 use crate::config::{self, Config};
 use crate::{Failure, Outcome};
 use dflop_data::family::GivenFamily;
@@ -50,8 +50,8 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn read(argument: &ConfigArgument, files: &ProfileFiles) -> Result<Self, Failure> {
-        let config = config::load(&argument.config)?;
+    fn read(files: &InputFiles) -> Result<Self, Failure> {
+        let config = config::load(&files.config.config)?;
         let data_profile_path = beside(&config, files.data_profile.as_ref(), table::FILE_NAME);
         let data_profile = table::read(&data_profile_path)?;
         dflop_data::profile::check_whole(&data_profile)?;
@@ -145,19 +145,6 @@ fn bar_style(template: &'static str) -> ProgressStyle {
     style.progress_chars("=> ")
 }
 
-/// `n` with thousands separated, as people read it.
-fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Nanoseconds as milliseconds with the digits that matter.
 fn milliseconds(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
@@ -169,10 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
-        assert_eq!(thousands(0), "0");
-        assert_eq!(thousands(999), "999");
-        assert_eq!(thousands(1_234_567), "1,234,567");
+    fn times_read_well() {
         assert_eq!(milliseconds(1_234_567), "1.23 ms");
         assert_eq!(milliseconds(1_234_567_890), "1235 ms");
     }

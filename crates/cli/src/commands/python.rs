@@ -105,10 +105,10 @@ impl Sizes {
 
 /// The request for `dflop train`, with the plan checked against what is there now.
 pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
-    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    let inputs = Inputs::read(&arguments.files.inputs)?;
     dflop_data::profile::check_complete(&inputs.data_profile)?;
     let config = &inputs.config;
-    let plan_path = beside(config, arguments.plan.as_ref(), "plan.json");
+    let plan_path = beside(config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&plan_path)?;
     inputs.check_plan(&plan_path, &plan)?;
     check_cores(&plan, config, arguments.oversubscribe)?;
@@ -117,7 +117,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     Ok(Outcome::Python(Request {
         verb: "train".to_owned(),
         arguments: json!({
-            "config_path": arguments.config.config,
+            "config_path": arguments.files.inputs.config.config,
             "config": serde_json::to_string(config).expect("a configuration has string keys"),
             "plan": plan_path,
             "data_profile": inputs.data_profile_path,
@@ -126,6 +126,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "steps": arguments.steps.unwrap_or(config.train.steps),
             "compare": arguments.compare,
             "warmup_pairs": arguments.warmup_pairs,
+            "measure_memory_step": arguments.measure_memory_step,
             "oversubscribe": arguments.oversubscribe,
             "num_ranks": plan.best.layout.num_ranks(),
             "environment": environment(config),

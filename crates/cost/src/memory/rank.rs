@@ -1,0 +1,162 @@
+//! What a rank holds by the part of the model that it has: whatever the samples, and for one microbatch.
+
+use crate::cost::{CostModel, StageLayers, samples_of, segments_of};
+use crate::error::CostError;
+use crate::memory::footprint::Bytes;
+use crate::memory::walk::{Buffers, MicrobatchBytes, Piece};
+use crate::memory::{RankMemory, RankMicrobatch, RankPart};
+use crate::module::Module;
+use dflop_types::{MemoryReserve, ModelProfile};
+
+/// Actions whose receives the runtime has open, the running one included (`num_ahead` of its executor).
+const NUM_AHEAD: usize = 4;
+
+/// What the device says of memory, the modules apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holding {
+    optimizer_bytes_per_parameter: u64,
+    /// gloo tells of a message that it has left only to who waits for it: the runtime waits at the step's end.
+    keeps_sent: bool,
+    reserve: MemoryReserve,
+}
+
+impl Holding {
+    /// That of a profile's device.
+    ///
+    /// # Errors
+    /// [`CostError::Dtype`].
+    pub(crate) fn new(profile: &ModelProfile) -> Result<Self, CostError> {
+        // Two fp32 moments of AdamW, and an fp32 master copy beside bfloat16 parameters.
+        let optimizer_bytes_per_parameter = match profile.device.dtype.as_str() {
+            "float32" => 8,
+            "bfloat16" => 12,
+            dtype => return Err(CostError::Dtype { dtype: dtype.to_owned() }),
+        };
+        Ok(Self {
+            optimizer_bytes_per_parameter,
+            keeps_sent: profile.device.kind != "cuda",
+            reserve: profile.memory,
+        })
+    }
+
+    pub(crate) const fn buffers(&self, copies_rows: bool) -> Buffers {
+        Buffers { num_ahead: NUM_AHEAD, keeps_sent: self.keeps_sent, copies_rows }
+    }
+
+    pub(crate) const fn allocator_bytes(&self, tensor_bytes: u64) -> u64 {
+        tensor_bytes.saturating_mul(self.reserve.allocator_overhead_permille as u64).div_ceil(1_000)
+    }
+}
+
+impl CostModel {
+    /// The modules of a part in the order of the forward, with how many of each it holds.
+    fn modules_of(&self, part: RankPart) -> Vec<(&Module, u64)> {
+        match part {
+            RankPart::Encoder => {
+                let mut held: Vec<_> = self.encoder.iter().collect();
+                held.sort_by_key(|(name, ..)| *name == "projector");
+                held.into_iter().map(|(_, module, count)| (module, *count)).collect()
+            }
+            RankPart::Stage(stage) => {
+                let held = [
+                    (&self.embedding, u64::from(stage.is_first)),
+                    (&self.layer, u64::from(stage.num_layers)),
+                    (&self.head, u64::from(stage.is_last)),
+                ];
+                held.into_iter().filter(|(_, count)| *count > 0).collect()
+            }
+        }
+    }
+
+    /// What a rank holds whatever the samples, its optimizer states cut over `sharding_degree` ranks (at least 1;
+    /// 1: not cut); its workspace is that of the optimizer.
+    pub fn fixed_memory(&self, part: RankPart, sharding_degree: u32) -> RankMemory {
+        let sharding_degree = u64::from(sharding_degree.max(1));
+        let context_bytes = self.holding.reserve.context_bytes;
+        let mut fixed = RankMemory { context_bytes, ..RankMemory::default() };
+        let mut num_trained = 0u64;
+        for (module, count) in self.modules_of(part) {
+            let add = |sum: &mut u64, bytes: u64| *sum = sum.saturating_add(bytes.saturating_mul(count));
+            add(&mut fixed.parameter_bytes, module.parameter_bytes);
+            add(&mut fixed.gradient_bytes, module.trained_bytes);
+            add(&mut num_trained, module.num_trained_parameters);
+        }
+        let states = num_trained.saturating_mul(self.holding.optimizer_bytes_per_parameter);
+        fixed.optimizer_bytes = states.div_ceil(sharding_degree);
+        // AdamW over all tensors at once: the denominators of the update.
+        fixed.workspace_bytes = fixed.gradient_bytes.div_ceil(sharding_degree);
+        fixed
+    }
+
+    /// What a microbatch asks of a rank of `part`, and whether a curve was asked outside its measured range.
+    pub(crate) fn microbatch_bytes(
+        &self,
+        part: RankPart,
+        microbatch: &RankMicrobatch,
+    ) -> (MicrobatchBytes, bool) {
+        match part {
+            RankPart::Encoder => self.encoder_microbatch(microbatch),
+            RankPart::Stage(stage) => self.stage_microbatch(stage, microbatch),
+        }
+    }
+
+    fn encoder_microbatch(&self, microbatch: &RankMicrobatch) -> (MicrobatchBytes, bool) {
+        let total = microbatch.shape.encoder_tokens();
+        if total == 0 {
+            return (MicrobatchBytes::default(), false);
+        }
+        let segments = segments_of(&microbatch.shape.encoder_segments);
+        let modules = self.modules_of(RankPart::Encoder);
+        let bytes: Vec<(Bytes, u64)> = modules
+            .into_iter()
+            .map(|(module, count)| (module.footprint.at(total, segments.clone()), count))
+            .collect();
+        let pieces = (0..bytes.len())
+            .map(|index| {
+                let (of_one, count) = bytes[index];
+                Piece {
+                    kept: of_one.kept.saturating_mul(count),
+                    workspace: of_one.workspace,
+                    // A module keeps its input, which is the result of the one before it: no less than that.
+                    result: bytes.get(index + 1).map_or(0, |(next, _)| next.kept),
+                    is_head: false,
+                }
+            })
+            .collect();
+        let outgoing = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
+        let is_extrapolated = bytes.iter().any(|(bytes, _)| bytes.is_extrapolated);
+        (MicrobatchBytes { pieces, incoming: 0, outgoing }, is_extrapolated)
+    }
+
+    fn stage_microbatch(&self, stage: StageLayers, microbatch: &RankMicrobatch) -> (MicrobatchBytes, bool) {
+        let total = microbatch.shape.total_llm_tokens();
+        if total == 0 {
+            return (MicrobatchBytes::default(), false);
+        }
+        let hidden = total.saturating_mul(self.hidden_bytes);
+        let features = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
+        let (mut pieces, mut is_extrapolated) = (Vec::new(), false);
+        let mut push = |bytes: Bytes, count: u64, is_head| {
+            is_extrapolated |= bytes.is_extrapolated;
+            let kept = bytes.kept.saturating_mul(count);
+            pieces.push(Piece { kept, workspace: bytes.workspace, result: hidden, is_head });
+        };
+        if stage.is_first {
+            push(self.embedding.footprint.at(total, std::iter::empty()), 1, false);
+        }
+        if stage.num_layers > 0 {
+            let samples = samples_of(&microbatch.shape.llm_tokens);
+            push(self.layer.footprint.at(total, samples), u64::from(stage.num_layers), false);
+        }
+        if stage.is_last {
+            push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);
+        }
+        let incoming = if stage.is_first { features } else { hidden };
+        if let Some(first) = pieces.first_mut().filter(|_| !stage.is_first) {
+            // The first layer keeps its input: that is what came in, and it is named there.
+            first.kept = first.kept.saturating_sub(incoming);
+        }
+        let outgoing = if stage.is_last { 0 } else { hidden };
+        (MicrobatchBytes { pieces, incoming, outgoing }, is_extrapolated)
+    }
+}

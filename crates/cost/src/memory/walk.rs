@@ -1,0 +1,269 @@
+//! The fullest moment of a step on one rank: its action list walked once, with what each action takes and gives
+//! back. Microbatches differ in size, so the moment is searched for and not counted.
+
+use crate::memory::{MemoryError, Moment};
+use dflop_types::{Action, ActionKind};
+
+/// One module (or the run of equal layers) that a microbatch passes on a rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// From its forward to its backward.
+    pub(crate) kept: u64,
+    /// Beyond that, while it runs.
+    pub(crate) workspace: u64,
+    /// Its result, and as much again for the gradient of that; the last piece's is the rank's border.
+    pub(crate) result: u64,
+    /// Whether `kept` is named as logits.
+    pub(crate) is_head: bool,
+}
+
+/// What one microbatch asks of a rank; nothing at all where the rank has none of its samples.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MicrobatchBytes {
+    /// In the order of the forward.
+    pub(crate) pieces: Vec<Piece>,
+    /// Comes in at the forward; its gradient goes out at the backward.
+    pub(crate) incoming: u64,
+    /// Goes out at the forward; its gradient comes in at the backward.
+    pub(crate) outgoing: u64,
+}
+
+impl MicrobatchBytes {
+    fn kept(&self, pieces: &[Piece]) -> Load {
+        let mut load = Load::default();
+        for piece in pieces {
+            let part = if piece.is_head { &mut load.logits } else { &mut load.activations };
+            *part = part.saturating_add(piece.kept);
+        }
+        debug_assert!(pieces.len() <= self.pieces.len(), "a run of this microbatch's own");
+        load
+    }
+
+    fn workspace(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.workspace).max().unwrap_or(0)
+    }
+}
+
+/// How messages are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Buffers {
+    /// Actions whose receives are open, the running one included.
+    pub(crate) num_ahead: usize,
+    /// Whether what was sent is held to the end of the step, or only until the next message goes.
+    pub(crate) keeps_sent: bool,
+    /// Whether rows are copied into messages and out of them.
+    pub(crate) copies_rows: bool,
+}
+
+/// Bytes at one moment, without what the rank holds whatever the samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) activations: u64,
+    pub(crate) logits: u64,
+    pub(crate) workspace: u64,
+    pub(crate) boundary: u64,
+    pub(crate) queue: u64,
+}
+
+impl Load {
+    pub(crate) const fn total(&self) -> u64 {
+        self.activations
+            .saturating_add(self.logits)
+            .saturating_add(self.workspace)
+            .saturating_add(self.boundary)
+            .saturating_add(self.queue)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            activations: self.activations.saturating_add(other.activations),
+            logits: self.logits.saturating_add(other.logits),
+            workspace: self.workspace.saturating_add(other.workspace),
+            boundary: self.boundary.saturating_add(other.boundary),
+            queue: self.queue.saturating_add(other.queue),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            activations: self.activations.saturating_sub(other.activations),
+            logits: self.logits.saturating_sub(other.logits),
+            workspace: self.workspace.saturating_sub(other.workspace),
+            boundary: self.boundary.saturating_sub(other.boundary),
+            queue: self.queue.saturating_sub(other.queue),
+        }
+    }
+}
+
+/// Where a microbatch stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting,
+    InFlight,
+    WeightsLeft,
+    Done,
+}
+
+struct Walk<'a> {
+    microbatches: &'a [MicrobatchBytes],
+    buffers: Buffers,
+    states: Vec<State>,
+    held: Load,
+    /// Of `held.boundary`: messages that have gone and are not freed.
+    sent: u64,
+    peak: (Load, Moment),
+}
+
+/// The fullest moment of `actions` and what is held then; the first of equals.
+///
+/// *Complexity*: O(a) for a actions.
+pub(crate) fn fullest(
+    microbatches: &[MicrobatchBytes],
+    actions: &[Action],
+    buffers: Buffers,
+) -> Result<(Load, Moment), MemoryError> {
+    let mut walk = Walk {
+        microbatches,
+        buffers,
+        states: vec![State::Waiting; microbatches.len()],
+        held: Load::default(),
+        sent: 0,
+        peak: (Load::default(), Moment::Optimizer),
+    };
+    let mut posted = 0u64;
+    for action in &actions[..actions.len().min(buffers.num_ahead)] {
+        posted = posted.saturating_add(walk.message(*action)?);
+    }
+    for (position, action) in actions.iter().enumerate() {
+        walk.run(*action, posted)?;
+        posted = posted.saturating_sub(walk.message(*action)?);
+        if let Some(next) = actions.get(position + buffers.num_ahead) {
+            posted = posted.saturating_add(walk.message(*next)?);
+        }
+    }
+    Ok(walk.peak)
+}
+
+impl Walk<'_> {
+    /// Bytes of the message that `action` waits for.
+    fn message(&self, action: Action) -> Result<u64, MemoryError> {
+        let microbatch = self
+            .microbatches
+            .get(action.microbatch as usize)
+            .ok_or(MemoryError::UnknownMicrobatch { action, num_microbatches: self.microbatches.len() })?;
+        Ok(match action.kind {
+            ActionKind::F => microbatch.incoming,
+            ActionKind::B | ActionKind::I => microbatch.outgoing,
+            ActionKind::W => 0,
+        })
+    }
+
+    fn run(&mut self, action: Action, posted: u64) -> Result<(), MemoryError> {
+        let index = action.microbatch as usize;
+        let (from, to) = match action.kind {
+            ActionKind::F => (State::Waiting, State::InFlight),
+            ActionKind::B => (State::InFlight, State::Done),
+            ActionKind::I => (State::InFlight, State::WeightsLeft),
+            ActionKind::W => (State::WeightsLeft, State::Done),
+        };
+        if self.states[index] != from {
+            return Err(MemoryError::OutOfTurn { action });
+        }
+        self.states[index] = to;
+        let microbatches = self.microbatches;
+        let microbatch = &microbatches[index];
+        match action.kind {
+            ActionKind::F => self.forward(action, microbatch, posted),
+            ActionKind::B => self.backward(action, microbatch, posted),
+            ActionKind::I => self.inputs(action, microbatch, posted),
+            ActionKind::W => self.weights(action, microbatch, posted),
+        }
+        Ok(())
+    }
+
+    /// Looks at a moment: `more` beside what is held and the messages that are open.
+    fn see(&mut self, action: Action, posted: u64, more: Load) {
+        let mut load = self.held.plus(more);
+        load.boundary = load.boundary.saturating_add(posted);
+        if load.total() > self.peak.0.total() {
+            self.peak = (load, Moment::Action(action));
+        }
+    }
+
+    const fn copied(&self, bytes: u64) -> u64 {
+        if self.buffers.copies_rows { bytes } else { 0 }
+    }
+
+    fn forward(&mut self, action: Action, microbatch: &MicrobatchBytes, posted: u64) {
+        let pieces = &microbatch.pieces;
+        for (index, piece) in pieces.iter().enumerate() {
+            let result = if index + 1 == pieces.len() { microbatch.outgoing } else { piece.result };
+            let more = Load {
+                workspace: piece.workspace,
+                boundary: self.copied(microbatch.incoming).saturating_add(result),
+                ..microbatch.kept(&pieces[..=index])
+            };
+            self.see(action, posted, more);
+        }
+        let borders = microbatch.incoming.saturating_add(microbatch.outgoing);
+        self.held = self.held.plus(Load { boundary: borders, ..microbatch.kept(pieces) });
+        // Where rows are copied a message is more than a name of what is held anyway.
+        self.send(self.copied(microbatch.outgoing));
+    }
+
+    fn backward(&mut self, action: Action, microbatch: &MicrobatchBytes, posted: u64) {
+        let pieces = &microbatch.pieces;
+        for (index, piece) in pieces.iter().enumerate().rev() {
+            // What the pieces behind it kept is free by now.
+            self.held = self.held.minus(microbatch.kept(pieces.get(index + 1..index + 2).unwrap_or(&[])));
+            let gradient = if index + 1 == pieces.len() { 0 } else { piece.result };
+            let boundary = self.copied(microbatch.outgoing).saturating_add(gradient);
+            self.see(action, posted, Load { workspace: piece.workspace, boundary, ..Load::default() });
+        }
+        self.held = self.held.minus(microbatch.kept(&pieces[..pieces.len().min(1)]));
+        self.release_outgoing(microbatch);
+        self.held.boundary = self.held.boundary.saturating_sub(microbatch.incoming);
+        self.send(microbatch.incoming);
+    }
+
+    /// Gradients of the inputs alone: what the pieces kept stays for W, and so do the gradients of their
+    /// results, which take no more than what was kept.
+    fn inputs(&mut self, action: Action, microbatch: &MicrobatchBytes, posted: u64) {
+        let kept = microbatch.kept(&microbatch.pieces);
+        let queue = kept.total();
+        let boundary = self.copied(microbatch.outgoing);
+        let workspace = microbatch.workspace();
+        self.see(action, posted, Load { workspace, boundary, queue, ..Load::default() });
+        self.held = self.held.minus(kept);
+        self.held.queue = self.held.queue.saturating_add(queue.saturating_mul(2));
+        self.release_outgoing(microbatch);
+        self.send(microbatch.incoming);
+    }
+
+    fn weights(&mut self, action: Action, microbatch: &MicrobatchBytes, posted: u64) {
+        self.see(action, posted, Load { workspace: microbatch.workspace(), ..Load::default() });
+        let queue = microbatch.kept(&microbatch.pieces).total().saturating_mul(2);
+        self.held.queue = self.held.queue.saturating_sub(queue);
+        self.held.boundary = self.held.boundary.saturating_sub(microbatch.incoming);
+    }
+
+    /// The result of a microbatch is free after its backward, unless it is itself the message that is held.
+    fn release_outgoing(&mut self, microbatch: &MicrobatchBytes) {
+        self.held.boundary = self.held.boundary.saturating_sub(microbatch.outgoing);
+        if self.buffers.keeps_sent && !self.buffers.copies_rows {
+            self.send(microbatch.outgoing);
+        }
+    }
+
+    fn send(&mut self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        if !self.buffers.keeps_sent {
+            self.held.boundary = self.held.boundary.saturating_sub(self.sent);
+            self.sent = 0;
+        }
+        self.sent = self.sent.saturating_add(bytes);
+        self.held.boundary = self.held.boundary.saturating_add(bytes);
+    }
+}

@@ -1,0 +1,84 @@
+//! The cost of one sample: what it adds to a microbatch of the usual size, in time and in bytes.
+
+use crate::cost::{CostModel, StageLayers, segments_of};
+use dflop_types::SampleShape;
+
+/// The size of a microbatch on one replica around which the cost of a single sample is read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Typical {
+    /// Encoder tokens of one encoder replica's share of a microbatch.
+    pub encoder_tokens: u64,
+    /// LLM tokens of a microbatch on one LLM replica.
+    pub llm_tokens: u64,
+    /// Label tokens of a microbatch on one LLM replica.
+    pub label_tokens: u64,
+}
+
+impl CostModel {
+    /// Forward and backward time that one sample adds to a microbatch of about `typical` size, in
+    /// nanoseconds, on the encoder and on the whole LLM backbone.
+    ///
+    /// Additive, as a scheduler needs it: the linear part by its slope around `typical` (the launch floor is
+    /// paid by the microbatch, not by the sample), the attention as it is.
+    pub fn sample_cost(&self, sample: &SampleShape, typical: Typical) -> (u64, u64) {
+        let whole = StageLayers { num_layers: self.num_llm_layers, is_first: true, is_last: true };
+        (self.sample_encoder_ns(sample, typical), self.sample_stage_ns(sample, typical, whole))
+    }
+
+    /// Forward and backward time that one sample adds on the encoder, in nanoseconds; 0 for a text-only
+    /// sample.
+    pub fn sample_encoder_ns(&self, sample: &SampleShape, typical: Typical) -> u64 {
+        self.over_encoder(|module| {
+            module
+                .marginal_ns(sample.encoder_tokens(), typical.encoder_tokens)
+                .saturating_add(module.attention_ns(segments_of(&sample.encoder_segments)))
+        })
+    }
+
+    /// Forward and backward time that one sample adds on one stage of the LLM backbone, in nanoseconds.
+    pub fn sample_stage_ns(&self, sample: &SampleShape, typical: Typical, stage: StageLayers) -> u64 {
+        let tokens = u64::from(sample.llm_tokens);
+        let layer = self
+            .layer
+            .marginal_ns(tokens, typical.llm_tokens)
+            .saturating_add(self.layer.attention_ns(std::iter::once((1, tokens))));
+        let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
+        if stage.is_first {
+            sum = sum.saturating_add(self.embedding.marginal_ns(tokens, typical.llm_tokens));
+        }
+        if stage.is_last {
+            let labels = u64::from(sample.label_tokens);
+            sum = sum.saturating_add(self.head.marginal_ns(labels, typical.label_tokens));
+        }
+        sum
+    }
+
+    /// Activation and boundary bytes that one sample adds on the encoder while its microbatch is in flight.
+    pub fn sample_encoder_bytes(&self, sample: &SampleShape, typical: Typical) -> u64 {
+        let kept = self.over_encoder(|module| {
+            let attention = module.attention_bytes(segments_of(&sample.encoder_segments));
+            let linear = module.marginal_bytes(sample.encoder_tokens(), typical.encoder_tokens);
+            linear.saturating_add(attention)
+        });
+        kept + u64::from(sample.feature_tokens) * self.hidden_bytes
+    }
+
+    /// Activation and boundary bytes that one sample adds on a stage of the LLM backbone while its microbatch
+    /// is in flight.
+    pub fn sample_stage_bytes(&self, sample: &SampleShape, typical: Typical, stage: StageLayers) -> u64 {
+        let tokens = u64::from(sample.llm_tokens);
+        let layer = self.layer.marginal_bytes(tokens, typical.llm_tokens)
+            + self.layer.attention_bytes(std::iter::once((1, tokens)));
+        let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
+        let incoming = if stage.is_first { u64::from(sample.feature_tokens) } else { tokens };
+        let outgoing = if stage.is_last { 0 } else { tokens };
+        if stage.is_first {
+            sum += self.embedding.marginal_bytes(tokens, typical.llm_tokens);
+        }
+        if stage.is_last {
+            let labels = u64::from(sample.label_tokens);
+            sum += self.head.marginal_bytes(labels, typical.label_tokens);
+        }
+        sum.saturating_add((incoming + outgoing).saturating_mul(self.hidden_bytes))
+    }
+}

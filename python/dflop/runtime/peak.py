@@ -1,0 +1,165 @@
+"""What a training step really takes on a rank, beside what was predicted for it.
+
+    peak = parameters, gradients, optimizer states + the most that the step allocates beyond them
+
+Counted on one step that the user names, with `ByteCounter`: exact on a GPU and on a CPU. On a CPU the step
+is slowed by the counting, and its inputs are copied at their forward, as to a device with memory of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.profiling.memory import ByteCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+
+    from torch import nn
+    from typing_extensions import Self
+
+    from dflop._native import Plan, Schedule, StepScheduler
+
+OPTIMIZER = "optimizer"
+"""Name of the phase after the last action: reduction, clipping and update."""
+
+
+@dataclass(frozen=True)
+class StepPeak:
+    """The measured peak of one rank."""
+
+    tensor_bytes: int
+    """The most that tensors took, what the rank holds anyhow included."""
+    held_bytes: int
+    """Of that, parameters, buffers, gradients and optimizer states."""
+    moment: str
+    """When: an action, as in `1F3`, or `optimizer`."""
+    reserved_bytes: int
+    """The most that the allocator held; 0 on a CPU."""
+    device_bytes: int
+    """Used of the device's memory after the step, by whomever; 0 on a CPU."""
+
+
+def tensor_bytes(tensors: Iterable[object]) -> int:
+    """Bytes of the storages of what is a tensor among `tensors`, each once, however many views of it."""
+    storages = [t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+class PeakMeter:
+    """Measures one step, within a `with` block around all that it does."""
+
+    def __init__(self, device: torch.device, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing measured yet.
+
+        Args:
+            device: Of this rank.
+            module: Its piece; the gradients are in place.
+            optimizer: That has made one update at least: before that it has no states.
+        """
+        self._device = device
+        self._counter = ByteCounter(device)
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        parameters = list(module.parameters())
+        on_device = [t for t in states if isinstance(t, torch.Tensor) and t.device.type == device.type]
+        self._held_bytes = tensor_bytes(
+            [*parameters, *(p.grad for p in parameters), *module.buffers(), *on_device]
+        )
+        self._start_bytes = self._held_bytes
+
+    def __enter__(self) -> Self:
+        """Starts."""
+        if self._device.type == "cuda":
+            self._start_bytes = torch.cuda.memory_allocated(self._device)
+        self._counter.__enter__()
+        return self
+
+    def phase(self, name: str) -> None:
+        """An action begins, or what comes after the last."""
+        self._counter.phase(name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends."""
+        self._counter.__exit__(kind, error, traceback)
+
+    def peak(self) -> StepPeak:
+        """What was measured; to be called after the block."""
+        fullest = max(self._counter.phases, key=lambda phase: phase.peak_bytes)
+        reserved_bytes = device_bytes = 0
+        if self._device.type == "cuda":
+            reserved_bytes = torch.cuda.max_memory_reserved(self._device)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+            device_bytes = total_bytes - free_bytes
+        return StepPeak(
+            tensor_bytes=self._start_bytes + fullest.peak_bytes,
+            held_bytes=self._held_bytes,
+            moment=fullest.name,
+            reserved_bytes=reserved_bytes,
+            device_bytes=device_bytes,
+        )
+
+
+def compare(
+    plan: Plan, scheduler: StepScheduler, schedule: Schedule, peaks: Sequence[StepPeak]
+) -> list[dict[str, Any]]:
+    """Predicted and measured peak of each rank, for `memory.jsonl`.
+
+    Args:
+        plan: The layout.
+        scheduler: Predicts.
+        schedule: Of the measured step.
+        peaks: By rank.
+
+    Returns:
+        One record a rank; `predicted_tensor_bytes` is to be held against `tensor_bytes` of `measured`.
+    """
+    records: list[dict[str, Any]] = []
+    for rank, (predicted, measured) in enumerate(zip(scheduler.memory(schedule), peaks, strict=True)):
+        parts, predicted_tensor_bytes, predicted_bytes, moment = predicted
+        component, replica, stage = plan.coordinates(rank)
+        records.append(
+            {
+                "rank": rank,
+                "component": component,
+                "replica": replica,
+                "stage": stage,
+                "predicted_bytes": predicted_bytes,
+                "predicted_tensor_bytes": predicted_tensor_bytes,
+                "predicted_parts": dict(parts),
+                "predicted_moment": moment,
+                "measured": asdict(measured),
+            }
+        )
+    return records
+
+
+def summary(records: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each kind of rank (the encoder, each LLM stage): its rank with the highest measured peak."""
+    fullest: dict[tuple[str, int], dict[str, Any]] = {}
+    for record in records:
+        kind = (record["component"], record["stage"])
+        if kind not in fullest or _measured(record) > _measured(fullest[kind]):
+            fullest[kind] = record
+    lines: list[str] = []
+    for (component, stage), record in fullest.items():
+        place = component if component == "encoder" else f"{component} stage {stage}"
+        predicted, measured = record["predicted_tensor_bytes"], _measured(record)
+        lines.append(
+            f"memory, {place}: predicted {_size(predicted)}, measured {_size(measured)} "
+            f"(x{predicted / max(1, measured):.2f})"
+        )
+    return lines
+
+
+def _measured(record: dict[str, Any]) -> int:
+    return record["measured"]["tensor_bytes"]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / (1 << 30):.2f} GiB"

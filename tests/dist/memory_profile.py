@@ -1,0 +1,148 @@
+"""A model profile whose bytes are counted and whose times are made up: for tests of the memory model."""
+
+from __future__ import annotations
+
+import torch
+
+from dflop.models.adapter import LlmInput
+from dflop.profiling.memory import peak_bytes
+
+CPU = torch.device("cpu")
+
+
+def llm_input(num_tokens, num_labels, num_features=0, num_segments=4):
+    """Packed samples of about equal length."""
+    ends = [num_tokens * index // num_segments for index in range(num_segments + 1)]
+    targets_T = torch.full((num_tokens,), -100)
+    targets_T[:num_labels] = 1
+    return LlmInput(
+        input_ids_T=torch.ones(num_tokens, dtype=torch.int64),
+        feature_mask_T=torch.arange(num_tokens) < num_features,
+        positions_T=torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:], strict=False)]),
+        cu_seqlens=torch.tensor(ends, dtype=torch.int32),
+        targets_T=targets_T,
+    )
+
+
+def _point(size, piece):
+    times = {"forward_ns": 50_000 + 1000 * size, "backward_ns": 50_000 + 2000 * size}
+    zeros = dict.fromkeys(("input_ns", "weight_ns", "spread_ns"), 0)
+    return {
+        "size": size, **times, **zeros, "repeats": 1,
+        "activation_bytes": piece.kept_bytes, "workspace_bytes": piece.workspace_bytes,
+    }  # fmt: skip
+
+
+def _module(count, module, points):
+    parameters = list(module.parameters())
+    return {
+        "count": count,
+        "linear": {"points": points},
+        "attention": {"points": []},
+        "num_parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": 4 * sum(p.numel() for p in parameters),
+    }
+
+
+def count_modules(adapter, tiles, llm_tokens, label_tokens):
+    """The `modules` of a model profile, float32 on this CPU; attention is part of the linear curves."""
+    encoder = adapter.build_encoder(CPU, torch.float32, 0).train()
+    tower = encoder.model.vision_tower
+    tower = getattr(tower, "vision_model", tower)
+    width = adapter.hidden_size
+    rest = [p for p in encoder.parameters() if all(p is not q for q in tower.parameters())]
+
+    def over_tiles(forward, parameters, tail=()):
+        points = []
+        for n in tiles:
+            pixels = torch.randn(n, 3, adapter.image_size, adapter.image_size)
+            hidden = tower.embeddings(pixels).detach()
+            made = forward(n, pixels, hidden)
+            piece = peak_bytes(made, CPU, parameters, [pixels, hidden, *tail])
+            points.append(_point(n * adapter.encoder_tokens_per_tile, piece))
+        return points
+
+    def project(n, pixels, hidden):
+        del pixels
+        media = adapter.example_media(n)
+
+        def forward():
+            features = encoder.model.multi_modal_projector(hidden.detach().requires_grad_())
+            tiles = features.split([grid.num_tiles for grid in media])
+            return torch.cat([encoder._pack(t, grid) for t, grid in zip(tiles, media, strict=True)])
+
+        return forward
+
+    first = tower.encoder.layers[0]
+    modules = {
+        "encoder_embedding": _module(
+            1, tower.embeddings,
+            over_tiles(lambda n, p, h: lambda: tower.embeddings(p), tower.embeddings.parameters()),
+        ),
+        "encoder_layer": _module(
+            adapter.num_encoder_layers, first,
+            over_tiles(lambda n, p, h: lambda: first(h.detach().requires_grad_(), None), first.parameters()),
+        ),
+        "projector": _module(1, encoder.model.multi_modal_projector, over_tiles(project, rest)),
+    }  # fmt: skip
+    # What the tower holds beside its layers (a last norm that nothing reads) is held all the same.
+    held = sum(p.numel() for p in encoder.parameters())
+    counted = sum(m["num_parameters"] * m["count"] for m in modules.values())
+    modules["projector"]["num_parameters"] += held - counted
+    modules["projector"]["parameter_bytes"] += 4 * (held - counted)
+
+    def over_tokens(stage, sizes, batch_of, input_of):
+        stage.train()
+        points = []
+        for n in sizes:
+            batch, buffer = batch_of(n), input_of(n)
+            piece = peak_bytes(
+                lambda batch=batch, buffer=buffer: stage(batch, buffer.detach().requires_grad_()),
+                CPU, stage.parameters(), [buffer],
+            )  # fmt: skip
+            points.append(_point(n, piece))
+        return points
+
+    def hidden_of(n):
+        return torch.randn(n, width)
+
+    embedding = adapter.build_llm_stage(0, 0, CPU, torch.float32, 0)
+    layer = adapter.build_llm_layers(1, CPU, torch.float32, 0)
+    head = adapter.build_llm_stage(adapter.num_llm_layers, 0, CPU, torch.float32, 0)
+    modules["llm_embedding"] = _module(
+        1, embedding,
+        over_tokens(embedding, llm_tokens, lambda n: llm_input(n, 1, n // 2), lambda n: hidden_of(n // 2)),
+    )  # fmt: skip
+    modules["llm_layer"] = _module(
+        adapter.num_llm_layers, layer, over_tokens(layer, llm_tokens, lambda n: llm_input(n, 1), hidden_of)
+    )
+    modules["llm_head"] = _module(
+        1, head,
+        over_tokens(head, label_tokens, lambda n: llm_input(3 * n, n), lambda n: hidden_of(3 * n)),
+    )  # fmt: skip
+    return modules
+
+
+def memory_profile(adapter, model_config, tiles, llm_tokens, label_tokens):
+    """A model profile, format 2."""
+    return {
+        "dflop": "model_profile",
+        "format_version": 2,
+        "made_from": {"model_config": model_config},
+        "family": "llava_onevision",
+        "is_estimated": False,
+        "device": {
+            "kind": "cpu", "name": "made up", "num_threads": 1, "num_neighbours": 1, "dtype": "float32",
+            "torch": "",
+        },
+        "hidden_bytes": 4 * adapter.hidden_size,
+        "network": {
+            "backend": "gloo", "is_assumed": False,
+            "links": [{
+                "collective": "point_to_point", "span": "node", "num_ranks": 2, "latency_ns": 100_000,
+                "bandwidth_bytes_per_s": 1_000_000_000, "points": [],
+            }],
+        },
+        "modules": count_modules(adapter, tiles, llm_tokens, label_tokens),
+        "optimizer_ns_per_million": 1_000_000,
+    }  # fmt: skip

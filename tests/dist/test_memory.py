@@ -1,0 +1,72 @@
+"""The memory model against a real step: the predicted peak of a rank is above what was counted, by little."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import test_train
+import torch
+from memory_profile import memory_profile
+from ranks import results
+from test_train import lines, python, request, run_training
+
+from dflop.models import load_adapter
+from dflop.profiling.artifact import hash_config
+
+OVER_MAX = 1.10
+"""Predicted over measured, at most."""
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """Demo data, a profile whose bytes were counted on the demo's own modules, and a plan of two ranks."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("demo")
+    python(["-m", "dflop", "demo-data", str(directory), "--samples", "24"], directory)
+    config = directory / "dflop.yaml"
+    text = config.read_text()
+    for key, value in {"global_batch_size": 8, "num_microbatches": 4, "video_max_frames": 3}.items():
+        text = re.sub(rf"{key}: \d+", f"{key}: {value}", text)
+    config.write_text(text)
+    python(["-m", "dflop", "profile", "data"], directory)
+    adapter = load_adapter(directory / "model")
+    sizes = ([1, 8, 40], [64, 512, 2048], [16, 128, 1024])
+    profile = memory_profile(adapter, hash_config(directory / "model"), *sizes)
+    (directory / "model_profile.json").write_text(json.dumps(profile))
+    python(["-m", "dflop", "plan"], directory)
+    return directory
+
+
+def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
+    """Encoder and LLM, a rank each; the second step, whose optimizer has its states."""
+    out = tmp_path / "run"
+    ranks = run_training(request(counted, out, steps=2, measure_memory_step=1), tmp_path)
+    assert results(ranks) == [0, 0]
+    (record,) = lines(out / "memory.jsonl")
+    assert (record["step"], record["arm"]) == (1, "aware")
+    assert [r["component"] for r in record["ranks"]] == ["encoder", "llm"]
+    for rank in record["ranks"]:
+        measured = rank["measured"]["tensor_bytes"]
+        assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
+        assert rank["predicted_tensor_bytes"] == sum(rank["predicted_parts"].values())
+        static = sum(rank["predicted_parts"][part] for part in ("parameters", "gradients", "optimizer"))
+        # But for buffers and the optimizer's step counters.
+        assert static <= rank["measured"]["held_bytes"] <= static * 1.01 + 4096
+        assert rank["measured"]["moment"][1] in "FB"
+    summary = [line for line in ranks[0].stderr.splitlines() if line.startswith("memory, ")]
+    assert len(summary) == test_train.RANKS
+    assert "predicted" in summary[0]
+    assert "MiB, measured" in summary[0]
+
+
+def test_nothing_is_measured_unless_asked(counted, tmp_path):
+    """And what an earlier run measured is not left beside a new one."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "memory.jsonl").write_text("{}\n")
+    ranks = run_training(request(counted, out, steps=1), tmp_path / "ranks")
+    assert results(ranks) == [0, 0]
+    assert not (out / "memory.jsonl").exists()
+    assert "memory, " not in ranks[0].stderr

@@ -1,0 +1,113 @@
+"""The byte counter: every number by hand, and what a chain of pieces needs from what each needs alone."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from dflop.profiling.memory import ByteCounter, Phase, activation_bytes, peak_bytes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def test_phases_are_counted_to_the_byte():
+    counter = ByteCounter(CPU)
+    with counter:
+        unnamed = torch.empty(100)
+        counter.phase("grow")
+        kept = torch.empty(500)
+        torch.empty(2000)
+        counter.phase("rest")
+        counter.phase("shrink")
+        del unnamed
+    del kept
+    expected = [Phase("grow", 10_400, 2_400), Phase("rest", 2_400, 2_400), Phase("shrink", 2_400, 2_000)]
+    assert counter.phases == expected
+    assert counter.peak_bytes == 10_400
+
+
+def test_buffers_inside_an_operator_count():
+    """The norm of a float32 tensor in float64 makes a float64 copy of it, on a CPU."""
+    values = torch.ones(1 << 16)
+    counter = ByteCounter(CPU)
+    with counter:
+        counter.phase("norm")
+        torch.linalg.vector_norm(values, dtype=torch.float64)
+    assert counter.peak_bytes >= 8 << 16
+
+
+def test_an_error_in_the_block_is_the_callers():
+    def broken():
+        with ByteCounter(CPU) as counter:
+            counter.phase("broken")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
+    with ByteCounter(CPU) as counter:
+        counter.phase("again")
+    assert counter.phases == [Phase("again", 0, 0)]
+
+
+def test_kept_and_workspace_by_hand():
+    """With y = exp(x w): keeps x (given), w (parameter), y; the backward makes dy y, then both gradients."""
+    buffer = torch.ones(1000)
+    weight = torch.nn.Parameter(torch.ones(100))
+
+    def forward():
+        leaf = buffer[:100].detach().requires_grad_()
+        return (leaf * weight).exp()
+
+    piece = peak_bytes(forward, CPU, [weight], [buffer])
+    assert piece.kept_bytes == activation_bytes(forward, [weight], [buffer]) == 4 * (100 + 100)
+    # Forward: the product beside its exponential. Backward: gradient of the product, then of both factors.
+    assert piece.workspace_bytes == 4 * (100 + 100 + 100)
+
+
+def test_a_result_that_nobody_saved_is_the_next_pieces():
+    leaf = torch.ones(100, requires_grad=True)
+    piece = peak_bytes(lambda: leaf + 1.0, CPU, [])
+    assert piece.kept_bytes == 0
+    assert peak_bytes(lambda: leaf.detach() * 2.0, CPU, []).kept_bytes == 0
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_a_stack_needs_what_its_layers_keep_and_one_workspace(num_layers, is_recomputed):
+    """What the memory model adds up: kept by all layers, the workspace of the last."""
+    torch.manual_seed(0)
+    width, tokens = 64, 96
+    build = lambda: torch.nn.Sequential(  # noqa: E731
+        torch.nn.LayerNorm(width),
+        torch.nn.Linear(width, 4 * width),
+        torch.nn.GELU(),
+        torch.nn.Linear(4 * width, width),
+    )
+    layers = torch.nn.ModuleList(build() for _ in range(num_layers))
+
+    def run(leaf_TD, layers):
+        for layer in layers:
+            step = checkpoint(layer, leaf_TD, use_reentrant=False) if is_recomputed else layer(leaf_TD)
+            leaf_TD = leaf_TD + step
+        return leaf_TD
+
+    def forward(layers):
+        # A fresh leaf, held by the graph, as hidden states that have come from another rank.
+        return lambda: run(torch.randn(tokens, width).requires_grad_(), layers)
+
+    one = peak_bytes(forward(layers[:1]), CPU, layers.parameters())
+    counter = ByteCounter(CPU)
+    with counter:
+        counter.phase("forward")
+        result_TD = forward(layers)()
+        counter.phase("backward")
+        result_TD.backward(torch.ones_like(result_TD))
+    hidden_bytes = 4 * tokens * width
+    assert counter.phases[0].end_bytes == num_layers * one.kept_bytes + hidden_bytes
+    # Result and its gradient stand beside: those are the border's.
+    predicted = num_layers * one.kept_bytes + one.workspace_bytes + 2 * hidden_bytes
+    assert predicted * 0.9 <= counter.peak_bytes <= predicted
