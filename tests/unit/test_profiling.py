@@ -455,3 +455,37 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ["profile.json"]
     with pytest.raises(dflop.ArtifactError, match="cannot write"):
         write_artifact(path / "below.json", {})
+
+
+@pytest.fixture(scope="module")
+def variants(model_dir):
+    """Profile of the layers' ends with two ranks' cut and LoRA of rank 4."""
+    request = {"model_dir": str(model_dir), "budget_s": 0.05, **SIZES, "max_llm_tokens": 24}
+    request |= {
+        "max_segment_tokens": 12,
+        "max_label_tokens": 2,
+        "max_encoder_tokens": 81,
+        "recompute": ["none"],
+    }
+    return profile_model({**request, "tensor_parallel_degrees": [2], "lora_rank": 4})
+
+
+def test_variants_hold_what_they_change(variants):
+    asked = [(v["tensor_parallel_degree"], v["lora_rank"]) for v in variants["variants"]]
+    assert asked == [(2, 0), (1, 4), (2, 4)]
+    cut, lora, both = variants["variants"]
+    assert not any(variant["has_collectives"] for variant in variants["variants"])
+    # Neither pixels nor projector are cut; LoRA leaves the encoder as it is.
+    assert (
+        {"encoder_layer", "llm_layer"} <= set(cut["modules"]) <= {"encoder_layer", "llm_layer", *MODULES[3:]}
+    )
+    assert set(lora["modules"]) == {"llm_embedding", "llm_layer", "llm_head"}
+    whole = variants["modules"]["llm_layer"]
+    assert 0.45 < cut["modules"]["llm_layer"]["num_parameters"] / whole["num_parameters"] < 0.55
+    assert lora["modules"]["llm_layer"]["num_parameters"] > whole["num_parameters"]
+    assert set(both["modules"]) >= {"encoder_layer", "llm_layer"}
+    # A frozen head has no gradient of weights: all its backward is that of its input.
+    for point in lora["modules"]["llm_head"]["linear"]["points"]:
+        assert (point["weight_ns"], point["input_ns"]) == (0, point["backward_ns"])
+    for point in lora["modules"]["llm_layer"]["linear"]["points"]:
+        assert point["weight_ns"] > 0

@@ -218,13 +218,15 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
     gradients = [random(1, tokens, kind.num_heads, kind.head_size) for _ in range(calls)]
     bounds = torch.arange(0, (copies + 1) * size, size, dtype=torch.int32, device=settings.device)
     scaling = kind.head_size**-0.5
-    mask: dict[str, Any] = {} if kind.is_causal else {"is_causal": False}
 
     def forward() -> list[torch.Tensor]:
         if fused:
             query, key, value = inputs[0]
-            return [attend_packed(query, key, value, bounds, [size] * copies, scaling, **mask)]
-        return [attend_segment(q, k, v, scaling, **mask).transpose(1, 2) for q, k, v in inputs]
+            return [
+                attend_packed(query, key, value, bounds, [size] * copies, scaling, is_causal=kind.is_causal)
+            ]
+        outputs = [attend_segment(*states, scaling, is_causal=kind.is_causal) for states in inputs]
+        return [out_1HTd.transpose(1, 2) for out_1HTd in outputs]
 
     def backward(outputs: list[torch.Tensor]) -> None:
         torch.autograd.backward(outputs, gradients)

@@ -2,8 +2,8 @@
 
     pixels_NCHW --embeddings--> [N, P, Dv] --layers--> [N, P, Dv] --projector, packing by media--> features_ED
 
-All tiles are of one size, so the attention of the tower is part of its layers' time. Shape letters: see
-`models/adapter.py`.
+All tiles are of one size, so the attention of the tower is part of its layers' time. LoRA puts adapters on
+the backbone's layers and freezes the rest of the backbone. Shape letters: see `models/adapter.py`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import torch
 from torch import nn
 
 from dflop.models.adapter import LlmInput
-from dflop.models.errors import profile_error
 from dflop.models.llava_onevision import LlavaOnevisionAdapter
-from dflop.models.llava_onevision_pieces import IGNORED, LlavaOnevisionEncoder
+from dflop.models.llava_onevision_pieces import IGNORED, LlavaOnevisionEncoder, LlavaOnevisionLlmStage
 from dflop.models.parameters import materialise
+from dflop.profiling.families.backbone import layer_plan
+from dflop.profiling.families.llava_next import layer_plan as tower_plan
+from dflop.profiling.families.lora import add_adapters
+from dflop.profiling.families.shards import cut_layer, heads_of_rank
+from dflop.profiling.families.source import layers_at_once
 from dflop.profiling.pieces import AttentionKind, Prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from dflop.profiling.pieces import Piece, PieceSettings
 
-# Layers run at once: on a CPU as many as a small stage has, since one alone would keep its weights in cache.
-_MAX_LAYERS, _MAX_LAYERS_LARGE, _LARGE_LAYER_PARAMETERS = 4, 2, 50_000_000
+_STD = 0.02
 # Of the tokens of a pack, those that features fill; of the tokens of a pack with labels, those with a label.
 _FEATURE_RATIO, _TOKENS_PER_LABEL = 0.75, 3
 
@@ -93,26 +96,18 @@ class _Piece:
         return 1
 
     def build(self, settings: PieceSettings) -> nn.Module:
-        if settings.tensor_parallel_degree != 1 or settings.lora_rank != 0:
-            message = (
-                f"`{self.adapter.family}` cannot be measured cut by tensor parallelism or with LoRA yet "
-                f"(asked: degree {settings.tensor_parallel_degree}, rank {settings.lora_rank})"
-            )
-            raise profile_error(message)
-        return self._build(settings).train()
+        part = self._take(*self.adapter.build_whole(), settings)
+        materialise(part, settings.device, settings.dtype, 0, lambda _: _STD)
+        return part.train()
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        """The part of the whole model, on the meta device; cut and frozen as the settings say."""
         raise NotImplementedError
 
-    def _tower(self, settings: PieceSettings, take: Callable[[Any], nn.Module]) -> nn.Module:
-        """A part of the whole model, with memory and values."""
-        whole, config = self.adapter.build_whole()
-        encoder = LlavaOnevisionEncoder(whole, config)
-        part = take(encoder)
-        vision = self.adapter.config.vision_config
-        std = float(getattr(vision, "initializer_range", 0.02))
-        materialise(part, settings.device, settings.dtype, 0, lambda _: std)
-        return part
+
+def _tower(whole: Any) -> Any:
+    # Older transformers wrap the tower once more.
+    return getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
 
 
 def _layers_run(config: Any) -> int:
@@ -130,14 +125,10 @@ class _TowerEmbedding(_Piece):
     def unit(self) -> int:
         return self.adapter.encoder_tokens_per_tile
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
-        def take(encoder: Any) -> nn.Module:
-            tower = getattr(encoder.model.vision_tower, "vision_model", encoder.model.vision_tower)
-            # Layers above the last one that is read: parameters all the same.
-            del tower.encoder.layers[: _layers_run(self.adapter.config)]
-            return encoder.model.vision_tower
-
-        return self._tower(settings, take)
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        # What is left are layers above the last one that is read: parameters all the same.
+        del _tower(whole).encoder.layers[: _layers_run(config)]
+        return whole.model.vision_tower
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         tiles = sum(segments) // self.unit()
@@ -155,18 +146,18 @@ class _TowerLayer(_Piece):
     def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
         super().__init__(adapter)
         self.count = _layers_run(adapter.config)
-        self.num_layers = min(self.count, _MAX_LAYERS)
+        whole, _ = adapter.build_whole()
+        self.num_layers = layers_at_once(self.count, _tower(whole).encoder.layers[0])
         self.segment_tokens: int | None = adapter.encoder_tokens_per_tile
 
     def unit(self) -> int:
         return self.adapter.encoder_tokens_per_tile
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
-        def take(encoder: Any) -> nn.Module:
-            tower = getattr(encoder.model.vision_tower, "vision_model", encoder.model.vision_tower)
-            return nn.ModuleList(tower.encoder.layers[: self.num_layers])
-
-        return self._tower(settings, take)
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        layers = nn.ModuleList(_tower(whole).encoder.layers[: self.num_layers])
+        for layer in layers:
+            cut_layer(layer, tower_plan(config.vision_config), settings.tensor_parallel_degree)
+        return layers
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         width = self.adapter.config.vision_config.hidden_size
@@ -189,12 +180,10 @@ class _Projector(_Piece):
     def unit(self) -> int:
         return self.adapter.encoder_tokens_per_tile
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
-        def take(encoder: Any) -> nn.Module:
-            del encoder.model.vision_tower
-            return encoder
-
-        return self._tower(settings, take)
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        encoder = LlavaOnevisionEncoder(whole, config)
+        del encoder.model.vision_tower
+        return encoder
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         tiles = sum(segments) // self.unit()
@@ -218,7 +207,9 @@ class _LlmPiece(_Piece):
     ) -> LlmInput:
         total = sum(segments)
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, self.adapter.vocab_size, (total,), generator=generator)
+        # One rank's part of the vocabulary knows no others.
+        vocabulary = -(-self.adapter.vocab_size // settings.tensor_parallel_degree)
+        ids = torch.randint(0, vocabulary, (total,), generator=generator)
         bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
         positions = torch.cat([torch.arange(size) for size in segments])
         mask = torch.zeros(total, dtype=torch.bool)
@@ -233,8 +224,9 @@ class _TokenEmbedding(_LlmPiece):
 
     name = "llm_embedding"
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
-        return self.adapter.build_llm_stage(0, 0, settings.device, settings.dtype, 0)
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        stage = LlavaOnevisionLlmStage(whole, range(0), is_first=True, is_last=False)
+        return stage.requires_grad_(settings.lora_rank == 0)
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         num_features = int(_FEATURE_RATIO * sum(segments))
@@ -254,17 +246,20 @@ class _LlmLayer(_LlmPiece):
         super().__init__(adapter)
         self.count = adapter.num_llm_layers
         whole, _ = adapter.build_whole()
-        layer = cast("Any", whole).model.language_model.layers[0]
-        is_large = sum(p.numel() for p in layer.parameters()) > _LARGE_LAYER_PARAMETERS
-        self.num_layers = min(self.count, _MAX_LAYERS_LARGE if is_large else _MAX_LAYERS)
+        self.num_layers = layers_at_once(self.count, cast("Any", whole).model.language_model.layers[0])
 
     def attention(self, settings: PieceSettings) -> AttentionKind | None:
-        del settings
         shape = self.adapter.attention
-        return AttentionKind(shape.num_heads, shape.num_key_value_heads, shape.head_size, is_causal=True)
+        heads = heads_of_rank(shape.num_heads, shape.num_key_value_heads, settings.tensor_parallel_degree)
+        return AttentionKind(*heads, shape.head_size, is_causal=True)
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
-        return self.adapter.build_llm_layers(self.num_layers, settings.device, settings.dtype, 0)
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        for layer in whole.model.language_model.layers[: self.num_layers]:
+            cut_layer(layer, layer_plan(config.text_config), settings.tensor_parallel_degree)
+        stage = LlavaOnevisionLlmStage(whole, range(self.num_layers), is_first=False, is_last=False)
+        if settings.lora_rank:
+            add_adapters(stage, settings.lora_rank)
+        return stage
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         batch = self._batch(segments, 0, 0, settings)
@@ -277,10 +272,9 @@ class _Head(_LlmPiece):
 
     name = "llm_head"
 
-    def _build(self, settings: PieceSettings) -> nn.Module:
-        return self.adapter.build_llm_stage(
-            self.adapter.num_llm_layers, 0, settings.device, settings.dtype, 0
-        )
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        stage = LlavaOnevisionLlmStage(whole, range(0), is_first=False, is_last=True)
+        return stage.requires_grad_(settings.lora_rank == 0)
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         num_labels = sum(segments)
