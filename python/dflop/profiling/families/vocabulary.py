@@ -1,7 +1,7 @@
 """Embedding and head with the vocabulary cut over the ranks, as Megatron has it.
 
 ids --> own rows, zeros for the others' ids --(sum)--> embedded
-    hidden --(entry)--> own logits --> largest, sum of exponentials, target's --(each over all ranks)--> loss
+hidden --(entry)--> own logits --> largest, sum of exponentials, target's --(each over all ranks)--> loss
 """
 
 from __future__ import annotations
