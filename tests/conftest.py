@@ -5,9 +5,12 @@ They run against the installed wheel: what users get is what is tested.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 _TESTS = Path(__file__).parent
 for folder in (_TESTS / "unit", _TESTS / "dist"):
@@ -15,3 +18,14 @@ for folder in (_TESTS / "unit", _TESTS / "dist"):
 
 # Before torch is imported anywhere: two ranks with two threads each would fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# So that a failed assertion in it says what was compared.
+pytest.register_assert_rewrite("shape_oracle")
+
+
+@pytest.fixture
+def quiet():
+    """One thread, and of transformers only errors."""
+    import torch
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(1)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from shape_oracle import drawn_sizes
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -91,14 +92,6 @@ def setting(request):
     )
 
 
-def sizes(count, largest=6000):
-    """The extremes, and sizes drawn log-uniformly from 1 to `largest` pixels a side."""
-    print(f"DFLOP_TEST_SEED={SEED}")
-    rng = random.Random(SEED)
-    drawn = [(round(largest ** rng.random()), round(largest ** rng.random())) for _ in range(count)]
-    return EXTREMES + drawn
-
-
 def edges(pinpoints, count):
     """Sizes about those at which the best pinpoint or the padding changes."""
     rng = random.Random(SEED)
@@ -117,7 +110,7 @@ def pixels(height, width):
 
 def test_thousands_of_sizes(setting):
     """Tiles as the model counts them, tokens as the processor does."""
-    drawn = sizes(1500) + edges(setting.pinpoints, 500)
+    drawn = EXTREMES + drawn_sizes(SEED, 1500) + edges(setting.pinpoints, 500)
     expected_tokens = setting.processor._get_num_multimodal_tokens(image_sizes=[list(size) for size in drawn])
     for size, tokens in zip(drawn, expected_tokens["num_image_tokens"], strict=True):
         tiles = image_size_to_num_patches(size, setting.pinpoints, setting.side)
@@ -126,7 +119,7 @@ def test_thousands_of_sizes(setting):
 
 def test_the_model_packs_as_many(setting):
     """Features that the model's own unpadding and packing leave of tiles of one channel."""
-    for size in sizes(60):
+    for size in EXTREMES + drawn_sizes(SEED, 60):
         tiles, _, tokens = setting.ours(*size)
         packed, lengths = LlavaNextModel.pack_image_features(
             SimpleNamespace(config=setting.config),
@@ -140,7 +133,7 @@ def test_the_model_packs_as_many(setting):
 
 def test_the_whole_processor(setting):
     """Pixel values and placeholders of the call itself, for samples of one image and of several."""
-    drawn = [size for size in sizes(45, largest=900) if max(size) < 1200]
+    drawn = [size for size in EXTREMES + drawn_sizes(SEED, 45, largest=900) if max(size) < 1200]
     samples = [[size] for size in drawn] + [drawn[:3], drawn[-2:]]
     for sample in samples:
         encoded = setting.processor(

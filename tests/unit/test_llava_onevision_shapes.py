@@ -2,12 +2,12 @@
 
 import json
 import os
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from shape_oracle import TINY_QWEN2, drawn_sizes
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -48,15 +48,7 @@ def setting(request):
             "num_attention_heads": 2,
             "vision_use_head": False,
         },
-        text_config={
-            "model_type": "qwen2",
-            "vocab_size": 8,
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-        },
+        text_config=TINY_QWEN2,
         image_grid_pinpoints=pinpoints,
         image_token_index=1,
         video_token_index=2,
@@ -100,14 +92,6 @@ def setting(request):
     return SimpleNamespace(config=config, processor=processor, ours=ours, tile_tokens=(side // 14) ** 2)
 
 
-def sizes():
-    """The extremes, and sizes drawn log-uniformly from 1 to 6,000 pixels a side."""
-    print(f"DFLOP_TEST_SEED={SEED}")
-    rng = random.Random(SEED)
-    drawn = [(round(6000 ** rng.random()), round(6000 ** rng.random())) for _ in range(NUM_SIZES)]
-    return EXTREMES + drawn
-
-
 def pixels(height, width):
     return np.zeros((height, width, 3), dtype=np.uint8)
 
@@ -127,7 +111,7 @@ def features(config, num_tiles, tile_tokens, height, width):
 
 def test_single_images(setting):
     """Tiles of the image processor; tokens of the processor and of the model's packing."""
-    for height, width in sizes():
+    for height, width in EXTREMES + drawn_sizes(SEED, NUM_SIZES):
         tiles = setting.processor.image_processor(
             pixels(height, width), return_tensors="np", input_data_format="channels_last"
         )["pixel_values"].shape[1]
@@ -140,7 +124,7 @@ def test_single_images(setting):
 
 def test_several_images(setting):
     """One tile each, and as many placeholders as the processor writes into the prompt."""
-    drawn = sizes()[len(EXTREMES) : len(EXTREMES) + 6]
+    drawn = drawn_sizes(SEED, NUM_SIZES)[:6]
     encoded = setting.processor(
         images=[[pixels(*size) for size in drawn]],
         text="<image>" * len(drawn),

@@ -21,14 +21,17 @@ def states(heads, tokens, seed):
     return torch.randn(1, heads, tokens, 12, generator=generator, dtype=torch.float64).requires_grad_()
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("tokens", [[5], [1, 1, 1], [3, 0, 200, 17]])
-def test_packed_attention_is_masked_attention(tokens):
-    """Oracle: full attention under a mask of one causal block a sample, forward and backward."""
+def test_packed_attention_is_masked_attention(tokens, is_causal):
+    """Oracle: full attention under a mask of one block a sample, forward and backward."""
     total = sum(tokens)
     query, key, value = states(4, total, 1), states(2, total, 2), states(2, total, 3)
     sample = torch.repeat_interleave(torch.arange(len(tokens)), torch.tensor(tokens))
     position = torch.arange(total)
-    mask = (sample[:, None] == sample[None, :]) & (position[:, None] >= position[None, :])
+    mask = sample[:, None] == sample[None, :]
+    if is_causal:
+        mask &= position[:, None] >= position[None, :]
     expected = scaled_dot_product_attention(
         query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), attn_mask=mask, scale=0.3
     ).transpose(1, 2)
@@ -36,11 +39,28 @@ def test_packed_attention_is_masked_attention(tokens):
     wanted = torch.autograd.grad((expected * weights).sum(), (query, key, value))
 
     bounds = torch.tensor([0, *torch.tensor(tokens).cumsum(0).tolist()], dtype=torch.int32)
-    found = attend_packed(query, key, value, bounds, tokens, 0.3)
+    found = attend_packed(query, key, value, bounds, tokens, 0.3, is_causal=is_causal)
     torch.testing.assert_close(found, expected)
     grads = torch.autograd.grad((found * weights).sum(), (query, key, value))
     for gradient, want in zip(grads, wanted, strict=True):
         torch.testing.assert_close(gradient, want)
+
+
+def test_layers_say_whether_they_are_causal():
+    """By argument or, as most layers of transformers do, by their own attribute; causal if by neither."""
+    query, key, value = states(4, 6, 1), states(2, 6, 2), states(2, 6, 3)
+    bounds = torch.tensor([0, 6], dtype=torch.int32)
+    open_layer = torch.nn.Identity()
+    open_layer.is_causal = False
+    causal, full = (attend_packed(query, key, value, bounds, [6], 0.3, is_causal=c) for c in (True, False))
+    for module, given, wanted in (
+        (torch.nn.Identity(), {}, causal),
+        (open_layer, {}, full),
+        (open_layer, {"is_causal": True}, causal),
+        (torch.nn.Identity(), {"is_causal": False}, full),
+    ):
+        found, _ = packed_attention(module, query, key, value, None, 0.3, cu_seq_lens_q=bounds, **given)
+        assert torch.equal(found, wanted)
 
 
 def test_a_mask_or_missing_bounds_are_refused():

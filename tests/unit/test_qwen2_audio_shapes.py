@@ -1,13 +1,13 @@
 """The shape rule of Qwen2-Audio equals Hugging Face's processor and model, integer for integer."""
 
 import json
-import logging
 import os
 import random
 
 import numpy as np
 import pytest
 import torch
+from shape_oracle import TINY_QWEN2
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -20,6 +20,7 @@ from transformers import (
 
 from dflop import ProfileError, _native
 
+pytestmark = pytest.mark.usefixtures("quiet")
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261123"))
 # (extractor's settings, positions of the encoder): mel frames are twice the positions.
 SETTINGS = {
@@ -29,12 +30,6 @@ SETTINGS = {
     "slow": ({"feature_size": 8, "chunk_length": 3, "sampling_rate": 8_000, "hop_length": 80}, 150),
     "uneven": ({"feature_size": 8, "chunk_length": 1, "hop_length": 159}, 50),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
 
 
 def config(positions):
@@ -48,15 +43,7 @@ def config(positions):
             "encoder_attention_heads": 1,
             "encoder_ffn_dim": 8,
         },
-        text_config={
-            "model_type": "qwen2",
-            "vocab_size": 8,
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-        },
+        text_config=TINY_QWEN2,
         audio_token_index=2,
     )
 

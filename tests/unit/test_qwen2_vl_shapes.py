@@ -1,13 +1,13 @@
 """The shape rule of Qwen2-VL and Qwen2.5-VL equals Hugging Face's processors, integer for integer."""
 
 import json
-import logging
 import os
 import random
 
 import numpy as np
 import pytest
 import torch
+from shape_oracle import compare_images, drawn_sizes, our_clip, our_image, outcome
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -26,6 +26,7 @@ from transformers.vision_utils import get_vision_cu_seqlens
 
 from dflop import ProfileError, _native
 
+pytestmark = pytest.mark.usefixtures("quiet")
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261121"))
 # (height, width): a pixel, 10:1, 1:10, 28 megapixels, lines of pixels, ratios about 200, half factors.
 EXTREMES = [(1, 1), (1000, 100), (100, 1000), (4320, 6480), (6480, 4320), (1, 200), (200, 1), (1, 201)]
@@ -68,12 +69,6 @@ VIDEO_SETTINGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-
-
 def tokenizer():
     tokens = ["<unk>", "<pad>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "a"]
     words = Tokenizer(WordLevel({token: id for id, token in enumerate(tokens)}, unk_token="<unk>"))
@@ -100,49 +95,13 @@ def config_of(settings, version=2):
     return config(**{field: settings[field] for field in fields if field in settings}, version=version)
 
 
-def sizes(count, top=6000):
-    """The extremes, and sizes drawn log-uniformly from 1 to `top` pixels a side."""
-    print(f"DFLOP_TEST_SEED={SEED}")
-    rng = random.Random(SEED)
-    return EXTREMES + [(round(top ** rng.random()), round(top ** rng.random())) for _ in range(count)]
-
-
-def outcome(call):
-    """What the call returns; "refused" where it raises."""
-    try:
-        return call()
-    except (ValueError, ZeroDivisionError, ProfileError):
-        return "refused"
-
-
-def our_image(config_json, settings, height, width):
-    shape = _native.media_shape(config_json, json.dumps(settings), "{}", "image", height=height, width=width)
-    assert (shape.num_tiles, len(shape.segments), shape.frame_indices) == (1, 1, [])
-    ((count, tokens),) = shape.segments
-    assert (count, shape.pieces) == (1, [(None, shape.feature_tokens)])
-    return tokens, shape.feature_tokens
-
-
 @pytest.mark.parametrize("name", IMAGE_SETTINGS)
 def test_images_by_the_processors_count(name):
     """Patches and LLM tokens of two thousand sizes a setting."""
     settings = IMAGE_SETTINGS[name]
     processor = Qwen2VLImageProcessor(**settings)
     config_json = config_of(settings)
-    refused = 0
-    for height, width in sizes(2000):
-
-        def theirs(height=height, width=width):
-            patches = processor.get_number_of_image_patches(height, width)
-            return patches, patches // processor.merge_size**2
-
-        expected = outcome(theirs)
-        assert outcome(lambda h=height, w=width: our_image(config_json, settings, h, w)) == expected, (
-            height,
-            width,
-        )
-        refused += expected == "refused"
-    assert 0 < refused < 700
+    compare_images(processor, config_json, settings, EXTREMES + drawn_sizes(SEED, 2000))
 
 
 @pytest.mark.parametrize("version", [2, 2.5])
@@ -158,7 +117,11 @@ def test_images_through_the_whole_processor(version):
         settings = {**settings, "temporal_patch_size": 2}
         processor = kind(backend(**settings, **cheap), tokenizer(), Qwen2VLVideoProcessor())
         config_json = config_of(settings, version)
-        drawn = [s for s in sizes(40, 700) if s[0] * s[1] < 500_000 and max(s) / min(s) <= 200 and min(s) > 4]
+        drawn = [
+            s
+            for s in EXTREMES + drawn_sizes(SEED, 40, 700)
+            if s[0] * s[1] < 500_000 and max(s) / min(s) <= 200 and min(s) > 4
+        ]
         encoded = processor(
             images=[[np.zeros((*size, 3), dtype=np.uint8) for size in drawn]],
             text="<|vision_start|><|image_pad|><|vision_end|>" * len(drawn),
@@ -173,19 +136,8 @@ def test_images_through_the_whole_processor(version):
         assert int((ids != 2).sum()) == 2 * len(drawn)
 
 
-def our_video(config_json, preprocessor, video_preprocessor, clip, **asked):
-    num_frames, fps, height, width = clip
-    shape = _native.media_shape(
-        config_json,
-        json.dumps(preprocessor),
-        json.dumps(video_preprocessor),
-        "video",
-        height=height,
-        width=width,
-        num_frames=num_frames,
-        fps=fps,
-        **asked,
-    )
+def our_video(*files_and_clip, **asked):
+    shape = our_clip(*files_and_clip, **asked)
     ((count, tokens),) = shape.segments
     assert (shape.num_tiles, shape.pieces) == (count, [(None, shape.feature_tokens)])
     return count, tokens, shape.feature_tokens, shape.frame_indices
@@ -215,7 +167,7 @@ def test_videos_by_the_processors_count(name):
     preprocessor = {key: settings[key] for key in ("temporal_patch_size",) if key in settings}
     rng = random.Random(SEED)
     longest = 2_000 if name in ("all_frames", "pixels") else 30_000
-    for height, width in sizes(400, 3000):
+    for height, width in EXTREMES + drawn_sizes(SEED, 400, 3000):
         num_frames = round(longest ** rng.random())
         fps = rng.choice([24.0, 25.0, 30.0, 30_000 / 1001, 60.0, 12.5, rng.uniform(0.5, 120)])
 

@@ -1,13 +1,12 @@
 """The shape rule of Qwen3-VL equals Hugging Face's processors, integer for integer and letter for letter."""
 
 import json
-import logging
 import os
 import random
 
 import numpy as np
 import pytest
-import torch
+from shape_oracle import compare_images, drawn_sizes, our_clip, our_image, outcome
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -23,8 +22,9 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 from transformers.vision_utils import get_vision_cu_seqlens
 
-from dflop import ProfileError, _native
+from dflop import ProfileError
 
+pytestmark = pytest.mark.usefixtures("quiet")
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261122"))
 EXTREMES = [(1, 1), (1000, 100), (100, 1000), (4320, 6480), (6480, 4320), (1, 200), (200, 1), (1, 201)]
 EXTREMES += [
@@ -62,12 +62,6 @@ VIDEO_SETTINGS = {
 PATCH_FIELDS = ("patch_size", "merge_size", "temporal_patch_size")
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-
-
 def tokenizer():
     """One token a byte, so that decoded ids are the text that the processor wrote."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -87,61 +81,17 @@ def files(settings, kind=Qwen3VLConfig):
     return json.dumps(kind(vision_config=vision).to_dict()), patches
 
 
-def sizes(count, top=6000):
-    """The extremes, and sizes drawn log-uniformly from 1 to `top` pixels a side."""
-    print(f"DFLOP_TEST_SEED={SEED}")
-    rng = random.Random(SEED)
-    return EXTREMES + [(round(top ** rng.random()), round(top ** rng.random())) for _ in range(count)]
-
-
-def outcome(call):
-    """What the call returns; "refused" where it raises."""
-    try:
-        return call()
-    except (ValueError, ZeroDivisionError, ProfileError):
-        return "refused"
-
-
-def our_image(config_json, settings, height, width):
-    shape = _native.media_shape(config_json, json.dumps(settings), "{}", "image", height=height, width=width)
-    ((count, tokens),) = shape.segments
-    assert (shape.num_tiles, count, shape.pieces) == (1, 1, [(None, shape.feature_tokens)])
-    return tokens, shape.feature_tokens
-
-
 @pytest.mark.parametrize("name", IMAGE_SETTINGS)
 def test_images_by_the_processors_count(name):
     """Patches and LLM tokens of two thousand sizes a setting."""
     settings = IMAGE_SETTINGS[name]
     processor = Qwen2VLImageProcessor(**settings)
     config_json, _ = files(settings, Qwen3VLMoeConfig if name == "real" else Qwen3VLConfig)
-    refused = 0
-    for height, width in sizes(2000):
-
-        def theirs(height=height, width=width):
-            patches = processor.get_number_of_image_patches(height, width)
-            return patches, patches // processor.merge_size**2
-
-        expected = outcome(theirs)
-        ours = outcome(lambda h=height, w=width: our_image(config_json, settings, h, w))
-        assert ours == expected, (height, width)
-        refused += expected == "refused"
-    assert 0 < refused < 700
+    compare_images(processor, config_json, settings, EXTREMES + drawn_sizes(SEED, 2000))
 
 
-def our_video(config_json, preprocessor, video_preprocessor, clip, **asked):
-    num_frames, fps, height, width = clip
-    shape = _native.media_shape(
-        config_json,
-        json.dumps(preprocessor),
-        json.dumps(video_preprocessor),
-        "video",
-        height=height,
-        width=width,
-        num_frames=num_frames,
-        fps=fps,
-        **asked,
-    )
+def our_video(*files_and_clip, **asked):
+    shape = our_clip(*files_and_clip, **asked)
     ((count, tokens),) = shape.segments
     assert shape.num_tiles == count == sum(text is None for text, _ in shape.pieces)
     return count, tokens, shape.feature_tokens, shape.frame_indices
@@ -158,7 +108,7 @@ def test_videos_by_the_processors_count(name):
     rng = random.Random(SEED)
     longest = 1_500 if name == "all_frames" else 300_000
     refused = 0
-    for height, width in sizes(400, 3000):
+    for height, width in EXTREMES + drawn_sizes(SEED, 400, 3000):
         num_frames = round(longest ** rng.random())
         fps = rng.choice([24.0, 25.0, 30.0, 30_000 / 1001, 60.0, 12.5, rng.uniform(0.5, 120)])
 
@@ -235,16 +185,7 @@ def test_through_the_whole_processor():
             assert get_vision_cu_seqlens(grid).diff().tolist() == [tokens] * groups
             patches, features = our_image(config_json, preprocessor, *image)
             assert encoded["image_grid_thw"].prod().item() == patches
-            pieces = _native.media_shape(
-                config_json,
-                json.dumps(preprocessor),
-                json.dumps(settings),
-                "video",
-                height=height,
-                width=width,
-                num_frames=num_frames,
-                fps=clip[1],
-            ).pieces
+            pieces = our_clip(config_json, preprocessor, settings, clip).pieces
             video = "".join("<|video_pad|>" * count if text is None else text for text, count in pieces)
             expected = prompt.replace("<|video_pad|>", video)
             expected = expected.replace("<|image_pad|>", "<|image_pad|>" * features)

@@ -68,21 +68,24 @@ def server(demo):
 
 
 def profiled(demo, name, mixture, media_root):
-    """The dataset of a configuration whose data are elsewhere."""
+    """The configuration whose data are elsewhere, and its profile."""
     text = (demo / "dflop.yaml").read_text()
     text = text.replace("mixture: data/mixture.yaml", f"mixture: {mixture}\n  media_root: {media_root}")
     config, out = demo / f"{name}.yaml", demo / f"{name}_profile.json"
     config.write_text(text)
     dflop("profile", "data", "-c", config, "-o", out)
-    return Dataset(str(config), str(out))
+    return config, out
 
 
-def test_pixels_of_a_remote_dataset_are_those_of_the_local_one(demo, server, monkeypatch):
+def test_pixels_of_a_remote_dataset_are_those_of_the_local_one(demo, server, monkeypatch, capfd):
     url, asked = server
     monkeypatch.setenv("DFLOP_STORE_ALLOW_HTTP", "true")
     local = profiled(demo, "local", "data/images.jsonl", "data/media")
     assert asked == []
+    assert "remote stores" not in capfd.readouterr().err
     remote = profiled(demo, "remote", f"{url}/images.jsonl", f"{url}/media")
+    assert f"\n{len(asked)} requests to remote stores, " in "\n" + capfd.readouterr().err
+    local, remote = (Dataset(str(config), str(out)) for config, out in (local, remote))
     headers = [found for path, found in asked if path.startswith("/media/")]
     assert headers
     assert all(found == "bytes=0-65535" for found in headers)

@@ -1,6 +1,7 @@
 //! What a training run left: `metrics.jsonl`, `trace.jsonl`, `schedules.jsonl`, and the comparison of its two arms.
 
 use crate::Failure;
+use dflop_data::estimate::student_t_975;
 use dflop_types::{Action, Rank, Schedule, Span};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -188,23 +189,6 @@ pub(crate) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
     values[below] + (values[above] - values[below]) * (position - below as f64)
 }
 
-/// The 97.5 % point of Student's t with `degrees` degrees of freedom.
-///
-/// Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5): within 0.2 % from 4 degrees
-/// on; below, the table's own values.
-pub(crate) fn student_t_975(degrees: usize) -> f64 {
-    const SMALL: [f64; 4] = [f64::INFINITY, 12.706, 4.303, 3.182];
-    if let Some(&value) = SMALL.get(degrees) {
-        return value;
-    }
-    let z: f64 = 1.959_963_985;
-    let d = degrees as f64;
-    let g1 = (z.powi(3) + z) / 4.0;
-    let g2 = (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0;
-    let g3 = (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0;
-    z + g1 / d + g2 / (d * d) + g3 / (d * d * d)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,16 +202,6 @@ mod tests {
             predicted_ns,
             bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
             pair: Some(pair),
-        }
-    }
-
-    #[test]
-    fn student_t_meets_the_table() {
-        for (degrees, expected) in
-            [(2, 4.303), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)]
-        {
-            let found = student_t_975(degrees);
-            assert!((found - expected).abs() / expected < 0.003, "{degrees}: {found}, {expected}");
         }
     }
 

@@ -281,6 +281,13 @@ impl Phases {
         self.forward.read(place).saturating_add(backward).saturating_add(extra)
     }
 
+    /// Forward and backward that `size` more units add to about `typical`, in nanoseconds.
+    fn marginal_ns(&self, size: u64, typical: u64) -> u64 {
+        let curves = [Some(&self.forward), self.backward.as_ref(), self.extra.as_ref()];
+        let added = curves.into_iter().flatten().map(|curve| marginal(size, typical, |x| curve.at(x).value));
+        added.fold(0, u64::saturating_add)
+    }
+
     /// No way to cut `size` tokens into parts takes less, in nanoseconds, but for the rounding of each part.
     fn ns_min(&self, size: u64) -> f64 {
         let curves = [Some(&self.forward), self.backward.as_ref(), self.extra.as_ref()];
@@ -439,10 +446,13 @@ impl Module {
 
     /// Forward and backward that `size` more tokens add to the linear part of about `typical`, in nanoseconds.
     pub(crate) fn marginal_ns(&self, size: u64, typical: u64) -> u64 {
-        match self.collectives {
-            None => marginal(size, typical, |size| self.linear.whole_ns(size)),
-            Some(_) => marginal(size, typical, |size| self.linear(size).total_ns()),
-        }
+        let whole_ns = self.linear.marginal_ns(size, typical);
+        let Some(collectives) = &self.collectives else { return whole_ns };
+        let backward = if self.runs == Runs::Forward { 0 } else { collectives.num_backward };
+        let transfer_ns = marginal(size, typical, |size| {
+            collectives.route.transfer(size.saturating_mul(collectives.bytes_per_token)).ns
+        });
+        whole_ns.saturating_add(transfer_ns.saturating_mul(collectives.num_forward + backward))
     }
 
     /// No way to cut `size` tokens into parts takes less in the linear part, in nanoseconds, but for the rounding of

@@ -114,17 +114,15 @@ impl Links {
             if link.bandwidth_bytes_per_s == 0 {
                 return Err(CostError::Bandwidth { collective, num_ranks });
             }
+            let points = || link.points.iter().map(|point| (point.bytes, point.ns));
             let curve = match link.points.first() {
                 None => None,
                 Some(first) => {
-                    let alpha = (first.bytes > 0).then_some((0, link.latency_ns.min(first.ns)));
-                    let points = alpha.into_iter().chain(link.points.iter().map(|p| (p.bytes, p.ns)));
-                    let curve = Curve::new(points).map_err(|source| CostError::Link {
-                        collective,
-                        num_ranks,
-                        source,
-                    })?;
-                    Some(Arc::new(curve))
+                    let broken = |source| CostError::Link { collective, num_ranks, source };
+                    // First as they are, so that an error counts them as the file does.
+                    Curve::new(points()).map_err(broken)?;
+                    let empty = (first.bytes > 0).then_some((0, link.latency_ns.min(first.ns)));
+                    Some(Arc::new(Curve::new(empty.into_iter().chain(points())).map_err(broken)?))
                 }
             };
             Ok((link.clone(), curve))

@@ -28,6 +28,7 @@
 //! images, and as many `<image>` as videos, those mean the videos.
 
 mod media;
+mod places;
 mod turns;
 
 use crate::probe::MediaKind;
@@ -129,8 +130,8 @@ impl Conversation {
         }
         let listed = media::of_record(record)?;
         let mut said = turns::of_record(record, listed.iter().any(|list| !list.is_empty()))?;
-        place(&mut said, &listed)?;
-        name(said, listed).map(|(turns, media)| Self { id: id_of(record), turns, media })
+        places::place(&mut said, &listed)?;
+        places::name(said, listed).map(|(turns, media)| Self { id: id_of(record), turns, media })
     }
 }
 
@@ -182,113 +183,6 @@ struct Turns {
     said: Vec<Said>,
     /// Where no place is marked all media stand before the first question, not a single one alone.
     asks_with_all: bool,
-}
-
-/// The mark of a kind.
-const fn mark_of(kind: MediaKind) -> &'static str {
-    match kind {
-        MediaKind::Image => MARKS[0].0,
-        MediaKind::Video => MARKS[1].0,
-        MediaKind::Audio => MARKS[2].0,
-    }
-}
-
-/// Makes places and media fit, or says why they do not.
-fn place(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result<(), String> {
-    for said in turns.said.iter().filter(|said| said.role == Role::Assistant) {
-        if let Some(Piece::Place { kind, .. }) =
-            said.pieces.iter().find(|piece| !matches!(piece, Piece::Text(_)))
-        {
-            let mark = mark_of(*kind);
-            return Err(format!("`{mark}` stands in an assistant's turn, must stand in a question"));
-        }
-    }
-    // Places without a name, by kind.
-    let mut open = MARKS.map(|(_, kind)| {
-        let pieces = turns.said.iter().flat_map(|said| &said.pieces);
-        pieces.filter(|piece| matches!(piece, Piece::Place { kind: k, source: None } if *k == kind)).count()
-    });
-    let [images, videos, _] = listed.each_ref().map(Vec::len);
-    if images == 0 && videos > 0 && open[1] == 0 && open[0] == videos {
-        for piece in turns.said.iter_mut().flat_map(|said| &mut said.pieces) {
-            if let Piece::Place { kind: kind @ MediaKind::Image, source: None } = piece {
-                *kind = MediaKind::Video;
-            }
-        }
-        open = [0, videos, open[2]];
-    }
-    let num_listed: usize = listed.iter().map(Vec::len).sum();
-    let has_place =
-        turns.said.iter().flat_map(|said| &said.pieces).any(|piece| matches!(piece, Piece::Place { .. }));
-    if !has_place && (num_listed == 1 || turns.asks_with_all) {
-        let kinds = MARKS.iter().zip(listed).flat_map(|((_, kind), list)| list.iter().map(|_| *kind));
-        let question = turns.said.iter_mut().find(|said| said.role == Role::User);
-        match question {
-            Some(question) => put_before(question, kinds, !turns.asks_with_all),
-            None if num_listed == 0 => {}
-            None => {
-                let mark = kinds.map(mark_of).next().unwrap_or_default();
-                return Err(format!("there is no question to put `{mark}` before"));
-            }
-        }
-        open = listed.each_ref().map(Vec::len);
-    }
-    for ((mark, kind), (places, list)) in MARKS.iter().zip(open.iter().zip(listed)) {
-        if *places != list.len() {
-            let (key, media) = (kind.as_str(), list.len());
-            return Err(format!(
-                "{places} `{mark}` in the turns, but {media} under `{key}`: must be as many"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Puts places before what is asked, each on a line of its own.
-fn put_before(question: &mut Said, kinds: impl Iterator<Item = MediaKind>, breaks_line: bool) {
-    let mut pieces = Vec::new();
-    let breaks_line = breaks_line || !question.pieces.is_empty();
-    for kind in kinds {
-        pieces.push(Piece::Place { kind, source: None });
-        if breaks_line {
-            pieces.push(Piece::Text("\n".to_owned()));
-        }
-    }
-    if let (Some(Piece::Text(line)), Some(Piece::Text(first))) = (pieces.last(), question.pieces.first_mut())
-    {
-        first.insert_str(0, line);
-        pieces.pop();
-    }
-    pieces.append(&mut question.pieces);
-    question.pieces = pieces;
-}
-
-/// Gives the places the names of the media, in order.
-fn name(turns: Turns, listed: [Vec<MediaSource>; 3]) -> Result<(Vec<Turn>, Vec<MediaReference>), String> {
-    let mut listed = listed.map(Vec::into_iter);
-    let mut media = Vec::new();
-    let mut named = Vec::with_capacity(turns.said.len());
-    for said in turns.said {
-        let mut parts = Vec::with_capacity(said.pieces.len());
-        for piece in said.pieces {
-            match piece {
-                Piece::Text(text) => match parts.last_mut() {
-                    Some(Part::Text(before)) if said.role == Role::Assistant => before.push_str(&text),
-                    _ => parts.push(Part::Text(text)),
-                },
-                Piece::Place { kind, source } => {
-                    let mut next = || listed[crate::template::index_of(kind)].next();
-                    let source = source
-                        .or_else(&mut next)
-                        .ok_or_else(|| format!("one `{}` too many", mark_of(kind)))?;
-                    parts.push(Part::Media(media.len()));
-                    media.push(MediaReference { source, kind });
-                }
-            }
-        }
-        named.push(Turn { role: said.role, parts });
-    }
-    Ok((named, media))
 }
 
 #[cfg(test)]

@@ -240,9 +240,11 @@ fn hypergeometric(population: u64, marked: u64, drawn: u64) -> (u64, Vec<f64>) {
     (first, terms)
 }
 
-/// The 97.5 % point of Student's t: Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5),
-/// within 0.2 % from 4 degrees of freedom on; below, the table's own values.
-fn student_t_975(degrees: usize) -> f64 {
+/// The 97.5 % point of Student's t with `degrees` degrees of freedom; infinite with none.
+///
+/// Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5): within 0.2 % from 4 degrees
+/// on; below, the table's own values.
+pub fn student_t_975(degrees: usize) -> f64 {
     const SMALL: [f64; 4] = [f64::INFINITY, 12.706, 4.303, 3.182];
     if let Some(&value) = SMALL.get(degrees) {
         return value;
@@ -290,6 +292,16 @@ mod tests {
         assert_eq!(ranks(1_000_000_000, 100, 99).1, None);
         // All are known.
         assert_eq!(ranks(100, 100, 95), (Some(95), Some(95)));
+    }
+
+    #[test]
+    fn student_t_meets_the_table() {
+        for (degrees, expected) in
+            [(2, 4.303), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)]
+        {
+            let found = student_t_975(degrees);
+            assert!((found - expected).abs() / expected < 0.003, "{degrees}: {found}, {expected}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::error::DataError;
 use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
 use crate::location::{Location, MediaPlace};
 use crate::mixture::{self, Mixture, Source};
-use crate::model_files::{ModelFiles, json};
+use crate::model_files::ModelFiles;
 use crate::probe::{MediaKind, Probe};
 use crate::profile::ProfileSettings;
 use crate::readers::{self, Body, RawRecord, Reader};
@@ -15,6 +15,7 @@ use crate::tokens::{ChatTokenizer, TokenizedConversation};
 use dflop_types::{Fault, SampleKind, SampleShape};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 
 /// Picture formats that may hold several frames.
 const PICTURES: [&str; 3] = ["gif", "png", "webp"];
@@ -104,7 +105,7 @@ impl Rule {
         let files =
             ModelFiles::read(&settings.model_dir)?.with_template(settings.chat_template.as_deref())?;
         let hashes = files.hashes();
-        let config = json(&files.config_path, &files.config)?;
+        let config = files.config.json()?;
         let family = match &settings.family {
             Some(given) => Box::new(given.clone()),
             None => files.family()?,
@@ -256,8 +257,11 @@ pub(crate) struct ParsedRecord {
 impl ParsedRecord {
     /// The conversation in a record of the source `from`.
     pub(crate) fn new(record: &RawRecord, from: &Source) -> Result<Self, BadSample> {
-        let value = record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
-        let value = mixture::renamed(value, &from.columns);
+        let mut value =
+            record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        if !from.columns.is_empty() {
+            value = Cow::Owned(mixture::renamed(value.into_owned(), &from.columns));
+        }
         let bad = |cause| BadSample { id: crate::conversation::id_of(&value), fault: Fault::Record, cause };
         let conversation = Conversation::parse(&value).map_err(bad)?;
         let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));

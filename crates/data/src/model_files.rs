@@ -7,27 +7,65 @@ use dflop_types::artifact::hash_parts;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The bytes of the files that decide a sample's shape; empty where an optional one is not there.
+/// A file of a model directory.
+#[derive(Debug)]
+pub(crate) struct ModelFile {
+    pub(crate) path: PathBuf,
+    /// Empty where it is not there.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl ModelFile {
+    /// The file at `path`.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] where it cannot be read.
+    fn read(path: PathBuf) -> Result<Self, DataError> {
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok(Self { path, bytes }),
+            Err(source) => Err(DataError::Io { act: "read", path, source }),
+        }
+    }
+
+    /// The file as JSON; an empty object where it is not there.
+    ///
+    /// # Errors
+    /// [`DataError::Model`].
+    pub(crate) fn json(&self) -> Result<Value, DataError> {
+        if self.bytes.is_empty() {
+            return Ok(Value::Object(serde_json::Map::new()));
+        }
+        serde_json::from_slice(&self.bytes).map_err(|error| self.unsound(format!("it is not JSON: {error}")))
+    }
+
+    /// The file as text.
+    ///
+    /// # Errors
+    /// [`DataError::Model`].
+    fn text(&self) -> Result<String, DataError> {
+        String::from_utf8(self.bytes.clone())
+            .map_err(|error| self.unsound(format!("it is not UTF-8: {error}")))
+    }
+
+    /// The error of a file that cannot be used.
+    pub(crate) fn unsound(&self, cause: String) -> DataError {
+        DataError::Model { path: self.path.clone(), cause }
+    }
+}
+
+/// The files that decide a sample's shape.
 #[derive(Debug)]
 pub(crate) struct ModelFiles {
-    pub(crate) config_path: PathBuf,
-    pub(crate) config: Vec<u8>,
-    preprocessor_path: PathBuf,
-    preprocessor: Vec<u8>,
-    video_preprocessor_path: PathBuf,
-    video_preprocessor: Vec<u8>,
-    pub(crate) tokenizer_path: PathBuf,
-    pub(crate) tokenizer: Vec<u8>,
-    pub(crate) tokenizer_config_path: PathBuf,
-    pub(crate) tokenizer_config: Vec<u8>,
-    special_tokens_map_path: PathBuf,
-    special_tokens_map: Vec<u8>,
-    processor_path: PathBuf,
-    processor: Vec<u8>,
-    chat_template_path: PathBuf,
-    chat_template: Vec<u8>,
+    pub(crate) config: ModelFile,
+    preprocessor: ModelFile,
+    video_preprocessor: ModelFile,
+    pub(crate) tokenizer: ModelFile,
+    pub(crate) tokenizer_config: ModelFile,
+    special_tokens_map: ModelFile,
+    processor: ModelFile,
+    chat_template: ModelFile,
     /// A template of the user's own, which goes before the model's.
-    own_template: Option<(PathBuf, Vec<u8>)>,
+    own_template: Option<ModelFile>,
 }
 
 impl ModelFiles {
@@ -37,42 +75,22 @@ impl ModelFiles {
     /// [`DataError::Io`] for the first that cannot be read.
     pub(crate) fn read(model_dir: &Path) -> Result<Self, DataError> {
         // Of several names for the same thing the first that is there.
-        let needed = |names: &[&str]| {
-            let path = first_of(model_dir, names);
-            read(&path).map(|bytes| (path, bytes))
-        };
+        let needed = |names: &[&str]| ModelFile::read(first_of(model_dir, names));
         let optional = |names: &[&str]| {
             let path = first_of(model_dir, names);
-            if path.is_file() { read(&path).map(|bytes| (path, bytes)) } else { Ok((path, Vec::new())) }
+            if path.is_file() { ModelFile::read(path) } else { Ok(ModelFile { path, bytes: Vec::new() }) }
         };
-        let (config_path, config) = needed(&["config.json"])?;
-        // Newer processors keep the image processor's fields in one file with their own.
-        let (preprocessor_path, preprocessor) =
-            needed(&["preprocessor_config.json", "processor_config.json"])?;
-        let (video_preprocessor_path, video_preprocessor) = optional(&["video_preprocessor_config.json"])?;
-        let (tokenizer_path, tokenizer) = needed(&["tokenizer.json"])?;
-        let (tokenizer_config_path, tokenizer_config) = optional(&["tokenizer_config.json"])?;
-        let (special_tokens_map_path, special_tokens_map) = optional(&["special_tokens_map.json"])?;
-        let (processor_path, processor) = optional(&["processor_config.json"])?;
-        // As the processors of transformers: the older file where both are there.
-        let (chat_template_path, chat_template) = optional(&["chat_template.json", "chat_template.jinja"])?;
         Ok(Self {
-            config_path,
-            config,
-            preprocessor_path,
-            preprocessor,
-            video_preprocessor_path,
-            video_preprocessor,
-            tokenizer_path,
-            tokenizer,
-            tokenizer_config_path,
-            tokenizer_config,
-            special_tokens_map_path,
-            special_tokens_map,
-            processor_path,
-            processor,
-            chat_template_path,
-            chat_template,
+            config: needed(&["config.json"])?,
+            // Newer processors keep the image processor's fields in one file with their own.
+            preprocessor: needed(&["preprocessor_config.json", "processor_config.json"])?,
+            video_preprocessor: optional(&["video_preprocessor_config.json"])?,
+            tokenizer: needed(&["tokenizer.json"])?,
+            tokenizer_config: optional(&["tokenizer_config.json"])?,
+            special_tokens_map: optional(&["special_tokens_map.json"])?,
+            processor: optional(&["processor_config.json"])?,
+            // As the processors of transformers: the older file where both are there.
+            chat_template: optional(&["chat_template.json", "chat_template.jinja"])?,
             own_template: None,
         })
     }
@@ -83,14 +101,14 @@ impl ModelFiles {
     /// [`DataError::Io`] where it cannot be read.
     pub(crate) fn with_template(mut self, path: Option<&Path>) -> Result<Self, DataError> {
         if let Some(path) = path {
-            self.own_template = Some((path.to_owned(), read(path)?));
+            self.own_template = Some(ModelFile::read(path.to_owned())?);
         }
         Ok(self)
     }
 
     /// The hash of the user's own chat template, where there is one.
     pub(crate) fn own_template_hash(&self) -> Option<String> {
-        self.own_template.as_ref().map(|(_, text)| hash_parts([text.as_slice()]))
+        self.own_template.as_ref().map(|file| hash_parts([file.bytes.as_slice()]))
     }
 
     /// The chat template and the file it is from: the user's own, else `processor_config.json`,
@@ -99,41 +117,22 @@ impl ModelFiles {
     /// # Errors
     /// [`DataError::Model`] where no file has one, or it is of no form we read.
     pub(crate) fn template(&self) -> Result<(PathBuf, String), DataError> {
-        let text = |path: &Path, bytes: &[u8]| {
-            String::from_utf8(bytes.to_vec()).map_err(|error| DataError::Model {
-                path: path.to_owned(),
-                cause: format!("it is not UTF-8: {error}"),
-            })
-        };
-        if let Some((path, bytes)) = &self.own_template {
-            return Ok((path.clone(), text(path, bytes)?));
+        if let Some(file) = &self.own_template {
+            return Ok((file.path.clone(), file.text()?));
         }
-        let jinja = |path: &Path| path.extension().is_some_and(|extension| extension == "jinja");
-        let files = [
-            (&self.processor_path, &self.processor),
-            (&self.chat_template_path, &self.chat_template),
-            (&self.tokenizer_config_path, &self.tokenizer_config),
-        ];
-        for (path, bytes) in files {
-            if !bytes.is_empty() && jinja(path) {
-                return Ok((path.clone(), text(path, bytes)?));
+        for file in [&self.processor, &self.chat_template, &self.tokenizer_config] {
+            let is_jinja = file.path.extension().is_some_and(|extension| extension == "jinja");
+            if is_jinja && !file.bytes.is_empty() {
+                return Ok((file.path.clone(), file.text()?));
             }
-            let found = template_in(&json(path, bytes)?["chat_template"]);
-            if let Some(found) = found.map_err(|cause| DataError::Model { path: path.clone(), cause })? {
-                return Ok((path.clone(), found));
+            let found = template_in(&file.json()?["chat_template"]);
+            if let Some(found) = found.map_err(|cause| file.unsound(cause))? {
+                return Ok((file.path.clone(), found));
             }
         }
         Err(DataError::NoTemplate {
-            model_dir: self.config_path.parent().unwrap_or(Path::new("")).to_owned(),
+            model_dir: self.config.path.parent().unwrap_or(Path::new("")).to_owned(),
         })
-    }
-
-    /// `tokenizer_config.json`.
-    ///
-    /// # Errors
-    /// [`DataError::Model`] where it is not JSON.
-    pub(crate) fn tokenizer_config(&self) -> Result<Value, DataError> {
-        json(&self.tokenizer_config_path, &self.tokenizer_config)
     }
 
     /// Special tokens by the names that templates know them by, in transformers' order: those of
@@ -142,10 +141,10 @@ impl ModelFiles {
     /// # Errors
     /// [`DataError::Model`] where one is not JSON.
     pub(crate) fn special_tokens(&self) -> Result<Vec<(String, String)>, DataError> {
-        let mut fields = self.tokenizer_config()?;
+        let mut fields = self.tokenizer_config.json()?;
         if fields.get("added_tokens_decoder").is_none()
             && let (Value::Object(fields), Value::Object(more)) =
-                (&mut fields, json(&self.special_tokens_map_path, &self.special_tokens_map)?)
+                (&mut fields, self.special_tokens_map.json()?)
         {
             fields.extend(more);
         }
@@ -164,7 +163,9 @@ impl ModelFiles {
 
     /// `model_config` (a model profile is made from it), `processor` and `tokenizer` (a data profile is).
     pub(crate) fn hashes(&self) -> MadeFrom {
-        let hash = |name: &str, parts: &[&[u8]]| (name.to_owned(), hash_parts(parts.iter().copied()));
+        let hash = |name: &str, files: &[&ModelFile]| {
+            (name.to_owned(), hash_parts(files.iter().map(|file| file.bytes.as_slice())))
+        };
         MadeFrom::from([
             hash("model_config", &[&self.config]),
             hash("processor", &[&self.config, &self.preprocessor, &self.video_preprocessor]),
@@ -187,9 +188,9 @@ impl ModelFiles {
     /// [`DataError::Model`] for one that is not JSON.
     pub(crate) fn family_files(&self) -> Result<FamilyFiles, DataError> {
         Ok(FamilyFiles {
-            config: json(&self.config_path, &self.config)?,
-            preprocessor: json(&self.preprocessor_path, &self.preprocessor)?,
-            video_preprocessor: json(&self.video_preprocessor_path, &self.video_preprocessor)?,
+            config: self.config.json()?,
+            preprocessor: self.preprocessor.json()?,
+            video_preprocessor: self.video_preprocessor.json()?,
         })
     }
 
@@ -200,7 +201,7 @@ impl ModelFiles {
     pub(crate) fn family(&self) -> Result<Box<dyn Family>, DataError> {
         let files = self.family_files()?;
         family::open(&files)?.ok_or_else(|| DataError::UnknownFamily {
-            path: self.config_path.clone(),
+            path: self.config.path.clone(),
             found: files.config["model_type"].as_str().unwrap_or("missing").to_owned(),
             known: family::known(),
         })
@@ -234,10 +235,6 @@ fn first_of(model_dir: &Path, names: &[&str]) -> PathBuf {
     paths().find(|path| path.is_file()).unwrap_or_else(|| model_dir.join(names[0]))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, DataError> {
-    std::fs::read(path).map_err(|source| DataError::Io { act: "read", path: path.to_owned(), source })
-}
-
 /// Hashes of the files of a model directory: `model_config`, `processor`, `tokenizer`.
 ///
 /// # Errors
@@ -253,18 +250,4 @@ pub fn model_hashes(model_dir: &Path) -> Result<MadeFrom, DataError> {
 /// [`DataError::Config`].
 pub fn family_of(model_dir: &Path) -> Result<Box<dyn Family>, DataError> {
     ModelFiles::read(model_dir)?.family()
-}
-
-/// A file of a model directory as JSON; an empty object where it is not there.
-///
-/// # Errors
-/// [`DataError::Model`].
-pub(crate) fn json(path: &Path, bytes: &[u8]) -> Result<Value, DataError> {
-    if bytes.is_empty() {
-        return Ok(Value::Object(serde_json::Map::new()));
-    }
-    serde_json::from_slice(bytes).map_err(|error| DataError::Model {
-        path: path.to_owned(),
-        cause: format!("it is not JSON: {error}"),
-    })
 }

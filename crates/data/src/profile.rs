@@ -4,127 +4,31 @@
 //! does not grow with the dataset, except by a bit of each bad sample, and by 40 to 45 bytes a row of an earlier
 //! profile whose rows are taken over ([`Previous`]). The rows do not depend on the number of threads.
 
-use crate::chunks::{self, Limits, TakenRecord};
+mod run;
+mod settings;
+
+use crate::chunks::Limits;
 use crate::decision::Decision;
 use crate::error::DataError;
-use crate::family::GivenFamily;
 use crate::location::Location;
-use crate::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
+use crate::measure::{Corpus, Rule};
 use crate::previous::KnownSamples;
 use crate::selection::{Selection, allocate};
 use crate::summary::Statistics;
 use crate::table::Writer;
-use dflop_types::{DataProfile, MadeFrom, Place, Problem, ProfilePart, ProfiledSample, SourceFile};
+use dflop_types::{DataProfile, MadeFrom, ProfiledSample, SourceFile};
 use rayon::prelude::*;
-use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
+use run::{Clock, Run, Workers};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 
 pub use crate::previous::Previous;
+pub use settings::{OnBadSample, ProfileSettings};
 
-/// Threads where a file is remote: they wait for answers, not for a core.
-const REMOTE_THREADS: usize = 32;
 /// Settings that decide which samples are taken, not what their shapes are.
 const OF_CHOICE: [&str; 2] = ["on_bad_sample", "seed"];
 /// The setting that names the profiler, so that rows of another version are not taken over.
 const MEASURED_BY: &str = "measured_by";
-
-/// What is done about a sample that cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnBadSample {
-    /// Profile the rest, list every one, and give no profile.
-    Fail,
-    /// Leave it out, counted and listed in [`DataProfile::problems`].
-    Skip,
-    /// The nearest good sample before it in its source (else the first after it) takes its turn; counted and listed
-    /// likewise. Where a source has no good sample, its bad ones are left out.
-    Substitute,
-}
-
-/// What is profiled, and how.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ProfileSettings {
-    /// LLaVA mixture, or one JSON or JSONL file.
-    pub mixture: PathBuf,
-    /// Where media paths start, where a source of the mixture names no root; `None`: the directory of its file.
-    pub media_root: Option<PathBuf>,
-    /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form.
-    pub model_dir: PathBuf,
-    /// A chat template in place of the model's.
-    pub chat_template: Option<PathBuf>,
-    /// Frames read of a video, at most; `None`: as the family has it.
-    pub video_max_frames: Option<u32>,
-    /// Frames read a second of video; `None`: as the family has it.
-    pub video_fps: Option<f64>,
-    /// What is done about a sample that cannot be read.
-    pub on_bad_sample: OnBadSample,
-    /// Seed of `random:N` in the mixture, and of [`ProfileSettings::sample`].
-    pub seed: u64,
-    /// The shape rule, where it is not that of the model's `model_type`.
-    pub family: Option<GivenFamily>,
-    /// Profile only so many samples, drawn at random and in proportion from each source; `None`: all.
-    pub sample: Option<u64>,
-    /// Profile only this part of the dataset: a contiguous block of each source; `None`: the whole.
-    pub part: Option<ProfilePart>,
-    /// Options of remote stores by the names of `object_store`, as in `("aws_region", "eu-west-1")`.
-    pub store_options: Vec<(String, String)>,
-}
-
-impl ProfileSettings {
-    /// Settings with the defaults: videos as the family reads them, bad samples fail, seed 0.
-    pub fn new(mixture: impl Into<PathBuf>, model_dir: impl Into<PathBuf>) -> Self {
-        Self {
-            mixture: mixture.into(),
-            media_root: None,
-            model_dir: model_dir.into(),
-            chat_template: None,
-            video_max_frames: None,
-            video_fps: None,
-            on_bad_sample: OnBadSample::Fail,
-            seed: 0,
-            family: None,
-            sample: None,
-            part: None,
-            store_options: Vec::new(),
-        }
-    }
-
-    /// Settings that decide shapes and the choice of samples, by name, as a data profile carries them.
-    pub fn facts(&self) -> Vec<(&'static str, String)> {
-        let or_family = |text: Option<String>| text.unwrap_or_else(|| "family".to_owned());
-        let policy = match self.on_bad_sample {
-            OnBadSample::Fail => "fail",
-            OnBadSample::Skip => "skip",
-            OnBadSample::Substitute => "substitute",
-        };
-        let mut facts = vec![
-            ("video_max_frames", or_family(self.video_max_frames.map(|n| n.to_string()))),
-            ("video_fps", or_family(self.video_fps.map(|n| n.to_string()))),
-            ("on_bad_sample", policy.to_owned()),
-            ("seed", self.seed.to_string()),
-        ];
-        facts.extend(self.family.as_ref().map(|family| ("family_version", family.version().to_owned())));
-        facts
-    }
-
-    /// Nothing if what is asked can be done.
-    fn check(&self) -> Result<(), DataError> {
-        let asked = |option, rule: String| Err(DataError::Asked { option, rule });
-        match (self.sample, self.part) {
-            (Some(0), _) => asked("--sample", "0 samples, at least 1 is needed".to_owned()),
-            (Some(_), Some(_)) => asked(
-                "--shard",
-                "it is given with `--sample`, must be alone: a sample is drawn by one process".to_owned(),
-            ),
-            (_, Some(part)) if part.index >= part.num_parts => asked(
-                "--shard",
-                format!("{}/{}, parts are counted from 0: must be below {1}", part.index, part.num_parts),
-            ),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// Where rows go, one by one, in the order of the mixture.
 pub trait RowSink {
@@ -170,6 +74,10 @@ pub struct ProfiledRows {
     pub num_samples: u64,
     /// Samples taken over from the earlier profile, their media not opened and their text not tokenized.
     pub num_reused: u64,
+    /// Requests sent to remote stores; each try counts.
+    pub num_requests: u64,
+    /// Bytes of objects received from them.
+    pub received_bytes: u64,
     /// What the rows come to.
     pub statistics: Statistics,
     /// What was done that a person may not expect, one sentence each.
@@ -287,7 +195,8 @@ fn profile_in_chunks(
     header.problems = problems;
     header.made_from.insert("dataset".to_owned(), hash.finish());
     let statistics = tally.finish(&header);
-    Ok(ProfiledRows { header, num_samples, num_reused, statistics, notices })
+    let (num_requests, received_bytes) = corpus.stores.traffic();
+    Ok(ProfiledRows { header, num_samples, num_reused, num_requests, received_bytes, statistics, notices })
 }
 
 /// Nothing if `profile` is of a whole dataset: its samples may be planned for.
@@ -410,183 +319,6 @@ fn select(settings: &ProfileSettings, corpus: &Corpus) -> Result<Vec<Selection>,
         }
     }
     Ok(selections)
-}
-
-/// The threads that measure.
-struct Workers {
-    /// `None`: those of the caller.
-    pool: Option<rayon::ThreadPool>,
-}
-
-impl Workers {
-    fn new(corpus: &Corpus) -> Result<Self, DataError> {
-        if !corpus.is_remote() || rayon::current_num_threads() >= REMOTE_THREADS {
-            return Ok(Self { pool: None });
-        }
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(REMOTE_THREADS).build();
-        let pool = pool.map_err(|error| DataError::Record(format!("no threads to read with: {error}")))?;
-        Ok(Self { pool: Some(pool) })
-    }
-
-    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(work),
-            None => work(),
-        }
-    }
-}
-
-/// How far a run has come.
-struct Clock {
-    /// Bytes before each file of all.
-    before: Vec<u64>,
-    num_bytes: u64,
-    num_samples: Option<u64>,
-    samples: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Clock {
-    fn new(files: &[SourceFile], selections: &[Selection]) -> Self {
-        let mut num_bytes = 0;
-        let before = files.iter().map(|file| {
-            num_bytes += file.bytes;
-            num_bytes - file.bytes
-        });
-        Self {
-            before: before.collect(),
-            num_bytes,
-            num_samples: selections.iter().map(|selection| selection.num_taken).sum(),
-            samples: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-        }
-    }
-
-    /// One more sample is done, whose record stands at `place`.
-    fn tick(&self, place: Place) -> Progress {
-        let at = self.before.get(place.file as usize).copied().unwrap_or(0);
-        // Of a columnar record `start` is a row.
-        let within = if place.len > 0 { place.start.saturating_add(place.len) } else { 0 };
-        let at = at.saturating_add(within);
-        Progress {
-            samples: self.samples.fetch_add(1, Ordering::Relaxed) + 1,
-            num_samples: self.num_samples,
-            bytes: self.bytes.fetch_max(at, Ordering::Relaxed).max(at),
-            num_bytes: self.num_bytes,
-        }
-    }
-}
-
-/// What measuring a record needs.
-struct Run<'r> {
-    rule: &'r Rule,
-    corpus: &'r Corpus,
-    known: Option<&'r KnownSamples>,
-    clock: Clock,
-    /// Sizes and versions of the files of the sources: members of a shard need no look each.
-    versions: HashMap<&'r Location, (u64, String)>,
-    num_reused: AtomicU64,
-    progress: &'r (dyn Fn(Progress) + Sync),
-}
-
-impl Run<'_> {
-    /// Measures what is selected, chunk by chunk, and hands it to `decision` in order.
-    fn all(
-        &self,
-        workers: &Workers,
-        selections: Vec<Selection>,
-        limits: Limits,
-        decision: &mut Decision<'_>,
-    ) -> Result<Vec<String>, DataError> {
-        // One chunk is read, one waits, one is measured.
-        let (sender, chunks) = mpsc::sync_channel(1);
-        std::thread::scope(|scope| {
-            let reading = scope.spawn(move || chunks::send(self.corpus, selections, limits, &sender));
-            let decided = self.chunks(workers, chunks, decision);
-            let read = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            decided.and(read)
-        })
-    }
-
-    /// By value, so that an error here stops the reading thread.
-    fn chunks(
-        &self,
-        workers: &Workers,
-        chunks: mpsc::Receiver<Vec<TakenRecord>>,
-        decision: &mut Decision<'_>,
-    ) -> Result<(), DataError> {
-        for chunk in chunks {
-            let measured: Vec<_> = workers.run(|| chunk.par_iter().map(|taken| self.row(taken)).collect());
-            for (taken, measured) in chunk.iter().zip(measured) {
-                decision.take(taken.source, measured)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The row of a record.
-    fn row(&self, taken: &TakenRecord) -> Result<ProfiledSample, Box<Problem>> {
-        let TakenRecord { source, position, record } = taken;
-        let file = self.corpus.first_file[*source as usize] + record.place.file;
-        let place = Place { file, ..record.place };
-        let measured = self.sample(taken).map_err(|bad| with_line(record, bad));
-        (self.progress)(self.clock.tick(place));
-        match measured {
-            Ok(sample) => Ok(ProfiledSample { source: *source, position: *position, place, ..sample }),
-            Err(bad) => Err(Box::new(Problem {
-                file: self.corpus.mixture.sources[*source as usize].name.clone(),
-                position: Some(*position),
-                place: Some(place),
-                id: bad.id,
-                fault: bad.fault,
-                cause: bad.cause,
-                substitute: None,
-            })),
-        }
-    }
-
-    /// The record as a sample, its place left open.
-    fn sample(&self, taken: &TakenRecord) -> Result<ProfiledSample, BadSample> {
-        let from = &self.corpus.mixture.sources[taken.source as usize];
-        let fallback_id = self.corpus.fallback_id(taken.source, taken.position);
-        let parsed = ParsedRecord::new(&taken.record, from)?;
-        if let Some(sample) = self.known_sample(taken.source, &parsed, &fallback_id) {
-            self.num_reused.fetch_add(1, Ordering::Relaxed);
-            return Ok(sample);
-        }
-        let sample = self.rule.measure_parsed(&parsed, &fallback_id, &self.corpus.stores)?;
-        Ok(ProfiledSample {
-            id: sample.id,
-            kind: sample.kind,
-            shape: sample.shape,
-            media_bytes: sample.media_bytes,
-            media_ms: sample.media_ms,
-            record_hash: sample.record_hash,
-            media_hash: sample.media_hash,
-            ..ProfiledSample::default()
-        })
-    }
-
-    /// The sample as the earlier profile has it, where record and media are the same.
-    fn known_sample(&self, source: u32, parsed: &ParsedRecord, fallback_id: &str) -> Option<ProfiledSample> {
-        let known = self.known.filter(|known| known.has_record(source, parsed.hash))?;
-        let stamp = parsed.stamp(|location| match self.versions.get(location) {
-            Some(about) => Ok(about.clone()),
-            None => self.corpus.stores.about(location),
-        })?;
-        let media_hash = stamp.hash();
-        let sample = known.find(source, parsed.hash, media_hash)?;
-        Some(ProfiledSample {
-            id: parsed.id(fallback_id),
-            kind: parsed.kind(),
-            shape: sample.shape,
-            media_bytes: stamp.bytes,
-            media_ms: sample.media_ms,
-            record_hash: parsed.hash,
-            media_hash,
-            ..ProfiledSample::default()
-        })
-    }
 }
 
 #[cfg(test)]

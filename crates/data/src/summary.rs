@@ -3,7 +3,7 @@
 use crate::error::line;
 use crate::estimate::{Bounds, Intervals, ValueCounts};
 use crate::tally::Tally;
-use dflop_types::{DataProfile, SampleKind};
+use dflop_types::{DataProfile, SampleKind, thousands};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
@@ -200,7 +200,7 @@ fn write_problems(out: &mut String, header: &DataProfile) -> std::fmt::Result {
         if problems.is_empty() {
             continue;
         }
-        write!(out, "\n{act}: {} samples\n", grouped(problems.len() as u64))?;
+        write!(out, "\n{act}: {} samples\n", thousands(problems.len() as u64))?;
         for problem in problems.iter().take(NAMED) {
             writeln!(out, "  {}", line(problem))?;
         }
@@ -221,8 +221,8 @@ fn write_intervals(
     writeln!(
         out,
         "\na random sample of {} of {} samples: means and percentiles are estimates;",
-        grouped(num_samples),
-        grouped(population)
+        thousands(num_samples),
+        thousands(population)
     )?;
     writeln!(out, "their 95 % confidence intervals (?: the sample is too small to bound it)\n")?;
     write!(out, "{:<16}", "95 % interval")?;
@@ -230,7 +230,7 @@ fn write_intervals(
         write!(out, "{head:>16}")?;
     }
     writeln!(out)?;
-    let number = |end: Option<u64>| end.map_or_else(|| "?".to_owned(), grouped);
+    let number = |end: Option<u64>| end.map_or_else(|| "?".to_owned(), thousands);
     for (d, intervals) in distributions.iter().filter_map(|d| Some((d, d.intervals.as_ref()?))) {
         let ends = |half: f64| Bounds {
             low: Some((d.mean - half).max(0.0).round() as u64),
@@ -247,7 +247,7 @@ fn write_intervals(
 }
 
 fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
-    write!(out, "{} samples", grouped(statistics.num_samples))?;
+    write!(out, "{} samples", thousands(statistics.num_samples))?;
     if statistics.media_bytes > 0 {
         write!(out, ", {:.1} MB of media", statistics.media_bytes as f64 / 1e6)?;
     }
@@ -269,11 +269,11 @@ fn write_shares(out: &mut String, head: &str, shares: &[Share], all: &Statistics
             out,
             "{:<NAME$}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
             short(&share.name),
-            grouped(share.samples),
+            thousands(share.samples),
             percent(share.samples, all.num_samples),
-            grouped(share.encoder_tokens),
+            thousands(share.encoder_tokens),
             percent(share.encoder_tokens, totals[0]),
-            grouped(share.llm_tokens),
+            thousands(share.llm_tokens),
             percent(share.llm_tokens, totals[1]),
         )?;
     }
@@ -287,9 +287,9 @@ fn write_percentiles(out: &mut String, distributions: &[Distribution]) -> std::f
     }
     writeln!(out)?;
     for d in distributions {
-        write!(out, "{:<16}{:>12}", words(&d.name), grouped(d.mean.round() as u64))?;
+        write!(out, "{:<16}{:>12}", words(&d.name), thousands(d.mean.round() as u64))?;
         for value in [d.p5, d.p50, d.p95, d.p99, d.max] {
-            write!(out, "{:>12}", grouped(value))?;
+            write!(out, "{:>12}", thousands(value))?;
         }
         writeln!(out)?;
     }
@@ -302,13 +302,13 @@ fn write_histogram(out: &mut String, distribution: &Distribution) -> std::fmt::R
     for (index, &samples) in distribution.bins.iter().enumerate() {
         let from = index as u64 * distribution.bin_tokens;
         let range = if distribution.bin_tokens == 1 {
-            grouped(from)
+            thousands(from)
         } else {
-            format!("{} to {}", grouped(from), grouped(from + distribution.bin_tokens - 1))
+            format!("{} to {}", thousands(from), thousands(from + distribution.bin_tokens - 1))
         };
         // A bin with a sample has a bar.
         let bar = "#".repeat((samples * BAR).div_ceil(tallest) as usize);
-        writeln!(out, "{}", format!("  {range:>22} {:>10}  {bar}", grouped(samples)).trim_end())?;
+        writeln!(out, "{}", format!("  {range:>22} {:>10}  {bar}", thousands(samples)).trim_end())?;
     }
     Ok(())
 }
@@ -325,8 +325,8 @@ fn write_heaviest(out: &mut String, heaviest: &[HeavySample]) -> std::fmt::Resul
             "{:<NAME$}  {:<12}{:>16}{:>16}",
             short(&sample.id),
             sample.kind,
-            grouped(sample.encoder_tokens),
-            grouped(sample.llm_tokens)
+            thousands(sample.encoder_tokens),
+            thousands(sample.llm_tokens)
         )?;
     }
     Ok(())
@@ -343,19 +343,6 @@ fn words(name: &str) -> &'static str {
 /// Part of a whole as `12.3`; `-` of nothing.
 fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.1}", part as f64 * 100.0 / whole as f64) }
-}
-
-/// Digits in groups of three, as in 12,345.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// A name within [`NAME`] columns: the middle gives way, since paths differ at their ends.

@@ -79,9 +79,9 @@ impl ChatTokenizer {
     ) -> Result<Self, DataError> {
         let (template_path, source) = files.template()?;
         let special_tokens = files.special_tokens()?;
-        let settings = files.tokenizer_config()?;
-        let model = |cause| DataError::Model { path: files.tokenizer_path.clone(), cause };
-        let tokenizer = tokenizer(&files.tokenizer, &settings, &special_tokens).map_err(model)?;
+        let settings = files.tokenizer_config.json()?;
+        let model = |cause| files.tokenizer.unsound(cause);
+        let tokenizer = tokenizer(&files.tokenizer.bytes, &settings, &special_tokens).map_err(model)?;
         let vocabulary = vocabulary(config);
         if let Some(size) = vocabulary {
             let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);

@@ -9,9 +9,9 @@ use dflop_data::dataset::Dataset;
 use dflop_data::demo;
 use dflop_data::location::{Location, MediaPlace};
 use dflop_data::probe::{Probe, probe_bytes};
-use dflop_data::profile::{ProfileSettings, profile};
+use dflop_data::profile::{ProfileSettings, profile, profile_into};
 use dflop_data::store::{Stores, options_among};
-use dflop_types::SampleIndex;
+use dflop_types::{DataProfile, SampleIndex};
 use loopback::{Manner, Server};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -378,7 +378,9 @@ fn a_dataset_on_a_server_has_the_profile_of_the_same_files_on_disk() {
         ..local.clone()
     };
     let here = profile(&local, &|_, _| {}).unwrap().profile;
-    let there = profile(&remote, &|_, _| {}).unwrap().profile;
+    let mut samples = Vec::new();
+    let outcome = profile_into(&remote, None, &mut samples, &|_| {}).unwrap();
+    let there = DataProfile { samples, ..outcome.header };
     assert!(here.samples.len() > 10);
     for (a, b) in here.samples.iter().zip(&there.samples) {
         assert_eq!((&a.id, a.kind, &a.shape, a.media_bytes), (&b.id, b.kind, &b.shape, b.media_bytes));
@@ -386,9 +388,10 @@ fn a_dataset_on_a_server_has_the_profile_of_the_same_files_on_disk() {
     }
     assert_eq!(here.samples.len(), there.samples.len());
     assert_eq!(here.made_from, there.made_from);
-    let sent = server.sent();
+    let (sent, log) = (server.sent(), server.log());
+    assert_eq!((outcome.num_requests, outcome.received_bytes), (log.len() as u64, sent));
     assert!(sent * 10 < media_bytes, "{sent} of {media_bytes} bytes");
-    let num_media = server.log().iter().filter(|line| line.starts_with("GET /media/")).count();
+    let num_media = log.iter().filter(|line| line.starts_with("GET /media/")).count();
 
     let dataset = Dataset::open(&remote, there).unwrap();
     server.log();

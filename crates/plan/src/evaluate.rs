@@ -68,8 +68,8 @@ pub(crate) fn evaluate(
         let predicted = scheduler.predicted(&pair.aware)?;
         let timeline = dflop_sim::simulate_step(&predicted.input)?;
         idle_ratio += timeline.bubble_ratio();
-        num_predictions += predicted.num_predictions;
-        num_extrapolated += predicted.num_extrapolated;
+        num_predictions += predicted.coverage.num_predictions;
+        num_extrapolated += predicted.coverage.num_extrapolated;
         let encoder_ranks = scheduler.settings.layout.encoder.num_ranks() as usize;
         for (rank, memory) in scheduler.memory(&pair.aware)?.iter().enumerate() {
             let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
@@ -89,6 +89,8 @@ pub(crate) fn evaluate(
         encoder_memory_bytes_peak: peaks[0],
         llm_memory_bytes_peak: peaks[1],
         extrapolated_ratio: num_extrapolated as f64 / num_predictions.max(1) as f64,
+        num_predictions,
+        num_extrapolated,
     }))
 }
 

@@ -34,8 +34,9 @@ mod space;
 mod step;
 
 pub use error::PlanError;
-pub use outcome::{Outcome, StopReason, explain};
+pub use outcome::{Outcome, StopReason, describe, explain};
 pub use outlier::{Outlier, Outliers};
+pub use predict::Coverage;
 pub use prefetch::{JobKey, Prefetch};
 pub use search::{NUM_RANKED, SearchInput, search};
 pub use settings::StepSettings;

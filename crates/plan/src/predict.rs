@@ -18,16 +18,25 @@ pub(crate) struct Placement {
     pub(crate) encoder: Side,
 }
 
-/// Durations of a step, and how many of them left the measured range.
+/// How much of a predicted step was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coverage {
+    /// Predictions for work that is not empty: one for each microbatch and rank.
+    pub num_predictions: u64,
+    /// Those outside the measured range.
+    pub num_extrapolated: u64,
+    /// Those with transfers that nobody measured.
+    pub num_assumed: u64,
+    /// Whether the reduction of the gradients stands on measurements of as many ranks and bytes; true where nothing is
+    /// reduced.
+    pub is_reduction_measured: bool,
+}
+
+/// Durations of a step, and how much of them was measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Predicted {
     pub(crate) input: StepInput,
-    /// Predictions for work that is not empty.
-    pub(crate) num_predictions: u64,
-    /// Those outside the measured range.
-    pub(crate) num_extrapolated: u64,
-    /// Whether the reduction of the gradients stands on measurements of as many ranks and bytes.
-    pub(crate) is_reduction_measured: bool,
+    pub(crate) coverage: Coverage,
 }
 
 /// One microbatch on all ranks.
@@ -108,11 +117,15 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predict
     let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
     // The simulator takes one transfer time for the step: that of the mean message.
     let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
-    let extrapolated = columns.iter().flat_map(|c| &c.predictions).filter(|p| p.extrapolated);
+    let count =
+        |of: fn(&&Prediction) -> bool| columns.iter().flat_map(|c| &c.predictions).filter(of).count() as u64;
     Predicted {
-        num_predictions: sum(|c| c.num_predictions),
-        num_extrapolated: extrapolated.count() as u64,
-        is_reduction_measured,
+        coverage: Coverage {
+            num_predictions: sum(|c| c.num_predictions),
+            num_extrapolated: count(|p| p.extrapolated),
+            num_assumed: count(|p| p.assumed),
+            is_reduction_measured,
+        },
         input: StepInput {
             layout,
             order: settings.pipeline_order,

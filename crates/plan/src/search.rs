@@ -9,7 +9,7 @@ use crate::outcome::{Outcome, StopReason, group};
 use crate::settings::StepSettings;
 use crate::space::{Candidate, space};
 use crate::step::StepScheduler;
-use dflop_cost::CostModel;
+use dflop_cost::{Basis, CostModel};
 use dflop_types::{
     Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
 };
@@ -133,6 +133,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     }
     (input.progress)(num_candidates, num_candidates);
     ranked.truncate(NUM_RANKED);
+    let is_reduction_measured = ranked.first().is_none_or(|best| is_reduction_measured(&model, best));
     Ok(Outcome {
         ranked,
         rejections: group(rejections),
@@ -144,10 +145,21 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
         memory_budget_bytes: input.cluster.memory_budget_bytes,
+        is_estimated: input.model_profile.is_estimated,
         is_network_measured: model.is_network_measured(),
+        is_reduction_measured,
         num_repaired_points: model.num_repaired_points(),
         made_from: input.made_from.clone(),
     })
+}
+
+/// Whether the reductions of a plan stand on measurements of as many ranks and bytes.
+fn is_reduction_measured(model: &CostModel, plan: &RankedPlan) -> bool {
+    let stages = StepSettings::from(plan).stages(model).unwrap_or_default();
+    let (encoder, llm) = (plan.layout.encoder, plan.layout.llm);
+    let mut of_stages = stages.into_iter().map(|stage| model.stage_tail(stage, llm.dp));
+    model.encoder_tail(encoder.dp).basis == Basis::Measured
+        && of_stages.all(|tail| tail.basis == Basis::Measured)
 }
 
 /// Global batches as training draws them, whole ones only where there are any: the smaller last batch of an

@@ -4,7 +4,7 @@
 use crate::columns::{self, Columns};
 use crate::error::PlanError;
 use crate::memory::{SHARE_ONE, least};
-use crate::predict::{self, Placement, Predicted};
+use crate::predict::{self, Coverage, Placement, Predicted};
 use crate::settings::StepSettings;
 use dflop_cost::{CostModel, RankMemory, StageLayers, Typical};
 use dflop_schedule::{Assignment, Costs, Limits, baseline, divide, order_microbatches_from, small_ends};
@@ -124,6 +124,14 @@ impl StepScheduler {
     /// plan and data.
     pub fn step_input(&self, schedule: &Schedule) -> Result<StepInput, PlanError> {
         Ok(self.predicted(schedule)?.input)
+    }
+
+    /// How much of what is predicted for a schedule was measured.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::step_input`].
+    pub fn coverage(&self, schedule: &Schedule) -> Result<Coverage, PlanError> {
+        Ok(self.predicted(schedule)?.coverage)
     }
 
     /// The predicted timeline of a schedule.

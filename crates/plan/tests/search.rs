@@ -235,7 +235,9 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         seed: 11,
         num_sampled_batches: 8,
         memory_budget_bytes: Some(3 << 30),
+        is_estimated: false,
         is_network_measured: false,
+        is_reduction_measured: false,
         num_repaired_points: 2,
         made_from: MadeFrom::new(),
     }
@@ -255,6 +257,8 @@ fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
             encoder_memory_bytes_peak: 700 << 20,
             llm_memory_bytes_peak: 5 << 29,
             extrapolated_ratio: 0.0213,
+            num_predictions: 2_000,
+            num_extrapolated: 43,
         },
     }
 }

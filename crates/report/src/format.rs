@@ -1,23 +1,10 @@
 //! How people see numbers: units, thousands separators, no more digits than they can use.
 
+use dflop_types::grouped;
+pub(crate) use dflop_types::thousands as count;
+
 /// What stands where there is no number.
 pub(crate) const NONE: &str = "-";
-
-/// `1,234,567`.
-pub(crate) fn count(value: u64) -> String {
-    separated(&value.to_string())
-}
-
-fn separated(digits: &str) -> String {
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// Three significant digits, four from 100 on, with thousands separators and at most six decimals; `-` if not finite.
 pub(crate) fn number(value: f64) -> String {
@@ -40,9 +27,9 @@ pub(crate) fn number(value: f64) -> String {
     let text = format!("{size:.decimals$}");
     let (whole, rest) = text.split_once('.').map_or((text.as_str(), ""), |(whole, rest)| (whole, rest));
     if rest.is_empty() {
-        format!("{sign}{}", separated(whole))
+        format!("{sign}{}", grouped(whole))
     } else {
-        format!("{sign}{}.{rest}", separated(whole))
+        format!("{sign}{}.{rest}", grouped(whole))
     }
 }
 
@@ -135,7 +122,7 @@ pub(crate) fn tick(value: f64) -> String {
     }
     let text = trimmed(value);
     match text.split_once('.') {
-        None if value >= 0.0 => separated(&text),
+        None if value >= 0.0 => grouped(&text),
         _ => text,
     }
 }

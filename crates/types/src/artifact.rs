@@ -5,6 +5,7 @@
 //! page through a long file, and `diff` shows what changed. A write goes to a neighbour file, is
 //! synced, and takes the name in one move: an interrupted write leaves the old file whole.
 
+use crate::place;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -246,7 +247,7 @@ pub fn parse<A: Artifact + DeserializeOwned>(path: &Path, text: &str) -> Result<
         mend: A::MEND,
     };
     let mut fields: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        serde_json::from_str(text).map_err(|error| malformed(placed(text, &error)))?;
     match fields.remove("dflop").as_ref().and_then(Value::as_str) {
         Some(kind) if kind == A::KIND => {}
         Some(kind) => return Err(malformed(format!("its field `dflop` says `{kind}`"))),
@@ -265,13 +266,29 @@ pub fn parse<A: Artifact + DeserializeOwned>(path: &Path, text: &str) -> Result<
         }
         None => return Err(malformed("it has no field `format_version`".to_owned())),
     }
-    let artifact: A =
-        serde_json::from_value(Value::Object(fields)).map_err(|error| malformed(error.to_string()))?;
+    let artifact: A = serde_json::from_value(Value::Object(fields))
+        .map_err(|error| malformed(cause_of::<A>(text, &error)))?;
     let problems = artifact.problems();
     if problems.is_empty() {
         Ok(artifact)
     } else {
         Err(ArtifactError::Unsound { kind: A::KIND, path: path.to_owned(), problems, mend: A::MEND })
+    }
+}
+
+/// What an error says, after the field that it speaks of.
+fn placed(text: &str, error: &serde_json::Error) -> String {
+    let path = place::path_at(text, error.line(), error.column());
+    if path.is_empty() { error.to_string() } else { format!("{path}: {error}") }
+}
+
+/// What is wrong with a value of `text` that is no `A`, with its place: a value has none, so that the text is read once
+/// more.
+fn cause_of<A: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String {
+    let cause = error.to_string();
+    match serde_json::from_str::<A>(text) {
+        Err(again) if again.to_string().starts_with(&cause) => placed(text, &again),
+        _ => cause,
     }
 }
 

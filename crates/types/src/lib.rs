@@ -42,6 +42,8 @@ mod data_profile;
 mod index;
 mod layout;
 mod model_profile;
+mod number;
+mod place;
 mod plan;
 mod schedule;
 mod shape;
@@ -59,6 +61,7 @@ pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, Variant,
 };
+pub use number::{grouped, thousands};
 pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{Schedule, ScheduleError};
 pub use shape::{EncoderSegments, MicrobatchShape, SampleShape};

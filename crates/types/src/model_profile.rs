@@ -334,9 +334,11 @@ fn module_problems(place: &str, module: &ModuleProfile, problems: &mut Vec<Strin
     for (mode, points) in &module.recompute {
         ascend(format!("{place}.recompute.{mode:?}"), points.iter().map(|point| point.size).collect());
     }
-    for (index, point) in module.linear.points.iter().enumerate() {
-        if point.forward_ns == 0 {
-            problems.push(format!("{place}.linear.points[{index}].forward_ns: must not be 0"));
+    for (part, curve) in [("linear", &module.linear), ("attention", &module.attention)] {
+        for (index, point) in curve.points.iter().enumerate() {
+            if point.forward_ns == 0 {
+                problems.push(format!("{place}.{part}.points[{index}].forward_ns: must not be 0"));
+            }
         }
     }
 }

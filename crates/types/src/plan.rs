@@ -42,6 +42,12 @@ pub struct PlanPrediction {
     pub llm_memory_bytes_peak: u64,
     /// Share of predictions outside the measured range, from 0 to 1.
     pub extrapolated_ratio: f64,
+    /// Predictions that this is a share of: one for each microbatch that is not empty, stage and sampled batch.
+    #[serde(default)]
+    pub num_predictions: u64,
+    /// Those outside the measured range.
+    #[serde(default)]
+    pub num_extrapolated: u64,
 }
 
 /// A candidate that fits, with what it is expected to do.

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
 
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, to_text, write};
-use dflop_types::{Artifact, ArtifactError, MadeFrom};
+use dflop_types::{
+    Artifact, ArtifactError, MadeFrom, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile,
+};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -78,6 +80,40 @@ fn wrong_files_are_refused_by_name() {
     let unsound = good.replace("\"limit\":4", "\"limit\":0");
     let ArtifactError::Unsound { problems, .. } = refused(&unsound) else { panic!("it must be unsound") };
     assert_eq!(problems, ["value: 1, must be at most 0", "value: 2, must be at most 0"]);
+}
+
+#[test]
+fn a_number_that_cannot_be_is_refused_by_its_place() {
+    let module = ModuleProfile {
+        count: 1,
+        linear: MeasuredCurve {
+            points: vec![MeasuredPoint { size: 8, forward_ns: 4_321, ..MeasuredPoint::default() }],
+            ..MeasuredCurve::default()
+        },
+        ..ModuleProfile::default()
+    };
+    let modules = ModelProfile::MODULES.map(|name| (name.to_owned(), module.clone())).into();
+    let good = to_text(&ModelProfile { modules, ..ModelProfile::default() });
+    let cause = |number: &str| {
+        let text = good.replacen("4321", number, 1);
+        parse::<ModelProfile>(Path::new("p.json"), &text).unwrap_err().to_string()
+    };
+    assert_eq!(parse::<ModelProfile>(Path::new("p.json"), &good).unwrap().num_llm_layers(), 1);
+    let place = "`p.json` is not a model_profile: modules.encoder_embedding.linear.points[0].forward_ns: ";
+    for (number, rule) in [
+        ("-5", "invalid value: integer `-5`, expected u64 at line "),
+        ("1.5", "invalid type: floating point `1.5`, expected u64 at line "),
+        ("NaN", "expected value at line "),
+        ("null", "invalid type: null, expected u64 at line "),
+    ] {
+        let message = cause(number);
+        assert!(message.starts_with(&format!("{place}{rule}")), "{message}");
+    }
+    let message = cause("0");
+    assert!(
+        message.contains("modules.encoder_embedding.linear.points[0].forward_ns: must not be 0"),
+        "{message}"
+    );
 }
 
 #[test]

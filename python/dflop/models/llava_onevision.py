@@ -112,8 +112,15 @@ class LlavaOnevisionAdapter:
             message = "\n".join([f"`{self.model_dir / 'config.json'}` cannot be used", *broken])
             raise profile_error(message)
 
-    def _build_whole(self, attention: str) -> tuple[nn.Module, Any]:
-        """The whole model on the meta device, but for its buffers, which are real and on the CPU."""
+    def build_whole(self, attention: str = PACKED) -> tuple[nn.Module, Any]:
+        """The whole model on the meta device, but for its buffers, which are real and on the CPU.
+
+        Args:
+            attention: name of the backbone's attention function.
+
+        Returns:
+            The model, to take pieces from, and the configuration it was built with.
+        """
         config = self._read_config()
         with torch.device("meta"):
             whole: Any = LlavaOnevisionForConditionalGeneration(config)
@@ -129,7 +136,8 @@ class LlavaOnevisionAdapter:
             whole.lm_head.weight = backbone.embed_tokens.weight
         return whole, config
 
-    def _std(self, name: str) -> float:
+    def std(self, name: str) -> float:
+        """Standard deviation that the parameter of this full name is drawn with."""
         part = self.config.vision_config if ".vision_tower." in name else self.config.text_config
         return float(getattr(part, "initializer_range", 0.02))
 
@@ -144,9 +152,9 @@ class LlavaOnevisionAdapter:
         Returns:
             `forward(EncoderInput) -> features_ED` [E, D].
         """
-        whole, config = self._build_whole(PACKED)
+        whole, config = self.build_whole(PACKED)
         encoder = LlavaOnevisionEncoder(whole, config)
-        materialise(encoder, device, dtype, seed, self._std)
+        materialise(encoder, device, dtype, seed, self.std)
         return encoder
 
     def build_llm_stage(
@@ -182,13 +190,13 @@ class LlavaOnevisionAdapter:
                 "embedding is tied to the head: set `tie_word_embeddings` to false, or use one LLM stage"
             )
             raise profile_error(message)
-        whole, _ = self._build_whole(PACKED)
+        whole, _ = self.build_whole(PACKED)
         layers = range(first_layer, last)
         # A run of no layers at either end is that end alone.
         is_first = first_layer == 0
         is_last = last == self.num_llm_layers
         stage = LlavaOnevisionLlmStage(whole, layers, is_first, is_last)
-        materialise(stage, device, dtype, seed, self._std)
+        materialise(stage, device, dtype, seed, self.std)
         return stage
 
     def build_llm_layers(
@@ -205,9 +213,9 @@ class LlavaOnevisionAdapter:
         Returns:
             `forward(LlmInput, hidden_TD) -> hidden_TD`.
         """
-        whole, _ = self._build_whole(PACKED)
+        whole, _ = self.build_whole(PACKED)
         stage = LlavaOnevisionLlmStage(whole, range(num_layers), is_first=False, is_last=False)
-        materialise(stage, device, dtype, seed, self._std)
+        materialise(stage, device, dtype, seed, self.std)
         return stage
 
     def num_features(self, kind: str, height: int, width: int, num_tiles: int) -> int:
@@ -267,8 +275,8 @@ class LlavaOnevisionAdapter:
         Returns:
             The model in training mode, with Hugging Face's own attention.
         """
-        whole, _ = self._build_whole("sdpa")
-        materialise(whole, torch.device("cpu"), dtype, seed, self._std)
+        whole, _ = self.build_whole("sdpa")
+        materialise(whole, torch.device("cpu"), dtype, seed, self.std)
         return cast("LlavaOnevisionForConditionalGeneration", whole)
 
     @cached_property

@@ -19,6 +19,8 @@ from torch import nn
 from transformers.models.llava_onevision import modeling_llava_onevision as hf
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dflop.models.adapter import EncoderInput, LlmInput, MediaGrid
 
 IGNORED = -100
@@ -55,11 +57,24 @@ class LlavaOnevisionEncoder(nn.Module):
             # Tied to one small parameter: the caller may run backward through it and finds a gradient of
             # zeros.
             return model.image_newline[None, :][:0]
-        features_NPD = model.multi_modal_projector(self._select(batch.pixels_NCHW))
-        tiles = features_NPD.split([grid.num_tiles for grid in batch.media])
-        packed = [
-            self._pack(tile_features, grid) for tile_features, grid in zip(tiles, batch.media, strict=True)
-        ]
+        return self.project(self._select(batch.pixels_NCHW), batch.media)
+
+    def project(self, selected_NPD: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
+        """The projector's part of the way: from selected hidden states to packed features.
+
+        Args:
+            selected_NPD: [N, P, Dv], N at least 1.
+            media: in the order of the tiles.
+
+        Returns:
+            features_ED [E, D].
+
+        Raises:
+            ValueError: a medium gives another number of features than its `num_features`.
+        """
+        features_NPD = cast("Any", self.model).multi_modal_projector(selected_NPD)
+        tiles = features_NPD.split([grid.num_tiles for grid in media])
+        packed = [self._pack(tile_features, grid) for tile_features, grid in zip(tiles, media, strict=True)]
         return torch.cat(packed)
 
     def _select(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,12 @@
 """Attention over packed samples: no sample sees another.
 
-    q_1HTd, k_1GTd, v_1GTd, cu_seqlens --> one causal attention a sample --> out_1THd
+    q_1HTd, k_1GTd, v_1GTd, cu_seqlens --> one attention a sample --> out_1THd
 
-Shape letters: H query heads, G key and value heads, T LLM tokens, d width of a head; the first axis is a
-batch of 1.
+Shape letters: H query heads, G key and value heads, T tokens, d width of a head; the first axis is a batch of
+1. Backbones attend causally; encoders, whose samples are pictures or windows of them, do not.
 
-Registered once under `PACKED` as an attention function of transformers, so that its own layers run unchanged.
+Registered under `PACKED` and `PACKED_ENCODER` as an attention function of transformers, so that its own
+layers run unchanged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 PACKED = "dflop_packed"
 """Name of the attention function in transformers' registry."""
+PACKED_ENCODER = "dflop_flash_packed"
+"""The same function for vision towers: they hand the bounds to functions with `flash` in their name only, and
+else cut the tokens up themselves and call once a segment."""
 
 
 def _find_varlen() -> Callable[..., Any] | None:
@@ -64,8 +68,9 @@ def attend_segment(
     value_1GTd: torch.Tensor,
     scaling: float | None,
     dropout: float = 0.0,
+    is_causal: bool = True,
 ) -> torch.Tensor:
-    """Causal attention of one sample; this is what the profiler times as "attention of one segment".
+    """Attention of one sample; this is what the profiler times as "attention of one segment".
 
     Args:
         query_1HTd: [1, H, t, d].
@@ -73,6 +78,7 @@ def attend_segment(
         value_1GTd: [1, G, t, d].
         scaling: factor on the scores; None is 1 / sqrt(d).
         dropout: probability of dropping an attention weight.
+        is_causal: whether a token sees only those before it.
 
     Returns:
         out_1HTd: [1, H, t, d].
@@ -82,7 +88,7 @@ def attend_segment(
         key_1GTd,
         value_1GTd,
         dropout_p=dropout,
-        is_causal=True,
+        is_causal=is_causal,
         scale=scaling,
         enable_gqa=query_1HTd.shape[1] != key_1GTd.shape[1],
     )
@@ -96,8 +102,9 @@ def attend_packed(
     segment_tokens: Sequence[int],
     scaling: float | None,
     dropout: float = 0.0,
+    is_causal: bool = True,
 ) -> torch.Tensor:
-    """Causal attention of each sample over itself.
+    """Attention of each sample over itself.
 
     Args:
         query_1HTd: [1, H, T, d].
@@ -108,12 +115,14 @@ def attend_packed(
             device.
         scaling: factor on the scores; None is 1 / sqrt(d).
         dropout: probability of dropping an attention weight.
+        is_causal: whether a token sees only those before it.
 
     Returns:
         out_1THd: [1, T, H, d], contiguous on the loop's path.
     """
     if uses_varlen(query_1HTd, dropout):
-        return _attend_varlen(query_1HTd, key_1GTd, value_1GTd, cu_seqlens, max(segment_tokens), scaling)
+        longest = max(segment_tokens)
+        return _attend_varlen(query_1HTd, key_1GTd, value_1GTd, cu_seqlens, longest, scaling, is_causal)
     sizes = [tokens for tokens in segment_tokens if tokens > 0]
     # split, not slices: the backward of a slice fills a tensor of all T rows with zeros, which over M samples
     # costs M * T; that of a split is one concatenation.
@@ -123,7 +132,7 @@ def attend_packed(
         value_1GTd.split(sizes, dim=2),
         strict=True,
     )
-    outputs = [attend_segment(q, k, v, scaling, dropout).transpose(1, 2) for q, k, v in parts]
+    outputs = [attend_segment(q, k, v, scaling, dropout, is_causal).transpose(1, 2) for q, k, v in parts]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
@@ -134,14 +143,15 @@ def _attend_varlen(
     cu_seqlens: torch.Tensor,
     max_tokens: int,
     scaling: float | None,
+    is_causal: bool,
 ) -> torch.Tensor:
     assert _VARLEN is not None, "asked for by `uses_varlen` only"
     options: dict[str, Any] = {"scale": scaling}
     # The causal mask was a flag before it was a window, and grouped heads came later still.
     if "window_size" in _VARLEN_ARGUMENTS:
-        options["window_size"] = (-1, 0)
+        options["window_size"] = (-1, 0) if is_causal else (-1, -1)
     else:
-        options["is_causal"] = True
+        options["is_causal"] = is_causal
     groups = query_1HTd.shape[1] // key_1GTd.shape[1]
     if groups > 1 and "enable_gqa" in _VARLEN_ARGUMENTS:
         options["enable_gqa"] = True
@@ -171,12 +181,13 @@ def packed_attention(
     dropout: float = 0.0,
     cu_seq_lens_q: torch.Tensor | None = None,
     segment_tokens: Sequence[int] | None = None,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' layers call; see `attend_packed`.
 
     Args:
-        module: the attention layer; unused.
+        module: the attention layer.
         query: [1, H, T, d].
         key: [1, G, T, d].
         value: [1, G, T, d].
@@ -185,6 +196,7 @@ def packed_attention(
         dropout: probability of dropping an attention weight.
         cu_seq_lens_q: [M + 1] int32; required.
         segment_tokens: its differences, to spare the device a question in each layer.
+        is_causal: whether a token sees only those before it; None: as `module.is_causal` says, else true.
 
     Returns:
         out_1THd, and no weights.
@@ -192,19 +204,22 @@ def packed_attention(
     Raises:
         ValueError: there is a mask, or no `cu_seq_lens_q`: either would let samples see each other.
     """
-    del module
     if attention_mask is not None or cu_seq_lens_q is None or query.shape[0] != 1:
         message = "packed attention takes `cu_seq_lens_q` and a batch of 1, and no mask"
         raise ValueError(message)
     if segment_tokens is None:
         segment_tokens = cu_seq_lens_q.diff().tolist()
-    return attend_packed(query, key, value, cu_seq_lens_q, segment_tokens, scaling, dropout), None
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    out_1THd = attend_packed(query, key, value, cu_seq_lens_q, segment_tokens, scaling, dropout, is_causal)
+    return out_1THd, None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
     return None
 
 
-AttentionInterface.register(PACKED, packed_attention)
-# Without this, transformers would build a mask of T x T for an attention function it does not know.
-AttentionMaskInterface.register(PACKED, _no_mask)
+for _name in (PACKED, PACKED_ENCODER):
+    AttentionInterface.register(_name, packed_attention)
+    # Without this, transformers would build a mask of T x T for an attention function it does not know.
+    AttentionMaskInterface.register(_name, _no_mask)

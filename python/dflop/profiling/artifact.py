@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 KIND = "model_profile"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def hash_parts(parts: Iterable[bytes]) -> str:

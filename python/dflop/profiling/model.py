@@ -1,128 +1,54 @@
-"""`dflop profile model`: time and memory of each module over a grid of sizes.
+"""`dflop profile model`: time and memory of each module over sizes chosen as it goes.
 
-    request --> pieces of the model --> cases --rounds under the clock--> records --> ModelProfile
+    request --> pieces of the model --> curves --session under the clock--> records --> ModelProfile
 
-Sizes take turns in every round, so that drift (clock rate, other load) strikes all of them alike. The part
-linear in tokens is what a pack of short segments takes less the attention of those segments, timed apart:
-
-    linear(T) = layer(T as n segments of s) - n * attention(s)
+The model as it trains, whole, comes first; then each variant (one rank's part under tensor parallelism,
+LoRA), of which only the modules that differ are measured.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import json
 import logging
 import platform
-import random
 import statistics
-import time
+import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
-from dflop.profiling.cases import ATTENTION, LINEAR, Case, Modules, build_cases, build_modules
-from dflop.profiling.memory import activation_bytes, touch_heap
+from dflop.profiling.assemble import assemble
+from dflop.profiling.cases import Gradients
+from dflop.profiling.curves import Built, build_curves
+from dflop.profiling.families import family_of, load_pieces
+from dflop.profiling.memory import touch_heap
 from dflop.profiling.neighbour import busy_neighbours
-from dflop.profiling.network import NOT_MEASURED, measure_gloo
+from dflop.profiling.network import measure_network
+from dflop.profiling.pieces import PieceSettings
 from dflop.profiling.records import Records, key_of
-from dflop.profiling.timer import Summary, Timing, summarise, timer_of
+from dflop.profiling.request import DTYPES, Request
+from dflop.profiling.session import Session, neighbour_work
+from dflop.profiling.timer import timer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from dflop.profiling.pieces import Piece
     from dflop.profiling.progress import Progress
 
 _LOG = logging.getLogger("dflop")
 
-METHOD = 1
+METHOD = 2
 """Raised when a change to the measuring makes older records incomparable."""
-MIN_REPEATS = 5
-"""Runs of each case, however long they take."""
-MIN_REPEATS_LARGE = 3
-"""Likewise, of cases that take more than a hundredth of the budget."""
-MAX_REPEATS = 400
-DEFAULT_BUDGET_S = 20.0
-_LARGE_RATIO = 0.01
-# Of a round, a cheap case takes up to so many runs: its median costs little to make better.
-_MAX_RUNS_A_ROUND = 6
+# Of the time, what the whole model has where there are variants, too.
+_WHOLE_SHARE = 0.6
 _OPTIMIZER_STEPS = 20
-# Part of a pack's time that is left to `linear` at least, should noise make the attention alone longer.
-_LINEAR_FLOOR_RATIO = 0.05
 _HEAP_BYTES = 512 << 20
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    model_dir: Path
-    """Folder with `config.json`."""
-    dtype: str
-    """`float32`, `bfloat16` or `float16`."""
-    device: str
-    """`cpu` or `cuda`."""
-    num_neighbours: int
-    """Ranks that will work beside one on this machine; ignored on a GPU."""
-    budget_s: float
-    """Time under the clock, in seconds; exceeded where `MIN_REPEATS` take longer."""
-    max_encoder_tokens: int
-    """Largest microbatch to measure, in encoder tokens."""
-    max_llm_tokens: int
-    """Likewise, in LLM tokens."""
-    max_segment_tokens: int
-    """Largest sample, in LLM tokens."""
-    max_label_tokens: int
-    """Largest microbatch, in label tokens."""
-    partial: Path | None
-    """File of the measurements so far; None keeps none."""
-
-    @staticmethod
-    def parse(fields: Mapping[str, Any]) -> Request:
-        """The request in `fields`.
-
-        Args:
-            fields: as the command line writes them; `out` is for the caller.
-
-        Returns:
-            The request.
-
-        Raises:
-            ValueError: a field is missing or out of range; the message names it.
-        """
-        missing = [name for name in ("model_dir", "max_llm_tokens") if name not in fields]
-        if missing:
-            message = f"request of `profile model`: `{missing[0]}` is missing"
-            raise ValueError(message)
-        max_llm_tokens = int(fields["max_llm_tokens"])
-        request = Request(
-            model_dir=Path(fields["model_dir"]),
-            dtype=str(fields.get("dtype", "float32")),
-            device=str(fields.get("device", "cpu")),
-            num_neighbours=int(fields.get("num_neighbours", 0)),
-            budget_s=float(fields.get("budget_s") or DEFAULT_BUDGET_S),
-            max_encoder_tokens=int(fields.get("max_encoder_tokens", 0)),
-            max_llm_tokens=max_llm_tokens,
-            max_segment_tokens=int(fields.get("max_segment_tokens") or max_llm_tokens),
-            max_label_tokens=int(fields.get("max_label_tokens") or max_llm_tokens),
-            partial=Path(fields["partial"]) if fields.get("partial") else None,
-        )
-        rules = [
-            ("dtype", request.dtype, request.dtype in _DTYPES, f"one of {', '.join(_DTYPES)}"),
-            ("device", request.device, request.device in ("cpu", "cuda"), "`cpu` or `cuda`"),
-            ("max_llm_tokens", max_llm_tokens, max_llm_tokens > 0, "above 0"),
-            ("num_neighbours", request.num_neighbours, request.num_neighbours >= 0, "0 or more"),
-        ]
-        for name, value, holds, rule in rules:
-            if not holds:
-                message = f"request of `profile model`: `{name}` is {value}, must be {rule}"
-                raise ValueError(message)
-        return request
 
 
 def profile_model(request: Mapping[str, Any], progress: Progress | None = None) -> dict[str, Any]:
@@ -144,57 +70,158 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         ValueError: the request is not sound.
     """
     asked = Request.parse(request)
-    adapter = load_adapter(asked.model_dir)
+    family = family_of(asked.model_dir)
     device = torch.device(asked.device)
     is_cpu = device.type == "cpu"
-    neighbours = asked.num_neighbours if is_cpu else 0
-    facts = {
-        "kind": device.type,
-        "name": _device_name(device),
-        "num_threads": 1 if is_cpu else 0,
-        "num_neighbours": neighbours,
-        "dtype": asked.dtype,
-        "torch": torch.__version__,
-    }
+    facts = _device_facts(asked, device)
+    reserve = {"context_bytes": _context_bytes(device), "allocator_overhead_permille": 0}
     config_hash = hash_config(asked.model_dir)
     records = Records(asked.partial, key_of({**facts, "model_config": config_hash, "method": METHOD}))
     with _one_thread(is_cpu), _no_collection():
-        if is_cpu and "latency_ns" not in records.numbers:
-            link = measure_gloo() if neighbours else NOT_MEASURED
-            records.add_number("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
-            records.add_number("latency_ns", link.latency_ns)
-        modules = build_modules(adapter, device, _DTYPES[asked.dtype])
-        curves = build_cases(
-            adapter,
-            modules,
-            device,
-            _DTYPES[asked.dtype],
-            max_encoder_tokens=asked.max_encoder_tokens,
-            max_llm_tokens=asked.max_llm_tokens,
-            max_segment_tokens=asked.max_segment_tokens,
-            max_label_tokens=asked.max_label_tokens,
+        # First: its ranks are forked, and this process has no threads of its own yet.
+        network = measure_network(
+            asked.device, facts["num_neighbours"], is_quick=not asked.network, budget_s=asked.budget_s
         )
         if is_cpu:
             touch_heap(_HEAP_BYTES)
-        with busy_neighbours(neighbours, _neighbour_work(curves)):
-            curves = _warm_up(curves, modules, records)
-            _measure(curves, records, timer_of(device), asked.budget_s, progress)
-            if "optimizer_ns_per_million" not in records.numbers:
-                records.add_number("optimizer_ns_per_million", _time_optimizer(modules, device))
+        pieces = load_pieces(asked.model_dir)
+        modules, variants = _Measuring(asked, records, progress, facts["num_neighbours"]).run(pieces)
     return {
         "made_from": {"model_config": config_hash},
-        "family": adapter.family,
+        "family": family,
+        "model": asked.model_dir.resolve().name,
+        "is_estimated": False,
         "device": facts,
-        "num_llm_layers": adapter.num_llm_layers,
-        "num_encoder_layers": adapter.num_encoder_layers,
-        "hidden_bytes": adapter.hidden_size * _DTYPES[asked.dtype].itemsize,
-        "network": {
-            "latency_ns": records.numbers.get("latency_ns", 0),
-            "bandwidth_bytes_per_s": records.numbers.get("bandwidth_bytes_per_s", 0),
-        },
-        "modules": _assemble(curves, modules, records),
+        "hidden_bytes": _hidden_size(asked) * DTYPES[asked.dtype].itemsize,
+        "network": network,
+        "modules": modules,
+        "variants": variants,
         "optimizer_ns_per_million": records.numbers["optimizer_ns_per_million"],
+        "memory": reserve,
     }
+
+
+class _Measuring:
+    """The sessions of one request, one after the other."""
+
+    def __init__(
+        self, request: Request, records: Records, progress: Progress | None, num_neighbours: int
+    ) -> None:
+        self.request, self.records, self.progress = request, records, progress
+        self.num_neighbours = num_neighbours
+        self.gradients = Gradients()
+        self.whole = PieceSettings(torch.device(request.device), DTYPES[request.dtype])
+
+    def run(self, pieces: Sequence[Piece]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Measures all; gives the modules and the variants of the profile."""
+        wanted = self._variants()
+        share = _WHOLE_SHARE if wanted else 1.0
+        built = [Built(piece, self.whole, "") for piece in pieces]
+        signatures = {one.piece.name: one.signature for one in built}
+        modules = self._measure(built, "", 0.0, share)
+        del built
+        variants = []
+        for index, settings in enumerate(wanted):
+            part = (1.0 - share) / len(wanted)
+            label = f"tp{settings.tensor_parallel_degree} lora{settings.lora_rank} "
+            made = self._build_variant(pieces, settings, label, signatures)
+            if made is None:
+                continue
+            variants.append(
+                {
+                    "tensor_parallel_degree": settings.tensor_parallel_degree,
+                    "lora_rank": settings.lora_rank,
+                    "has_collectives": False,
+                    "modules": self._measure(made, label, share + index * part, part) if made else {},
+                }
+            )
+        return modules, variants
+
+    def _variants(self) -> list[PieceSettings]:
+        ranks = [0, self.request.lora_rank] if self.request.lora_rank else [0]
+        degrees = [1, *self.request.tensor_parallel_degrees]
+        return [
+            dataclasses.replace(self.whole, tensor_parallel_degree=degree, lora_rank=rank)
+            for rank in ranks
+            for degree in degrees
+            if (degree, rank) != (1, 0)
+        ]
+
+    def _build_variant(
+        self,
+        pieces: Sequence[Piece],
+        settings: PieceSettings,
+        label: str,
+        signatures: Mapping[str, tuple[Any, ...]],
+    ) -> list[Built] | None:
+        """The pieces that differ from those of the whole; None, with a warning, if one cannot be built."""
+        from dflop._native import ProfileError
+
+        try:
+            made = [Built(piece, settings, label) for piece in pieces]
+        except ProfileError as error:
+            _LOG.warning(
+                "not measured: tensor parallel degree %d, LoRA rank %d: %s",
+                settings.tensor_parallel_degree,
+                settings.lora_rank,
+                error,
+            )
+            return None
+        return [one for one in made if one.signature != signatures[one.piece.name]]
+
+    def _measure(self, built: Sequence[Built], label: str, done: float, share: float) -> dict[str, Any]:
+        """One session: its modules as the profile has them."""
+        curves = build_curves(built, self.request, self.gradients)
+        budget_s = self.request.budget_s * share
+        session = Session(curves, self.request, budget_s, self.records, self.progress, label)
+        session.prepare()
+        with busy_neighbours(self.num_neighbours, neighbour_work(curves)):
+            session.measure(done, share)
+            if not label and "optimizer_ns_per_million" not in self.records.numbers:
+                self.records.add_number("optimizer_ns_per_million", _time_optimizer(built, self.whole.device))
+        return assemble(curves, self.records)
+
+
+def _hidden_size(request: Request) -> int:
+    """Width of what passes between ranks: of the text model, from the configuration."""
+    config = json.loads((request.model_dir / "config.json").read_bytes())
+    text = config.get("text_config", config)
+    return int(text["hidden_size"])
+
+
+def _device_facts(request: Request, device: torch.device) -> dict[str, Any]:
+    """`Device` of the profile."""
+    is_cpu = device.type == "cpu"
+    return {
+        "kind": device.type,
+        "name": _device_name(device),
+        "num_threads": 1 if is_cpu else 0,
+        "num_neighbours": request.num_neighbours if is_cpu else 0,
+        "dtype": request.dtype,
+        "torch": torch.__version__,
+        "driver": "" if is_cpu else _driver_version(),
+        # Ranks on a CPU share what there is.
+        "memory_bytes": 0 if is_cpu else torch.cuda.get_device_properties(device).total_memory,
+    }
+
+
+def _driver_version() -> str:
+    """Version of the GPU's driver, as `nvidia-smi` says it; else the newest CUDA that the driver knows."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return answer.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return f"CUDA {cast('Any', torch._C)._cuda_getDriverVersion()}"
+
+
+def _context_bytes(device: torch.device) -> int:
+    """Bytes of the device that are taken before the first tensor; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    torch.cuda.init()
+    free, total = torch.cuda.mem_get_info(device)
+    return max(total - free - torch.cuda.memory_reserved(device), 0)
 
 
 def _device_name(device: torch.device) -> str:
@@ -231,111 +258,14 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _run(case: Case) -> None:
-    case.reset()
-    case.backward(case.forward())
-
-
-def _neighbour_work(curves: Sequence[Sequence[Case]]) -> list[Callable[[], None]]:
-    """The middle of each whole module: what another rank does most of the time."""
-    chosen = [curve[len(curve) // 2] for curve in curves if curve[0].part == LINEAR]
-    return [lambda case=case: _run(case) for case in chosen]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    # The CPU allocator has no class of its own for it.
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def _warm_up(curves: Sequence[list[Case]], modules: Modules, records: Records) -> list[list[Case]]:
-    """Runs each case once, smallest first, and counts its activations; a curve ends where memory does."""
-    kept: list[list[Case]] = []
-    parameters = modules.parameters()
-    for curve in curves:
-        fitting: list[Case] = []
-        for case in curve:
-            try:
-                if f"{case.name} bytes" not in records.numbers:
-                    records.add_number(
-                        f"{case.name} bytes", activation_bytes(case.forward, parameters, case.inputs)
-                    )
-                _run(case)
-            except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
-                    raise
-                records.add_number(f"{case.name} out_of_memory", 1)
-                _LOG.warning("%s %s: out of memory at size %d, measured up to the size before", *_names(case))
-                break
-            fitting.append(case)
-        if not fitting:
-            from dflop._native import ProfileError
-
-            message = f"`{curve[0].module}` does not fit the device even at size {curve[0].size}"
-            raise ProfileError(message)
-        kept.append(fitting)
-    return kept
-
-
-def _names(case: Case) -> tuple[str, str, int]:
-    return case.module, case.part, case.size
-
-
-def _measure(
-    curves: Sequence[Sequence[Case]],
-    records: Records,
-    timer: Callable[[Callable[[], Any], Callable[[Any], None]], Timing],
-    budget_s: float,
-    progress: Progress | None,
-) -> None:
-    """Rounds over all cases until the budget is spent and each case has its runs."""
-    order = random.Random(0)
-    cases = [case for curve in curves for case in curve]
-    start, spent_before = time.monotonic(), records.spent_ns * 1e-9
-
-    def wanted(case: Case) -> int:
-        seen = records.timings[case.name]
-        is_large = bool(seen) and seen[-1].total_ns * 1e-9 > _LARGE_RATIO * budget_s
-        return MIN_REPEATS_LARGE if is_large else MIN_REPEATS
-
-    def ratio() -> float:
-        spent = (spent_before + time.monotonic() - start) / budget_s
-        return min(spent, min(len(records.timings[case.name]) / wanted(case) for case in cases), 1.0)
-
-    shown = ratio()
-    while ratio() < 1.0 and min(len(records.timings[case.name]) for case in cases) < MAX_REPEATS:
-        mean_ns = _mean_ns(cases, records)
-        for curve in order.sample(curves, len(curves)):
-            # The module is in cache when it is timed, as it is on a rank that runs nothing else.
-            _run(curve[0])
-            for case in order.sample(curve, len(curve)):
-                for _ in range(_runs(case, records, mean_ns)):
-                    case.reset()
-                    records.add_timing(case.name, timer(case.forward, case.backward))
-                if progress is not None:
-                    shown = max(shown, ratio())
-                    progress(shown, f"{case.module} {case.part} {case.size}")
-
-
-def _mean_ns(cases: Sequence[Case], records: Records) -> float:
-    last = [records.timings[case.name][-1].total_ns for case in cases if records.timings[case.name]]
-    return statistics.fmean(last) if last else 0.0
-
-
-def _runs(case: Case, records: Records, mean_ns: float) -> int:
-    """Runs of this case in this round: more where they are cheap."""
-    seen = records.timings[case.name]
-    return 1 if not seen else max(1, min(_MAX_RUNS_A_ROUND, int(mean_ns / max(seen[-1].total_ns, 1))))
-
-
-def _time_optimizer(modules: Modules, device: torch.device) -> int:
+def _time_optimizer(built: Sequence[Built], device: torch.device) -> int:
     """Median time of the end of a step, in nanoseconds for each 1,000,000 parameters.
 
     Norm of the gradients, AdamW and zeroing, the gradients being views of one tensor as in training. What
     replicas send each other to sum them is not measured.
     """
-    parameters = modules.parameters()
+    parameters = [parameter for one in built for parameter in one.module.parameters()]
+    before = [parameter.grad for parameter in parameters]
     dtype = parameters[0].dtype
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=dtype, device=device)
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
@@ -349,84 +279,9 @@ def _time_optimizer(modules: Modules, device: torch.device) -> int:
         flat.zero_()
 
     timer = timer_of(device)
-    timings = [timer(end_step, lambda _: None) for _ in range(_OPTIMIZER_STEPS)]
+    timings = [timer([lambda _: end_step()]) for _ in range(_OPTIMIZER_STEPS)]
+    for parameter, gradient in zip(parameters, before, strict=True):
+        parameter.grad = gradient
     # The first steps make the states.
     median_ns = statistics.median(timing.total_ns for timing in timings[3:])
     return max(1, round(median_ns * 1e6 / flat.numel()))
-
-
-def _assemble(curves: Sequence[Sequence[Case]], modules: Modules, records: Records) -> dict[str, Any]:
-    """The `modules` of the profile, by name."""
-    layer_parameters = list(modules.layers.parameters())
-    counted = {
-        "encoder": (list(modules.encoder.parameters()), 1),
-        "llm_embedding": (list(modules.embedding.parameters()), 1),
-        "llm_head": (list(modules.head.parameters()), 1),
-        "llm_layer": (layer_parameters, modules.num_layers),
-    }
-    attention = {
-        case.size: _per_copy(case, records) for curve in curves for case in curve if case.part == ATTENTION
-    }
-    points: dict[tuple[str, str], list[dict[str, int]]] = {}
-    for curve in curves:
-        for case in curve:
-            if all(size in attention for size in case.segments):
-                measured = _less_attention(
-                    _per_copy(case, records), [attention[size] for size in case.segments]
-                )
-                points.setdefault((case.module, case.part), []).append(_point(case, measured))
-    return {
-        name: {
-            LINEAR: {"points": points.get((name, LINEAR), [])},
-            ATTENTION: {"points": points.get((name, ATTENTION), [])},
-            "num_parameters": sum(p.numel() for p in parameters) // copies,
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters) // copies,
-        }
-        for name, (parameters, copies) in counted.items()
-    }
-
-
-@dataclass(frozen=True)
-class _Measured:
-    summary: Summary
-    activation_bytes: float
-
-
-def _per_copy(case: Case, records: Records) -> _Measured:
-    summary = summarise(records.timings[case.name])
-    return _Measured(
-        Summary(
-            summary.forward_ns / case.copies,
-            summary.backward_ns / case.copies,
-            summary.spread_ns / case.copies,
-            summary.repeats,
-        ),
-        records.numbers[f"{case.name} bytes"] / case.copies,
-    )
-
-
-def _less_attention(pack: _Measured, segments: Sequence[_Measured]) -> _Measured:
-    def less(whole: float, parts: float) -> float:
-        return max(whole - parts, _LINEAR_FLOOR_RATIO * whole)
-
-    return _Measured(
-        Summary(
-            less(pack.summary.forward_ns, sum(s.summary.forward_ns for s in segments)),
-            less(pack.summary.backward_ns, sum(s.summary.backward_ns for s in segments)),
-            pack.summary.spread_ns,
-            pack.summary.repeats,
-        ),
-        max(pack.activation_bytes - sum(s.activation_bytes for s in segments), 0.0),
-    )
-
-
-def _point(case: Case, measured: _Measured) -> dict[str, int]:
-    return {
-        "size": case.size,
-        # A time of 0 would be free work: the clock's own grain is the least.
-        "forward_ns": max(1, round(measured.summary.forward_ns)),
-        "backward_ns": max(1, round(measured.summary.backward_ns)),
-        "spread_ns": max(0, round(measured.summary.spread_ns)),
-        "activation_bytes": round(measured.activation_bytes),
-        "repeats": measured.summary.repeats,
-    }

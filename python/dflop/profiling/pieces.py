@@ -77,7 +77,7 @@ class Piece(Protocol):
     """False for what reads pixels, sound or ids: its backward stops there."""
 
     def attention(self, settings: PieceSettings) -> AttentionKind | None:
-        """The attention that is to be timed apart; None where there is none, or it is part of the linear time."""
+        """The attention to be timed apart; None where there is none, or it is part of the linear time."""
         ...
 
     def unit(self) -> int:

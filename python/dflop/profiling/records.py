@@ -72,7 +72,7 @@ class Records:
         if "number" in record:
             self.numbers[record["case"]] = int(record["number"])
         else:
-            timing = Timing(int(record["forward_ns"]), int(record["backward_ns"]))
+            timing = Timing(tuple(int(phase) for phase in record["phases_ns"]))
             self.timings[record["case"]].append(timing)
             self.spent_ns += timing.total_ns
 
@@ -88,12 +88,7 @@ class Records:
             case: what was run.
             timing: how long it took.
         """
-        record = {
-            "key": self._key,
-            "case": case,
-            "forward_ns": timing.forward_ns,
-            "backward_ns": timing.backward_ns,
-        }
+        record = {"key": self._key, "case": case, "phases_ns": list(timing.phases_ns)}
         self._take(record)
         self._append(json.dumps(record))
 

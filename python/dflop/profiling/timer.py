@@ -1,44 +1,47 @@
-"""Clocks: the time of one forward and one backward, and what many of them say together."""
+"""Clocks: the time of each phase of a run, and what many runs say together."""
 
 from __future__ import annotations
 
 import functools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+
+Step = Callable[[Any], Any]
+"""One phase of a run: takes what the phase before gave (None at first)."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """One run, in nanoseconds."""
 
-    forward_ns: int
-    """Time of the forward."""
-    backward_ns: int
-    """Time of the backward."""
+    phases_ns: tuple[int, ...]
+    """Time of each phase, in order: forward and backward, or forward, input gradient and weight gradient."""
 
     @property
     def total_ns(self) -> int:
-        """Forward and backward together, in nanoseconds."""
-        return self.forward_ns + self.backward_ns
+        """All phases together, in nanoseconds."""
+        return sum(self.phases_ns)
 
 
 @dataclass(frozen=True)
 class Summary:
     """What several runs say, in nanoseconds."""
 
-    forward_ns: float
-    """Median of the forwards."""
-    backward_ns: float
-    """Median of the backwards."""
+    phases_ns: tuple[float, ...]
+    """Median of each phase."""
+    total_ns: float
+    """Median of all phases together."""
     spread_ns: float
-    """Third minus first quartile of forward plus backward."""
+    """Third minus first quartile of all phases together."""
     repeats: int
     """Runs."""
 
@@ -62,7 +65,7 @@ def _working_ns(steady_ns: int, thread_ns: int) -> int:
     return thread_ns if is_interrupted and _has_thread_clock() else steady_ns
 
 
-def time_on_cpu(forward: Callable[[], Any], backward: Callable[[Any], None]) -> Timing:
+def time_on_cpu(steps: Sequence[Step]) -> Timing:
     """Time of one run by the steady clock, on one thread.
 
     Where the system gave the core to another process meanwhile, the thread's own clock is taken instead: a
@@ -70,52 +73,46 @@ def time_on_cpu(forward: Callable[[], Any], backward: Callable[[Any], None]) -> 
     do count.
 
     Args:
-        forward: gives what `backward` starts from.
-        backward: called once with it.
+        steps: the phases.
 
     Returns:
-        Both times.
+        Their times.
     """
-    start = (time.perf_counter_ns(), time.thread_time_ns())
-    result = forward()
-    middle = (time.perf_counter_ns(), time.thread_time_ns())
-    backward(result)
-    end = (time.perf_counter_ns(), time.thread_time_ns())
+    result: Any = None
+    times = [(time.perf_counter_ns(), time.thread_time_ns())]
+    for step in steps:
+        result = step(result)
+        times.append((time.perf_counter_ns(), time.thread_time_ns()))
     return Timing(
-        _working_ns(middle[0] - start[0], middle[1] - start[1]),
-        _working_ns(end[0] - middle[0], end[1] - middle[1]),
+        tuple(_working_ns(b[0] - a[0], b[1] - a[1]) for a, b in zip(times, times[1:], strict=False))
     )
 
 
-def time_on_cuda(forward: Callable[[], Any], backward: Callable[[Any], None]) -> Timing:
+def time_on_cuda(steps: Sequence[Step]) -> Timing:
     """Time of one run on the current CUDA device, by events on its stream.
 
     Starts on an idle device and waits for it at the end, so that the time to launch counts where it is the
     longer.
 
     Args:
-        forward: gives what `backward` starts from.
-        backward: called once with it.
+        steps: the phases.
 
     Returns:
-        Both times.
+        Their times.
     """
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
     torch.cuda.synchronize()
+    result: Any = None
     events[0].record()
-    result = forward()
-    events[1].record()
-    backward(result)
-    events[2].record()
+    for step, event in zip(steps, events[1:], strict=True):
+        result = step(result)
+        event.record()
     torch.cuda.synchronize()
     # Events count milliseconds.
-    forward_ns, backward_ns = (
-        round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)
-    )
-    return Timing(forward_ns, backward_ns)
+    return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
 
 
-def timer_of(device: torch.device) -> Callable[[Callable[[], Any], Callable[[Any], None]], Timing]:
+def timer_of(device: torch.device) -> Callable[[Sequence[Step]], Timing]:
     """The clock for a device.
 
     Args:
@@ -133,7 +130,7 @@ def summarise(timings: Sequence[Timing]) -> Summary:
     Runs that page faults struck lie far above the rest: medians and quartiles ignore them, means would not.
 
     Args:
-        timings: at least one run.
+        timings: at least one run, all of the same phases.
 
     Returns:
         What they say.
@@ -143,9 +140,7 @@ def summarise(timings: Sequence[Timing]) -> Summary:
     if len(totals) > 1:
         first, _, third = statistics.quantiles(totals, n=4, method="inclusive")
         spread = third - first
+    phases = zip(*(timing.phases_ns for timing in timings), strict=True)
     return Summary(
-        statistics.median(timing.forward_ns for timing in timings),
-        statistics.median(timing.backward_ns for timing in timings),
-        spread,
-        len(timings),
+        tuple(statistics.median(phase) for phase in phases), statistics.median(totals), spread, len(timings)
     )

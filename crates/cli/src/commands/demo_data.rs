@@ -1,8 +1,9 @@
 //! `dflop demo-data`: something to try everything on.
 
-use super::{progress_bar, thousands};
+use super::progress_bar;
 use crate::Failure;
 use crate::args;
+use dflop_types::thousands;
 
 pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
     let bar = progress_bar(u64::from(arguments.samples), "drawing samples");

@@ -1,13 +1,14 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
-use super::{Inputs, beside, progress_bar, thousands, write};
+use super::{Inputs, beside, progress_bar, write};
 use crate::Failure;
 use crate::args;
 use dflop_plan::{SearchInput, explain, search};
-use dflop_types::{PipelineOrder, artifact};
+use dflop_types::{PipelineOrder, artifact, thousands};
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
-    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    let inputs = Inputs::read(&arguments.files)?;
+    inputs.note_device();
     let config = &inputs.config;
     if !inputs.data_profile.strata.is_empty() {
         let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();

@@ -1,13 +1,13 @@
 //! `dflop profile data`: a dataset in, one shape a sample out.
 
-use super::{beside, progress_bar, thousands};
+use super::{beside, progress_bar};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::family::GivenFamily;
 use dflop_data::profile::{Previous, ProfileSettings, Progress, profile_into};
 use dflop_data::{DataError, problems, summary, table};
-use dflop_types::ProfilePart;
+use dflop_types::{ProfilePart, thousands};
 use indicatif::ProgressBar;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -43,11 +43,20 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
             thousands(outcome.num_samples)
         );
     }
+    if outcome.num_requests > 0 {
+        eprintln!("{}", traffic(outcome.num_requests, outcome.received_bytes));
+    }
     rows.finish(&outcome.header)?;
     // What an earlier run failed on is mended.
     problems::write(&failed_path(&path), &[], &[])?;
     eprintln!("wrote {}", path.display());
     Ok(Outcome::Done(0))
+}
+
+/// What remote stores were asked and what they sent, in one line.
+fn traffic(num_requests: u64, bytes: u64) -> String {
+    let requests = if num_requests == 1 { "request" } else { "requests" };
+    format!("{} {requests} to remote stores, {} bytes received", thousands(num_requests), thousands(bytes))
 }
 
 /// Name of the profile beside the configuration.
@@ -151,6 +160,12 @@ mod tests {
         bar.draw(Progress { samples: 6, num_samples: None, bytes: 1, num_bytes: 100 });
         assert_eq!(bar.bar.position(), 5, "drawn again at once");
         bar.clear();
+    }
+
+    #[test]
+    fn traffic_is_told_in_one_line() {
+        assert_eq!(traffic(1, 65_536), "1 request to remote stores, 65,536 bytes received");
+        assert_eq!(traffic(1_200, 0), "1,200 requests to remote stores, 0 bytes received");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! `dflop profile merge`: the parts of a data profile in, the whole out.
 
-use super::thousands;
 use crate::Failure;
 use crate::args;
 use dflop_data::{merge, problems};
+use dflop_types::thousands;
 
 pub(super) fn run(arguments: &args::ProfileMerge) -> Result<(), Failure> {
     let merged = merge::merge(&arguments.parts, &arguments.out)?;

@@ -1,22 +1,35 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
-use super::{Inputs, beside};
+use super::{Inputs, beside, differs};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::table;
-use dflop_types::{DataProfile, Plan, artifact};
+use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, artifact};
 use serde_json::json;
 use std::path::Path;
 
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
     let config = config::load(&arguments.config.config)?;
-    if !(arguments.budget_seconds > 0.0 && arguments.budget_seconds.is_finite()) {
-        return Err(Failure::new(
-            format!("`--budget-seconds` is {}, must be above 0", arguments.budget_seconds),
-            None,
-        ));
+    let (flag, budget, budget_s) = match arguments.budget_seconds {
+        Some(seconds) => ("--budget-seconds", seconds, seconds),
+        None => ("--budget-minutes", arguments.budget_minutes, 60.0 * arguments.budget_minutes),
+    };
+    if !(budget_s > 0.0 && budget_s.is_finite()) {
+        return Err(Failure::new(format!("`{flag}` is {budget}, must be above 0"), None));
+    }
+    if arguments.network && !arguments.fresh {
+        let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
+        if out.exists() {
+            return network(&config, &out, budget_s);
+        }
+        if std::env::var_os("RANK").is_some() {
+            return Err(Failure::new(
+                format!("no model_profile at `{}`, whose links could be replaced", out.display()),
+                Some(format!("first run `{}` without torchrun", ModelProfile::MEND)),
+            ));
+        }
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
     let data = table::read(&data_path)?;
@@ -33,15 +46,40 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
             "dtype": config.model.dtype,
             "device": config.cluster.device,
             "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
-            "budget_s": arguments.budget_seconds,
+            "budget_s": budget_s,
             "max_encoder_tokens": sizes.encoder,
+            "max_encoder_segment_tokens": sizes.segment,
             "max_llm_tokens": sizes.llm,
             "max_segment_tokens": sizes.sample,
             "max_label_tokens": sizes.label,
+            "recompute": arguments.recompute,
+            "tensor_parallel_degrees": arguments.tensor_parallel,
+            "lora_rank": arguments.lora_rank,
             "out": out,
             "partial": partial,
             "fresh": arguments.fresh,
+            "network": arguments.network,
             "environment": environment(&config),
+        }),
+    }))
+}
+
+/// The request to measure the links between ranks and put them in the model profile at `out`.
+fn network(config: &config::Config, out: &Path, budget_s: f64) -> Result<Outcome, Failure> {
+    let profile: ModelProfile = artifact::read(out)?;
+    let hashes = dflop_data::model_hashes(&config.model.dir)?;
+    artifact::check_made_from(out, &profile, "model_config", &hashes["model_config"])?;
+    let kind = ("cluster.device", config.cluster.device.clone(), profile.device.kind);
+    differs(out, ModelProfile::MEND, &[kind])?;
+    Ok(Outcome::Python(Request {
+        verb: "profile_model".to_owned(),
+        arguments: json!({
+            "device": config.cluster.device,
+            "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
+            "budget_s": budget_s,
+            "out": out,
+            "network_only": true,
+            "environment": environment(config),
         }),
     }))
 }
@@ -70,6 +108,8 @@ struct Sizes {
     label: u64,
     /// LLM tokens of the largest sample.
     sample: u64,
+    /// Encoder tokens of the largest segment.
+    segment: u64,
 }
 
 impl Sizes {
@@ -85,30 +125,38 @@ impl Sizes {
             let largest = data.samples.iter().map(|s| size(&s.shape)).max().unwrap_or(0);
             (2 * per_microbatch * total.div_ceil(count)).max(largest + largest / 2).max(1)
         };
+        let segments = data.samples.iter().flat_map(|s| &s.shape.encoder_segments);
         Self {
             encoder: grid_end(&|s| s.encoder_tokens()),
             llm: grid_end(&|s| u64::from(s.llm_tokens)),
             label: grid_end(&|s| u64::from(s.label_tokens)),
             sample: data.samples.iter().map(|s| u64::from(s.shape.llm_tokens)).max().unwrap_or(1).max(1),
+            segment: segments.map(|s| u64::from(s.tokens)).max().unwrap_or(0),
         }
     }
 }
 
 /// The request for `dflop train`, with the plan checked against what is there now.
 pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
-    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
+    let inputs = Inputs::read(&arguments.files.inputs)?;
+    if !arguments.other_device {
+        inputs.check_device()?;
+    }
     dflop_data::profile::check_complete(&inputs.data_profile)?;
     let config = &inputs.config;
-    let plan_path = beside(config, arguments.plan.as_ref(), "plan.json");
+    let plan_path = beside(config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&plan_path)?;
     inputs.check_plan(&plan_path, &plan)?;
     check_cores(&plan, config, arguments.oversubscribe)?;
     let out = beside(config, arguments.out.as_ref(), "run");
+    // Estimated for a device of a table, under the table's name: no machine has that very one.
+    let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
+    let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
     check_empty(&out, arguments.force)?;
     Ok(Outcome::Python(Request {
         verb: "train".to_owned(),
         arguments: json!({
-            "config_path": arguments.config.config,
+            "config_path": arguments.files.inputs.config.config,
             "config": serde_json::to_string(config).expect("a configuration has string keys"),
             "plan": plan_path,
             "data_profile": inputs.data_profile_path,
@@ -120,6 +168,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "measure_memory_step": arguments.measure_memory_step,
             "oversubscribe": arguments.oversubscribe,
             "num_ranks": plan.best.layout.num_ranks(),
+            "profile_device": profile_device,
             "environment": environment(config),
         }),
     }))

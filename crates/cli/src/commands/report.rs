@@ -256,11 +256,13 @@ impl Found {
             warnings.push(format!("{} samples could not be read and were left out", data.problems.len()));
         }
         if let Some(plan) = &self.plan {
-            let ratio = plan.best.prediction.extrapolated_ratio;
-            if ratio > 0.0 {
+            let prediction = &plan.best.prediction;
+            if prediction.extrapolated_ratio > 0.0 {
                 warnings.push(format!(
-                    "{:.1} % of the plan's predictions lie outside the measured range",
-                    ratio * 100.0
+                    "{:.1} % of the plan's predictions ({} of {}) lie outside the measured range",
+                    prediction.extrapolated_ratio * 100.0,
+                    prediction.num_extrapolated,
+                    prediction.num_predictions
                 ));
             }
         }

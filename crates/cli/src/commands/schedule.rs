@@ -1,9 +1,10 @@
 //! `dflop schedule`: costs in, an assignment out.
 
-use super::{milliseconds, thousands};
+use super::milliseconds;
 use crate::Failure;
 use crate::args;
 use dflop_schedule::{Costs, Limits};
+use dflop_types::thousands;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::Path;

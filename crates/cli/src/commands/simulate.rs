@@ -68,8 +68,9 @@ fn summary(timeline: &Timeline) -> String {
 }
 
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
-    let inputs = Inputs::read(&arguments.config, &arguments.profiles)?;
-    let path = beside(&inputs.config, arguments.plan.as_ref(), "plan.json");
+    let inputs = Inputs::read(&arguments.files.inputs)?;
+    inputs.note_device();
+    let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
     inputs.check_plan(&path, &plan)?;
     let seed = inputs.config.train.seed;
@@ -82,10 +83,18 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     )?;
     let batches = GlobalBatches::new(inputs.data_profile.samples.len() as u32, plan.global_batch_size, seed)?;
     let mut steps = Vec::new();
+    let (mut num_predictions, mut num_extrapolated, mut num_assumed) = (0, 0, 0);
+    let mut is_reduction_measured = true;
     for step in 0..u64::from(arguments.steps) {
         let batch = batches.batch(step);
-        let timeline = |arm| -> Result<Timeline, Failure> {
-            Ok(scheduler.simulate(&scheduler.schedule(step, &batch, arm)?)?)
+        let mut timeline = |arm| -> Result<Timeline, Failure> {
+            let schedule = scheduler.schedule(step, &batch, arm)?;
+            let coverage = scheduler.coverage(&schedule)?;
+            num_predictions += coverage.num_predictions;
+            num_extrapolated += coverage.num_extrapolated;
+            num_assumed += coverage.num_assumed;
+            is_reduction_measured &= coverage.is_reduction_measured;
+            Ok(scheduler.simulate(&schedule)?)
         };
         let blind = timeline(Arm::Blind)?;
         steps.push((blind, timeline(Arm::Aware)?));
@@ -113,7 +122,12 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
                        "aware": {"makespan_ns": a.makespan_ns, "idle_ns": a.idle_ns}})
             })
             .collect();
-        println!("{}", json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns}));
+        println!(
+            "{}",
+            json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns,
+                   "num_predictions": num_predictions, "num_extrapolated": num_extrapolated,
+                   "num_assumed": num_assumed, "is_reduction_measured": is_reduction_measured})
+        );
         return Ok(());
     }
     println!(
@@ -130,14 +144,26 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         );
     }
     println!(
-        "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the measured model profile)",
+        "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the {} model profile)",
         "mean",
         milliseconds(blind_ns as u64),
         milliseconds(aware_ns as u64),
         blind_ns / aware_ns.max(1.0),
         blind_idle * 100.0,
-        aware_idle * 100.0
+        aware_idle * 100.0,
+        if inputs.model_profile.is_estimated { "estimated, not measured" } else { "measured" }
     );
+    for (count, what) in [
+        (num_extrapolated, "lie outside the measured range"),
+        (num_assumed, "hold transfers that were not measured"),
+    ] {
+        if count > 0 {
+            println!("note: {count} of {num_predictions} predictions {what}");
+        }
+    }
+    if !is_reduction_measured {
+        println!("note: the reduction of the gradients was not measured as it is: its time is assumed");
+    }
     Ok(())
 }
 

@@ -13,6 +13,8 @@ mod patches;
 mod qwen2_audio;
 mod qwen2_vl;
 mod qwen3_vl;
+mod qwen_vl;
+mod video_settings;
 
 pub use callable::{Callable, GivenFamily, Question};
 pub use internvl::InternVl;

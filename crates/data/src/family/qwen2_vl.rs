@@ -20,40 +20,38 @@
 //! 2^15 frames on may be 1 off. And for some lengths (17 frames of which 14 are read; 4 % of 60,000 random ones) it asks
 //! for a frame past the end, and then fails: here the n frames that exist are read.
 
-use super::fields::{CONFIG, Fields};
-use super::patches::{
-    self, Depth, Patches, PixelRange, TOO_MANY_TOKENS, VideoSettings, all_frames, check_clip, clip_words,
-    fit, frame_rate,
-};
+use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
+use super::qwen_vl::{self, Generation, Settings};
+use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
 use crate::DataError;
 use crate::probe::MediaKind;
 
-const FAMILIES: [&str; 2] = ["qwen2_vl", "qwen2_5_vl"];
-/// Of the configuration, the image processor and the video processor alike.
+/// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
-const IMAGE_PIXELS: PixelRange = PixelRange { min: 56 * 56, max: 28 * 28 * 1280 };
-const VIDEO: VideoSettings = VideoSettings {
-    pixels: PixelRange { min: 128 * 28 * 28, max: 28 * 28 * 768 },
-    samples_frames: false,
-    fps: None,
-    num_frames: None,
-    min_frames: 4,
-    max_frames: 768,
-    token_cap: Some(128_000),
+const GENERATION: Generation = Generation {
+    families: ["qwen2_vl", "qwen2_5_vl"],
+    video_processor: "Qwen2VLVideoProcessor",
+    patches: PATCHES,
+    image_patches: PATCHES,
+    video: VideoSettings {
+        pixels: PixelRange { min: 128 * 28 * 28, max: 28 * 28 * 768 },
+        samples_frames: false,
+        fps: None,
+        num_frames: None,
+        min_frames: 4,
+        max_frames: 768,
+        token_cap: Some(128_000),
+    },
+    video_has_old_names: true,
 };
-/// Share of `max_video_tokens` that `cap_pixels_per_frame` spends, and what it leaves a frame at least, in shares of
-/// the least pixels.
+/// Share of `max_video_tokens` that `cap_pixels_per_frame` spends.
 const CAP_SHARE: f64 = 0.9;
-const CAP_FLOOR: f64 = 1.05;
 
 /// The shape rule of a Qwen2-VL or Qwen2.5-VL model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Qwen2Vl {
-    family: &'static str,
-    patches: Patches,
-    image_pixels: PixelRange,
-    video: VideoSettings,
+    settings: Settings,
 }
 
 impl Qwen2Vl {
@@ -77,25 +75,12 @@ impl Qwen2Vl {
     /// # Ok::<(), dflop_data::DataError>(())
     /// ```
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
-        let config = Fields { file: CONFIG, object: &files.config };
-        config.must_be("model_type", &FAMILIES, false)?;
-        let family = if files.config["model_type"] == FAMILIES[0] { FAMILIES[0] } else { FAMILIES[1] };
-        let (image, video) = (patches::image_fields(files), patches::video_fields(files));
-        patches::must_be_of(&image, "image_processor_type", &patches::IMAGE_PROCESSORS)?;
-        patches::must_be_of(&video, "video_processor_type", &["Qwen2VLVideoProcessor"])?;
-        let model = Patches::of_model(&config, PATCHES)?;
-        Patches::read(&video, model, PATCHES)?;
-        Ok(Self {
-            family,
-            patches: Patches::read(&image, model, PATCHES)?,
-            image_pixels: PixelRange::read(&image, IMAGE_PIXELS, true)?,
-            video: VideoSettings::read(&video, VIDEO, true)?,
-        })
+        Settings::read(files, &GENERATION).map(|settings| Self { settings })
     }
 
     /// Positions of the frames that are read of a clip.
     fn frames(&self, clip: &Clip, asked: VideoSampling) -> Result<Vec<u32>, String> {
-        let (video, pair) = (&self.video, u64::from(self.patches.frames));
+        let (video, pair) = (&self.settings.video, u64::from(self.settings.patches.frames));
         let asked_max = asked.max_frames.map(u64::from);
         if !video.samples_frames && asked == VideoSampling::default() {
             return all_frames(clip);
@@ -123,9 +108,7 @@ impl Qwen2Vl {
         match wanted {
             0 => Err(format!("not one group of {pair} frames would be read of it")),
             n if n > clip.num_frames => Err(format!("{n} frames would be read, more than there are")),
-            n if n > patches::FRAMES_MAX => {
-                Err(format!("{n} frames would be read, must be at most {}", patches::FRAMES_MAX))
-            }
+            n if n > FRAMES_MAX => Err(format!("{n} frames would be read, must be at most {FRAMES_MAX}")),
             // Both factors are below 2^32.
             n => Ok((0..n).map(|k| (k * clip.num_frames / n) as u32).collect()),
         }
@@ -133,14 +116,14 @@ impl Qwen2Vl {
 
     /// The most pixels of a frame, of so many.
     fn frame_pixels(&self, num_frames: u64) -> PixelRange {
-        let PixelRange { min, max } = self.video.pixels;
-        let Some(tokens) = self.video.token_cap else { return self.video.pixels };
-        let factor = self.patches.factor();
+        let PixelRange { min, max } = self.settings.video.pixels;
+        let Some(tokens) = self.settings.video.token_cap else { return self.settings.video.pixels };
+        let factor = self.settings.patches.factor();
         // At most 2^20 x 2^60 x 2^15, hence u128.
         let total = ((u128::from(tokens) * u128::from(factor * factor)) as f64 * CAP_SHARE) as u128;
-        let share = total * u128::from(self.patches.frames) / u128::from(num_frames);
+        let share = total * u128::from(self.settings.patches.frames) / u128::from(num_frames);
         let share = u64::try_from(share).unwrap_or(u64::MAX);
-        PixelRange { min, max: max.min(share).max((min as f64 * CAP_FLOOR) as u64) }
+        PixelRange { min, max: self.settings.video.capped(max.min(share)) }
     }
 
     fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
@@ -148,35 +131,32 @@ impl Qwen2Vl {
         let frame_indices = self.frames(clip, asked)?;
         let num_frames = frame_indices.len() as u64;
         let size = (u64::from(clip.size.height), u64::from(clip.size.width));
-        let resized = fit(size, Depth::PICTURE, self.patches.factor(), self.frame_pixels(num_frames))?;
-        let grid = self.patches.grid(resized, num_frames).ok_or(TOO_MANY_TOKENS)?;
+        let resized =
+            fit(size, Depth::PICTURE, self.settings.patches.factor(), self.frame_pixels(num_frames))?;
+        let grid = self.settings.patches.grid(resized, num_frames).ok_or(TOO_MANY_TOKENS)?;
         Ok(grid.shape(vec![grid.features()], frame_indices))
     }
 }
 
 impl Family for Qwen2Vl {
     fn name(&self) -> &str {
-        self.family
+        self.settings.family
     }
 
     fn marks(&self, kind: MediaKind) -> Option<Marks> {
-        patches::marks(kind)
+        qwen_vl::marks(kind)
     }
 
     fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
-        patches::image(self.family, self.patches, self.image_pixels, size)
+        self.settings.image(size)
     }
 
     fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
-        self.video_shape(clip, sampling).map_err(|rule| DataError::Shape {
-            family: self.family,
-            media: clip_words(clip),
-            rule,
-        })
+        self.video_shape(clip, sampling).map_err(|rule| self.settings.refused(clip, rule))
     }
 
     fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
-        Err(unread(self.family, "a sound"))
+        Err(unread(self.settings.family, "a sound"))
     }
 }
 

@@ -18,40 +18,35 @@
 //! `max_frames`. Where a file tells no rate, transformers takes it for 24 frames a second; we take frames over
 //! duration, and refuse a clip that tells neither.
 
-use super::fields::{CONFIG, Fields};
-use super::patches::{
-    self, Depth, Patches, PixelRange, TOO_MANY_TOKENS, VideoSettings, all_frames, check_clip, clip_words,
-    fit, frame_rate,
-};
+use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
+use super::qwen_vl::{self, Generation, Settings};
+use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
 use crate::DataError;
 use crate::probe::MediaKind;
 
-const FAMILIES: [&str; 2] = ["qwen3_vl", "qwen3_vl_moe"];
-/// Of the configuration and the video processor.
-const PATCHES: Patches = Patches { side: 16, merge: 2, frames: 2 };
-/// The image processor is Qwen2-VL's, and so are its defaults.
-const IMAGE_PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
-const IMAGE_PIXELS: PixelRange = PixelRange { min: 56 * 56, max: 28 * 28 * 1280 };
-const VIDEO: VideoSettings = VideoSettings {
-    pixels: PixelRange { min: 128 * 32 * 32, max: 32 * 32 * 768 },
-    samples_frames: true,
-    fps: Some(2.0),
-    num_frames: None,
-    min_frames: 4,
-    max_frames: 768,
-    token_cap: Some(768),
+const GENERATION: Generation = Generation {
+    families: ["qwen3_vl", "qwen3_vl_moe"],
+    video_processor: "Qwen3VLVideoProcessor",
+    patches: Patches { side: 16, merge: 2, frames: 2 },
+    // The image processor is Qwen2-VL's, and so are its defaults.
+    image_patches: Patches { side: 14, merge: 2, frames: 2 },
+    video: VideoSettings {
+        pixels: PixelRange { min: 128 * 32 * 32, max: 32 * 32 * 768 },
+        samples_frames: true,
+        fps: Some(2.0),
+        num_frames: None,
+        min_frames: 4,
+        max_frames: 768,
+        token_cap: Some(768),
+    },
+    video_has_old_names: false,
 };
-/// What `cap_pixels_per_frame` leaves a frame at least, in shares of the least pixels.
-const CAP_FLOOR: f64 = 1.05;
 
 /// The shape rule of a Qwen3-VL model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Qwen3Vl {
-    family: &'static str,
-    patches: Patches,
-    image_pixels: PixelRange,
-    video: VideoSettings,
+    settings: Settings,
 }
 
 impl Qwen3Vl {
@@ -78,33 +73,20 @@ impl Qwen3Vl {
     /// # Ok::<(), dflop_data::DataError>(())
     /// ```
     pub fn from_files(files: &FamilyFiles) -> Result<Self, DataError> {
-        let config = Fields { file: CONFIG, object: &files.config };
-        config.must_be("model_type", &FAMILIES, false)?;
-        let family = if files.config["model_type"] == FAMILIES[0] { FAMILIES[0] } else { FAMILIES[1] };
-        let (image, video) = (patches::image_fields(files), patches::video_fields(files));
-        patches::must_be_of(&image, "image_processor_type", &patches::IMAGE_PROCESSORS)?;
-        patches::must_be_of(&video, "video_processor_type", &["Qwen3VLVideoProcessor"])?;
-        let model = Patches::of_model(&config, PATCHES)?;
-        Patches::read(&video, model, PATCHES)?;
-        Ok(Self {
-            family,
-            patches: Patches::read(&image, model, IMAGE_PATCHES)?,
-            image_pixels: PixelRange::read(&image, IMAGE_PIXELS, true)?,
-            video: VideoSettings::read(&video, VIDEO, false)?,
-        })
+        Settings::read(files, &GENERATION).map(|settings| Self { settings })
     }
 
     /// Positions of the frames that are read of a clip.
     fn frames(&self, clip: &Clip, source_fps: f64, asked: VideoSampling) -> Result<Vec<u32>, String> {
-        if !self.video.samples_frames && asked == VideoSampling::default() {
+        if !self.settings.video.samples_frames && asked == VideoSampling::default() {
             return all_frames(clip);
         }
         let total = clip.num_frames;
-        let max = asked.max_frames.map_or(self.video.max_frames, u64::from).min(patches::FRAMES_MAX);
-        let fps = asked.fps.or(self.video.fps).unwrap_or(f64::INFINITY);
+        let max = asked.max_frames.map_or(self.settings.video.max_frames, u64::from).min(FRAMES_MAX);
+        let fps = asked.fps.or(self.settings.video.fps).unwrap_or(f64::INFINITY);
         // A quotient past 64 bits is cut to them, and then to `max`.
         let wanted = (total as f64 / source_fps * fps) as u64;
-        let n = wanted.max(self.video.min_frames).min(max).min(total);
+        let n = wanted.max(self.settings.video.min_frames).min(max).min(total);
         let step = (total - 1) as f64 / n.saturating_sub(1) as f64;
         Ok((0..n)
             .map(|k| match k {
@@ -117,29 +99,29 @@ impl Qwen3Vl {
 
     /// The most pixels of a clip of so many frames.
     fn clip_pixels(&self, num_frames: u64) -> PixelRange {
-        let PixelRange { min, max } = self.video.pixels;
-        let Some(tokens) = self.video.token_cap else { return self.video.pixels };
-        let factor = self.patches.factor();
+        let PixelRange { min, max } = self.settings.video.pixels;
+        let Some(tokens) = self.settings.video.token_cap else { return self.settings.video.pixels };
+        let factor = self.settings.patches.factor();
         let frame = tokens.saturating_mul(factor * factor).min(max / num_frames);
-        PixelRange { min, max: frame.max((min as f64 * CAP_FLOOR) as u64).saturating_mul(num_frames) }
+        PixelRange { min, max: self.settings.video.capped(frame).saturating_mul(num_frames) }
     }
 
     fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
         check_clip(clip, asked)?;
         let source_fps = frame_rate(clip)?;
         let frame_indices = self.frames(clip, source_fps, asked)?;
-        let (frames, pair) = (frame_indices.len() as u64, u64::from(self.patches.frames));
+        let (frames, pair) = (frame_indices.len() as u64, u64::from(self.settings.patches.frames));
         if frames < pair {
             return Err(format!("{frames} frames of it are read, must be at least {pair}"));
         }
-        let factor = self.patches.factor();
+        let factor = self.settings.patches.factor();
         let rounded = (frames as f64 / pair as f64).round_ties_even() as u64 * pair;
         let sides = enlarged((u64::from(clip.size.height), u64::from(clip.size.width)), factor)?;
         let resized = fit(sides, Depth { frames, rounded }, factor, self.clip_pixels(frames))?;
-        let grid = self.patches.grid(resized, frames).ok_or(TOO_MANY_TOKENS)?;
+        let grid = self.settings.patches.grid(resized, frames).ok_or(TOO_MANY_TOKENS)?;
         let mut pieces = Vec::with_capacity(2 * grid.pairs as usize + 1);
         let mut before = "";
-        for group in frame_indices.chunks(self.patches.frames as usize) {
+        for group in frame_indices.chunks(self.settings.patches.frames as usize) {
             // A group that is not full ends with its last frame again.
             let (first, last) = (group[0], group[group.len() - 1]);
             let seconds = f64::midpoint(f64::from(first) / source_fps, f64::from(last) / source_fps);
@@ -167,27 +149,23 @@ fn enlarged((height, width): (u64, u64), factor: u64) -> Result<(u64, u64), Stri
 
 impl Family for Qwen3Vl {
     fn name(&self) -> &str {
-        self.family
+        self.settings.family
     }
 
     fn marks(&self, kind: MediaKind) -> Option<Marks> {
-        patches::marks(kind)
+        qwen_vl::marks(kind)
     }
 
     fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
-        patches::image(self.family, self.patches, self.image_pixels, size)
+        self.settings.image(size)
     }
 
     fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
-        self.video_shape(clip, sampling).map_err(|rule| DataError::Shape {
-            family: self.family,
-            media: clip_words(clip),
-            rule,
-        })
+        self.video_shape(clip, sampling).map_err(|rule| self.settings.refused(clip, rule))
     }
 
     fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
-        Err(unread(self.family, "a sound"))
+        Err(unread(self.settings.family, "a sound"))
     }
 }
 

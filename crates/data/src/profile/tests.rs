@@ -5,9 +5,10 @@
 use super::*;
 use crate::dataset::Dataset;
 use crate::demo;
-use dflop_types::{Fault, SampleIndex, SampleKind, Stratum};
+use dflop_types::{Fault, ProfilePart, SampleIndex, SampleKind, Stratum};
 use proptest::prelude::*;
 use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 

@@ -18,6 +18,7 @@ use crate::mixture::{Format, Source};
 use crate::store::Stores;
 use dflop_types::Place;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::fmt;
 use tables::{TableFile, Tables};
 
@@ -54,10 +55,10 @@ impl RawRecord {
     ///
     /// # Errors
     /// Line, column and cause where its text is not JSON.
-    pub fn parse(&self) -> Result<Value, String> {
+    pub fn parse(&self) -> Result<Cow<'_, Value>, String> {
         match &self.body {
-            Body::Json { text, line } => json::parse(text, *line),
-            Body::Fields(fields) => Ok(fields.clone()),
+            Body::Json { text, line } => json::parse(text, *line).map(Cow::Owned),
+            Body::Fields(fields) => Ok(Cow::Borrowed(fields)),
             Body::Unsound(cause) => Err(cause.clone()),
         }
     }

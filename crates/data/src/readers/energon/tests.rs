@@ -56,7 +56,7 @@ fn a_split_is_read_with_its_field_map() {
     let first = &read(directory.path(), Some("val")).unwrap()[0];
     let expected =
         json!({"id": "005", "image": {"attachment": 0}, "question": "Who is 5?", "answer": "Number 5."});
-    assert_eq!(first.parse().unwrap(), expected);
+    assert_eq!(*first.parse().unwrap(), expected);
     assert_eq!(Stores::default().probe(&first.attachments[0]).unwrap().0.format, "webp");
     assert!(is_dataset(&Location::Local(directory.path().to_owned()), &Stores::default()));
     // An excluded sample counts for passing over, too.
@@ -79,7 +79,7 @@ fn older_and_crude_forms_are_read() {
     )
     .unwrap();
     assert_eq!(
-        read(directory.path(), Some("val")).unwrap()[0].parse().unwrap(),
+        *read(directory.path(), Some("val")).unwrap()[0].parse().unwrap(),
         json!({"id": "005", "image": {"attachment": 0}, "caption": "Who is 5?"})
     );
     std::fs::write(
@@ -88,7 +88,7 @@ fn older_and_crude_forms_are_read() {
     )
     .unwrap();
     assert_eq!(
-        read(directory.path(), Some("val")).unwrap()[0].parse().unwrap(),
+        *read(directory.path(), Some("val")).unwrap()[0].parse().unwrap(),
         json!({"id": "005", "image": {"attachment": 0}, "question": "Who is 5?", "answers": ["Number 5."]})
     );
     std::fs::write(
@@ -97,7 +97,7 @@ fn older_and_crude_forms_are_read() {
     )
     .unwrap();
     assert_eq!(
-        read(directory.path(), Some("val")).unwrap()[0].parse().unwrap(),
+        *read(directory.path(), Some("val")).unwrap()[0].parse().unwrap(),
         json!({"id": "005", "images": {"attachment": 0}, "question": "Who is 5?", "answers": ["Number 5."]})
     );
     // What one sample lacks costs that sample alone.

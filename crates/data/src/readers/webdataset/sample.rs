@@ -305,6 +305,7 @@ fn is_media_key(key: &str) -> bool {
 mod tests {
     use super::*;
     use crate::location::Location;
+    use std::borrow::Cow;
 
     fn sample(members: &[(&str, &str)]) -> Sample {
         let mut sample = Sample::new(split(members[0].0).unwrap().0.to_owned(), 0);
@@ -324,7 +325,7 @@ mod tests {
 
     fn fields(members: &[(&str, &str)]) -> Result<Value, String> {
         let location = Location::parse("a.tar");
-        sample(members).record(0, &location, Sample::plain).parse()
+        sample(members).record(0, &location, Sample::plain).parse().map(Cow::into_owned)
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn records_hold_what_the_members_say() {
         json!({"id": format!("{LONG}Gr\u{f6}\u{df}e-006"), "conversations": talk("Hello?", "Hello.")}),
         json!({"id": "007", "image": media(0), "cls": 12}),
     ];
-    let found: Vec<Value> = records.iter().map(|record| record.parse().unwrap()).collect();
+    let found: Vec<Value> = records.iter().map(|record| record.parse().unwrap().into_owned()).collect();
     assert_eq!(found, expected);
     let files: Vec<u32> = records.iter().map(|record| record.place.file).collect();
     assert_eq!(files, [0, 0, 0, 0, 1, 1, 2, 2]);

@@ -1,0 +1,235 @@
+//! The fields of one mapping of `dflop.yaml`, each with its rule.
+
+use super::ConfigProblem;
+use saphyr::{MarkedYaml, Scalar, YamlData};
+use std::ops::RangeInclusive;
+
+/// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
+pub(super) struct Section<'p, 'y> {
+    name: &'static str,
+    line: usize,
+    entries: Vec<(String, &'y MarkedYaml<'y>, usize)>,
+    known: Vec<&'static str>,
+    pub(super) problems: &'p mut Vec<ConfigProblem>,
+}
+
+impl<'p, 'y> Section<'p, 'y> {
+    pub(super) fn new(
+        name: &'static str,
+        node: Option<&'y MarkedYaml<'y>>,
+        problems: &'p mut Vec<ConfigProblem>,
+    ) -> Self {
+        let mut section = Self {
+            name,
+            line: node.map_or(0, |n| n.span.start.line()),
+            entries: vec![],
+            known: vec![],
+            problems,
+        };
+        match node.map(|n| &n.data) {
+            Some(YamlData::Mapping(mapping)) => {
+                for (key, value) in mapping {
+                    let line = key.span.start.line();
+                    match &key.data {
+                        YamlData::Value(Scalar::String(text)) => {
+                            section.entries.push((text.to_string(), value, line));
+                        }
+                        _ => section.problem(line, "", "a key is not text".to_owned()),
+                    }
+                }
+            }
+            None | Some(YamlData::Value(Scalar::Null)) => {}
+            Some(_) => section.problem(section.line, "", "must be a mapping of fields".to_owned()),
+        }
+        section
+    }
+
+    fn problem(&mut self, line: usize, key: &str, message: String) {
+        let field = match (self.name, key) {
+            ("", "") => "file".to_owned(),
+            ("", key) => key.to_owned(),
+            (name, "") => name.to_owned(),
+            (name, key) => format!("{name}.{key}"),
+        };
+        self.problems.push(ConfigProblem { line, field, message });
+    }
+
+    pub(super) fn child(&mut self, key: &'static str) -> Option<&'y MarkedYaml<'y>> {
+        self.known.push(key);
+        self.entries.iter().find(|(name, ..)| name == key).map(|(_, node, _)| *node)
+    }
+
+    fn scalar(&mut self, key: &'static str) -> Option<(&'y MarkedYaml<'y>, usize)> {
+        self.child(key).and_then(|node| match &node.data {
+            YamlData::Value(Scalar::Null) => None,
+            _ => Some((node, node.span.start.line())),
+        })
+    }
+
+    fn missing(&mut self, key: &'static str) {
+        let line = self.line;
+        self.problem(line, key, "is missing".to_owned());
+    }
+
+    pub(super) fn text(&mut self, key: &'static str, default: Option<&str>) -> String {
+        match (self.optional_text(key), default) {
+            (Some(text), _) => text,
+            (None, Some(default)) => default.to_owned(),
+            (None, None) => {
+                if self.scalar(key).is_none() {
+                    self.missing(key);
+                }
+                String::new()
+            }
+        }
+    }
+
+    pub(super) fn optional_text(&mut self, key: &'static str) -> Option<String> {
+        let (node, line) = self.scalar(key)?;
+        match &node.data {
+            YamlData::Value(Scalar::String(text)) if !text.is_empty() => Some(text.to_string()),
+            other => {
+                self.problem(line, key, format!("{}, must be text", shown(other)));
+                None
+            }
+        }
+    }
+
+    /// The name of a function of Python, as in `package.module:function`.
+    pub(super) fn function(&mut self, key: &'static str) -> Option<String> {
+        let text = self.optional_text(key)?;
+        let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_alphanumeric());
+        let is_path = |path: &str| path.split('.').all(is_name);
+        if text.split_once(':').is_some_and(|(module, function)| is_path(module) && is_path(function)) {
+            return Some(text);
+        }
+        let line = self.scalar(key).map_or(0, |(_, line)| line);
+        self.problem(line, key, format!("`{text}`, must be a function of Python, as in `module:function`"));
+        None
+    }
+
+    pub(super) fn choice(&mut self, key: &'static str, choices: &[&str], default: &str) -> String {
+        let Some(text) = self.optional_text(key) else { return default.to_owned() };
+        if !choices.contains(&text.as_str()) {
+            let line = self.scalar(key).map_or(0, |(_, line)| line);
+            self.problem(line, key, format!("`{text}`, must be one of: {}", choices.join(", ")));
+        }
+        text
+    }
+
+    pub(super) fn optional_count(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+        let (node, line) = self.scalar(key)?;
+        if let YamlData::Value(Scalar::Integer(value)) = &node.data
+            && let Ok(value) = u64::try_from(*value)
+            && range.contains(&value)
+        {
+            return Some(value);
+        }
+        self.problem(
+            line,
+            key,
+            format!("{}, must be an integer from {} to {}", shown(&node.data), range.start(), range.end()),
+        );
+        None
+    }
+
+    pub(super) fn count(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        default: Option<u64>,
+    ) -> u64 {
+        let smallest = *range.start();
+        match (self.optional_count(key, range), default) {
+            (Some(value), _) => value,
+            (None, Some(default)) => default,
+            (None, None) => {
+                if self.scalar(key).is_none() {
+                    self.missing(key);
+                }
+                smallest
+            }
+        }
+    }
+
+    pub(super) fn optional_number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
+        let (node, line) = self.scalar(key)?;
+        let value = match &node.data {
+            YamlData::Value(Scalar::FloatingPoint(value)) => Some(value.into_inner()),
+            YamlData::Value(Scalar::Integer(value)) => Some(*value as f64),
+            // YAML 1.2 reads 1e-4 as a number, YAML 1.1 (PyYAML) as text: people write both.
+            YamlData::Value(Scalar::String(text)) => text.parse().ok(),
+            _ => None,
+        };
+        match value {
+            Some(value) if range.contains(&value) => Some(value),
+            _ => {
+                let rule = if *range.start() > 0.0 {
+                    format!("above 0, at most {}", range.end())
+                } else {
+                    format!("from {} to {}", range.start(), range.end())
+                };
+                self.problem(line, key, format!("{}, must be a number {rule}", shown(&node.data)));
+                None
+            }
+        }
+    }
+
+    pub(super) fn number(&mut self, key: &'static str, range: RangeInclusive<f64>, default: f64) -> f64 {
+        self.optional_number(key, range).unwrap_or(default)
+    }
+
+    pub(super) fn finish(mut self) {
+        for (name, _, line) in self.entries.clone() {
+            if !self.known.contains(&name.as_str()) {
+                let near = self.known.iter().min_by_key(|known| distance(known, &name)).copied();
+                let message = match near {
+                    Some(near) if distance(near, &name) <= 1 + name.len() / 4 => {
+                        format!("unknown key, did you mean `{near}`?")
+                    }
+                    _ => format!("unknown key, known are: {}", self.known.join(", ")),
+                };
+                self.problem(line, &name, message);
+            }
+        }
+    }
+}
+
+fn shown<'y>(data: &YamlData<'y, MarkedYaml<'y>>) -> String {
+    match data {
+        YamlData::Value(Scalar::String(text)) => format!("`{text}`"),
+        YamlData::Value(Scalar::Integer(value)) => format!("{value}"),
+        YamlData::Value(Scalar::FloatingPoint(value)) => format!("{value}"),
+        YamlData::Value(Scalar::Boolean(value)) => format!("{value}"),
+        YamlData::Sequence(_) => "a list".to_owned(),
+        YamlData::Mapping(_) => "a mapping".to_owned(),
+        _ => "this value".to_owned(),
+    }
+}
+
+/// Edits between two words (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_edit_distance_is_levenshteins() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+    }
+}

@@ -1,0 +1,31 @@
+//! Numbers as people read them.
+
+/// `1,234,567`.
+pub fn thousands(number: u64) -> String {
+    grouped(&number.to_string())
+}
+
+/// Digits of a whole number with a comma before each three: `1234567` as `1,234,567`.
+pub fn grouped(digits: &str) -> String {
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_stand_in_threes() {
+        let numbers = [0, 999, 1_000, 1_234_567, u64::MAX];
+        let expected = ["0", "999", "1,000", "1,234,567", "18,446,744,073,709,551,615"];
+        assert_eq!(numbers.map(thousands), expected);
+        assert_eq!(grouped(""), "");
+    }
+}

@@ -1,0 +1,95 @@
+"""Recomputation: what a layer's forward does not keep, its backward computes again.
+
+none        all is kept
+selective   outputs of matrix products and attention are kept, the rest is computed again
+full        the input of the layer is kept
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import nn
+
+NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
+"""As `Recompute` of the model profile."""
+
+# Operators whose results are kept in mode `selective`; those that a version of PyTorch lacks are left out.
+_KEPT_NAMES = (
+    "aten.mm",
+    "aten.addmm",
+    "aten.bmm",
+    "aten.baddbmm",
+    "aten.convolution",
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_dot_product_efficient_attention",
+    "aten._scaled_dot_product_cudnn_attention",
+    "aten._scaled_dot_product_fused_attention_overrideable",
+    "torch_attn._varlen_attn",
+)
+
+
+@functools.cache
+def _kept_operators() -> frozenset[Any]:
+    found = []
+    for name in _KEPT_NAMES:
+        space, _, operator = name.partition(".")
+        packet = getattr(getattr(torch.ops, space), operator, None)
+        if packet is not None:
+            found += [getattr(packet, overload) for overload in packet.overloads()]
+    return frozenset(found)
+
+
+def _policy(_context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    is_kept = operator in _kept_operators()
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextmanager
+def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
+    """Makes each of `layers` recompute in `mode` what it runs inside the context.
+
+    Random numbers are not restored: for layers without dropout.
+
+    Args:
+        layers: modules that give one tensor.
+        mode: one of `MODES`.
+
+    Yields:
+        Nothing; the layers' forwards are wrapped.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode not in MODES:
+        message = f"`{mode}` is no way to recompute, known are {', '.join(f'`{name}`' for name in MODES)}"
+        raise ValueError(message)
+    if mode == NONE:
+        yield
+        return
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if mode == SELECTIVE:
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    wrapped: list[nn.Module] = []
+    try:
+        for layer in layers:
+            # Over what another context may have put there, which is put back at the end.
+            layer.forward = functools.partial(checkpoint, layer.forward, **options)
+            wrapped.append(layer)
+        yield
+    finally:
+        for layer in wrapped:
+            before = layer.forward.args[0]  # type: ignore[union-attr]
+            if getattr(before, "__self__", None) is layer:
+                del layer.forward
+            else:
+                layer.forward = before

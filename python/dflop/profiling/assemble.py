@@ -1,0 +1,146 @@
+"""From runs to the modules of a model profile.
+
+    linear(T) = layer(T as n segments of s) - n * attention(s)
+
+holds for times and for bytes; attention has no weights, so all its backward is that of its inputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dflop.models.recompute import FULL
+from dflop.profiling.cases import ATTENTION, JOINT, LINEAR, SPLIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dflop.profiling.curves import Curve
+    from dflop.profiling.records import Records
+
+# Part of a pack's time that is left to `linear` at least, should noise make the attention alone longer.
+_LINEAR_FLOOR_RATIO = 0.05
+
+
+def assemble(curves: Sequence[Curve], records: Records) -> dict[str, Any]:
+    """The `modules` of the profile (or of a variant), by name.
+
+    Args:
+        curves: all curves of these modules, attention before what it is subtracted from.
+        records: their runs.
+
+    Returns:
+        `ModuleProfile` by name.
+    """
+    modules: dict[str, Any] = {}
+    attention: dict[str, Mapping[int, Any]] = {}
+    for curve in curves:
+        name = curve.built.piece.name
+        if curve.part == ATTENTION:
+            attention[name] = {size: _attention_point(curve, size, records) for size in sorted(curve.cases)}
+            continue
+        apart = attention.get(name, {})
+        modules[name] = _module(curve, apart, records)
+        if apart:
+            modules[name]["attention"]["points"] = list(apart.values())
+            by_name = {other.name: other for other in curves}
+            limit = by_name[curve.name.removesuffix(LINEAR) + ATTENTION].out_of_memory_at
+            if limit is not None:
+                modules[name]["attention"]["out_of_memory_at"] = limit
+    return modules
+
+
+def _module(curve: Curve, attention: Mapping[int, Any], records: Records) -> dict[str, Any]:
+    piece, layers = curve.built.piece, curve.built.piece.num_layers
+    parameters = list(curve.built.module.parameters())
+    sizes = [
+        size
+        for size in sorted(curve.cases)
+        if all(segment in attention for segment in curve.cases[size].segments)
+    ]
+    linear: dict[str, Any] = {"points": [_linear_point(curve, size, attention, records) for size in sizes]}
+    if curve.out_of_memory_at is not None:
+        linear["out_of_memory_at"] = curve.out_of_memory_at
+    module: dict[str, Any] = {"count": piece.count, "linear": linear, "attention": {"points": []}}
+    if piece.segment_tokens is not None:
+        module["segment_tokens"] = piece.segment_tokens
+    recompute = {mode: _recompute(curve, mode, sizes, attention, records) for mode in curve.recompute}
+    if any(recompute.values()):
+        module["recompute"] = {mode: points for mode, points in recompute.items() if points}
+    module["num_parameters"] = sum(p.numel() for p in parameters) // layers
+    module["parameter_bytes"] = sum(p.numel() * p.element_size() for p in parameters) // layers
+    return module
+
+
+def _attention_point(curve: Curve, size: int, records: Records) -> dict[str, int]:
+    summary, case = curve.summary(size, JOINT, records), curve.cases[size]
+    assert summary is not None, "a measured size has runs"
+    forward, backward = summary.phases_ns
+    return {
+        "size": size,
+        # A time of 0 would be free work: the clock's own grain is the least.
+        "forward_ns": max(1, round(forward)),
+        "backward_ns": max(1, round(backward)),
+        "input_ns": max(1, round(backward)),
+        "weight_ns": 0,
+        "spread_ns": max(0, round(summary.spread_ns)),
+        "activation_bytes": round(records.numbers[f"{case.name} bytes"] / case.copies),
+        # Segments of one run are computed one by one, or share the call: each has its part.
+        "workspace_bytes": round(records.numbers[f"{case.name} workspace"] / case.copies),
+        "repeats": summary.repeats,
+    }
+
+
+def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records: Records) -> dict[str, int]:
+    case, summary = curve.cases[size], curve.summary(size, JOINT, records)
+    assert summary is not None, "a measured size has runs"
+    segments = [attention[segment] for segment in case.segments]
+    forward, backward = summary.phases_ns
+    spent = sum(point["backward_ns"] for point in segments)
+    split = curve.summary(size, SPLIT, records)
+    if split is not None:
+        input_ns, weight_ns = _less(split.phases_ns[1], spent), split.phases_ns[2]
+    elif curve.built.piece.wants_input_gradient:
+        input_ns, weight_ns = _less(backward, spent), 0.0
+    else:
+        input_ns, weight_ns = 0.0, backward
+    kept = records.numbers[f"{case.name} bytes"] / case.copies
+    return {
+        "size": size,
+        "forward_ns": max(1, round(_less(forward, sum(point["forward_ns"] for point in segments)))),
+        "backward_ns": max(0, round(_less(backward, spent))),
+        "input_ns": max(0, round(input_ns)),
+        "weight_ns": max(0, round(weight_ns)),
+        "spread_ns": max(0, round(summary.spread_ns)),
+        "activation_bytes": max(0, round(kept - sum(point["activation_bytes"] for point in segments))),
+        # Of the highest layer: lower ones have not begun, or are done.
+        "workspace_bytes": records.numbers[f"{case.name} workspace"],
+        "repeats": summary.repeats,
+    }
+
+
+def _less(whole: float, parts: float) -> float:
+    return max(whole - parts, _LINEAR_FLOOR_RATIO * whole)
+
+
+def _recompute(
+    curve: Curve, mode: str, sizes: Iterable[int], attention: Mapping[int, Any], records: Records
+) -> list[dict[str, int]]:
+    """The points of one mode; attention is computed again in mode `full` alone.
+
+    The bytes are those of the whole layer, attention included: what it keeps then grows with
+    the tokens alone.
+    """
+    points = []
+    for size in sizes:
+        case = curve.cases[size]
+        plain, again = curve.summary(size, JOINT, records), curve.summary(size, mode, records)
+        if plain is None or again is None:
+            continue
+        segments = [attention[segment] for segment in case.segments]
+        extra = again.total_ns - plain.total_ns
+        kept = records.numbers[f"{case.name} {mode} bytes"] / case.copies
+        if mode == FULL:
+            extra -= sum(point["forward_ns"] for point in segments)
+        points.append({"size": size, "extra_ns": max(0, round(extra)), "activation_bytes": round(kept)})
+    return points

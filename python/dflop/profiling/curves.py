@@ -1,0 +1,292 @@
+"""A curve: one part of one piece, which can be run at any size of its grid."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dflop.profiling.adaptive import Sample, split_of
+from dflop.profiling.cases import (
+    ATTENTION,
+    JOINT,
+    LINEAR,
+    SPLIT,
+    Case,
+    Gradients,
+    attention_case,
+    find_layers,
+    piece_case,
+)
+from dflop.profiling.timer import Summary, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import nn
+
+    from dflop.profiling.pieces import AttentionKind, Piece, PieceSettings
+    from dflop.profiling.records import Records
+    from dflop.profiling.request import Request
+
+# The sizes at which PyTorch's CPU flash attention changes its block of queries (32 -> 64 -> 256), each with
+# the size before it: the time jumps there, and a curve through other points would smear the jump (aten
+# FlashAttentionKernel, torch 2.15).
+_CPU_ATTENTION_STEPS = (191, 192, 767, 768)
+# Packs for the linear part are of segments of this many tokens.
+_PACK_SEGMENT_TOKENS = 128
+# The least tokens of hidden states that are worth a point.
+_FIRST_TOKENS = 8
+LAYERS = ("encoder_layer", "encoder_window_layer", "llm_layer")
+"""Pieces that recomputation is for."""
+
+
+class Built:
+    """A piece with its parameters, as some settings have it."""
+
+    def __init__(self, piece: Piece, settings: PieceSettings, label: str) -> None:
+        """Builds it, with gradients of zeros in place.
+
+        Args:
+            piece: what to build.
+            settings: how.
+            label: of the variant, empty or ending in a space; stands before the names of its cases.
+
+        Raises:
+            ProfileError: it cannot be built so.
+        """
+        import torch
+
+        self.piece, self.settings, self.label = piece, settings, label
+        self.module: nn.Module = piece.build(settings)
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def signature(self) -> tuple[tuple[str, tuple[int, ...], bool], ...]:
+        """Shapes of the parameters, and which of them train: what makes two variants differ."""
+        named = self.module.named_parameters()
+        return tuple((name, tuple(value.shape), value.requires_grad) for name, value in named)
+
+
+class Curve:
+    """One part of one built piece."""
+
+    def __init__(
+        self,
+        built: Built,
+        kind: AttentionKind | None,
+        part: str,
+        request: Request,
+        gradients: Gradients,
+    ) -> None:
+        """A curve without points.
+
+        Args:
+            built: the piece.
+            kind: its attention, where that is timed apart.
+            part: `linear` or `attention`; the latter only with `kind`.
+            request: has the largest sizes.
+            gradients: shared by all curves.
+        """
+        self.built, self.kind, self.part, self.gradients = built, kind, part, gradients
+        piece = built.piece
+        self.name = f"{built.label}{piece.name} {part}"
+        self.unit = piece.unit()
+        largest, segment = _limits(piece.name, request)
+        segment = max(self._on_unit(min(segment, largest)), self.unit)
+        self.pack_tokens = min(max(self._on_unit(_PACK_SEGMENT_TOKENS), self.unit), segment)
+        self.last = segment if part == ATTENTION else self.allowed_up(largest)
+        is_counted = piece.name == "llm_head" or part == ATTENTION
+        self.first = min(self.unit if self.unit > 1 or is_counted else _FIRST_TOKENS, self.last)
+        self.recompute = request.recompute if part == LINEAR and piece.name in LAYERS else ()
+        self.cases: dict[int, Case] = {}
+        self.out_of_memory_at: int | None = None
+        """The smallest size that did not fit."""
+
+    def _on_unit(self, size: int) -> int:
+        return max(1, round(size / self.unit)) * self.unit
+
+    def allowed(self, size: int) -> int:
+        """The size nearest to `size` that can be measured.
+
+        Args:
+            size: any.
+
+        Returns:
+            A multiple of the unit; of the pack's segments where there are several.
+        """
+        if self.part == LINEAR and self.kind is not None and size >= self.pack_tokens:
+            return round(size / self.pack_tokens) * self.pack_tokens
+        return self._on_unit(size)
+
+    def allowed_up(self, size: int) -> int:
+        """Likewise, but not below `size`.
+
+        Args:
+            size: any.
+
+        Returns:
+            As `allowed`.
+        """
+        step = self.unit
+        if self.part == LINEAR and self.kind is not None and size >= self.pack_tokens:
+            step = self.pack_tokens
+        return max(1, math.ceil(size / step)) * step
+
+    def first_sizes(self, is_cpu: bool) -> list[int]:
+        """The sizes to begin with: the ends, the middle, and where kernels are known to change.
+
+        Args:
+            is_cpu: whether it runs on a CPU.
+
+        Returns:
+            Ascending.
+        """
+        sizes = {self.first, self.last}
+        middle = split_of(self.first, self.last, self.allowed)
+        if middle is not None:
+            sizes.add(middle)
+        if self.part == ATTENTION:
+            sizes.add(self.pack_tokens)
+            if is_cpu:
+                sizes |= {size for size in _CPU_ATTENTION_STEPS if size % self.unit == 0}
+        return sorted(size for size in sizes if size <= self.last)
+
+    def segments(self, size: int) -> list[int]:
+        """How the tokens of a point lie in segments.
+
+        Args:
+            size: of the point.
+
+        Returns:
+            Tokens of each.
+        """
+        fixed = self.built.piece.segment_tokens
+        if fixed is not None:
+            return [fixed] * (size // fixed)
+        if self.kind is not None and size >= self.pack_tokens:
+            return [self.pack_tokens] * (size // self.pack_tokens)
+        return [size]
+
+    def case(self, size: int, *, with_recompute: bool) -> Case:
+        """The case of a size, made at its first use.
+
+        Args:
+            size: one that is allowed.
+            with_recompute: whether a new case is measured with recomputation, too.
+
+        Returns:
+            The case.
+        """
+        if size not in self.cases:
+            self.cases[size] = self._make(size, with_recompute)
+        return self.cases[size]
+
+    def _make(self, size: int, with_recompute: bool) -> Case:
+        piece, settings, module = self.built.piece, self.built.settings, self.built.module
+        if self.part == ATTENTION:
+            assert self.kind is not None, "a curve of attention has its kind"
+            return attention_case(self.name, self.kind, size, settings)
+        segments = self.segments(size)
+        prepared = piece.prepare(module, segments, settings)
+        ways = [JOINT]
+        if piece.wants_input_gradient and any(p.requires_grad for p in module.parameters()):
+            ways.append(SPLIT)
+        ways += self.recompute if with_recompute else ()
+        return piece_case(
+            f"{self.name} {size} x{piece.num_layers}",
+            prepared.forward,
+            self.gradients,
+            size=size,
+            copies=piece.num_layers,
+            inputs=prepared.inputs,
+            segments=tuple(segments) if self.kind is not None else (),
+            ways=tuple(ways),
+            module=module,
+            layers=find_layers(module, piece.num_layers) if self.recompute else (),
+        )
+
+    def summary(self, size: int, way: str, records: Records) -> Summary | None:
+        """What the runs of one size say, for one layer or segment.
+
+        Args:
+            size: of the point.
+            way: as in `cases.WAYS`.
+            records: the runs.
+
+        Returns:
+            Medians and spread; None without runs.
+        """
+        case = self.cases[size]
+        timings = records.timings.get(f"{case.name} {way}")
+        if not timings:
+            return None
+        whole = summarise(timings)
+        return Summary(
+            tuple(phase / case.copies for phase in whole.phases_ns),
+            whole.total_ns / case.copies,
+            whole.spread_ns / case.copies,
+            whole.repeats,
+        )
+
+    def samples(self, records: Records) -> dict[int, Sample]:
+        """Forward and backward together, by size.
+
+        Args:
+            records: the runs.
+
+        Returns:
+            The sizes that have runs.
+        """
+        found = {size: self.summary(size, JOINT, records) for size in sorted(self.cases)}
+        return {
+            size: Sample(summary.total_ns, summary.spread_ns, summary.repeats)
+            for size, summary in found.items()
+            if summary is not None
+        }
+
+    def step_ns(self, records: Records, request: Request) -> float:
+        """What this curve is of the time of a large microbatch through the whole model.
+
+        Args:
+            records: the runs.
+            request: has the size of the microbatch.
+
+        Returns:
+            Nanoseconds; 0 without runs.
+        """
+        samples = self.samples(records)
+        if not samples:
+            return 0.0
+        last = max(samples)
+        largest, _ = _limits(self.built.piece.name, request)
+        return samples[last].time_ns * self.built.piece.count * max(largest, 1) / last
+
+
+def _limits(name: str, request: Request) -> tuple[int, int]:
+    """Tokens of the largest microbatch, and of its largest segment, for a piece."""
+    if name == "llm_head":
+        return request.max_label_tokens, request.max_label_tokens
+    if name.startswith("llm_"):
+        return request.max_llm_tokens, request.max_segment_tokens
+    return request.max_encoder_tokens, request.max_encoder_segment_tokens
+
+
+def build_curves(built: Iterable[Built], request: Request, gradients: Gradients) -> list[Curve]:
+    """The curves of some pieces: attention before what it is subtracted from.
+
+    Args:
+        built: the pieces.
+        request: has the largest sizes.
+        gradients: shared by all curves.
+
+    Returns:
+        Curves without points.
+    """
+    curves: list[Curve] = []
+    for one in built:
+        kind = one.piece.attention(one.settings)
+        parts: Sequence[str] = (LINEAR,) if kind is None else (ATTENTION, LINEAR)
+        curves += [Curve(one, kind, part, request, gradients) for part in parts]
+    return curves

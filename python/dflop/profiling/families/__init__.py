@@ -1,0 +1,63 @@
+"""The pieces of each model family, by the `model_type` of its `config.json`."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflop.models.errors import profile_error
+
+if TYPE_CHECKING:
+    import os
+
+    from dflop.profiling.pieces import Piece
+
+FAMILIES = ("internvl", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_audio", "qwen2_vl")
+"""`model_type` of every family whose pieces can be measured; each is a file beside this one."""
+
+
+def family_of(model_dir: str | os.PathLike[str]) -> str:
+    """The family of the model in `model_dir`: the `model_type` of its `config.json`.
+
+    Args:
+        model_dir: folder with `config.json`, Hugging Face form.
+
+    Returns:
+        One of `FAMILIES`.
+
+    Raises:
+        FileNotFoundError: there is no `config.json`.
+        ProfileError: `config.json` is not JSON, or its family is not known; the message names those that are.
+    """
+    path = Path(model_dir) / "config.json"
+    try:
+        family = json.loads(path.read_bytes()).get("model_type")
+    except (ValueError, AttributeError) as error:
+        message = f"`{path}` is not a model configuration: {error}"
+        raise profile_error(message) from error
+    if family not in FAMILIES:
+        known = ", ".join(f"`{name}`" for name in FAMILIES)
+        message = f"`{path}` is of model family `{family}`, known are {known}"
+        raise profile_error(message)
+    return family
+
+
+def load_pieces(model_dir: str | os.PathLike[str]) -> list[Piece]:
+    """The pieces of the model in `model_dir`, chosen by its family.
+
+    Imports torch and transformers only once the family is known.
+
+    Args:
+        model_dir: folder with `config.json`, Hugging Face form.
+
+    Returns:
+        The pieces, in the order in which data passes through them.
+
+    Raises:
+        FileNotFoundError: there is no `config.json`.
+        ProfileError: its family is not known, or the configuration asks for what the family does not do.
+    """
+    family = family_of(model_dir)
+    return import_module(f"dflop.profiling.families.{family}").pieces(Path(model_dir))

@@ -1,0 +1,174 @@
+"""The pieces of the backbone, which all families share: Qwen2, Llama and their kin, with or without mrope.
+
+    llm_embedding   ids_T, features_ED -> hidden_TD     once a call: the angles of the rotary embedding too
+    llm_layer       hidden_TD          -> hidden_TD     packed attention, as in training
+    llm_head        hidden_TD, targets -> loss          norm, logits and loss where there is a target
+
+Shape letters: T LLM tokens, E feature tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
+from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer, heads_of_rank
+from dflop.profiling.families.source import (
+    Fed,
+    ModelPiece,
+    Rule,
+    Source,
+    layers_at_once,
+    random_states,
+)
+from dflop.profiling.families.vocabulary import cut_vocabulary
+from dflop.profiling.pieces import AttentionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from dflop.profiling.pieces import PieceSettings
+
+TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+"""`model_type` of the backbones whose layers are built of the maps that `layer_plan` names."""
+
+# Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+# Of the tokens of a pack, those that features fill; of the tokens of a pack with labels, those with a label.
+_FEATURE_RATIO, _TOKENS_PER_LABEL = 0.75, 3
+
+
+def layer_plan(text: Any) -> LayerPlan:
+    """How a decoder layer is cut.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        The plan.
+    """
+    heads = ("text_config.num_attention_heads", text.num_attention_heads)
+    few = ("text_config.num_key_value_heads", text.num_key_value_heads)
+    width = ("text_config.intermediate_size", text.intermediate_size)
+    return LayerPlan(
+        cuts=(
+            Cut("self_attn.q_proj", *heads),
+            Cut("self_attn.k_proj", *few, may_repeat=True),
+            Cut("self_attn.v_proj", *few, may_repeat=True),
+            Cut("self_attn.o_proj", *heads, by_input=True),
+            Cut("mlp.gate_proj", *width),
+            Cut("mlp.up_proj", *width),
+            Cut("mlp.down_proj", *width, by_input=True),
+        ),
+        entries=("self_attn", "mlp"),
+    )
+
+
+def backbone_rules(text: Any) -> list[Rule]:
+    """What the backbone's configuration must be.
+
+    Args:
+        text: it.
+
+    Returns:
+        Rules for `Source.check`.
+    """
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+    # Qwen2 names a window that it uses only where told to; Mistral uses it where there is one.
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    return [
+        Rule(
+            "text_config.model_type",
+            text.model_type,
+            text.model_type in TEXT_MODELS,
+            f"one of {TEXT_MODELS}",
+        ),
+        Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
+        Rule(
+            "text_config.rope_parameters.rope_type",
+            rope,
+            rope not in _LENGTH_DEPENDENT_ROPE,
+            f"none of {_LENGTH_DEPENDENT_ROPE}",
+        ),
+    ]
+
+
+def backbone_pieces(source: Source) -> list[ModelPiece]:
+    """Embedding, layers and head.
+
+    Args:
+        source: of the model.
+
+    Returns:
+        Three pieces.
+    """
+    text = source.text
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    plan = layer_plan(text)
+
+    def take_embedding(whole: Any, settings: PieceSettings) -> nn.Module:
+        backbone = whole.model.language_model
+        cut_vocabulary(backbone.embed_tokens, settings.tensor_parallel_degree)
+        return LlmEmbedding(backbone.embed_tokens, backbone.rotary_emb)
+
+    def feed_embedding(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        total = sum(segments)
+        features = int(_FEATURE_RATIO * total)
+        mask_T = torch.arange(total, device=settings.device) < features
+        ids_T = _random_ids(total, module.embed_tokens.num_embeddings, settings)
+        positions_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(settings.device)
+        leaf = random_states(settings, features, text.hidden_size)
+        return Fed(leaf, (ids_T, mask_T, positions_1T), (ids_T,))
+
+    def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
+        backbone = whole.model.language_model
+        for layer in backbone.layers:
+            cut_layer(layer, plan, settings.tensor_parallel_degree)
+        return LlmLayers(list(backbone.layers), backbone.rotary_emb)
+
+    def feed_layers(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        leaf = random_states(settings, sum(segments), text.hidden_size)
+        return Fed(leaf, (module.pack(segments, leaf),))
+
+    def take_head(whole: Any, settings: PieceSettings) -> nn.Module:
+        cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
+        return LlmHead(whole.model.language_model.norm, whole.lm_head)
+
+    def feed_head(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        labels = sum(segments)
+        total = _TOKENS_PER_LABEL * labels
+        targets_T = _random_ids(total, module.lm_head.out_features, settings)
+        targets_T[: total - labels] = -100
+        return Fed(random_states(settings, total, text.hidden_size), (targets_T,), (targets_T,))
+
+    def kind(settings: PieceSettings) -> AttentionKind:
+        heads = heads_of_rank(
+            text.num_attention_heads, text.num_key_value_heads, settings.tensor_parallel_degree
+        )
+        return AttentionKind(*heads, head_size, is_causal=True)
+
+    count: int = text.num_hidden_layers
+    one = source.whole(1).model.language_model.layers[0]
+    return [
+        ModelPiece("llm_embedding", 1, source, take_embedding, feed_embedding, adapters="none"),
+        ModelPiece(
+            "llm_layer",
+            count,
+            source,
+            take_layers,
+            feed_layers,
+            num_layers=layers_at_once(count, one),
+            kind=kind,
+            adapters="layers",
+        ),
+        ModelPiece("llm_head", 1, source, take_head, feed_head, adapters="none"),
+    ]
+
+
+def _random_ids(count: int, below: int, settings: PieceSettings) -> torch.Tensor:
+    generator = torch.Generator(settings.device).manual_seed(0)
+    return torch.randint(0, below, (count,), generator=generator, device=settings.device)

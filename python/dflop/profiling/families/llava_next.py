@@ -1,0 +1,214 @@
+"""LLaVA-NeXT: CLIP tiles with a CLS each, an MLP projector, anyres packing; Vicuna, Mistral or Llama.
+
+    encoder_embedding   pixels_NCHW -> hidden_NPV       P = patches of a tile + 1
+    encoder_layer       hidden_NPV  -> hidden_NPV       attention within a tile; none that nothing reads
+    projector           hidden_NPV  -> features_ED      CLS dropped, padding cut off, newlines put in
+
+Encoder tokens count the CLS, as the data profile does. Shape letters: N tiles, V and D widths of encoder and
+backbone. Only the layers are cut by tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
+from transformers.models.llava_next import modeling_llava_next as hf
+
+from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
+from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
+from dflop.profiling.families.source import Fed, ModelPiece, Rule, Source, layers_at_once, random_states
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dflop.profiling.pieces import Piece, PieceSettings
+
+# Height and width in pixels of a usual photograph (the commonest size of COCO).
+_EXAMPLE_SIZE = (480, 640)
+
+
+def _tower(whole: Any) -> Any:
+    # Older transformers wrap the tower once more.
+    return getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
+
+
+class TileEmbedding(nn.Module):
+    """Pixels to hidden states."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        tower = _tower(whole)
+        self.embeddings, self.pre_layrnorm = tower.embeddings, tower.pre_layrnorm
+
+    def forward(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
+        """Hidden states before the first layer.
+
+        Args:
+            pixels_NCHW: tiles.
+
+        Returns:
+            hidden_NPV.
+        """
+        return self.pre_layrnorm(self.embeddings(pixels_NCHW))
+
+
+class Layers(nn.Module):
+    """A run of encoder layers."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the layers.
+
+        Args:
+            hidden_NPV: before.
+
+        Returns:
+            hidden_NPV.
+        """
+        for layer in self.layers:
+            hidden_NPV = layer(hidden_NPV, None)
+        return hidden_NPV
+
+
+class Projector(nn.Module):
+    """The projector and the packing of photographs; tiles that are left are images of their own."""
+
+    def __init__(self, whole: Any, config: Any) -> None:
+        super().__init__()
+        self.multi_modal_projector, self.image_newline = (
+            whole.model.multi_modal_projector,
+            whole.model.image_newline,
+        )
+        self.config = config
+        side = config.vision_config.image_size
+        self.photo_tiles = hf.image_size_to_num_patches(
+            list(_EXAMPLE_SIZE), config.image_grid_pinpoints, side
+        )
+
+    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
+        """Features of all images, one after the other.
+
+        Args:
+            hidden_NPV: after the last layer that is read.
+
+        Returns:
+            features_ED.
+        """
+        features_NPD = self.multi_modal_projector(hidden_NPV[:, 1:])
+        photos, left = divmod(features_NPD.shape[0], self.photo_tiles)
+        images = features_NPD.split([self.photo_tiles] * photos + [1] * left)
+        packed, _ = hf.LlavaNextModel.pack_image_features(
+            # A method that reads nothing but the configuration of its model.
+            cast("Any", SimpleNamespace(config=self.config)),
+            list(images),
+            torch.tensor([_EXAMPLE_SIZE] * len(images)),
+            vision_feature_select_strategy="default",
+            image_newline=self.image_newline,
+        )
+        return torch.cat(packed)
+
+
+def layer_plan(vision: Any) -> LayerPlan:
+    """How an encoder layer is cut.
+
+    Args:
+        vision: configuration of the encoder.
+
+    Returns:
+        The plan.
+    """
+    heads = ("vision_config.num_attention_heads", vision.num_attention_heads)
+    width = ("vision_config.intermediate_size", vision.intermediate_size)
+    return LayerPlan(
+        cuts=(
+            *(Cut(f"self_attn.{name}_proj", *heads) for name in "qkv"),
+            Cut("self_attn.out_proj", *heads, by_input=True),
+            Cut("mlp.fc1", *width),
+            Cut("mlp.fc2", *width, by_input=True),
+        ),
+        entries=("self_attn", "mlp"),
+        counts=(("self_attn", "num_heads"), ("self_attn", "embed_dim")),
+    )
+
+
+def _set_layers(vision: Any, count: int) -> None:
+    vision.num_hidden_layers = count
+
+
+def pieces(model_dir: Path) -> list[Piece]:
+    """The pieces of a LLaVA-NeXT model.
+
+    Args:
+        model_dir: folder with `config.json`.
+
+    Returns:
+        Six pieces.
+
+    Raises:
+        ProfileError: the configuration asks for what is not built here; the message names the field.
+    """
+    source = Source(model_dir, LlavaNextConfig, LlavaNextForConditionalGeneration, _set_layers)
+    config, vision = source.config, source.encoder
+    layer, select = config.vision_feature_layer, config.vision_feature_select_strategy
+    depth: int = vision.num_hidden_layers
+    source.check(
+        [
+            *backbone_rules(source.text),
+            Rule(
+                "vision_config.model_type",
+                vision.model_type,
+                vision.model_type == "clip_vision_model",
+                "clip_vision_model",
+            ),
+            Rule(
+                "vision_feature_layer",
+                layer,
+                isinstance(layer, int) and layer % (depth + 1) > 0 and -depth <= layer <= depth,
+                f"the index of one of {depth} layers",
+            ),
+            Rule("vision_feature_select_strategy", select, select == "default", "default"),
+        ]
+    )
+    side: int = vision.image_size
+    tile_tokens = (side // vision.patch_size) ** 2 + 1
+    plan = layer_plan(vision)
+
+    def take_embedding(whole: Any, _: PieceSettings) -> nn.Module:
+        embeddings = _tower(whole).embeddings
+        embeddings.position_ids = torch.arange(embeddings.num_positions).expand((1, -1))
+        return TileEmbedding(whole)
+
+    def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
+        layers = list(_tower(whole).encoder.layers)
+        for one in layers:
+            cut_layer(one, plan, settings.tensor_parallel_degree)
+        return Layers(layers)
+
+    def feed_pixels(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        tiles = sum(segments) // tile_tokens
+        return Fed(random_states(settings, tiles, vision.num_channels, side, side))
+
+    def feed_hidden(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        tiles = sum(segments) // tile_tokens
+        return Fed(random_states(settings, tiles, tile_tokens, vision.hidden_size))
+
+    # Hidden state k is that after k layers; later layers are not run.
+    count = layer % (depth + 1)
+    at_once = layers_at_once(count, _tower(source.whole(1)).encoder.layers[0])
+    tile: dict[str, Any] = {"segment_tokens": tile_tokens, "size_unit": tile_tokens}
+    return [
+        ModelPiece(
+            "encoder_embedding", 1, source, take_embedding, feed_pixels, wants_input_gradient=False, **tile
+        ),
+        ModelPiece("encoder_layer", count, source, take_layers, feed_hidden, num_layers=at_once, **tile),
+        ModelPiece("projector", 1, source, lambda whole, _: Projector(whole, config), feed_hidden, **tile),
+        *backbone_pieces(source),
+    ]

@@ -1,0 +1,284 @@
+"""LLaVA-OneVision in pieces: the modules of the training, cut where the profile has its cuts.
+
+    pixels_NCHW --embeddings--> [N, P, Dv] --layers--> [N, P, Dv] --projector, packing by media--> features_ED
+
+All tiles are of one size, so the attention of the tower is part of its layers' time. LoRA puts adapters on
+the backbone's layers and freezes the rest of the backbone. Shape letters: see `models/adapter.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from dflop.models.adapter import LlmInput
+from dflop.models.llava_onevision import LlavaOnevisionAdapter
+from dflop.models.llava_onevision_pieces import IGNORED, LlavaOnevisionEncoder, LlavaOnevisionLlmStage
+from dflop.models.parameters import materialise
+from dflop.profiling.families.backbone import layer_plan
+from dflop.profiling.families.llava_next import layer_plan as tower_plan
+from dflop.profiling.families.lora import add_adapters
+from dflop.profiling.families.shards import cut_layer, heads_of_rank
+from dflop.profiling.families.source import layers_at_once
+from dflop.profiling.pieces import AttentionKind, Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dflop.profiling.pieces import Piece, PieceSettings
+
+_STD = 0.02
+# Of the tokens of a pack, those that features fill; of the tokens of a pack with labels, those with a label.
+_FEATURE_RATIO, _TOKENS_PER_LABEL = 0.75, 3
+
+
+def pieces(model_dir: Path) -> list[Piece]:
+    """The pieces of the model in `model_dir`.
+
+    Args:
+        model_dir: folder with `config.json`.
+
+    Returns:
+        From pixels to loss.
+
+    Raises:
+        FileNotFoundError: there is no `config.json`.
+        ProfileError: the configuration asks for what the training does not do.
+    """
+    adapter = LlavaOnevisionAdapter(model_dir)
+    return [
+        _TowerEmbedding(adapter),
+        _TowerLayer(adapter),
+        _Projector(adapter),
+        _TokenEmbedding(adapter),
+        _LlmLayer(adapter),
+        _Head(adapter),
+    ]
+
+
+class _Inputs:
+    """Random tensors by name; sizes of one name are views of the largest so far."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def rows(self, name: str, count: int, shape: Sequence[int], settings: PieceSettings) -> torch.Tensor:
+        key = (name, tuple(shape), settings.device, settings.dtype)
+        held = self._buffers.get(key)
+        if held is None or held.shape[0] < count:
+            generator = torch.Generator().manual_seed(0)
+            values = torch.randn(count, *shape, generator=generator)
+            held = self._buffers[key] = values.to(settings.device, settings.dtype)
+        return held[:count]
+
+
+class _Piece:
+    """What the pieces of this family share."""
+
+    name: str
+    count = 1
+    num_layers = 1
+    segment_tokens: int | None = None
+    wants_input_gradient = True
+
+    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+        self.adapter = adapter
+        self.inputs = _Inputs()
+
+    def attention(self, settings: PieceSettings) -> AttentionKind | None:
+        del settings
+        return None
+
+    def unit(self) -> int:
+        return 1
+
+    def build(self, settings: PieceSettings) -> nn.Module:
+        part = self._take(*self.adapter.build_whole(), settings)
+        materialise(part, settings.device, settings.dtype, 0, lambda _: _STD)
+        return part.train()
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        """The part of the whole model, on the meta device; cut and frozen as the settings say."""
+        raise NotImplementedError
+
+
+def _tower(whole: Any) -> Any:
+    # Older transformers wrap the tower once more.
+    return getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
+
+
+def _layers_run(config: Any) -> int:
+    """Layers of the tower that the features need."""
+    named, last = config.vision_feature_layer, config.vision_config.num_hidden_layers
+    return max(index % (last + 1) for index in ([named] if isinstance(named, int) else named))
+
+
+class _TowerEmbedding(_Piece):
+    """Pixels to hidden states of patches; holds what else of the tower is held but not run."""
+
+    name = "encoder_embedding"
+    wants_input_gradient = False
+
+    def unit(self) -> int:
+        return self.adapter.encoder_tokens_per_tile
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        # What is left are layers above the last one that is read: parameters all the same.
+        del _tower(whole).encoder.layers[: _layers_run(config)]
+        return whole.model.vision_tower
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        tiles = sum(segments) // self.unit()
+        side = self.adapter.image_size
+        pixels_NCHW = self.inputs.rows("pixels", tiles, (3, side, side), settings)
+        embeddings = cast("Any", getattr(module, "vision_model", module)).embeddings
+        return Prepared(lambda: embeddings(pixels_NCHW), (pixels_NCHW,))
+
+
+class _TowerLayer(_Piece):
+    """Layers of the tower, attention over each tile included."""
+
+    name = "encoder_layer"
+
+    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+        super().__init__(adapter)
+        self.count = _layers_run(adapter.config)
+        whole, _ = adapter.build_whole()
+        self.num_layers = layers_at_once(self.count, _tower(whole).encoder.layers[0])
+        self.segment_tokens: int | None = adapter.encoder_tokens_per_tile
+
+    def unit(self) -> int:
+        return self.adapter.encoder_tokens_per_tile
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        layers = nn.ModuleList(_tower(whole).encoder.layers[: self.num_layers])
+        for layer in layers:
+            cut_layer(layer, tower_plan(config.vision_config), settings.tensor_parallel_degree)
+        return layers
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        width = self.adapter.config.vision_config.hidden_size
+        hidden_NPD = self.inputs.rows("hidden", len(segments), (self.unit(), width), settings)
+
+        def forward() -> torch.Tensor:
+            result_NPD = hidden_NPD.detach().requires_grad_()
+            for layer in cast("nn.ModuleList", module):
+                result_NPD = layer(result_NPD, None)
+            return result_NPD
+
+        return Prepared(forward, (hidden_NPD,))
+
+
+class _Projector(_Piece):
+    """Hidden states of patches to features, packed by the media they belong to."""
+
+    name = "projector"
+
+    def unit(self) -> int:
+        return self.adapter.encoder_tokens_per_tile
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        encoder = LlavaOnevisionEncoder(whole, config)
+        del encoder.model.vision_tower
+        return encoder
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        tiles = sum(segments) // self.unit()
+        config = self.adapter.config
+        named = config.vision_feature_layer
+        width = config.vision_config.hidden_size * (1 if isinstance(named, int) else len(named))
+        hidden_NPD = self.inputs.rows("hidden", tiles, (self.unit(), width), settings)
+        media = self.adapter.example_media(tiles)
+        encoder = cast("LlavaOnevisionEncoder", module)
+        return Prepared(lambda: encoder.project(hidden_NPD.detach().requires_grad_(), media), (hidden_NPD,))
+
+
+class _LlmPiece(_Piece):
+    """A run of the backbone."""
+
+    def _hidden(self, count: int, settings: PieceSettings) -> torch.Tensor:
+        return self.inputs.rows("hidden", count, (self.adapter.hidden_size,), settings)
+
+    def _batch(
+        self, segments: Sequence[int], num_features: int, num_labels: int, settings: PieceSettings
+    ) -> LlmInput:
+        total = sum(segments)
+        generator = torch.Generator().manual_seed(0)
+        # One rank's part of the vocabulary knows no others.
+        vocabulary = -(-self.adapter.vocab_size // settings.tensor_parallel_degree)
+        ids = torch.randint(0, vocabulary, (total,), generator=generator)
+        bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
+        positions = torch.cat([torch.arange(size) for size in segments])
+        mask = torch.zeros(total, dtype=torch.bool)
+        mask[:num_features] = True
+        targets = torch.full((total,), IGNORED)
+        targets[total - num_labels :] = ids[total - num_labels :]
+        return LlmInput(*(part.to(settings.device) for part in (ids, mask, positions, bounds, targets)))
+
+
+class _TokenEmbedding(_LlmPiece):
+    """Ids to hidden states, features in their places."""
+
+    name = "llm_embedding"
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        stage = LlavaOnevisionLlmStage(whole, range(0), is_first=True, is_last=False)
+        return stage.requires_grad_(settings.lora_rank == 0)
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        num_features = int(_FEATURE_RATIO * sum(segments))
+        batch = self._batch(segments, num_features, 0, settings)
+        features_ED = self._hidden(num_features, settings)
+        return Prepared(
+            lambda: module(batch, features_ED.detach().requires_grad_()), (features_ED, batch.input_ids_T)
+        )
+
+
+class _LlmLayer(_LlmPiece):
+    """Layers of the backbone over packed samples."""
+
+    name = "llm_layer"
+
+    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+        super().__init__(adapter)
+        self.count = adapter.num_llm_layers
+        whole, _ = adapter.build_whole()
+        self.num_layers = layers_at_once(self.count, cast("Any", whole).model.language_model.layers[0])
+
+    def attention(self, settings: PieceSettings) -> AttentionKind | None:
+        shape = self.adapter.attention
+        heads = heads_of_rank(shape.num_heads, shape.num_key_value_heads, settings.tensor_parallel_degree)
+        return AttentionKind(*heads, shape.head_size, is_causal=True)
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        for layer in whole.model.language_model.layers[: self.num_layers]:
+            cut_layer(layer, layer_plan(config.text_config), settings.tensor_parallel_degree)
+        stage = LlavaOnevisionLlmStage(whole, range(self.num_layers), is_first=False, is_last=False)
+        if settings.lora_rank:
+            add_adapters(stage, settings.lora_rank)
+        return stage
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        batch = self._batch(segments, 0, 0, settings)
+        hidden_TD = self._hidden(sum(segments), settings)
+        return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))
+
+
+class _Head(_LlmPiece):
+    """Final norm, logits and loss; the tokens without a label are there but cost next to nothing."""
+
+    name = "llm_head"
+
+    def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        stage = LlavaOnevisionLlmStage(whole, range(0), is_first=False, is_last=True)
+        return stage.requires_grad_(settings.lora_rank == 0)
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        num_labels = sum(segments)
+        total = _TOKENS_PER_LABEL * num_labels
+        batch = self._batch([total], 0, num_labels, settings)
+        hidden_TD = self._hidden(total, settings)
+        return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))

@@ -1,0 +1,203 @@
+"""Qwen2-VL: pictures at their own resolution in patches, frames of a video in pairs.
+
+    encoder_embedding   patches_TC -> hidden_TV      once a call: the angles of the rotary embedding too
+    encoder_layer       hidden_TV  -> hidden_TV      attention within a picture or a frame pair
+    projector           hidden_TV  -> features_ED    merge^2 neighbouring patches a feature
+
+Shape letters: T patches (encoder tokens), C values of a patch, E feature tokens, V and D widths of encoder
+and backbone. Only the layers are cut by tensor parallelism. `vision_pieces` serves Qwen2.5-VL too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+from dflop.models.packing import PACKED_ENCODER
+from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
+from dflop.profiling.families.qwen_vision import (
+    EncoderLayers,
+    Geometry,
+    Merger,
+    PatchEmbedding,
+    Patches,
+    lay_out,
+)
+from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
+from dflop.profiling.families.source import (
+    Fed,
+    ModelPiece,
+    Source,
+    layers_at_once,
+    random_states,
+)
+from dflop.profiling.pieces import AttentionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from dflop.profiling.pieces import Piece, PieceSettings
+
+
+def vision_pieces(
+    source: Source,
+    geometry: Geometry,
+    plan: LayerPlan,
+    width: int,
+    counts: dict[str, int],
+) -> list[ModelPiece]:
+    """The pieces of the encoder, for both families.
+
+    Args:
+        source: of the model.
+        geometry: how pictures are cut.
+        plan: how a layer is cut.
+        width: of the encoder.
+        counts: layers by name: `encoder_layer`, `encoder_window_layer`.
+
+    Returns:
+        Embedding, layers of each kind that the model has, projector.
+    """
+    vision = source.encoder
+    cell = geometry.feature_patches
+    channels = getattr(vision, "in_channels", 3)
+    values = channels * vision.temporal_patch_size * vision.patch_size**2
+
+    def squares(segments: Sequence[int], settings: PieceSettings) -> Patches:
+        return lay_out([geometry.square(tokens) for tokens in segments], geometry, settings.device)
+
+    def strips(segments: Sequence[int], settings: PieceSettings) -> Patches:
+        """One window high: all windows are whole."""
+        side = geometry.window_side
+        return lay_out([(1, side, tokens // side) for tokens in segments], geometry, settings.device)
+
+    def feed_patches(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        return Fed(random_states(settings, sum(segments), values), (squares(segments, settings),))
+
+    def feed_layers(
+        lay: Callable[[Sequence[int], PieceSettings], Patches],
+    ) -> Callable[[Any, Sequence[int], PieceSettings], Fed]:
+        def feed(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+            leaf = random_states(settings, sum(segments), width)
+            return Fed(leaf, (module.bounds(lay(segments, settings), leaf),))
+
+        return feed
+
+    def feed_merger(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+        leaf = random_states(settings, sum(segments), width)
+        return Fed(leaf, (squares(segments, settings).order,))
+
+    def take_layers(has_windows: bool) -> Callable[[Any, PieceSettings], nn.Module]:
+        def take(whole: Any, settings: PieceSettings) -> nn.Module:
+            tower = _tower(whole, vision)
+            for layer in tower.blocks:
+                cut_layer(layer, plan, settings.tensor_parallel_degree)
+            return EncoderLayers(tower, geometry, has_windows)
+
+        return take
+
+    def kind(settings: PieceSettings) -> AttentionKind:
+        heads = vision.num_heads // settings.tensor_parallel_degree
+        return AttentionKind(heads, heads, width // vision.num_heads, is_causal=False)
+
+    at_once = layers_at_once(vision.depth, source.whole(1).model.visual.blocks[0])
+    found = [
+        ModelPiece(
+            "encoder_embedding",
+            1,
+            source,
+            lambda whole, _: PatchEmbedding(_tower(whole, vision), geometry),
+            feed_patches,
+            wants_input_gradient=False,
+            size_unit=cell,
+        )
+    ]
+    for name, count in counts.items():
+        has_windows = name == "encoder_window_layer"
+        window = geometry.window_side**2 if has_windows else None
+        if count > 0:
+            piece = ModelPiece(
+                name,
+                count,
+                source,
+                take_layers(has_windows),
+                feed_layers(strips if has_windows else squares),
+                num_layers=min(at_once, count),
+                segment_tokens=window,
+                kind=None if has_windows else kind,
+                size_unit=window or cell,
+            )
+            found.append(piece)
+    merger = ModelPiece(
+        "projector", 1, source, lambda whole, _: Merger(whole.model.visual), feed_merger, size_unit=cell
+    )
+    return [*found, merger]
+
+
+def _tower(whole: Any, vision: Any) -> Any:
+    """The vision tower, its rotary embedding real."""
+    tower = whole.model.visual
+    tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision)
+    return tower
+
+
+def layer_plan(num_heads: int, hidden: tuple[str, ...], output: str, width: tuple[str, int]) -> LayerPlan:
+    """How an encoder layer is cut.
+
+    Args:
+        num_heads: of the layer.
+        hidden: names of the MLP's first maps.
+        output: name of its last map.
+        width: of the MLP, after the name of the field that tells it.
+
+    Returns:
+        The plan.
+    """
+    heads = ("vision_config.num_heads", num_heads)
+    return LayerPlan(
+        cuts=(
+            Cut("attn.qkv", *heads, num_blocks=3),
+            Cut("attn.proj", *heads, by_input=True),
+            *(Cut(f"mlp.{name}", *width) for name in hidden),
+            Cut(f"mlp.{output}", *width, by_input=True),
+        ),
+        entries=("attn", "mlp"),
+        counts=(("attn", "num_heads"),),
+    )
+
+
+def set_layers(vision: Any, count: int) -> None:
+    """Sets the number of layers.
+
+    Args:
+        vision: configuration of the encoder.
+        count: layers.
+    """
+    vision.depth = count
+
+
+def pieces(model_dir: Path) -> list[Piece]:
+    """The pieces of a Qwen2-VL model.
+
+    Args:
+        model_dir: folder with `config.json`.
+
+    Returns:
+        Six pieces.
+
+    Raises:
+        ProfileError: the configuration asks for what is not built here; the message names the field.
+    """
+    source = Source(model_dir, Qwen2VLConfig, Qwen2VLForConditionalGeneration, set_layers, PACKED_ENCODER)
+    source.check(backbone_rules(source.text))
+    vision = source.encoder
+    # The field is a ratio: the product is what must be cut evenly.
+    width = ("vision_config.embed_dim x mlp_ratio", int(vision.embed_dim * vision.mlp_ratio))
+    plan = layer_plan(vision.num_heads, ("fc1",), "fc2", width)
+    geometry = Geometry(vision.spatial_merge_size, vision.patch_size, None)
+    counts = {"encoder_layer": vision.depth}
+    return [*vision_pieces(source, geometry, plan, vision.embed_dim, counts), *backbone_pieces(source)]

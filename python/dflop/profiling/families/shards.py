@@ -1,0 +1,217 @@
+"""Tensor parallelism as Megatron has it: heads and the width of the MLP are cut over the ranks.
+
+    x --(entry)--> q, k, v of own heads --> attention --> output projection of own heads --(sum)--> y
+    x --(entry)--> own rows of the MLP's first maps --> own columns of its last --(sum)--> y
+
+A cut layer alone gives one summand of its result. `add_collectives` makes the ranks sum: an all-reduce at
+each (sum) in the forward, one at each (entry) in the backward. What stands between (norms, residual) runs
+whole on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dflop.models.errors import profile_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one linear map is cut."""
+
+    path: str
+    """Of the `nn.Linear`, inside its layer."""
+    field: str
+    """The configuration's field that counts the parts."""
+    num_parts: int
+    """Parts that stay whole: heads, or rows of the MLP."""
+    by_input: bool = False
+    """Whether the inputs are cut (the ranks' results are summands) rather than the outputs."""
+    num_blocks: int = 1
+    """Maps laid behind each other in the one: 3 where it gives queries, keys and values."""
+    may_repeat: bool = False
+    """Whether several ranks may hold the same part: heads of keys and values, where there are few."""
+
+    def of_rank(self, degree: int, rank: int) -> range:
+        """The parts of one rank.
+
+        Args:
+            degree: ranks.
+            rank: from 0.
+
+        Returns:
+            At least one part.
+
+        Raises:
+            ProfileError: the parts cannot be dealt evenly.
+        """
+        if self.num_parts % degree == 0:
+            each = self.num_parts // degree
+            return range(rank * each, (rank + 1) * each)
+        if self.may_repeat and degree % self.num_parts == 0:
+            part = rank * self.num_parts // degree
+            return range(part, part + 1)
+        message = (
+            f"`{self.field}` is {self.num_parts}, must be a multiple of the tensor parallel degree {degree}"
+        )
+        raise profile_error(message)
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How a layer is cut."""
+
+    cuts: tuple[Cut, ...]
+    """Every linear map of the layer."""
+    entries: tuple[str, ...]
+    """Modules that read what all ranks have: the gradients of their inputs are summed."""
+    counts: tuple[tuple[str, str], ...] = ()
+    """(module, attribute): numbers that the module's code reads, to be divided by the degree."""
+
+
+def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
+    """Heads of queries, and of keys and values, of one rank.
+
+    Args:
+        num_heads: of the layer.
+        num_key_value_heads: of the layer.
+        degree: ranks; the layer can be cut over so many.
+
+    Returns:
+        At least 1 each.
+    """
+    return num_heads // degree, max(1, num_key_value_heads // degree)
+
+
+def _take(tensor: torch.Tensor, dim: int, cut: Cut, parts: range) -> nn.Parameter:
+    blocks = tensor.detach().unflatten(dim, (cut.num_blocks, cut.num_parts, -1))
+    own = blocks.narrow(dim + 1, parts.start, len(parts)).flatten(dim, dim + 2)
+    return nn.Parameter(own.contiguous(), requires_grad=tensor.requires_grad)
+
+
+def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> None:
+    """Leaves of a layer the part of one rank.
+
+    A bias beside cut inputs stays whole; `add_collectives` sees that it is added once.
+
+    Args:
+        layer: changed in place; on any device.
+        plan: how.
+        degree: ranks; 1 changes nothing.
+        rank: whose part.
+
+    Raises:
+        ProfileError: heads or widths cannot be dealt evenly; the message names the field.
+    """
+    if degree == 1:
+        return
+    chosen = [(cut, cut.of_rank(degree, rank)) for cut in plan.cuts]
+    for cut, parts in chosen:
+        linear = cast("nn.Linear", layer.get_submodule(cut.path))
+        linear.weight = _take(linear.weight, int(cut.by_input), cut, parts)
+        linear.out_features, linear.in_features = linear.weight.shape
+        if linear.bias is not None and not cut.by_input:
+            linear.bias = _take(linear.bias, 0, cut, parts)
+    for path, attribute in plan.counts:
+        module = layer.get_submodule(path)
+        setattr(module, attribute, getattr(module, attribute) // degree)
+    # Where `add_collectives` finds it.
+    cast("Any", layer).tensor_parallel_plan = plan
+
+
+class Sum(torch.autograd.Function):
+    """Forward: the sum over the ranks; backward: nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, summand: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """The sum, in the place of the summand."""
+        del ctx
+        # In place, as Megatron does: nothing keeps the result of a linear map for its backward.
+        total = summand.contiguous()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Each summand's gradient is that of the sum."""
+        del ctx
+        return gradients[0], None
+
+
+class Enter(torch.autograd.Function):
+    """Forward: nothing; backward: the sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """The states."""
+        ctx.group = group
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The gradients of all ranks together."""
+        total = gradients[0].contiguous()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _enter_hook(group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The layers hand the states over by place or by name.
+        if args:
+            return (Enter.apply(args[0], group), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": Enter.apply(kwargs["hidden_states"], group)}
+
+    return hook
+
+
+def _sum_hook(group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> Any:
+        return Sum.apply(output, group)
+
+    return hook
+
+
+def add_collectives(module: nn.Module, group: dist.ProcessGroup) -> int:
+    """Makes cut layers, embeddings and heads give the whole result, on every rank of a group.
+
+    The gradient of a head of keys and values that several ranks hold is a summand on each of them.
+
+    Args:
+        module: holds layers that `cut_layer` cut over as many ranks as the group has, each rank its part;
+            changed in place.
+        group: the ranks; each must run forward and backward of the same layers with the same inputs.
+
+    Returns:
+        Layers found.
+    """
+    for part in module.modules():
+        if hasattr(part, "vocabulary_group"):
+            cast("Any", part).vocabulary_group = group
+    layers = list(_cut_layers(module))
+    for layer, plan in layers:
+        for path in plan.entries:
+            layer.get_submodule(path).register_forward_pre_hook(_enter_hook(group), with_kwargs=True)
+        for cut in plan.cuts:
+            if cut.by_input:
+                linear = layer.get_submodule(cut.path)
+                if dist.get_rank(group) > 0:
+                    # Added once: by the first rank.
+                    linear.register_parameter("bias", None)
+                linear.register_forward_hook(_sum_hook(group))
+    return len(layers)
+
+
+def _cut_layers(module: nn.Module) -> Iterable[tuple[nn.Module, LayerPlan]]:
+    for layer in module.modules():
+        plan = getattr(layer, "tensor_parallel_plan", None)
+        if plan is not None:
+            yield layer, plan

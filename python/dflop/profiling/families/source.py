@@ -1,0 +1,272 @@
+"""Where pieces come from: a model's configuration, and its modules on the meta device.
+
+    config.json --> the whole model with few layers, on the meta device --> modules of a piece --> values
+
+A whole model on the meta device costs no memory, and a piece taken from it is Hugging Face's own.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.models.errors import profile_error
+from dflop.models.packing import PACKED
+from dflop.models.parameters import materialise
+from dflop.profiling.families.lora import add_adapters
+from dflop.profiling.pieces import Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from dflop.profiling.pieces import AttentionKind, PieceSettings
+
+# Layers run at once: as many as a small stage has, since one alone would keep its weights in cache.
+_MAX_LAYERS, _MAX_LAYERS_LARGE, _LARGE_LAYER_PARAMETERS = 4, 2, 50_000_000
+_STD = 0.02
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a field of the configuration must be."""
+
+    field: str
+    """Its path in `config.json`."""
+    value: Any
+    """What it is."""
+    holds: bool
+    """Whether the rule holds."""
+    wanted: str
+    """The rule in words, after `must be`."""
+
+
+class Source:
+    """The configuration of a model and the way to its modules."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config_class: Any,
+        model_class: Any,
+        set_encoder_layers: Callable[[Any, int], None],
+        encoder_attention: str = "sdpa",
+    ) -> None:
+        """Reads `config.json`.
+
+        Args:
+            model_dir: folder with `config.json`.
+            config_class: Hugging Face's.
+            model_class: Hugging Face's, with `.model.language_model` and `.lm_head`.
+            set_encoder_layers: sets the number of layers in the encoder's configuration, its first argument.
+            encoder_attention: name of the attention function of the encoder's layers.
+        """
+        self.path = model_dir / "config.json"
+        self._content = json.loads(self.path.read_bytes())
+        self._config_class, self._model_class = config_class, model_class
+        self._set_encoder_layers = set_encoder_layers
+        self._encoder_attention = encoder_attention
+        self.config = self._read()
+
+    def _read(self) -> Any:
+        return self._config_class.from_dict(deepcopy(self._content))
+
+    @property
+    def text(self) -> Any:
+        """Configuration of the backbone."""
+        return self.config.text_config
+
+    @staticmethod
+    def _encoder_config(config: Any) -> Any:
+        return config.audio_config if hasattr(config, "audio_config") else config.vision_config
+
+    @property
+    def encoder(self) -> Any:
+        """Configuration of the encoder."""
+        return self._encoder_config(self.config)
+
+    def check(self, rules: Sequence[Rule]) -> None:
+        """Refuses a configuration that breaks a rule.
+
+        Args:
+            rules: all of them; the message names each that is broken.
+
+        Raises:
+            ProfileError: one is broken.
+        """
+        broken = [f"  `{r.field}` is {r.value}, must be {r.wanted}" for r in rules if not r.holds]
+        if broken:
+            message = "\n".join([f"`{self.path}` cannot be used", *broken])
+            raise profile_error(message)
+
+    def whole(self, num_layers: int) -> Any:
+        """The whole model on the meta device, but with few layers and a real rotary embedding.
+
+        Args:
+            num_layers: of the encoder, and of the backbone unless it has fewer.
+
+        Returns:
+            The model; its layers attend by the functions of the training.
+        """
+        config = self._read()
+        text = config.text_config
+        text.num_hidden_layers = min(num_layers, text.num_hidden_layers)
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[: text.num_hidden_layers]
+        self._set_encoder_layers(self._encoder_config(config), num_layers)
+        with torch.device("meta"):
+            whole = self._model_class(config)
+        # The layers look the function up by this name at each call.
+        text._attn_implementation = PACKED
+        self._encoder_config(config)._attn_implementation = self._encoder_attention
+        backbone = whole.model.language_model
+        backbone.rotary_emb = type(backbone.rotary_emb)(config=text)
+        return whole
+
+
+def layers_at_once(count: int, one: nn.Module) -> int:
+    """How many layers of a stack to measure at once.
+
+    Args:
+        count: layers of the stack.
+        one: one of them, on any device.
+
+    Returns:
+        At least 1, at most `count`.
+    """
+    is_large = sum(parameter.numel() for parameter in one.parameters()) > _LARGE_LAYER_PARAMETERS
+    return min(count, _MAX_LAYERS_LARGE if is_large else _MAX_LAYERS)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """Inputs of a piece for one size."""
+
+    leaf: torch.Tensor
+    """What arrives from the piece before, or pixels, sound, ids."""
+    others: tuple[Any, ...] = ()
+    """Further arguments of the piece's forward."""
+    buffers: tuple[torch.Tensor, ...] = ()
+    """Large tensors among `others`."""
+
+
+@dataclass
+class ModelPiece:
+    """A `Piece` made of two functions: one takes its modules from the model, one makes its inputs."""
+
+    name: str
+    count: int
+    source: Source
+    take: Callable[[Any, PieceSettings], nn.Module]
+    """(whole model on the meta device, settings) -> modules of the piece, its buffers real."""
+    feed: Callable[[nn.Module, Sequence[int], PieceSettings], Fed]
+    """(what `take` gave, segments, settings) -> inputs."""
+    num_layers: int = 1
+    segment_tokens: int | None = None
+    wants_input_gradient: bool = True
+    kind: Callable[[PieceSettings], AttentionKind] | None = None
+    size_unit: int = 1
+    adapters: str | None = None
+    """With LoRA: `layers` (the name of the modules that get adapters), `none` (frozen without any), or None:
+    LoRA does not concern it."""
+
+    def attention(self, settings: PieceSettings) -> AttentionKind | None:
+        """See `Piece.attention`.
+
+        Args:
+            settings: how it would be built.
+
+        Returns:
+            Sizes of one rank's part.
+        """
+        return self.kind(settings) if self.kind is not None else None
+
+    def unit(self) -> int:
+        """See `Piece.unit`.
+
+        Returns:
+            Tokens.
+        """
+        return self.size_unit
+
+    def build(self, settings: PieceSettings) -> nn.Module:
+        """See `Piece.build`.
+
+        Args:
+            settings: how to build it.
+
+        Returns:
+            The module, in training mode.
+
+        Raises:
+            ProfileError: its layers cannot be cut over so many ranks; the message names the field.
+        """
+        module = self.take(self.source.whole(self.num_layers), settings)
+        if settings.lora_rank and self.adapters is not None:
+            module.requires_grad_(False)
+            if self.adapters != "none":
+                add_adapters(module.get_submodule(self.adapters), settings.lora_rank)
+        materialise(module, settings.device, settings.dtype, _SEED, lambda _: _STD)
+        return module.train()
+
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        """See `Piece.prepare`.
+
+        Args:
+            module: what `build` gave.
+            segments: tokens each.
+            settings: those of `build`.
+
+        Returns:
+            The piece with inputs.
+
+        Raises:
+            ValueError: no segments, or one that is not as `segment_tokens` and `unit` say.
+        """
+        wrong = [tokens for tokens in segments if tokens < 1 or tokens % self.size_unit]
+        if wrong or not segments:
+            message = (
+                f"segments {list(segments)} of `{self.name}`: each must be a multiple of {self.size_unit}"
+            )
+            raise ValueError(message)
+        fed = self.feed(module, segments, settings)
+
+        def forward() -> torch.Tensor:
+            leaf = fed.leaf.detach()
+            return module(leaf.requires_grad_() if self.wants_input_gradient else leaf, *fed.others)
+
+        return Prepared(forward, (fed.leaf, *fed.buffers))
+
+
+def random_states(settings: PieceSettings, *shape: int) -> torch.Tensor:
+    """Random activations, the same at each call.
+
+    Args:
+        settings: tell device and dtype.
+        *shape: of the tensor.
+
+    Returns:
+        Normal values.
+    """
+    generator = torch.Generator(settings.device).manual_seed(_SEED)
+    return torch.randn(shape, generator=generator, device=settings.device, dtype=settings.dtype)
+
+
+def bounds_of(segments: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where segments begin and end.
+
+    Args:
+        segments: tokens each.
+        device: of the result.
+
+    Returns:
+        [M + 1] int32.
+    """
+    return torch.tensor([0, *segments]).cumsum(0).to(torch.int32).to(device)

@@ -1,0 +1,344 @@
+"""The measuring itself: few sizes first, more where they help most, then runs until the time is spent.
+
+    first sizes --rounds--> points --adaptive.choose--> more sizes --rounds--> ... --> rounds over all
+
+Cases take turns in every round, so that drift (clock rate, other load) strikes all of them alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.profiling import adaptive
+from dflop.profiling.allocations import watch_allocations
+from dflop.profiling.cases import JOINT, LINEAR, Case
+from dflop.profiling.memory import activation_bytes
+from dflop.profiling.timer import timer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dflop.profiling.curves import Curve
+    from dflop.profiling.progress import Progress
+    from dflop.profiling.records import Records
+    from dflop.profiling.request import Request
+
+_LOG = logging.getLogger("dflop")
+
+MIN_REPEATS = 5
+"""Runs of each case, however long they take."""
+MIN_REPEATS_OTHER = 3
+"""Likewise, of cases that take more than a hundredth of the budget, and of ways other than `joint`."""
+MAX_REPEATS = 400
+ERROR_THRESHOLD = 0.01
+"""A gap between sizes whose error beyond noise is below is left alone."""
+_LARGE_RATIO = 0.01
+# Share of the budget after which no more sizes are added: what is left makes the medians better.
+_EXPLORE_RATIO = 0.6
+# Runs of a new size before its place among the others is judged.
+_FIRST_RUNS = 3
+# Of a round, a cheap case takes up to so many runs: its median costs little to make better.
+_MAX_RUNS_A_ROUND = 6
+# Sizes tried between the largest that fits the memory and the smallest that does not.
+_MEMORY_BISECTIONS = 3
+
+
+class Session:
+    """Some curves, and the time there is to measure them."""
+
+    def __init__(
+        self,
+        curves: Sequence[Curve],
+        request: Request,
+        budget_s: float,
+        records: Records,
+        progress: Progress | None,
+        label: str,
+    ) -> None:
+        """A session that has measured nothing but what `records` hold.
+
+        Args:
+            curves: at least one, attention before what it is subtracted from.
+            request: what was asked for.
+            budget_s: time for this session and earlier ones with the same records, in seconds; exceeded where
+                the least number of runs takes longer.
+            records: of this and earlier sessions.
+            progress: told after each run.
+            label: of the variant; empty for the whole model as it trains.
+        """
+        self.curves, self.request, self.records, self.progress = curves, request, records, progress
+        self.label = label
+        self.device = torch.device(request.device)
+        self.timer = timer_of(self.device)
+        self._order = random.Random(0)
+        self._by_name = {curve.name: curve for curve in curves}
+        self._budget_s = budget_s
+        self._start = time.monotonic()
+        self._before_s = 1e-3 * records.numbers.get(f"{label}spent_ms", 0)
+        self._done_ratio, self._share, self._shown = 0.0, 1.0, 0.0
+        self._error = 1.0
+
+    def prepare(self) -> None:
+        """Runs each case of the first sizes and of earlier sessions once; a curve ends where memory does.
+
+        Raises:
+            ProfileError: not even the smallest size of a curve fits the device.
+        """
+        for curve in self.curves:
+            before = self._known(curve, "size")
+            curve.out_of_memory_at = min(self._known(curve, "out_of_memory"), default=None)
+            is_limit_known = curve.out_of_memory_at is not None
+            first = curve.first_sizes(self.device.type == "cpu")
+            # Sizes that adaptive splitting came to earlier are not measured with recomputation.
+            for size in sorted(before | set(first)):
+                self._add(curve, size, with_recompute=size in first)
+            if not is_limit_known:
+                self._approach_limit(curve)
+            if not curve.cases:
+                from dflop._native import ProfileError
+
+                message = f"`{curve.built.piece.name}` does not fit the device even at size {curve.first}"
+                raise ProfileError(message)
+
+    def _known(self, curve: Curve, fact: str) -> set[int]:
+        """Sizes of a curve of which an earlier session recorded a fact."""
+        start = f"{curve.name} {fact} "
+        return {int(name[len(start) :]) for name in self.records.numbers if name.startswith(start)}
+
+    def _approach_limit(self, curve: Curve) -> None:
+        for _ in range(_MEMORY_BISECTIONS):
+            if curve.out_of_memory_at is None or not curve.cases:
+                return
+            size = adaptive.split_of(max(curve.cases), curve.out_of_memory_at, curve.allowed)
+            if size is None:
+                return
+            self._add(curve, size, with_recompute=False)
+
+    def _add(self, curve: Curve, size: int, *, with_recompute: bool) -> bool:
+        """Makes a case and runs it once in each way; whether it fits."""
+        if size in curve.cases:
+            return True
+        if curve.out_of_memory_at is not None and size >= curve.out_of_memory_at:
+            return False
+        try:
+            self._warm_up(curve.case(size, with_recompute=with_recompute), curve)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._note_out_of_memory(curve, size)
+            return False
+        if f"{curve.name} size {size}" not in self.records.numbers:
+            self.records.add_number(f"{curve.name} size {size}", 1)
+        return all(self._add_segment(curve, segment) for segment in set(curve.cases[size].segments))
+
+    def _note_out_of_memory(self, curve: Curve, size: int) -> None:
+        curve.cases.pop(size, None)
+        curve.out_of_memory_at = size
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.records.add_number(f"{curve.name} out_of_memory {size}", 1)
+        _LOG.warning("%s: out of memory at size %d, measured up to the size before", curve.name, size)
+
+    def _add_segment(self, curve: Curve, segment: int) -> bool:
+        """Sees to it that what is subtracted from a pack is measured, too."""
+        name = curve.name.removesuffix(LINEAR) + "attention"
+        return self._add(self._by_name[name], segment, with_recompute=False)
+
+    def _warm_up(self, case: Case, curve: Curve) -> None:
+        """Runs a case once in each way, and counts its bytes if that is still to be done."""
+        numbers = self.records.numbers
+        if f"{case.name} workspace" not in numbers:
+            self._count_bytes(case, curve)
+        for way in case.ways:
+            if way == JOINT:
+                case.run_untimed(way)
+            elif f"{case.name} {way} bytes" not in numbers:
+                with case.steps(way) as steps:
+                    result, allocated = watch_allocations(lambda: steps[0](None), self.device)
+                    for step in steps[1:]:
+                        result = step(result)
+                self.records.add_number(f"{case.name} {way} bytes", max(allocated.kept_bytes, 0))
+
+    def _count_bytes(self, case: Case, curve: Curve) -> None:
+        parameters = list(curve.built.module.parameters())
+        case.reset()
+        # Caches of libraries and first-time buffers are no workspace.
+        case.run_untimed()
+        kept = activation_bytes(case.forward, parameters, case.inputs)
+        self.records.add_number(f"{case.name} bytes", kept)
+        case.reset()
+        result, forward = watch_allocations(case.forward, self.device)
+        _, backward = watch_allocations(lambda: case.backward(result), self.device)
+        workspace = max(forward.peak_bytes - max(forward.kept_bytes, 0), backward.peak_bytes)
+        self.records.add_number(f"{case.name} workspace", workspace)
+
+    def measure(self, done_ratio: float, share: float) -> None:
+        """Measures until the budget is spent and each case has its runs.
+
+        Args:
+            done_ratio: progress to start from.
+            share: what this session is of the whole progress.
+        """
+        finished = f"{self.label}finished_ms"
+        self._done_ratio, self._share = done_ratio, share
+        if self.records.numbers.get(finished, -1) >= round(1e3 * self._budget_s):
+            return
+        self._explore()
+        while not self._is_done():
+            self._round(self.curves)
+        self._show("")
+        self.records.add_number(finished, round(1e3 * self._budget_s))
+
+    def _spent_ratio(self) -> float:
+        return (self._before_s + time.monotonic() - self._start) / self._budget_s
+
+    def _explore(self) -> None:
+        """Adds sizes while there is time and something to gain."""
+        self._first_runs(case for curve in self.curves for case in curve.cases.values())
+        while self._spent_ratio() < _EXPLORE_RATIO:
+            gaps = self.gaps()
+            self._error = adaptive.largest_error(gaps)
+            wanted = adaptive.choose(
+                gaps,
+                self.weights(),
+                self._allowed,
+                threshold=ERROR_THRESHOLD,
+                limit=max(2, len(self.curves) // 2),
+            )
+            if not wanted:
+                return
+            added: list[Case] = []
+            for name, size in wanted:
+                curve = self._by_name[name]
+                if self._add(curve, size, with_recompute=False):
+                    added.append(curve.cases[size])
+            self._first_runs(added)
+            # The segments that packs brought along.
+            self._first_runs(case for curve in self.curves for case in curve.cases.values())
+
+    def _allowed(self, name: str, size: int) -> int:
+        return self._by_name[name].allowed(size)
+
+    def _first_runs(self, cases: Iterable[Case]) -> None:
+        """Runs until each case has been run a few times, taking turns."""
+        waiting = list(cases)
+        for number in range(1, _FIRST_RUNS + 1):
+            self._order.shuffle(waiting)
+            for case in waiting:
+                if len(self.records.timings[f"{case.name} {JOINT}"]) < number:
+                    self._run(case, JOINT)
+
+    def gaps(self) -> dict[str, list[adaptive.Gap]]:
+        """The gaps between measured sizes.
+
+        Returns:
+            By the name of the curve.
+        """
+        return {curve.name: adaptive.gaps_of(curve.samples(self.records)) for curve in self.curves}
+
+    def weights(self) -> dict[str, float]:
+        """What each curve is of the step's time.
+
+        Returns:
+            By the name of the curve; they add up to 1.
+        """
+        times = {curve.name: curve.step_ns(self.records, self.request) for curve in self.curves}
+        # What remains of a pack when its attention is subtracted is not known yet: near enough.
+        total = sum(times.values()) or 1.0
+        return {name: value / total for name, value in times.items()}
+
+    def _round(self, curves: Sequence[Curve]) -> None:
+        """Each case of each curve, in each of its ways, in random order; cheap ones several times."""
+        mean_ns = self._mean_ns()
+        for curve in self._order.sample(list(curves), len(curves)):
+            # The module is in cache when it is timed, as it is on a rank that runs nothing else.
+            curve.cases[min(curve.cases)].run_untimed()
+            turns = [(case, way) for case in curve.cases.values() for way in case.ways]
+            for case, way in self._order.sample(turns, len(turns)):
+                for _ in range(self._runs(case, way, mean_ns)):
+                    self._run(case, way)
+
+    def _runs(self, case: Case, way: str, mean_ns: float) -> int:
+        """Runs of this case in this round: more where they are cheap, fewer in other ways than `joint`."""
+        seen = self.records.timings[f"{case.name} {way}"]
+        if way != JOINT and len(seen) >= MIN_REPEATS_OTHER and self._order.random() < 0.5:
+            return 0
+        return 1 if not seen else max(1, min(_MAX_RUNS_A_ROUND, int(mean_ns / max(seen[-1].total_ns, 1))))
+
+    def _run(self, case: Case, way: str) -> None:
+        self.records.add_timing(f"{case.name} {way}", case.run(way, self.timer))
+        self._show(case.name)
+
+    def _mean_ns(self) -> float:
+        seen = [self.records.timings[name][-1].total_ns for name, _ in self._wanted()]
+        return statistics.fmean(seen) if seen else 0.0
+
+    def _wanted(self) -> list[tuple[str, int]]:
+        """Each case and way that has runs, with the least number of them that is wanted."""
+        found = []
+        for curve in self.curves:
+            for case in curve.cases.values():
+                for way in case.ways:
+                    name = f"{case.name} {way}"
+                    seen = self.records.timings[name]
+                    if seen:
+                        is_large = seen[-1].total_ns * 1e-9 > _LARGE_RATIO * self._budget_s
+                        few = is_large or way != JOINT
+                        found.append((name, MIN_REPEATS_OTHER if few else MIN_REPEATS))
+        return found
+
+    def _least_ratio(self) -> float:
+        """How much of their least number of runs the worst case and way has."""
+        total = sum(len(case.ways) for curve in self.curves for case in curve.cases.values())
+        wanted = self._wanted()
+        if len(wanted) < total:
+            return 0.5 * len(wanted) / total
+        return min(len(self.records.timings[name]) / least for name, least in wanted)
+
+    def _is_done(self) -> bool:
+        self.records.add_number(f"{self.label}spent_ms", round(1e3 * self._spent_ratio() * self._budget_s))
+        least = self._least_ratio()
+        return least >= 1.0 and (self._spent_ratio() >= 1.0 or least * MIN_REPEATS_OTHER >= MAX_REPEATS)
+
+    def _show(self, name: str) -> None:
+        if self.progress is None:
+            return
+        ratio = min(self._spent_ratio(), self._least_ratio(), 1.0)
+        self._shown = max(self._shown, ratio)
+        label = f"{name}, error up to {100 * self._error:.0f} %" if name else ""
+        self.progress(self._done_ratio + self._share * self._shown, label)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out.
+
+    Args:
+        error: any.
+
+    Returns:
+        True for those of CUDA's and the CPU's allocator, and Python's own.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The CPU allocator has no class of its own for it.
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def neighbour_work(curves: Iterable[Curve]) -> list[Any]:
+    """The middle of each whole module: what another rank does most of the time.
+
+    Args:
+        curves: with their cases.
+
+    Returns:
+        What to call.
+    """
+    chosen = [curve.cases for curve in curves if curve.part == LINEAR]
+    middles: list[Case] = [cases[sorted(cases)[len(cases) // 2]] for cases in chosen]
+    return [case.run_untimed for case in middles]

@@ -1,0 +1,372 @@
+"""The pieces that the profiler runs are the model: its numbers, its parameters, nothing left out.
+
+Oracle: Hugging Face's own towers and backbones on the same weights, each sample alone.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_families import REAL, TEXT, TINY, VOCABULARY, hugging_face_model, some_segments, tiny, write_config
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dflop import ProfileError
+from dflop.models.packing import PACKED, PACKED_ENCODER
+from dflop.profiling.families import load_pieces
+from dflop.profiling.families.qwen_vision import lay_out
+from dflop.profiling.pieces import PieceSettings
+
+CPU = torch.device("cpu")
+WHOLE = PieceSettings(CPU, torch.float32)
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl")
+# (frame pairs, rows, columns) in patches: windows are 8 x 8, so that most here are cut off at the edge.
+PICTURES = [(1, 10, 6), (2, 4, 12)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def real_model(directory):
+    """Hugging Face's whole model, its parameters large enough that every part changes the result."""
+    torch.manual_seed(5)
+    model = hugging_face_model(directory).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)
+    return model
+
+
+def taken(piece, model, settings=WHOLE):
+    """The piece with the modules of a real model; its layers attend as in training from now on."""
+    encoder = getattr(model.config, "vision_config", None) or model.config.audio_config
+    encoder._attn_implementation = piece.source._encoder_attention
+    model.config.text_config._attn_implementation = PACKED
+    return piece.take(model, settings)
+
+
+def as_hugging_face(model):
+    """Its own attention again."""
+    encoder = getattr(model.config, "vision_config", None) or model.config.audio_config
+    encoder._attn_implementation = model.config.text_config._attn_implementation = "sdpa"
+    return model
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
+    for piece in tiny(tmp_path, name)[0].values():
+        module = piece.build(WHOLE)
+        assert module.training
+        assert all(parameter.grad is None for parameter in module.parameters())
+        for segments in some_segments(piece):
+            prepared = piece.prepare(module, segments, WHOLE)
+            result = prepared.forward()
+            result.sum().backward()
+            assert torch.isfinite(result).all()
+            assert not any(tensor.requires_grad for tensor in prepared.inputs)
+            # The same inputs at each call.
+            assert torch.equal(prepared.forward(), result)
+        wanted = [p for p in module.parameters() if p.requires_grad]
+        assert wanted
+        assert all(parameter.grad is not None for parameter in wanted)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_backward_reaches_the_piece_before(tmp_path, name):
+    leaves = []
+    for piece in tiny(tmp_path, name)[0].values():
+        module = piece.build(WHOLE)
+        module.register_forward_pre_hook(lambda _, args: leaves.append(args[0]))
+        piece.prepare(module, some_segments(piece)[-1], WHOLE).forward().sum().backward()
+        assert (leaves[-1].grad is not None) == piece.wants_input_gradient == leaves[-1].requires_grad
+
+
+def encoder_inputs(name, model):
+    """(argument of the embedding, further ones), and what Hugging Face's tower and projector make of it."""
+    inner = model.model
+    if name in QWEN_VL:
+        patches_TC = torch.randn(sum(math.prod(picture) for picture in PICTURES), 3 * 2 * 14 * 14)
+        with torch.no_grad():
+            wanted = inner.visual(patches_TC, torch.tensor(PICTURES)).pooler_output
+        return patches_TC, wanted
+    if name == "qwen2_audio":
+        mel_NBF = torch.randn(2, 8, 40)
+        with torch.no_grad():
+            wanted = inner.multi_modal_projector(inner.audio_tower(mel_NBF).last_hidden_state)
+        return mel_NBF, wanted.flatten(0, 1)
+    pixels_NCHW = torch.randn(6, 3, 56, 56)
+    with torch.no_grad():
+        if name == "llava_next":
+            # A photograph of 2 x 2 tiles and their base, and one tile alone.
+            photograph, tile = pixels_NCHW[:5], pixels_NCHW[5:]
+            found = inner.get_image_features(photograph, torch.tensor([[480, 640]])).pooler_output[0]
+            alone = inner.vision_tower(tile, output_hidden_states=True).hidden_states[-2][:, 1:]
+            alone = inner.multi_modal_projector(alone)[0]
+            return pixels_NCHW, torch.cat([found, alone, inner.image_newline[None]])
+        return pixels_NCHW, inner.get_image_features(pixels_NCHW).pooler_output.flatten(0, 1)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_embedding_layers_and_projector_are_the_tower(tmp_path, name):
+    pieces, directory = tiny(tmp_path, name)
+    model = real_model(directory)
+    inputs, wanted = encoder_inputs(name, as_hugging_face(model))
+    embedding, projector = (taken(pieces[part], model) for part in ("encoder_embedding", "projector"))
+    stack = taken(pieces["encoder_layer"], model)
+    if name == "llava_next":
+        # Its features are those of the last layer but one.
+        stack.layers = stack.layers[: pieces["encoder_layer"].count]
+    with torch.no_grad():
+        if name in QWEN_VL:
+            patches = lay_out(PICTURES, stack.geometry, CPU)
+            hidden = embedding(inputs, patches)
+            for index, layer in enumerate(list(stack.layers)):
+                stack.layers = nn.ModuleList([layer])
+                stack.has_windows = name == "qwen2_5_vl" and index not in (1, 3)
+                hidden = stack(hidden, stack.bounds(patches, hidden))
+            found = projector(hidden, patches.order)
+        else:
+            found = projector(stack(embedding(inputs)))
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_packed_backbone_is_hugging_faces_sample_by_sample(tmp_path, name):
+    """Loss over packed samples, the first with features in it; with mrope, at positions as pictures have."""
+    pieces, directory = tiny(tmp_path, name)
+    model = real_model(directory)
+    sizes, features = [7, 1, 12], 4
+    total = sum(sizes)
+    generator = torch.Generator().manual_seed(2)
+    ids_T = torch.randint(0, VOCABULARY, (total,), generator=generator)
+    targets_T = torch.randint(0, VOCABULARY, (total,), generator=generator)
+    targets_T[: features + 1] = -100
+    features_ED = torch.randn(features, TEXT["hidden_size"], generator=generator)
+    mask_T = torch.arange(total) < features
+    positions = torch.cat([torch.arange(size) for size in sizes])[None]
+    if name in QWEN_VL:
+        positions = torch.randint(0, 9, (3, 1, total), generator=generator)
+
+    inner = as_hugging_face(model).model.language_model
+    embedded_TD = inner.embed_tokens(ids_T).masked_scatter(mask_T[:, None], features_ED)
+    logits, start = [], 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        hidden = inner(
+            inputs_embeds=embedded_TD[None, rows], position_ids=positions[..., rows], use_cache=False
+        )
+        logits.append(model.lm_head(hidden.last_hidden_state[0]))
+        start += size
+    logits_TV = torch.cat(logits)
+    wanted = cross_entropy(logits_TV, targets_T, reduction="sum")
+
+    layers, head = taken(pieces["llm_layer"], model), taken(pieces["llm_head"], model)
+    hidden_TD = taken(pieces["llm_embedding"], model)(features_ED, ids_T, mask_T, positions)
+    hidden_TD = layers(hidden_TD, layers.pack(sizes, hidden_TD, positions))
+    chosen_T = targets_T != -100
+    scale = float(logits_TV.detach().abs().max())
+    torch.testing.assert_close(
+        head.logits(hidden_TD, chosen_T), logits_TV[chosen_T], rtol=1e-5, atol=1e-5 * scale
+    )
+    torch.testing.assert_close(head(hidden_TD, targets_T), wanted, rtol=1e-5, atol=0)
+
+
+def num_parameters(pieces):
+    """Of all pieces, each as often as the model has it; counted on the meta device."""
+    total = 0
+    for piece in pieces.values():
+        module = piece.take(piece.source.whole(piece.num_layers), WHOLE)
+        number = sum(parameter.numel() for parameter in module.parameters())
+        total += number // piece.num_layers * piece.count
+    return total
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_all_parameters_are_in_a_piece(tmp_path, name):
+    pieces, directory = tiny(tmp_path, name)
+    with torch.device("meta"):
+        whole = hugging_face_model(directory)
+    found = sum(parameter.numel() for parameter in whole.parameters())
+    if name == "llava_next":
+        # The last layer and norm of the tower, and nothing else, do no work.
+        tower = getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
+        idle = [tower.encoder.layers[-1], tower.post_layernorm]
+        found -= sum(parameter.numel() for module in idle for parameter in module.parameters())
+    assert num_parameters(pieces) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("internvl", 8_075_365_376),
+        ("qwen2_vl", 8_291_375_616),
+        ("qwen2_5_vl", 8_292_166_656),
+        ("qwen2_audio", 8_397_094_912),
+    ],
+)
+def test_pieces_of_public_models_have_their_parameters(tmp_path, name, published):
+    """Totals as the models' own weight files have them."""
+    directory = write_config(tmp_path, name, REAL[name])
+    pieces = {piece.name: piece for piece in load_pieces(directory)}
+    assert num_parameters(pieces) == published
+    counts = {piece.name: piece.count for piece in pieces.values() if piece.count > 1}
+    layers = {"internvl": 24, "qwen2_5_vl": 4}.get(name, 32)
+    windows = {"encoder_window_layer": 28} if name == "qwen2_5_vl" else {}
+    backbone = 28 if name in QWEN_VL else 32
+    assert counts == {"encoder_layer": layers, **windows, "llm_layer": backbone}
+    # As the data profile counts encoder tokens.
+    tokens = {"internvl": 1025, "qwen2_audio": 1500}.get(name)
+    assert pieces["encoder_layer"].segment_tokens == tokens
+    assert pieces["encoder_layer"].unit() == (tokens or 4)
+
+
+def test_windows_do_not_leak(tmp_path):
+    """A changed patch changes its window alone, in a full layer its picture alone."""
+    pieces, _ = tiny(tmp_path, "qwen2_5_vl")
+    window, full = (pieces[name].build(WHOLE) for name in ("encoder_window_layer", "encoder_layer"))
+    patches = lay_out([(1, 16, 20), (1, 8, 8)], window.geometry, CPU)
+    assert patches.windows == (64, 64, 32, 64, 64, 32, 64)
+    hidden = torch.randn(sum(patches.segments), 32)
+    changed = hidden.clone()
+    changed[70] += 1.0
+    for module, affected in ((window, range(64, 128)), (full, range(320))):
+        bounds = module.bounds(patches, hidden)
+        differs = (module(hidden, bounds) != module(changed, bounds)).any(dim=1).nonzero().flatten()
+        assert differs.tolist() == list(affected)
+
+
+def test_windows_are_measured_whole_and_pictures_nearly_square(tmp_path):
+    pieces, _ = tiny(tmp_path, "qwen2_5_vl")
+    seen = []
+    for name, segments in (("encoder_window_layer", [192, 64]), ("encoder_layer", [60, 4])):
+        module = pieces[name].build(WHOLE)
+        module.register_forward_pre_hook(lambda _, args: seen.append(args[1].segment_tokens))
+        pieces[name].prepare(module, segments, WHOLE).forward()
+    assert seen == [(64,) * 4, (60, 4)]
+    geometry = pieces["encoder_layer"].build(WHOLE).geometry
+    # 36 features are 6 x 6, 34 are 2 x 17.
+    assert [geometry.square(tokens) for tokens in (4 * 36, 4 * 34, 4)] == [(1, 12, 12), (1, 4, 34), (1, 2, 2)]
+
+
+def test_segments_that_no_picture_has_are_refused(tmp_path):
+    piece = tiny(tmp_path, "qwen2_vl")[0]["encoder_layer"]
+    with pytest.raises(
+        ValueError, match=r"segments \[8, 6\] of `encoder_layer`: each must be a multiple of 4"
+    ):
+        piece.prepare(nn.Identity(), [8, 6], WHOLE)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        piece.prepare(nn.Identity(), [], WHOLE)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_with_lora_only_the_adapters_of_the_backbones_layers_train(tmp_path, name):
+    lora = PieceSettings(CPU, torch.float32, lora_rank=3)
+    pieces, _ = tiny(tmp_path, name)
+    for part in ("llm_embedding", "llm_layer", "llm_head"):
+        piece = pieces[part]
+        module = piece.build(lora)
+        piece.prepare(module, [6, 2], lora).forward().sum().backward()
+        trained = {key for key, value in module.named_parameters() if value.grad is not None}
+        adapters = {key for key, value in module.named_parameters() if "lora_" in key}
+        assert trained == adapters == {key for key, value in module.named_parameters() if value.requires_grad}
+        # A and B on seven maps of three layers.
+        assert len(adapters) == (2 * 7 * 3 if part == "llm_layer" else 0)
+    base, with_adapters = pieces["llm_layer"].build(WHOLE), pieces["llm_layer"].build(lora)
+    # q, o: 48 + 48; k, v: 48 + 24; gate, up, down: 48 + 96.
+    added = 3 * 3 * (2 * 96 + 2 * 72 + 3 * 144)
+    assert sum(p.numel() for p in with_adapters.parameters()) == added + sum(
+        p.numel() for p in base.parameters()
+    )
+
+
+def test_adapters_add_a_map_of_low_rank():
+    from dflop.profiling.families.lora import add_adapters
+
+    layer = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
+    states = torch.randn(3, 5)
+    before = layer(states)
+    add_adapters(layer, 2)
+    down, up = layer[0].lora_A.weight, layer[0].lora_B.weight
+    wanted = torch.relu(layer[0].weight @ states.T + layer[0].bias[:, None] + 2.0 * up @ down @ states.T).T
+    torch.testing.assert_close(layer(states), wanted)
+    nn.init.zeros_(up)
+    assert torch.equal(layer(states), before)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
+    pieces, _ = tiny(tmp_path, name)
+    half = PieceSettings(CPU, torch.float32, tensor_parallel_degree=2)
+    quarter = PieceSettings(CPU, torch.float32, tensor_parallel_degree=4)
+    # Two heads of keys and values: one each on two ranks, the same one on two of four.
+    for settings, heads, shape in ((half, (2, 1), (24, 12, 48)), (quarter, (1, 1), (12, 12, 24))):
+        kind = pieces["llm_layer"].attention(settings)
+        assert (kind.num_heads, kind.num_key_value_heads) == heads
+        assert kind.is_causal
+        module = pieces["llm_layer"].build(settings)
+        layer = module.layers[0]
+        found = (
+            layer.self_attn.q_proj.out_features,
+            layer.self_attn.k_proj.out_features,
+            layer.mlp.gate_proj.out_features,
+        )
+        assert found == shape
+    assert pieces["llm_embedding"].build(half).embed_tokens.weight.shape == (150, 48)
+    assert pieces["llm_head"].build(half).lm_head.weight.shape == (150, 48)
+    for piece in pieces.values():
+        if (name, piece.name) == ("internvl-llama", "encoder_layer"):
+            with pytest.raises(ProfileError, match="`vision_config.use_qk_norm` is True, must be false"):
+                piece.build(half)
+            continue
+        for settings in (half, quarter):
+            module = piece.build(settings)
+            piece.prepare(module, some_segments(piece)[-1], settings).forward().sum().backward()
+
+
+def test_attention_of_encoders_is_told_where_segments_vary(tmp_path):
+    kind = tiny(tmp_path, "qwen2_5_vl")[0]["encoder_layer"].attention(WHOLE)
+    assert (kind.num_heads, kind.head_size, kind.is_causal) == (4, 8, False)
+    assert tiny(tmp_path, "qwen2_5_vl")[0]["encoder_window_layer"].attention(WHOLE) is None
+    for name in ("internvl", "qwen2_audio"):
+        assert tiny(tmp_path, name)[0]["encoder_layer"].attention(WHOLE) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "degree", "field"),
+    [
+        ("qwen2_5_vl", "llm_layer", 8, "`text_config.num_attention_heads` is 28"),
+        ("qwen2_5_vl", "encoder_layer", 8, "`vision_config.intermediate_size` is 3420"),
+        ("qwen2_audio", "encoder_layer", 8, "`audio_config.encoder_attention_heads` is 20"),
+        ("internvl", "llm_layer", 3, "`text_config.num_attention_heads` is 32"),
+    ],
+)
+def test_what_cannot_be_cut_is_named(tmp_path, name, part, degree, field):
+    pieces = {p.name: p for p in load_pieces(write_config(tmp_path, name, REAL[name]))}
+    message = f"{field}, must be a multiple of the tensor parallel degree {degree}"
+    with pytest.raises(ProfileError, match=message):
+        pieces[part].build(PieceSettings(CPU, torch.float32, tensor_parallel_degree=degree))
+
+
+def test_configurations_that_are_not_built_are_named(tmp_path):
+    text = {**TEXT, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    config = {**TINY["internvl"], "text_config": {**text, "model_type": "qwen2"}, "vision_feature_layer": -2}
+    with pytest.raises(ProfileError) as error:
+        load_pieces(write_config(tmp_path, "internvl", config))
+    assert str(error.value).splitlines()[1:] == [
+        "  `text_config.sliding_window` is 64, must be null, or not in use",
+        "  `vision_feature_layer` is -2, must be -1",
+    ]
+    with pytest.raises(ProfileError, match="of model family `bert`, the profiler knows"):
+        load_pieces(write_config(tmp_path, "bert", {}))
+
+
+def test_encoders_are_handed_the_bounds():
+    """What the name of the function hinges on, in transformers."""
+    from transformers.utils.generic import is_flash_attention_requested
+
+    assert is_flash_attention_requested(SimpleNamespace(_attn_implementation=PACKED_ENCODER))
+    assert not is_flash_attention_requested(SimpleNamespace(_attn_implementation=PACKED))

@@ -1,0 +1,200 @@
+"""Models of each family: small enough to run, and real ones as numbers."""
+
+from __future__ import annotations
+
+import json
+
+VOCABULARY = 300
+TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
+_PATCHES = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 4, "depth": 4}
+_VISION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "patch_size": 14,
+}
+_INTERNVIT = {**_VISION, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
+TINY = {
+    "internvl": {
+        "vision_config": _INTERNVIT,
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "tie_word_embeddings": False,
+    },
+    "internvl-llama": {
+        # As the larger InternVits: a norm over queries and keys, and one after the layers.
+        "vision_config": {**_INTERNVIT, "use_qk_norm": True, "use_mean_pooling": False},
+        "text_config": {**TEXT, "model_type": "llama"},
+        "tie_word_embeddings": False,
+    },
+    "llava_next": {
+        "vision_config": {
+            **_VISION,
+            "model_type": "clip_vision_model",
+            "image_size": 56,
+            "projection_dim": 8,
+        },
+        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
+        "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+        "tie_word_embeddings": False,
+    },
+    "qwen2_vl": {
+        "vision_config": {**_PATCHES, "embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2},
+        **TEXT,
+        **_MROPE,
+    },
+    "qwen2_5_vl": {
+        "vision_config": {
+            **_PATCHES,
+            "hidden_size": 32,
+            "out_hidden_size": 48,
+            "intermediate_size": 64,
+            "window_size": 112,
+            "fullatt_block_indexes": [1, 3],
+        },
+        **TEXT,
+        **_MROPE,
+    },
+    "qwen2_audio": {
+        "audio_config": {
+            "d_model": 32,
+            "encoder_layers": 3,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+        },
+        "text_config": {**TEXT, "model_type": "qwen2"},
+    },
+}
+"""`config.json` by family, and by what else differs."""
+
+_QWEN_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+_MROPE_128 = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+REAL = {
+    # OpenGVLab/InternVL2_5-8B in Hugging Face's form: InternViT-300M and InternLM2.5-7B, which is a Llama.
+    "internvl": {
+        "vision_config": {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "image_size": [448, 448],
+            "patch_size": [14, 14],
+            "attention_bias": True,
+            "use_qk_norm": False,
+        },
+        "text_config": {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 92553,
+            "tie_word_embeddings": False,
+        },
+        "tie_word_embeddings": False,
+    },
+    # Qwen/Qwen2-VL-7B-Instruct.
+    "qwen2_vl": {
+        "vision_config": {
+            "depth": 32,
+            "embed_dim": 1280,
+            "hidden_size": 3584,
+            "num_heads": 16,
+            "mlp_ratio": 4,
+        },
+        **_QWEN_7B,
+        **_MROPE_128,
+    },
+    # Qwen/Qwen2.5-VL-7B-Instruct.
+    "qwen2_5_vl": {
+        "vision_config": {
+            "depth": 32,
+            "hidden_size": 1280,
+            "out_hidden_size": 3584,
+            "num_heads": 16,
+            "intermediate_size": 3420,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        **_QWEN_7B,
+        **_MROPE_128,
+    },
+    # Qwen/Qwen2-Audio-7B-Instruct.
+    "qwen2_audio": {
+        "audio_config": {
+            "d_model": 1280,
+            "encoder_layers": 32,
+            "encoder_attention_heads": 20,
+            "encoder_ffn_dim": 5120,
+            "num_mel_bins": 128,
+            "max_source_positions": 1500,
+        },
+        "text_config": {
+            "model_type": "qwen2",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "vocab_size": 156032,
+            "tie_word_embeddings": False,
+        },
+    },
+}
+"""`config.json` of public models, by family."""
+
+
+def write_config(directory, name, content=None):
+    """Writes the `config.json` of a tiny model, or `content`, and gives its folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": name.split("-")[0], **(TINY[name] if content is None else content)}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def hugging_face_model(directory):
+    """The whole model by Hugging Face's own way, on the current default device."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForMultimodalLM
+
+    config = AutoConfig.from_pretrained(directory)
+    is_sound = config.model_type == "qwen2_audio"
+    return (AutoModelForMultimodalLM if is_sound else AutoModelForImageTextToText).from_config(config)
+
+
+def tiny(tmp_path, name):
+    """Pieces by name, and the folder of their model."""
+    from dflop.profiling.families import load_pieces
+
+    directory = write_config(tmp_path / name, name)
+    return {piece.name: piece for piece in load_pieces(directory)}, directory
+
+
+def some_segments(piece):
+    """Packings of several sizes."""
+    unit = piece.unit()
+    if piece.segment_tokens is not None:
+        return [[piece.segment_tokens] * count for count in (1, 3)]
+    return [[unit], [unit * 5, unit, unit * 12], [unit * 31]]
