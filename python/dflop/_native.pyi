@@ -22,6 +22,25 @@ def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, str |
 def load_config(path: str) -> str:
     """The configuration at `path`, checked and with every default filled in, as JSON."""
 
+def model_modules(config: str) -> tuple[dict[str, tuple[int, int]], int]:
+    """Modules of the model that `config` (the text of a `config.json`) describes.
+
+    Returns by name how many of it the model has and the parameters of one, and the parameters of the whole, each
+    matrix once. ProfileError for a field that decides the size and is missing or unknown.
+    """
+
+def module_flops(config: str, module: str, segments: Sequence[int]) -> dict[str, int]:
+    """Floating point operations of a module over segments of these tokens (label tokens for `llm_head`).
+
+    As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all between) and
+    `weight`, which make the backward; `recomputed`, the forward again under `torch.utils.checkpoint`.
+    """
+
+def module_activation_bytes(
+    config: str, module: str, segments: Sequence[int], *, value_bytes: int = 2
+) -> int:
+    """Bytes that the forward of a module keeps for its backward, with values of 2 or 4 bytes."""
+
 @final
 class Balance:
     """An assignment of samples to buckets."""
@@ -37,6 +56,32 @@ class Balance:
 def balance(
     encoder_ns: Sequence[int], llm_ns: Sequence[int], num_buckets: int, *, seed: int = 0
 ) -> Balance: ...
+
+@final
+class CostModel:
+    """What a model profile predicts, for whoever compares it with measurements."""
+
+    @staticmethod
+    def read(path: str) -> CostModel:
+        """The cost model of the profile at `path`; ArtifactError or ProfileError if there can be none."""
+    def encoder(self, segments: Sequence[tuple[int, int]]) -> tuple[int, int, bool]:
+        """Forward and backward of (count, tokens) encoder segments, in nanoseconds; whether extrapolated."""
+    def llm_stage(
+        self, llm_tokens: Sequence[int], label_tokens: int, num_layers: int, is_first: bool, is_last: bool
+    ) -> tuple[int, int, bool]:
+        """Likewise of packed samples on a run of layers."""
+    def encoder_peak_bytes(
+        self, segments: Sequence[tuple[int, int]], feature_tokens: int
+    ) -> tuple[int, int]:
+        """Tensor bytes at the peak of one forward and backward of the encoder; those held in any case."""
+    def stage_peak_bytes(
+        self,
+        llm_tokens: Sequence[int],
+        label_tokens: int,
+        feature_tokens: int,
+        layers: tuple[int, bool, bool],
+    ) -> tuple[int, int]:
+        """Likewise of a run of layers: their number, whether it is the first, and the last."""
 
 @final
 class Media:

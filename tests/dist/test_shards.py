@@ -1,4 +1,4 @@
-"""A layer cut over ranks, with its collectives, is the whole layer: results and gradients."""
+"""Layers, embedding and head cut over ranks, with their collectives, are the whole: results and gradients."""
 
 import copy
 
@@ -10,6 +10,7 @@ from tiny_families import some_segments, tiny
 from torch.testing import assert_close
 
 from dflop.profiling.families.shards import add_collectives, cut_layer
+from dflop.profiling.families.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
@@ -89,6 +90,33 @@ def compare(piece, rank, num_ranks):
     return scale
 
 
+def compare_vocabulary(piece, rank, num_ranks):
+    """Likewise for the embedding or the head."""
+    whole = piece.build(WHOLE)
+    part = copy.deepcopy(whole)
+    name = "embed_tokens" if piece.name == "llm_embedding" else "lm_head"
+    cut_vocabulary(getattr(part, name), num_ranks, rank)
+    add_collectives(part, dist.group.WORLD)
+    seen = []
+    whole.register_forward_pre_hook(lambda _, args: seen.append(args))
+    # Scaled, for the logits to be far apart.
+    with torch.no_grad():
+        getattr(whole, name).weight.mul_(100.0)
+        getattr(part, name).weight.mul_(100.0)
+    wanted = piece.prepare(whole, [40, 8], WHOLE).forward()
+    leaf, *others = seen[0]
+    own = leaf.detach().clone().requires_grad_()
+    found = part(own, *others)
+    scale = float(wanted.detach().abs().max())
+    assert_close(found, wanted, rtol=1e-5, atol=1e-5 * scale)
+    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    (wanted * weights).sum().backward()
+    (found * weights).sum().backward()
+    assert_close(own.grad, leaf.grad, rtol=1e-5, atol=1e-5 * float(leaf.grad.abs().max()))
+    of_whole = getattr(whole, name).weight.grad.chunk(num_ranks)[rank]
+    assert_close(getattr(part, name).weight.grad, of_whole, rtol=1e-5, atol=1e-5 * float(of_whole.abs().max()))
+
+
 _PAIRS = {}
 
 
@@ -104,6 +132,9 @@ def one_rank(rank, num_ranks, directory, stacks):
     scales = [
         compare(tiny(directory / str(rank), name)[0][part], rank, num_ranks) for name, part in stacks
     ]
+    pieces, _ = tiny(directory / str(rank), "qwen2_vl")
+    for name in ("llm_embedding", "llm_head"):
+        compare_vocabulary(pieces[name], rank, num_ranks)
     dist.destroy_process_group()
     return scales
 

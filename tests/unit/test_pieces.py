@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from dflop import ProfileError
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.profiling.families import load_pieces
-from dflop.profiling.families.qwen2_vl import lay_out
+from dflop.profiling.families.qwen_vision import lay_out
 from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")
@@ -360,7 +360,7 @@ def test_configurations_that_are_not_built_are_named(tmp_path):
         "  `text_config.sliding_window` is 64, must be null, or not in use",
         "  `vision_feature_layer` is -2, must be -1",
     ]
-    with pytest.raises(ProfileError, match="of model family `bert`, known are"):
+    with pytest.raises(ProfileError, match="of model family `bert`, the profiler knows"):
         load_pieces(write_config(tmp_path, "bert", {}))
 
 

@@ -33,6 +33,8 @@ pub(crate) enum Verb {
     Schedule(Schedule),
     Train(Train),
     Report(Report),
+    Models(Models),
+    Show(Show),
     Probe(Probe),
 }
 
@@ -144,6 +146,8 @@ fn part(text: &str) -> Result<ProfilePart, String> {
 pub(crate) struct ProfileModel {
     #[command(flatten)]
     pub(crate) config: ConfigArgument,
+    #[command(flatten)]
+    pub(crate) estimate: Estimate,
     /// Where to write [default: model_profile.json beside the configuration]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -173,6 +177,38 @@ pub(crate) struct ProfileModel {
     /// Measure everything anew
     #[arg(long)]
     pub(crate) fresh: bool,
+    /// Measure the links between ranks: point to point, all-reduce, all-gather, reduce-scatter, by message size
+    ///
+    /// Where there is a profile of this model, only its links are measured and replaced; else all of it is. Ranks are
+    /// forked on a CPU, one each on the GPUs of this machine; under torchrun its own are taken, over all nodes:
+    /// torchrun ... --no-python dflop profile model --network
+    #[arg(long)]
+    pub(crate) network: bool,
+}
+
+/// What `profile model --estimate` asks.
+#[derive(Debug, Args)]
+pub(crate) struct Estimate {
+    /// Estimate instead of measuring: no device, no PyTorch, no weights; every number is marked as estimated
+    #[arg(long)]
+    pub(crate) estimate: bool,
+    /// Device to estimate for, as in h100 (see dflop models)
+    #[arg(long, value_name = "NAME", requires = "estimate")]
+    pub(crate) hardware: Option<String>,
+    /// Model of the catalogue, as in qwen2.5-vl-7b [default: config.json of model.dir]
+    #[arg(long, value_name = "NAME", requires = "estimate")]
+    pub(crate) model: Option<String>,
+    /// Dtype of parameters and activations [default: model.dtype, else bfloat16]
+    #[arg(long, value_name = "DTYPE", requires = "estimate", value_parser = ["bfloat16", "float32"])]
+    pub(crate) dtype: Option<String>,
+}
+
+/// List the models and devices that times can be estimated for, with the sources of their numbers.
+#[derive(Debug, Args)]
+pub(crate) struct Models {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 // No comment that `--help` would show: it would take the place of the command's own.
@@ -298,6 +334,9 @@ pub(crate) struct Train {
     /// Allow more ranks than cores on a CPU; times then mean nothing
     #[arg(long)]
     pub(crate) oversubscribe: bool,
+    /// Allow a model profile of another processor or GPU; predicted times are then those of the other
+    #[arg(long)]
+    pub(crate) other_device: bool,
     /// Overwrite an earlier run in the same directory
     #[arg(long)]
     pub(crate) force: bool,
@@ -321,6 +360,22 @@ pub(crate) struct Report {
     /// Also write the figure of one step before and after, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
+}
+
+/// Say what an artifact holds, for people.
+///
+/// Of a model profile: the device, and per module the time a token of forward (F), backward (B), and its parts for
+/// inputs (I) and weights (W), spread and memory; recomputation, variants, links between ranks, and whether it was
+/// measured or estimated. Of a plan and a data profile: what the verbs that make them print.
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// The file; or model_profile, data_profile or plan: the one beside the configuration
+    pub(crate) artifact: PathBuf,
+    #[command(flatten)]
+    pub(crate) config: ConfigArgument,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Read the sizes of media files from their headers; nothing is decoded.

@@ -53,6 +53,16 @@ impl Session {
         fs::copy(recorded, self.path("demo/model_profile.json")).unwrap();
     }
 
+    /// Makes the recorded profile that of another device.
+    fn set_device(&self, kind: &str, name: &str) {
+        self.edit("demo/model_profile.json", |text| {
+            let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
+            profile["device"]["kind"] = kind.into();
+            profile["device"]["name"] = name.into();
+            profile.to_string()
+        });
+    }
+
     fn edit(&self, name: &str, change: impl FnOnce(String) -> String) {
         let path = self.path(name);
         let text = fs::read_to_string(&path).unwrap();
@@ -95,12 +105,33 @@ fn help() {
         &["schedule", "--help"],
         &["train", "--help"],
         &["report", "--help"],
+        &["models", "--help"],
+        &["show", "--help"],
         &["probe", "--help"],
     ] {
         pages.push_str(&session.dflop(verb));
         pages.push('\n');
     }
     snapshot("help", &pages);
+}
+
+/// No PyTorch, no configuration, no weights: a profile for a device that is not at hand.
+#[test]
+fn estimate() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    let mut said = String::new();
+    for arguments in [
+        &["profile", "model", "--estimate", "--hardware", "h100", "--model", "qwen2.5-vl-7b"][..],
+        &["profile", "model", "--estimate", "--model", "qwen2.5-vl-7b"],
+        &["profile", "model", "--estimate", "--hardware", "h1000", "--model", "qwen2.5-vl-7b"],
+        &["profile", "model", "--estimate", "--hardware", "h100", "--model", "qwen2.5-vl-8b"],
+        &["profile", "model", "--hardware", "h100"],
+        &["models"],
+    ] {
+        said.push_str(&session.dflop(arguments));
+        said.push('\n');
+    }
+    snapshot("estimate", &said);
 }
 
 #[test]
@@ -123,7 +154,10 @@ fn summaries() {
     snapshot("probe", &session.dflop(&[&["probe", "--family", "llava_onevision"], &media[..]].concat()));
     let simulate = ["simulate", "--durations", "durations.json", "--order", "1f1b", "--json"];
     snapshot("simulate_json", &session.dflop(&simulate));
-    snapshot("train_without_python", &session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]));
+    snapshot(
+        "train_without_python",
+        &session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]),
+    );
 }
 
 /// A profile against itself, then against one of fewer videos; a whole is no part.
@@ -238,10 +272,118 @@ fn error_plan_of_another_configuration() {
     session.edit("demo/dflop.yaml", |yaml| {
         yaml.replace("global_batch_size: 64", "global_batch_size: 32").replace("seed: 0", "seed: 1")
     });
-    let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]);
+    let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("dtype: float32", "dtype: bfloat16"));
     text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
     snapshot("error_plan_of_another_configuration", &text);
+}
+
+#[test]
+fn show() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let mut text = String::new();
+    for artifact in ["model_profile", "plan", "data_profile"] {
+        text.push_str(&session.dflop(&["show", artifact, "-c", "demo/dflop.yaml"]));
+        text.push('\n');
+        let json = session.dflop(&["show", artifact, "-c", "demo/dflop.yaml", "--json"]);
+        assert!(json.contains(&format!("\"dflop\": \"{artifact}\"")), "{json}");
+    }
+    snapshot("show", &text);
+}
+
+#[test]
+fn show_of_what_is_no_artifact() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    fs::write(session.path("notes.json"), "[1, 2]").unwrap();
+    fs::write(session.path("other.json"), "{\"dflop\": \"schedule\"}").unwrap();
+    let mut text = String::new();
+    for file in ["notes.json", "other.json", "missing.json", "model_profile.json"] {
+        text.push_str(&session.dflop(&["show", file]));
+        text.push('\n');
+    }
+    snapshot("show_of_what_is_no_artifact", &text);
+}
+
+#[test]
+fn a_profile_with_everything_is_shown_with_its_marks() {
+    let session = Session::new();
+    session.profile_data();
+    let text = fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/profiles/demo_cpu.json"),
+    )
+    .unwrap();
+    let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
+    profile["is_estimated"] = true.into();
+    profile["network"]["is_assumed"] = true.into();
+    profile["memory"] = serde_json::json!({"context_bytes": 512 << 20, "allocator_overhead_permille": 35});
+    let layer = &mut profile["modules"]["llm_layer"];
+    layer["linear"]["out_of_memory_at"] = 8192.into();
+    layer["recompute"] = serde_json::json!({
+        "selective": [{"size": 2048, "extra_ns": 409_600, "activation_bytes": 4_194_304}],
+        "full": [{"size": 2048, "extra_ns": 6_144_000, "activation_bytes": 524_288}],
+    });
+    let cut = serde_json::json!({"llm_layer": layer.clone()});
+    profile["variants"] = serde_json::json!([
+        {"tensor_parallel_degree": 2, "lora_rank": 0, "has_collectives": false, "modules": cut},
+        {"tensor_parallel_degree": 1, "lora_rank": 16, "has_collectives": false, "modules": cut},
+    ]);
+    let link = |collective, span, num_ranks: u32, points: &[(u64, u64)]| {
+        let points: Vec<_> = points.iter().map(|(b, ns)| serde_json::json!({"bytes": b, "ns": ns})).collect();
+        serde_json::json!({"collective": collective, "span": span, "num_ranks": num_ranks, "latency_ns": 12_345,
+            "bandwidth_bytes_per_s": 45_600_000_000_u64, "points": points})
+    };
+    profile["network"]["links"] = serde_json::json!([
+        link("point_to_point", "node", 2, &[(1 << 10, 12_400), (64 << 20, 1_500_000)]),
+        link("all_reduce", "cluster", 16, &[]),
+    ]);
+    fs::write(session.path("demo/model_profile.json"), profile.to_string()).unwrap();
+    let mut text = session.dflop(&["show", "demo/model_profile.json"]);
+    let planned = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(planned.contains("note: every time is estimated"), "{planned}");
+    let json = session.dflop(&["show", "demo/model_profile.json", "--json"]);
+    assert!(json.contains("\"repairs\": ["), "{json}");
+    text = text.replace("  ", " ");
+    snapshot("show_everything", &text);
+}
+
+#[test]
+fn a_profile_of_another_device_plans_but_does_not_train() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    session.set_device("cuda", "NVIDIA H200");
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    text.push_str(&session.dflop(&["train", "-c", "demo/dflop.yaml"]));
+    session.record_model_profile();
+    session.set_device("cpu", "A Far Machine");
+    let far = session.dflop(&["train", "-c", "demo/dflop.yaml"]);
+    // Systems that do not name their processor have nothing to compare.
+    if fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("model name")) {
+        assert!(far.contains("is of another device: A Far Machine, this machine has "), "{far}");
+        assert!(far.contains("`--other-device`"), "{far}");
+    }
+    snapshot("error_other_device", &text);
+}
+
+#[test]
+fn the_links_of_a_profile_of_another_model_are_not_replaced() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let network = ["profile", "model", "-c", "demo/dflop.yaml", "--network"];
+    let text = session.dflop(&network);
+    assert!(text.contains("needs PyTorch"), "{text}");
+    session.set_device("cuda", "NVIDIA H200");
+    let text = session.dflop(&network);
+    assert!(text.contains("cluster.device: cuda, now cpu"), "{text}");
+    session.record_model_profile();
+    session.edit("demo/model/config.json", |json| json.replace("\"model_type\"", " \"model_type\""));
+    let text = session.dflop(&network);
+    assert!(text.contains("was made from another `model_config`"), "{text}");
 }
 
 #[test]
@@ -277,7 +419,10 @@ fn error_more_ranks_than_cores() {
     session.edit("demo/plan.json", |json| {
         json.replacen("\"data_parallel_degree\":1", "\"data_parallel_degree\":4095", 1)
     });
-    snapshot("error_more_ranks_than_cores", &session.dflop(&["train", "-c", "demo/dflop.yaml"]));
+    snapshot(
+        "error_more_ranks_than_cores",
+        &session.dflop(&["train", "-c", "demo/dflop.yaml", "--other-device"]),
+    );
 }
 
 #[test]
@@ -332,7 +477,7 @@ fn samples_and_parts_say_what_they_are() {
     assert!(text.contains("a random sample of 24 of 48 samples"), "{text}");
     let text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
     assert!(text.contains("status: 0") && text.contains("planned with a random sample: 24 of 48"), "{text}");
-    let text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe"]);
+    let text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
     assert!(text.contains("status: 2") && text.contains("without `--sample`"), "{text}");
 
     let out = ["--out", "demo/part.parquet"];

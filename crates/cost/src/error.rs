@@ -57,8 +57,8 @@ pub enum CostError {
     /// The settings cut layers, or train adapters, as nobody measured it.
     #[error(
         "model profile: {} was not measured{}",
-        variant(&(*.degree, *.lora_rank)),
-        listed("; measured: ", .measured.iter().map(variant))
+        variant((*.degree, *.lora_rank)),
+        listed("; measured: ", .measured.iter().copied().map(variant))
     )]
     VariantNotMeasured {
         /// Tensor parallel degree asked for.
@@ -113,7 +113,7 @@ pub enum CostError {
 }
 
 /// Degree and LoRA rank in words.
-fn variant(&(degree, lora_rank): &(u32, u32)) -> String {
+fn variant((degree, lora_rank): (u32, u32)) -> String {
     let cut = format!("tensor parallel degree {degree}");
     if lora_rank == 0 { cut } else { format!("{cut} with LoRA rank {lora_rank}") }
 }

@@ -40,6 +40,7 @@
 //!
 //! *References*: DFLOP, arXiv 2603.25120, section on profiling; `docs/cost_model.md`.
 
+pub mod analytic;
 mod cost;
 mod error;
 mod grid;

@@ -84,7 +84,7 @@ pub struct Load<'model> {
 
 const ADDED: &str = "a sample that is taken off was added before";
 
-impl<'model> Load<'model> {
+impl Load<'_> {
     /// Samples in the bucket.
     pub const fn num_samples(&self) -> u64 {
         self.num_samples

@@ -1,5 +1,7 @@
 //! A load kept up to date equals the prediction from scratch, exactly; uncertainty and launch floors.
 
+#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
+
 mod fixture;
 
 use dflop_cost::{ComponentSettings, CostModel, CostSettings, StageLayers, Trained};
@@ -56,7 +58,9 @@ proptest! {
         let stage = StageLayers { num_layers: 3, is_first: true, is_last: true };
         for model in models() {
             let mut load = model.load();
-            samples.iter().for_each(|sample| load.add(sample));
+            for sample in &samples {
+                load.add(sample);
+            }
             let before = (load.encoder(), load.stage(stage));
             load.add(&extra);
             for (less, more) in [(before.0, load.encoder()), (before.1, load.stage(stage))] {
@@ -103,7 +107,9 @@ fn the_uncertainty_is_that_of_the_medians_at_most() {
     assert_eq!(stage(2_000).uncertainty_ns, 50 * (4 * 2 + 1) + 25);
     let mut once = profile();
     for module in once.modules.values_mut() {
-        module.linear.points.iter_mut().for_each(|point| point.repeats = 0);
+        for point in &mut module.linear.points {
+            point.repeats = 0;
+        }
     }
     let estimated = CostModel::new(&once).unwrap();
     let batch = MicrobatchShape::pack([&sample(0, 0, 500, 100)]);

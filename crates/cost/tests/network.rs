@@ -1,5 +1,7 @@
 //! Times of messages and collectives: exact where measured, by latency and bandwidth elsewhere, and marked.
 
+#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
+
 mod fixture;
 
 use dflop_cost::{Basis, CostError, CostModel, StageLayers, Transfer};

@@ -1,10 +1,13 @@
 //! How a model is run decides what is predicted: closed forms by hand for what trains, what is recomputed, and layers cut
 //! over ranks.
 
+#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
+
 mod fixture;
 
 use dflop_cost::{
-    ComponentSettings, CostError, CostModel, CostSettings, Prediction, StageLayers, Trained, Typical,
+    ComponentSettings, CostError, CostModel, CostSettings, Prediction, RankPart, StageLayers, Trained,
+    Typical,
 };
 use dflop_types::{Hint, MicrobatchShape, Network, Recompute};
 use fixture::profile;
@@ -125,7 +128,8 @@ fn recomputation_keeps_what_was_measured() {
     let batch = MicrobatchShape::pack([&fixture::sample(0, 0, 500, 100)]);
     let bytes = |mode| {
         let model = CostModel::with(&profile(), &cut(1, mode)).unwrap();
-        model.stage_activation_bytes(&batch, StageLayers { num_layers: 1, is_first: false, is_last: false })
+        let layer = StageLayers { num_layers: 1, is_first: false, is_last: false };
+        model.activation_bytes(RankPart::Stage(layer), &batch)
     };
     assert_eq!(bytes(Recompute::None), (8 + 8) * 500);
     assert_eq!(bytes(Recompute::Selective), (4 + 8) * 500);

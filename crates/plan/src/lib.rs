@@ -34,7 +34,7 @@ mod space;
 mod step;
 
 pub use error::PlanError;
-pub use outcome::{Outcome, StopReason, explain};
+pub use outcome::{Outcome, StopReason, describe, explain};
 pub use outlier::{Outlier, Outliers};
 pub use predict::Coverage;
 pub use prefetch::{JobKey, Prefetch};

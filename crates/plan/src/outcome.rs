@@ -39,6 +39,8 @@ pub struct Outcome {
     pub num_sampled_batches: u32,
     /// Bytes one rank may use; `None`: nothing was held against it.
     pub memory_budget_bytes: Option<u64>,
+    /// Whether the model profile comes from the analytic model, so that every time and every byte is estimated.
+    pub is_estimated: bool,
     /// Whether transfers were measured; if not they were taken as free.
     pub is_network_measured: bool,
     /// Whether the reduction of the best plan's gradients stands on measurements of as many ranks and bytes; true where
@@ -148,9 +150,12 @@ pub fn explain(outcome: &Outcome) -> String {
             reasons(&mut text, outcome);
         }
         Some((best, runners_up)) => {
-            choice(&mut text, outcome, best);
+            let budget = match outcome.memory_budget_bytes {
+                Some(bytes) => format!("memory budget {}", size(bytes)),
+                None => "no memory budget was given".to_owned(),
+            };
+            choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
             if !runners_up.is_empty() {
-                text.push_str("\nthe best and its runners-up\n");
                 table(&mut text, &outcome.ranked);
             }
             let others = outcome.num_candidates - outcome.ranked.len() as u64;
@@ -164,7 +169,29 @@ pub fn explain(outcome: &Outcome) -> String {
     text
 }
 
-fn choice(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
+/// A plan for people, as its file has it: the choice, the runners-up, why the others fell. Ends with a line end.
+pub fn describe(plan: &Plan) -> String {
+    let mut text = String::new();
+    choice(&mut text, &plan.best, plan.num_sampled_batches, plan.global_batch_size, None);
+    if !plan.runners_up.is_empty() {
+        let ranked: Vec<RankedPlan> =
+            std::iter::once(plan.best).chain(plan.runners_up.iter().copied()).collect();
+        table(&mut text, &ranked);
+    }
+    if !plan.rejections.is_empty() {
+        text.push_str("\nothers fell\n");
+        causes(&mut text, plan.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect());
+    }
+    text
+}
+
+fn choice(
+    text: &mut String,
+    best: &RankedPlan,
+    num_sampled_batches: u32,
+    global_batch_size: u32,
+    budget: Option<&str>,
+) {
     let prediction = &best.prediction;
     let _ = writeln!(
         text,
@@ -173,7 +200,7 @@ fn choice(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
         plural(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
         best.pipeline_order
     );
-    let interval = if outcome.num_sampled_batches > 1 {
+    let interval = if num_sampled_batches > 1 {
         format!(" +- {} ms (95 %)", ms(prediction.step_ns_half_width))
     } else {
         String::new()
@@ -183,8 +210,8 @@ fn choice(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
         "  step    {} ms{interval}, idle {}, over {} of {}",
         ms(prediction.step_ns_mean),
         percent(prediction.bubble_ratio),
-        plural(outcome.num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
-        plural(outcome.global_batch_size.into(), "sample"),
+        plural(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
+        plural(global_batch_size.into(), "sample"),
     );
     let _ = writeln!(
         text,
@@ -192,19 +219,17 @@ fn choice(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
         ms(prediction.blind_step_ns_mean),
         prediction.blind_step_ns_mean as f64 / prediction.step_ns_mean.max(1) as f64,
     );
-    let budget = match outcome.memory_budget_bytes {
-        Some(bytes) => format!("memory budget {}", size(bytes)),
-        None => "no memory budget was given".to_owned(),
-    };
     let _ = writeln!(
         text,
-        "  memory  encoder rank {}, llm rank {}, {budget}",
+        "  memory  encoder rank {}, llm rank {}{}",
         size(prediction.encoder_memory_bytes_peak),
         size(prediction.llm_memory_bytes_peak),
+        budget.map(|budget| format!(", {budget}")).unwrap_or_default(),
     );
 }
 
 fn table(text: &mut String, ranked: &[RankedPlan]) {
+    text.push_str("\nthe best and its runners-up\n");
     let header =
         ["", "step ms", "+- ms", "blind ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
     let rows: Vec<Vec<String>> = (1u32..)
@@ -241,17 +266,22 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
 }
 
 fn reasons(text: &mut String, outcome: &Outcome) {
-    let mut causes: Vec<(u64, String)> =
+    let mut fell: Vec<(u64, String)> =
         outcome.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect();
     let slower = outcome.num_judged - outcome.ranked.len() as u64;
     if slower > 0 {
-        causes.push((slower, "slower than these on the sampled global batches".to_owned()));
+        fell.push((slower, "slower than these on the sampled global batches".to_owned()));
     }
     if let StopReason::WorkBudget { num_left } = outcome.stop {
-        causes.push((num_left, "not judged: the budget of judgements ended".to_owned()));
+        fell.push((num_left, "not judged: the budget of judgements ended".to_owned()));
     }
-    let width = causes.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
-    for (count, cause) in causes {
+    causes(text, fell);
+}
+
+/// Causes with how many candidates each rejected.
+fn causes(text: &mut String, fell: Vec<(u64, String)>) {
+    let width = fell.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
+    for (count, cause) in fell {
         let _ = writeln!(text, "    {count:>width$}  {cause}");
     }
 }
@@ -259,6 +289,9 @@ fn reasons(text: &mut String, outcome: &Outcome) {
 /// What the numbers do not hold: nothing is guessed in silence.
 fn notes(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
     let mut notes = Vec::new();
+    if outcome.is_estimated {
+        notes.push("estimated, not measured: times and bytes come from the analytic model".to_owned());
+    }
     if best.prediction.extrapolated_ratio > 0.0 {
         let share = percent(best.prediction.extrapolated_ratio);
         let (outside, all) = (best.prediction.num_extrapolated, best.prediction.num_predictions);

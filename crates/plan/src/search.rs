@@ -145,6 +145,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
         memory_budget_bytes: input.cluster.memory_budget_bytes,
+        is_estimated: input.model_profile.is_estimated,
         is_network_measured: model.is_network_measured(),
         is_reduction_measured,
         num_repaired_points: model.num_repaired_points(),

@@ -235,6 +235,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         seed: 11,
         num_sampled_batches: 8,
         memory_budget_bytes: Some(3 << 30),
+        is_estimated: false,
         is_network_measured: false,
         is_reduction_measured: false,
         num_repaired_points: 2,

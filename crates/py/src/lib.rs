@@ -1,6 +1,8 @@
 //! The native module `dflop._native`: exports, one error mapping, frozen classes; no logic.
 
+mod analytic;
 mod balance;
+mod cost;
 mod dataset;
 mod error;
 mod family;
@@ -16,7 +18,11 @@ mod _native {
     use std::path::Path;
 
     #[pymodule_export]
+    use crate::analytic::{model_modules, module_activation_bytes, module_flops};
+    #[pymodule_export]
     use crate::balance::{Balance, balance};
+    #[pymodule_export]
+    use crate::cost::CostModel;
     #[pymodule_export]
     use crate::dataset::{
         Dataset, EncodedSample, Media, MediaShape, encode_conversations, media_shape, profile_shapes,

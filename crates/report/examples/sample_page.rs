@@ -5,10 +5,11 @@
 
 use dflop_report::{Comparison, Report, StepView, figure, render};
 use dflop_types::{
-    Action, ActionKind, Component, ComponentLayout, DataProfile, Device, EncoderSegments, Idle, Layout,
-    MadeFrom, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Network, PipelineOrder, Plan,
-    PlanPrediction, Problem, ProfiledSample, Rank, RankedPlan, Rejection, RejectionCount, SampleKind,
-    SampleShape, Span, StageIndex, Timeline,
+    Action, ActionKind, Collective, Component, ComponentLayout, DataProfile, Device, EncoderSegments, Idle,
+    Layout, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MessagePoint, ModelProfile,
+    ModuleProfile, Network, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample, Rank, RankedPlan,
+    Recompute, RecomputePoint, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
+    Timeline,
 };
 use std::path::PathBuf;
 
@@ -267,14 +268,52 @@ fn curve(dice: &mut Dice, sizes: &[u64], fixed_ms: f64, ms_each: f64, ms_square:
                 size,
                 forward_ns: (forward * 1e6) as u64,
                 backward_ns: (forward * (1.9 + 0.1 * dice.uniform()) * 1e6) as u64,
+                input_ns: (forward * 1.0e6) as u64,
+                weight_ns: (forward * 0.95e6) as u64,
                 spread_ns: (forward * 0.04e6) as u64,
                 activation_bytes: size * 5_800,
+                workspace_bytes: size * 900,
                 repeats: 9,
                 ..MeasuredPoint::default()
             }
         })
         .collect();
     MeasuredCurve { points, ..MeasuredCurve::default() }
+}
+
+/// Recomputation of a `share` of the forward, which keeps so many bytes a token.
+fn recomputed(linear: &MeasuredCurve, share: f64, kept: u64) -> Vec<RecomputePoint> {
+    let of = |p: &MeasuredPoint| RecomputePoint {
+        size: p.size,
+        extra_ns: (p.forward_ns as f64 * share) as u64,
+        activation_bytes: kept * p.size,
+    };
+    linear.points.iter().map(of).collect()
+}
+
+/// Links of four ranks, by message size.
+fn network() -> Network {
+    let kinds = [
+        (Collective::PointToPoint, 2, 250_000, 1.0),
+        (Collective::AllReduce, 2, 410_000, 1.0),
+        (Collective::AllGather, 2, 330_000, 0.5),
+        (Collective::ReduceScatter, 2, 360_000, 0.5),
+        (Collective::AllReduce, 4, 790_000, 1.5),
+        (Collective::AllGather, 4, 640_000, 0.75),
+        (Collective::ReduceScatter, 4, 690_000, 0.75),
+    ];
+    let link = |(collective, num_ranks, latency_ns, wire): (Collective, u32, u64, f64)| LinkProfile {
+        collective,
+        span: LinkSpan::Node,
+        num_ranks,
+        latency_ns,
+        bandwidth_bytes_per_s: 1_900_000_000,
+        points: (5..13)
+            .map(|power| 1 << (2 * power))
+            .map(|bytes: u64| MessagePoint { bytes, ns: latency_ns + (bytes as f64 * wire / 1.9) as u64 })
+            .collect(),
+    };
+    Network { backend: "gloo".to_owned(), is_assumed: false, links: kinds.map(link).into() }
 }
 
 fn model(dice: &mut Dice) -> ModelProfile {
@@ -284,12 +323,19 @@ fn model(dice: &mut Dice) -> ModelProfile {
         let linear = curve(dice, sizes, 0.3, each, 0.0);
         let attention =
             if square > 0.0 { curve(dice, sizes, 0.08, 0.0, square) } else { MeasuredCurve::default() };
+        let is_layer = name.ends_with("layer");
+        let recompute = [(Recompute::Selective, 0.2, 1_900), (Recompute::Full, 1.0, 512)]
+            .into_iter()
+            .filter(|_| is_layer)
+            .map(|(mode, share, kept)| (mode, recomputed(&linear, share, kept)))
+            .collect();
         (
             name.to_owned(),
             ModuleProfile {
-                count: 1,
+                count: if is_layer { 24 } else { 1 },
                 linear,
                 attention,
+                recompute,
                 num_parameters,
                 parameter_bytes: 4 * num_parameters,
                 ..ModuleProfile::default()
@@ -317,7 +363,7 @@ fn model(dice: &mut Dice) -> ModelProfile {
             ..Device::default()
         },
         hidden_bytes: 1024,
-        network: Network::of_pair(250_000, 1_900_000_000),
+        network: network(),
         modules: modules.into(),
         optimizer_ns_per_million: 4_100_000,
         ..ModelProfile::default()

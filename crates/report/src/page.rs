@@ -1,6 +1,8 @@
 //! The page: what stands where, in the order in which a reader asks.
 
 mod data;
+mod links;
+mod loss;
 mod model;
 mod plan;
 mod steps;
@@ -32,7 +34,7 @@ pub(crate) fn page(report: &Report) -> Markup {
         plan::section(report),
         data::section(report),
         model::section(report),
-        model::loss(report),
+        loss::section(report),
         warnings(report),
         provenance(report),
     ]
@@ -129,7 +131,8 @@ fn headline(report: &Report) -> Markup {
         };
     }
     if let Some(model) = &report.model {
-        return html! { strong { (model.family) } " measured on " (model.device.name) "." };
+        let how = if model.is_estimated { " estimated for " } else { " measured on " };
+        return html! { strong { (model.family) } (how) (model.device.name) "." };
     }
     if !report.steps.is_empty() {
         return html! { strong { (format::plural(report.steps.len() as u64, "step")) } ", no comparison of arms." };

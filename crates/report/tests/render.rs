@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
 
-mod markup;
+mod soundness;
 
 use dflop_report::{Comparison, OutlierView, Outliers, Report, StepView, figure, render};
 use dflop_types::{
@@ -11,8 +11,8 @@ use dflop_types::{
     ProfiledSample, Rank, RankedPlan, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
     Timeline,
 };
-use markup::{check, without};
 use proptest::prelude::*;
+use soundness::{check, shown, without};
 
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;";
 
@@ -193,11 +193,6 @@ fn small() -> Report {
         loss: vec![(0, 6.0), (1, 5.5), (2, 5.25)],
         warnings: vec!["2 of 90 predictions were outside the measured range".to_owned()],
     }
-}
-
-/// What the page shows, without the style and the script that it shares with all pages.
-fn shown(report: &Report) -> String {
-    without(&without(&render(report), "style"), "script")
 }
 
 /// The whole small page is what a person reviewed.

@@ -1,5 +1,7 @@
 //! The place in a JSON text: which field an error at some line and column speaks of.
 
+use std::fmt::Write as _;
+
 /// Path of the value that `text` holds before `line` and `column` (from 1, in bytes, as `serde_json` counts them), as in
 /// `modules.llm_layer.linear.points[3].forward_ns`; empty at the outermost value.
 ///
@@ -62,7 +64,9 @@ fn joined(open: &[Result<String, usize>]) -> String {
                 }
                 path.push_str(key);
             }
-            Err(index) => path.push_str(&format!("[{index}]")),
+            Err(index) => {
+                let _ = write!(path, "[{index}]");
+            }
         }
     }
     path

@@ -28,7 +28,7 @@ from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.families import family_of, load_pieces
 from dflop.profiling.memory import touch_heap
 from dflop.profiling.neighbour import busy_neighbours
-from dflop.profiling.network import NOT_MEASURED, measure_gloo
+from dflop.profiling.network import measure_network
 from dflop.profiling.pieces import PieceSettings
 from dflop.profiling.records import Records, key_of
 from dflop.profiling.request import DTYPES, Request
@@ -78,10 +78,10 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
     config_hash = hash_config(asked.model_dir)
     records = Records(asked.partial, key_of({**facts, "model_config": config_hash, "method": METHOD}))
     with _one_thread(is_cpu), _no_collection():
-        if is_cpu and "latency_ns" not in records.numbers:
-            link = measure_gloo() if facts["num_neighbours"] else NOT_MEASURED
-            records.add_number("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
-            records.add_number("latency_ns", link.latency_ns)
+        # First: its ranks are forked, and this process has no threads of its own yet.
+        network = measure_network(
+            asked.device, facts["num_neighbours"], is_quick=not asked.network, budget_s=asked.budget_s
+        )
         if is_cpu:
             touch_heap(_HEAP_BYTES)
         pieces = load_pieces(asked.model_dir)
@@ -93,7 +93,7 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         "is_estimated": False,
         "device": facts,
         "hidden_bytes": _hidden_size(asked) * DTYPES[asked.dtype].itemsize,
-        "network": _network(records),
+        "network": network,
         "modules": modules,
         "variants": variants,
         "optimizer_ns_per_million": records.numbers["optimizer_ns_per_million"],
@@ -187,22 +187,6 @@ def _hidden_size(request: Request) -> int:
     config = json.loads((request.model_dir / "config.json").read_bytes())
     text = config.get("text_config", config)
     return int(text["hidden_size"])
-
-
-def _network(records: Records) -> dict[str, Any]:
-    """Links between ranks, as far as they were measured."""
-    bandwidth = records.numbers.get("bandwidth_bytes_per_s", 0)
-    if not bandwidth:
-        return {"backend": "", "is_assumed": False, "links": []}
-    link = {
-        "collective": "point_to_point",
-        "span": "node",
-        "num_ranks": 2,
-        "latency_ns": records.numbers.get("latency_ns", 0),
-        "bandwidth_bytes_per_s": bandwidth,
-        "points": [],
-    }
-    return {"backend": "gloo", "is_assumed": False, "links": [link]}
 
 
 def _device_facts(request: Request, device: torch.device) -> dict[str, Any]:

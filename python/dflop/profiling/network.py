@@ -1,121 +1,213 @@
-"""Links: latency and bandwidth between two ranks on this machine, over gloo."""
+"""Links between ranks: latency and bandwidth of each kind of communication.
+
+    torchrun ...            its ranks, over all nodes
+    a CPU, no torchrun      ranks forked here, over gloo
+    GPUs, no torchrun       one rank a GPU of this machine, over NCCL
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
-import statistics
+import os
 import tempfile
-import time
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflop.profiling.artifact import FORMAT_VERSION, KIND, write_artifact
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from multiprocessing.connection import Connection
 
 _LOG = logging.getLogger("dflop")
-_SMALL_BYTES = 8
-_LARGE_BYTES = 4 << 20
-_SMALL_REPEATS, _LARGE_REPEATS = 200, 20
+_MAX_FORKED = 4
 _TIMEOUT_S = 60.0
+QUICK_BUDGET_S, MAX_BUDGET_S = 2.0, 30.0
+"""Time for the quick way, and at most for all links, in seconds: beyond it medians no longer change."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """A link between two ranks."""
+def measure_network(
+    device: str, num_neighbours: int, *, is_quick: bool = False, budget_s: float = MAX_BUDGET_S
+) -> dict[str, Any]:
+    """Measures the links between the ranks there are, or between ranks made for this.
 
-    latency_ns: int
-    """Time of an empty message, in nanoseconds."""
-    bandwidth_bytes_per_s: int
-    """Bytes a second; 0: not measured."""
+    The caller waits. On a CPU it must not have threads of its own at work, as ranks are forked.
 
-
-NOT_MEASURED = Link(0, 0)
-
-
-def measure_gloo() -> Link:
-    """Latency and bandwidth of point-to-point messages between two processes of this machine.
-
-    Forks two processes that send tensors to each other; the caller waits. The caller must not have threads of
-    its own at work.
+    Args:
+        device: `cpu` or `cuda`.
+        num_neighbours: ranks that will train beside one on this machine; ignored on a GPU and under torchrun.
+        is_quick: only point to point, with few sizes, in `QUICK_BUDGET_S`.
+        budget_s: time to spend, in seconds.
 
     Returns:
-        Half the usual round trip of a small message, and the rate of a large one beyond that; `NOT_MEASURED`,
-        with a warning, if the processes cannot talk.
+        The fields of `Network`, on every rank; without links, with a warning where they were asked for, if
+        there is but one rank or the ranks cannot talk.
     """
-    context = multiprocessing.get_context("fork")
+    budget_s = min(budget_s, QUICK_BUDGET_S if is_quick else MAX_BUDGET_S)
+    backend = "nccl" if device == "cuda" else "gloo"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _network(backend, _under_torchrun(device, backend, is_quick, budget_s))
+    num_ranks = _num_ranks(device, num_neighbours)
+    if num_ranks < 2:
+        if not is_quick:
+            _LOG.warning("one rank has no links: nothing to measure")
+        return _network("", [])
+    answer = _start(num_ranks, device, is_quick, budget_s)
+    if isinstance(answer, str):
+        _LOG.warning("cannot measure the links between ranks: %s; transfers are taken as free", answer)
+        return _network("", [])
+    return _network(backend, answer)
+
+
+def update_network(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures the links and puts them in the place of those of an existing model profile.
+
+    Args:
+        request: as the command line makes it: `out` (the profile), `device`, `num_neighbours`, `budget_s`.
+
+    Returns:
+        The fields of `Network`; under torchrun rank 0 alone writes.
+
+    Raises:
+        ArtifactError: the profile is not of this version, or cannot be written.
+        ProfileError: there are no links.
+    """
+    from dflop._native import ArtifactError, ProfileError
+
+    path = Path(request["out"])
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    kind, version = fields.pop("dflop", None), fields.pop("format_version", None)
+    if (kind, version) != (KIND, FORMAT_VERSION):
+        message = f"`{path}` is a {kind} of format {version}, must be a {KIND} of format {FORMAT_VERSION}"
+        raise ArtifactError(message)
+    network = measure_network(
+        str(request["device"]), int(request["num_neighbours"]), budget_s=float(request["budget_s"])
+    )
+    if not network["links"]:
+        message = f"no links were measured, `{path}` keeps those it has"
+        raise ProfileError(message)
+    if os.environ.get("RANK", "0") == "0":
+        write_artifact(path, {**fields, "network": network})
+    return network
+
+
+def summary(network: Mapping[str, Any]) -> list[str]:
+    """The links for people.
+
+    Args:
+        network: as `measure_network` returns it.
+
+    Returns:
+        A line a link.
+    """
+    return [
+        f"{link['collective'].replace('_', ' '):<15} {link['num_ranks']:>4} ranks of a {link['span']:<8}"
+        f"{link['latency_ns'] / 1e3:>10.1f} us{link['bandwidth_bytes_per_s'] / 1e9:>10.3f} GB/s"
+        for link in network["links"]
+    ]
+
+
+def _network(backend: str, links: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"backend": backend, "is_assumed": False, "links": links}
+
+
+def _num_ranks(device: str, num_neighbours: int) -> int:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.device_count()
+    return min(os.cpu_count() or 1, num_neighbours + 1, _MAX_FORKED)
+
+
+def _under_torchrun(device: str, backend: str, is_quick: bool, budget_s: float) -> list[dict[str, Any]]:
+    import torch
+    import torch.distributed as dist
+
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    if num_ranks < 2:
+        return []
+    if num_ranks % ranks_per_node:
+        from dflop._native import ProfileError
+
+        message = f"{num_ranks} ranks on nodes of {ranks_per_node}, must be as many on each node"
+        raise ProfileError(message)
+    place = torch.device("cpu")
+    if device == "cuda":
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(place)
+    is_mine = not dist.is_initialized()
+    if is_mine:
+        dist.init_process_group(backend, timeout=timedelta(seconds=_TIMEOUT_S + budget_s))
+    try:
+        from dflop.profiling.exchange import Exchange
+
+        return Exchange(place, ranks_per_node, is_quick=is_quick).measure(budget_s)
+    finally:
+        if is_mine:
+            dist.destroy_process_group()
+
+
+def _start(num_ranks: int, device: str, is_quick: bool, budget_s: float) -> list[dict[str, Any]] | str:
+    """The links between ranks that are started here, or why they could not be measured."""
+    # A forked process cannot use a GPU that its parent has used.
+    context = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
     with tempfile.TemporaryDirectory(prefix="dflop-") as folder:
-        ends = context.Pipe(duplex=False)
+        receiving, sending = context.Pipe(duplex=False)
         processes = [
-            context.Process(target=_play, args=(rank, f"{folder}/store", ends[1]), daemon=True)
-            for rank in range(2)
+            context.Process(
+                target=_play,
+                args=(rank, num_ranks, f"{folder}/store", device, is_quick, budget_s, sending),
+                daemon=True,
+            )
+            for rank in range(num_ranks)
         ]
         for process in processes:
             process.start()
-        ends[1].close()
+        sending.close()
         try:
-            answer = ends[0].recv() if ends[0].poll(_TIMEOUT_S) else "no answer within the time limit"
+            is_there = receiving.poll(2 * _TIMEOUT_S + 3 * budget_s)
+            return receiving.recv() if is_there else "no answer within the time limit"
         except EOFError:
-            answer = "the processes ended without an answer"
+            return "the processes ended without an answer"
         finally:
             for process in processes:
                 process.join(timeout=5.0)
                 if process.is_alive():
                     process.kill()
                     process.join()
-    if isinstance(answer, str):
-        _LOG.warning("cannot measure the link between ranks: %s; transfers are taken as free", answer)
-        return NOT_MEASURED
-    small_ns, large_ns = answer
-    # On a machine that is busy elsewhere even the small message may be slow: half at least is data.
-    beyond_ns = max(large_ns - small_ns, large_ns / 2, 1.0)
-    return Link(max(1, round(small_ns)), round(_LARGE_BYTES * 1e9 / beyond_ns))
 
 
-def _play(rank: int, store: str, answer: Connection) -> None:
+def _play(
+    rank: int, num_ranks: int, store: str, device: str, is_quick: bool, budget_s: float, answer: Connection
+) -> None:
     import torch
     import torch.distributed as dist
 
+    from dflop.profiling.exchange import Exchange
+
     torch.set_num_threads(1)
+    place = torch.device("cpu")
     try:
+        if device == "cuda":
+            place = torch.device("cuda", rank)
+            torch.cuda.set_device(place)
         dist.init_process_group(
-            "gloo",
+            "nccl" if device == "cuda" else "gloo",
             init_method=f"file://{store}",
             rank=rank,
-            world_size=2,
-            timeout=timedelta(seconds=_TIMEOUT_S / 2),
+            world_size=num_ranks,
+            timeout=timedelta(seconds=_TIMEOUT_S),
         )
-        times = [
-            _ping_pong(rank, torch.zeros(size, dtype=torch.uint8), repeats)
-            for size, repeats in ((_SMALL_BYTES, _SMALL_REPEATS), (_LARGE_BYTES, _LARGE_REPEATS))
-        ]
+        links = Exchange(place, num_ranks, is_quick=is_quick).measure(budget_s)
         if rank == 0:
-            answer.send(times)
+            answer.send(links)
         dist.destroy_process_group()
     except KeyboardInterrupt:
         return
     except RuntimeError as error:
         if rank == 0:
             answer.send(str(error))
-
-
-def _ping_pong(rank: int, message: object, repeats: int) -> float:
-    """One-way time, in nanoseconds; called by both ranks, sends `repeats` messages each way, and blocks.
-
-    The first quartile: other processes can only lengthen a message, and often do.
-    """
-    import torch.distributed as dist
-
-    times: list[int] = []
-    for _ in range(repeats):
-        start = time.perf_counter_ns()
-        if rank == 0:
-            dist.send(message, 1)  # type: ignore[arg-type]
-            dist.recv(message, 1)  # type: ignore[arg-type]
-        else:
-            dist.recv(message, 0)  # type: ignore[arg-type]
-            dist.send(message, 0)  # type: ignore[arg-type]
-        times.append(time.perf_counter_ns() - start)
-    # The first messages set up the connection.
-    return statistics.quantiles(times[repeats // 10 :], n=4)[0] / 2

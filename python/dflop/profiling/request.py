@@ -49,6 +49,8 @@ class Request:
     """Rank of LoRA adapters to measure with, too; 0: none."""
     partial: Path | None
     """File of the measurements so far; None keeps none."""
+    network: bool = False
+    """Whether all links between ranks are measured, or only point to point."""
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Request:
@@ -86,6 +88,7 @@ class Request:
             tensor_parallel_degrees=tuple(degree for degree in degrees if degree != 1),
             lora_rank=int(fields.get("lora_rank", 0)),
             partial=Path(fields["partial"]) if fields.get("partial") else None,
+            network=bool(fields.get("network", False)),
         )
         unknown = sorted(set(modes) - {NONE, SELECTIVE, FULL})
         rules = [

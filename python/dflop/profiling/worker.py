@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def main() -> int:
     from dflop.profiling.model import profile_model
     from dflop.profiling.progress import progress_bar
 
+    if request.get("network_only"):
+        return _measure_network(request)
     try:
         with progress_bar("measuring") as progress:
             profile = profile_model(request, progress)
@@ -29,18 +32,40 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except (Error, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(f"\nhint: {note}", file=sys.stderr)
-        return 2
+        return _fail(error)
     for line in _summary(profile):
         print(line)
     print(f"wrote {request['out']}", file=sys.stderr)
     return 0
 
 
+def _measure_network(request: dict[str, Any]) -> int:
+    """Replaces the links of the profile that is there; the exit status as of `main`."""
+    from dflop.profiling.network import summary, update_network
+
+    try:
+        network = update_network(request)
+    except KeyboardInterrupt:
+        return 130
+    except (Error, OSError, ValueError) as error:
+        return _fail(error)
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(summary(network)))
+        print(f"wrote {request['out']}; plans made from it before are to be made anew", file=sys.stderr)
+    return 0
+
+
+def _fail(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(f"\nhint: {note}", file=sys.stderr)
+    return 2
+
+
 def _summary(profile: dict[str, Any]) -> list[str]:
     """What was measured, for people: a line a module, of one layer at the middle of the measured sizes."""
+    from dflop.profiling.network import summary
+
     device = profile["device"]
     lines = [
         f"{profile['family']} on {device['name']} ({device['dtype']}, torch {device['torch']})",
@@ -52,11 +77,7 @@ def _summary(profile: dict[str, Any]) -> list[str]:
             "one rank's part alone, without its collectives"
         )
         lines += _table(variant["modules"])
-    for link in profile["network"]["links"]:
-        lines.append(
-            f"{link['collective']} over {link['num_ranks']} ranks: {link['latency_ns'] / 1e3:.0f} us, "
-            f"{link['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"
-        )
+    lines += summary(profile["network"])
     return lines
 
 

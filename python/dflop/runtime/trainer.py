@@ -308,7 +308,9 @@ def train(request: Mapping[str, Any]) -> int:
     try:
         options = Options.of_request(request)
         plan = Plan.read(options.plan_path)
-        mesh = join(plan, device_of(options.device), options.timeout_s)
+        device = device_of(options.device)
+        check_device(options, device)
+        mesh = join(plan, device, options.timeout_s)
         coordinates = mesh.coordinates
         # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
         trainer = Trainer(options, mesh, Interrupt())
@@ -339,6 +341,27 @@ def device_of(name: str) -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
+
+
+def check_device(options: Options, device: torch.device) -> None:
+    """Nothing if a GPU is the one that the model profile was measured on; a CPU the command line has compared.
+
+    Args:
+        options: Of this run.
+        device: Of this rank.
+
+    Raises:
+        RankError: It is another one; the message names both.
+    """
+    if device.type != "cuda" or options.profile_device is None:
+        return
+    name = torch.cuda.get_device_name(device)
+    if name != options.profile_device:
+        message = (
+            f"`{options.model_profile_path}` is of another device: {options.profile_device}, "
+            f"this machine has {name}: measure it with `dflop profile model`, or pass `--other-device`"
+        )
+        raise RankError(message)
 
 
 def _complain(line: str, error: Exception) -> None:

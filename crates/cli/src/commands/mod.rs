@@ -1,6 +1,8 @@
 //! The verbs, one file each.
 
 mod demo_data;
+mod estimate;
+mod models;
 mod plan;
 mod probe;
 mod profile_data;
@@ -9,6 +11,8 @@ mod profile_merge;
 mod python;
 mod report;
 mod schedule;
+mod show;
+mod show_model;
 mod simulate;
 
 use crate::args::{InputFiles, Profile, Verb};
@@ -28,6 +32,9 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
     match verb {
         Verb::DemoData(arguments) => done(demo_data::run(&arguments)),
         Verb::Profile(Profile::Data(arguments)) => profile_data::run(&arguments, family),
+        Verb::Profile(Profile::Model(arguments)) if arguments.estimate.estimate => {
+            done(estimate::run(&arguments))
+        }
         Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),
         Verb::Profile(Profile::Merge(arguments)) => done(profile_merge::run(&arguments)),
         Verb::Profile(Profile::Diff(arguments)) => profile_diff::run(&arguments).map(Outcome::Done),
@@ -36,6 +43,8 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Report(arguments) => done(report::run(&arguments)),
+        Verb::Models(arguments) => done(models::run(&arguments)),
+        Verb::Show(arguments) => done(show::run(&arguments)),
         Verb::Probe(arguments) => probe::run(&arguments).map(Outcome::Done),
     }
 }
@@ -67,16 +76,60 @@ impl Inputs {
             "model_config",
             &hashes["model_config"],
         )?;
-        let device = &model_profile.device;
-        differs(
-            &model_profile_path,
-            "dflop profile model",
-            &[
-                ("model.dtype", config.model.dtype.clone(), device.dtype.clone()),
-                ("cluster.device", config.cluster.device.clone(), device.kind.clone()),
-            ],
-        )?;
+        let dtype = ("model.dtype", config.model.dtype.clone(), model_profile.device.dtype.clone());
+        differs(&model_profile_path, ModelProfile::MEND, &[dtype])?;
         Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })
+    }
+
+    /// Nothing if the model profile is of this machine's kind of device, as training asks; a CPU's name is compared too. That
+    /// of a GPU is known to PyTorch alone, and compared by the rank that trains on it.
+    fn check_device(&self) -> Result<(), Failure> {
+        let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
+        let mend = format!("measure on this machine with `{}`", ModelProfile::MEND);
+        if *configured != profiled.kind {
+            return Err(Failure::new(
+                format!(
+                    "`{}` is of another device: {} ({}), `cluster.device` is `{configured}`",
+                    self.model_profile_path.display(),
+                    profiled.name,
+                    profiled.kind
+                ),
+                Some(format!("{mend}, or plan only: `dflop plan` and `dflop simulate` take any device")),
+            ));
+        }
+        match cpu_name() {
+            Some(name)
+                if configured == "cpu" && !self.model_profile.is_estimated && name != profiled.name =>
+            {
+                Err(Failure::new(
+                    format!(
+                        "`{}` is of another device: {}, this machine has {name}",
+                        self.model_profile_path.display(),
+                        profiled.name
+                    ),
+                    Some(format!(
+                        "{mend}, or pass `--other-device` (predicted times are then those of the other)"
+                    )),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Says so on stderr where the profile, and with it the plan, is for another device than the configuration names.
+    fn note_device(&self) {
+        let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
+        if *configured != profiled.kind {
+            eprintln!(
+                "note: for {} ({}), as the model profile is; `cluster.device` is `{configured}`, which `dflop train` will not accept with it",
+                profiled.name, profiled.kind
+            );
+        }
+        if self.model_profile.is_estimated {
+            eprintln!(
+                "note: every time is estimated: the model profile comes from the analytic model, nothing was measured"
+            );
+        }
     }
 
     /// Nothing if the plan at `path` was made from these profiles and this configuration.
@@ -117,6 +170,13 @@ fn differs(path: &Path, mend: &str, fields: &[(&str, String, String)]) -> Result
         format!("`{}` was made with another configuration{}", path.display(), problems.concat()),
         Some(format!("make it anew with `{mend}`")),
     ))
+}
+
+/// Name of this machine's processor, as a model profile has it; `None` where the system does not say.
+fn cpu_name() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|(_, name)| name.trim().to_owned())
 }
 
 /// The path a flag gives, or `name` beside the configuration.

@@ -8,6 +8,7 @@ use dflop_types::{PipelineOrder, artifact, thousands};
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.files)?;
+    inputs.note_device();
     let config = &inputs.config;
     if !inputs.data_profile.strata.is_empty() {
         let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();

@@ -1,11 +1,11 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
-use super::{Inputs, beside};
+use super::{Inputs, beside, differs};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::table;
-use dflop_types::{DataProfile, Plan, artifact};
+use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, artifact};
 use serde_json::json;
 use std::path::Path;
 
@@ -18,6 +18,18 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
     };
     if !(budget_s > 0.0 && budget_s.is_finite()) {
         return Err(Failure::new(format!("`{flag}` is {budget}, must be above 0"), None));
+    }
+    if arguments.network && !arguments.fresh {
+        let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
+        if out.exists() {
+            return network(&config, &out, budget_s);
+        }
+        if std::env::var_os("RANK").is_some() {
+            return Err(Failure::new(
+                format!("no model_profile at `{}`, whose links could be replaced", out.display()),
+                Some(format!("first run `{}` without torchrun", ModelProfile::MEND)),
+            ));
+        }
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
     let data = table::read(&data_path)?;
@@ -46,7 +58,28 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
             "out": out,
             "partial": partial,
             "fresh": arguments.fresh,
+            "network": arguments.network,
             "environment": environment(&config),
+        }),
+    }))
+}
+
+/// The request to measure the links between ranks and put them in the model profile at `out`.
+fn network(config: &config::Config, out: &Path, budget_s: f64) -> Result<Outcome, Failure> {
+    let profile: ModelProfile = artifact::read(out)?;
+    let hashes = dflop_data::model_hashes(&config.model.dir)?;
+    artifact::check_made_from(out, &profile, "model_config", &hashes["model_config"])?;
+    let kind = ("cluster.device", config.cluster.device.clone(), profile.device.kind);
+    differs(out, ModelProfile::MEND, &[kind])?;
+    Ok(Outcome::Python(Request {
+        verb: "profile_model".to_owned(),
+        arguments: json!({
+            "device": config.cluster.device,
+            "num_neighbours": if config.cluster.device == "cpu" { config.cluster.ranks_per_node - 1 } else { 0 },
+            "budget_s": budget_s,
+            "out": out,
+            "network_only": true,
+            "environment": environment(config),
         }),
     }))
 }
@@ -106,6 +139,9 @@ impl Sizes {
 /// The request for `dflop train`, with the plan checked against what is there now.
 pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let inputs = Inputs::read(&arguments.files.inputs)?;
+    if !arguments.other_device {
+        inputs.check_device()?;
+    }
     dflop_data::profile::check_complete(&inputs.data_profile)?;
     let config = &inputs.config;
     let plan_path = beside(config, arguments.files.plan.as_ref(), "plan.json");
@@ -113,6 +149,9 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     inputs.check_plan(&plan_path, &plan)?;
     check_cores(&plan, config, arguments.oversubscribe)?;
     let out = beside(config, arguments.out.as_ref(), "run");
+    // Estimated for a device of a table, under the table's name: no machine has that very one.
+    let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
+    let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
     check_empty(&out, arguments.force)?;
     Ok(Outcome::Python(Request {
         verb: "train".to_owned(),
@@ -129,6 +168,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "measure_memory_step": arguments.measure_memory_step,
             "oversubscribe": arguments.oversubscribe,
             "num_ranks": plan.best.layout.num_ranks(),
+            "profile_device": profile_device,
             "environment": environment(config),
         }),
     }))

@@ -69,6 +69,7 @@ fn summary(timeline: &Timeline) -> String {
 
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.files.inputs)?;
+    inputs.note_device();
     let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
     inputs.check_plan(&path, &plan)?;
@@ -143,13 +144,14 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         );
     }
     println!(
-        "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the measured model profile)",
+        "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the {} model profile)",
         "mean",
         milliseconds(blind_ns as u64),
         milliseconds(aware_ns as u64),
         blind_ns / aware_ns.max(1.0),
         blind_idle * 100.0,
-        aware_idle * 100.0
+        aware_idle * 100.0,
+        if inputs.model_profile.is_estimated { "estimated, not measured" } else { "measured" }
     );
     for (count, what) in [
         (num_extrapolated, "lie outside the measured range"),

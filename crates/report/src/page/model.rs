@@ -1,126 +1,246 @@
-//! The model profile as measured curves, and the loss.
+//! The model profile as measured (or estimated) curves, module by module.
 
-use super::{Section, plotted};
+use super::{Section, links, plotted};
 use crate::Report;
 use crate::chart::{
-    Frame, Line, LinePlot, legend, line_plot, numbers, partly, spread, table, table_below, words,
+    Frame, Line, LinePlot, legend, line_plot, names, numbers, partly, spread, table, table_below, words,
 };
 use crate::format;
-use dflop_types::{MeasuredCurve, MeasuredPoint, ModelProfile};
+use dflop_types::{MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Recompute, RecomputePoint};
 use maud::{Markup, html};
 
-/// Points of the loss curve, drawn at most.
-const MOST_POINTS: usize = 1_000;
-/// Modules drawn at most; a sound profile has four.
+/// Modules drawn at most; a sound profile has six or seven.
 const MOST_MODULES: usize = 12;
-/// Rows of the table below a plot.
+/// Rows of a table.
 const MOST_ROWS: usize = 200;
 
-/// What a module is, in words, and what its size counts.
-fn describe(name: &str) -> (&str, &'static str) {
+/// What a module is, in words, what its size counts, and the part of the model that it belongs to.
+fn describe(name: &str) -> (&str, &'static str, &'static str) {
     match name {
-        "encoder_embedding" => ("Encoder embedding", "encoder tokens"),
-        "encoder_layer" => ("One encoder layer", "encoder tokens"),
-        ModelProfile::WINDOW_LAYER => ("One encoder layer with windows", "encoder tokens"),
-        "projector" => ("Projector", "encoder tokens"),
-        "llm_embedding" => ("LLM embedding", "LLM tokens"),
-        "llm_layer" => ("One LLM layer", "LLM tokens"),
-        "llm_head" => ("LLM head and loss", "label tokens"),
-        other => (other, "tokens"),
+        "encoder_embedding" => ("Encoder embedding", "encoder tokens", "Encoder"),
+        "encoder_layer" => ("One encoder layer", "encoder tokens", "Encoder"),
+        ModelProfile::WINDOW_LAYER => ("One encoder layer with windows", "encoder tokens", "Encoder"),
+        "projector" => ("Projector", "encoder tokens", "Encoder"),
+        "llm_embedding" => ("LLM embedding", "LLM tokens", "LLM"),
+        "llm_layer" => ("One LLM layer", "LLM tokens", "LLM"),
+        "llm_head" => ("LLM head and loss", "label tokens", "LLM"),
+        other => (other, "tokens", "Other"),
     }
 }
 
 /// The section.
 pub(super) fn section(report: &Report) -> Option<Section> {
     let model = report.model.as_ref()?;
-    let curves: Vec<(String, &'static str, &MeasuredCurve)> = model
-        .modules
-        .iter()
-        .take(MOST_MODULES)
-        .flat_map(|(name, module)| {
-            let (words, unit) = describe(name);
-            let words = format::clipped(words, 40);
-            let linear = if module.attention.points.is_empty() {
-                words.clone()
-            } else {
-                format!("{words}, without attention")
-            };
-            [
-                (linear, unit, &module.linear),
-                (format!("{words}, attention of one segment"), unit, &module.attention),
-            ]
-        })
-        .filter(|(_, _, curve)| !curve.points.is_empty())
-        .collect();
-    let body = html! {
-        (device(model))
-        (legend([("m-forward round", "forward"), ("m-backward round", "backward")]))
-        div class="row three" { @for (name, unit, curve) in &curves { (measured(name, unit, curve)) } }
-        @if let Some(text) = partly(MOST_MODULES.min(model.modules.len()), model.modules.len(), "module") { p class="note" { (text) } }
-        (parameters(model))
+    let shown: Vec<(&String, &ModuleProfile)> = model.modules.iter().take(MOST_MODULES).collect();
+    let of_group = |group: &str| -> Vec<(&str, &ModuleProfile)> {
+        shown
+            .iter()
+            .filter(|(name, _)| describe(name).2 == group)
+            .map(|(name, m)| (name.as_str(), *m))
+            .collect()
     };
-    Some(Section { id: "model", name: "The model, measured", body })
+    let body = html! {
+        @if model.is_estimated {
+            p class="note" { strong { "Estimated." } " Every time and size below comes from the analytic model; nothing was measured." }
+        }
+        (device(model))
+        (legend(legend_of(model)))
+        @for group in ["Encoder", "LLM", "Other"] {
+            @let modules = of_group(group);
+            @if !modules.is_empty() {
+                h3 { (group) @if model.is_estimated { " (estimated)" } }
+                (summary(group, &modules))
+                div class="row three" {
+                    @for (name, module) in &modules { @for figure in figures(name, module, model.is_estimated) { (figure) } }
+                }
+            }
+        }
+        @if let Some(text) = partly(shown.len(), model.modules.len(), "module") { p class="note" { (text) } }
+        (variants(model))
+        (links::links(&model.network))
+    };
+    let name = if model.is_estimated { "The model, estimated" } else { "The model, measured" };
+    Some(Section { id: "model", name, body })
 }
 
 fn device(model: &ModelProfile) -> Markup {
     let d = &model.device;
-    let network = match model.network.point_to_point() {
-        None => "not measured: transfers are taken as free".to_owned(),
-        Some(link) => {
-            format!(
-                "{} latency, {}/s",
-                format::ns(link.latency_ns),
-                format::bytes(link.bandwidth_bytes_per_s)
-            )
-        }
-    };
     let device = if d.name.is_empty() { d.kind.clone() } else { format!("{} ({})", d.name, d.kind) };
     let mut facts = vec![
         ("family", model.family.clone()),
+        ("model", model.model.clone()),
         ("device", device),
         ("dtype", d.dtype.clone()),
         ("PyTorch", d.torch.clone()),
+        ("driver", d.driver.clone()),
         ("layers", format!("{} encoder, {} LLM", model.num_encoder_layers(), model.num_llm_layers())),
-        ("links", network),
         ("optimizer", format!("{} for each million parameters", format::ns(model.optimizer_ns_per_million))),
     ];
     if d.num_threads > 0 {
-        facts.insert(
-            2,
-            (
-                "threads a rank",
-                format!(
-                    "{}, beside {}",
-                    d.num_threads,
-                    format::plural(u64::from(d.num_neighbours), "busy rank")
-                ),
-            ),
-        );
+        let beside = format::plural(u64::from(d.num_neighbours), "busy rank");
+        facts.push(("threads a rank", format!("{}, beside {beside}", d.num_threads)));
+    }
+    if model.memory.context_bytes > 0 {
+        facts.push(("held by the device\u{2019}s context", format::bytes(model.memory.context_bytes)));
     }
     html! {
         dl class="facts" { @for (name, value) in &facts { @if !value.is_empty() { div { dt { (name) } dd { (value) } } } } }
     }
 }
 
-fn measured(name: &str, unit: &str, curve: &MeasuredCurve) -> Markup {
+/// The colours that the plots of this profile use.
+fn legend_of(model: &ModelProfile) -> Vec<(&'static str, &'static str)> {
+    let has = |of: fn(&MeasuredPoint) -> u64| {
+        model.modules.values().any(|m| m.linear.points.iter().chain(&m.attention.points).any(|p| of(p) > 0))
+    };
+    let mut entries = vec![("m-forward round", "forward (F)"), ("m-backward round", "backward (B)")];
+    if has(|p| p.input_ns) {
+        entries.push(("m-input round", "gradient of the inputs (I)"));
+    }
+    if has(|p| p.weight_ns) {
+        entries.push(("m-weight round", "gradient of the weights (W)"));
+    }
+    for (mode, class, name) in [
+        (Recompute::Selective, "m-selective round", "recomputed, selective"),
+        (Recompute::Full, "m-full round", "recomputed, full"),
+    ] {
+        if model.modules.values().any(|m| m.recompute.contains_key(&mode)) {
+            entries.push((class, name));
+        }
+    }
+    entries
+}
+
+/// Microseconds of `ns` over `size`.
+fn each_us(ns: u64, size: u64) -> String {
+    format::number(ns as f64 / size.max(1) as f64 / 1e3)
+}
+
+/// A module a row, at its largest size.
+fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
+    let row = |(name, module): &(&str, &ModuleProfile)| {
+        let point = module.linear.points.last().copied().unwrap_or_default();
+        let size = point.size;
+        let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { each_us(ns, size) };
+        let recomputed = |mode| {
+            let points = module.recompute.get(&mode);
+            points.and_then(|points: &Vec<RecomputePoint>| points.last()).map_or_else(
+                || "-".to_owned(),
+                |p| {
+                    format!(
+                        "+{}, {}",
+                        each_us(p.extra_ns, p.size),
+                        format::bytes(p.activation_bytes / p.size.max(1))
+                    )
+                },
+            )
+        };
+        vec![
+            format::clipped(describe(name).0, 40),
+            format::count(u64::from(module.count)),
+            format::count(module.num_parameters),
+            format::bytes(module.parameter_bytes),
+            format::count(size),
+            or_none(point.forward_ns),
+            or_none(point.backward_ns),
+            or_none(point.input_ns),
+            or_none(point.weight_ns),
+            format::bytes(point.activation_bytes / size.max(1)),
+            recomputed(Recompute::Selective),
+            recomputed(Recompute::Full),
+        ]
+    };
+    let rows: Vec<Vec<String>> = modules.iter().map(row).collect();
+    let columns = [
+        names("module"),
+        numbers("count"),
+        numbers("parameters"),
+        numbers("bytes"),
+        numbers("tokens"),
+        numbers("F"),
+        numbers("B"),
+        numbers("I"),
+        numbers("W"),
+        numbers("kept"),
+        numbers("selective"),
+        numbers("full"),
+    ];
+    table(
+        &format!(
+            "{group}: one of each, without attention of segments, at the largest size: us a token, bytes kept a token; with recomputation: us more, bytes kept"
+        ),
+        &columns,
+        &rows,
+    )
+}
+
+/// The plots of a module: its linear part with recomputation, and the attention of one segment.
+fn figures(name: &str, module: &ModuleProfile, is_estimated: bool) -> Vec<Markup> {
+    let (words, unit, _) = describe(name);
+    let mark = if is_estimated { " (estimated)" } else { "" };
+    let words = format::clipped(words, 40);
+    let linear = match (module.attention.points.is_empty(), module.segment_tokens) {
+        (false, _) => format!("{words}, without attention{mark}"),
+        (true, Some(tokens)) => format!("{words}, with the attention of segments of {tokens}{mark}"),
+        (true, None) => format!("{words}{mark}"),
+    };
+    let attention = format!("{words}, attention of one segment{mark}");
+    let none = std::collections::BTreeMap::new();
+    [(linear, &module.linear, &module.recompute), (attention, &module.attention, &none)]
+        .into_iter()
+        .filter(|(_, curve, _)| !curve.points.is_empty())
+        .map(|(name, curve, recompute)| measured(&name, unit, curve, recompute))
+        .collect()
+}
+
+fn measured(
+    name: &str,
+    unit: &str,
+    curve: &MeasuredCurve,
+    recompute: &std::collections::BTreeMap<Recompute, Vec<RecomputePoint>>,
+) -> Markup {
     let points: Vec<&MeasuredPoint> =
         spread(curve.points.len(), MOST_ROWS).into_iter().map(|i| &curve.points[i]).collect();
-    let line = |class, what: &str, ns: fn(&MeasuredPoint) -> u64| Line {
-        class,
-        points: points.iter().map(|p| (p.size as f64, ns(p) as f64 / 1e6)).collect(),
-        titles: points
-            .iter()
-            .map(|p| format!("{what} of {} {unit}: {}", format::count(p.size), format::ns(ns(p))))
-            .collect(),
+    let line = |class, what: &str, values: &mut dyn Iterator<Item = (u64, u64)>| {
+        let values: Vec<(u64, u64)> = values.collect();
+        Line {
+            class,
+            titles: values
+                .iter()
+                .map(|&(size, ns)| format!("{what} of {} {unit}: {}", format::count(size), format::ns(ns)))
+                .collect(),
+            points: values.iter().map(|&(size, ns)| (size as f64, ns as f64 / 1e6)).collect(),
+        }
     };
-    let lines =
-        [line("m-forward", "forward", |p| p.forward_ns), line("m-backward", "backward", |p| p.backward_ns)];
+    let phase = |class, what: &str, ns: fn(&MeasuredPoint) -> u64| {
+        line(class, what, &mut points.iter().map(|p| (p.size, ns(p))))
+    };
+    let mut lines = vec![
+        phase("m-forward", "forward", |p| p.forward_ns),
+        phase("m-backward", "backward", |p| p.backward_ns),
+    ];
+    for (class, what, ns) in [
+        ("m-input", "gradient of the inputs", (|p| p.input_ns) as fn(&MeasuredPoint) -> u64),
+        ("m-weight", "gradient of the weights", |p| p.weight_ns),
+    ] {
+        if points.iter().any(|p| ns(p) > 0) {
+            lines.push(phase(class, what, ns));
+        }
+    }
+    for (mode, points) in recompute {
+        let (class, what) = match mode {
+            Recompute::None => continue,
+            Recompute::Selective => ("m-selective", "selective recomputation"),
+            Recompute::Full => ("m-full", "full recomputation"),
+        };
+        lines.push(line(class, what, &mut points.iter().take(MOST_ROWS).map(|p| (p.size, p.extra_ns))));
+    }
     // Sizes of a grid mostly grow by a factor; a short range is clearer on even axes.
     let (low, high) = (points.first().map_or(1, |p| p.size.max(1)), points.last().map_or(1, |p| p.size));
     let is_log = high / low >= 20;
     let unit_x = if is_log { format!("{unit}, log scale") } else { unit.to_owned() };
     let plot = LinePlot {
-        label: &format!("{name}: forward and backward time over {unit}, as in the table below."),
+        label: &format!("{name}: times over {unit}, as in the table below."),
         frame: Frame::third(),
         is_log,
         show_x: format::compact,
@@ -128,6 +248,38 @@ fn measured(name: &str, unit: &str, curve: &MeasuredCurve) -> Markup {
         name_x: &unit_x,
         name_y: if is_log { "ms, log scale" } else { "ms" },
     };
+    plotted(
+        name,
+        &line_plot(&plot, &lines),
+        &html! {
+            (noise(&points))
+            @if let Some(size) = curve.out_of_memory_at {
+                p class="note" { "Out of memory at " (format::count(size)) " " (unit) ": the sizes end before." }
+            }
+            (points_table(unit, &points))
+            @if let Some(text) = partly(points.len(), curve.points.len(), "point") { p class="note" { (text) } }
+        },
+    )
+}
+
+/// Third minus first quartile over the median of forward and backward.
+fn spread_ratio(point: &MeasuredPoint) -> f64 {
+    point.spread_ns as f64 / (point.forward_ns as f64 + point.backward_ns as f64).max(1.0)
+}
+
+/// How much the runs of a point differ.
+fn noise(points: &[&MeasuredPoint]) -> Markup {
+    let mut ratios: Vec<f64> = points.iter().filter(|p| p.repeats > 0).map(|p| spread_ratio(p)).collect();
+    ratios.sort_by(f64::total_cmp);
+    html! {
+        @if let (Some(middle), Some(most)) = (format::quantile(&ratios, 0.5), ratios.last()) {
+            p class="note" { "Quartile range of the runs: median " (format::percent(middle)) ", at most " (format::percent(*most)) "." }
+        }
+    }
+}
+
+fn points_table(unit: &str, points: &[&MeasuredPoint]) -> Markup {
+    let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { format::ns(ns) };
     let rows: Vec<Vec<String>> = points
         .iter()
         .map(|p| {
@@ -135,91 +287,70 @@ fn measured(name: &str, unit: &str, curve: &MeasuredCurve) -> Markup {
                 format::count(p.size),
                 format::ns(p.forward_ns),
                 format::ns(p.backward_ns),
-                format::ns(p.spread_ns),
+                or_none(p.input_ns),
+                or_none(p.weight_ns),
+                format::percent(spread_ratio(p)),
                 format::bytes(p.activation_bytes),
-                format::count(u64::from(p.repeats)),
+                format::bytes(p.workspace_bytes),
+                if p.repeats == 0 { "estimated".to_owned() } else { format::count(u64::from(p.repeats)) },
             ]
         })
         .collect();
     let columns = [
         numbers("tokens"),
-        numbers("forward"),
-        numbers("backward"),
+        numbers("F"),
+        numbers("B"),
+        numbers("I"),
+        numbers("W"),
         numbers("quartile range"),
-        numbers("activations"),
+        numbers("kept"),
+        numbers("workspace"),
         numbers("runs"),
     ];
-    plotted(
-        name,
-        &line_plot(&plot, &lines),
-        &html! {
-            (table_below(&format!("over {unit}"), &columns, &rows))
-            @if let Some(text) = partly(points.len(), curve.points.len(), "point") { p class="note" { (text) } }
-        },
-    )
+    table_below(&format!("over {unit}"), &columns, &rows)
 }
 
-fn parameters(model: &ModelProfile) -> Markup {
-    let rows: Vec<Vec<String>> = model
-        .modules
+/// Modules measured cut by tensor parallelism or with LoRA adapters.
+fn variants(model: &ModelProfile) -> Markup {
+    let all: Vec<Vec<String>> = model
+        .variants
         .iter()
-        .take(MOST_MODULES)
-        .map(|(name, module)| {
-            vec![
-                format::clipped(describe(name).0, 40),
-                format::count(module.num_parameters),
-                format::bytes(module.parameter_bytes),
-            ]
+        .flat_map(|variant| {
+            variant.modules.iter().map(move |(name, module)| {
+                let point = module.linear.points.last().copied().unwrap_or_default();
+                let collectives = match (variant.tensor_parallel_degree, variant.has_collectives) {
+                    (0 | 1, _) => "-",
+                    (_, true) => "within",
+                    (_, false) => "one cut alone",
+                };
+                vec![
+                    format::count(u64::from(variant.tensor_parallel_degree)),
+                    if variant.lora_rank == 0 {
+                        "-".to_owned()
+                    } else {
+                        format::count(u64::from(variant.lora_rank))
+                    },
+                    collectives.to_owned(),
+                    format::clipped(describe(name).0, 40),
+                    format::count(point.size),
+                    each_us(point.forward_ns, point.size),
+                    each_us(point.backward_ns, point.size),
+                ]
+            })
         })
         .collect();
-    let columns = [words("module"), numbers("parameters"), numbers("bytes")];
-    html! { @if !rows.is_empty() { (table("Parameters", &columns, &rows)) } }
-}
-
-/// The loss over steps.
-pub(super) fn loss(report: &Report) -> Option<Section> {
-    let all = &report.loss;
-    if all.is_empty() {
-        return None;
+    let rows: Vec<Vec<String>> = all.iter().take(MOST_ROWS).cloned().collect();
+    let columns = [
+        numbers("tensor parallel"),
+        numbers("LoRA rank"),
+        words("collectives"),
+        names("module"),
+        numbers("tokens"),
+        numbers("F, us a token"),
+        numbers("B, us a token"),
+    ];
+    html! {
+        @if !rows.is_empty() { (table("Variants: cut by tensor parallelism, or with LoRA adapters", &columns, &rows)) }
+        @if let Some(text) = partly(rows.len(), all.len(), "row") { p class="note" { (text) } }
     }
-    let points: Vec<(f64, f64)> =
-        spread(all.len(), MOST_POINTS).into_iter().map(|i| (all[i].0 as f64, all[i].1)).collect();
-    let num_broken = all.iter().filter(|(_, loss)| !loss.is_finite()).count() as u64;
-    let (first, last) = (all[0], all[all.len() - 1]);
-    let titles = if points.len() <= 60 {
-        points.iter().map(|p| format!("step {}: {}", format::tick(p.0), format::number(p.1))).collect()
-    } else {
-        Vec::new()
-    };
-    let label = format!(
-        "Loss over steps, from {} at step {} to {} at step {}.",
-        format::number(first.1),
-        first.0,
-        format::number(last.1),
-        last.0
-    );
-    let plot = LinePlot {
-        label: &label,
-        frame: Frame { width: 1060.0, height: 250.0, ..Frame::small() },
-        is_log: false,
-        show_x: format::tick,
-        show_y: format::tick,
-        name_x: "step",
-        name_y: "loss a label token",
-    };
-    let rows: Vec<Vec<String>> = spread(all.len(), MOST_ROWS)
-        .into_iter()
-        .map(|i| vec![all[i].0.to_string(), format::number(all[i].1)])
-        .collect();
-    let body = html! {
-        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (format::plural(num_broken, "step")) "." } } }
-        figure class="wide" { div class="scroll" tabindex="0" role="region" aria-label="Loss over steps" { (line_plot(&plot, &[Line { class: "m-loss", points: points.clone(), titles }])) } }
-        @if let Some(text) = partly(points.len(), all.len(), "step") { p class="note" { (text) } }
-        details {
-            summary { "Table: loss by step" }
-            (table("Loss by step", &[numbers("step"), numbers("loss")], &rows))
-            @if let Some(text) = partly(rows.len(), all.len(), "step") { p class="note" { (text) } }
-        }
-    };
-    Some(Section { id: "loss", name: "Loss", body })
 }

@@ -82,6 +82,9 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     let batches = u64::from(plan.num_sampled_batches);
     let body = html! {
         p { (sentence(plan)) }
+        @if report.model.as_ref().is_some_and(|model| model.is_estimated) {
+            p class="note" { strong { "Estimated, not measured:" } " the model profile comes from the analytic model; so do all times and bytes here." }
+        }
         p {
             "Each candidate was judged on " (format::count(batches)) " sampled global batch" (if batches == 1 { "" } else { "es" }) " of "
             (format::plural(u64::from(plan.global_batch_size), "sample")) " (seed " (plan.seed) "), filled by the scheduler that trains and timed by the simulator. "

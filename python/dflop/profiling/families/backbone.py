@@ -4,32 +4,32 @@
     llm_layer       hidden_TD          -> hidden_TD     packed attention, as in training
     llm_head        hidden_TD, targets -> loss          norm, logits and loss where there is a target
 
-Shape letters: T LLM tokens, E feature tokens, D width, K label tokens, V vocabulary.
+Shape letters: T LLM tokens, E feature tokens, D width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer, cut_vocabulary, heads_of_rank
+from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
+from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer, heads_of_rank
 from dflop.profiling.families.source import (
     Fed,
     ModelPiece,
     Rule,
     Source,
-    bounds_of,
     layers_at_once,
     random_states,
 )
+from dflop.profiling.families.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import AttentionKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import nn
 
     from dflop.profiling.pieces import PieceSettings
 
@@ -40,149 +40,6 @@ TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 # Of the tokens of a pack, those that features fill; of the tokens of a pack with labels, those with a label.
 _FEATURE_RATIO, _TOKENS_PER_LABEL = 0.75, 3
-
-
-@dataclass(frozen=True)
-class Pack:
-    """What layers know of the samples that lie behind each other."""
-
-    cu_seqlens: torch.Tensor
-    """[M + 1] int32."""
-    segment_tokens: tuple[int, ...]
-    """Its differences."""
-    positions_1T: torch.Tensor
-    """[1, T]; restarts at 0 with each sample."""
-    angles: tuple[torch.Tensor, torch.Tensor]
-    """Cosine and sine of the rotary embedding."""
-
-
-def rotate(rotary: nn.Module, positions: torch.Tensor, like: torch.Tensor) -> Any:
-    """Cosine and sine of the rotary embedding.
-
-    Args:
-        rotary: Hugging Face's.
-        positions: [1, T], or [3, 1, T] (time, height, width) where the backbone has mrope.
-        like: tells device and dtype.
-
-    Returns:
-        Two tensors, as the backbone's layers take them.
-    """
-    if hasattr(rotary, "mrope_section") and positions.dim() == 2:
-        positions = positions[None].expand(3, -1, -1)
-    return rotary(like, positions)
-
-
-class LlmEmbedding(nn.Module):
-    """Embedding with features put in."""
-
-    def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
-        super().__init__()
-        self.embed_tokens, self.rotary = embed_tokens, rotary
-
-    def forward(
-        self,
-        features_ED: torch.Tensor,
-        ids_T: torch.Tensor,
-        mask_T: torch.Tensor,
-        positions_1T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Hidden states before the first layer.
-
-        Args:
-            features_ED: of all media.
-            ids_T: int64; any number where a feature goes.
-            mask_T: bool; true where a feature goes.
-            positions_1T: int64.
-
-        Returns:
-            hidden_TD.
-        """
-        embedded_TD = self.embed_tokens(ids_T.masked_fill(mask_T, 0))
-        # Not of the layers, whose time is multiplied by their number: a stage does it once.
-        rotate(self.rotary, positions_1T, embedded_TD)
-        return embedded_TD.masked_scatter(mask_T[:, None], features_ED)
-
-
-class LlmLayers(nn.Module):
-    """A run of decoder layers over packed samples."""
-
-    def __init__(self, layers: Sequence[nn.Module], rotary: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.rotary = nn.ModuleList(layers), rotary
-
-    def pack(
-        self, segments: Sequence[int], like: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> Pack:
-        """What the layers must know of these samples.
-
-        Args:
-            segments: tokens each.
-            like: tells device and dtype.
-            positions: as in `rotate`; None: those of text.
-
-        Returns:
-            Arguments of `forward`.
-        """
-        of_text_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(like.device)
-        angles = rotate(self.rotary, of_text_1T if positions is None else positions, like)
-        return Pack(bounds_of(segments, like.device), tuple(segments), of_text_1T, angles)
-
-    def forward(self, hidden_TD: torch.Tensor, pack: Pack) -> torch.Tensor:
-        """Hidden states after the layers.
-
-        Args:
-            hidden_TD: before.
-            pack: of the samples.
-
-        Returns:
-            hidden_TD.
-        """
-        hidden_1TD = hidden_TD[None]
-        for layer in self.layers:
-            hidden_1TD = layer(
-                hidden_1TD,
-                attention_mask=None,
-                position_ids=pack.positions_1T,
-                use_cache=False,
-                position_embeddings=pack.angles,
-                cu_seq_lens_q=pack.cu_seqlens,
-                segment_tokens=pack.segment_tokens,
-            )
-        return hidden_1TD[0]
-
-
-class LlmHead(nn.Module):
-    """Final norm, logits and loss where there is a target."""
-
-    def __init__(self, norm: nn.Module, lm_head: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.lm_head = norm, lm_head
-
-    def logits(self, hidden_TD: torch.Tensor, chosen_T: torch.Tensor) -> torch.Tensor:
-        """Logits of the chosen rows.
-
-        Args:
-            hidden_TD: after the last layer.
-            chosen_T: bool.
-
-        Returns:
-            logits_KV.
-        """
-        return self.lm_head(self.norm(hidden_TD[chosen_T]))
-
-    def forward(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
-        """The loss.
-
-        Args:
-            hidden_TD: after the last layer.
-            targets_T: the id that each row must predict, -100 where there is no loss.
-
-        Returns:
-            Sum of the cross entropy, a float32 scalar.
-        """
-        chosen_T = targets_T != -100
-        logits_KV = self.logits(hidden_TD, chosen_T)
-        return F.cross_entropy(logits_KV.float(), targets_T[chosen_T], reduction="sum")
 
 
 def layer_plan(text: Any) -> LayerPlan:

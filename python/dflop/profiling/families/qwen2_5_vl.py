@@ -15,7 +15,8 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from dflop.models.packing import PACKED_ENCODER
 from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
-from dflop.profiling.families.qwen2_vl import Geometry, layer_plan, set_layers, vision_pieces
+from dflop.profiling.families.qwen2_vl import layer_plan, set_layers, vision_pieces
+from dflop.profiling.families.qwen_vision import Geometry
 from dflop.profiling.families.source import Rule, Source
 
 if TYPE_CHECKING:

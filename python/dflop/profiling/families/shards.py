@@ -127,54 +127,37 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     cast("Any", layer).tensor_parallel_plan = plan
 
 
-def cut_vocabulary(module: nn.Module, degree: int, rank: int = 0) -> None:
-    """Leaves of an embedding or a head the rows of one rank; the last rank has what is left.
-
-    Args:
-        module: `nn.Embedding` or `nn.Linear`, changed in place.
-        degree: ranks.
-        rank: whose rows.
-    """
-    if degree == 1:
-        return
-    owner = cast("Any", module)
-    weight: torch.Tensor = owner.weight
-    rows = -(-weight.shape[0] // degree)
-    own = weight.detach()[rank * rows : (rank + 1) * rows].contiguous()
-    owner.weight = nn.Parameter(own, requires_grad=weight.requires_grad)
-    if isinstance(module, nn.Embedding):
-        module.num_embeddings, module.padding_idx = own.shape[0], None
-    else:
-        owner.out_features = own.shape[0]
-
-
-class _Sum(torch.autograd.Function):
+class Sum(torch.autograd.Function):
     """Forward: the sum over the ranks; backward: nothing."""
 
     @staticmethod
     def forward(ctx: Any, summand: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """The sum, in the place of the summand."""
         del ctx
-        # In place, as Megatron does: nothing keeps the result of a linear map.
+        # In place, as Megatron does: nothing keeps the result of a linear map for its backward.
         total = summand.contiguous()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Each summand's gradient is that of the sum."""
         del ctx
         return gradients[0], None
 
 
-class _Enter(torch.autograd.Function):
+class Enter(torch.autograd.Function):
     """Forward: nothing; backward: the sum over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """The states."""
         ctx.group = group
         return states.view_as(states)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The gradients of all ranks together."""
         total = gradients[0].contiguous()
         dist.all_reduce(total, group=ctx.group)
         return total, None
@@ -184,21 +167,21 @@ def _enter_hook(group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The layers hand the states over by place or by name.
         if args:
-            return (_Enter.apply(args[0], group), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": _Enter.apply(kwargs["hidden_states"], group)}
+            return (Enter.apply(args[0], group), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": Enter.apply(kwargs["hidden_states"], group)}
 
     return hook
 
 
 def _sum_hook(group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> Any:
-        return _Sum.apply(output, group)
+        return Sum.apply(output, group)
 
     return hook
 
 
 def add_collectives(module: nn.Module, group: dist.ProcessGroup) -> int:
-    """Makes cut layers give the whole result, on every rank of a group.
+    """Makes cut layers, embeddings and heads give the whole result, on every rank of a group.
 
     The gradient of a head of keys and values that several ranks hold is a summand on each of them.
 
@@ -210,6 +193,9 @@ def add_collectives(module: nn.Module, group: dist.ProcessGroup) -> int:
     Returns:
         Layers found.
     """
+    for part in module.modules():
+        if hasattr(part, "vocabulary_group"):
+            cast("Any", part).vocabulary_group = group
     layers = list(_cut_layers(module))
     for layer, plan in layers:
         for path in plan.entries:

@@ -1,5 +1,9 @@
-//! A page as its tags, and what makes it sound.
+//! What must hold for every page and figure, whatever they show.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use dflop_report::{Report, render};
 use std::collections::BTreeSet;
 
 /// The content of an element of raw text, taken out of a page.
@@ -84,4 +88,9 @@ pub(crate) fn check(page: &str) {
         !words.clone().any(|w| ["NaN", "inf", "Infinity"].contains(&w)),
         "a number that is none is shown"
     );
+}
+
+/// What the page shows, without the style and the script that it shares with all pages.
+pub(crate) fn shown(report: &Report) -> String {
+    without(&without(&render(report), "style"), "script")
 }

@@ -1,0 +1,123 @@
+//! `dflop profile model --estimate`: a model profile of a device that is not at hand, from numbers alone.
+
+use super::write;
+use crate::Failure;
+use crate::args;
+use crate::config::{self, Config};
+use dflop_cost::analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
+use dflop_types::thousands;
+use dflop_types::{MadeFrom, ModelProfile, artifact};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// What the first lines of a profile are shown for, in tokens.
+const SHOWN_TOKENS: u64 = 8_192;
+
+pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
+    let wanted = &arguments.estimate;
+    let Some(hardware) = &wanted.hardware else {
+        return Err(Failure::new(
+            "`--estimate` needs `--hardware`",
+            Some("`dflop models` lists the table".to_owned()),
+        ));
+    };
+    let hardware = Hardware::named(hardware)?;
+    // Without a configuration a model of the catalogue is enough.
+    let config = match &wanted.model {
+        Some(_) if !arguments.config.config.exists() => None,
+        _ => Some(config::load(&arguments.config.config)?),
+    };
+    let (architecture, model, hash) = match &wanted.model {
+        Some(name) => of_catalogue(name, config.as_ref())?,
+        None => of_directory(config.as_ref().map_or(Path::new("."), |config| &config.model.dir))?,
+    };
+    let configured = config.as_ref().map(|config| config.model.dtype.clone());
+    let settings = EstimateSettings {
+        model,
+        dtype: wanted.dtype.clone().or(configured).unwrap_or_else(|| "bfloat16".to_owned()),
+        made_from: MadeFrom::from([("model_config".to_owned(), hash)]),
+    };
+    let profile = estimate(&architecture, hardware, &settings)?;
+    let name = "model_profile.json";
+    let out = match (&arguments.out, &config) {
+        (Some(out), _) => out.clone(),
+        (None, Some(config)) => config.directory.join(name),
+        (None, None) => PathBuf::from(name),
+    };
+    print!("{}", summary(&architecture, &profile));
+    eprintln!(
+        "estimated, not measured: peak rates of {} ({}), efficiencies assumed; `dflop models` has the sources",
+        hardware.title, hardware.source
+    );
+    write(&out, &profile)
+}
+
+/// What is estimated, the name for people, and the hash of what it is read from.
+type Read = (Architecture, String, String);
+
+/// The model in a directory.
+fn of_directory(dir: &Path) -> Result<Read, Failure> {
+    let path = dir.join("config.json");
+    let bytes = std::fs::read(&path).map_err(|error| {
+        let hint = "give `model.dir` a `config.json`, or name a model of the catalogue with `--model`";
+        Failure::new(format!("cannot read `{}`: {error}", path.display()), Some(hint.to_owned()))
+    })?;
+    let config: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::new(format!("`{}` is not JSON: {error}", path.display()), None))?;
+    let architecture = Architecture::from_config(&config).map_err(Failure::from).map_err(|failure| {
+        Failure { message: format!("`{}`: {}", dir.display(), failure.message), ..failure }
+    })?;
+    let name = dir.file_name().map_or_else(|| dir.display().to_string(), |name| name.display().to_string());
+    Ok((architecture, name, artifact::hash_parts([bytes.as_slice()])))
+}
+
+/// A model of the catalogue. Where the configured directory holds the same, it is that which is estimated, so that the
+/// profile belongs to it.
+fn of_catalogue(name: &str, config: Option<&Config>) -> Result<Read, Failure> {
+    let model = catalogue_model(name)?;
+    let architecture = model.architecture()?;
+    let hash = match config.map(|config| of_directory(&config.model.dir)) {
+        Some(Ok((configured, _, hash))) if configured == architecture => hash,
+        Some(Ok(_)) => {
+            eprintln!(
+                "note: `model.dir` holds another model than `{}`: plans of it will not take this profile",
+                model.name
+            );
+            artifact::hash_parts([model.config.to_string().as_bytes()])
+        }
+        _ => artifact::hash_parts([model.config.to_string().as_bytes()]),
+    };
+    Ok((architecture, model.name.clone(), hash))
+}
+
+/// Modules with their sizes and what one takes at [`SHOWN_TOKENS`], each number marked.
+fn summary(architecture: &Architecture, profile: &ModelProfile) -> String {
+    let mut text = format!(
+        "{}: {} parameters, {}; times are estimated, not measured\n{:<22}{:>6}{:>16}{:>14}{:>14}  at\n",
+        profile.model,
+        thousands(architecture.num_parameters()),
+        profile.device.dtype,
+        "module",
+        "count",
+        "parameters",
+        "forward",
+        "backward"
+    );
+    for module in architecture.modules() {
+        let Some(measured) = profile.modules.get(module.name) else { continue };
+        let points = &measured.linear.points;
+        let Some(point) = points.iter().find(|p| p.size >= SHOWN_TOKENS).or(points.last()) else { continue };
+        let ms = |ns: u64| format!("{:.3} ms", ns as f64 / 1e6);
+        text += &format!(
+            "{:<22}{:>6}{:>16}{:>14}{:>14}  {} tokens{}\n",
+            module.name,
+            measured.count,
+            thousands(measured.num_parameters),
+            ms(point.forward_ns),
+            ms(point.backward_ns),
+            thousands(point.size),
+            if measured.attention.points.is_empty() { "" } else { ", without attention" }
+        );
+    }
+    text
+}

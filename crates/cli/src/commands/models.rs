@@ -1,0 +1,89 @@
+//! `dflop models`: the catalogue and the hardware table, with their sources.
+
+use crate::Failure;
+use crate::args;
+use dflop_cost::analytic::{CatalogueModel, EFFICIENCY, HARDWARE, Hardware, catalogue};
+use dflop_types::thousands;
+use serde_json::json;
+
+pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
+    let mut models = Vec::new();
+    for model in catalogue() {
+        models.push((model, model.architecture()?.num_parameters()));
+    }
+    if arguments.json {
+        let hardware: Vec<_> = HARDWARE.iter().map(device).collect();
+        let models: Vec<_> = models.iter().map(|(model, count)| entry(model, *count)).collect();
+        println!("{}", json!({"models": models, "hardware": hardware, "efficiency": EFFICIENCY}));
+        return Ok(());
+    }
+    println!("models: for `dflop profile model --estimate --model NAME`");
+    println!("{:<32}{:>16}  {:<12} source", "name", "parameters", "");
+    for (model, count) in &models {
+        let mark = if model.published_parameters.is_some() { "as published" } else { "not verified" };
+        let note = if model.note.is_empty() { String::new() } else { format!(" ({})", model.note) };
+        println!("{:<32}{:>16}  {mark} {}{note}", model.name, thousands(*count), model.source);
+    }
+    println!("not in it: InternVL2.5 2B, 8B and 26B (backbone InternLM2), InternVL3 9B (InternLM3)");
+    println!("\nhardware: for `--hardware NAME`; peak rates are dense, the vendors' own");
+    println!(
+        "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",
+        "name", "16 bit TFLOP/s", "fp32 TFLOP/s", "memory GB/s", "GB", "node GB/s", "cluster GB/s"
+    );
+    for hardware in &HARDWARE {
+        let giga = |number: u64| number / 1_000_000_000;
+        println!(
+            "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",
+            hardware.name,
+            hardware.half_gflops as f64 / 1e3,
+            hardware.float32_gflops as f64 / 1e3,
+            giga(hardware.memory_bytes_per_s),
+            giga(hardware.memory_bytes),
+            giga(hardware.node_bytes_per_s),
+            giga(hardware.cluster_bytes_per_s)
+        );
+        println!("  from {}; network: {}", hardware.source, hardware.system);
+    }
+    println!("\nefficiency, {EFFICIENCY}");
+    Ok(())
+}
+
+fn entry(model: &CatalogueModel, num_parameters: u64) -> serde_json::Value {
+    json!({
+        "name": model.name,
+        "family": model.family,
+        "encoder": model.encoder,
+        "backbone": model.backbone,
+        "num_parameters": num_parameters,
+        "is_verified": model.published_parameters.is_some(),
+        "source": model.source,
+        "date": model.date,
+        "note": model.note,
+        "config": model.config,
+    })
+}
+
+fn device(hardware: &Hardware) -> serde_json::Value {
+    let efficiency = &hardware.efficiency;
+    json!({
+        "name": hardware.name,
+        "title": hardware.title,
+        "half_gflops": hardware.half_gflops,
+        "float32_gflops": hardware.float32_gflops,
+        "tf32_gflops": hardware.tf32_gflops,
+        "memory_bytes_per_s": hardware.memory_bytes_per_s,
+        "memory_bytes": hardware.memory_bytes,
+        "node_bytes_per_s": hardware.node_bytes_per_s,
+        "pair_bytes_per_s": hardware.pair_bytes_per_s,
+        "cluster_bytes_per_s": hardware.cluster_bytes_per_s,
+        "source": hardware.source,
+        "system": hardware.system,
+        "assumed_permille": {
+            "matmul": efficiency.matmul_permille,
+            "attention_forward": efficiency.attention_forward_permille,
+            "attention_backward": efficiency.attention_backward_permille,
+            "memory": efficiency.memory_permille,
+            "network": efficiency.network_permille,
+        },
+    })
+}

@@ -1,0 +1,150 @@
+//! What a model is made of, in integers.
+
+/// How a norm is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Mean and variance; weight and bias. One kernel.
+    Layer,
+    /// Root mean square; weight only. Hugging Face writes it as eight steps, in float32.
+    Rms,
+}
+
+/// What stands between the two outer matrices of a layer's MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MlpKind {
+    /// Two matrices, an activation function between them.
+    Plain,
+    /// Three matrices: the activation of one product times another.
+    Gated,
+}
+
+/// How pixels or sound become encoder tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patches {
+    /// One product a patch: of so many values, with or without a bias.
+    Pixels {
+        /// Values of a patch: channels, frames and both sides.
+        values: u64,
+        /// Whether a bias is added.
+        has_bias: bool,
+    },
+    /// Whisper's two convolutions of width 3, the second of which takes every other position.
+    Sound {
+        /// Mel bins of a position.
+        mel_bins: u64,
+    },
+}
+
+/// The encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Encoder {
+    /// Layers that are run.
+    pub num_layers: u64,
+    /// Of those, layers whose attention stays within windows.
+    pub num_window_layers: u64,
+    /// Layers that the model holds and no forward reads, since features are taken before the last.
+    pub num_unread_layers: u64,
+    /// Width of a token.
+    pub width: u64,
+    /// Heads of attention; each is `width / num_heads` wide.
+    pub num_heads: u64,
+    /// Inner width of the MLP.
+    pub mlp_width: u64,
+    /// Its kind.
+    pub mlp: MlpKind,
+    /// Values that the forward keeps for each that goes through its activation function: 2 for `quick_gelu`, which
+    /// Hugging Face writes as a product with a sigmoid; else 1.
+    pub num_kept_activations: u64,
+    /// Norms of its layers.
+    pub norm: NormKind,
+    /// Biases of the products that make queries, keys and values.
+    pub num_qkv_biases: u64,
+    /// Whether queries, keys and values come of one product.
+    pub has_one_qkv_product: bool,
+    /// Widths of a token that attention keeps beside queries, keys and values: the whole product where they are views of
+    /// it and two of them were changed after it (2); a copy of the result where heads are stored one by one (1).
+    pub num_kept_copies: u64,
+    /// Whether positions are looked up in a table as ids are, which recomputation does again last.
+    pub has_position_lookup: bool,
+    /// Whether queries and keys go through RMS norms over the whole width.
+    pub has_qk_norm: bool,
+    /// Whether a learnt factor scales what attention and MLP add.
+    pub has_layer_scale: bool,
+    /// Whether queries and keys are rotated by their position.
+    pub has_rotation: bool,
+    /// From pixels or sound to tokens.
+    pub patches: Patches,
+    /// Tokens of every segment, where there is only one size.
+    pub segment_tokens: Option<u64>,
+    /// Class tokens of a segment: no patch stands behind them.
+    pub num_class_tokens: u64,
+    /// Tokens of a window, where layers have windows.
+    pub window_tokens: Option<u64>,
+    /// Sizes of segments are multiples of this.
+    pub unit_tokens: u64,
+    /// Parameters before the layers beside the patches' own: positions, class token, a norm.
+    pub num_table_parameters: u64,
+    /// Of them, those of a norm that is run before the layers.
+    pub has_norm_before: bool,
+    /// Parameters after the layers that no forward reads: a norm or a head for other uses.
+    pub num_unread_parameters: u64,
+}
+
+/// From encoder tokens to features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Projector {
+    /// Norm, and whether it is over merged tokens (else over single ones).
+    pub norm: Option<(NormKind, bool)>,
+    /// Encoder tokens that become one feature by standing side by side.
+    pub merged_tokens: u64,
+    /// Encoder tokens that become one feature by their mean, before the norm.
+    pub pooled_tokens: u64,
+    /// Tokens of a segment that it does not read (class tokens).
+    pub num_dropped_tokens: u64,
+    /// Inner width, where it is two products with an activation between them.
+    pub inner_width: Option<u64>,
+    /// Whether its products have biases.
+    pub has_bias: bool,
+    /// Parameters beside: a newline.
+    pub num_table_parameters: u64,
+}
+
+/// The LLM backbone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Llm {
+    /// Layers.
+    pub num_layers: u64,
+    /// Width of a token.
+    pub width: u64,
+    /// Heads of the queries.
+    pub num_heads: u64,
+    /// Heads of keys and values.
+    pub num_key_value_heads: u64,
+    /// Width of a head.
+    pub head_size: u64,
+    /// Inner width of the MLP.
+    pub mlp_width: u64,
+    /// Rows of the embedding and of the head.
+    pub vocabulary: u64,
+    /// Whether embedding and head are one matrix.
+    pub is_tied: bool,
+    /// Whether queries, keys and values have biases.
+    pub has_qkv_bias: bool,
+    /// Whether the product after attention has one.
+    pub has_out_bias: bool,
+    /// Whether the MLP has them.
+    pub has_mlp_bias: bool,
+}
+
+/// A model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Architecture {
+    /// Its family, as in `llava_onevision`.
+    pub family: String,
+    /// The encoder.
+    pub encoder: Encoder,
+    /// Between the two.
+    pub projector: Projector,
+    /// The LLM backbone.
+    pub llm: Llm,
+}

@@ -1,0 +1,70 @@
+//! Why no estimate can be made.
+
+use dflop_types::Hint;
+use thiserror::Error;
+
+/// Why no estimate can be made of a model on a device.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AnalyticError {
+    /// A field of `config.json` that decides the model's size is missing, or has a value that we do not know.
+    #[error("config.json: `{field}` is {value}, {rule}")]
+    Config {
+        /// Its dotted path.
+        field: String,
+        /// What it holds, as JSON; `missing`.
+        value: String,
+        /// What it must be.
+        rule: String,
+    },
+    /// No such model family.
+    #[error("config.json: `model_type` is `{found}`, known are {known}")]
+    UnknownFamily {
+        /// What the file says.
+        found: String,
+        /// The known ones.
+        known: String,
+    },
+    /// No such model in the catalogue.
+    #[error("no model named `{name}` in the catalogue")]
+    UnknownModel {
+        /// What was asked for.
+        name: String,
+        /// Names that share a part with it, or all.
+        near: String,
+    },
+    /// No such device in the table.
+    #[error("no hardware named `{name}` in the table, known are {known}")]
+    UnknownHardware {
+        /// What was asked for.
+        name: String,
+        /// The known ones.
+        known: String,
+    },
+    /// A dtype whose peak rate we do not know.
+    #[error("dtype is `{dtype}`, must be `float32`, `bfloat16` or `float16`")]
+    Dtype {
+        /// What was asked for.
+        dtype: String,
+    },
+    /// No module of that name.
+    #[error("model has no module `{name}`, it has {known}")]
+    UnknownModule {
+        /// What was asked for.
+        name: String,
+        /// Those it has.
+        known: String,
+    },
+}
+
+impl Hint for AnalyticError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::UnknownModel { near, .. } => Some(format!("`dflop models` lists them, as {near}")),
+            Self::UnknownHardware { .. } => Some("`dflop models` lists the table".to_owned()),
+            Self::Config { .. } | Self::UnknownFamily { .. } => {
+                Some("measure it on a device: `dflop profile model` without `--estimate`".to_owned())
+            }
+            _ => None,
+        }
+    }
+}

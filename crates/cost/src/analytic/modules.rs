@@ -1,0 +1,383 @@
+//! The modules of a model as steps: by the names that a model profile has.
+
+use super::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches};
+use super::operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
+use dflop_types::ModelProfile;
+
+/// One module of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Its name in a model profile.
+    pub name: &'static str,
+    /// How many of it the model has.
+    pub count: u64,
+    /// Its steps, in order.
+    pub operations: Vec<Operation>,
+    /// Parameters that no step has: tables of positions, tokens, factors, and what no forward reads.
+    pub num_table_parameters: u64,
+    /// Whether what it reads wants a gradient.
+    pub has_input_gradient: bool,
+    /// Whether its last steps look something up, so that recomputation runs all of it.
+    pub ends_with_lookup: bool,
+    /// Width of what it reads, which full recomputation keeps.
+    pub input_width: u64,
+    /// Sizes are multiples of this.
+    pub unit_tokens: u64,
+    /// Tokens of the segments that its attention works on, where the model knows no other.
+    pub segment_tokens: Option<u64>,
+}
+
+/// Floating point operations of a module over segments, as `torch.utils.flop_counter` counts them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ModuleFlops {
+    /// F.
+    pub forward: u128,
+    /// I: gradients of what it reads, and of all between.
+    pub input: u128,
+    /// W: gradients of its weights.
+    pub weight: u128,
+    /// Recomputed by a checkpoint over the whole module: the forward up to the last value that the backward reads
+    /// (`torch.utils.checkpoint` stops there).
+    pub recomputed: u128,
+}
+
+impl Module {
+    /// Parameters of one.
+    pub fn num_parameters(&self) -> u64 {
+        self.num_table_parameters + self.operations.iter().map(Operation::num_parameters).sum::<u64>()
+    }
+
+    /// Floating point operations over segments of so many tokens each (label tokens, for the head).
+    pub fn flops(&self, segments: &[u64]) -> ModuleFlops {
+        let sum = |phase| self.operations.iter().map(|o| o.work(segments, phase, 1).flops).sum();
+        let recomputed = self.recomputed().iter().map(|o| o.work(segments, Phase::Forward, 1).flops).sum();
+        ModuleFlops {
+            forward: sum(Phase::Forward),
+            input: sum(Phase::Input),
+            weight: sum(Phase::Weight),
+            recomputed,
+        }
+    }
+
+    /// The steps that full recomputation runs again: a product keeps what it reads, so the last need not run.
+    pub(super) fn recomputed(&self) -> &[Operation] {
+        if self.ends_with_lookup {
+            return &self.operations;
+        }
+        let keeps = |operation: &Operation| operation.kept_bytes(&[self.unit_tokens.max(4)], 1) > 0;
+        let Some(last) = self.operations.iter().rposition(keeps) else { return &[] };
+        let is_product = matches!(self.operations[last].kind, Kind::Product(_));
+        &self.operations[..last + usize::from(!is_product)]
+    }
+
+    /// The attention among its steps.
+    pub fn attention(&self) -> Option<&Operation> {
+        self.operations.iter().find(|operation| matches!(operation.kind, Kind::Attention(_)))
+    }
+
+    /// The part of one of `degree` ranks; `None` where the degree does not divide it, or nothing of it is cut.
+    pub fn cut(&self, degree: u64) -> Option<Self> {
+        let operations: Option<Vec<Operation>> = self.operations.iter().map(|o| o.cut(degree)).collect();
+        let operations = operations?;
+        (operations != self.operations).then(|| Self { operations, ..self.clone() })
+    }
+
+    /// Work of a phase over segments, with values of `size` bytes.
+    pub fn work(&self, segments: &[u64], phase: Phase, size: u64) -> Work {
+        self.operations.iter().fold(Work::default(), |sum, operation| {
+            let work = operation.work(segments, phase, size);
+            Work {
+                flops: sum.flops + work.flops,
+                bytes: sum.bytes + work.bytes,
+                kernels: sum.kernels + work.kernels,
+            }
+        })
+    }
+}
+
+impl Architecture {
+    /// The modules, each once, in the order of the forward.
+    pub fn modules(&self) -> Vec<Module> {
+        let encoder = &self.encoder;
+        let mut modules = vec![encoder.embedding(), encoder.layer(false)];
+        if encoder.num_window_layers > 0 {
+            modules.push(encoder.layer(true));
+        }
+        modules.retain(|module| module.count > 0);
+        modules.push(self.projector());
+        modules.extend([self.llm.embedding(), self.llm.layer(), self.llm.head()]);
+        modules
+    }
+
+    /// Parameters of the whole model, each matrix once, as its checkpoint has them.
+    pub fn num_parameters(&self) -> u64 {
+        let all: u64 = self.modules().iter().map(|module| module.count * module.num_parameters()).sum();
+        // Head and embedding each hold the matrix that is one in the checkpoint.
+        let shared = if self.llm.is_tied { self.llm.vocabulary * self.llm.width } else { 0 };
+        all - shared
+    }
+
+    /// What stands after the encoder's layers: its last norm, pooling or merging, products.
+    fn projector(&self) -> Module {
+        let (encoder, projector) = (&self.encoder, &self.projector);
+        let single =
+            Rows { dropped: projector.num_dropped_tokens, factor: 1, merged: projector.pooled_tokens };
+        let rows = Rows { merged: projector.merged_tokens * projector.pooled_tokens, ..single };
+        let width = encoder.width * projector.merged_tokens;
+        let bias = |outputs: u64| if projector.has_bias { outputs } else { 0 };
+        let mut operations = Vec::new();
+        if let Some((kind, is_merged)) = projector.norm {
+            let (norm_rows, norm_width) = if is_merged { (rows, width) } else { (single, encoder.width) };
+            operations.push(Operation { rows: norm_rows, kind: Kind::Norm(kind, norm_width) });
+        }
+        let hidden = self.llm.width;
+        match projector.inner_width {
+            None => operations.push(product(rows, width, hidden, bias(hidden))),
+            Some(inner) => operations.extend([
+                product(rows, width, inner, bias(inner)),
+                Operation { rows, kind: activation(inner, 1) },
+                product(rows, inner, hidden, bias(hidden)),
+            ]),
+        }
+        let unread_layers = encoder.num_unread_layers * encoder.layer(false).num_parameters();
+        Module {
+            name: "projector",
+            count: 1,
+            operations,
+            num_table_parameters: projector.num_table_parameters
+                + encoder.num_unread_parameters
+                + unread_layers,
+            has_input_gradient: true,
+            ends_with_lookup: false,
+            input_width: encoder.width,
+            unit_tokens: encoder.segment_tokens.unwrap_or(encoder.unit_tokens),
+            segment_tokens: encoder.segment_tokens,
+        }
+    }
+}
+
+impl Encoder {
+    fn embedding(&self) -> Module {
+        let patches = Rows { dropped: self.num_class_tokens, ..Rows::EACH };
+        let mut operations = match self.patches {
+            Patches::Pixels { values, has_bias } => {
+                let num_biases = if has_bias { self.width } else { 0 };
+                let Operation { rows, kind } = product(patches, values, self.width, num_biases);
+                vec![Operation { rows, kind: without_input_gradient(kind) }]
+            }
+            Patches::Sound { mel_bins } => {
+                let twice = Rows { factor: 2, ..Rows::EACH };
+                let first = product(twice, 3 * mel_bins, self.width, self.width);
+                vec![
+                    Operation { rows: twice, kind: without_input_gradient(first.kind) },
+                    Operation { rows: twice, kind: activation(self.width, 1) },
+                    product(Rows::EACH, 3 * self.width, self.width, self.width),
+                    Operation { rows: Rows::EACH, kind: activation(self.width, 1) },
+                ]
+            }
+        };
+        operations.push(Operation { rows: Rows::EACH, kind: residual(self.width) });
+        if self.has_norm_before {
+            operations.push(Operation { rows: Rows::EACH, kind: Kind::Norm(NormKind::Layer, self.width) });
+        }
+        Module {
+            name: "encoder_embedding",
+            count: 1,
+            operations,
+            num_table_parameters: self.num_table_parameters,
+            has_input_gradient: false,
+            ends_with_lookup: self.has_position_lookup,
+            input_width: match self.patches {
+                Patches::Pixels { values, .. } => values,
+                Patches::Sound { mel_bins } => 2 * mel_bins,
+            },
+            unit_tokens: self.segment_tokens.unwrap_or(self.unit_tokens),
+            segment_tokens: self.segment_tokens,
+        }
+    }
+
+    fn layer(&self, is_window: bool) -> Module {
+        let width = self.width;
+        let attention = Attention {
+            num_heads: self.num_heads,
+            num_key_value_heads: self.num_heads,
+            head_size: width / self.num_heads,
+            is_causal: false,
+        };
+        let mut kinds = vec![Kind::Norm(self.norm, width)];
+        if self.has_one_qkv_product {
+            kinds.push(matrix(width, 3 * width, self.num_qkv_biases * width, true, Cut::Outputs));
+        } else {
+            for index in 0..3 {
+                let num_biases = if index < self.num_qkv_biases { width } else { 0 };
+                kinds.push(matrix(width, width, num_biases, index == 0, Cut::Outputs));
+            }
+        }
+        if self.has_qk_norm {
+            kinds.extend([Kind::Norm(NormKind::Rms, width), Kind::Norm(NormKind::Rms, width)]);
+        }
+        if self.has_rotation {
+            kinds.push(rotation(2 * width));
+        }
+        kinds.push(Kind::Attention(attention));
+        if self.num_kept_copies > 0 {
+            kinds.push(cut_pass(pass(self.num_kept_copies * width, 0, 0, 1, 0, 0)));
+        }
+        kinds.push(matrix(width, width, width, true, Cut::Inputs));
+        let scale = |kinds: &mut Vec<Kind>| {
+            if self.has_layer_scale {
+                kinds.push(layer_scale(width));
+            }
+            kinds.push(residual(width));
+        };
+        scale(&mut kinds);
+        kinds.push(Kind::Norm(self.norm, width));
+        kinds.extend(mlp(self.mlp, width, self.mlp_width, true, self.num_kept_activations));
+        scale(&mut kinds);
+        Module {
+            name: if is_window { ModelProfile::WINDOW_LAYER } else { "encoder_layer" },
+            count: if is_window { self.num_window_layers } else { self.num_layers - self.num_window_layers },
+            operations: each(kinds),
+            num_table_parameters: if self.has_layer_scale { 2 * width } else { 0 },
+            has_input_gradient: true,
+            ends_with_lookup: false,
+            input_width: width,
+            unit_tokens: self.segment_tokens.unwrap_or(self.unit_tokens),
+            segment_tokens: if is_window { self.window_tokens } else { self.segment_tokens },
+        }
+    }
+}
+
+impl Llm {
+    fn module(&self, name: &'static str, count: u64, kinds: Vec<Kind>) -> Module {
+        Module {
+            name,
+            count,
+            operations: each(kinds),
+            num_table_parameters: 0,
+            has_input_gradient: true,
+            ends_with_lookup: false,
+            input_width: self.width,
+            unit_tokens: 1,
+            segment_tokens: None,
+        }
+    }
+
+    fn embedding(&self) -> Module {
+        self.module("llm_embedding", 1, vec![Kind::Lookup { rows: self.vocabulary, width: self.width }])
+    }
+
+    fn layer(&self) -> Module {
+        let bias = |has: bool, outputs: u64| if has { outputs } else { 0 };
+        let attention = Attention {
+            num_heads: self.num_heads,
+            num_key_value_heads: self.num_key_value_heads,
+            head_size: self.head_size,
+            is_causal: true,
+        };
+        let (queries, keys) = (self.num_heads * self.head_size, self.num_key_value_heads * self.head_size);
+        let mut kinds = vec![Kind::Norm(NormKind::Rms, self.width)];
+        for (index, outputs) in [queries, keys, keys].into_iter().enumerate() {
+            let num_biases = bias(self.has_qkv_bias, outputs);
+            kinds.push(matrix(self.width, outputs, num_biases, index == 0, Cut::Outputs));
+        }
+        kinds.extend([
+            rotation(queries + keys),
+            Kind::Attention(attention),
+            matrix(queries, self.width, bias(self.has_out_bias, self.width), true, Cut::Inputs),
+            residual(self.width),
+            Kind::Norm(NormKind::Rms, self.width),
+        ]);
+        kinds.extend(mlp(MlpKind::Gated, self.width, self.mlp_width, self.has_mlp_bias, 1));
+        kinds.push(residual(self.width));
+        self.module("llm_layer", self.num_layers, kinds)
+    }
+
+    fn head(&self) -> Module {
+        let logits = matrix(self.width, self.vocabulary, 0, true, Cut::Whole);
+        let kinds = vec![Kind::Norm(NormKind::Rms, self.width), logits, Kind::Loss(self.vocabulary)];
+        self.module("llm_head", 1, kinds)
+    }
+}
+
+fn each(kinds: Vec<Kind>) -> Vec<Operation> {
+    kinds.into_iter().map(|kind| Operation { rows: Rows::EACH, kind }).collect()
+}
+
+fn product(rows: Rows, inputs: u64, outputs: u64, num_biases: u64) -> Operation {
+    Operation { rows, kind: matrix(inputs, outputs, num_biases, true, Cut::Whole) }
+}
+
+const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_input: bool, cut: Cut) -> Kind {
+    Kind::Product(Product { inputs, outputs, num_biases, keeps_input, has_input_gradient: true, cut })
+}
+
+const fn without_input_gradient(kind: Kind) -> Kind {
+    match kind {
+        Kind::Product(product) => Kind::Product(Product { has_input_gradient: false, ..product }),
+        other => other,
+    }
+}
+
+fn mlp(kind: MlpKind, width: u64, inner: u64, has_bias: bool, kept: u64) -> Vec<Kind> {
+    let bias = |outputs: u64| if has_bias { outputs } else { 0 };
+    let first = |keeps| matrix(width, inner, bias(inner), keeps, Cut::Outputs);
+    let last = matrix(inner, width, bias(width), true, Cut::Inputs);
+    match kind {
+        MlpKind::Plain => vec![first(true), cut_pass(activation(inner, kept)), last],
+        MlpKind::Gated => vec![first(true), first(false), gate(inner), last],
+    }
+}
+
+/// An activation function: reads, writes; backward reads input and gradient, writes. Its input is kept, and where it is
+/// written as a product also the factor.
+const fn activation(width: u64, kept: u64) -> Kind {
+    pass(width, 2 * kept, 3 * kept, kept, kept, kept)
+}
+
+/// SiLU of one product times the other: two functions. Both products and the activation are kept.
+const fn gate(width: u64) -> Kind {
+    cut_pass(pass(width, 5, 9, 3, 2, 3))
+}
+
+/// A sum with what came in; its gradient joins that of the branch. Nothing is kept.
+const fn residual(width: u64) -> Kind {
+    pass(width, 3, 3, 0, 1, 1)
+}
+
+/// A learnt factor for each column.
+const fn layer_scale(width: u64) -> Kind {
+    pass(width, 2, 5, 1, 1, 3)
+}
+
+/// Queries and keys turned by their positions, as Hugging Face writes it: halves exchanged and negated, two products, a
+/// sum, each over all values. Only sines and cosines are kept, once for all layers.
+const fn rotation(width: u64) -> Kind {
+    cut_pass(pass(width, 11, 11, 0, 10, 10))
+}
+
+const fn cut_pass(kind: Kind) -> Kind {
+    match kind {
+        Kind::Pass(pass) => Kind::Pass(Pass { is_cut: true, ..pass }),
+        other => other,
+    }
+}
+
+const fn pass(
+    width: u64,
+    forward_moves: u64,
+    backward_moves: u64,
+    kept: u64,
+    forward_kernels: u64,
+    backward_kernels: u64,
+) -> Kind {
+    Kind::Pass(Pass {
+        width,
+        forward_moves,
+        backward_moves,
+        kept,
+        forward_kernels,
+        backward_kernels,
+        is_cut: false,
+    })
+}

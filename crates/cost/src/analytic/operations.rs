@@ -1,0 +1,316 @@
+//! The steps of a module's forward, and what each costs: products as `torch.utils.flop_counter` counts them.
+
+use super::architecture::NormKind;
+
+/// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Tokens of a segment that it leaves out.
+    pub dropped: u64,
+    /// Rows of one merged token.
+    pub factor: u64,
+    /// Tokens that become one.
+    pub merged: u64,
+}
+
+impl Rows {
+    /// One row a token.
+    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1 };
+
+    /// Rows of segments of these tokens.
+    pub fn of(self, segments: &[u64]) -> u64 {
+        segments.iter().map(|tokens| tokens.saturating_sub(self.dropped) * self.factor / self.merged).sum()
+    }
+}
+
+/// How tensor parallelism cuts a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Every rank does it whole.
+    Whole,
+    /// Each rank makes a part of the outputs.
+    Outputs,
+    /// Each rank reads a part of the inputs; the results are then summed.
+    Inputs,
+}
+
+/// A matrix product with a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product {
+    /// Columns of what it reads; for a convolution the values of a window.
+    pub inputs: u64,
+    /// Columns of what it makes.
+    pub outputs: u64,
+    /// Values of its bias; 0 for none.
+    pub num_biases: u64,
+    /// Whether the forward keeps its input for it; false where a step before has kept the same tensor.
+    pub keeps_input: bool,
+    /// Whether its input wants a gradient; pixels and sound do not.
+    pub has_input_gradient: bool,
+    /// How it is cut.
+    pub cut: Cut,
+}
+
+/// Attention within segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attention {
+    /// Heads of the queries.
+    pub num_heads: u64,
+    /// Heads of keys and values.
+    pub num_key_value_heads: u64,
+    /// Width of a head.
+    pub head_size: u64,
+    /// Whether a token sees only those before it. The counter takes no notice, kernels do half the work.
+    pub is_causal: bool,
+}
+
+/// Work on each value alone, bound by memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// Values of a row.
+    pub width: u64,
+    /// Values read or written for each, forward.
+    pub forward_moves: u64,
+    /// Values read or written for each, backward.
+    pub backward_moves: u64,
+    /// Values that the forward keeps for each.
+    pub kept: u64,
+    /// Kernels, forward.
+    pub forward_kernels: u64,
+    /// Kernels, backward.
+    pub backward_kernels: u64,
+    /// Whether tensor parallelism cuts its width.
+    pub is_cut: bool,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A product.
+    Product(Product),
+    /// A norm of this kind over so many values.
+    Norm(NormKind, u64),
+    /// Attention.
+    Attention(Attention),
+    /// Work on each value alone.
+    Pass(Pass),
+    /// Rows of a table of so many rows and columns, and features in the places of some.
+    Lookup {
+        /// Rows of the table.
+        rows: u64,
+        /// Columns.
+        width: u64,
+    },
+    /// Cross entropy over so many classes, in float32.
+    Loss(u64),
+}
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operation {
+    /// What it works on.
+    pub rows: Rows,
+    /// What it does.
+    pub kind: Kind,
+}
+
+/// A phase of a step's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// F.
+    Forward,
+    /// I.
+    Input,
+    /// W.
+    Weight,
+}
+
+/// Work of one phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// As `torch.utils.flop_counter` counts.
+    pub flops: u128,
+    /// Bytes read and written.
+    pub bytes: u128,
+    /// Kernels started.
+    pub kernels: u64,
+}
+
+impl Attention {
+    /// Floating point operations over segments, each `2 h s^2 d` for the scores and as much for the values; the backward
+    /// makes the scores anew and four gradients: 5 products for 2.
+    fn flops(&self, segments: &[u64], phase: Phase) -> u128 {
+        let squares: u128 = segments.iter().map(|&s| u128::from(s) * u128::from(s)).sum();
+        let one = 2 * squares * u128::from(self.num_heads * self.head_size);
+        match phase {
+            Phase::Forward => 2 * one,
+            Phase::Input => 5 * one,
+            Phase::Weight => 0,
+        }
+    }
+
+    /// Values of queries, keys and values of a row.
+    pub(super) const fn qkv_width(&self) -> u64 {
+        (self.num_heads + 2 * self.num_key_value_heads) * self.head_size
+    }
+}
+
+impl Operation {
+    /// Parameters.
+    pub fn num_parameters(&self) -> u64 {
+        match self.kind {
+            Kind::Product(product) => product.inputs * product.outputs + product.num_biases,
+            Kind::Norm(NormKind::Layer, width) => 2 * width,
+            Kind::Norm(NormKind::Rms, width) => width,
+            Kind::Lookup { rows, width } => rows * width,
+            Kind::Attention(_) | Kind::Pass(_) | Kind::Loss(_) => 0,
+        }
+    }
+
+    /// Work of one phase over segments, with values of `size` bytes.
+    pub fn work(&self, segments: &[u64], phase: Phase, size: u64) -> Work {
+        let rows = self.rows.of(segments);
+        if rows == 0 {
+            return Work::default();
+        }
+        match self.kind {
+            Kind::Product(product) => product.work(rows, phase, size),
+            Kind::Attention(attention) => {
+                let width = attention.qkv_width() + attention.num_heads * attention.head_size;
+                let (passes, kernels) = match phase {
+                    Phase::Forward => (1, 1),
+                    Phase::Input => (2, 2),
+                    Phase::Weight => (0, 0),
+                };
+                let bytes = u128::from(passes * rows) * u128::from(width * size);
+                Work { flops: attention.flops(segments, phase), bytes, kernels }
+            }
+            Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
+            Kind::Pass(pass) => pass.work(rows, phase, size),
+            Kind::Lookup { rows: table, width } => {
+                let moved = match phase {
+                    // Rows out of the table, then features into their places.
+                    Phase::Forward => 5 * rows,
+                    Phase::Input => 3 * rows,
+                    // The gradient is a whole table of zeros first, added to that of the microbatches before.
+                    Phase::Weight => 4 * table + 2 * rows,
+                };
+                Work { flops: 0, bytes: u128::from(moved) * u128::from(width * size), kernels: 3 }
+            }
+            Kind::Loss(classes) => {
+                // Logits to float32, their logarithmic softmax, its sum; back through both.
+                let moved = match phase {
+                    Phase::Forward => size + 4 + 8,
+                    Phase::Input => 12 + 4 + size,
+                    Phase::Weight => 0,
+                };
+                Work { flops: 0, bytes: u128::from(rows * moved) * u128::from(classes), kernels: 3 }
+            }
+        }
+    }
+
+    /// Bytes that the forward keeps for the backward, with values of `size` bytes.
+    pub fn kept_bytes(&self, segments: &[u64], size: u64) -> u64 {
+        let rows = self.rows.of(segments);
+        rows * match self.kind {
+            Kind::Product(product) if product.keeps_input => product.inputs * size,
+            Kind::Product(_) | Kind::Lookup { .. } => 0,
+            // Its input, with mean and scale of each row in float32.
+            Kind::Norm(NormKind::Layer, width) => width * size + 8,
+            // The input in float32, the scale of each row, and the result before the weight.
+            Kind::Norm(NormKind::Rms, width) => width * (4 + size) + 4,
+            // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
+            Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
+            Kind::Pass(pass) => pass.width * pass.kept * size,
+            Kind::Loss(classes) => 4 * classes,
+        }
+    }
+
+    /// Bytes of what a product or attention makes: what selective recomputation keeps.
+    pub fn made_bytes(&self, segments: &[u64], size: u64) -> u64 {
+        let rows = self.rows.of(segments);
+        match self.kind {
+            Kind::Product(product) => rows * product.outputs * size,
+            Kind::Attention(attention) => rows * attention.num_heads * (attention.head_size * size + 4),
+            _ => 0,
+        }
+    }
+
+    /// Bytes held for a while: what the backward holds of a step's inputs and outputs, and a weight's new gradient.
+    pub fn workspace_bytes(&self, segments: &[u64], size: u64) -> u64 {
+        let rows = self.rows.of(segments);
+        match self.kind {
+            Kind::Product(p) => rows * (p.inputs + p.outputs) * size + p.inputs * p.outputs * size,
+            Kind::Norm(_, width) => 3 * rows * width * 4,
+            Kind::Attention(attention) => rows * attention.qkv_width() * size,
+            Kind::Pass(pass) => rows * pass.width * (pass.kept + 1) * size,
+            Kind::Lookup { rows: table, width } => (table + 2 * rows) * width * size,
+            Kind::Loss(classes) => rows * classes * (size + 8),
+        }
+    }
+
+    /// The part of one of `degree` ranks; `None` where the degree does not divide it.
+    pub fn cut(&self, degree: u64) -> Option<Self> {
+        let part = |whole: u64| whole.is_multiple_of(degree).then(|| whole / degree);
+        let kind = match self.kind {
+            Kind::Product(product) => Kind::Product(match product.cut {
+                Cut::Whole => product,
+                Cut::Outputs => Product {
+                    outputs: part(product.outputs)?,
+                    num_biases: part(product.num_biases)?,
+                    ..product
+                },
+                Cut::Inputs => Product { inputs: part(product.inputs)?, ..product },
+            }),
+            Kind::Attention(attention) => Kind::Attention(Attention {
+                num_heads: part(attention.num_heads)?,
+                num_key_value_heads: part(attention.num_key_value_heads)?,
+                ..attention
+            }),
+            Kind::Pass(pass) if pass.is_cut => Kind::Pass(Pass { width: part(pass.width)?, ..pass }),
+            other => other,
+        };
+        Some(Self { kind, ..*self })
+    }
+}
+
+impl Product {
+    /// `2 m n k` for the forward and for each gradient.
+    fn work(&self, rows: u64, phase: Phase, size: u64) -> Work {
+        let (m, k, n) = (u128::from(rows), u128::from(self.inputs), u128::from(self.outputs));
+        let tensors = (m * k + k * n + m * n) * u128::from(size);
+        let kernels = match phase {
+            Phase::Forward => 1,
+            Phase::Input if self.has_input_gradient => 1,
+            Phase::Input => return Work::default(),
+            // The gradient, its sum with that of the microbatches before, and the same for the bias.
+            Phase::Weight => 2 + 2 * u64::from(self.num_biases > 0),
+        };
+        let summed = if phase == Phase::Weight { 3 * k * n * u128::from(size) } else { 0 };
+        Work { flops: 2 * m * n * k, bytes: tensors + summed, kernels }
+    }
+}
+
+impl Pass {
+    fn work(&self, rows: u64, phase: Phase, size: u64) -> Work {
+        let (moves, kernels) = match phase {
+            Phase::Forward => (self.forward_moves, self.forward_kernels),
+            Phase::Input => (self.backward_moves, self.backward_kernels),
+            Phase::Weight => return Work::default(),
+        };
+        Work { flops: 0, bytes: u128::from(rows * moves) * u128::from(self.width * size), kernels }
+    }
+}
+
+/// A norm as work on each value, in values of the dtype.
+///
+/// Layer norm: read and write; backward reads input and gradient, writes one, and reads both again for the weight. RMS
+/// norm as Hugging Face writes it: to float32, square, mean, sum, inverse root, product, back, weight: counted from
+/// bfloat16, where a float32 value is two moves (`2+4 + 8 + 4 + 8 + 6 + 4 = 36` bytes, 18 moves).
+const fn norm_pass(kind: NormKind, width: u64) -> Pass {
+    let (forward_moves, backward_moves, forward_kernels, backward_kernels) = match kind {
+        NormKind::Layer => (2, 5, 1, 3),
+        NormKind::Rms => (18, 30, 8, 12),
+    };
+    Pass { width, forward_moves, backward_moves, kept: 0, forward_kernels, backward_kernels, is_cut: false }
+}

@@ -1,0 +1,497 @@
+//! From `config.json` to integers: one function a family, with the defaults of its classes in transformers 5.23.
+
+use super::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
+use super::error::AnalyticError;
+use super::fields::Section;
+use serde_json::Value;
+
+/// Families whose configuration we read.
+pub const FAMILIES: [&str; 7] =
+    ["llava_onevision", "llava_next", "internvl", "internvl_chat", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
+
+/// `Qwen2Config` (`models/qwen2/configuration_qwen2.py`).
+const QWEN2: &[(&str, u64)] = &[
+    ("vocab_size", 151_936),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 22_016),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 32),
+    ("num_key_value_heads", 32),
+];
+/// `LlamaConfig` (`models/llama/configuration_llama.py`); absent key-value heads are as many as heads.
+const LLAMA: &[(&str, u64)] = &[
+    ("vocab_size", 32_000),
+    ("hidden_size", 4_096),
+    ("intermediate_size", 11_008),
+    ("num_hidden_layers", 32),
+    ("num_attention_heads", 32),
+];
+/// `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig`.
+const QWEN2_VL_TEXT: &[(&str, u64)] = &[
+    ("vocab_size", 152_064),
+    ("hidden_size", 8_192),
+    ("intermediate_size", 29_568),
+    ("num_hidden_layers", 80),
+    ("num_attention_heads", 64),
+    ("num_key_value_heads", 8),
+];
+/// `SiglipVisionConfig` (`models/siglip/configuration_siglip.py`).
+const SIGLIP: &[(&str, u64)] = &[
+    ("hidden_size", 768),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 12),
+    ("num_attention_heads", 12),
+    ("num_channels", 3),
+    ("image_size", 224),
+    ("patch_size", 16),
+];
+/// `CLIPVisionConfig` (`models/clip/configuration_clip.py`).
+const CLIP: &[(&str, u64)] = &[
+    ("hidden_size", 768),
+    ("intermediate_size", 3_072),
+    ("num_hidden_layers", 12),
+    ("num_attention_heads", 12),
+    ("num_channels", 3),
+    ("image_size", 224),
+    ("patch_size", 32),
+];
+/// `InternVLVisionConfig` (`models/internvl/configuration_internvl.py`).
+const INTERNVIT: &[(&str, u64)] = &[
+    ("hidden_size", 1_024),
+    ("intermediate_size", 4_096),
+    ("num_hidden_layers", 24),
+    ("num_attention_heads", 16),
+    ("num_channels", 3),
+    ("image_size", 448),
+    ("patch_size", 14),
+];
+/// `Qwen2VLVisionConfig`; its width is `embed_dim`, and `hidden_size` that of the features.
+const QWEN2_VL_VISION: &[(&str, u64)] = &[
+    ("depth", 32),
+    ("embed_dim", 1_280),
+    ("mlp_ratio", 4),
+    ("num_heads", 16),
+    ("in_channels", 3),
+    ("patch_size", 14),
+    ("spatial_merge_size", 2),
+    ("temporal_patch_size", 2),
+];
+/// `Qwen2_5_VLVisionConfig`.
+const QWEN2_5_VL_VISION: &[(&str, u64)] = &[
+    ("depth", 32),
+    ("hidden_size", 3_584),
+    ("intermediate_size", 3_420),
+    ("num_heads", 16),
+    ("in_channels", 3),
+    ("patch_size", 14),
+    ("spatial_merge_size", 2),
+    ("temporal_patch_size", 2),
+    ("window_size", 112),
+];
+/// `Qwen2AudioEncoderConfig` (`models/qwen2_audio/configuration_qwen2_audio.py`).
+const QWEN2_AUDIO: &[(&str, u64)] = &[
+    ("d_model", 1_280),
+    ("encoder_layers", 32),
+    ("encoder_attention_heads", 20),
+    ("encoder_ffn_dim", 5_120),
+    ("num_mel_bins", 128),
+    ("max_source_positions", 1_500),
+];
+
+impl Architecture {
+    /// What `config.json` describes.
+    ///
+    /// # Errors
+    /// [`AnalyticError::UnknownFamily`]; [`AnalyticError::Config`] for a field that decides the size and is missing
+    /// without a default, or has a value that we do not know.
+    pub fn from_config(config: &Value) -> Result<Self, AnalyticError> {
+        let found = config["model_type"].as_str().unwrap_or("missing");
+        let whole = Section { path: "", object: config, defaults: &[] };
+        if whole.get("quantization_config").is_some() {
+            return Err(whole.error("quantization_config", "must be absent: quantized weights do not train"));
+        }
+        match found {
+            "llava_onevision" => llava(config, "llava_onevision"),
+            "llava_next" => llava(config, "llava_next"),
+            "internvl" => internvl(config, false),
+            "internvl_chat" => internvl(config, true),
+            "qwen2_vl" => qwen_vl(config, false),
+            "qwen2_5_vl" => qwen_vl(config, true),
+            "qwen2_audio" => qwen2_audio(config),
+            _ => Err(AnalyticError::UnknownFamily { found: found.to_owned(), known: FAMILIES.join(", ") }),
+        }
+    }
+}
+
+/// A section that must be there.
+fn section<'a>(
+    config: &'a Value,
+    path: &'static str,
+    defaults: &'static [(&'static str, u64)],
+) -> Result<Section<'a>, AnalyticError> {
+    match config.get(path) {
+        Some(object) if object.is_object() => Ok(Section { path, object, defaults }),
+        _ => Err(Section { path: "", object: config, defaults }.error(path, "must be a section")),
+    }
+}
+
+/// The backbone that `path` describes, Qwen2 or Llama; `absent` is its type where it names none.
+fn text(config: &Value, path: &'static str, absent: &str) -> Result<Llm, AnalyticError> {
+    let named = section(config, path, &[])?;
+    named.must_be("model_type", &["qwen2", "llama"])?;
+    match named.get("model_type").and_then(Value::as_str).unwrap_or(absent) {
+        "llama" => llm(config, &Section { defaults: LLAMA, ..named }, false),
+        _ => llm(config, &Section { defaults: QWEN2, ..named }, true),
+    }
+}
+
+fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticError> {
+    if text.flag("use_sliding_window", false)? {
+        return Err(
+            text.error("use_sliding_window", "must be false: attention within windows is not modelled")
+        );
+    }
+    let width = text.count("hidden_size")?;
+    let num_heads = text.count("num_attention_heads")?;
+    let num_key_value_heads = match text.count("num_key_value_heads") {
+        // Absent in a Llama: as many as heads.
+        Err(_) if text.get("num_key_value_heads").is_none() => num_heads,
+        other => other?,
+    };
+    text.divides("num_key_value_heads", num_key_value_heads, num_heads)?;
+    let head_size = match text.given("head_dim")? {
+        Some(head_size) => head_size,
+        None => text.divides("num_attention_heads", num_heads, width)?,
+    };
+    let whole = Section { path: "", object: config, defaults: &[] };
+    let is_tied = whole.flag("tie_word_embeddings", false)? || text.flag("tie_word_embeddings", false)?;
+    let has_bias = text.flag("attention_bias", false)?;
+    Ok(Llm {
+        num_layers: text.count("num_hidden_layers")?,
+        width,
+        num_heads,
+        num_key_value_heads,
+        head_size,
+        mlp_width: text.count("intermediate_size")?,
+        vocabulary: text.count("vocab_size")?,
+        is_tied,
+        has_qkv_bias: is_qwen || has_bias,
+        has_out_bias: !is_qwen && has_bias,
+        has_mlp_bias: !is_qwen && text.flag("mlp_bias", false)?,
+    })
+}
+
+/// Layers run up to the one that features are taken from, of `num_layers`; those after it are not read.
+fn layers_read(config: &Value, num_layers: u64, absent: i64) -> Result<(u64, u64), AnalyticError> {
+    let whole = Section { path: "", object: config, defaults: &[] };
+    let name = "vision_feature_layer";
+    let index = match whole.get(name) {
+        None => Some(absent),
+        Some(value) => value.as_i64(),
+    };
+    let last = num_layers as i64;
+    let read = index.map(|index| if index < 0 { last + 1 + index } else { index });
+    match read.filter(|read| (1..=last).contains(read)) {
+        Some(read) => Ok((read as u64, (last - read) as u64)),
+        None => Err(whole.error(name, "must be one layer of the encoder")),
+    }
+}
+
+/// Values kept for each that goes through the activation function in `field`; `absent` is the class's.
+fn kept_activations(section: &Section, field: &str, absent: &str) -> u64 {
+    let name = section.get(field).and_then(Value::as_str).unwrap_or(absent);
+    if name == "quick_gelu" { 2 } else { 1 }
+}
+
+/// A tower of tiles of one size, whose layers are SigLIP's and CLIP's.
+fn tiles(vision: &Section, num_class_tokens: u64, has_patch_bias: bool) -> Result<Encoder, AnalyticError> {
+    let (width, side) = (vision.count("hidden_size")?, vision.side("patch_size")?);
+    let num_heads = vision.count("num_attention_heads")?;
+    vision.divides("num_attention_heads", num_heads, width)?;
+    // A convolution leaves out what does not fill a patch.
+    let per_side = vision.side("image_size")? / side;
+    if per_side == 0 {
+        return Err(vision.error("image_size", "must be at least `patch_size`"));
+    }
+    let tokens = per_side * per_side + num_class_tokens;
+    Ok(Encoder {
+        num_layers: vision.count("num_hidden_layers")?,
+        num_window_layers: 0,
+        num_unread_layers: 0,
+        width,
+        num_heads,
+        mlp_width: vision.count("intermediate_size")?,
+        mlp: MlpKind::Plain,
+        num_kept_activations: kept_activations(vision, "hidden_act", "gelu"),
+        norm: NormKind::Layer,
+        num_qkv_biases: 3,
+        has_one_qkv_product: false,
+        num_kept_copies: 0,
+        has_position_lookup: true,
+        has_qk_norm: false,
+        has_layer_scale: false,
+        has_rotation: false,
+        patches: Patches::Pixels {
+            values: vision.count("num_channels")? * side * side,
+            has_bias: has_patch_bias,
+        },
+        segment_tokens: Some(tokens),
+        num_class_tokens,
+        window_tokens: None,
+        unit_tokens: tokens,
+        num_table_parameters: (tokens + num_class_tokens) * width,
+        has_norm_before: false,
+        num_unread_parameters: 0,
+    })
+}
+
+/// LLaVA-OneVision and LLaVA-NeXT: SigLIP or CLIP, two products, a newline.
+fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
+    let is_next = family == "llava_next";
+    let named = section(config, "vision_config", &[])?;
+    named.must_be("model_type", &["siglip_vision_model", "clip_vision_model"])?;
+    let absent = if is_next { "clip_vision_model" } else { "siglip_vision_model" };
+    let is_clip = named.get("model_type").and_then(Value::as_str).unwrap_or(absent) == "clip_vision_model";
+    let mut encoder = if is_clip {
+        let clip = tiles(&Section { defaults: CLIP, ..named }, 1, false)?;
+        let vision = section(config, "vision_config", CLIP)?;
+        Encoder {
+            has_norm_before: true,
+            num_unread_parameters: 2 * clip.width,
+            // Of the class.
+            num_kept_activations: kept_activations(&vision, "hidden_act", "quick_gelu"),
+            ..clip
+        }
+    } else {
+        let siglip = tiles(&Section { defaults: SIGLIP, ..named }, 0, true)?;
+        // The last norm, and where the configuration has it the pooling head: a probe, attention, norm, MLP.
+        let (w, f) = (siglip.width, siglip.mlp_width);
+        let head = w + 4 * w * w + 4 * w + 2 * w + 2 * w * f + f + w;
+        let vision = Section { defaults: SIGLIP, ..section(config, "vision_config", &[])? };
+        let has_head = vision.flag("vision_use_head", true)?;
+        Encoder { num_unread_parameters: 2 * w + if has_head { head } else { 0 }, ..siglip }
+    };
+    let absent_layer = if is_next { -2 } else { -1 };
+    (encoder.num_layers, encoder.num_unread_layers) = layers_read(config, encoder.num_layers, absent_layer)?;
+    let whole = Section { path: "", object: config, defaults: &[] };
+    whole.must_be("vision_feature_select_strategy", &["default", "full"])?;
+    let strategy = whole.get("vision_feature_select_strategy").and_then(Value::as_str);
+    let drops_class = strategy.unwrap_or(if is_next { "default" } else { "full" }) == "default";
+    let llm = text(config, "text_config", if is_next { "llama" } else { "qwen2" })?;
+    let projector = Projector {
+        norm: None,
+        merged_tokens: 1,
+        pooled_tokens: 1,
+        num_dropped_tokens: u64::from(drops_class),
+        inner_width: Some(llm.width),
+        has_bias: whole.flag("multimodal_projector_bias", true)?,
+        num_table_parameters: llm.width,
+    };
+    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+}
+
+/// InternVL, in the form of transformers or in that of the public `internvl_chat` checkpoints.
+fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError> {
+    let vision = section(config, "vision_config", INTERNVIT)?;
+    let (qkv, qk, norm) = if is_chat {
+        ("qkv_bias", "qk_normalization", "norm_type")
+    } else {
+        ("attention_bias", "use_qk_norm", "norm_type")
+    };
+    vision.must_be(norm, &["layer_norm", "rms_norm"])?;
+    let base = tiles(&vision, 1, true)?;
+    let (width, has_positions) = (base.width, vision.flag("use_absolute_position_embeddings", true)?);
+    let positions = if has_positions { base.unit_tokens * width } else { 0 };
+    let mask_token = if vision.flag("use_mask_token", false)? { width } else { 0 };
+    // The remote code of `internvl_chat` has no norm after the layers; that of transformers has one without mean pooling.
+    let has_last_norm = !is_chat && !vision.flag("use_mean_pooling", true)?;
+    let num_layers = match (is_chat, config.get("select_layer").and_then(Value::as_i64)) {
+        (true, Some(index)) if index != -1 => {
+            let whole = Section { path: "", object: config, defaults: &[] };
+            return Err(whole.error("select_layer", "must be -1"));
+        }
+        (true, _) => (base.num_layers, 0),
+        (false, _) => layers_read(config, base.num_layers, -1)?,
+    };
+    let encoder = Encoder {
+        num_layers: num_layers.0,
+        num_unread_layers: num_layers.1,
+        norm: if vision.get(norm).is_some_and(|norm| norm == "rms_norm") {
+            NormKind::Rms
+        } else {
+            NormKind::Layer
+        },
+        num_qkv_biases: if vision.flag(qkv, false)? { 3 } else { 0 },
+        has_one_qkv_product: is_chat,
+        num_kept_copies: if is_chat && vision.flag(qk, false)? { 2 } else { 0 },
+        has_position_lookup: false,
+        has_qk_norm: vision.flag(qk, false)?,
+        has_layer_scale: true,
+        num_table_parameters: positions + width + mask_token,
+        num_unread_parameters: if has_last_norm { 2 * width } else { 0 },
+        ..base
+    };
+    let whole = Section { path: "", object: config, defaults: &[] };
+    let ratio = whole.get("downsample_ratio").map_or(Some(0.5), Value::as_f64);
+    let side = ratio.filter(|ratio| *ratio > 0.0 && *ratio <= 1.0).map(|ratio| (1.0 / ratio) as u64);
+    let side = side.ok_or_else(|| whole.error("downsample_ratio", "must be above 0 and at most 1"))?;
+    let mut llm = text(config, if is_chat { "llm_config" } else { "text_config" }, "qwen2")?;
+    if !is_chat && whole.get("tie_word_embeddings").is_none() {
+        // `InternVLConfig` has it true where it is absent.
+        llm.is_tied = true;
+    }
+    let projector = Projector {
+        norm: Some((NormKind::Layer, true)),
+        merged_tokens: side * side,
+        pooled_tokens: 1,
+        num_dropped_tokens: 1,
+        inner_width: Some(llm.width),
+        has_bias: true,
+        num_table_parameters: 0,
+    };
+    Ok(Architecture { family: "internvl".to_owned(), encoder, projector, llm })
+}
+
+/// Qwen2-VL and Qwen2.5-VL: patches of the picture's own size, merged four to one.
+fn qwen_vl(config: &Value, is_2_5: bool) -> Result<Architecture, AnalyticError> {
+    let defaults = if is_2_5 { QWEN2_5_VL_VISION } else { QWEN2_VL_VISION };
+    let vision = section(config, "vision_config", defaults)?;
+    let width = vision.count(if is_2_5 { "hidden_size" } else { "embed_dim" })?;
+    let num_heads = vision.count("num_heads")?;
+    vision.divides("num_heads", num_heads, width)?;
+    let (merge, side) = (vision.count("spatial_merge_size")?, vision.side("patch_size")?);
+    let num_layers = vision.count("depth")?;
+    // Older files name the channels as their processor does, which the class does not read.
+    let values = vision.count("in_channels")? * vision.count("temporal_patch_size")? * side * side;
+    let (num_window_layers, window_tokens) =
+        if is_2_5 { windows(&vision, num_layers, merge, side)? } else { (0, None) };
+    let encoder = Encoder {
+        num_layers,
+        num_window_layers,
+        num_unread_layers: 0,
+        width,
+        num_heads,
+        mlp_width: if is_2_5 {
+            vision.count("intermediate_size")?
+        } else {
+            vision.count("mlp_ratio")? * width
+        },
+        mlp: if is_2_5 { MlpKind::Gated } else { MlpKind::Plain },
+        num_kept_activations: kept_activations(
+            &vision,
+            "hidden_act",
+            if is_2_5 { "silu" } else { "quick_gelu" },
+        ),
+        norm: if is_2_5 { NormKind::Rms } else { NormKind::Layer },
+        num_qkv_biases: 3,
+        has_one_qkv_product: true,
+        num_kept_copies: 2,
+        has_position_lookup: false,
+        has_qk_norm: false,
+        has_layer_scale: false,
+        has_rotation: true,
+        patches: Patches::Pixels { values, has_bias: false },
+        segment_tokens: None,
+        num_class_tokens: 0,
+        window_tokens,
+        unit_tokens: merge * merge,
+        num_table_parameters: 0,
+        has_norm_before: false,
+        num_unread_parameters: 0,
+    };
+    // Files of the hub carry the backbone's fields at the top; newer ones in a section.
+    let nested = config.get("text_config").filter(|section| section.is_object());
+    let path = if nested.is_some() { "text_config" } else { "" };
+    let text = Section { path, object: nested.unwrap_or(config), defaults: QWEN2_VL_TEXT };
+    let llm = llm(config, &text, true)?;
+    let projector = Projector {
+        norm: Some((encoder.norm, false)),
+        merged_tokens: merge * merge,
+        pooled_tokens: 1,
+        num_dropped_tokens: 0,
+        inner_width: Some(merge * merge * width),
+        has_bias: true,
+        num_table_parameters: 0,
+    };
+    let out = if is_2_5 { vision.given("out_hidden_size")?.unwrap_or(3_584) } else { llm.width };
+    if out != llm.width {
+        return Err(vision.error("out_hidden_size", &format!("must be the backbone's width, {}", llm.width)));
+    }
+    let family = if is_2_5 { "qwen2_5_vl" } else { "qwen2_vl" };
+    Ok(Architecture { family: family.to_owned(), encoder, projector, llm })
+}
+
+/// Layers with windows, and patches of a window.
+fn windows(
+    vision: &Section,
+    num_layers: u64,
+    merge: u64,
+    side: u64,
+) -> Result<(u64, Option<u64>), AnalyticError> {
+    let name = "fullatt_block_indexes";
+    let full = match vision.get(name) {
+        // Of the class.
+        None => vec![7, 15, 23, 31],
+        Some(list) => {
+            let indices = list.as_array().map(|list| list.iter().filter_map(Value::as_u64).collect());
+            indices.ok_or_else(|| vision.error(name, "must be a list of layers"))?
+        }
+    };
+    let num_full = (0..num_layers).filter(|layer| full.contains(layer)).count() as u64;
+    let merged = vision.count("window_size")? / merge / side;
+    if merged == 0 {
+        return Err(vision.error("window_size", "must hold at least one merged patch"));
+    }
+    let num_window_layers = num_layers - num_full;
+    if num_full == 0 {
+        return Err(vision.error(name, "must name at least one layer"));
+    }
+    Ok((num_window_layers, (num_window_layers > 0).then_some(merged * merged * merge * merge)))
+}
+
+/// Qwen2-Audio: Whisper's encoder over 30 s, a mean of every two positions, a norm, one product.
+fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError> {
+    let audio = section(config, "audio_config", QWEN2_AUDIO)?;
+    audio.must_be("model_type", &["qwen2_audio_encoder"])?;
+    let (width, positions) = (audio.count("d_model")?, audio.count("max_source_positions")?);
+    let num_heads = audio.count("encoder_attention_heads")?;
+    audio.divides("encoder_attention_heads", num_heads, width)?;
+    let encoder = Encoder {
+        num_layers: audio.count("encoder_layers")?,
+        num_window_layers: 0,
+        num_unread_layers: 0,
+        width,
+        num_heads,
+        mlp_width: audio.count("encoder_ffn_dim")?,
+        mlp: MlpKind::Plain,
+        num_kept_activations: kept_activations(&audio, "activation_function", "gelu"),
+        norm: NormKind::Layer,
+        // All but that of the keys.
+        num_qkv_biases: 2,
+        has_one_qkv_product: false,
+        num_kept_copies: 1,
+        has_position_lookup: false,
+        has_qk_norm: false,
+        has_layer_scale: false,
+        has_rotation: false,
+        patches: Patches::Sound { mel_bins: audio.count("num_mel_bins")? },
+        segment_tokens: Some(positions),
+        num_class_tokens: 0,
+        window_tokens: None,
+        unit_tokens: positions,
+        num_table_parameters: positions * width,
+        has_norm_before: false,
+        num_unread_parameters: 0,
+    };
+    let projector = Projector {
+        norm: Some((NormKind::Layer, false)),
+        merged_tokens: 1,
+        pooled_tokens: 2,
+        num_dropped_tokens: 0,
+        inner_width: None,
+        has_bias: true,
+        num_table_parameters: 0,
+    };
+    let llm = text(config, "text_config", "qwen2")?;
+    Ok(Architecture { family: "qwen2_audio".to_owned(), encoder, projector, llm })
+}

@@ -1,0 +1,177 @@
+//! The analytic model: closed forms of a model small enough for a hand, and what an estimate must hold.
+
+use dflop_cost::CostModel;
+use dflop_cost::analytic::{
+    Architecture, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, catalogue, catalogue_model,
+    estimate,
+};
+use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recompute};
+use serde_json::{Value, json};
+
+/// Two tokens a side, all widths below ten.
+fn tiny() -> Value {
+    json!({
+        "model_type": "llava_onevision",
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 6,
+            "num_hidden_layers": 3, "image_size": 5, "patch_size": 2, "vision_use_head": false,
+        },
+        "text_config": {
+            "model_type": "qwen2", "hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "intermediate_size": 6, "num_hidden_layers": 2, "vocab_size": 10,
+        },
+    })
+}
+
+fn module(config: &Value, name: &str) -> Module {
+    let modules = Architecture::from_config(config).unwrap().modules();
+    modules.into_iter().find(|module| module.name == name).unwrap()
+}
+
+fn profile(model: &str, hardware: &str, dtype: &str) -> ModelProfile {
+    let architecture = catalogue_model(model).unwrap().architecture().unwrap();
+    let settings =
+        EstimateSettings { model: model.to_owned(), dtype: dtype.to_owned(), made_from: MadeFrom::new() };
+    estimate(&architecture, Hardware::named(hardware).unwrap(), &settings).unwrap()
+}
+
+#[test]
+fn an_llm_layer_by_hand() {
+    let layer = module(&tiny(), "llm_layer");
+    // Queries 4 x 4 + 4, keys and values 4 x 2 + 2, out 4 x 4, MLP 3 x 4 x 6, two norms of 4.
+    assert_eq!((layer.count, layer.num_parameters()), (2, 20 + 10 + 10 + 16 + 72 + 8));
+    // Products: 2 x 3 tokens x 120 weights. Attention: 2 products of 2 x 3^2 x 4 forward, 5 backward. The last product,
+    // 2 x 3 x 24, is not run again.
+    let expected = ModuleFlops { forward: 720 + 144, input: 720 + 360, weight: 720, recomputed: 720 };
+    assert_eq!(layer.flops(&[3]), expected);
+    // Segments do not see each other: 1^2 + 2^2 instead of 3^2.
+    assert_eq!(layer.flops(&[1, 2]).forward, 720 + 80);
+    // A token: two norms of 4 x (4 + 2) + 4, inputs of products 8 + 8 + 8 + 12, attention 8 x 2 + 2 x 4, gate 3 x 6 x 2.
+    let kept: u64 = layer.operations.iter().map(|operation| operation.kept_bytes(&[5], 2)).sum();
+    assert_eq!(kept, 5 * (56 + 36 + 24 + 36));
+}
+
+#[test]
+fn an_encoder_by_hand() {
+    let layer = module(&tiny(), "encoder_layer");
+    // Four products 4 x 4 + 4, MLP 4 x 6 + 6 and 6 x 4 + 4, two norms of 8.
+    assert_eq!((layer.count, layer.num_parameters()), (3, 80 + 58 + 16));
+    // Two tiles of 2 x 2 patches: 2 x 8 x 112 weights, and 4 x (4^2 + 4^2) x 4.
+    assert_eq!(layer.flops(&[4, 4]).forward, 1_792 + 512);
+    assert_eq!(layer.segment_tokens, Some(4));
+    let embedding = module(&tiny(), "encoder_embedding");
+    // A patch of 3 x 2 x 2 values to 4, bias 4, positions 4 x 4.
+    assert_eq!(embedding.num_parameters(), 48 + 4 + 16);
+    assert_eq!(embedding.flops(&[4]), ModuleFlops { forward: 384, input: 0, weight: 384, recomputed: 384 });
+    // Two products 4 x 4 + 4, the newline, the tower's last norm.
+    assert_eq!(module(&tiny(), "projector").num_parameters(), 40 + 4 + 8);
+    assert_eq!(module(&tiny(), "llm_head").flops(&[5]).forward, 2 * 5 * 4 * 10);
+}
+
+#[test]
+fn tensor_parallel_parts_add_up() {
+    let layer = module(&catalogue_model("internvl3-8b").unwrap().config, "llm_layer");
+    let (whole, part) = (layer.flops(&[4_096]), layer.cut(4).unwrap().flops(&[4_096]));
+    assert_eq!(
+        (4 * part.forward, 4 * part.input, 4 * part.weight),
+        (whole.forward, whole.input, whole.weight)
+    );
+    // 28 heads and 4 of keys: 8 divides neither.
+    assert!(layer.cut(8).is_none());
+    // 25 heads: the encoder of the large models is not cut, its layers are.
+    let large = profile("internvl3-78b", "h100", "bfloat16");
+    let variant = large.variants.iter().find(|variant| variant.tensor_parallel_degree == 8).unwrap();
+    assert_eq!(variant.modules.keys().collect::<Vec<_>>(), ["llm_layer"]);
+    assert!(!variant.has_collectives);
+}
+
+#[test]
+fn every_estimate_is_a_sound_and_marked_profile() {
+    for model in catalogue() {
+        for hardware in &HARDWARE {
+            for dtype in ["bfloat16", "float32"] {
+                let profile = profile(&model.name, hardware.name, dtype);
+                assert!(profile.problems().is_empty(), "{}: {:?}", model.name, profile.problems());
+                assert!(profile.is_estimated && profile.network.is_assumed);
+                CostModel::new(&profile).unwrap();
+                for module in profile.modules.values() {
+                    for curve in [&module.linear, &module.attention] {
+                        assert!(curve.points.iter().all(|p| p.repeats == 0 && p.spread_ns == 0));
+                        assert!(curve.points.windows(2).all(|pair| pair[0].forward_ns <= pair[1].forward_ns
+                            && pair[0].backward_ns <= pair[1].backward_ns
+                            && pair[0].activation_bytes <= pair[1].activation_bytes));
+                        assert!(curve.points.iter().all(|p| p.backward_ns == p.input_ns + p.weight_ns));
+                    }
+                }
+                let layer = &profile.modules["llm_layer"];
+                assert!(layer.num_parameters > 0 && layer.recompute.contains_key(&Recompute::Full));
+            }
+        }
+    }
+}
+
+/// No estimate is faster than the peak, nor so slow that it would be no estimate: a large layer reaches 30 to 75 %.
+#[test]
+fn large_layers_reach_a_plausible_share_of_the_peak() {
+    let architecture = catalogue_model("qwen2.5-vl-7b").unwrap().architecture().unwrap();
+    let layer = architecture.modules().into_iter().find(|module| module.name == "llm_layer").unwrap();
+    for (hardware, most) in [("a100", 0.80), ("h100", 0.75), ("h200", 0.75), ("b200", 0.75), ("mi300x", 0.75)]
+    {
+        let device = Hardware::named(hardware).unwrap();
+        let model = CostModel::new(&profile("qwen2.5-vl-7b", hardware, "bfloat16")).unwrap();
+        let microbatch = MicrobatchShape { llm_tokens: vec![1_024; 8], ..MicrobatchShape::default() };
+        let stage = model.llm_stage(&microbatch, 1, false, false);
+        assert!(!stage.extrapolated);
+        let flops = layer.flops(&[1_024; 8]);
+        let all = (flops.forward + flops.input + flops.weight) as f64;
+        let share = all / (stage.forward_ns + stage.backward_ns) as f64 / device.half_gflops as f64;
+        assert!((0.30..most).contains(&share), "{hardware}: {share}");
+    }
+}
+
+#[test]
+fn selective_recomputation_costs_less_time_and_more_memory_than_full() {
+    let layer = &profile("llava-onevision-qwen2-7b", "h100", "bfloat16").modules["llm_layer"];
+    let (selective, full) = (&layer.recompute[&Recompute::Selective], &layer.recompute[&Recompute::Full]);
+    for ((selective, full), none) in selective.iter().zip(full).zip(&layer.linear.points) {
+        assert_eq!((selective.size, full.size), (none.size, none.size));
+        assert!(selective.extra_ns < full.extra_ns && full.extra_ns <= none.forward_ns);
+        assert!(full.activation_bytes < selective.activation_bytes);
+        assert!(selective.activation_bytes < none.activation_bytes);
+    }
+    // Full keeps the layer's input and nothing else: 3,584 values of 2 bytes.
+    assert_eq!(full[0].activation_bytes, full[0].size * 3_584 * 2);
+}
+
+#[test]
+fn links_across_nodes_are_slower() {
+    for hardware in &HARDWARE {
+        let network = profile("qwen2-audio-7b", hardware.name, "bfloat16").network;
+        let pair = |span| network.links.iter().find(|link| link.num_ranks == 2 && link.span == span).unwrap();
+        let (node, cluster) = (pair(LinkSpan::Node), pair(LinkSpan::Cluster));
+        assert!(node.bandwidth_bytes_per_s > cluster.bandwidth_bytes_per_s, "{}", hardware.name);
+        assert!(node.latency_ns < cluster.latency_ns);
+        // What is reached is below what the vendor promises.
+        assert!(node.bandwidth_bytes_per_s < hardware.pair_bytes_per_s);
+    }
+}
+
+#[test]
+fn fields_that_transformers_fills_in_are_filled_in() {
+    let mut config = tiny();
+    config["text_config"] = json!({"model_type": "llama"});
+    let llm = Architecture::from_config(&config).unwrap().llm;
+    // `LlamaConfig()`: Llama 2 7B.
+    assert_eq!((llm.width, llm.num_layers, llm.num_key_value_heads, llm.head_size), (4_096, 32, 32, 128));
+    assert!(!llm.has_qkv_bias && !llm.is_tied);
+    let refused = |change: Value| Architecture::from_config(&change).unwrap_err().to_string();
+    assert_eq!(
+        refused(json!({"model_type": "bert"})),
+        "config.json: `model_type` is `bert`, known are llava_onevision, llava_next, internvl, internvl_chat, qwen2_vl, \
+         qwen2_5_vl, qwen2_audio"
+    );
+    assert_eq!(
+        refused(json!({"model_type": "qwen2_vl"})),
+        "config.json: `vision_config` is missing, must be a section"
+    );
+}

@@ -1,0 +1,59 @@
+//! The analytic model's integers, for those who check or use them.
+
+use crate::error::{Kind, map};
+use dflop_cost::analytic::{AnalyticError, Architecture};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+
+fn architecture(config: &str) -> PyResult<Architecture> {
+    let config = serde_json::from_str(config).map_err(|error| {
+        crate::error::raise(Kind::Profile, &format!("config.json is not JSON: {error}"), None)
+    })?;
+    Architecture::from_config(&config).map_err(map(Kind::Profile))
+}
+
+/// Modules of a model with their counts and parameters; see `_native.pyi`.
+#[pyfunction]
+pub(crate) fn model_modules(config: &str) -> PyResult<(BTreeMap<String, (u64, u64)>, u64)> {
+    let architecture = architecture(config)?;
+    let modules = architecture.modules();
+    let counted = modules.iter().map(|m| (m.name.to_owned(), (m.count, m.num_parameters())));
+    Ok((counted.collect(), architecture.num_parameters()))
+}
+
+/// Floating point operations of a module; see `_native.pyi`.
+#[pyfunction]
+pub(crate) fn module_flops(
+    config: &str,
+    module: &str,
+    segments: Vec<u64>,
+) -> PyResult<BTreeMap<&'static str, u128>> {
+    let found = find(config, module)?;
+    let flops = found.flops(&segments);
+    Ok(BTreeMap::from([
+        ("forward", flops.forward),
+        ("input", flops.input),
+        ("weight", flops.weight),
+        ("recomputed", flops.recomputed),
+    ]))
+}
+
+/// Bytes that a module's forward keeps; see `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (config, module, segments, *, value_bytes = 2))]
+pub(crate) fn module_activation_bytes(
+    config: &str,
+    module: &str,
+    segments: Vec<u64>,
+    value_bytes: u64,
+) -> PyResult<u64> {
+    let found = find(config, module)?;
+    Ok(found.operations.iter().map(|operation| operation.kept_bytes(&segments, value_bytes)).sum())
+}
+
+fn find(config: &str, name: &str) -> PyResult<dflop_cost::analytic::Module> {
+    let modules = architecture(config)?.modules();
+    let known = modules.iter().map(|module| module.name).collect::<Vec<_>>().join(", ");
+    let missing = || AnalyticError::UnknownModule { name: name.to_owned(), known };
+    modules.into_iter().find(|module| module.name == name).ok_or_else(missing).map_err(map(Kind::Profile))
+}

@@ -1,0 +1,130 @@
+//! Links between ranks: time over message size, latency and bandwidth.
+
+use super::plotted;
+use crate::chart::{Frame, Line, LinePlot, legend, line_plot, numbers, partly, table, table_below, words};
+use crate::format;
+use dflop_types::{Collective, LinkProfile, LinkSpan, Network};
+use maud::{Markup, html};
+
+/// Links shown at most: four kinds of communication over some groups within and across nodes.
+const MOST_LINKS: usize = 24;
+
+/// The class of a line and the name of what the ranks do.
+fn describe(collective: Collective) -> (&'static str, &'static str) {
+    match collective {
+        Collective::PointToPoint => ("n-pair", "point to point"),
+        Collective::AllReduce => ("n-reduce", "all-reduce"),
+        Collective::AllGather => ("n-gather", "all-gather"),
+        Collective::ReduceScatter => ("n-scatter", "reduce-scatter"),
+    }
+}
+
+fn span(link: &LinkProfile) -> &'static str {
+    match link.span {
+        LinkSpan::Node => "within a node",
+        LinkSpan::Cluster => "across nodes",
+    }
+}
+
+/// The table of links and, of each group whose messages were timed, a plot.
+pub(super) fn links(network: &Network) -> Markup {
+    let shown: Vec<&LinkProfile> = network.links.iter().take(MOST_LINKS).collect();
+    let mut groups: Vec<(LinkSpan, u32)> =
+        shown.iter().filter(|l| !l.points.is_empty()).map(|l| (l.span, l.num_ranks)).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    let origin = match (network.is_assumed, network.backend.as_str()) {
+        (true, _) => "assumed: from a table of hardware, not measured".to_owned(),
+        (false, "") => "measured".to_owned(),
+        (false, backend) => format!("measured over {}", format::clipped(backend, 40)),
+    };
+    html! {
+        h3 { "Links between ranks" }
+        @if shown.is_empty() {
+            p class="note" { "None was measured: transfers are taken as free." }
+        } @else {
+            (table_of(&origin, &shown))
+            @if let Some(text) = partly(shown.len(), network.links.len(), "link") { p class="note" { (text) } }
+        }
+        @if !groups.is_empty() {
+            (legend(
+                [Collective::PointToPoint, Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter]
+                    .into_iter()
+                    .filter(|kind| shown.iter().any(|link| link.collective == *kind && !link.points.is_empty()))
+                    .map(|kind| { let (class, name) = describe(kind); (class, name) })
+            ))
+            div class="row" {
+                @for group in &groups {
+                    @let members: Vec<&LinkProfile> = shown.iter().copied().filter(|l| (l.span, l.num_ranks) == *group && !l.points.is_empty()).collect();
+                    (plot(&members))
+                }
+            }
+        }
+    }
+}
+
+fn table_of(origin: &str, links: &[&LinkProfile]) -> Markup {
+    let rows: Vec<Vec<String>> = links
+        .iter()
+        .map(|link| {
+            vec![
+                describe(link.collective).1.to_owned(),
+                span(link).to_owned(),
+                format::count(u64::from(link.num_ranks)),
+                format::ns(link.latency_ns),
+                format!("{}/s", format::bytes(link.bandwidth_bytes_per_s)),
+                format::count(link.points.len() as u64),
+            ]
+        })
+        .collect();
+    let columns = [
+        words("communication"),
+        words("ranks are"),
+        numbers("ranks"),
+        numbers("latency"),
+        numbers("bandwidth a rank"),
+        numbers("sizes measured"),
+    ];
+    table(&format!("Links ({origin})"), &columns, &rows)
+}
+
+/// Time over message size of the links of one group of ranks.
+fn plot(links: &[&LinkProfile]) -> Markup {
+    let name = links.first().map_or_else(String::new, |l| {
+        format!("{}, {}", format::plural(u64::from(l.num_ranks), "rank"), span(l))
+    });
+    let lines: Vec<Line> = links
+        .iter()
+        .map(|link| {
+            let (class, what) = describe(link.collective);
+            Line {
+                class,
+                points: link.points.iter().map(|p| (p.bytes as f64, p.ns as f64 / 1e6)).collect(),
+                titles: link
+                    .points
+                    .iter()
+                    .map(|p| format!("{what} of {}: {}", format::bytes(p.bytes), format::ns(p.ns)))
+                    .collect(),
+            }
+        })
+        .collect();
+    let plot = LinePlot {
+        label: &format!("{name}: time over message size, as in the table below."),
+        frame: Frame::small(),
+        is_log: true,
+        show_x: format::compact,
+        show_y: format::tick,
+        name_x: "bytes, log scale",
+        name_y: "ms, log scale",
+    };
+    let rows: Vec<Vec<String>> = links
+        .iter()
+        .flat_map(|link| {
+            link.points.iter().map(|p| {
+                vec![describe(link.collective).1.to_owned(), format::bytes(p.bytes), format::ns(p.ns)]
+            })
+        })
+        .collect();
+    let columns = [words("communication"), numbers("message"), numbers("time")];
+    plotted(&name, &line_plot(&plot, &lines), &table_below(&name, &columns, &rows))
+}

@@ -1,0 +1,178 @@
+"""The modules of the backbone's pieces: Hugging Face's layers, called as training calls them.
+
+Shape letters: T LLM tokens, E feature tokens, D width, K label tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dflop.profiling.families.shards import Enter
+from dflop.profiling.families.source import bounds_of
+from dflop.profiling.families.vocabulary import cross_entropy_cut, embed_cut
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What layers know of the samples that lie behind each other."""
+
+    cu_seqlens: torch.Tensor
+    """[M + 1] int32."""
+    segment_tokens: tuple[int, ...]
+    """Its differences."""
+    positions_1T: torch.Tensor
+    """[1, T]; restarts at 0 with each sample."""
+    angles: tuple[torch.Tensor, torch.Tensor]
+    """Cosine and sine of the rotary embedding."""
+
+
+def rotate(rotary: nn.Module, positions: torch.Tensor, like: torch.Tensor) -> Any:
+    """Cosine and sine of the rotary embedding.
+
+    Args:
+        rotary: Hugging Face's.
+        positions: [1, T], or [3, 1, T] (time, height, width) where the backbone has mrope.
+        like: tells device and dtype.
+
+    Returns:
+        Two tensors, as the backbone's layers take them.
+    """
+    if hasattr(rotary, "mrope_section") and positions.dim() == 2:
+        positions = positions[None].expand(3, -1, -1)
+    return rotary(like, positions)
+
+
+class LlmEmbedding(nn.Module):
+    """Embedding with features put in."""
+
+    def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
+        super().__init__()
+        self.embed_tokens, self.rotary = embed_tokens, rotary
+        # The ranks that the vocabulary is cut over, where they are to give the whole: see `add_collectives`.
+        self.vocabulary_group: dist.ProcessGroup | None = None
+
+    def forward(
+        self,
+        features_ED: torch.Tensor,
+        ids_T: torch.Tensor,
+        mask_T: torch.Tensor,
+        positions_1T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states before the first layer.
+
+        Args:
+            features_ED: of all media.
+            ids_T: int64; any number where a feature goes.
+            mask_T: bool; true where a feature goes.
+            positions_1T: int64.
+
+        Returns:
+            hidden_TD.
+        """
+        ids_T = ids_T.masked_fill(mask_T, 0)
+        group = self.vocabulary_group
+        embedded_TD = (
+            self.embed_tokens(ids_T) if group is None else embed_cut(self.embed_tokens, ids_T, group)
+        )
+        # Not of the layers, whose time is multiplied by their number: a stage does it once.
+        rotate(self.rotary, positions_1T, embedded_TD)
+        return embedded_TD.masked_scatter(mask_T[:, None], features_ED)
+
+
+class LlmLayers(nn.Module):
+    """A run of decoder layers over packed samples."""
+
+    def __init__(self, layers: Sequence[nn.Module], rotary: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.rotary = nn.ModuleList(layers), rotary
+
+    def pack(
+        self, segments: Sequence[int], like: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> Pack:
+        """What the layers must know of these samples.
+
+        Args:
+            segments: tokens each.
+            like: tells device and dtype.
+            positions: as in `rotate`; None: those of text.
+
+        Returns:
+            Arguments of `forward`.
+        """
+        of_text_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(like.device)
+        angles = rotate(self.rotary, of_text_1T if positions is None else positions, like)
+        return Pack(bounds_of(segments, like.device), tuple(segments), of_text_1T, angles)
+
+    def forward(self, hidden_TD: torch.Tensor, pack: Pack) -> torch.Tensor:
+        """Hidden states after the layers.
+
+        Args:
+            hidden_TD: before.
+            pack: of the samples.
+
+        Returns:
+            hidden_TD.
+        """
+        hidden_1TD = hidden_TD[None]
+        for layer in self.layers:
+            hidden_1TD = layer(
+                hidden_1TD,
+                attention_mask=None,
+                position_ids=pack.positions_1T,
+                use_cache=False,
+                position_embeddings=pack.angles,
+                cu_seq_lens_q=pack.cu_seqlens,
+                segment_tokens=pack.segment_tokens,
+            )
+        return hidden_1TD[0]
+
+
+class LlmHead(nn.Module):
+    """Final norm, logits and loss where there is a target."""
+
+    def __init__(self, norm: nn.Module, lm_head: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.lm_head = norm, lm_head
+        # As in `LlmEmbedding`.
+        self.vocabulary_group: dist.ProcessGroup | None = None
+
+    def logits(self, hidden_TD: torch.Tensor, chosen_T: torch.Tensor) -> torch.Tensor:
+        """Logits of the chosen rows.
+
+        Args:
+            hidden_TD: after the last layer.
+            chosen_T: bool.
+
+        Returns:
+            logits_KV; of a rank's own part of the vocabulary, where it is cut.
+        """
+        normed_KD = self.norm(hidden_TD[chosen_T])
+        if self.vocabulary_group is not None:
+            normed_KD = Enter.apply(normed_KD, self.vocabulary_group)
+        return self.lm_head(normed_KD)
+
+    def forward(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+        """The loss.
+
+        Args:
+            hidden_TD: after the last layer.
+            targets_T: the id that each row must predict, -100 where there is no loss.
+
+        Returns:
+            Sum of the cross entropy, a float32 scalar.
+        """
+        chosen_T = targets_T != -100
+        logits_KV, targets_K = self.logits(hidden_TD, chosen_T).float(), targets_T[chosen_T]
+        if self.vocabulary_group is not None:
+            return cross_entropy_cut(logits_KV, targets_K, self.vocabulary_group)
+        return F.cross_entropy(logits_KV, targets_K, reduction="sum")

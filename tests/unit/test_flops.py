@@ -1,0 +1,430 @@
+"""Operations, parameters and kept bytes of the analytic model are PyTorch's own, to the last one."""
+
+import functools
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2AudioForConditionalGeneration
+
+import dflop.models.packing
+from dflop import _native
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+LLAMA = {**QWEN2, "model_type": "llama", "head_dim": 12}
+TILES = {
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+}
+PATCHES = {"depth": 4, "num_heads": 4, "patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}
+SOUND = {
+    "model_type": "qwen2_audio_encoder",
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 72,
+    "num_mel_bins": 10,
+    "max_source_positions": 12,
+}
+VL_TEXT = {k: v for k, v in QWEN2.items() if k != "model_type"}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+CONFIGS = {
+    "llava_onevision": {
+        "model_type": "llava_onevision",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "text_config": QWEN2,
+    },
+    "llava_onevision head": {
+        "model_type": "llava_onevision",
+        "vision_config": {**TILES, "model_type": "siglip_vision_model"},
+        "text_config": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+        "multimodal_projector_bias": False,
+    },
+    "llava_next": {
+        "model_type": "llava_next",
+        "vision_config": {**TILES, "model_type": "clip_vision_model"},
+        "text_config": LLAMA,
+    },
+    "internvl": {
+        "model_type": "internvl",
+        "vision_config": {**TILES, "attention_bias": True},
+        "text_config": QWEN2,
+        "tie_word_embeddings": False,
+    },
+    "internvl 6b": {
+        "model_type": "internvl",
+        "vision_config": {
+            **TILES,
+            "use_qk_norm": True,
+            "norm_type": "rms_norm",
+            "use_mask_token": True,
+            "use_mean_pooling": False,
+        },
+        "text_config": QWEN2,
+    },
+    "qwen2_vl": {
+        "model_type": "qwen2_vl",
+        "vision_config": {**PATCHES, "embed_dim": 32, "mlp_ratio": 3, "hidden_size": 48},
+        "text_config": {**VL_TEXT, **ROPE},
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {
+            **PATCHES,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "out_hidden_size": 48,
+            "window_size": 28,
+            "fullatt_block_indexes": [1, 3],
+        },
+        "text_config": {**VL_TEXT, **ROPE},
+    },
+    "qwen2_audio": {"model_type": "qwen2_audio", "audio_config": SOUND, "text_config": QWEN2},
+}
+TILE_FAMILIES = {"llava_onevision", "llava_next", "internvl"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@functools.cache
+def build(name):
+    config = AutoConfig.for_model(**CONFIGS[name])
+    config._attn_implementation = "sdpa"
+    is_sound = CONFIGS[name]["model_type"] == "qwen2_audio"
+    kind = Qwen2AudioForConditionalGeneration if is_sound else AutoModelForImageTextToText.from_config
+    return kind(config).train()
+
+
+@dataclass
+class Ran:
+    """A module of Hugging Face's, at some sizes."""
+
+    run: object
+    """Takes the leaf."""
+    leaf: torch.Tensor
+    wants_gradient: bool
+    segments: list[int]
+    parts: list[torch.nn.Module]
+    constants: tuple = ()
+    """Tensors that all layers share."""
+
+
+def encoder_tower(model):
+    base = model.model
+    tower = getattr(base, "vision_tower", None) or getattr(base, "visual", None) or base.audio_tower
+    return getattr(tower, "vision_model", tower)
+
+
+def encoder_layers(name, tower):
+    if name.startswith("internvl"):
+        return tower.encoder.layer
+    if name.startswith("qwen2_audio"):
+        return tower.layers
+    return tower.blocks if name.startswith("qwen2") else tower.encoder.layers
+
+
+def tile_tokens(name):
+    return 12 if name == "qwen2_audio" else 16 + (0 if name.startswith("llava_onevision") else 1)
+
+
+def is_native(name):
+    """Whether pictures keep their own size."""
+    return name in {"qwen2_vl", "qwen2_5_vl"}
+
+
+def encoder_layer(name, is_window=False, segments=None):
+    model = build(name)
+    tower = encoder_tower(model)
+    layer = encoder_layers(name, tower)[0 if is_window or name != "qwen2_5_vl" else 1]
+    if is_native(name):
+        segments = segments or ([16, 16, 8] if is_window else [24, 8, 40])
+        bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
+        angles = (torch.randn(sum(segments), 8), torch.randn(sum(segments), 8))
+        run = functools.partial(layer, cu_seqlens=bounds, position_embeddings=angles)
+        return Ran(run, torch.randn(sum(segments), 32), True, segments, [layer], angles)
+    tokens = tile_tokens(name)
+    run = layer if name.startswith("internvl") else functools.partial(layer, attention_mask=None)
+    return Ran(run, torch.randn(3, tokens, 32), True, [tokens] * 3, [layer])
+
+
+def encoder_embedding(name):
+    tower = encoder_tower(build(name))
+    if name == "qwen2_audio":
+
+        def run(sound):
+            hidden = F.gelu(tower.conv2(F.gelu(tower.conv1(sound)))).permute(0, 2, 1)
+            return hidden + tower.embed_positions.weight
+
+        parts = [tower.conv1, tower.conv2, tower.embed_positions]
+        return Ran(run, torch.randn(3, 10, 24), False, [12] * 3, parts)
+    if is_native(name):
+        patches = torch.randn(24, 3 * 2 * 7 * 7)
+        return Ran(tower.patch_embed, patches, False, [16, 8], [tower.patch_embed])
+    parts = [tower.embeddings]
+    if name == "llava_next":
+        parts.append(tower.pre_layrnorm)
+
+    def run(pixels):
+        hidden = tower.embeddings(pixels)
+        return tower.pre_layrnorm(hidden) if name == "llava_next" else hidden
+
+    return Ran(run, torch.randn(2, 3, 28, 28), False, [tile_tokens(name)] * 2, parts)
+
+
+def projector(name):
+    model = build(name)
+    tower = encoder_tower(model)
+    if is_native(name):
+        return Ran(tower.merger, torch.randn(24, 32), True, [16, 8], [tower.merger])
+    last = model.model.multi_modal_projector
+    if name == "qwen2_audio":
+
+        def run(hidden):
+            pooled = tower.avg_pooler(hidden.permute(0, 2, 1)).permute(0, 2, 1)
+            return last(tower.layer_norm(pooled))
+
+        return Ran(run, torch.randn(2, 12, 32), True, [12] * 2, [tower.layer_norm, last])
+    if name.startswith("internvl"):
+
+        def run(hidden):
+            grid = hidden[:, 1:].reshape(2, 4, 4, 32)
+            shuffled = build(name).model.pixel_shuffle(grid, scale_factor=0.5)
+            return last(shuffled.reshape(2, 4, 128))
+
+        parts = [tower.layernorm, last]
+    else:
+        first = 1 if name == "llava_next" else 0
+
+        def run(hidden):
+            return last(hidden[:, first:])
+
+        unread = [tower.encoder.layers[1]] if name == "llava_next" else []
+        head = [tower.head] if hasattr(tower, "head") else []
+        newline = SimpleNamespace(parameters=lambda: [model.model.image_newline])
+        parts = [tower.post_layernorm, *head, *unread, newline, last]
+    tokens = tile_tokens(name)
+    return Ran(run, torch.randn(2, tokens, 32), True, [tokens] * 2, parts)
+
+
+def llm_layer(name, tokens=14, copies=2):
+    backbone = build(name).model.language_model
+    layer = backbone.layers[0]
+    hidden = torch.randn(copies, tokens, 48)
+    positions = torch.arange(tokens).expand(copies, -1)
+    if is_native(name):
+        positions = positions.expand(3, -1, -1)
+    angles = backbone.rotary_emb(hidden, positions)
+    run = functools.partial(layer, attention_mask=None, use_cache=False, position_embeddings=angles)
+    return Ran(run, hidden, True, [tokens] * copies, [layer], angles)
+
+
+def llm_head(name):
+    model = build(name)
+    norm, head = model.model.language_model.norm, model.lm_head
+
+    def run(hidden):
+        return F.cross_entropy(head(norm(hidden)).float(), torch.arange(11), reduction="sum")
+
+    return Ran(run, torch.randn(11, 48), True, [11], [norm, head])
+
+
+def llm_embedding(name):
+    table = build(name).model.language_model.embed_tokens
+    return Ran(lambda features: table(torch.arange(9)) + features, torch.randn(9, 48), True, [9], [table])
+
+
+MODULES = {
+    "encoder_embedding": encoder_embedding,
+    "encoder_layer": encoder_layer,
+    "encoder_window_layer": functools.partial(encoder_layer, is_window=True),
+    "projector": projector,
+    "llm_embedding": llm_embedding,
+    "llm_layer": llm_layer,
+    "llm_head": llm_head,
+}
+CASES = [
+    (name, module)
+    for name in CONFIGS
+    for module in MODULES
+    if module != "encoder_window_layer" or name == "qwen2_5_vl"
+]
+
+
+def operations(ran, run=None):
+    """What the counter says of forward and backward."""
+    leaf = ran.leaf.detach().requires_grad_(ran.wants_gradient)
+    with FlopCounterMode(display=False) as forward:
+        result = (run or ran.run)(leaf)
+    result = result[0] if isinstance(result, tuple) else result
+    if not result.requires_grad:
+        return forward.get_total_flops(), 0
+    with FlopCounterMode(display=False) as backward:
+        result.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.fixture
+def frozen():
+    """Freezes parameters for the length of a test."""
+    changed = []
+
+    def freeze(parts):
+        for part in parts:
+            for parameter in part.parameters():
+                if parameter.requires_grad:
+                    changed.append(parameter.requires_grad_(False))
+
+    yield freeze
+    for parameter in changed:
+        parameter.requires_grad_(True)
+
+
+@pytest.mark.parametrize(("name", "module"), CASES)
+def test_operations_are_those_of_the_counter(name, module, frozen):
+    ran = MODULES[module](name)
+    ours = _native.module_flops(json.dumps(CONFIGS[name]), module, ran.segments)
+    forward, backward = operations(ran)
+    assert (ours["forward"], ours["input"] + ours["weight"]) == (forward, backward)
+    again = operations(ran, lambda leaf: checkpoint(ran.run, leaf, use_reentrant=False))
+    assert again == (forward, backward + (ours["recomputed"] if backward else 0))
+    if ran.wants_gradient:
+        frozen(ran.parts)
+        assert operations(ran) == (forward, ours["input"])
+
+
+@pytest.mark.parametrize(("name", "module"), CASES)
+def test_parameters_are_those_of_the_module(name, module):
+    counted, _ = _native.model_modules(json.dumps(CONFIGS[name]))
+    parts = MODULES[module](name).parts
+    assert counted[module][1] == sum(p.numel() for part in parts for p in part.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_whole_has_the_parameters_of_the_model(name):
+    counted, total = _native.model_modules(json.dumps(CONFIGS[name]))
+    model = build(name)
+    assert total == sum(p.numel() for p in model.parameters())
+    layers = len(encoder_layers(name, encoder_tower(model))) - (name == "llava_next")
+    windows = counted.get("encoder_window_layer", (0, 0))[0]
+    assert counted["encoder_layer"][0] + windows == layers
+    assert counted["llm_layer"][0] == len(model.model.language_model.layers)
+
+
+@pytest.mark.parametrize("tokens", [[14], [3, 40, 1, 17]])
+def test_packed_attention_counts_alike(tokens):
+    """The path of the training: segments of several sizes in one sequence."""
+    ran = llm_layer("llava_onevision", sum(tokens), 1)
+    config = build("llava_onevision").config.text_config
+    bounds = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32)
+    before = config._attn_implementation
+    config._attn_implementation = dflop.models.packing.PACKED
+    try:
+        found = operations(ran, functools.partial(ran.run, cu_seq_lens_q=bounds, segment_tokens=tokens))
+    finally:
+        config._attn_implementation = before
+    ours = _native.module_flops(json.dumps(CONFIGS["llava_onevision"]), "llm_layer", tokens)
+    assert found == (ours["forward"], ours["input"] + ours["weight"])
+
+
+def kept_bytes(ran, dtype):
+    """Bytes that autograd keeps, each storage once; parameters and what all layers share are not counted."""
+    own = {p.untyped_storage().data_ptr() for part in ran.parts for p in part.parameters()}
+    own |= {tensor.untyped_storage().data_ptr() for tensor in ran.constants}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.is_floating_point():
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    leaf = ran.leaf.to(dtype).requires_grad_(ran.wants_gradient)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = ran.run(leaf)
+    del result
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_llm_layer_keeps_what_the_rule_says(name, dtype):
+    ran = llm_layer(name)
+    layer = ran.parts[0]
+    angles = tuple(tensor.to(dtype) for tensor in ran.constants)
+    ran.run = functools.partial(ran.run.func, **{**ran.run.keywords, "position_embeddings": angles})
+    ran.constants = angles
+    ours = _native.module_activation_bytes(
+        json.dumps(CONFIGS[name]), "llm_layer", ran.segments, value_bytes=dtype.itemsize
+    )
+    try:
+        layer.to(dtype)
+        assert kept_bytes(ran, dtype) == ours
+    finally:
+        layer.to(torch.float32)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_encoder_layer_keeps_what_the_rule_says(name):
+    ran = encoder_layer(name)
+    ours = _native.module_activation_bytes(
+        json.dumps(CONFIGS[name]), "encoder_layer", ran.segments, value_bytes=4
+    )
+    # Where segments differ, Hugging Face's loop over them copies their results into one tensor; packed kernels do not.
+    copied = ran.leaf.numel() * 4 if is_native(name) else 0
+    assert kept_bytes(ran, torch.float32) == ours + copied
+
+
+def test_both_forms_of_internvl_are_one():
+    hf = CONFIGS["internvl"]
+    chat = {
+        "model_type": "internvl_chat",
+        "vision_config": {**TILES, "qkv_bias": True},
+        "llm_config": QWEN2,
+    }
+    for module in MODULES:
+        if module != "encoder_window_layer":
+            sizes = [17, 17]
+            assert _native.module_flops(json.dumps(chat), module, sizes) == _native.module_flops(
+                json.dumps(hf), module, sizes
+            )
+    assert _native.model_modules(json.dumps(chat)) == _native.model_modules(json.dumps(hf))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt"}, "`model_type` is `gpt`"),
+        ({"vision_config": None}, "`vision_config` is missing, must be a section"),
+        ({"text_config": {**QWEN2, "model_type": "mamba"}}, '`text_config.model_type` is "mamba"'),
+        ({"text_config": {**QWEN2, "hidden_size": 0}}, "`text_config.hidden_size` is 0"),
+        ({"text_config": {**QWEN2, "num_key_value_heads": 4}}, "must divide 6"),
+        ({"text_config": {**QWEN2, "use_sliding_window": True}}, "`text_config.use_sliding_window`"),
+        ({"vision_feature_layer": [1, 2]}, "`vision_feature_layer` is [1,2]"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights do not train"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(change, message):
+    config = {**CONFIGS["llava_onevision"], **change}
+    with pytest.raises(dflop.ProfileError, match="config.json") as raised:
+        _native.model_modules(json.dumps(config))
+    assert message in str(raised.value)
