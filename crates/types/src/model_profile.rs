@@ -55,9 +55,11 @@ pub enum Recompute {
 pub struct RecomputePoint {
     /// The size, in the unit of the module's linear curve.
     pub size: u64,
-    /// Median time that the backward takes longer, in nanoseconds; that of attention is its forward.
+    /// Median time that forward and backward take longer, in nanoseconds, to be added to the backward; that of
+    /// attention, which `full` computes again, is its forward.
     pub extra_ns: u64,
-    /// Bytes the forward keeps.
+    /// Bytes the forward keeps, less those of attention, which `selective` keeps as without; with `full` of the whole
+    /// layer.
     pub activation_bytes: u64,
 }
 

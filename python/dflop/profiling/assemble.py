@@ -128,8 +128,7 @@ def _recompute(
 ) -> list[dict[str, int]]:
     """The points of one mode; attention is computed again in mode `full` alone.
 
-    The bytes are those of the whole layer, attention included: what it keeps then grows with
-    the tokens alone.
+    In mode `selective` attention keeps what it keeps without, and is subtracted; in mode `full` nothing.
     """
     points = []
     for size in sizes:
@@ -142,5 +141,7 @@ def _recompute(
         kept = records.numbers[f"{case.name} {mode} bytes"] / case.copies
         if mode == FULL:
             extra -= sum(point["forward_ns"] for point in segments)
+        else:
+            kept = max(0.0, kept - sum(point["activation_bytes"] for point in segments))
         points.append({"size": size, "extra_ns": max(0, round(extra)), "activation_bytes": round(kept)})
     return points

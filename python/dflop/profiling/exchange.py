@@ -1,6 +1,6 @@
 """What the ranks do to measure their links: all of them run this, in step.
 
-    links x sizes --calibrate--> messages a turn --rounds, shuffled alike on all ranks--> medians --max--> links
+links x sizes --calibrate--> messages a turn --rounds, shuffled alike on all ranks--> medians --max--> links
 """
 
 from __future__ import annotations

@@ -79,9 +79,7 @@ def links_of(num_ranks: int, ranks_per_node: int, *, is_quick: bool = False) -> 
             return links
 
         def across(nodes: int) -> tuple[tuple[int, ...], ...]:
-            return tuple(
-                tuple(local + start for start in starts[:nodes]) for local in range(ranks_per_node)
-            )
+            return tuple(tuple(local + start for start in starts[:nodes]) for local in range(ranks_per_node))
 
         groups = [across(2)]
         if num_nodes > 2:
@@ -164,7 +162,10 @@ def _least_squares(points: Sequence[tuple[float, float]], weights: Sequence[floa
     # Over u = 1 / t and v = x / t: latency * u + slope * v = 1.
     rows = [(1 / ns, x / ns, weight) for (x, ns), weight in zip(points, weights, strict=True)]
     uu, uv, vv, u, v = (
-        sum(weight * term for *_, weight, term in ((*row, term) for row, term in zip(rows, terms, strict=True)))
+        sum(
+            weight * term
+            for *_, weight, term in ((*row, term) for row, term in zip(rows, terms, strict=True))
+        )
         for terms in (
             [a * a for a, _, _ in rows],
             [a * b for a, b, _ in rows],

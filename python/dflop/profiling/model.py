@@ -251,9 +251,12 @@ def _no_collection() -> Iterator[None]:
     """Python's garbage collector strikes at random; here it would strike under the clock."""
     was_enabled = gc.isenabled()
     gc.disable()
+    # What is there now stays: collections in between need not look at it.
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
 

@@ -1,8 +1,8 @@
 """Links between ranks: latency and bandwidth of each kind of communication.
 
-    torchrun ...            its ranks, over all nodes
-    a CPU, no torchrun      ranks forked here, over gloo
-    GPUs, no torchrun       one rank a GPU of this machine, over NCCL
+torchrun ...            its ranks, over all nodes
+a CPU, no torchrun      ranks forked here, over gloo
+GPUs, no torchrun       one rank a GPU of this machine, over NCCL
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Cases take turns in every round, so that drift (clock rate, other load) strikes 
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import statistics
@@ -36,6 +37,9 @@ MIN_REPEATS = 5
 MIN_REPEATS_OTHER = 3
 """Likewise, of cases that take more than a hundredth of the budget, and of ways other than `joint`."""
 MAX_REPEATS = 400
+"""Runs of each case at most."""
+PRECISE_RATIO = 0.005
+"""Once all medians are known to within this part of the time, and no gap is left to fill, it is enough."""
 ERROR_THRESHOLD = 0.01
 """A gap between sizes whose error beyond noise is below is left alone."""
 _LARGE_RATIO = 0.01
@@ -83,6 +87,7 @@ class Session:
         self._before_s = 1e-3 * records.numbers.get(f"{label}spent_ms", 0)
         self._done_ratio, self._share, self._shown = 0.0, 1.0, 0.0
         self._error = 1.0
+        self._is_explored = False
 
     def prepare(self) -> None:
         """Runs each case of the first sizes and of earlier sessions once; a curve ends where memory does.
@@ -212,6 +217,7 @@ class Session:
                 limit=max(2, len(self.curves) // 2),
             )
             if not wanted:
+                self._is_explored = True
                 return
             added: list[Case] = []
             for name, size in wanted:
@@ -255,6 +261,8 @@ class Session:
 
     def _round(self, curves: Sequence[Curve]) -> None:
         """Each case of each curve, in each of its ways, in random order; cheap ones several times."""
+        # Cycles that autograd leaves, which would hold memory: collected here, where no clock runs.
+        gc.collect()
         mean_ns = self._mean_ns()
         for curve in self._order.sample(list(curves), len(curves)):
             # The module is in cache when it is timed, as it is on a rank that runs nothing else.
@@ -267,6 +275,8 @@ class Session:
     def _runs(self, case: Case, way: str, mean_ns: float) -> int:
         """Runs of this case in this round: more where they are cheap, fewer in other ways than `joint`."""
         seen = self.records.timings[f"{case.name} {way}"]
+        if len(seen) >= MAX_REPEATS:
+            return 0
         if way != JOINT and len(seen) >= MIN_REPEATS_OTHER and self._order.random() < 0.5:
             return 0
         return 1 if not seen else max(1, min(_MAX_RUNS_A_ROUND, int(mean_ns / max(seen[-1].total_ns, 1))))
@@ -303,8 +313,15 @@ class Session:
 
     def _is_done(self) -> bool:
         self.records.add_number(f"{self.label}spent_ms", round(1e3 * self._spent_ratio() * self._budget_s))
-        least = self._least_ratio()
-        return least >= 1.0 and (self._spent_ratio() >= 1.0 or least * MIN_REPEATS_OTHER >= MAX_REPEATS)
+        return self._least_ratio() >= 1.0 and (self._spent_ratio() >= 1.0 or self._is_precise())
+
+    def _is_precise(self) -> bool:
+        """Whether more runs would change little, nor more sizes."""
+        samples = [sample for curve in self.curves for sample in curve.samples(self.records).values()]
+        return self._is_explored and all(
+            sample.repeats >= MAX_REPEATS or sample.noise_ns < PRECISE_RATIO * sample.time_ns
+            for sample in samples
+        )
 
     def _show(self, name: str) -> None:
         if self.progress is None:

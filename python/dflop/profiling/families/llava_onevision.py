@@ -22,6 +22,7 @@ from dflop.profiling.families.llava_next import layer_plan as tower_plan
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.families.shards import cut_layer, heads_of_rank
 from dflop.profiling.families.source import layers_at_once
+from dflop.profiling.families.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import AttentionKind, Prepared
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class _TokenEmbedding(_LlmPiece):
     name = "llm_embedding"
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        cut_vocabulary(whole.model.language_model.embed_tokens, settings.tensor_parallel_degree)
         stage = LlavaOnevisionLlmStage(whole, range(0), is_first=True, is_last=False)
         return stage.requires_grad_(settings.lora_rank == 0)
 
@@ -273,6 +275,7 @@ class _Head(_LlmPiece):
     name = "llm_head"
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
+        cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
         stage = LlavaOnevisionLlmStage(whole, range(0), is_first=False, is_last=True)
         return stage.requires_grad_(settings.lora_rank == 0)
 
