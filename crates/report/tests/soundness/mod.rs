@@ -7,7 +7,7 @@ use dflop_report::{Report, render};
 use std::collections::BTreeSet;
 
 /// The content of an element of raw text, taken out of a page.
-pub fn without(page: &str, element: &str) -> String {
+pub(crate) fn without(page: &str, element: &str) -> String {
     let (open, close) = (format!("<{element}>"), format!("</{element}>"));
     let (from, to) = (page.find(&open).unwrap() + open.len(), page.find(&close).unwrap());
     format!("{}...{}", &page[..from], &page[to..])
@@ -49,7 +49,7 @@ fn tags(page: &str) -> Vec<(String, Vec<(String, String)>)> {
 }
 
 /// Every tag is closed in order, ids are unique, links lead somewhere, and every coordinate is a number.
-pub fn check(page: &str) {
+pub(crate) fn check(page: &str) {
     const VOID: [&str; 2] = ["meta", "link"];
     const NUMBERS: [&str; 14] =
         ["x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "width", "height", "d", "viewBox"];
@@ -91,6 +91,6 @@ pub fn check(page: &str) {
 }
 
 /// What the page shows, without the style and the script that it shares with all pages.
-pub fn shown(report: &Report) -> String {
+pub(crate) fn shown(report: &Report) -> String {
     without(&without(&render(report), "style"), "script")
 }
