@@ -2,9 +2,10 @@
 
 Usage: python benches/cost.py OUT.json [--model DIR --device cuda --dtype bfloat16] [--profile FILE]
 
-A model is profiled (`dflop profile model`), then whole stages of it run forward and backward on random packs of mixed
-lengths and random numbers of tiles, by the code that trains (`runtime/stage.py`), in interleaved rounds. Medians are held
-against what `CostModel` predicts from the profile; tensor bytes, counted over one run, against the memory model.
+A model is profiled (`dflop profile model`), then whole stages of it run forward and backward on random packs
+of mixed lengths and random numbers of tiles, by the code that trains (`runtime/stage.py`), in interleaved
+rounds. Medians are held against what `CostModel` predicts from the profile; tensor bytes, counted over one
+run, against the memory model.
 
 Without `--model`: LLaVA-OneVision at a middle size, made from the demo's, on one thread of a CPU.
 """
@@ -52,7 +53,10 @@ class Shape:
 def dflop(*arguments: object, folder: Path) -> None:
     """Runs the command line of this environment."""
     subprocess.run(
-        [sys.executable, "-m", "dflop", *map(str, arguments)], cwd=folder, check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "dflop", *map(str, arguments)],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
 
 
@@ -60,7 +64,11 @@ def make_model(folder: Path, model: Path | None, device: str, dtype: str) -> Non
     """Demo data with its configuration; its model at a middle size, or `model` in its place."""
     dflop("demo-data", folder, "--samples", 48, folder=folder)
     config = folder / "dflop.yaml"
-    text = config.read_text().replace("dtype: float32", f"dtype: {dtype}").replace("device: cpu", f"device: {device}")
+    text = (
+        config.read_text()
+        .replace("dtype: float32", f"dtype: {dtype}")
+        .replace("device: cpu", f"device: {device}")
+    )
     config.write_text(text)
     path = folder / "model" / "config.json"
     settings = json.loads(path.read_text())
@@ -112,7 +120,7 @@ def draw_shapes(request: dict[str, Any], tokens_per_tile: int, num_layers: int) 
 
 
 def draw_pack(draw: random.Random, request: dict[str, Any]) -> tuple[int, ...]:
-    """Lengths of samples, from short to as long as the longest of the data; their sum is spread evenly by its logarithm."""
+    """Lengths of samples, up to the longest of the data; the logarithm of their sum is drawn evenly."""
     most, longest = request["max_llm_tokens"], request["max_segment_tokens"]
     target = 64 * (0.9 * most / 64) ** draw.random()
     lengths: list[int] = []
@@ -145,7 +153,11 @@ class Bench:
         """The encoder for no layers, else a stage; gradients are in place, as in training."""
         if layers not in self.modules:
             place = (self.device, self.dtype, 0)
-            made = self.adapter.build_llm_stage(*layers, *place) if layers[1] else self.adapter.build_encoder(*place)
+            made = (
+                self.adapter.build_llm_stage(*layers, *place)
+                if layers[1]
+                else self.adapter.build_encoder(*place)
+            )
             for parameter in made.train().parameters():
                 parameter.grad = self.torch.zeros_like(parameter)
             self.modules[layers] = made
@@ -266,7 +278,9 @@ def compare_memory(bench: Bench, model: Any, shapes: list[Shape]) -> list[dict[s
         else:
             first, count = shape.layers
             layers = (count, first == 0, first + count == bench.adapter.num_llm_layers)
-            predicted, fixed = model.stage_peak_bytes(list(shape.lengths), shape.labels, shape.features, layers)
+            predicted, fixed = model.stage_peak_bytes(
+                list(shape.lengths), shape.labels, shape.features, layers
+            )
         measured = fixed + counter.peak_bytes
         rows.append({
             "module": shape.module, "tiles": shape.tiles, "lengths": shape.lengths, "labels": shape.labels,
@@ -301,7 +315,9 @@ def summarise(times: list[dict[str, Any]], memory: list[dict[str, Any]]) -> dict
         "points": whole["points"],
         "extrapolated": sum(row["extrapolated"] for row in times),
         "by_module": {
-            f"{module} {phase}": spread([r["error"] for r in times if (r["module"], r["phase"]) == (module, phase)])
+            f"{module} {phase}": spread(
+                [r["error"] for r in times if (r["module"], r["phase"]) == (module, phase)]
+            )
             for module, phase in keys
         },
     }
@@ -351,8 +367,9 @@ def measure(folder: Path, out: Path, budget_s: float) -> None:
         numbers = f"{row['median']:>8.1%}{row['p95']:>8.1%}{row['mean_signed']:>+8.1%}{row['points']:>5}"
         print(f"{name:<20}{numbers}")
     print(
-        f"time: median {result['time_error_median']:.1%}, p95 {result['time_error_p95']:.1%}; memory: at most "
-        f"{result['memory_overprediction_max']:+.1%}, {result['memory_underpredicted']} under, of {len(memory)}"
+        f"time: median {result['time_error_median']:.1%}, p95 {result['time_error_p95']:.1%}; memory: "
+        f"at most {result['memory_overprediction_max']:+.1%}, {result['memory_underpredicted']} under, "
+        f"of {len(memory)}"
     )
     print(f"wrote {out}", file=sys.stderr)
 

@@ -21,9 +21,7 @@ def test_ranks_of_several_nodes_measure_both_spans(tmp_path):
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(PER_NODE)}
         exchange._LARGEST_BYTES = {"cpu": 1 << 12}
         exchange._QUICK_LARGEST_BYTES = 1 << 12
-        dist.init_process_group(
-            "gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=RANKS
-        )
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=RANKS)
         request = {"out": str(path), "device": "cpu", "num_neighbours": 0, "budget_s": 0.0}
         whole = update_network(request)
         quick = measure_network("cpu", 0, is_quick=True)

@@ -313,6 +313,7 @@ pub(crate) struct Schedule {
 /// that rank. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
 /// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a flag of the command line is a bool")]
 pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) files: PlanFiles,

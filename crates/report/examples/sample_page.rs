@@ -274,7 +274,6 @@ fn curve(dice: &mut Dice, sizes: &[u64], fixed_ms: f64, ms_each: f64, ms_square:
                 activation_bytes: size * 5_800,
                 workspace_bytes: size * 900,
                 repeats: 9,
-                ..MeasuredPoint::default()
             }
         })
         .collect();

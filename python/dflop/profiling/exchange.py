@@ -5,7 +5,6 @@ links x sizes --calibrate--> messages a turn --rounds, shuffled alike on all ran
 
 from __future__ import annotations
 
-import logging
 import random
 import statistics
 import time
@@ -27,7 +26,6 @@ from dflop.profiling.links import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LOG = logging.getLogger("dflop")
 _LARGEST_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
 _QUICK_LARGEST_BYTES = 4 << 20
 _TURN_NS = 4e6
@@ -57,7 +55,7 @@ class Exchange:
         self._cases = [(link, size) for link in links for size in sizes_of(link, largest, dtype.itemsize)]
         self._handles = self._make_groups(links)
 
-    def _make_groups(self, links: list[Link]) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
+    def _make_groups(self, links: list[Link]) -> dict[tuple[int, ...], Any]:
         wanted = dict.fromkeys(group for link in links for group in link.groups)
         # Every rank makes every group, in the same order, its own or not.
         made = {group: dist.new_group(list(group)) for group in wanted}
@@ -109,9 +107,7 @@ class Exchange:
             return lambda: dist.all_gather_into_tensor(target, source[:part], group=group)
         return lambda: dist.reduce_scatter_tensor(target[:part], source, group=group)
 
-    def _ping_pong(
-        self, message: torch.Tensor, ranks: tuple[int, ...], group: dist.ProcessGroup | None
-    ) -> None:
+    def _ping_pong(self, message: torch.Tensor, ranks: tuple[int, ...], group: Any) -> None:
         first, second = ranks
         if self._rank == first:
             dist.send(message, second, group=group)

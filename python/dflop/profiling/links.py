@@ -133,8 +133,8 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
     Least squares of relative residuals, so that a microsecond counts as much at a small message as a
     millisecond at a large one; reweighted by Huber's rule, so that one disturbed size does not turn the line.
-    Neither number is negative: where the best line has a negative latency it goes through the origin, where it
-    falls it is flat.
+    Neither number is negative: where the best line has a negative latency it goes through the origin, where
+    it falls it is flat.
 
     Args:
         points: (bytes on the wire, time in nanoseconds above 0), at least one.
@@ -160,20 +160,11 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _least_squares(points: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
     # Over u = 1 / t and v = x / t: latency * u + slope * v = 1.
-    rows = [(1 / ns, x / ns, weight) for (x, ns), weight in zip(points, weights, strict=True)]
-    uu, uv, vv, u, v = (
-        sum(
-            weight * term
-            for *_, weight, term in ((*row, term) for row, term in zip(rows, terms, strict=True))
-        )
-        for terms in (
-            [a * a for a, _, _ in rows],
-            [a * b for a, b, _ in rows],
-            [b * b for _, b, _ in rows],
-            [a for a, _, _ in rows],
-            [b for _, b, _ in rows],
-        )
-    )
+    uu = uv = vv = u = v = 0.0
+    for (x, ns), weight in zip(points, weights, strict=True):
+        a, b = 1 / ns, x / ns
+        uu, uv, vv = uu + weight * a * a, uv + weight * a * b, vv + weight * b * b
+        u, v = u + weight * a, v + weight * b
     determinant = uu * vv - uv * uv
     if determinant > 1e-12 * uu * vv:
         latency, slope = (u * vv - v * uv) / determinant, (v * uu - u * uv) / determinant

@@ -154,7 +154,8 @@ def _under_torchrun(device: str, backend: str, is_quick: bool, budget_s: float) 
 def _start(num_ranks: int, device: str, is_quick: bool, budget_s: float) -> list[dict[str, Any]] | str:
     """The links between ranks that are started here, or why they could not be measured."""
     # A forked process cannot use a GPU that its parent has used.
-    context = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
+    is_cuda = device == "cuda"
+    context = multiprocessing.get_context("spawn") if is_cuda else multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="dflop-") as folder:
         receiving, sending = context.Pipe(duplex=False)
         processes = [

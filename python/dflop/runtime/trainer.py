@@ -344,7 +344,7 @@ def device_of(name: str) -> torch.device:
 
 
 def check_device(options: Options, device: torch.device) -> None:
-    """Nothing if a GPU is the one that the model profile was measured on; a CPU the command line has compared.
+    """Nothing if a GPU is one of those the model profile is of; a CPU the command line has compared.
 
     Args:
         options: Of this run.

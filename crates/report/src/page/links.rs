@@ -93,7 +93,7 @@ fn plot(links: &[&LinkProfile]) -> Markup {
     let name = links.first().map_or_else(String::new, |l| {
         format!("{}, {}", format::plural(u64::from(l.num_ranks), "rank"), span(l))
     });
-    let lines: Vec<Line> = links
+    let curves: Vec<Line> = links
         .iter()
         .map(|link| {
             let (class, what) = describe(link.collective);
@@ -126,5 +126,5 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         })
         .collect();
     let columns = [words("communication"), numbers("message"), numbers("time")];
-    plotted(&name, &line_plot(&plot, &lines), &table_below(&name, &columns, &rows))
+    plotted(&name, &line_plot(&plot, &curves), &table_below(&name, &columns, &rows))
 }

@@ -310,7 +310,7 @@ fn points_table(unit: &str, points: &[&MeasuredPoint]) -> Markup {
     table_below(&format!("over {unit}"), &columns, &rows)
 }
 
-/// Modules measured cut by tensor parallelism or with LoRA adapters.
+/// Modules measured cut by tensor parallelism or with `LoRA` adapters.
 fn variants(model: &ModelProfile) -> Markup {
     let all: Vec<Vec<String>> = model
         .variants
