@@ -12,6 +12,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const HIDDEN: u64 = 64;
+/// Id, position, target and mask of a token.
+const INPUTS: u64 = 25;
 /// Bytes a token: kept by the linear part and the attention, workspace of both; parameters of one module.
 const MODULES: [(&str, [u64; 4], u64); 6] = [
     ("encoder_embedding", [11, 0, 5, 0], 700),
@@ -122,7 +124,7 @@ fn closed_forms() {
     let tokens = 100;
     let microbatches = vec![one(tokens, 30, 10); 6];
     let hidden = HIDDEN * u64::from(tokens);
-    let in_flight = u64::from(tokens) * 2 * (900 + 120);
+    let in_flight = u64::from(tokens) * (2 * (900 + 120) + INPUTS);
     let fixed = model.fixed_memory(MIDDLE, 1).static_bytes();
     let workspace = u64::from(tokens) * 310;
     // GPipe: at the last forward all six are kept, each with its result; of the four open messages one is the
@@ -210,10 +212,11 @@ fn recomputation_moves_bytes_from_kept_to_workspace() {
     };
     let (none, selective, full) = (run(Recompute::None), run(Recompute::Selective), run(Recompute::Full));
     let incoming = 100 * HIDDEN;
-    assert_eq!(none.activation_bytes, 2 * 100 * (900 + 120) - incoming);
-    assert_eq!(selective.activation_bytes, 2 * 100 * (300 + 120) - incoming);
+    let borders = incoming - 100 * INPUTS;
+    assert_eq!(none.activation_bytes, 2 * 100 * (900 + 120) - borders);
+    assert_eq!(selective.activation_bytes, 2 * 100 * (300 + 120) - borders);
     assert_eq!(selective.workspace_bytes, 100 * (310 + 900 - 300));
-    assert_eq!(full.activation_bytes, 2 * incoming - incoming);
+    assert_eq!(full.activation_bytes, 2 * incoming - borders);
     assert_eq!(full.workspace_bytes, 100 * (310 + 900 + 120 - HIDDEN));
     assert!(full.total_bytes() < selective.total_bytes() && selective.total_bytes() < none.total_bytes());
 }
@@ -262,7 +265,7 @@ fn adapters_alone_have_gradients_and_states() {
     let memory = peak(&model, MIDDLE, &[one(100, 1, 0)], "F0 B0");
     assert_eq!(memory.parameter_bytes, 2 * 4 * 8_500);
     assert_eq!((memory.gradient_bytes, memory.optimizer_bytes), (2 * 2_000, 2 * 8 * 500));
-    assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) - 100 * HIDDEN);
+    assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) - 100 * (HIDDEN - INPUTS));
 }
 
 #[test]
@@ -358,10 +361,10 @@ impl Oracle<'_> {
             }
             _ => {}
         }
-        if let (RankPart::Stage(StageLayers { is_first: false, .. }), Some(first)) =
-            (self.part, modules.first_mut())
-        {
-            first.1 -= self.borders(j).0;
+        if let (RankPart::Stage(stage), Some(first)) = (self.part, modules.first_mut()) {
+            // The message is the first layer's own input; ids and the like come beside.
+            first.1 += INPUTS * llm;
+            first.1 -= if stage.is_first { 0 } else { self.borders(j).0 };
         }
         modules
     }

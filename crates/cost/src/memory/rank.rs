@@ -11,6 +11,9 @@ use dflop_types::{MemoryReserve, ModelProfile};
 /// Actions whose receives the runtime has open, the running one included (`num_ahead` of its executor).
 const NUM_AHEAD: usize = 4;
 
+/// Bytes of a token's id, position, target (64 bits each) and mask, which every stage gets.
+const INPUT_BYTES: u64 = 25;
+
 /// What the device says of memory, the modules apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
@@ -152,9 +155,11 @@ impl CostModel {
             push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);
         }
         let incoming = if stage.is_first { features } else { hidden };
-        if let Some(first) = pieces.first_mut().filter(|_| !stage.is_first) {
+        if let Some(first) = pieces.first_mut().filter(|first| first.kept > 0) {
             // The first layer keeps its input: that is what came in, and it is named there.
-            first.kept = first.kept.saturating_sub(incoming);
+            let named = if stage.is_first { 0 } else { incoming };
+            let inputs = total.saturating_mul(INPUT_BYTES);
+            first.kept = first.kept.saturating_sub(named).saturating_add(inputs);
         }
         let outgoing = if stage.is_last { 0 } else { hidden };
         (MicrobatchBytes { pieces, incoming, outgoing }, is_extrapolated)
