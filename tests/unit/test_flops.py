@@ -389,7 +389,7 @@ def test_an_encoder_layer_keeps_what_the_rule_says(name):
     ours = _native.module_activation_bytes(
         json.dumps(CONFIGS[name]), "encoder_layer", ran.segments, value_bytes=4
     )
-    # Where segments differ, Hugging Face's loop over them copies their results into one tensor; packed kernels do not.
+    # Hugging Face's loop over segments copies their results into one tensor; packed kernels do not.
     copied = ran.leaf.numel() * 4 if is_native(name) else 0
     assert kept_bytes(ran, torch.float32) == ours + copied
 

@@ -190,8 +190,8 @@ pub(crate) struct ProfileModel {
 #[derive(Debug, Args)]
 pub(crate) struct Estimate {
     /// Estimate instead of measuring: no device, no PyTorch, no weights; every number is marked as estimated
-    #[arg(long)]
-    pub(crate) estimate: bool,
+    #[arg(long = "estimate", id = "estimate")]
+    pub(crate) is_wanted: bool,
     /// Device to estimate for, as in h100 (see dflop models)
     #[arg(long, value_name = "NAME", requires = "estimate")]
     pub(crate) hardware: Option<String>,

@@ -134,6 +134,30 @@ fn estimate() {
     snapshot("estimate", &said);
 }
 
+/// Whoever plans with an estimate is told so, wherever its numbers are shown.
+#[test]
+fn what_follows_from_an_estimate_is_marked() {
+    let session = Session::new();
+    session.profile_data();
+    session.edit("demo/dflop.yaml", |text| text.replace("device: cpu", "device: cuda"));
+    let estimate = ["profile", "model", "-c", "demo/dflop.yaml", "--estimate", "--hardware", "h200"];
+    let made = session.dflop(&estimate);
+    assert!(made.contains("status: 0") && made.contains("times are estimated, not measured"), "{made}");
+    for verb in ["plan", "simulate"] {
+        let said = session.dflop(&[verb, "-c", "demo/dflop.yaml"]);
+        assert!(said.contains("status: 0") && said.contains("estimated, not measured"), "{said}");
+    }
+    let said = session.dflop(&["report", "demo"]);
+    assert!(said.contains("status: 0"), "{said}");
+    let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    assert!(page.contains("The model, estimated") && page.matches("Estimated, not measured:").count() >= 2);
+    // A model of the catalogue is not the one in `model.dir`.
+    let other = session.dflop(&[&estimate[..], &["--model", "qwen2-vl-2b"]].concat());
+    assert!(other.contains("`model.dir` holds another model than `qwen2-vl-2b`"), "{other}");
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(said.contains("status: 2") && said.contains("model_config"), "{said}");
+}
+
 #[test]
 fn summaries() {
     let session = Session::new();

@@ -2,8 +2,9 @@
 
 use crate::error::CostError;
 use crate::memory::Holding;
-use crate::module::{Module, Repair};
+use crate::module::Module;
 use crate::network::{Links, Route, Transfer};
+use crate::phases::Repair;
 use crate::settings::{Choice, CostSettings};
 use dflop_types::{Collective, EncoderSegments, LinkSpan, MicrobatchShape, ModelProfile};
 
@@ -94,9 +95,9 @@ pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)>
 ///
 /// ```text
 /// trained                        F, B, I and W as measured
-/// frozen, something before it trains   F, and I as the whole backward
+/// frozen, trains before it       F, and I as the whole backward
 /// frozen, nothing before it      F
-/// trained, nothing before it     F, and B as W: only the very first product of I is saved, which was not measured apart
+/// trained, nothing before it     F, and B as W: of I only the very first product is saved, which no measurement shows
 /// recomputed                     B and I longer by the measured extra time, and by the forward of attention in `full`
 /// cut over ranks                 the variant of that degree; with the all-reduces where they are not in it
 /// ```

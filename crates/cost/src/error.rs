@@ -76,7 +76,8 @@ pub enum CostError {
     },
     /// The settings freeze a module whose gradient of the input was not measured apart.
     #[error(
-        "model profile, module `{module}`, curve `{part}`: the gradient of the input was not measured apart, must be to freeze it"
+        "model profile, module `{module}`, curve `{part}`: the gradient of the input was not measured apart, \
+         must be to freeze it"
     )]
     NoInputGradient {
         /// The module.

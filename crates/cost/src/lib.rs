@@ -48,6 +48,7 @@ mod load;
 pub mod memory;
 mod module;
 mod network;
+mod phases;
 mod sample;
 mod settings;
 mod work;
@@ -59,8 +60,8 @@ pub use load::Load;
 pub use memory::{
     MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
 };
-pub use module::Repair;
 pub use network::{Basis, Transfer};
+pub use phases::Repair;
 pub use sample::Typical;
 pub use settings::{ComponentSettings, CostSettings, Trained};
 pub use work::WorkMin;

@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::error::CostError;
 use crate::grid::{Curve, scale};
-use crate::module::Repair;
+use crate::phases::Repair;
 use dflop_types::{Collective, LinkProfile, LinkSpan, Network};
 use std::sync::Arc;
 

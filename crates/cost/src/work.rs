@@ -9,8 +9,8 @@ use dflop_types::MicrobatchShape;
 /// its samples are packed into microbatches.
 ///
 /// Attention is what it is; the linear part is taken at the best rate (time a token) that the curve has
-/// anywhere up to the whole batch. Rounding takes less than 3 ns a part and module (forward, backward, recomputation), which the methods take
-/// off.
+/// anywhere up to the whole batch. Rounding takes less than 3 ns a part and module (forward, backward,
+/// recomputation), which the methods take off.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkMin {
     encoder: f64,

@@ -1,5 +1,8 @@
 //! The analytic model: closed forms of a model small enough for a hand, and what an estimate must hold.
 
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
 use dflop_cost::CostModel;
 use dflop_cost::analytic::{
     Architecture, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, catalogue, catalogue_model,

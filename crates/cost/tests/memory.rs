@@ -62,11 +62,11 @@ fn profile() -> ModelProfile {
 fn model(kind: &str) -> CostModel {
     let mut profile = profile();
     kind.clone_into(&mut profile.device.kind);
-    CostModel::new(&profile).unwrap()
+    CostModel::new(&profile).expect("the profile is sound")
 }
 
 fn list(text: &str) -> Vec<Action> {
-    text.split_whitespace().map(|action| format!("0{action}").parse().unwrap()).collect()
+    text.split_whitespace().map(|action| format!("0{action}").parse().expect("an action")).collect()
 }
 
 /// A microbatch of one sample.
@@ -76,7 +76,6 @@ fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> RankMicrobatc
         encoder_segments: if feature_tokens == 0 { vec![] } else { segments },
         llm_tokens: vec![llm_tokens],
         label_tokens,
-        ..MicrobatchShape::default()
     };
     RankMicrobatch { shape, feature_tokens }
 }
@@ -94,7 +93,7 @@ fn peak(model: &CostModel, part: RankPart, microbatches: &[RankMicrobatch], acti
             copies_rows: false,
             sharding_degree: 1,
         })
-        .unwrap()
+        .expect("the list runs")
 }
 
 #[test]
@@ -191,7 +190,7 @@ fn bytes_that_fall_with_the_size_are_raised() {
 }
 
 fn with(profile: &ModelProfile, settings: &CostSettings) -> CostModel {
-    CostModel::with(profile, settings).unwrap()
+    CostModel::with(profile, settings).expect("the profile has it")
 }
 
 /// One layer, recomputed: what it does not keep is made again, for a while.
@@ -330,7 +329,7 @@ impl Oracle<'_> {
         let shape = &self.microbatches[j].shape;
         let bytes = |name: &str, total: u64, segments: u64| {
             let [kept, kept_attention, workspace, workspace_attention] =
-                MODULES.iter().find(|module| module.0 == name).unwrap().1;
+                MODULES.iter().find(|module| module.0 == name).expect("a module").1;
             (
                 kept * total + kept_attention * segments,
                 (workspace * total).max(workspace_attention * segments),

@@ -5,6 +5,9 @@ use dflop_cost::analytic::{AnalyticError, Architecture};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
+/// How many of a module there are, and the parameters of one, by name.
+type Counted = BTreeMap<String, (u64, u64)>;
+
 fn architecture(config: &str) -> PyResult<Architecture> {
     let config = serde_json::from_str(config).map_err(|error| {
         crate::error::raise(Kind::Profile, &format!("config.json is not JSON: {error}"), None)
@@ -14,7 +17,7 @@ fn architecture(config: &str) -> PyResult<Architecture> {
 
 /// Modules of a model with their counts and parameters; see `_native.pyi`.
 #[pyfunction]
-pub(crate) fn model_modules(config: &str) -> PyResult<(BTreeMap<String, (u64, u64)>, u64)> {
+pub(crate) fn model_modules(config: &str) -> PyResult<(Counted, u64)> {
     let architecture = architecture(config)?;
     let modules = architecture.modules();
     let counted = modules.iter().map(|m| (m.name.to_owned(), (m.count, m.num_parameters())));

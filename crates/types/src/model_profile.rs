@@ -86,12 +86,12 @@ pub struct ModuleProfile {
     pub parameter_bytes: u64,
 }
 
-/// Modules measured otherwise than alone and whole: cut by tensor parallelism, or frozen with LoRA adapters.
+/// Modules measured otherwise than alone and whole: cut by tensor parallelism, or frozen with `LoRA` adapters.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variant {
     /// Ranks that one layer is cut over.
     pub tensor_parallel_degree: u32,
-    /// Rank of the LoRA adapters on the frozen weights; 0: none, all weights train.
+    /// Rank of the `LoRA` adapters on the frozen weights; 0: none, all weights train.
     pub lora_rank: u32,
     /// Whether the times hold the collectives (measured on as many ranks); if not, one device ran one cut alone.
     pub has_collectives: bool,

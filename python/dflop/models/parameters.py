@@ -62,6 +62,7 @@ def materialise(
     dtype: torch.dtype,
     seed: int,
     std: Callable[[str], float],
+    fill: Callable[[torch.Tensor, str, int, float], None] = fill_parameter,
 ) -> None:
     """Gives a piece of a model on the meta device memory and values.
 
@@ -73,6 +74,7 @@ def materialise(
         dtype: of all parameters.
         seed: the seed of the run.
         std: standard deviation of a parameter, by its name.
+        fill: fills one parameter, with arguments as `fill_parameter` has them.
     """
     for name, buffer in piece.named_buffers():
         assert not buffer.is_meta, f"buffer `{name}` would hold garbage"
@@ -87,4 +89,4 @@ def materialise(
             # Only the device changes: frequencies of rotary embeddings stay float32 in every dtype.
             setattr(module, kind, buffer.to(device))
     for name, parameter in piece.named_parameters():
-        fill_parameter(parameter, name, seed, std(name))
+        fill(parameter, name, seed, std(name))

@@ -8,6 +8,7 @@ use dflop_cost::analytic::{Architecture, EstimateSettings, Hardware, catalogue_m
 use dflop_types::thousands;
 use dflop_types::{MadeFrom, ModelProfile, artifact};
 use serde_json::Value;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// What the first lines of a profile are shown for, in tokens.
@@ -108,8 +109,9 @@ fn summary(architecture: &Architecture, profile: &ModelProfile) -> String {
         let points = &measured.linear.points;
         let Some(point) = points.iter().find(|p| p.size >= SHOWN_TOKENS).or(points.last()) else { continue };
         let ms = |ns: u64| format!("{:.3} ms", ns as f64 / 1e6);
-        text += &format!(
-            "{:<22}{:>6}{:>16}{:>14}{:>14}  {} tokens{}\n",
+        let _ = writeln!(
+            text,
+            "{:<22}{:>6}{:>16}{:>14}{:>14}  {} tokens{}",
             module.name,
             measured.count,
             thousands(measured.num_parameters),

@@ -32,7 +32,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
     match verb {
         Verb::DemoData(arguments) => done(demo_data::run(&arguments)),
         Verb::Profile(Profile::Data(arguments)) => profile_data::run(&arguments, family),
-        Verb::Profile(Profile::Model(arguments)) if arguments.estimate.estimate => {
+        Verb::Profile(Profile::Model(arguments)) if arguments.estimate.is_wanted => {
             done(estimate::run(&arguments))
         }
         Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),

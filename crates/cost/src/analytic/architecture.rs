@@ -36,6 +36,8 @@ pub enum Patches {
 }
 
 /// The encoder.
+// Each is a fact of its own that a configuration states.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encoder {
     /// Layers that are run.
@@ -82,9 +84,9 @@ pub struct Encoder {
     pub window_tokens: Option<u64>,
     /// Sizes of segments are multiples of this.
     pub unit_tokens: u64,
-    /// Parameters before the layers beside the patches' own: positions, class token, a norm.
+    /// Parameters before the layers beside the patches' own: positions, class token.
     pub num_table_parameters: u64,
-    /// Of them, those of a norm that is run before the layers.
+    /// Whether a norm is run before the layers.
     pub has_norm_before: bool,
     /// Parameters after the layers that no forward reads: a norm or a head for other uses.
     pub num_unread_parameters: u64,
@@ -110,6 +112,8 @@ pub struct Projector {
 }
 
 /// The LLM backbone.
+// Each is a fact of its own that a configuration states.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Llm {
     /// Layers.

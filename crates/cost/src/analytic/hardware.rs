@@ -1,7 +1,9 @@
 //! Devices that are on sale, as their vendors describe them: peak rates without sparsity, bandwidths, memory.
 //!
-//! Numbers are the vendors' own, from the documents named at each; a vendor's "GB" is taken as 10^9 bytes. The table was
-//! made on 2026-11-21. What a program reaches of a peak is not in these documents: [`Efficiency`] is assumed.
+//! Numbers are the vendors' own, of the documents named at each; a vendor's "GB" is taken as 10^9 bytes. The table was
+//! made on 2026-11-21: those of H200, B200, L40S and MI300X were compared that day with public copies of their documents,
+//! those of A100, H100 and RTX 4090 and of the nodes' network cards were not. What a program reaches of a peak is in none
+//! of them: [`Efficiency`] is assumed.
 
 use super::error::AnalyticError;
 
@@ -109,8 +111,7 @@ const A100_40: Hardware = Hardware {
     pair_bytes_per_s: 300 * GB,
     // Eight cards of 200 Gb/s for eight devices.
     cluster_bytes_per_s: 25 * GB,
-    source: "NVIDIA A100 Tensor Core GPU datasheet (nvidia-a100-datasheet-us-nvidia-1758950-r4-web), 2022, \
-             https://www.nvidia.com/en-us/data-center/a100/",
+    source: "NVIDIA A100 Tensor Core GPU datasheet, 2022, https://www.nvidia.com/en-us/data-center/a100/",
     system: "NVIDIA DGX A100: 8 x 200 Gb/s, https://www.nvidia.com/en-us/data-center/dgx-a100/",
     efficiency: A100_EFFICIENCY,
 };
@@ -161,6 +162,7 @@ pub const HARDWARE: [Hardware; 8] = [
         name: "b200",
         title: "NVIDIA B200 SXM 180 GB",
         // HGX B200, eight devices, with sparsity: 36 PFLOP/s of FP16, 18 of TF32; half of an eighth. FP32: 600 TFLOP/s.
+        // NVIDIA's earlier architecture brief has 1,100 for TF32 and 80 for FP32.
         half_gflops: 2_250_000,
         float32_gflops: 75_000,
         tf32_gflops: 1_125_000,

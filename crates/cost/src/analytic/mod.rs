@@ -6,6 +6,7 @@
 
 mod architecture;
 mod catalogue;
+mod defaults;
 mod error;
 mod fields;
 mod hardware;

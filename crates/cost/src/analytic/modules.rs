@@ -335,7 +335,7 @@ const fn activation(width: u64, kept: u64) -> Kind {
     pass(width, 2 * kept, 3 * kept, kept, kept, kept)
 }
 
-/// SiLU of one product times the other: two functions. Both products and the activation are kept.
+/// `SiLU` of one product times the other: two functions. Both products and the activation are kept.
 const fn gate(width: u64) -> Kind {
     cut_pass(pass(width, 5, 9, 3, 2, 3))
 }

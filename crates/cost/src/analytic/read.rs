@@ -1,6 +1,9 @@
 //! From `config.json` to integers: one function a family, with the defaults of its classes in transformers 5.23.
 
 use super::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
+use super::defaults::{
+    CLIP, INTERNVIT, LLAMA, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT, QWEN2_VL_VISION, SIGLIP,
+};
 use super::error::AnalyticError;
 use super::fields::Section;
 use serde_json::Value;
@@ -8,95 +11,6 @@ use serde_json::Value;
 /// Families whose configuration we read.
 pub const FAMILIES: [&str; 7] =
     ["llava_onevision", "llava_next", "internvl", "internvl_chat", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
-
-/// `Qwen2Config` (`models/qwen2/configuration_qwen2.py`).
-const QWEN2: &[(&str, u64)] = &[
-    ("vocab_size", 151_936),
-    ("hidden_size", 4_096),
-    ("intermediate_size", 22_016),
-    ("num_hidden_layers", 32),
-    ("num_attention_heads", 32),
-    ("num_key_value_heads", 32),
-];
-/// `LlamaConfig` (`models/llama/configuration_llama.py`); absent key-value heads are as many as heads.
-const LLAMA: &[(&str, u64)] = &[
-    ("vocab_size", 32_000),
-    ("hidden_size", 4_096),
-    ("intermediate_size", 11_008),
-    ("num_hidden_layers", 32),
-    ("num_attention_heads", 32),
-];
-/// `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig`.
-const QWEN2_VL_TEXT: &[(&str, u64)] = &[
-    ("vocab_size", 152_064),
-    ("hidden_size", 8_192),
-    ("intermediate_size", 29_568),
-    ("num_hidden_layers", 80),
-    ("num_attention_heads", 64),
-    ("num_key_value_heads", 8),
-];
-/// `SiglipVisionConfig` (`models/siglip/configuration_siglip.py`).
-const SIGLIP: &[(&str, u64)] = &[
-    ("hidden_size", 768),
-    ("intermediate_size", 3_072),
-    ("num_hidden_layers", 12),
-    ("num_attention_heads", 12),
-    ("num_channels", 3),
-    ("image_size", 224),
-    ("patch_size", 16),
-];
-/// `CLIPVisionConfig` (`models/clip/configuration_clip.py`).
-const CLIP: &[(&str, u64)] = &[
-    ("hidden_size", 768),
-    ("intermediate_size", 3_072),
-    ("num_hidden_layers", 12),
-    ("num_attention_heads", 12),
-    ("num_channels", 3),
-    ("image_size", 224),
-    ("patch_size", 32),
-];
-/// `InternVLVisionConfig` (`models/internvl/configuration_internvl.py`).
-const INTERNVIT: &[(&str, u64)] = &[
-    ("hidden_size", 1_024),
-    ("intermediate_size", 4_096),
-    ("num_hidden_layers", 24),
-    ("num_attention_heads", 16),
-    ("num_channels", 3),
-    ("image_size", 448),
-    ("patch_size", 14),
-];
-/// `Qwen2VLVisionConfig`; its width is `embed_dim`, and `hidden_size` that of the features.
-const QWEN2_VL_VISION: &[(&str, u64)] = &[
-    ("depth", 32),
-    ("embed_dim", 1_280),
-    ("mlp_ratio", 4),
-    ("num_heads", 16),
-    ("in_channels", 3),
-    ("patch_size", 14),
-    ("spatial_merge_size", 2),
-    ("temporal_patch_size", 2),
-];
-/// `Qwen2_5_VLVisionConfig`.
-const QWEN2_5_VL_VISION: &[(&str, u64)] = &[
-    ("depth", 32),
-    ("hidden_size", 3_584),
-    ("intermediate_size", 3_420),
-    ("num_heads", 16),
-    ("in_channels", 3),
-    ("patch_size", 14),
-    ("spatial_merge_size", 2),
-    ("temporal_patch_size", 2),
-    ("window_size", 112),
-];
-/// `Qwen2AudioEncoderConfig` (`models/qwen2_audio/configuration_qwen2_audio.py`).
-const QWEN2_AUDIO: &[(&str, u64)] = &[
-    ("d_model", 1_280),
-    ("encoder_layers", 32),
-    ("encoder_attention_heads", 20),
-    ("encoder_ffn_dim", 5_120),
-    ("num_mel_bins", 128),
-    ("max_source_positions", 1_500),
-];
 
 impl Architecture {
     /// What `config.json` describes.
@@ -189,10 +103,10 @@ fn layers_read(config: &Value, num_layers: u64, absent: i64) -> Result<(u64, u64
         None => Some(absent),
         Some(value) => value.as_i64(),
     };
-    let last = num_layers as i64;
+    let last = num_layers.cast_signed();
     let read = index.map(|index| if index < 0 { last + 1 + index } else { index });
     match read.filter(|read| (1..=last).contains(read)) {
-        Some(read) => Ok((read as u64, (last - read) as u64)),
+        Some(read) => Ok((read.cast_unsigned(), (last - read).cast_unsigned())),
         None => Err(whole.error(name, "must be one layer of the encoder")),
     }
 }

@@ -7,6 +7,7 @@ A whole model on the meta device costs no memory, and a piece taken from it is H
 
 from __future__ import annotations
 
+import functools
 import json
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 
 from dflop.models.errors import profile_error
 from dflop.models.packing import PACKED
-from dflop.models.parameters import materialise
+from dflop.models.parameters import fill_parameter, materialise
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.pieces import Prepared
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _MAX_LAYERS, _MAX_LAYERS_LARGE, _LARGE_LAYER_PARAMETERS = 4, 2, 50_000_000
 _STD = 0.02
 _SEED = 0
+# Odd, so that rows of a weight are not all alike.
+_BLOCK_VALUES = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class ModelPiece:
             module.requires_grad_(False)
             if self.adapters != "none":
                 add_adapters(module.get_submodule(self.adapters), settings.lora_rank)
-        materialise(module, settings.device, settings.dtype, _SEED, lambda _: _STD)
+        materialise(module, settings.device, settings.dtype, _SEED, lambda _: _STD, _fill_fast)
         return module.train()
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
@@ -243,6 +246,23 @@ class ModelPiece:
             return module(leaf.requires_grad_() if self.wants_input_gradient else leaf, *fed.others)
 
         return Prepared(forward, (fed.leaf, *fed.buffers))
+
+
+@functools.cache
+def _block(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randn(_BLOCK_VALUES, generator=generator).to(device, dtype)
+
+
+@torch.no_grad()
+def _fill_fast(parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
+    """As `fill_parameter`, but with few values over and over: the time of no operator depends on them."""
+    if parameter.dim() < 2 or parameter.numel() <= _BLOCK_VALUES:
+        fill_parameter(parameter, name, seed, std)
+        return
+    block = _block(parameter.device, parameter.dtype) * std
+    for part in parameter.view(-1).split(_BLOCK_VALUES):
+        part.copy_(block[: part.numel()])
 
 
 def random_states(settings: PieceSettings, *shape: int) -> torch.Tensor:

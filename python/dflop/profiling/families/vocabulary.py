@@ -1,7 +1,9 @@
 """Embedding and head with the vocabulary cut over the ranks, as Megatron has it.
 
-ids --> own rows, zeros for the others' ids --(sum)--> embedded
+    ids --> own rows, zeros for the others' ids --(sum)--> embedded
     hidden --(entry)--> own logits --> largest, sum of exponentials, target's --(each over all ranks)--> loss
+
+Ids, hidden states and targets are the same on all ranks.
 """
 
 from __future__ import annotations
