@@ -15,6 +15,7 @@ pub mod diff;
 pub mod error;
 pub mod estimate;
 pub mod family;
+mod foreign;
 pub mod location;
 mod measure;
 pub mod merge;

@@ -11,6 +11,7 @@ pub(crate) mod neighbour;
 mod seal;
 
 use crate::error::DataError;
+use crate::foreign::guarded;
 use crate::problems;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
@@ -281,8 +282,8 @@ impl Opened {
         let mut file = File::open(path).map_err(|source| cannot_read(path, source))?;
         header::refuse_json(path, &mut file)?;
         let sealed = seal::check_footer(&mut file).map_err(|broken| not_sealed(path, broken))?;
-        let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())
-            .map_err(|error| malformed(path, error.to_string()))?;
+        let metadata = guarded(|| ArrowReaderMetadata::load(&file, ArrowReaderOptions::new()))
+            .map_err(|cause| malformed(path, cause))?;
         if metadata.schema().fields() != columns::schema().fields() {
             return Err(malformed(path, other_columns(metadata.schema())));
         }
@@ -332,10 +333,9 @@ impl Opened {
     fn rows(&mut self) -> Result<Rows, ArtifactError> {
         self.sealed.check_pages(&mut self.file).map_err(|broken| not_sealed(&self.path, broken))?;
         let file = self.file.try_clone().map_err(|source| cannot_read(&self.path, source))?;
-        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone())
-            .with_batch_size(BATCH_ROWS)
-            .build()
-            .map_err(|error| malformed(&self.path, error.to_string()))?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
+        let reader = guarded(|| builder.with_batch_size(BATCH_ROWS).build())
+            .map_err(|cause| malformed(&self.path, cause))?;
         Ok(Rows {
             path: self.path.clone(),
             reader,
@@ -368,7 +368,7 @@ impl Iterator for Rows {
                 hasher.push(&sample);
                 return Some(Ok(sample));
             }
-            let Some(batch) = self.reader.next() else {
+            let Some(batch) = guarded(|| self.reader.next().transpose()).transpose() else {
                 let found = self.hasher.take()?.finish(&self.header);
                 if found == self.content_hash {
                     return None;
@@ -376,9 +376,7 @@ impl Iterator for Rows {
                 let cause = format!("its content hash is {found}, its header says {}", self.content_hash);
                 return Some(Err(malformed(&self.path, cause)));
             };
-            let samples = batch
-                .map_err(|error| error.to_string())
-                .and_then(|batch| columns::samples(&batch, &self.header.sources));
+            let samples = batch.and_then(|batch| columns::samples(&batch, &self.header.sources));
             match samples {
                 Ok(samples) => self.batch = samples.into_iter(),
                 Err(cause) => {

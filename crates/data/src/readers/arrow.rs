@@ -6,8 +6,9 @@
 
 use super::arrow_rows::{self, Body};
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile, guarded};
+use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
+use crate::foreign::guarded;
 use crate::location::Location;
 use crate::store::{ReadSeek, Stores};
 use arrow_array::{ArrayRef, RecordBatch};

@@ -1,8 +1,9 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile, guarded};
+use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
+use crate::foreign::guarded;
 use crate::location::Location;
 use crate::store::{Opened, ReadSeek, Stores};
 use arrow_array::RecordBatch;
