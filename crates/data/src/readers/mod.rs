@@ -8,6 +8,7 @@ mod fields;
 mod huggingface;
 mod json;
 mod parquet;
+mod parquet_footer;
 mod tables;
 mod tar;
 mod webdataset;

@@ -1,24 +1,26 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
-use super::fields;
 use super::tables::{self, Row, Rows, TableFile};
+use super::{fields, parquet_footer};
 use crate::error::DataError;
 use crate::foreign::guarded;
 use crate::location::Location;
 use crate::store::{Opened, ReadSeek, Stores};
 use arrow_array::RecordBatch;
 use bytes::Bytes;
+use parquet::DecodeResult;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
     RowSelection, RowSelector,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, RowGroupMetaData};
+use parquet::file::FOOTER_SIZE;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataPushDecoder, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufReader, Read, SeekFrom};
+use std::io::{BufReader, ErrorKind, Read, SeekFrom};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// One Parquet file.
@@ -48,11 +50,7 @@ impl ParquetFile {
         if let Some(footer) = self.footer.get() {
             return Ok(Arc::clone(footer));
         }
-        let options = ArrowReaderOptions::new()
-            .with_column_index_policy(PageIndexPolicy::Skip)
-            .with_offset_index_policy(PageIndexPolicy::Optional);
-        let metadata = guarded(|| ArrowReaderMetadata::load(file, options))
-            .map_err(|cause| unsound(&self.location, cause))?;
+        let metadata = guarded(|| load(file)).map_err(|cause| unsound(&self.location, cause))?;
         let needed = fields::needed(metadata.schema(), &self.columns)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), needed);
@@ -106,6 +104,32 @@ impl TableFile for ParquetFile {
             return tables::only_row(&self.location, &batch, index);
         }
         Err(tables::past_the_end(&self.location, index, footer.num_rows))
+    }
+}
+
+/// What the end of the file says, checked before it is decoded.
+fn load(file: &SharedFile) -> Result<ArrowReaderMetadata, ParquetError> {
+    let mut decoder = ParquetMetaDataPushDecoder::try_new(file.len)?
+        .with_column_index_policy(PageIndexPolicy::Skip)
+        .with_offset_index_policy(PageIndexPolicy::Optional);
+    loop {
+        match decoder.try_decode()? {
+            DecodeResult::NeedsData(ranges) => {
+                let mut parts = Vec::new();
+                for range in &ranges {
+                    let bytes = file.get_bytes(range.start, (range.end - range.start) as usize)?;
+                    if range.end == file.len - FOOTER_SIZE as u64 {
+                        parquet_footer::check(&bytes).map_err(ParquetError::General)?;
+                    }
+                    parts.push(bytes);
+                }
+                decoder.push_ranges(ranges, parts)?;
+            }
+            DecodeResult::Data(metadata) => {
+                return ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new());
+            }
+            DecodeResult::Finished => return Err(ParquetError::General("it has no footer".to_owned())),
+        }
     }
 }
 
@@ -239,6 +263,10 @@ impl Read for SharedFileAt {
         let mut reader = self.file.reader.lock().unwrap_or_else(PoisonError::into_inner);
         reader.seek(SeekFrom::Start(self.at))?;
         let read = reader.read(buffer)?;
+        // The decoder skips what it does not know without a look at how much was there: it would go on past the end.
+        if read == 0 && !buffer.is_empty() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
         self.at += read as u64;
         Ok(read)
     }
