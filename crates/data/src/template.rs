@@ -460,6 +460,7 @@ mod tests {
         assert!(refused("{{ messages[0].content[0] }}").contains("writes 0 of 2 turns"));
         assert!(refused("{{ strftime_now('%d') }}").contains("it asks for the date"));
         assert!(refused("{{ raise_exception('no talk') }}").ends_with("the chat template: line 1: no talk"));
+        assert!(refused("{{ 1|tojson(indent=65) }}").ends_with("an indent of 65, must be at most 64"));
         let alternates = format!(
             "{{% if messages[0].role == 'assistant' %}}{{{{ raise_exception('ask') }}}}{{% endif %}}{CHATML}"
         );
