@@ -22,6 +22,7 @@ mod measure;
 pub mod merge;
 pub mod mixture;
 mod model_files;
+mod parquet_source;
 mod previous;
 pub mod probe;
 pub mod problems;

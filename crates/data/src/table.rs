@@ -12,6 +12,7 @@ mod seal;
 
 use crate::error::DataError;
 use crate::foreign::guarded;
+use crate::parquet_source::{self, SharedFile};
 use crate::problems;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
@@ -21,10 +22,10 @@ use header::Header;
 use neighbour::Neighbour;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
 use parquet::basic::{Compression, Encoding, ZstdLevel};
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{KeyValue, PageIndexPolicy};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use seal::{Broken, Sealed};
@@ -282,7 +283,8 @@ impl Opened {
         let mut file = File::open(path).map_err(|source| cannot_read(path, source))?;
         header::refuse_json(path, &mut file)?;
         let sealed = seal::check_footer(&mut file).map_err(|broken| not_sealed(path, broken))?;
-        let metadata = guarded(|| ArrowReaderMetadata::load(&file, ArrowReaderOptions::new()))
+        let source = source(&file).map_err(|error| cannot_read(path, error))?;
+        let metadata = guarded(|| parquet_source::load(&source, PageIndexPolicy::Skip))
             .map_err(|cause| malformed(path, cause))?;
         if metadata.schema().fields() != columns::schema().fields() {
             return Err(malformed(path, other_columns(metadata.schema())));
@@ -332,8 +334,8 @@ impl Opened {
     /// The samples, not yet checked by the rules of samples.
     fn rows(&mut self) -> Result<Rows, ArtifactError> {
         self.sealed.check_pages(&mut self.file).map_err(|broken| not_sealed(&self.path, broken))?;
-        let file = self.file.try_clone().map_err(|source| cannot_read(&self.path, source))?;
-        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
+        let source = source(&self.file).map_err(|error| cannot_read(&self.path, error))?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source, self.metadata.clone());
         let reader = guarded(|| builder.with_batch_size(BATCH_ROWS).build())
             .map_err(|cause| malformed(&self.path, cause))?;
         Ok(Rows {
@@ -345,6 +347,13 @@ impl Opened {
             content_hash: self.content_hash.clone(),
         })
     }
+}
+
+/// The file for its decoder.
+fn source(file: &File) -> io::Result<SharedFile> {
+    let reader = file.try_clone()?;
+    let len = reader.metadata()?.len();
+    Ok(SharedFile::new(Box::new(reader), len))
 }
 
 /// The samples of a file whose bytes were checked.

@@ -8,7 +8,6 @@ mod fields;
 mod huggingface;
 mod json;
 mod parquet;
-mod parquet_footer;
 mod tables;
 mod tar;
 mod webdataset;

@@ -1,27 +1,22 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
+use super::fields;
 use super::tables::{self, Row, Rows, TableFile};
-use super::{fields, parquet_footer};
 use crate::error::DataError;
 use crate::foreign::guarded;
 use crate::location::Location;
-use crate::store::{Opened, ReadSeek, Stores};
+use crate::parquet_source::{self, SharedFile};
+use crate::store::Stores;
 use arrow_array::RecordBatch;
-use bytes::Bytes;
-use parquet::DecodeResult;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
-    RowSelection, RowSelector,
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
 };
 use parquet::errors::ParquetError;
-use parquet::file::FOOTER_SIZE;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataPushDecoder, RowGroupMetaData};
-use parquet::file::reader::{ChunkReader, Length};
+use parquet::file::metadata::{PageIndexPolicy, RowGroupMetaData};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufReader, ErrorKind, Read, SeekFrom};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// One Parquet file.
 #[derive(Debug)]
@@ -50,7 +45,8 @@ impl ParquetFile {
         if let Some(footer) = self.footer.get() {
             return Ok(Arc::clone(footer));
         }
-        let metadata = guarded(|| load(file)).map_err(|cause| unsound(&self.location, cause))?;
+        let metadata = guarded(|| parquet_source::load(file, PageIndexPolicy::Optional))
+            .map_err(|cause| unsound(&self.location, cause))?;
         let needed = fields::needed(metadata.schema(), &self.columns)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), needed);
@@ -67,7 +63,8 @@ impl ParquetFile {
     }
 
     fn open(&self, stores: &Stores) -> Result<(SharedFile, Arc<Footer>), DataError> {
-        let file = SharedFile::new(stores.open(&self.location)?);
+        let opened = stores.open(&self.location)?;
+        let file = SharedFile::new(opened.reader, opened.len);
         let footer = self.footer(&file)?;
         Ok((file, footer))
     }
@@ -104,32 +101,6 @@ impl TableFile for ParquetFile {
             return tables::only_row(&self.location, &batch, index);
         }
         Err(tables::past_the_end(&self.location, index, footer.num_rows))
-    }
-}
-
-/// What the end of the file says, checked before it is decoded.
-fn load(file: &SharedFile) -> Result<ArrowReaderMetadata, ParquetError> {
-    let mut decoder = ParquetMetaDataPushDecoder::try_new(file.len)?
-        .with_column_index_policy(PageIndexPolicy::Skip)
-        .with_offset_index_policy(PageIndexPolicy::Optional);
-    loop {
-        match decoder.try_decode()? {
-            DecodeResult::NeedsData(ranges) => {
-                let mut parts = Vec::new();
-                for range in &ranges {
-                    let bytes = file.get_bytes(range.start, (range.end - range.start) as usize)?;
-                    if range.end == file.len - FOOTER_SIZE as u64 {
-                        parquet_footer::check(&bytes).map_err(ParquetError::General)?;
-                    }
-                    parts.push(bytes);
-                }
-                decoder.push_ranges(ranges, parts)?;
-            }
-            DecodeResult::Data(metadata) => {
-                return ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new());
-            }
-            DecodeResult::Finished => return Err(ParquetError::General("it has no footer".to_owned())),
-        }
     }
 }
 
@@ -206,68 +177,5 @@ impl Iterator for Groups {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_batch().map_err(|cause| unsound(&self.location, cause)).transpose()
-    }
-}
-
-/// One open file, for the Parquet decoder, which reads at several offsets in turn.
-#[derive(Clone)]
-struct SharedFile {
-    reader: Arc<Mutex<Box<dyn ReadSeek>>>,
-    len: u64,
-}
-
-impl SharedFile {
-    fn new(opened: Opened) -> Self {
-        Self { reader: Arc::new(Mutex::new(opened.reader)), len: opened.len }
-    }
-}
-
-impl Length for SharedFile {
-    fn len(&self) -> u64 {
-        self.len
-    }
-}
-
-impl ChunkReader for SharedFile {
-    type T = BufReader<SharedFileAt>;
-
-    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(BufReader::new(SharedFileAt { file: self.clone(), at: start }))
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
-            return Err(ParquetError::EOF(format!(
-                "{length} bytes are named at byte {start}, the file has {}",
-                self.len
-            )));
-        }
-        let mut bytes = Vec::with_capacity(length);
-        SharedFileAt { file: self.clone(), at: start }.take(length as u64).read_to_end(&mut bytes)?;
-        if bytes.len() != length {
-            return Err(ParquetError::EOF(format!("{} of {length} bytes are there", bytes.len())));
-        }
-        Ok(bytes.into())
-    }
-}
-
-/// The shared file, read from an offset on.
-struct SharedFileAt {
-    file: SharedFile,
-    at: u64,
-}
-
-impl Read for SharedFileAt {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // A reader whose other user has panicked is sought anew here: its state does not matter.
-        let mut reader = self.file.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        reader.seek(SeekFrom::Start(self.at))?;
-        let read = reader.read(buffer)?;
-        // The decoder skips what it does not know without a look at how much was there: it would go on past the end.
-        if read == 0 && !buffer.is_empty() {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        self.at += read as u64;
-        Ok(read)
     }
 }
