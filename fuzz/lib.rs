@@ -8,7 +8,49 @@ use dflop_data::probe::{MediaKind, probe_bytes};
 use dflop_data::store::Stores;
 use dflop_data::tokens::ChatTokenizer;
 use dflop_data::{DataError, readers, table};
+use sha2::{Digest as _, Sha256};
 use std::path::Path;
+
+/// A target: its name, and what it does with an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 28] = [
+    ("probe_adts", |bytes| probe(b"\xff\xf1\x50\x80", bytes)),
+    ("probe_aiff", |bytes| probe(b"FORM\0\0\0\0AIFF", bytes)),
+    ("probe_any_media", |bytes| probe(b"", bytes)),
+    ("probe_avi", |bytes| probe(b"RIFF\0\0\0\0AVI ", bytes)),
+    ("probe_bmp", |bytes| probe(b"BM\0\0\0\0\0\0\0\0\0\0\0\0\x28\0", bytes)),
+    ("probe_flac", |bytes| probe(b"fLaC", bytes)),
+    ("probe_gif", |bytes| probe(b"GIF89a", bytes)),
+    ("probe_heif", |bytes| probe(b"\0\0\0\x10ftypavif", bytes)),
+    ("probe_jpeg", |bytes| probe(b"\xff\xd8\xff", bytes)),
+    ("probe_matroska", |bytes| probe(b"\x1a\x45\xdf\xa3", bytes)),
+    ("probe_mp3", |bytes| probe(b"ID3\x04", bytes)),
+    ("probe_mp4", |bytes| probe(b"\0\0\0\x10ftypisom", bytes)),
+    ("probe_ogg", |bytes| probe(b"OggS", bytes)),
+    ("probe_png", |bytes| probe(b"\x89PNG\r\n\x1a\n", bytes)),
+    ("probe_tiff", |bytes| probe(b"II*\0", bytes)),
+    ("probe_wav", |bytes| probe(b"RIFF\0\0\0\0WAVE", bytes)),
+    ("probe_webp", |bytes| probe(b"RIFF\0\0\0\0WEBP", bytes)),
+    ("records_arrow", |bytes| records("r.arrow", bytes)),
+    ("records_json", |bytes| records("r.json", bytes)),
+    ("records_jsonl", |bytes| records("r.jsonl", bytes)),
+    ("records_parquet", |bytes| records("r.parquet", bytes)),
+    ("records_tar", |bytes| records("r.tar", bytes)),
+    ("conversation", conversation),
+    ("family", family),
+    ("mixture", mixture),
+    ("profile", profile),
+    ("template", template),
+    ("tokenizer", tokenizer),
+];
+
+/// Runs the target of this name.
+pub fn check(target: &str, bytes: &[u8]) {
+    let (_, run) = TARGETS.iter().find(|(name, _)| *name == target).expect("it is a target");
+    run(bytes);
+}
 
 /// Reads `start` and then `noise` as a media file; `start` leads to the reader under test.
 pub fn probe(start: &[u8], noise: &[u8]) {
@@ -60,8 +102,13 @@ pub fn records(name: &str, bytes: &[u8]) {
             if let Ok(value) = record.parse() {
                 let _ = Conversation::parse(&value);
             }
-            let again = reader.fetch(&stores, record.place).expect("what was read is read again");
-            assert_eq!((again.place, again.hash()), (record.place, record.hash()));
+            let again = reader.fetch(&stores, record.place);
+            // Single rows of a Parquet file are sought by its page index, which may be damaged alone. Where that leads
+            // to another row, training misses the hash in the profile.
+            if !name.ends_with(".parquet") {
+                let again = again.expect("what was read is read again");
+                assert_eq!((again.place, again.hash()), (record.place, record.hash()));
+            }
         }
         if num_records < 1_000
             && let Ok(count) = count
@@ -71,11 +118,33 @@ pub fn records(name: &str, bytes: &[u8]) {
     });
 }
 
-/// Reads `bytes` as a data profile: one that is sealed, or an error.
+/// Reads `bytes` as a data profile, as it is and under a seal of its own: damage would not get past the old one.
 pub fn profile(bytes: &[u8]) {
-    with_file("data_profile.parquet", bytes, |path| {
-        let _ = table::read(path);
-    });
+    let sealed = sealed(bytes);
+    for bytes in [Some(bytes), sealed.as_deref()].into_iter().flatten() {
+        with_file("data_profile.parquet", bytes, |path| {
+            let _ = table::read(path);
+        });
+    }
+}
+
+/// The profile with hashes that fit; nothing where it has no place for them.
+fn sealed(bytes: &[u8]) -> Option<Vec<u8>> {
+    let hex = |hash: Sha256| -> Vec<u8> {
+        let halves = hash.finalize().into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        halves.map(|half| b"0123456789abcdef"[usize::from(half)]).collect()
+    };
+    let tail = bytes.len().checked_sub(8)?;
+    let footer_bytes = u32::from_le_bytes(bytes[tail..tail + 4].try_into().ok()?);
+    let start = tail.checked_sub(footer_bytes as usize)?;
+    let at = start + bytes[start..].windows(6).rposition(|window| window == b"pages=")? + 6;
+    let own_at = at + 64 + b" footer=".len();
+    let mut sealed = bytes.to_vec();
+    sealed.get(own_at..own_at + 64)?;
+    sealed[at..at + 64].copy_from_slice(&hex(Sha256::new().chain_update(&bytes[..start])));
+    let own = Sha256::new().chain_update(&sealed[start..own_at]).chain_update(&sealed[own_at + 64..]);
+    sealed[own_at..own_at + 64].copy_from_slice(&hex(own));
+    Some(sealed)
 }
 
 /// Reads `bytes` as a mixture.
@@ -98,7 +167,16 @@ const MODEL: [(&str, &str); 3] = [
     ("preprocessor_config.json", "{}"),
     ("tokenizer_config.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#),
 ];
-const TOKENIZER: &str = include_str!("../fixtures/demo/tokenizer.json");
+/// Of few words, so that templates come fast.
+const TOKENIZER: &str = r#"{
+    "version": "1.0", "truncation": null, "padding": null,
+    "added_tokens": [
+        {"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+        {"id": 2, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+    ],
+    "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "hi": 3, "the": 4, "cat": 5}, "unk_token": "<unk>"}
+}"#;
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}";
 
 /// Opens a model directory with this tokenizer and template, and tokenises conversations with it.

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dflop_fuzz::family(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dflop_fuzz::check("family", bytes));

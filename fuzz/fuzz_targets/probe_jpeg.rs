@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dflop_fuzz::probe(b"\xff\xd8\xff", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dflop_fuzz::check("probe_jpeg", bytes));

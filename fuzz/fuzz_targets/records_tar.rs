@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dflop_fuzz::records("r.tar", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dflop_fuzz::check("records_tar", bytes));

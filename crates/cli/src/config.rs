@@ -7,8 +7,9 @@ mod section;
 
 use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
+use dflop_data::yaml;
 use dflop_types::{Cluster, Hint};
-use saphyr::{LoadableYamlNode, MarkedYaml};
+use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
 use std::fmt::{self, Write as _};
@@ -223,8 +224,8 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// [`ConfigError::Syntax`] and [`ConfigError::Unsound`].
 pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
-    let documents = MarkedYaml::load_from_str(text)
-        .map_err(|error| ConfigError::Syntax { path: path.to_owned(), cause: error.to_string() })?;
+    let documents = yaml::load::<MarkedYaml<'_>>(text)
+        .map_err(|cause| ConfigError::Syntax { path: path.to_owned(), cause })?;
     let directory =
         path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
     let mut problems = Vec::new();

@@ -4,7 +4,8 @@
 //! tokens of a model family, and [`tokens`] counts the text. [`profile::profile_into`] does so for every sample of a
 //! [`mixture`]; [`dataset::Dataset`] reads the same samples again for training and holds them to what was profiled;
 //! [`table`] is the profile's file, [`problems`] the table of bad samples beside it, [`merge`] makes one of the parts that
-//! several processes wrote, [`diff`] says what changed; [`summary`] says it to people; [`demo`] makes data to try it on.
+//! several processes wrote, [`diff`] says what changed; [`summary`] says it to people; [`demo`] makes data to try it on; [`yaml`]
+//! loads what people write.
 
 mod chunks;
 pub mod conversation;
@@ -15,11 +16,13 @@ pub mod diff;
 pub mod error;
 pub mod estimate;
 pub mod family;
+mod foreign;
 pub mod location;
 mod measure;
 pub mod merge;
 pub mod mixture;
 mod model_files;
+mod parquet_source;
 mod previous;
 pub mod probe;
 pub mod problems;
@@ -32,6 +35,7 @@ pub mod table;
 pub mod tally;
 mod template;
 pub mod tokens;
+pub mod yaml;
 
 pub use error::DataError;
 pub use measure::{Media, MediaUse};

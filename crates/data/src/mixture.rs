@@ -17,10 +17,11 @@
 
 use crate::error::DataError;
 use crate::location::Location;
+use crate::yaml;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
+use saphyr::{MarkedYaml, Scalar, YamlData};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -291,8 +292,8 @@ pub fn read(path: &Path, media_root: Option<&Path>) -> Result<Mixture, DataError
 /// [`DataError::Mixture`] with every problem of the file.
 pub fn parse(path: &Path, text: &str, media_root: Option<&Path>) -> Result<Mixture, DataError> {
     let unsound = |problems| DataError::Mixture { path: path.to_owned(), problems };
-    let documents =
-        MarkedYaml::load_from_str(text).map_err(|error| unsound(vec![format!("it is not YAML: {error}")]))?;
+    let documents = yaml::load::<MarkedYaml<'_>>(text)
+        .map_err(|cause| unsound(vec![format!("it is not YAML: {cause}")]))?;
     let directory = Location::parse(&path.to_string_lossy()).parent();
     let root = media_root.map(|root| Location::parse(&root.to_string_lossy()));
     let mut problems = Vec::new();

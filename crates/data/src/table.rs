@@ -11,6 +11,8 @@ pub(crate) mod neighbour;
 mod seal;
 
 use crate::error::DataError;
+use crate::foreign::guarded;
+use crate::parquet_source::{self, SharedFile};
 use crate::problems;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
@@ -20,10 +22,10 @@ use header::Header;
 use neighbour::Neighbour;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
 use parquet::basic::{Compression, Encoding, ZstdLevel};
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{KeyValue, PageIndexPolicy};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use seal::{Broken, Sealed};
@@ -281,8 +283,9 @@ impl Opened {
         let mut file = File::open(path).map_err(|source| cannot_read(path, source))?;
         header::refuse_json(path, &mut file)?;
         let sealed = seal::check_footer(&mut file).map_err(|broken| not_sealed(path, broken))?;
-        let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())
-            .map_err(|error| malformed(path, error.to_string()))?;
+        let source = source(&file).map_err(|error| cannot_read(path, error))?;
+        let metadata = guarded(|| parquet_source::load(&source, PageIndexPolicy::Skip))
+            .map_err(|cause| malformed(path, cause))?;
         if metadata.schema().fields() != columns::schema().fields() {
             return Err(malformed(path, other_columns(metadata.schema())));
         }
@@ -331,11 +334,10 @@ impl Opened {
     /// The samples, not yet checked by the rules of samples.
     fn rows(&mut self) -> Result<Rows, ArtifactError> {
         self.sealed.check_pages(&mut self.file).map_err(|broken| not_sealed(&self.path, broken))?;
-        let file = self.file.try_clone().map_err(|source| cannot_read(&self.path, source))?;
-        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone())
-            .with_batch_size(BATCH_ROWS)
-            .build()
-            .map_err(|error| malformed(&self.path, error.to_string()))?;
+        let source = source(&self.file).map_err(|error| cannot_read(&self.path, error))?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source, self.metadata.clone());
+        let reader = guarded(|| builder.with_batch_size(BATCH_ROWS).build())
+            .map_err(|cause| malformed(&self.path, cause))?;
         Ok(Rows {
             path: self.path.clone(),
             reader,
@@ -345,6 +347,13 @@ impl Opened {
             content_hash: self.content_hash.clone(),
         })
     }
+}
+
+/// The file for its decoder.
+fn source(file: &File) -> io::Result<SharedFile> {
+    let reader = file.try_clone()?;
+    let len = reader.metadata()?.len();
+    Ok(SharedFile::new(Box::new(reader), len))
 }
 
 /// The samples of a file whose bytes were checked.
@@ -368,7 +377,7 @@ impl Iterator for Rows {
                 hasher.push(&sample);
                 return Some(Ok(sample));
             }
-            let Some(batch) = self.reader.next() else {
+            let Some(batch) = guarded(|| self.reader.next().transpose()).transpose() else {
                 let found = self.hasher.take()?.finish(&self.header);
                 if found == self.content_hash {
                     return None;
@@ -376,9 +385,7 @@ impl Iterator for Rows {
                 let cause = format!("its content hash is {found}, its header says {}", self.content_hash);
                 return Some(Err(malformed(&self.path, cause)));
             };
-            let samples = batch
-                .map_err(|error| error.to_string())
-                .and_then(|batch| columns::samples(&batch, &self.header.sources));
+            let samples = batch.and_then(|batch| columns::samples(&batch, &self.header.sources));
             match samples {
                 Ok(samples) => self.batch = samples.into_iter(),
                 Err(cause) => {

@@ -24,6 +24,7 @@
 mod jinja;
 
 use crate::conversation::{Conversation, Part, Role, Turn};
+use crate::foreign::guarded;
 use crate::probe::MediaKind;
 use jinja::{environment, generation_as_filter, strip_as_python, words};
 use minijinja::{Environment, Value, context};
@@ -99,9 +100,8 @@ impl ChatTemplate {
         for (name, token) in special_tokens {
             environment.add_global(name.clone(), Value::from(token.as_str()));
         }
-        environment
-            .add_template_owned(NAME, source)
-            .map_err(|error| format!("the chat template does not parse: {}", words(&error)))?;
+        guarded(|| environment.add_template_owned(NAME, source).map_err(|error| words(&error)))
+            .map_err(|cause| format!("the chat template does not parse: {cause}"))?;
         let mut template = Self { environment, has_generation, forms: Forms::default(), placeholders };
         template.forms = template.probe()?;
         Ok(template)
@@ -189,7 +189,8 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        template.render(variables).map_err(|error| format!("the chat template: {}", words(&error)))
+        guarded(|| template.render(variables).map_err(|error| words(&error)))
+            .map_err(|cause| format!("the chat template: {cause}"))
     }
 
     /// The turn as the template takes it; with marks around what the assistant says where `is_marked`.
@@ -459,6 +460,7 @@ mod tests {
         assert!(refused("{{ messages[0].content[0] }}").contains("writes 0 of 2 turns"));
         assert!(refused("{{ strftime_now('%d') }}").contains("it asks for the date"));
         assert!(refused("{{ raise_exception('no talk') }}").ends_with("the chat template: line 1: no talk"));
+        assert!(refused("{{ 1|tojson(indent=65) }}").ends_with("an indent of 65, must be at most 64"));
         let alternates = format!(
             "{{% if messages[0].role == 'assistant' %}}{{{{ raise_exception('ask') }}}}{{% endif %}}{CHATML}"
         );

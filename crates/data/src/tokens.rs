@@ -18,6 +18,7 @@
 use crate::conversation::{Conversation, Part};
 use crate::error::DataError;
 use crate::family::{Family, Marks, MediaShape, Piece};
+use crate::foreign::guarded;
 use crate::model_files::ModelFiles;
 use crate::probe::MediaKind;
 use crate::template::{ChatTemplate, KIND_NAMES, Rendered, index_of};
@@ -81,7 +82,8 @@ impl ChatTokenizer {
         let special_tokens = files.special_tokens()?;
         let settings = files.tokenizer_config.json()?;
         let model = |cause| files.tokenizer.unsound(cause);
-        let tokenizer = tokenizer(&files.tokenizer.bytes, &settings, &special_tokens).map_err(model)?;
+        let tokenizer =
+            guarded(|| tokenizer(&files.tokenizer.bytes, &settings, &special_tokens)).map_err(model)?;
         let vocabulary = vocabulary(config);
         if let Some(size) = vocabulary {
             let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
@@ -130,12 +132,11 @@ impl ChatTokenizer {
         let has_bos = self.bos_token.as_ref().is_some_and(|bos| rendered.text.starts_with(bos.as_str()));
         let filled = self.fill(conversation, rendered, shapes)?;
         let text = filled.text.as_str();
-        let encoding = if filled.answers.is_empty() {
-            self.tokenizer.encode_fast(text, !has_bos)
-        } else {
-            self.tokenizer.encode(text, !has_bos)
-        };
-        let encoding = encoding.map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
+        let encoding = guarded(|| match filled.answers.as_slice() {
+            [] => self.tokenizer.encode_fast(text, !has_bos),
+            _ => self.tokenizer.encode(text, !has_bos),
+        })
+        .map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
         let is_label = self.labels(&encoding, &filled.answers);
         Self::runs(&encoding, &is_label, filled)
     }

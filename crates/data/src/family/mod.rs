@@ -227,6 +227,8 @@ pub(crate) fn unread(family: &'static str, media: &str) -> DataError {
 pub(crate) fn uniform_frames(total: u64, max: u32, fps_and_duration_s: Option<(f64, f64)>) -> Vec<u32> {
     let wanted =
         fps_and_duration_s.map_or(u64::MAX, |(fps, seconds)| ((seconds * fps).round() as u64).max(1));
+    // Positions have 32 bits, which last for two years at 60 frames a second; a damaged file may claim more.
+    let total = total.min(1 << 32);
     let n = total.min(u64::from(max)).min(wanted).max(1);
     (0..n).map(|k| (k * (total - 1)).checked_div(n - 1).unwrap_or(0) as u32).collect()
 }
@@ -245,6 +247,7 @@ mod tests {
         // 2.6 s at 1 frame a second are 3 frames of 78; 0.2 s are 1.
         assert_eq!(uniform_frames(78, 32, Some((1.0, 2.6))), [0, 38, 77]);
         assert_eq!(uniform_frames(6, 32, Some((1.0, 0.2))), [0]);
+        assert_eq!(uniform_frames(u64::MAX, 3, None), [0, u32::MAX / 2, u32::MAX]);
     }
 
     proptest! {

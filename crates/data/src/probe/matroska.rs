@@ -104,8 +104,9 @@ fn answer(file: &File) -> Result<Probe, Fault> {
     .lasting(named_s.or(Some(seconds(span_ns.saturating_add(frame_ns)))));
     // The duration covers sound that may be longer than the pictures: the track's own frame time is truer.
     // It is rounded to a nanosecond, so that 30 frames a second would read 30.0000003.
-    let fps = if frame_ns > 0 { Some((1e15 / frame_ns as f64).round() / 1e6) } else { probe.fps };
-    Ok(Probe { fps, ..probe })
+    // A damaged file may claim frames of centuries, whose rate is rounded to nothing.
+    let fps = Some((1e15 / frame_ns as f64).round() / 1e6).filter(|fps| fps.is_finite() && *fps > 0.0);
+    Ok(Probe { fps: fps.or(probe.fps), ..probe })
 }
 
 struct Element {

@@ -6,8 +6,9 @@
 
 use super::arrow_rows::{self, Body};
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile, guarded};
+use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
+use crate::foreign::guarded;
 use crate::location::Location;
 use crate::store::{ReadSeek, Stores};
 use arrow_array::{ArrayRef, RecordBatch};
@@ -314,19 +315,35 @@ fn bytes_at(file: &mut dyn ReadSeek, range: Range<u64>) -> Result<Buffer, Failur
 /// The bytes behind the header, whose buffers lie inside it and claim no absurd size.
 fn whole_body(body: &mut Body<'_>, batch: arrow_ipc::RecordBatch<'_>) -> Result<Buffer, Failure> {
     let bytes = bytes_at(body.file, body.range.clone())?;
+    let mut claims = Vec::new();
     for buffer in batch.buffers().iter().flatten() {
         let range = arrow_rows::range_of(buffer, bytes.len() as u64)?;
         let found = &bytes[range.start as usize..range.end as usize];
-        let claim = found.first_chunk().map_or(0, |claim| i64::from_le_bytes(*claim));
-        let (any, each) = UNPACKED_BYTES;
-        let limit = (any + each * found.len() as u64).min(MAX_UNPACKED_BYTES);
-        if batch.compression().is_some() && u64::try_from(claim).is_ok_and(|claim| claim > limit) {
-            let packed = found.len();
-            let cause = format!("{packed} packed bytes claim {claim} unpacked, must be at most {limit}");
-            return Err(unsound(cause));
+        if batch.compression().is_some() {
+            let claim = found.first_chunk().map_or(0, |claim| i64::from_le_bytes(*claim));
+            // One that is stored as it is claims -1.
+            claims.push((found.len() as u64, u64::try_from(claim).unwrap_or(0)));
         }
     }
+    check_claims(&claims, bytes.len() as u64)?;
     Ok(bytes)
+}
+
+/// Whether packed buffers of a body, by (bytes, bytes they claim to have unpacked), may be unpacked: each, and all of
+/// them, which may be the same bytes again and again.
+fn check_claims(claims: &[(u64, u64)], body_bytes: u64) -> Result<(), Failure> {
+    let limit_of = |packed: u64| UNPACKED_BYTES.0.saturating_add(UNPACKED_BYTES.1.saturating_mul(packed));
+    let refuse = |packed: u64, claim: u128, limit: u64| {
+        unsound(format!("{packed} packed bytes claim {claim} unpacked, must be at most {limit}"))
+    };
+    for &(packed, claim) in claims {
+        let limit = limit_of(packed).min(MAX_UNPACKED_BYTES);
+        if claim > limit {
+            return Err(refuse(packed, claim.into(), limit));
+        }
+    }
+    let (sum, limit) = (claims.iter().map(|claim| u128::from(claim.1)).sum(), limit_of(body_bytes));
+    if sum > u128::from(limit) { Err(refuse(body_bytes, sum, limit)) } else { Ok(()) }
 }
 
 /// Whether the end of a file in file format agrees with its messages.
@@ -348,4 +365,32 @@ fn check_footer(file: &mut dyn ReadSeek, len: u64, num_batches: usize) -> Result
         return Ok(());
     }
     Err(unsound(format!("its footer lists {listed} batches, there are {num_batches}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_buffers_are_bounded_each_and_together() {
+        const MIB: u64 = 1 << 20;
+        let said = |claims: &[(u64, u64)], body_bytes| match check_claims(claims, body_bytes) {
+            Ok(()) => String::new(),
+            Err(Failure::Unsound(cause)) => cause,
+            Err(Failure::Io(error)) => error.to_string(),
+        };
+        assert_eq!(said(&[(0, 16 * MIB)], 0), "");
+        assert_eq!(
+            said(&[(1, 100 * MIB)], 0),
+            "1 packed bytes claim 104857600 unpacked, must be at most 16781312"
+        );
+        assert_eq!(said(&[(MIB, 2049 * MIB)], MIB).split_once(", ").unwrap().1, "must be at most 2147483648");
+        // Many buffers may share bytes of the body.
+        let shared = [(600, 16 * MIB); 1000];
+        assert_eq!(
+            said(&shared, 600),
+            "600 packed bytes claim 16777216000 unpacked, must be at most 19234816"
+        );
+        assert_eq!(said(&shared, 600_000 * 8), "");
+    }
 }

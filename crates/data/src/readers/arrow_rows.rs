@@ -1,11 +1,12 @@
 //! Some rows of an Arrow batch, read by what its buffers say of them, without the rest of the batch.
 
 use super::arrow::{Failure, unsound};
-use super::tables::guarded;
+use crate::foreign::guarded;
 use crate::store::ReadSeek;
 use arrow_array::{Array as _, ArrayRef, RecordBatch, RecordBatchOptions, make_array, new_empty_array};
 use arrow_buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
 use arrow_schema::{DataType, Schema};
+use std::convert::Infallible;
 use std::io::SeekFrom;
 use std::ops::Range;
 use std::sync::Arc;
@@ -137,9 +138,11 @@ impl Layout {
             return Err(unsound(format!("rows {} to {} of an array of {length}", rows.start, rows.end)));
         }
         let num_rows = (rows.end - rows.start) as usize;
-        let empty = new_empty_array(data_type).to_data().into_builder().len(num_rows).align_buffers(true);
+        // Of a type that cannot be, a map of numbers say, there is no array.
+        let empty = guarded(|| Ok::<_, Infallible>(new_empty_array(data_type).to_data())).map_err(unsound)?;
+        let empty = empty.into_builder().len(num_rows).align_buffers(true);
         if matches!(data_type, D::Null) {
-            return Ok(make_array(empty.build().map_err(unsound)?));
+            return guarded(|| empty.build().map(make_array)).map_err(unsound);
         }
         let validity = self.next_buffer()?;
         let nulls = if num_nulls == 0 || validity.length() == 0 {
@@ -190,7 +193,7 @@ impl Layout {
             }
         };
         // `build` looks at every offset and every text.
-        Ok(make_array(guarded(|| data.build()).map_err(unsound)?))
+        guarded(|| data.build().map(make_array)).map_err(unsound)
     }
 
     fn next_buffer(&mut self) -> Result<arrow_ipc::Buffer, Failure> {

@@ -12,8 +12,9 @@ use crate::error::DataError;
 use crate::location::Location;
 use crate::mixture::Source;
 use crate::store::Stores;
+use crate::yaml;
 use field_map::FieldMap;
-use saphyr::{LoadableYamlNode as _, Scalar, Yaml};
+use saphyr::{Scalar, Yaml};
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashMap};
 use std::io::Read as _;
@@ -198,8 +199,8 @@ fn file(
         let value = if location.extension() == "json" {
             serde_json::from_str(&text).map_err(|error| format!("it is not JSON: {error}"))
         } else {
-            Yaml::load_from_str(&text)
-                .map_err(|error| format!("it is not YAML: {error}"))
+            yaml::load::<Yaml<'_>>(&text)
+                .map_err(|cause| format!("it is not YAML: {cause}"))
                 .and_then(|documents| documents.first().map_or(Ok(Value::Null), json))
         };
         let value = value.map_err(|cause| unsound(&location, &cause))?;

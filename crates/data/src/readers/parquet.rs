@@ -1,24 +1,22 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
 use super::fields;
-use super::tables::{self, Row, Rows, TableFile, guarded};
+use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
+use crate::foreign::guarded;
 use crate::location::Location;
-use crate::store::{Opened, ReadSeek, Stores};
+use crate::parquet_source::{self, SharedFile};
+use crate::store::Stores;
 use arrow_array::RecordBatch;
-use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
-    RowSelection, RowSelector,
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
 };
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{PageIndexPolicy, RowGroupMetaData};
-use parquet::file::reader::{ChunkReader, Length};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufReader, Read, SeekFrom};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// One Parquet file.
 #[derive(Debug)]
@@ -47,10 +45,7 @@ impl ParquetFile {
         if let Some(footer) = self.footer.get() {
             return Ok(Arc::clone(footer));
         }
-        let options = ArrowReaderOptions::new()
-            .with_column_index_policy(PageIndexPolicy::Skip)
-            .with_offset_index_policy(PageIndexPolicy::Optional);
-        let metadata = guarded(|| ArrowReaderMetadata::load(file, options))
+        let metadata = guarded(|| parquet_source::load(file, PageIndexPolicy::Optional))
             .map_err(|cause| unsound(&self.location, cause))?;
         let needed = fields::needed(metadata.schema(), &self.columns)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
@@ -68,7 +63,8 @@ impl ParquetFile {
     }
 
     fn open(&self, stores: &Stores) -> Result<(SharedFile, Arc<Footer>), DataError> {
-        let file = SharedFile::new(stores.open(&self.location)?);
+        let opened = stores.open(&self.location)?;
+        let file = SharedFile::new(opened.reader, opened.len);
         let footer = self.footer(&file)?;
         Ok((file, footer))
     }
@@ -181,64 +177,5 @@ impl Iterator for Groups {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_batch().map_err(|cause| unsound(&self.location, cause)).transpose()
-    }
-}
-
-/// One open file, for the Parquet decoder, which reads at several offsets in turn.
-#[derive(Clone)]
-struct SharedFile {
-    reader: Arc<Mutex<Box<dyn ReadSeek>>>,
-    len: u64,
-}
-
-impl SharedFile {
-    fn new(opened: Opened) -> Self {
-        Self { reader: Arc::new(Mutex::new(opened.reader)), len: opened.len }
-    }
-}
-
-impl Length for SharedFile {
-    fn len(&self) -> u64 {
-        self.len
-    }
-}
-
-impl ChunkReader for SharedFile {
-    type T = BufReader<SharedFileAt>;
-
-    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(BufReader::new(SharedFileAt { file: self.clone(), at: start }))
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
-            return Err(ParquetError::EOF(format!(
-                "{length} bytes are named at byte {start}, the file has {}",
-                self.len
-            )));
-        }
-        let mut bytes = Vec::with_capacity(length);
-        SharedFileAt { file: self.clone(), at: start }.take(length as u64).read_to_end(&mut bytes)?;
-        if bytes.len() != length {
-            return Err(ParquetError::EOF(format!("{} of {length} bytes are there", bytes.len())));
-        }
-        Ok(bytes.into())
-    }
-}
-
-/// The shared file, read from an offset on.
-struct SharedFileAt {
-    file: SharedFile,
-    at: u64,
-}
-
-impl Read for SharedFileAt {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // A reader whose other user has panicked is sought anew here: its state does not matter.
-        let mut reader = self.file.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        reader.seek(SeekFrom::Start(self.at))?;
-        let read = reader.read(buffer)?;
-        self.at += read as u64;
-        Ok(read)
     }
 }

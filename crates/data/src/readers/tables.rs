@@ -9,7 +9,6 @@ use arrow_array::RecordBatch;
 use dflop_types::Place;
 use serde_json::Value;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Fields and media of one row.
 pub(super) type Row = (Value, Vec<MediaPlace>);
@@ -51,18 +50,6 @@ pub(super) fn only_row(location: &Location, batch: &RecordBatch, index: u64) -> 
     }
     fields::row(batch, 0, &location.name(), index)
         .map_err(|cause| DataError::Record(format!("`{location}`: {cause}")))
-}
-
-/// What a decoder of another crate answers, its error as text. They panic on some damaged files; what they held is
-/// dropped then.
-///
-/// # Errors
-/// What the decoder says.
-pub(super) fn guarded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(decode)) {
-        Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err("its decoder gives up on it".to_owned()),
-    }
 }
 
 /// The error of a row that is not there.

@@ -8,6 +8,8 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 /// Instructions that one rendering may take, some seconds of them: a long conversation takes thousands.
 const FUEL: u64 = 20_000_000;
+/// Spaces a level that `tojson` may write.
+const MAX_INDENT: usize = 64;
 
 /// Jinja as transformers sets it up.
 pub(super) fn environment() -> Environment<'static> {
@@ -81,6 +83,10 @@ pub(super) fn strip_as_python<'t>(text: &'t str, what: Option<&str>, start: bool
 #[allow(clippy::needless_pass_by_value)]
 fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
+    if let Some(width) = indent.filter(|width| *width > MAX_INDENT) {
+        let cause = format!("`tojson` with an indent of {width}, must be at most {MAX_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, cause));
+    }
     let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
