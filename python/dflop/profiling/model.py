@@ -79,9 +79,7 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
     records = Records(asked.partial, key_of({**facts, "model_config": config_hash, "method": METHOD}))
     with _one_thread(is_cpu), _no_collection():
         # First: its ranks are forked, and this process has no threads of its own yet.
-        network = measure_network(
-            asked.device, facts["num_neighbours"], is_quick=not asked.network, budget_s=asked.budget_s
-        )
+        network = _network(asked, records, facts["num_neighbours"])
         if is_cpu:
             touch_heap(_HEAP_BYTES)
         pieces = load_pieces(asked.model_dir)
@@ -99,6 +97,20 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         "optimizer_ns_per_million": records.numbers["optimizer_ns_per_million"],
         "memory": reserve,
     }
+
+
+def _network(request: Request, records: Records, num_neighbours: int) -> dict[str, Any]:
+    """The links between ranks, measured unless the records have them."""
+    name = "network" if request.network else "network quick"
+    if name not in records.facts:
+        measured = measure_network(
+            request.device, num_neighbours, is_quick=not request.network, budget_s=request.budget_s
+        )
+        if not measured["links"]:
+            # Perhaps the ranks can talk the next time.
+            return measured
+        records.add_fact(name, measured)
+    return records.facts[name]
 
 
 class _Measuring:

@@ -47,6 +47,7 @@ class Records:
         self._key = key
         self.timings: defaultdict[str, list[Timing]] = defaultdict(list)
         self.numbers: dict[str, int] = {}
+        self.facts: dict[str, Any] = {}
         self.spent_ns = 0
         """Time all these measurements took, in nanoseconds."""
         if path is not None:
@@ -71,6 +72,8 @@ class Records:
     def _take(self, record: Mapping[str, Any]) -> None:
         if "number" in record:
             self.numbers[record["case"]] = int(record["number"])
+        elif "fact" in record:
+            self.facts[record["case"]] = record["fact"]
         else:
             timing = Timing(tuple(int(phase) for phase in record["phases_ns"]))
             self.timings[record["case"]].append(timing)
@@ -100,5 +103,16 @@ class Records:
             number: the number.
         """
         record = {"key": self._key, "case": case, "number": number}
+        self._take(record)
+        self._append(json.dumps(record))
+
+    def add_fact(self, case: str, fact: Any) -> None:
+        """Keeps what is no number; a later one replaces it.
+
+        Args:
+            case: what it says.
+            fact: anything that JSON can hold.
+        """
+        record = {"key": self._key, "case": case, "fact": fact}
         self._take(record)
         self._append(json.dumps(record))
