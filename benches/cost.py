@@ -258,7 +258,7 @@ def predict(bench: Bench, model: Any, shape: Shape) -> tuple[int, int, bool]:
 
 def compare_memory(bench: Bench, model: Any, shapes: list[Shape]) -> list[dict[str, Any]]:
     """Predicted and counted tensor bytes of a rank that runs one forward and one backward of each shape."""
-    from dflop.profiling.memory import ByteCounter
+    from dflop.models.byte_counter import ByteCounter
 
     rows = []
     for shape in shapes:

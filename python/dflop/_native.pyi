@@ -25,15 +25,16 @@ def load_config(path: str) -> str:
 def model_modules(config: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Modules of the model that `config` (the text of a `config.json`) describes.
 
-    Returns by name how many of it the model has and the parameters of one, and the parameters of the whole, each
-    matrix once. ProfileError for a field that decides the size and is missing or unknown.
+    Returns by name how many of it the model has and the parameters of one, and the parameters of the whole,
+    each matrix once. ProfileError for a field that decides the size and is missing or unknown.
     """
 
 def module_flops(config: str, module: str, segments: Sequence[int]) -> dict[str, int]:
     """Floating point operations of a module over segments of these tokens (label tokens for `llm_head`).
 
-    As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all between) and
-    `weight`, which make the backward; `recomputed`, the forward again under `torch.utils.checkpoint`.
+    As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all
+    between) and `weight`, which make the backward; `recomputed`, the forward again under
+    `torch.utils.checkpoint`.
     """
 
 def module_activation_bytes(
@@ -70,9 +71,7 @@ class CostModel:
         self, llm_tokens: Sequence[int], label_tokens: int, num_layers: int, is_first: bool, is_last: bool
     ) -> tuple[int, int, bool]:
         """Likewise of packed samples on a run of layers."""
-    def encoder_peak_bytes(
-        self, segments: Sequence[tuple[int, int]], feature_tokens: int
-    ) -> tuple[int, int]:
+    def encoder_peak_bytes(self, segments: Sequence[tuple[int, int]], feature_tokens: int) -> tuple[int, int]:
         """Tensor bytes at the peak of one forward and backward of the encoder; those held in any case."""
     def stage_peak_bytes(
         self,

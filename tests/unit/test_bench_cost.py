@@ -1,4 +1,4 @@
-"""The benchmark of the cost model: it draws within what was measured, and its numbers are those of its rows."""
+"""The benchmark of the cost model: draws within what was measured, and numbers that are those of its rows."""
 
 import importlib.util
 from pathlib import Path

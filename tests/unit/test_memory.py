@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflop.profiling.memory import ByteCounter, Phase, activation_bytes, peak_bytes
+from dflop.models.byte_counter import ByteCounter, Phase
+from dflop.profiling.memory import activation_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 

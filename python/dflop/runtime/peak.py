@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.profiling.memory import ByteCounter
+from dflop.models.byte_counter import ByteCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
