@@ -242,6 +242,22 @@ fn damaged_files_are_read_or_refused() {
     }
 }
 
+/// Where the decoder panics, the error names the file and says why.
+#[test]
+fn what_a_decoder_panics_on_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    for (file, name, cause) in [
+        ("records_arrow/offsets_cut_in_the_middle", "r.arrow", "assertion failed"),
+        ("records_parquet/dictionary_of_no_values", "r.parquet", "attempt to divide by zero"),
+    ] {
+        let error =
+            read_damaged(directory.path(), name, &std::fs::read(corpus.join(file)).unwrap()).unwrap_err();
+        let expected = format!("file: the code that reads it gave up: {cause}");
+        assert!(error.contains(name) && error.contains(&expected), "{error}");
+    }
+}
+
 /// Most memory that this process has had since the last call, in bytes.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
