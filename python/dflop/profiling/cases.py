@@ -225,7 +225,7 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
             return [
                 attend_packed(query, key, value, bounds, [size] * copies, scaling, is_causal=kind.is_causal)
             ]
-        outputs = [attend_segment(*states, scaling, is_causal=kind.is_causal) for states in inputs]
+        outputs = [attend_segment(q, k, v, scaling, is_causal=kind.is_causal) for q, k, v in inputs]
         return [out_1HTd.transpose(1, 2) for out_1HTd in outputs]
 
     def backward(outputs: list[torch.Tensor]) -> None:
