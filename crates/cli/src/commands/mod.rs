@@ -125,11 +125,6 @@ impl Inputs {
                 profiled.name, profiled.kind
             );
         }
-        if self.model_profile.is_estimated {
-            eprintln!(
-                "note: every time is estimated: the model profile comes from the analytic model, nothing was measured"
-            );
-        }
     }
 
     /// Nothing if the plan at `path` was made from these profiles and this configuration.

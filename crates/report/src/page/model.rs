@@ -41,7 +41,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     };
     let body = html! {
         @if model.is_estimated {
-            p class="note" { strong { "Estimated." } " Every time and size below comes from the analytic model; nothing was measured." }
+            p class="note" { strong { "Estimated, not measured:" } " every time and size below comes from the analytic model." }
         }
         (device(model))
         (legend(legend_of(model)))
