@@ -42,29 +42,35 @@ def model_profile(model_config):
     """A made-up profile: a microsecond a token and 50 us a call."""
 
     def curve(per_token_ns):
-        point = {"spread_ns": 0, "activation_bytes": 0, "repeats": 1}
+        zeros = dict.fromkeys(("input_ns", "weight_ns", "spread_ns", "activation_bytes", "workspace_bytes"), 0)
+        point = {**zeros, "repeats": 1}
         times = [(n, 50_000 + n * per_token_ns) for n in (1, 4096)]
         return {
             "points": [point | {"size": n, "forward_ns": ns, "backward_ns": 2 * ns} for n, ns in times],
         }
 
     module = {"attention": {"points": []}, "num_parameters": 1000, "parameter_bytes": 4000}
+    link = {
+        "collective": "point_to_point", "span": "node", "num_ranks": 2, "latency_ns": 100_000,
+        "bandwidth_bytes_per_s": 1_000_000_000, "points": [],
+    }  # fmt: skip
+    counts = {
+        "encoder_embedding": 1, "encoder_layer": 3, "projector": 1, "llm_embedding": 1, "llm_layer": 4, "llm_head": 1,
+    }  # fmt: skip
     return {
         "dflop": "model_profile",
-        "format_version": 1,
+        "format_version": 2,
         "made_from": {"model_config": model_config},
         "family": "llava_onevision",
+        "is_estimated": False,
         "device": {
             "kind": "cpu", "name": "made up", "num_threads": 1, "num_neighbours": 1, "dtype": "float32",
             "torch": "",
         },
-        "num_llm_layers": 4,
-        "num_encoder_layers": 3,
         "hidden_bytes": 512,
-        "network": {"latency_ns": 100_000, "bandwidth_bytes_per_s": 1_000_000_000},
+        "network": {"backend": "gloo", "is_assumed": False, "links": [link]},
         "modules": {
-            name: module | {"linear": curve(1000)}
-            for name in ("encoder", "llm_embedding", "llm_layer", "llm_head")
+            name: module | {"count": count, "linear": curve(1000)} for name, count in counts.items()
         },
         "optimizer_ns_per_million": 1_000_000,
     }  # fmt: skip
@@ -252,7 +258,7 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
     """`dflop train` with torchrun on this machine, until Ctrl-C: 130, no traceback, whole lines."""
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "dflop", "train", "--steps", "100000", "--out", str(out)],
+        [sys.executable, "-m", "dflop", "train", "--other-device", "--steps", "100000", "--out", str(out)],
         cwd=demo,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,

@@ -367,7 +367,7 @@ fn a_profile_with_everything_is_shown_with_its_marks() {
     fs::write(session.path("demo/model_profile.json"), profile.to_string()).unwrap();
     let mut text = session.dflop(&["show", "demo/model_profile.json"]);
     let planned = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
-    assert!(planned.contains("note: every time is estimated"), "{planned}");
+    assert!(planned.contains("estimated, not measured"), "{planned}");
     let json = session.dflop(&["show", "demo/model_profile.json", "--json"]);
     assert!(json.contains("\"repairs\": ["), "{json}");
     text = text.replace("  ", " ");

@@ -118,7 +118,7 @@ fn estimates_and_assumptions_are_marked() {
     for mark in [
         "The model, estimated",
         "estimated for ",
-        "<strong>Estimated.</strong>",
+        "<strong>Estimated, not measured:</strong>",
         "LLM (estimated)",
         "One LLM layer, without attention (estimated)",
         ">estimated</td>",
