@@ -13,13 +13,12 @@ from tiny_llava import write_model_dir
 import dflop
 from dflop.models import load_adapter
 from dflop.profiling import hash_config, profile_model, write_artifact
-from dflop.profiling.allocations import watch_allocations
 from dflop.profiling.artifact import hash_parts, to_text
 from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.families import load_pieces
-from dflop.profiling.memory import activation_bytes
+from dflop.profiling.memory import activation_bytes, watch_allocations
 from dflop.profiling.pieces import PieceSettings, Prepared
 from dflop.profiling.records import Records, key_of
 from dflop.profiling.request import Request

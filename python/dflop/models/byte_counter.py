@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_MARK = "dflop phase"
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,8 @@ class ByteCounter:
     """Counts the bytes of one device's tensors, exactly, phase by phase, within a `with` block.
 
     On a GPU these are the numbers of PyTorch's caching allocator, and counting costs nothing. On a CPU they
-    are the allocator's own events, buffers inside an operator included, taken with the profiler of PyTorch:
-    that slows the block down (some microseconds an operator), sees this thread and its backward only, and
-    does not see it when a tensor from before the block is freed.
+    are the allocator's own events, buffers inside an operator included: that slows the block down (some
+    microseconds an operator) and sees this thread and its backward only.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,9 +37,9 @@ class ByteCounter:
             device: Whose tensors count.
         """
         self._device = device
-        self._names: list[str] = []
-        self._profile: torch.profiler.profile | None = None
+        self._name: str | None = None
         self._start_bytes = 0
+        self._live_bytes = 0
         self.phases: list[Phase] = []
         """All phases, in order; complete when the block has ended."""
 
@@ -51,67 +47,65 @@ class ByteCounter:
         """Begins to count; bytes are those above what is allocated now."""
         if self._device.type == "cuda":
             self._start_bytes = torch.cuda.memory_allocated(self._device)
-        else:
-            # The profiler's own lines on stderr are of no use to anyone here.
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-            self._profile = torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-            )
-            self._profile.__enter__()
+        self._begin()
         return self
 
     def phase(self, name: str) -> None:
         """Ends the running phase and begins the next; what comes before the first is not reported."""
-        if self._device.type == "cuda":
-            self._end_cuda_phase()
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            with torch.profiler.record_function(_MARK):
-                pass
-        self._names.append(name)
+        self._end()
+        self._name = name
+        self._begin()
 
     def __exit__(self, *error: object) -> None:
         """Ends the last phase."""
-        if self._profile is None:
-            self._end_cuda_phase()
-            return
-        self._profile.__exit__(*error)
-        if error[0] is None:
-            self._read_events(self._profile)
-        self._profile = None
+        self._end()
+        self._name = None
 
     @property
     def peak_bytes(self) -> int:
         """The most over all phases; 0 without any."""
         return max((phase.peak_bytes for phase in self.phases), default=0)
 
-    def _end_cuda_phase(self) -> None:
-        if len(self.phases) == len(self._names):
-            return
-        peak = torch.cuda.max_memory_allocated(self._device) - self._start_bytes
-        end = torch.cuda.memory_allocated(self._device) - self._start_bytes
-        self.phases.append(Phase(self._names[len(self.phases)], peak, end))
+    def _begin(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            _log_allocations()
 
-    def _read_events(self, profile: torch.profiler.profile) -> None:
-        assert profile.profiler is not None
-        results = profile.profiler.kineto_results
-        assert results is not None
-        events = [e for e in results.events() if e.name() in ("[memory]", _MARK)]
-        # Stable: events of one nanosecond keep their order.
-        events.sort(key=lambda e: e.start_ns())
-        live = peak = 0
-        for event in events:
-            if event.name() == _MARK:
-                self._end_phase(peak, live)
-                peak = live
-            elif event.device_type().name == "CPU":
-                # The stubs of PyTorch do not know it.
-                live += cast("Any", event).nbytes()
+    def _end(self) -> None:
+        before = self._live_bytes
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device) - self._start_bytes
+            self._live_bytes = torch.cuda.memory_allocated(self._device) - self._start_bytes
+        else:
+            most, kept = _read_log()
+            peak, self._live_bytes = before + most, before + kept
+        if self._name is not None:
+            self.phases.append(Phase(self._name, peak, self._live_bytes))
+
+
+def _log_allocations() -> None:
+    """Has the CPU's allocator write down what it does, until `_read_log`.
+
+    Through PyTorch's profiler without Kineto, which takes seconds to start, writes to stderr, and was seen to
+    lose events.
+    """
+    from torch._C._autograd import _enable_profiler_legacy
+    from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+    # Of its switches only the memory's is on.
+    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    _enable_profiler_legacy(config)
+
+
+def _read_log() -> tuple[int, int]:
+    """The most bytes above those at the log's start, at least 0; and those at its end, which may be fewer."""
+    from torch._C._autograd import _disable_profiler_legacy
+
+    live = peak = 0
+    for thread in _disable_profiler_legacy():
+        for event in thread:
+            if event.kind() == "memory_alloc":
+                live += event.cpu_memory_usage()
                 peak = max(peak, live)
-        self._end_phase(peak, live)
-        # The first one ended at the first mark, before which nothing has a name.
-        self.phases = self.phases[1:]
-
-    def _end_phase(self, peak: int, live: int) -> None:
-        name = self._names[len(self.phases) - 1] if self.phases else ""
-        self.phases.append(Phase(name, peak, live))
+    return peak, live

@@ -14,6 +14,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Allocated:
+    """What one piece of work did to the memory, beyond what was there before it."""
+
+    kept_bytes: int
+    """Bytes more at its end than at its start; below 0 where it freed more."""
+    peak_bytes: int
+    """The most bytes more than at its start, at least 0."""
+
+
+def watch_allocations(work: Callable[[], Any], device: torch.device) -> tuple[Any, Allocated]:
+    """Runs `work` once and watches the allocator of `device`.
+
+    Args:
+        work: its result is alive when `kept_bytes` is read.
+        device: `cpu` or `cuda`.
+
+    Returns:
+        The result, and what was allocated.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    with ByteCounter(device) as counter:
+        counter.phase("work")
+        result = work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return result, Allocated(counter.phases[0].end_bytes, counter.phases[0].peak_bytes)
+
+
+@dataclass(frozen=True)
 class PieceBytes:
     """What one microbatch needs on one piece of a model."""
 

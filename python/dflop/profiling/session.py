@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.profiling import adaptive
-from dflop.profiling.allocations import watch_allocations
 from dflop.profiling.cases import JOINT, LINEAR, Case
-from dflop.profiling.memory import activation_bytes
+from dflop.profiling.memory import activation_bytes, watch_allocations
 from dflop.profiling.timer import timer_of
 
 if TYPE_CHECKING:
