@@ -287,6 +287,8 @@ def compare_memory(bench: Bench, model: Any, shapes: list[Shape]) -> list[dict[s
             "features": shape.features, "layers": shape.layers[1], "fixed_bytes": fixed,
             "measured_bytes": measured, "predicted_bytes": predicted, "error": predicted / measured - 1,
         })  # fmt: skip
+        # Freed while the next shape is counted, they would be taken off its bytes.
+        del forward, backward, outgoing
     return rows
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from dflop.models.byte_counter import ByteCounter, Phase
-from dflop.profiling.memory import activation_bytes, peak_bytes
+from dflop.profiling.memory import activation_bytes, common_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 
@@ -112,3 +112,22 @@ def test_a_stack_needs_what_its_layers_keep_and_one_workspace(num_layers, is_rec
     # Result and its gradient stand beside: those are the border's.
     predicted = num_layers * one.kept_bytes + one.workspace_bytes + 2 * hidden_bytes
     assert predicted * 0.9 <= counter.peak_bytes <= predicted
+
+
+def test_what_layers_share_is_counted_for_each():
+    """Each of three layers keeps the angles (400 bytes, one tensor) and its own input."""
+
+    class Turn(torch.nn.Module):
+        def forward(self, x, angles):
+            return x * angles
+
+    layers = torch.nn.ModuleList(Turn() for _ in range(3))
+
+    def forward():
+        x, angles = torch.ones(100, requires_grad=True), torch.ones(100).exp().requires_grad_()
+        for layer in layers:
+            x = layer(x, angles)
+        return x
+
+    assert common_bytes(forward, [], [], list(layers)) == 2 * 400
+    assert common_bytes(forward, [], [], []) == 0

@@ -15,10 +15,10 @@ from dflop.models import load_adapter
 from dflop.profiling import hash_config, profile_model, write_artifact
 from dflop.profiling.artifact import hash_parts, to_text
 from dflop.profiling.assemble import assemble
-from dflop.profiling.cases import Gradients
+from dflop.profiling.cases import Gradients, find_layers
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.families import load_pieces
-from dflop.profiling.memory import activation_bytes, watch_allocations
+from dflop.profiling.memory import activation_bytes, common_bytes, watch_allocations
 from dflop.profiling.pieces import PieceSettings, Prepared
 from dflop.profiling.records import Records, key_of
 from dflop.profiling.request import Request
@@ -176,8 +176,8 @@ def test_recomputation_keeps_less(profiled):
             # Selective: attention keeps what it keeps anyway.
             whole, less = kept[size] + of_attention, selective["activation_bytes"] + of_attention
             width = 48 if name == "llm_layer" else 32
-            # The input of the layer, and what all layers share: angles of the rotary embedding.
-            assert 4 * width * size <= full["activation_bytes"] <= 4 * (width + 12) * size
+            # The input of the layer, and what layers share but each counts: cosines and sines.
+            assert 4 * width * size <= full["activation_bytes"] <= 4 * (width + 24) * size
             assert full["activation_bytes"] < less < whole
             assert full["extra_ns"] >= 0
     assert all("recompute" not in profile["modules"][name] for name in ("projector", "llm_head"))
@@ -236,7 +236,10 @@ def test_linear_and_attention_bytes_add_up_to_the_pack(profiled, model_dir):
     curve = next(curve for curve in curves if curve.part == "linear")
     for size, kept in linear.items():
         case = curve.case(size, with_recompute=False)
-        counted = activation_bytes(case.forward, curve.built.module.parameters(), case.inputs)
+        parameters = list(curve.built.module.parameters())
+        layers = find_layers(curve.built.module, case.copies)
+        counted = activation_bytes(case.forward, parameters, case.inputs)
+        counted += common_bytes(case.forward, parameters, case.inputs, layers)
         predicted = case.copies * (kept + sum(attention[segment] for segment in case.segments))
         assert predicted == pytest.approx(counted, abs=case.copies * (1 + len(case.segments)))
 

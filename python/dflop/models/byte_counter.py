@@ -87,8 +87,7 @@ class ByteCounter:
 def _log_allocations() -> None:
     """Has the CPU's allocator write down what it does, until `_read_log`.
 
-    Through PyTorch's profiler without Kineto, which takes seconds to start, writes to stderr, and was seen to
-    lose events.
+    Through PyTorch's profiler without Kineto, which takes seconds to start and writes to stderr.
     """
     from torch._C._autograd import _enable_profiler_legacy
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig

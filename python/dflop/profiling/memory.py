@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import torch
 from dflop.models.byte_counter import ByteCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,54 @@ def activation_bytes(
         Bytes.
     """
     return _saved(forward, parameters, inputs).total_bytes
+
+
+def common_bytes(
+    forward: Callable[[], Any],
+    parameters: Iterable[torch.Tensor],
+    inputs: Iterable[torch.Tensor],
+    layers: Sequence[nn.Module],
+) -> int:
+    """Bytes that several layers of a stack keep in common, as the angles of rotary positions.
+
+    Divided by the number of layers, the bytes of a whole stack hold a part of them only; a stage of fewer
+    layers keeps them whole all the same.
+
+    Args:
+        forward: runs the stack once.
+        parameters: as for `activation_bytes`.
+        inputs: likewise.
+        layers: of the stack, in order.
+
+    Returns:
+        Of each storage its bytes times the layers that keep it beyond the first.
+    """
+    keepers: defaultdict[int, set[int]] = defaultdict(set)
+    current = [-1]
+    ours = {tensor.untyped_storage().data_ptr() for tensor in [*parameters, *inputs]}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in ours:
+            sizes[address] = storage.nbytes()
+            keepers[address].add(current[0])
+        return tensor
+
+    def entering(index: int) -> Callable[..., None]:
+        return lambda *_: current.__setitem__(0, index)
+
+    hooks = [layer.register_forward_pre_hook(entering(index)) for index, layer in enumerate(layers)]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = forward()
+        # The graph holds the storages up to here, so no address stands for two of them.
+        del result
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(sizes[address] * (len(by) - 1) for address, by in keepers.items())
 
 
 def touch_heap(num_bytes: int) -> None:

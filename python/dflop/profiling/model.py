@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("dflop")
 
-METHOD = 2
+METHOD = 3
 """Raised when a change to the measuring makes older records incomparable."""
 # Of the time, what the whole model has where there are variants, too.
 _WHOLE_SHARE = 0.6

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.profiling import adaptive
-from dflop.profiling.cases import JOINT, LINEAR, Case
-from dflop.profiling.memory import activation_bytes, watch_allocations
+from dflop.profiling.cases import JOINT, LINEAR, Case, find_layers
+from dflop.profiling.curves import LAYERS
+from dflop.profiling.memory import activation_bytes, common_bytes, watch_allocations
 from dflop.profiling.timer import timer_of
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ class Session:
                     result, allocated = watch_allocations(lambda: steps[0](None), self.device)
                     for step in steps[1:]:
                         result = step(result)
-                self.records.add_number(f"{case.name} {way} bytes", max(allocated.kept_bytes, 0))
+                kept = max(allocated.kept_bytes, 0) + numbers[f"{case.name} common bytes"]
+                self.records.add_number(f"{case.name} {way} bytes", kept)
 
     def _count_bytes(self, case: Case, curve: Curve) -> None:
         parameters = list(curve.built.module.parameters())
@@ -175,12 +177,22 @@ class Session:
         # Caches of libraries and first-time buffers are no workspace.
         case.run_untimed()
         kept = activation_bytes(case.forward, parameters, case.inputs)
-        self.records.add_number(f"{case.name} bytes", kept)
+        common = self._common_bytes(case, curve, parameters)
+        self.records.add_number(f"{case.name} common bytes", common)
+        self.records.add_number(f"{case.name} bytes", kept + common)
         case.reset()
         result, forward = watch_allocations(case.forward, self.device)
         _, backward = watch_allocations(lambda: case.backward(result), self.device)
         workspace = max(forward.peak_bytes - max(forward.kept_bytes, 0), backward.peak_bytes)
         self.records.add_number(f"{case.name} workspace", workspace)
+
+    def _common_bytes(self, case: Case, curve: Curve, parameters: Sequence[torch.Tensor]) -> int:
+        """What layers run at once keep together counts for each of them: a stage may hold one alone."""
+        piece = curve.built.piece
+        if piece.name not in LAYERS or piece.num_layers == 1:
+            return 0
+        layers = find_layers(curve.built.module, piece.num_layers)
+        return common_bytes(case.forward, parameters, case.inputs, layers)
 
     def measure(self, done_ratio: float, share: float) -> None:
         """Measures until the budget is spent and each case has its runs.
