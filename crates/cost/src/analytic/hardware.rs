@@ -1,9 +1,8 @@
 //! Devices that are on sale, as their vendors describe them: peak rates without sparsity, bandwidths, memory.
 //!
 //! Numbers are the vendors' own, of the documents named at each; a vendor's "GB" is taken as 10^9 bytes. The table was
-//! made on 2026-11-21: those of H200, B200, L40S and MI300X were compared that day with public copies of their documents,
-//! those of A100, H100 and RTX 4090 and of the nodes' network cards were not. What a program reaches of a peak is in none
-//! of them: [`Efficiency`] is assumed.
+//! made on 2026-11-21 and compared that day with public copies of the documents; those of the nodes' network cards were not.
+//! What a program reaches of a peak is in none of them: [`Efficiency`] is assumed.
 
 use super::error::AnalyticError;
 
