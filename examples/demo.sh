@@ -9,7 +9,7 @@ step() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; "$@"; }
 step dflop demo-data "$dir"
 step dflop profile data --config "$config"
 # Measured anew each time: the demo compares predictions with this very hour of this machine.
-step dflop profile model --config "$config" --budget-seconds 25 --fresh
+step dflop profile model --config "$config" --budget-seconds 25 --recompute none --fresh
 step dflop plan --config "$config"
 step dflop simulate --config "$config"
 step dflop train --config "$config" --compare --force
