@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflop.models.errors import profile_error
+from dflop.models.rules import read_family
 
 if TYPE_CHECKING:
     import os
@@ -33,16 +32,7 @@ def load_adapter(model_dir: str | os.PathLike[str]) -> ModelAdapter:
         ProfileError: `config.json` is not JSON, or its family has no adapter; the message names those that
             have.
     """
-    path = Path(model_dir) / "config.json"
-    try:
-        family = json.loads(path.read_bytes()).get("model_type")
-    except (ValueError, AttributeError) as error:
-        message = f"`{path}` is not a model configuration: {error}"
-        raise profile_error(message) from error
-    if family == "llava_onevision":
-        from dflop.models.llava_onevision import LlavaOnevisionAdapter
+    read_family(model_dir, FAMILIES)
+    from dflop.models.llava_onevision import LlavaOnevisionAdapter
 
-        return LlavaOnevisionAdapter(Path(model_dir))
-    known = ", ".join(f"`{name}`" for name in FAMILIES)
-    message = f"`{path}` is of model family `{family}`, known are {known}"
-    raise profile_error(message)
+    return LlavaOnevisionAdapter(Path(model_dir))

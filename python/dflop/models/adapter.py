@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from dflop.models.media import MediaFile
 
 
+EXAMPLE_SIZE = (480, 640)
+"""Height and width in pixels of a usual photograph (the commonest size of COCO), for measuring."""
+
+
 @dataclass(frozen=True)
 class MediaGrid:
     """How the tiles of one image or video become features; sizes are in pixels, as displayed."""

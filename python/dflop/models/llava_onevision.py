@@ -19,11 +19,13 @@ from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGener
 from transformers.models.llava_onevision import modeling_llava_onevision as hf
 
 from dflop.models import media as decoding
-from dflop.models.adapter import AttentionShape, MediaGrid
+from dflop.models.adapter import EXAMPLE_SIZE, AttentionShape, MediaGrid
 from dflop.models.errors import profile_error
 from dflop.models.llava_onevision_pieces import LlavaOnevisionEncoder, LlavaOnevisionLlmStage
 from dflop.models.packing import PACKED
 from dflop.models.parameters import materialise
+from dflop.models.rules import Rule, check_rules, rope_rule
+from dflop.models.towers import inner_tower
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +37,6 @@ if TYPE_CHECKING:
 
 _TEXT_MODELS = ("qwen2",)
 _VISION_MODELS = ("siglip_vision_model",)
-# Height and width in pixels of a usual photograph (the commonest size of COCO), for measuring.
-_EXAMPLE_SIZE = (480, 640)
-# Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 class LlavaOnevisionAdapter:
@@ -77,40 +75,30 @@ class LlavaOnevisionAdapter:
 
     def _check(self) -> None:
         text, vision = self.config.text_config, self.config.vision_config
-        rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+        is_one_number = isinstance(vision.image_size, int) and isinstance(vision.patch_size, int)
         rules = [
-            (
+            Rule(
                 "text_config.model_type",
                 text.model_type,
                 text.model_type in _TEXT_MODELS,
                 f"one of {_TEXT_MODELS}",
             ),
-            (
+            Rule(
                 "vision_config.model_type",
                 vision.model_type,
                 vision.model_type in _VISION_MODELS,
                 f"one of {_VISION_MODELS}",
             ),
-            ("text_config.use_sliding_window", True, not text.use_sliding_window, "false"),
-            (
-                "text_config.rope_parameters.rope_type",
-                rope,
-                rope not in _LENGTH_DEPENDENT_ROPE,
-                f"none of {_LENGTH_DEPENDENT_ROPE}",
-            ),
-            (
+            Rule("text_config.use_sliding_window", True, not text.use_sliding_window, "false"),
+            rope_rule(text),
+            Rule(
                 "vision_config.image_size",
                 vision.image_size,
-                isinstance(vision.image_size, int) and isinstance(vision.patch_size, int),
+                is_one_number,
                 "one number, as is `patch_size`",
             ),
         ]
-        broken = [
-            f"  `{field}` is {value}, must be {rule}" for field, value, holds, rule in rules if not holds
-        ]
-        if broken:
-            message = "\n".join([f"`{self.model_dir / 'config.json'}` cannot be used", *broken])
-            raise profile_error(message)
+        check_rules(self.model_dir / "config.json", rules)
 
     def build_whole(self, attention: str = PACKED) -> tuple[nn.Module, Any]:
         """The whole model on the meta device, but for its buffers, which are real and on the CPU.
@@ -130,7 +118,7 @@ class LlavaOnevisionAdapter:
         backbone = whole.model.language_model
         backbone.rotary_emb = type(backbone.rotary_emb)(config=config.text_config)
         tower = whole.model.vision_tower
-        embeddings = getattr(tower, "vision_model", tower).embeddings
+        embeddings = inner_tower(tower).embeddings
         embeddings.position_ids = torch.arange(embeddings.num_positions).expand((1, -1))
         if config.tie_word_embeddings:
             whole.lm_head.weight = backbone.embed_tokens.weight
@@ -253,7 +241,7 @@ class LlavaOnevisionAdapter:
         Returns:
             Media of `num_tiles` tiles in all.
         """
-        height, width = _EXAMPLE_SIZE
+        height, width = EXAMPLE_SIZE
         pinpoints = self.config.image_grid_pinpoints
         tiles = hf.image_size_to_num_patches([height, width], pinpoints, self.image_size)
         image = MediaGrid("image", tiles, height, width, self.num_features("image", height, width, tiles))

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.llava_onevision import modeling_llava_onevision as hf
 
+from dflop.models.towers import inner_tower
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -83,9 +85,7 @@ class LlavaOnevisionEncoder(nn.Module):
         Runs the layers one by one, as far as needed: the tower's own forward would also run the final norm
         (and the pooling head), which nothing reads.
         """
-        tower = cast("Any", self.model).vision_tower
-        # Older transformers wrap the tower once more.
-        tower = getattr(tower, "vision_model", tower)
+        tower = inner_tower(cast("Any", self.model).vision_tower)
         layers = tower.encoder.layers
         named = self.config.vision_feature_layer
         wanted = [index % (len(layers) + 1) for index in ([named] if isinstance(named, int) else named)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflop.models.errors import profile_error
+from dflop.models.rules import read_family
 
 if TYPE_CHECKING:
     import os
@@ -19,7 +18,7 @@ FAMILIES = ("internvl", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_au
 
 
 def family_of(model_dir: str | os.PathLike[str]) -> str:
-    """The family of the model in `model_dir`: the `model_type` of its `config.json`.
+    """The family of the model in `model_dir`; see `read_family`.
 
     Args:
         model_dir: folder with `config.json`, Hugging Face form.
@@ -31,17 +30,7 @@ def family_of(model_dir: str | os.PathLike[str]) -> str:
         FileNotFoundError: there is no `config.json`.
         ProfileError: `config.json` is not JSON, or its family is not known; the message names those that are.
     """
-    path = Path(model_dir) / "config.json"
-    try:
-        family = json.loads(path.read_bytes()).get("model_type")
-    except (ValueError, AttributeError) as error:
-        message = f"`{path}` is not a model configuration: {error}"
-        raise profile_error(message) from error
-    if family not in FAMILIES:
-        known = ", ".join(f"`{name}`" for name in FAMILIES)
-        message = f"`{path}` is of model family `{family}`, known are {known}"
-        raise profile_error(message)
-    return family
+    return read_family(model_dir, FAMILIES)
 
 
 def load_pieces(model_dir: str | os.PathLike[str]) -> list[Piece]:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.rules import Rule, rope_rule
 from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
 from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer, heads_of_rank
 from dflop.profiling.families.source import (
     Fed,
     ModelPiece,
-    Rule,
     Source,
     layers_at_once,
     random_states,
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
 """`model_type` of the backbones whose layers are built of the maps that `layer_plan` names."""
 
-# Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-# Of the tokens of a pack, those that features fill; of the tokens of a pack with labels, those with a label.
-_FEATURE_RATIO, _TOKENS_PER_LABEL = 0.75, 3
+FEATURE_RATIO = 0.75
+"""Of the tokens of a pack, those that features fill."""
+TOKENS_PER_LABEL = 3
+"""Tokens of a pack with labels for each of them."""
 
 
 def layer_plan(text: Any) -> LayerPlan:
@@ -77,7 +77,6 @@ def backbone_rules(text: Any) -> list[Rule]:
     Returns:
         Rules for `Source.check`.
     """
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
     # Qwen2 names a window that it uses only where told to; Mistral uses it where there is one.
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
     return [
@@ -88,12 +87,7 @@ def backbone_rules(text: Any) -> list[Rule]:
             f"one of {TEXT_MODELS}",
         ),
         Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
-        Rule(
-            "text_config.rope_parameters.rope_type",
-            rope,
-            rope not in _LENGTH_DEPENDENT_ROPE,
-            f"none of {_LENGTH_DEPENDENT_ROPE}",
-        ),
+        rope_rule(text),
     ]
 
 
@@ -117,7 +111,7 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
 
     def feed_embedding(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         total = sum(segments)
-        features = int(_FEATURE_RATIO * total)
+        features = int(FEATURE_RATIO * total)
         mask_T = torch.arange(total, device=settings.device) < features
         ids_T = _random_ids(total, module.embed_tokens.num_embeddings, settings)
         positions_1T = torch.cat([torch.arange(tokens) for tokens in segments])[None].to(settings.device)
@@ -140,7 +134,7 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
 
     def feed_head(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
         labels = sum(segments)
-        total = _TOKENS_PER_LABEL * labels
+        total = TOKENS_PER_LABEL * labels
         targets_T = _random_ids(total, module.lm_head.out_features, settings)
         targets_T[: total - labels] = -100
         return Fed(random_states(settings, total, text.hidden_size), (targets_T,), (targets_T,))

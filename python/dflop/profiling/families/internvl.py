@@ -17,36 +17,15 @@ from torch import nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 from transformers.models.internvl import modeling_internvl as hf
 
+from dflop.models.rules import Rule
 from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
-from dflop.profiling.families.source import Fed, ModelPiece, Rule, Source, layers_at_once, random_states
+from dflop.profiling.families.source import Source
+from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from dflop.profiling.pieces import Piece, PieceSettings
-
-
-class Layers(nn.Module):
-    """A run of encoder layers."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
-        """Hidden states after the layers.
-
-        Args:
-            hidden_NPV: before.
-
-        Returns:
-            hidden_NPV.
-        """
-        for layer in self.layers:
-            hidden_NPV = layer(hidden_NPV)
-        return hidden_NPV
+    from dflop.profiling.pieces import Piece
 
 
 class Projector(nn.Module):
@@ -75,29 +54,6 @@ class Projector(nn.Module):
         shuffled = hf.InternVLModel.pixel_shuffle(cast("Any", None), grid, scale_factor=self.ratio)
         features = self.multi_modal_projector(shuffled.reshape(tiles, -1, shuffled.shape[-1]))
         return features.flatten(0, 1)
-
-
-def layer_plan(vision: Any) -> LayerPlan:
-    """How an encoder layer is cut.
-
-    Args:
-        vision: configuration of the encoder.
-
-    Returns:
-        The plan.
-    """
-    heads = ("vision_config.num_attention_heads", vision.num_attention_heads)
-    width = ("vision_config.intermediate_size", vision.intermediate_size)
-    return LayerPlan(
-        cuts=(
-            *(Cut(f"attention.{name}_proj", *heads) for name in "qkv"),
-            Cut("attention.projection_layer", *heads, by_input=True),
-            Cut("mlp.fc1", *width),
-            Cut("mlp.fc2", *width, by_input=True),
-        ),
-        entries=("attention", "mlp"),
-        counts=(("attention", "num_heads"), ("attention", "embed_dim")),
-    )
 
 
 def _set_layers(vision: Any, count: int) -> None:
@@ -129,41 +85,24 @@ def pieces(model_dir: Path) -> list[Piece]:
     )
     height, width = vision.image_size
     tile_tokens = (height // vision.patch_size[0]) * (width // vision.patch_size[1]) + 1
-    plan = layer_plan(vision)
-
-    def take_embedding(whole: Any, _: PieceSettings) -> nn.Module:
-        return whole.model.vision_tower.embeddings
-
-    def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
-        degree = settings.tensor_parallel_degree
-        if degree > 1:
-            norm = vision.use_qk_norm
-            # It is over all heads of a token, which no rank has.
-            source.check([Rule("vision_config.use_qk_norm", norm, not norm, "false with tensor parallelism")])
-        layers = list(whole.model.vision_tower.encoder.layer)
-        for one in layers:
-            cut_layer(one, plan, degree)
-        return Layers(layers)
-
-    def take_projector(whole: Any, _: PieceSettings) -> nn.Module:
-        return Projector(whole, config.downsample_ratio)
-
-    def feed_pixels(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        tiles = sum(segments) // tile_tokens
-        return Fed(random_states(settings, tiles, vision.num_channels, height, width))
-
-    def feed_hidden(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        tiles = sum(segments) // tile_tokens
-        return Fed(random_states(settings, tiles, tile_tokens, vision.hidden_size))
-
-    count: int = vision.num_hidden_layers
-    at_once = layers_at_once(count, source.whole(1).model.vision_tower.encoder.layer[0])
-    tile: dict[str, Any] = {"segment_tokens": tile_tokens, "size_unit": tile_tokens}
-    return [
-        ModelPiece(
-            "encoder_embedding", 1, source, take_embedding, feed_pixels, wants_input_gradient=False, **tile
+    norm = vision.use_qk_norm
+    encoder = TileEncoder(
+        num_layers=vision.num_hidden_layers,
+        tokens=tile_tokens,
+        width=vision.hidden_size,
+        shape=(vision.num_channels, height, width),
+        plan=tile_plan(
+            "attention",
+            "projection_layer",
+            ("mlp.fc1", "mlp.fc2", "mlp"),
+            ("vision_config.num_attention_heads", vision.num_attention_heads),
+            ("vision_config.intermediate_size", vision.intermediate_size),
+            ("num_heads", "embed_dim"),
         ),
-        ModelPiece("encoder_layer", count, source, take_layers, feed_hidden, num_layers=at_once, **tile),
-        ModelPiece("projector", 1, source, take_projector, feed_hidden, **tile),
-        *backbone_pieces(source),
-    ]
+        embedding=lambda whole: whole.model.vision_tower.embeddings,
+        layers=lambda whole: whole.model.vision_tower.encoder.layer,
+        projector=lambda whole: Projector(whole, config.downsample_ratio),
+        # The norm is over all heads of a token, which no rank has.
+        cut_rules=(Rule("vision_config.use_qk_norm", norm, not norm, "false with tensor parallelism"),),
+    )
+    return [*tile_pieces(source, encoder), *backbone_pieces(source)]

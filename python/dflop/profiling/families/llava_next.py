@@ -18,23 +18,18 @@ from torch import nn
 from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
 from transformers.models.llava_next import modeling_llava_next as hf
 
+from dflop.models.adapter import EXAMPLE_SIZE
+from dflop.models.rules import Rule
+from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
-from dflop.profiling.families.source import Fed, ModelPiece, Rule, Source, layers_at_once, random_states
+from dflop.profiling.families.source import Source
+from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from dflop.profiling.pieces import Piece, PieceSettings
-
-# Height and width in pixels of a usual photograph (the commonest size of COCO).
-_EXAMPLE_SIZE = (480, 640)
-
-
-def _tower(whole: Any) -> Any:
-    # Older transformers wrap the tower once more.
-    return getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
+    from dflop.profiling.families.shards import LayerPlan
+    from dflop.profiling.pieces import Piece
 
 
 class TileEmbedding(nn.Module):
@@ -42,7 +37,9 @@ class TileEmbedding(nn.Module):
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
-        tower = _tower(whole)
+        tower = inner_tower(whole.model.vision_tower)
+        # A buffer, which is not filled with the parameters.
+        tower.embeddings.position_ids = torch.arange(tower.embeddings.num_positions).expand((1, -1))
         self.embeddings, self.pre_layrnorm = tower.embeddings, tower.pre_layrnorm
 
     def forward(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
@@ -57,27 +54,6 @@ class TileEmbedding(nn.Module):
         return self.pre_layrnorm(self.embeddings(pixels_NCHW))
 
 
-class Layers(nn.Module):
-    """A run of encoder layers."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
-        """Hidden states after the layers.
-
-        Args:
-            hidden_NPV: before.
-
-        Returns:
-            hidden_NPV.
-        """
-        for layer in self.layers:
-            hidden_NPV = layer(hidden_NPV, None)
-        return hidden_NPV
-
-
 class Projector(nn.Module):
     """The projector and the packing of photographs; tiles that are left are images of their own."""
 
@@ -89,9 +65,7 @@ class Projector(nn.Module):
         )
         self.config = config
         side = config.vision_config.image_size
-        self.photo_tiles = hf.image_size_to_num_patches(
-            list(_EXAMPLE_SIZE), config.image_grid_pinpoints, side
-        )
+        self.photo_tiles = hf.image_size_to_num_patches(list(EXAMPLE_SIZE), config.image_grid_pinpoints, side)
 
     def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
         """Features of all images, one after the other.
@@ -109,7 +83,7 @@ class Projector(nn.Module):
             # A method that reads nothing but the configuration of its model.
             cast("Any", SimpleNamespace(config=self.config)),
             list(images),
-            torch.tensor([_EXAMPLE_SIZE] * len(images)),
+            torch.tensor([EXAMPLE_SIZE] * len(images)),
             vision_feature_select_strategy="default",
             image_newline=self.image_newline,
         )
@@ -125,17 +99,13 @@ def layer_plan(vision: Any) -> LayerPlan:
     Returns:
         The plan.
     """
-    heads = ("vision_config.num_attention_heads", vision.num_attention_heads)
-    width = ("vision_config.intermediate_size", vision.intermediate_size)
-    return LayerPlan(
-        cuts=(
-            *(Cut(f"self_attn.{name}_proj", *heads) for name in "qkv"),
-            Cut("self_attn.out_proj", *heads, by_input=True),
-            Cut("mlp.fc1", *width),
-            Cut("mlp.fc2", *width, by_input=True),
-        ),
-        entries=("self_attn", "mlp"),
-        counts=(("self_attn", "num_heads"), ("self_attn", "embed_dim")),
+    return tile_plan(
+        "self_attn",
+        "out_proj",
+        ("mlp.fc1", "mlp.fc2", "mlp"),
+        ("vision_config.num_attention_heads", vision.num_attention_heads),
+        ("vision_config.intermediate_size", vision.intermediate_size),
+        ("num_heads", "embed_dim"),
     )
 
 
@@ -179,36 +149,17 @@ def pieces(model_dir: Path) -> list[Piece]:
     )
     side: int = vision.image_size
     tile_tokens = (side // vision.patch_size) ** 2 + 1
-    plan = layer_plan(vision)
-
-    def take_embedding(whole: Any, _: PieceSettings) -> nn.Module:
-        embeddings = _tower(whole).embeddings
-        embeddings.position_ids = torch.arange(embeddings.num_positions).expand((1, -1))
-        return TileEmbedding(whole)
-
-    def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
-        layers = list(_tower(whole).encoder.layers)
-        for one in layers:
-            cut_layer(one, plan, settings.tensor_parallel_degree)
-        return Layers(layers)
-
-    def feed_pixels(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        tiles = sum(segments) // tile_tokens
-        return Fed(random_states(settings, tiles, vision.num_channels, side, side))
-
-    def feed_hidden(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        tiles = sum(segments) // tile_tokens
-        return Fed(random_states(settings, tiles, tile_tokens, vision.hidden_size))
-
-    # Hidden state k is that after k layers; later layers are not run.
-    count = layer % (depth + 1)
-    at_once = layers_at_once(count, _tower(source.whole(1)).encoder.layers[0])
-    tile: dict[str, Any] = {"segment_tokens": tile_tokens, "size_unit": tile_tokens}
-    return [
-        ModelPiece(
-            "encoder_embedding", 1, source, take_embedding, feed_pixels, wants_input_gradient=False, **tile
-        ),
-        ModelPiece("encoder_layer", count, source, take_layers, feed_hidden, num_layers=at_once, **tile),
-        ModelPiece("projector", 1, source, lambda whole, _: Projector(whole, config), feed_hidden, **tile),
-        *backbone_pieces(source),
-    ]
+    encoder = TileEncoder(
+        # Hidden state k is that after k layers; later layers are not run.
+        num_layers=layer % (depth + 1),
+        tokens=tile_tokens,
+        width=vision.hidden_size,
+        shape=(vision.num_channels, side, side),
+        plan=layer_plan(vision),
+        embedding=TileEmbedding,
+        layers=lambda whole: inner_tower(whole.model.vision_tower).encoder.layers,
+        projector=lambda whole: Projector(whole, config),
+        # No mask.
+        arguments=(None,),
+    )
+    return [*tile_pieces(source, encoder), *backbone_pieces(source)]

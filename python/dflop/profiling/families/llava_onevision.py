@@ -8,6 +8,7 @@ the backbone's layers and freezes the rest of the backbone. Shape letters: see `
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,13 +16,18 @@ from torch import nn
 
 from dflop.models.adapter import LlmInput
 from dflop.models.llava_onevision import LlavaOnevisionAdapter
-from dflop.models.llava_onevision_pieces import IGNORED, LlavaOnevisionEncoder, LlavaOnevisionLlmStage
+from dflop.models.llava_onevision_pieces import (
+    IGNORED,
+    LlavaOnevisionEncoder,
+    LlavaOnevisionLlmStage,
+)
 from dflop.models.parameters import materialise
-from dflop.profiling.families.backbone import layer_plan
+from dflop.models.towers import inner_tower
+from dflop.profiling.families.backbone import FEATURE_RATIO, TOKENS_PER_LABEL, layer_plan
 from dflop.profiling.families.llava_next import layer_plan as tower_plan
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.families.shards import cut_layer, heads_of_rank
-from dflop.profiling.families.source import layers_at_once
+from dflop.profiling.families.source import bounds_of, layers_at_once
 from dflop.profiling.families.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import AttentionKind, Prepared
 
@@ -32,8 +38,6 @@ if TYPE_CHECKING:
     from dflop.profiling.pieces import Piece, PieceSettings
 
 _STD = 0.02
-# Of the tokens of a pack, those that features fill; of the tokens of a pack with labels, those with a label.
-_FEATURE_RATIO, _TOKENS_PER_LABEL = 0.75, 3
 
 
 def pieces(model_dir: Path) -> list[Piece]:
@@ -76,7 +80,7 @@ class _Inputs:
         return held[:count]
 
 
-class _Piece:
+class _Piece(ABC):
     """What the pieces of this family share."""
 
     name: str
@@ -101,14 +105,17 @@ class _Piece:
         materialise(part, settings.device, settings.dtype, 0, lambda _: _STD)
         return part.train()
 
+    @abstractmethod
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         """The part of the whole model, on the meta device; cut and frozen as the settings say."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
+        """See `Piece.prepare`."""
 
 
 def _tower(whole: Any) -> Any:
-    # Older transformers wrap the tower once more.
-    return getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
+    return inner_tower(whole.model.vision_tower)
 
 
 def _layers_run(config: Any) -> int:
@@ -135,7 +142,7 @@ class _TowerEmbedding(_Piece):
         tiles = sum(segments) // self.unit()
         side = self.adapter.image_size
         pixels_NCHW = self.inputs.rows("pixels", tiles, (3, side, side), settings)
-        embeddings = cast("Any", getattr(module, "vision_model", module)).embeddings
+        embeddings = inner_tower(module).embeddings
         return Prepared(lambda: embeddings(pixels_NCHW), (pixels_NCHW,))
 
 
@@ -211,7 +218,7 @@ class _LlmPiece(_Piece):
         # One rank's part of the vocabulary knows no others.
         vocabulary = -(-self.adapter.vocab_size // settings.tensor_parallel_degree)
         ids = torch.randint(0, vocabulary, (total,), generator=generator)
-        bounds = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
+        bounds = bounds_of(segments, settings.device)
         positions = torch.cat([torch.arange(size) for size in segments])
         mask = torch.zeros(total, dtype=torch.bool)
         mask[:num_features] = True
@@ -231,7 +238,7 @@ class _TokenEmbedding(_LlmPiece):
         return stage.requires_grad_(settings.lora_rank == 0)
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
-        num_features = int(_FEATURE_RATIO * sum(segments))
+        num_features = int(FEATURE_RATIO * sum(segments))
         batch = self._batch(segments, num_features, 0, settings)
         features_ED = self._hidden(num_features, settings)
         return Prepared(
@@ -281,7 +288,7 @@ class _Head(_LlmPiece):
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         num_labels = sum(segments)
-        total = _TOKENS_PER_LABEL * num_labels
+        total = TOKENS_PER_LABEL * num_labels
         batch = self._batch([total], 0, num_labels, settings)
         hidden_TD = self._hidden(total, settings)
         return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))

@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
+from dflop.models.rules import Rule
 from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
-from dflop.profiling.families.source import Fed, ModelPiece, Rule, Source, layers_at_once, random_states
+from dflop.profiling.families.source import Source
+from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from dflop.profiling.pieces import Piece, PieceSettings
+    from dflop.profiling.pieces import Piece
 
 # The stride of the second convolution.
 _FRAMES_PER_TOKEN = 2
@@ -53,27 +53,6 @@ class SoundEmbedding(nn.Module):
         return hidden_NVP.permute(0, 2, 1) + self.embed_positions.weight
 
 
-class Layers(nn.Module):
-    """A run of encoder layers."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
-        """Hidden states after the layers.
-
-        Args:
-            hidden_NPV: before.
-
-        Returns:
-            hidden_NPV.
-        """
-        for layer in self.layers:
-            hidden_NPV = layer(hidden_NPV, None)
-        return hidden_NPV
-
-
 class Projector(nn.Module):
     """The tower's pool and last norm, and the projector."""
 
@@ -93,29 +72,6 @@ class Projector(nn.Module):
         """
         pooled_NQV = self.avg_pooler(hidden_NPV.permute(0, 2, 1)).permute(0, 2, 1)
         return self.multi_modal_projector(self.layer_norm(pooled_NQV)).flatten(0, 1)
-
-
-def layer_plan(audio: Any) -> LayerPlan:
-    """How an encoder layer is cut.
-
-    Args:
-        audio: configuration of the encoder.
-
-    Returns:
-        The plan.
-    """
-    heads = ("audio_config.encoder_attention_heads", audio.encoder_attention_heads)
-    width = ("audio_config.encoder_ffn_dim", audio.encoder_ffn_dim)
-    return LayerPlan(
-        cuts=(
-            *(Cut(f"self_attn.{name}_proj", *heads) for name in "qkv"),
-            Cut("self_attn.out_proj", *heads, by_input=True),
-            Cut("fc1", *width),
-            Cut("fc2", *width, by_input=True),
-        ),
-        entries=("self_attn", "fc1"),
-        counts=(("self_attn", "num_heads"),),
-    )
 
 
 def _set_layers(audio: Any, count: int) -> None:
@@ -145,35 +101,23 @@ def pieces(model_dir: Path) -> list[Piece]:
         ]
     )
     window: int = audio.max_source_positions
-    plan = layer_plan(audio)
-
-    def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
-        layers = list(whole.model.audio_tower.layers)
-        for layer in layers:
-            cut_layer(layer, plan, settings.tensor_parallel_degree)
-        return Layers(layers)
-
-    def feed_mel(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        windows = sum(segments) // window
-        return Fed(random_states(settings, windows, audio.num_mel_bins, _FRAMES_PER_TOKEN * window))
-
-    def feed_hidden(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        return Fed(random_states(settings, sum(segments) // window, window, audio.d_model))
-
-    count: int = audio.encoder_layers
-    at_once = layers_at_once(count, source.whole(1).model.audio_tower.layers[0])
-    sizes: dict[str, Any] = {"segment_tokens": window, "size_unit": window}
-    return [
-        ModelPiece(
-            "encoder_embedding",
-            1,
-            source,
-            lambda whole, _: SoundEmbedding(whole.model.audio_tower),
-            feed_mel,
-            wants_input_gradient=False,
-            **sizes,
+    encoder = TileEncoder(
+        num_layers=audio.encoder_layers,
+        tokens=window,
+        width=audio.d_model,
+        shape=(audio.num_mel_bins, _FRAMES_PER_TOKEN * window),
+        plan=tile_plan(
+            "self_attn",
+            "out_proj",
+            ("fc1", "fc2", "fc1"),
+            ("audio_config.encoder_attention_heads", audio.encoder_attention_heads),
+            ("audio_config.encoder_ffn_dim", audio.encoder_ffn_dim),
+            ("num_heads",),
         ),
-        ModelPiece("encoder_layer", count, source, take_layers, feed_hidden, num_layers=at_once, **sizes),
-        ModelPiece("projector", 1, source, lambda whole, _: Projector(whole.model), feed_hidden, **sizes),
-        *backbone_pieces(source),
-    ]
+        embedding=lambda whole: SoundEmbedding(whole.model.audio_tower),
+        layers=lambda whole: whole.model.audio_tower.layers,
+        projector=lambda whole: Projector(whole.model),
+        # No mask.
+        arguments=(None,),
+    )
+    return [*tile_pieces(source, encoder), *backbone_pieces(source)]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.models.errors import profile_error
 from dflop.models.packing import PACKED
 from dflop.models.parameters import fill_parameter, materialise
+from dflop.models.rules import check_rules
 from dflop.profiling.families.lora import add_adapters
 from dflop.profiling.pieces import Prepared
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dflop.models.rules import Rule
     from dflop.profiling.pieces import AttentionKind, PieceSettings
 
 # Layers run at once: as many as a small stage has, since one alone would keep its weights in cache.
@@ -35,20 +36,6 @@ _STD = 0.02
 _SEED = 0
 # Odd, so that rows of a weight are not all alike.
 _BLOCK_VALUES = 1_000_003
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a field of the configuration must be."""
-
-    field: str
-    """Its path in `config.json`."""
-    value: Any
-    """What it is."""
-    holds: bool
-    """Whether the rule holds."""
-    wanted: str
-    """The rule in words, after `must be`."""
 
 
 class Source:
@@ -104,10 +91,7 @@ class Source:
         Raises:
             ProfileError: one is broken.
         """
-        broken = [f"  `{r.field}` is {r.value}, must be {r.wanted}" for r in rules if not r.holds]
-        if broken:
-            message = "\n".join([f"`{self.path}` cannot be used", *broken])
-            raise profile_error(message)
+        check_rules(self.path, rules)
 
     def whole(self, num_layers: int) -> Any:
         """The whole model on the meta device, but with few layers and a real rotary embedding.

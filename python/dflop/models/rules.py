@@ -1,0 +1,88 @@
+"""Rules that a model's configuration must keep, and the error that lists those it breaks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflop.models.errors import profile_error
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+# Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a field of the configuration must be."""
+
+    field: str
+    """Its path in `config.json`."""
+    value: Any
+    """What it is."""
+    holds: bool
+    """Whether the rule holds."""
+    wanted: str
+    """The rule in words, after `must be`."""
+
+
+def check_rules(path: Path, rules: Sequence[Rule]) -> None:
+    """Refuses a configuration that breaks a rule.
+
+    Args:
+        path: of `config.json`.
+        rules: all of them; the message names each that is broken.
+
+    Raises:
+        ProfileError: one is broken.
+    """
+    broken = [f"  `{r.field}` is {r.value}, must be {r.wanted}" for r in rules if not r.holds]
+    if broken:
+        message = "\n".join([f"`{path}` cannot be used", *broken])
+        raise profile_error(message)
+
+
+def rope_rule(text: Any) -> Rule:
+    """The rotary embedding of a packed sample must be that of the sample alone.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        The rule.
+    """
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+    wanted = f"none of {_LENGTH_DEPENDENT_ROPE}"
+    return Rule("text_config.rope_parameters.rope_type", rope, rope not in _LENGTH_DEPENDENT_ROPE, wanted)
+
+
+def read_family(model_dir: str | os.PathLike[str], families: Sequence[str]) -> str:
+    """The family of the model in `model_dir`: the `model_type` of its `config.json`.
+
+    Args:
+        model_dir: folder with `config.json`, Hugging Face form.
+        families: those that are known.
+
+    Returns:
+        One of `families`.
+
+    Raises:
+        FileNotFoundError: there is no `config.json`.
+        ProfileError: `config.json` is not JSON, or its family is not known; the message names those that are.
+    """
+    path = Path(model_dir) / "config.json"
+    try:
+        family = json.loads(path.read_bytes()).get("model_type")
+    except (ValueError, AttributeError) as error:
+        message = f"`{path}` is not a model configuration: {error}"
+        raise profile_error(message) from error
+    if family not in families:
+        known = ", ".join(f"`{name}`" for name in families)
+        message = f"`{path}` is of model family `{family}`, known are {known}"
+        raise profile_error(message)
+    return family

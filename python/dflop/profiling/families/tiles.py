@@ -1,0 +1,155 @@
+"""Encoders whose segments are all of one size: tiles of pixels, windows of sound.
+
+    encoder_embedding   pixels or sound -> hidden_NPV
+    encoder_layer       hidden_NPV      -> hidden_NPV     attention within a tile
+    projector           hidden_NPV      -> features_ED
+
+Attention is part of the linear time. Only the layers are cut by tensor parallelism. Shape letters: N tiles or
+windows, P tokens of one, V and D widths of encoder and backbone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
+from dflop.profiling.families.source import Fed, ModelPiece, layers_at_once, random_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from dflop.models.rules import Rule
+    from dflop.profiling.families.source import Source
+    from dflop.profiling.pieces import PieceSettings
+
+
+class Layers(nn.Module):
+    """A run of encoder layers."""
+
+    def __init__(self, layers: Sequence[nn.Module], arguments: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.arguments = arguments
+
+    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the layers.
+
+        Args:
+            hidden_NPV: before.
+
+        Returns:
+            hidden_NPV.
+        """
+        for layer in self.layers:
+            hidden_NPV = layer(hidden_NPV, *self.arguments)
+        return hidden_NPV
+
+
+@dataclass(frozen=True)
+class TileEncoder:
+    """What tells one such encoder from another; `whole` is the model on the meta device."""
+
+    num_layers: int
+    """Layers that are run."""
+    tokens: int
+    """P: encoder tokens of a tile."""
+    width: int
+    """V."""
+    shape: tuple[int, ...]
+    """Of what the embedding reads for one tile."""
+    plan: LayerPlan
+    """How a layer is cut."""
+    embedding: Callable[[Any], nn.Module]
+    """whole -> module of the embedding, its buffers real."""
+    layers: Callable[[Any], Sequence[nn.Module]]
+    """whole -> its encoder layers."""
+    projector: Callable[[Any], nn.Module]
+    """whole -> module of the projector."""
+    arguments: tuple[Any, ...] = ()
+    """Of a layer, after the hidden states."""
+    cut_rules: tuple[Rule, ...] = ()
+    """What must hold where layers are cut."""
+
+
+def tile_pieces(source: Source, encoder: TileEncoder) -> list[ModelPiece]:
+    """Embedding, layers and projector.
+
+    Args:
+        source: of the model.
+        encoder: its encoder.
+
+    Returns:
+        Three pieces.
+    """
+
+    def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
+        degree = settings.tensor_parallel_degree
+        if degree > 1:
+            source.check(encoder.cut_rules)
+        layers = list(encoder.layers(whole))
+        for layer in layers:
+            cut_layer(layer, encoder.plan, degree)
+        return Layers(layers, encoder.arguments)
+
+    def feed(*shape: int) -> Callable[[Any, Sequence[int], PieceSettings], Fed]:
+        def feed_tiles(_: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
+            return Fed(random_states(settings, sum(segments) // encoder.tokens, *shape))
+
+        return feed_tiles
+
+    def piece(name: str, count: int, take: Any, *shape: int, **more: Any) -> ModelPiece:
+        size = {"segment_tokens": encoder.tokens, "size_unit": encoder.tokens}
+        return ModelPiece(name, count, source, take, feed(*shape), **size, **more)
+
+    at_once = layers_at_once(encoder.num_layers, encoder.layers(source.whole(1))[0])
+    hidden = (encoder.tokens, encoder.width)
+    return [
+        piece(
+            "encoder_embedding",
+            1,
+            lambda whole, _: encoder.embedding(whole),
+            *encoder.shape,
+            wants_input_gradient=False,
+        ),
+        piece("encoder_layer", encoder.num_layers, take_layers, *hidden, num_layers=at_once),
+        piece("projector", 1, lambda whole, _: encoder.projector(whole), *hidden),
+    ]
+
+
+def tile_plan(
+    attention: str,
+    output: str,
+    mlp: tuple[str, str, str],
+    heads: tuple[str, int],
+    width: tuple[str, int],
+    counts: Sequence[str],
+) -> LayerPlan:
+    """How a layer of queries, keys and values apart and an MLP of two maps is cut.
+
+    Args:
+        attention: its attention.
+        output: the output projection in it.
+        mlp: the first map of the MLP, the last, and the module in which the MLP begins.
+        heads: the configuration's field that counts them, and how many they are.
+        width: likewise, of the MLP.
+        counts: numbers that the attention's code reads, to be divided by the degree.
+
+    Returns:
+        The plan.
+    """
+    first, last, entry = mlp
+    return LayerPlan(
+        cuts=(
+            *(Cut(f"{attention}.{name}_proj", *heads) for name in "qkv"),
+            Cut(f"{attention}.{output}", *heads, by_input=True),
+            Cut(first, *width),
+            Cut(last, *width, by_input=True),
+        ),
+        entries=(attention, entry),
+        counts=tuple((attention, count) for count in counts),
+    )
