@@ -79,17 +79,17 @@ def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == SELECTIVE:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-    wrapped: list[nn.Module] = []
+    # What another context may have put there is put back at the end.
+    wrapped: list[tuple[nn.Module, Any]] = []
     try:
         for layer in layers:
-            # Over what another context may have put there, which is put back at the end.
+            before = vars(layer).get("forward")
             layer.forward = functools.partial(checkpoint, layer.forward, **options)
-            wrapped.append(layer)
+            wrapped.append((layer, before))
         yield
     finally:
-        for layer in wrapped:
-            before = layer.forward.args[0]  # type: ignore[union-attr]
-            if getattr(before, "__self__", None) is layer:
+        for layer, before in wrapped:
+            if before is None:
                 del layer.forward
             else:
                 layer.forward = before
