@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from piece_bytes import peak_bytes
 
 from dflop.models.adapter import LlmInput
-from dflop.profiling.memory import peak_bytes
 
 CPU = torch.device("cpu")
 

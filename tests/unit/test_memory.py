@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from piece_bytes import peak_bytes
 from torch.utils.checkpoint import checkpoint
 
 from dflop.models.byte_counter import ByteCounter, Phase
-from dflop.profiling.memory import activation_bytes, common_bytes, peak_bytes
+from dflop.profiling.memory import saved_for_backward
 
 CPU = torch.device("cpu")
 
@@ -64,7 +65,7 @@ def test_kept_and_workspace_by_hand():
         return (leaf * weight).exp()
 
     piece = peak_bytes(forward, CPU, [weight], [buffer])
-    assert piece.kept_bytes == activation_bytes(forward, [weight], [buffer]) == 4 * (100 + 100)
+    assert piece.kept_bytes == saved_for_backward(forward, [weight], [buffer]).total_bytes == 4 * (100 + 100)
     # Forward: the product beside its exponential. Backward: gradient of the product, then of both factors.
     assert piece.workspace_bytes == 4 * (100 + 100 + 100)
 
@@ -129,5 +130,5 @@ def test_what_layers_share_is_counted_for_each():
             x = layer(x, angles)
         return x
 
-    assert common_bytes(forward, [], [], list(layers)) == 2 * 400
-    assert common_bytes(forward, [], [], []) == 0
+    assert saved_for_backward(forward, [], [], list(layers)).common_bytes == 2 * 400
+    assert saved_for_backward(forward, [], [], []).common_bytes == 0

@@ -18,7 +18,7 @@ from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients, find_layers
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.families import load_pieces
-from dflop.profiling.memory import activation_bytes, common_bytes, watch_allocations
+from dflop.profiling.memory import saved_for_backward, watch_allocations
 from dflop.profiling.pieces import PieceSettings, Prepared
 from dflop.profiling.records import Records, key_of
 from dflop.profiling.request import Request
@@ -238,8 +238,8 @@ def test_linear_and_attention_bytes_add_up_to_the_pack(profiled, model_dir):
         case = curve.case(size, with_recompute=False)
         parameters = list(curve.built.module.parameters())
         layers = find_layers(curve.built.module, case.copies)
-        counted = activation_bytes(case.forward, parameters, case.inputs)
-        counted += common_bytes(case.forward, parameters, case.inputs, layers)
+        saved = saved_for_backward(case.forward, parameters, case.inputs, layers)
+        counted = saved.total_bytes + saved.common_bytes
         predicted = case.copies * (kept + sum(attention[segment] for segment in case.segments))
         assert predicted == pytest.approx(counted, abs=case.copies * (1 + len(case.segments)))
 
@@ -252,9 +252,9 @@ def test_allocations_are_counted_to_the_byte():
         return first.exp().view(10, 100)
 
     result, allocated = watch_allocations(work, CPU)
-    assert (allocated.kept_bytes, allocated.peak_bytes) == (4000, 8000)
+    assert (allocated.end_bytes, allocated.peak_bytes) == (4000, 8000)
     _, in_place = watch_allocations(result.exp_, CPU)
-    assert (in_place.kept_bytes, in_place.peak_bytes) == (0, 0)
+    assert (in_place.end_bytes, in_place.peak_bytes) == (0, 0)
 
 
 class FakePiece:
@@ -307,9 +307,9 @@ def test_activation_bytes_are_those_kept_for_the_backward():
         leaf = buffer[:100].detach().requires_grad_()
         return (leaf * weight).exp().view(10, 10)
 
-    assert activation_bytes(forward, [weight], [buffer]) == 4 * (100 + 100)
-    assert activation_bytes(forward, [weight]) == 4 * (1000 + 100)
-    assert activation_bytes(forward, [], [buffer]) == 4 * (100 + 100 + 100)
+    assert saved_for_backward(forward, [weight], [buffer]).total_bytes == 4 * (100 + 100)
+    assert saved_for_backward(forward, [weight]).total_bytes == 4 * (1000 + 100)
+    assert saved_for_backward(forward, [], [buffer]).total_bytes == 4 * (100 + 100 + 100)
 
 
 class Hungry(FakePiece):

@@ -19,7 +19,7 @@ import torch
 from dflop.profiling import adaptive
 from dflop.profiling.cases import JOINT, LINEAR, Case, find_layers
 from dflop.profiling.curves import LAYERS
-from dflop.profiling.memory import activation_bytes, common_bytes, watch_allocations
+from dflop.profiling.memory import saved_for_backward, watch_allocations
 from dflop.profiling.timer import timer_of
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Session:
                     result, allocated = watch_allocations(lambda: steps[0](None), self.device)
                     for step in steps[1:]:
                         result = step(result)
-                kept = max(allocated.kept_bytes, 0) + numbers[f"{case.name} common bytes"]
+                kept = max(allocated.end_bytes, 0) + numbers[f"{case.name} common bytes"]
                 self.records.add_number(f"{case.name} {way} bytes", kept)
 
     def _count_bytes(self, case: Case, curve: Curve) -> None:
@@ -176,23 +176,18 @@ class Session:
         case.reset()
         # Caches of libraries and first-time buffers are no workspace.
         case.run_untimed()
-        kept = activation_bytes(case.forward, parameters, case.inputs)
-        common = self._common_bytes(case, curve, parameters)
-        self.records.add_number(f"{case.name} common bytes", common)
-        self.records.add_number(f"{case.name} bytes", kept + common)
+        piece = curve.built.piece
+        is_stack = piece.name in LAYERS and piece.num_layers > 1
+        layers = find_layers(curve.built.module, piece.num_layers) if is_stack else ()
+        saved = saved_for_backward(case.forward, parameters, case.inputs, layers)
+        # What layers run at once keep together counts for each of them: a stage may hold one alone.
+        self.records.add_number(f"{case.name} common bytes", saved.common_bytes)
+        self.records.add_number(f"{case.name} bytes", saved.total_bytes + saved.common_bytes)
         case.reset()
         result, forward = watch_allocations(case.forward, self.device)
         _, backward = watch_allocations(lambda: case.backward(result), self.device)
-        workspace = max(forward.peak_bytes - max(forward.kept_bytes, 0), backward.peak_bytes)
+        workspace = max(forward.peak_bytes - max(forward.end_bytes, 0), backward.peak_bytes)
         self.records.add_number(f"{case.name} workspace", workspace)
-
-    def _common_bytes(self, case: Case, curve: Curve, parameters: Sequence[torch.Tensor]) -> int:
-        """What layers run at once keep together counts for each of them: a stage may hold one alone."""
-        piece = curve.built.piece
-        if piece.name not in LAYERS or piece.num_layers == 1:
-            return 0
-        layers = find_layers(curve.built.module, piece.num_layers)
-        return common_bytes(case.forward, parameters, case.inputs, layers)
 
     def measure(self, done_ratio: float, share: float) -> None:
         """Measures until the budget is spent and each case has its runs.
