@@ -13,7 +13,7 @@ DENY_VERSION := 0.20.2
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-dist test-gpu lint fmt snap lock bench bench-data bench-cost bench-schedule bench-sim bench-plan docs check clean
+.PHONY: help setup demo test test-rust test-python test-dist test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-plan docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,7 +94,7 @@ lock: $(VENV)/.dependencies ## Renew the lock files
 	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra dev pyproject.toml -o requirements.lock
 	cargo update
 
-bench: bench-data bench-cost bench-schedule bench-sim bench-plan ## All benchmarks
+bench: bench-data bench-cost bench-step bench-schedule bench-sim bench-plan ## All benchmarks
 
 bench-data: setup ## Header reading and tokenization against Pillow and Hugging Face -> bench/out/data.json
 	cargo build --release --locked --quiet -p dflop-data --example speed
@@ -103,9 +103,16 @@ bench-data: setup ## Header reading and tokenization against Pillow and Hugging 
 bench-cost: setup ## Error of the cost and memory models on shapes not measured (5 minutes, a quiet machine) -> bench/out/cost.json
 	$(BIN)/python benches/cost.py bench/out/cost.json
 
-bench-schedule: ## Scheduler: time by size -> bench/out/schedule.json; then the gaps to the bound
-	$(call criterion,schedule)
-	cargo run --release --locked --quiet -p dflop-schedule --example gaps
+bench-step: setup ## Measured steps of every arm against predicted ones (ROUNDS=30 ORDER=data-aware; a quiet machine) -> bench/out/step.json
+	$(BIN)/python benches/step.py bench/out/step.json --rounds $(or $(ROUNDS),30) --order $(or $(ORDER),data-aware)
+
+# OR-Tools' seconds for each of 50 batches; 0 leaves it out.
+CPSAT_SECONDS ?= 10
+
+bench-schedule: setup ## Scheduler beside others: gap to the bound and time by size (15 minutes, a quiet machine) -> bench/out/schedule.json
+	@mkdir -p bench/out
+	cargo run --release --locked --quiet -p dflop-plan --example makespan -- bench/out/makespan.json > /dev/null
+	$(BIN)/python benches/schedule.py bench/out/schedule.json --cpsat-seconds $(CPSAT_SECONDS) --makespan bench/out/makespan.json
 
 bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
 	$(call criterion,sim)

@@ -33,19 +33,22 @@ def main() -> int:
     if not cases:
         print(f"error: no estimates under `{folder}`", file=sys.stderr)
         return 1
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    result = {
-        "bench": name,
-        "commit": commit.stdout.strip() or None,
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
-        "cases": cases,
-    }
+    result = {"bench": name, **origin(), "cases": cases}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     for case, times in cases.items():
         print(f"{case:<50} {times['median_ns'] / 1e6:>12.4f} ms")
     print(f"wrote {out}", file=sys.stderr)
     return 0
+
+
+def origin() -> dict[str, object]:
+    """Commit and machine of a measurement: a number without them says nothing."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "commit": commit.stdout.strip() or None,
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+    }
 
 
 def _cpu() -> str:

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from dflop._native import Dataset, GlobalBatches, Plan, StepScheduler, run_cli
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import sample_from_encoded
+from dflop.data.shares import share_of
 from dflop.models import load_adapter
 
 ROOT = Path(__file__).parent.parent
@@ -90,11 +91,11 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
     samples = {i: sample_from_encoded(i, dataset.encode(i)) for i in packs[mine]}
     tiles = {
         i: torch.cat([adapter.pixels(Path(m.path), m.kind, m.frame_indices) for m in dataset.encode(i).media])
-        for i in schedule.encoder(mine, 0)
+        for i, _ in schedule.encoder(mine, 0)
     }
     packed = llm_input([samples[i] for i in packs[mine]])
     assert packed.input_ids_T.numel() == sum(dataset.shape(i)[1] for i in packs[mine])
-    seen = encoder_input([samples[i] for i in tiles], list(tiles.values()), torch.float32)
+    seen = encoder_input([share_of(samples[i]) for i in tiles], list(tiles.values()), torch.float32)
     assert seen.pixels_NCHW.shape[0] * 81 == sum(dataset.shape(i)[0] for i in tiles)
 
     # 9: the lists that are run are the lists that are timed.

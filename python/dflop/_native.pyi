@@ -55,8 +55,45 @@ class Balance:
     proven_optimal: bool
 
 def balance(
-    encoder_ns: Sequence[int], llm_ns: Sequence[int], num_buckets: int, *, seed: int = 0
-) -> Balance: ...
+    encoder_ns: Sequence[int],
+    llm_ns: Sequence[int],
+    num_buckets: int,
+    *,
+    seed: int = 0,
+    exact: bool = False,
+    bytes: Sequence[int] | None = None,
+    bucket_bytes_max: int | None = None,
+    tokens: Sequence[int] | None = None,
+    bucket_tokens_max: int | None = None,
+) -> Balance:
+    """Samples in buckets whose worst load, of either component, is as light as the search finds.
+
+    `exact` adds an exact search where few samples share a bucket, of about a second at most. The caps are
+    hard and need the sizes of their unit; ScheduleError where they cannot be kept, or for unsound input.
+    """
+
+def judge(
+    encoder_ns: Sequence[int], llm_ns: Sequence[int], num_buckets: int, assignment: Sequence[int]
+) -> Balance:
+    """An assignment made elsewhere, by the loads and the bound of `balance`; ScheduleError if it is none."""
+
+def baselines() -> list[str]:
+    """Names of the ways to fill buckets that others use, from those that know least of the samples."""
+
+def baseline(
+    name: str,
+    encoder_ns: Sequence[int],
+    llm_ns: Sequence[int],
+    tokens: Sequence[int],
+    num_buckets: int,
+    *,
+    seed: int = 0,
+    solver_ms: int = 1000,
+) -> tuple[list[int], str | None]:
+    """Bucket of each sample by that baseline, for `judge`; of `paper`, who answered: `ilp` or `lpt, ...`.
+
+    `tokens` are LLM tokens. `seed` is of `random`, `solver_ms` is the wall limit of the paper's solver.
+    """
 
 @final
 class CostModel:
@@ -103,6 +140,8 @@ class Media:
     height: int
     width: int
     num_features: int
+    parts: list[tuple[int, int, int]]
+    """How many parts of equal size in a row, tiles and features of each; group after group."""
 
 @final
 class EncodedSample:
@@ -177,8 +216,15 @@ class Schedule:
     num_microbatches: int
     label_tokens: int
     predicted_makespan_ns: int
+    giants: list[int]
+    """Samples around which the pipeline runs empty, for lack of memory."""
+    was_stopped: bool
+    """Whether a wall limit ended the search."""
     def llm(self, microbatch: int, replica: int) -> list[int]: ...
-    def encoder(self, microbatch: int, replica: int) -> list[int]: ...
+    def encoder(self, microbatch: int, replica: int) -> list[tuple[int, tuple[int, int] | None]]:
+        """(sample, parts) of each share; parts are (first, count), None: all of the sample."""
+    def actions(self, rank: int) -> list[str] | None:
+        """The actions of a rank in this step, as in `0F3`; None where the plan's pipeline order holds."""
     def digest(self) -> str: ...
 
 @final
@@ -192,10 +238,13 @@ class StepScheduler:
         model_profile_path: str,
         seed: int,
         memory_budget_bytes: int | None = None,
-    ) -> None: ...
-    def submit(self, step: int, samples: Sequence[int], arm: Literal["aware", "blind"]) -> None:
+        ranks_per_node: int | None = None,
+        schedule_seconds_max: float = 10.0,
+    ) -> None:
+        """A schedule that takes longer than `schedule_seconds_max` is the best found by then."""
+    def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
         """Queues the global batch of `step`; returns at once."""
-    def take(self, step: int, arm: Literal["aware", "blind"]) -> tuple[Schedule, int]:
+    def take(self, step: int, arm: str) -> tuple[Schedule, int]:
         """The schedule and the nanoseconds waited for it; blocks without the GIL."""
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
@@ -203,6 +252,10 @@ class StepScheduler:
         """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.
 
         The moment is an action, as in `1F3`, or `optimizer`.
+        """
+    def traffic(self, schedule: Schedule) -> tuple[int, int, int, int]:
+        """What crosses the boundary in a forward pass: messages, feature tokens, those to another node, and
+        samples that several encoder replicas encode. No node is another where `ranks_per_node` is None.
         """
     def idle_by_cause(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
@@ -212,8 +265,13 @@ class StepScheduler:
         Spans are (rank, action, start ns, end ns), of every action of every rank; `makespan_ns` is first
         start to last end, reduction and optimizer included.
         """
-    def simulate_measured(self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]]) -> int:
-        """Makespan in ns that the simulator gives when fed with the measured durations of one step."""
+    def simulate_measured(
+        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], tail_ns: int | None = None
+    ) -> int:
+        """Makespan in ns that the simulator gives when fed with the measured durations of one step.
+
+        Reduction and optimizer take `tail_ns` on every rank; None: as predicted.
+        """
 
 @final
 class MediaShape:
@@ -231,6 +289,9 @@ class MediaShape:
         """What takes the placeholder's place: (text, 0) or (None, feature tokens)."""
     @property
     def frame_indices(self) -> list[int]: ...
+    @property
+    def parts(self) -> list[tuple[int, int, int]]:
+        """How many parts of equal size in a row, segments and features of each; group after group."""
 
 def encode_conversations(
     model_dir: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from made_up import made_up_profile
 from piece_bytes import peak_bytes
 
 from dflop.models.adapter import LlmInput
@@ -26,9 +27,9 @@ def llm_input(num_tokens, num_labels, num_features=0, num_segments=4):
 
 def _point(size, piece):
     times = {"forward_ns": 50_000 + 1000 * size, "backward_ns": 50_000 + 2000 * size}
-    zeros = dict.fromkeys(("input_ns", "weight_ns", "spread_ns"), 0)
+    halves = {"input_ns": 30_000 + 1000 * size, "weight_ns": 30_000 + 1000 * size, "spread_ns": 0}
     return {
-        "size": size, **times, **zeros, "repeats": 1,
+        "size": size, **times, **halves, "repeats": 1,
         "activation_bytes": piece.kept_bytes, "workspace_bytes": piece.workspace_bytes,
     }  # fmt: skip
 
@@ -125,24 +126,5 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
 
 def memory_profile(adapter, model_config, tiles, llm_tokens, label_tokens):
     """A model profile, format 2."""
-    return {
-        "dflop": "model_profile",
-        "format_version": 2,
-        "made_from": {"model_config": model_config},
-        "family": "llava_onevision",
-        "is_estimated": False,
-        "device": {
-            "kind": "cpu", "name": "made up", "num_threads": 1, "num_neighbours": 1, "dtype": "float32",
-            "torch": "",
-        },
-        "hidden_bytes": 4 * adapter.hidden_size,
-        "network": {
-            "backend": "gloo", "is_assumed": False,
-            "links": [{
-                "collective": "point_to_point", "span": "node", "num_ranks": 2, "latency_ns": 100_000,
-                "bandwidth_bytes_per_s": 1_000_000_000, "points": [],
-            }],
-        },
-        "modules": count_modules(adapter, tiles, llm_tokens, label_tokens),
-        "optimizer_ns_per_million": 1_000_000,
-    }  # fmt: skip
+    modules = count_modules(adapter, tiles, llm_tokens, label_tokens)
+    return made_up_profile(model_config, 4 * adapter.hidden_size, modules)

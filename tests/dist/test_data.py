@@ -10,6 +10,7 @@ import torch
 
 from dflop import ProfileError
 from dflop.data.collate import encoder_input, llm_input
+from dflop.data.shares import share_of
 from dflop.data.dataset import ByteBoundedCache, SampleLoader, sample_from_encoded
 from dflop.models.media import MediaBytes
 
@@ -18,6 +19,7 @@ SIZE = 4
 
 def media(path, num_tiles, num_features):
     sizes = {"num_tiles": num_tiles, "height": 9, "width": 8, "num_features": num_features}
+    sizes["parts"] = [(1, num_tiles, num_features)]
     place = {"is_local": True, "held_bytes": 0}
     return SimpleNamespace(path=path, kind="image", frame_indices=[], **place, **sizes)
 
@@ -98,7 +100,7 @@ def test_tiles_are_decoded_once_and_the_oldest_leave_first():
     samples = [encoded(f"s{k}", media=[media("x" * (k + 1), 1, 2)]) for k in range(3)]
     adapter = CountingAdapter()
     loader = SampleLoader(ListDataset(samples), adapter, cache_bytes=2 * TILE_BYTES, num_threads=1)
-    loader.prefetch([0, 1], with_tiles=True)
+    loader.prefetch([(0, None), (1, None)], with_tiles=True)
     assert [float(loader.tiles(k)[0, 0, 0, 0]) for k in (0, 1, 0)] == [1.0, 2.0, 1.0]
     assert sorted(adapter.decoded) == ["x", "xx"]
     loader.tiles(2)
@@ -114,7 +116,7 @@ def test_a_cache_smaller_than_a_step_decodes_nothing_twice():
     samples = [encoded(f"s{k}", media=[media("x" * (k + 1), 1, 2)]) for k in range(4)]
     adapter = CountingAdapter()
     loader = SampleLoader(ListDataset(samples), adapter, cache_bytes=0, num_threads=2)
-    loader.prefetch(range(4), with_tiles=True)
+    loader.prefetch([(k, None) for k in range(4)], with_tiles=True)
     assert [float(loader.tiles(k)[0, 0, 0, 0]) for k in range(4)] == [1.0, 2.0, 3.0, 4.0]
     assert len(adapter.decoded) == 4
     loader.close()
@@ -124,7 +126,7 @@ def test_a_file_that_cannot_be_decoded_is_named_with_its_sample():
     """Also when it was decoded ahead, in a thread."""
     samples = [encoded("good"), encoded("bad", media=[media("dir/broken.png", 1, 2)])]
     loader = SampleLoader(ListDataset(samples), CountingAdapter())
-    loader.prefetch([0, 1], with_tiles=True)
+    loader.prefetch([(0, None), (1, None)], with_tiles=True)
     loader.tiles(0)
     with pytest.raises(ProfileError, match=r"sample `bad` \(1\), file `dir/broken.png`: not a picture"):
         loader.tiles(1)
@@ -163,12 +165,74 @@ def test_tiles_of_several_samples_are_packed_in_order():
     """And a count that differs from the media's is named."""
     one, two = sample_from_encoded(0, encoded("a")), sample_from_encoded(1, encoded("b"))
     tiles = [torch.full((1, 3, SIZE, SIZE), value) for value in (1.0, 2.0)]
-    batch = encoder_input([two, one], [tiles[1], tiles[0]], torch.bfloat16)
+    batch = encoder_input([share_of(two), share_of(one)], [tiles[1], tiles[0]], torch.bfloat16)
     assert batch.pixels_NCHW[:, 0, 0, 0].tolist() == [2.0, 1.0]
     assert batch.pixels_NCHW.dtype == torch.bfloat16
     assert len(batch.media) == 2
     with pytest.raises(ValueError, match=r"sample `a` \(0\): 2 tiles, its media have 1"):
-        encoder_input([one], [torch.cat(tiles)], torch.float32)
+        encoder_input([share_of(one)], [torch.cat(tiles)], torch.float32)
+
+
+def mixed():
+    """An image of 3 tiles, a video of 4 frames, of which the last has a newline, and an image of 1 tile."""
+    image = media("image", 3, 7)
+    video = media("video", 4, 9)
+    video.kind, video.frame_indices, video.parts = "video", [2, 5, 8, 11], [(3, 1, 2), (1, 1, 3)]
+    last = media("last", 1, 5)
+    ids = [1, *[99] * 21, 2]
+    return encoded(
+        "mixed", input_ids=ids, feature_mask=[i == 99 for i in ids], labels=[-100] * 22 + [2],
+        media=[image, video, last],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "runs", "rows"),
+    [
+        (None, [(0, 0, 3, True), (1, 0, 4, True), (2, 0, 1, True)], (0, 21)),
+        ((0, 1), [(0, 0, 3, True)], (0, 7)),
+        ((0, 3), [(0, 0, 3, True), (1, 0, 2, False)], (0, 11)),
+        ((2, 2), [(1, 1, 2, False)], (9, 13)),
+        ((3, 3), [(1, 2, 2, True), (2, 0, 1, True)], (11, 21)),
+        ((0, 6), [(0, 0, 3, True), (1, 0, 4, True), (2, 0, 1, True)], (0, 21)),
+    ],
+)
+def test_a_share_has_the_tiles_and_rows_of_its_parts(parts, runs, rows):
+    """Medium, first tile, tiles, and whether the medium ends there: by hand."""
+    share = share_of(sample_from_encoded(0, mixed()), parts)
+    found = [(run.medium, run.first_tile, run.grid.num_tiles, run.grid.is_end) for run in share.runs]
+    assert (found, share.rows) == (runs, range(*rows))
+    assert sum(run.grid.num_features for run in share.runs) == len(share.rows)
+    batch = encoder_input([share], [torch.zeros(share.num_tiles, 3, SIZE, SIZE)], torch.float32)
+    assert [grid.num_tiles for grid in batch.media] == [tiles for _, _, tiles, _ in runs]
+
+
+@pytest.mark.parametrize("parts", [(5, 2), (6, 1), (0, 0), (-1, 2)])
+def test_parts_that_a_sample_does_not_have_are_named(parts):
+    """A schedule of other data."""
+    with pytest.raises(ValueError, match=r"sample `mixed` \(0\): parts .* it has 6"):
+        share_of(sample_from_encoded(0, mixed()), parts)
+
+
+def test_only_the_frames_of_a_share_are_decoded():
+    """The adapter is asked for the frames of the run; shares of a sample are kept apart."""
+    asked = []
+
+    class FrameAdapter(CountingAdapter):
+        def pixels(self, path, kind, frame_indices):
+            asked.append((str(path), list(frame_indices)))
+            return torch.arange(len(frame_indices) or {"image": 3, "last": 1}[str(path)]).reshape(
+                -1, 1, 1, 1
+            ) + torch.zeros(1, 3, SIZE, SIZE)
+
+    loader = SampleLoader(ListDataset([mixed()]), FrameAdapter(), num_threads=1)
+    loader.fill([(0, (1, 2)), (0, (3, 3))], with_tiles=True)
+    assert sorted(asked) == [("last", []), ("video", [2, 5]), ("video", [8, 11])]
+    assert loader.tiles(0, (1, 2)).shape[0] == 2
+    assert loader.tiles(0, (3, 3)).shape[0] == 3
+    assert loader.tiles(0).shape[0] == 8
+    assert asked[3:] == [("image", []), ("video", [2, 5, 8, 11]), ("last", [])]
+    loader.close()
 
 
 def test_the_cache_never_exceeds_its_bound():

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from ranks import results, run_ranks
 from toy_run import RankParts, make_schedule, warm_model_dir, write_plan
 
+from dflop.runtime.actions import check_actions, parse_actions
 from dflop.runtime.agreement import Statement, agree
-from dflop.runtime.executor import parse_actions
 from dflop.runtime.failure import RankError, describe
 from dflop.runtime.spans import RankSpans, align
 
@@ -36,7 +36,7 @@ def test_the_actions_run_are_those_of_the_plan(order, model_dir, tmp_path):
             dist.barrier()
             parts.gradients.zero()
             parts.recorder.begin()
-            parts.executor.run_step(parts.work(schedule))
+            parts.run_actions(schedule)
             parts.recorder.add("tail", parts.recorder.now())
             measured.append(parts.recorder.finish())
         return measured
@@ -57,12 +57,13 @@ def test_the_actions_run_are_those_of_the_plan(order, model_dir, tmp_path):
             for j, samples in enumerate(LLM):
                 if not samples[replica]:
                     continue
-                assert at[first, f"1F{j}"][1] <= at[last, f"2F{j}"][0]
-                assert at[last, f"2B{j}"][1] <= at[first, f"1B{j}"][0]
+                # A message may be there before its sender has done with it.
+                assert at[first, f"1F{j}"][0] < at[last, f"2F{j}"][0]
+                assert at[last, f"2B{j}"][0] < at[first, f"1B{j}"][0]
                 for encoder in range(2):
-                    if set(schedule.encoder(j, encoder)) & set(samples[replica]):
-                        assert at[encoder, f"0F{j}"][1] <= at[first, f"1F{j}"][0]
-                        assert at[first, f"1B{j}"][1] <= at[encoder, f"0B{j}"][0]
+                    if {s for s, _ in schedule.encoder(j, encoder)} & set(samples[replica]):
+                        assert at[encoder, f"0F{j}"][0] < at[first, f"1F{j}"][0]
+                        assert at[first, f"1B{j}"][0] < at[encoder, f"0B{j}"][0]
 
 
 def test_a_rank_that_raises_stops_the_others(model_dir, tmp_path):
@@ -162,13 +163,56 @@ def test_ranks_that_disagree_are_named(model_dir, tmp_path):
         ]
 
 
-def test_actions_of_another_stage_or_kind_are_refused():
+def test_actions_of_another_stage_or_kind_are_refused(tmp_path):
     """The runtime does not guess what an action it does not know would mean."""
-    known = parse_actions(["1F0", "1B12"], 1)
-    assert [(a.is_backward, a.microbatch) for a in known] == [(False, 0), (True, 12)]
-    for name in ("2F0", "1I0", "1W0", "F1"):
-        with pytest.raises(ValueError, match=f"action `{name}` on stage 1"):
-            parse_actions([name], 1)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 4)
+    known = parse_actions(plan, 1, ["1F0", "1B12", "1I3", "1W3"])
+    assert [(a.letter, a.microbatch) for a in known] == [("F", 0), ("B", 12), ("I", 3), ("W", 3)]
+    for name in ("2F0", "0B0", "1X0", "F1"):
+        with pytest.raises(RankError, match=f"action `{name}` on rank 1, must be .* of its own stage 1"):
+            parse_actions(plan, 1, [name])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("F0 B0 F1 I1 W1", None),
+        ("F1 F0 I1 I0 W0 W1", None),
+        ("F0 B0 F1", "microbatch 1 is not done, there is no backward"),
+        ("F0 B0", "microbatch 1 is not done, there is nothing of it"),
+        ("F0 B0 F1 I1", "microbatch 1 is not done, there is no W"),
+        ("B0 F0 F1 B1", "`1B0` comes first of its microbatch"),
+        ("F0 F0 B0 F1 B1", "`1F0` comes after F of its microbatch"),
+        ("F0 B0 B0 F1 B1", "`1B0` comes after B of its microbatch"),
+        ("F0 W0 I0 F1 B1", "`1W0` comes after F of its microbatch"),
+        ("F0 I0 B0 F1 B1", "`1B0` comes after I of its microbatch"),
+        ("F0 B0 W0 F1 B1", "`1W0` comes after B of its microbatch"),
+        ("F0 B0 F1 B1 F2 B2", "`1F2`, the step has 2 microbatches"),
+    ],
+)
+def test_a_list_that_does_not_do_each_microbatch_once_is_refused(names, message, tmp_path):
+    """With step, rank and action."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 2)
+    actions = parse_actions(plan, 1, [f"1{name}" for name in names.split()])
+    if message is None:
+        check_actions(actions, 37, 1, 2)
+    else:
+        with pytest.raises(RankError, match=re.escape(f"the actions of step 37 on rank 1: {message}")):
+            check_actions(actions, 37, 1, 2)
+
+
+def test_a_peers_list_is_checked_too(model_dir, tmp_path):
+    """What a rank receives when is in the list of the rank that sends it: none of them begins the step."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 2)
+    lists = [["0F0", "0B0"], ["1F0", "1B0", "1F1", "1B1"]]
+    schedule = make_schedule([[[0]], [[2]]], 1, step=5, actions=lists)
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        with pytest.raises(RankError, match="step 5 on rank 0: microbatch 1 is not done"):
+            parts.step(schedule)
+
+    results(run_ranks(plan.num_ranks, rank, tmp_path))
 
 
 def test_clocks_of_one_machine_share_a_zero():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_llava
 import torch
+from lists import late_weights, random_lists
 from ranks import results, run_ranks
 from toy_run import (
     CONTENTS,
@@ -18,6 +19,7 @@ from toy_run import (
 )
 
 from dflop.models import load_adapter
+from dflop.runtime import messages
 from dflop.runtime.failure import RankError
 from dflop.runtime.gradients import Gradients
 
@@ -77,6 +79,52 @@ def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, exp
     plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), order)
     schedule = make_schedule(llm, encoder_dp)
 
+    check(plan, schedule, model_dir, expected, tmp_path)
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2)], ids=name)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_gradients_under_any_action_list_equal_those_of_one_process(
+    seed, layout, model_dir, expected, tmp_path
+):
+    """Lists of any order, each rank's its own, with backwards in one and in two; an empty microbatch among them."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = AWARE[llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm))
+    lists = random_lists(plan, len(llm), seed)
+    assert any("I" in action for actions in lists for action in actions)
+    check(plan, make_schedule(llm, encoder_dp, actions=lists), model_dir, expected, tmp_path)
+
+
+def test_gradients_of_weights_may_wait_to_the_end(model_dir, expected, tmp_path):
+    """All I before all W, forwards from the last microbatch to the first."""
+    llm = AWARE[2]
+    plan = write_plan(tmp_path / "plan.json", 2, 2, 1, len(llm))
+    schedule = make_schedule(llm, 2, actions=late_weights(plan, len(llm)))
+    check(plan, schedule, model_dir, expected, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_messages_need_no_tags(seed, model_dir, expected, tmp_path, monkeypatch):
+    """As on NCCL: what is received is what was sent first. Ranks run their microbatches in other orders."""
+    monkeypatch.setattr(messages, "_tag", lambda *_: 0)
+    llm = [[[5], [1]], [[7, 4], [2]], [[3], [0]], [[6], []]]
+    plan = write_plan(tmp_path / "plan.json", 2, 2, 2, len(llm))
+    schedule = make_schedule(llm, 2, actions=random_lists(plan, len(llm), seed))
+    check(plan, schedule, model_dir, expected, tmp_path)
+
+
+def zero_of(gradients):
+    """The norm below which a gradient is nothing but rounding, as those of key biases are.
+
+    A softmax does not see what all its scores share.
+    """
+    return 1e-5 * float(torch.stack([g.norm() for g in gradients.values()]).norm())
+
+
+def check(plan, schedule, model_dir, expected, tmp_path):
+    """Runs a step on all ranks; loss and gradients must be those of one process."""
+
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index)
         loss = parts.step(schedule)
@@ -86,14 +134,49 @@ def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, exp
     loss, gradients = expected
     assert sum(f[0] for f in found) == pytest.approx(loss, rel=1e-6)
     seen = set()
-    # Gradients of key biases are zero but for rounding: a softmax does not see what all its scores share.
-    floor = 1e-5 * float(torch.stack([g.norm() for g in gradients.values()]).norm())
+    floor = zero_of(gradients)
     for index, (_, rank_gradients) in enumerate(found):
         for name, gradient in rank_gradients.items():
             seen.add(name)
             error = float((torch.from_numpy(gradient) - gradients[name]).norm())
             assert error <= TOLERANCE * max(float(gradients[name].norm()), floor), f"{name} on rank {index}"
     assert seen == set(gradients), "every parameter is on some rank"
+
+
+# Shares of [microbatch][encoder replica] for the LLM side `AWARE`: the video (5) by frames, the two images (3) apart, each
+# in an order that is not that of the LLM's samples; a replica without work (6 and 0 whole on the other), text alone.
+SPLIT = {
+    (2, 1): [
+        [[[5, 2, 1]], [[5, 0, 2]]],
+        [[], []],
+        [[], []],
+        [[2, [3, 1, 1], 0], [6, [3, 0, 1]]],
+    ],
+    (2, 2): [
+        [[[3, 1, 1], [5, 0, 1]], [[5, 1, 2], [3, 0, 1]]],
+        [[], []],
+        [[], []],
+        [[], [2, 6, 0]],
+    ],
+    (3, 2): [
+        [[[5, 1, 1]], [3, [5, 2, 1]], [[5, 0, 1]]],
+        [[], [], []],
+        [[], [], []],
+        [[6], [], [0, 2]],
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 1), (2, 1, 2), (2, 2, 1), (3, 2, 1)], ids=name)
+def test_a_sample_in_parts_has_the_gradients_of_one_process(layout, model_dir, expected, tmp_path):
+    """A video and several images on more than one encoder replica; the newline is where the video ends."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = AWARE[llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm))
+    schedule = make_schedule(llm, encoder_dp, encoder=SPLIT[encoder_dp, llm_dp])
+    check(plan, schedule, model_dir, expected, tmp_path)
+    _, gradients = expected
+    assert float(gradients["model.image_newline"].norm()) > zero_of(gradients)
 
 
 @pytest.mark.parametrize("layout", [(1, 2, 1), (2, 1, 1), (1, 1, 2)], ids=name)

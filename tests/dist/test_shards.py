@@ -9,7 +9,7 @@ from ranks import results, run_ranks
 from tiny_families import some_segments, tiny
 from torch.testing import assert_close
 
-from dflop.profiling.families.shards import add_collectives, cut_layer
+from dflop.profiling.families.shards import Sums, add_collectives, cut_layer
 from dflop.profiling.families.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import PieceSettings
 
@@ -66,7 +66,7 @@ def compare(piece, rank, num_ranks):
             else:
                 parameter.fill_(1.0)
     part = cut(copy.deepcopy(whole), plan, rank, num_ranks)
-    assert add_collectives(part, dist.group.WORLD) == piece.num_layers
+    assert add_collectives(part, Sums(dist.group.WORLD)) == piece.num_layers
     states, wanted, wanted_gradient = run(piece, whole)
     _, found, gradient = run(piece, part)
     scale = float((wanted - states).detach().abs().max())
@@ -96,7 +96,7 @@ def compare_vocabulary(piece, rank, num_ranks):
     part = copy.deepcopy(whole)
     name = "embed_tokens" if piece.name == "llm_embedding" else "lm_head"
     cut_vocabulary(getattr(part, name), num_ranks, rank)
-    add_collectives(part, dist.group.WORLD)
+    add_collectives(part, Sums(dist.group.WORLD))
     seen = []
     whole.register_forward_pre_hook(lambda _, args: seen.append(args))
     # Scaled, for the logits to be far apart.

@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.tensorboard  # noqa: F401  (this and the trainer: imported once, for all forked ranks)
+from made_up import made_up_profile
 from ranks import results, run_ranks
 
 import dflop.runtime.trainer  # noqa: F401
@@ -23,8 +25,11 @@ from dflop._native import load_config
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
 from dflop.runtime.launch import launch
+from dflop.runtime.turns import arms_in_order, log_lines
 
 ENVIRONMENT = dict(os.environ)
+ASK = "import sys; from dflop._native import run_cli; print(run_cli(['dflop', *sys.argv[1:]])[1])"
+"""What the command line asks of the ranks, without starting them."""
 NUM_SAMPLES, BATCH, MICROBATCHES = 24, 8, 4
 RANKS = 2
 
@@ -50,30 +55,11 @@ def model_profile(model_config):
         }
 
     module = {"attention": {"points": []}, "num_parameters": 1000, "parameter_bytes": 4000}
-    link = {
-        "collective": "point_to_point", "span": "node", "num_ranks": 2, "latency_ns": 100_000,
-        "bandwidth_bytes_per_s": 1_000_000_000, "points": [],
-    }  # fmt: skip
     counts = {
         "encoder_embedding": 1, "encoder_layer": 3, "projector": 1, "llm_embedding": 1, "llm_layer": 4, "llm_head": 1,
     }  # fmt: skip
-    return {
-        "dflop": "model_profile",
-        "format_version": 2,
-        "made_from": {"model_config": model_config},
-        "family": "llava_onevision",
-        "is_estimated": False,
-        "device": {
-            "kind": "cpu", "name": "made up", "num_threads": 1, "num_neighbours": 1, "dtype": "float32",
-            "torch": "",
-        },
-        "hidden_bytes": 512,
-        "network": {"backend": "gloo", "is_assumed": False, "links": [link]},
-        "modules": {
-            name: module | {"count": count, "linear": curve(1000)} for name, count in counts.items()
-        },
-        "optimizer_ns_per_million": 1_000_000,
-    }  # fmt: skip
+    modules = {name: module | {"count": count, "linear": curve(1000)} for name, count in counts.items()}
+    return made_up_profile(model_config, 512, modules)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +93,8 @@ def request(demo, out, **changes):
         "out": str(out),
         "steps": 3,
         "compare": False,
+        "arms": ["blind", "aware"],
+        "made_from": {"plan": "a hash", "data_profile": "another"},
         "warmup_pairs": 0,
         "num_ranks": RANKS,
         "environment": {},
@@ -140,7 +128,8 @@ def lines(path):
 
 def check_run(out, num_records):
     """The three files agree with each other and with the plan's actions; the metrics."""
-    metrics, traces, schedules = (lines(out / f"{n}.jsonl") for n in ("metrics", "trace", "schedules"))
+    metrics, traces, turns = (lines(out / f"{n}.jsonl") for n in ("metrics", "trace", "schedules"))
+    schedules = [turn for turn in turns if turn["is_recorded"]]
     assert len(metrics) == len(traces) == len(schedules) == num_records
     for m, trace, schedule in zip(metrics, traces, schedules, strict=True):
         key = (m["step"], m["arm"])
@@ -150,6 +139,11 @@ def check_run(out, num_records):
         busy = sum(end - start for _, _, start, end in trace["spans"])
         idle = sum(m["idle_ns"].values())
         assert 0 < m["bubble_ratio"] < 1
+        # One encoder replica feeds one LLM replica: at most a message a microbatch, and nothing is cut.
+        crossing = m["boundary"]
+        assert 0 < crossing["messages"] <= MICROBATCHES
+        assert crossing["feature_tokens"] > 0 == crossing["cut_samples"]
+        assert (m["giants"], m["was_stopped"]) == ([], False)
         assert busy + idle <= RANKS * m["step_ns"]
         llm = schedule["schedule"]["llm"]
         placed = [s for microbatch in llm for replica in microbatch for s in replica]
@@ -190,6 +184,71 @@ def test_a_comparison_trains_both_arms_on_the_same_batches(demo, tmp_path):
     for one, two in [(0, 1), (2, 3)]:
         assert schedules[one]["samples"] == schedules[two]["samples"]
     assert schedules[0]["schedule"]["llm"] != schedules[1]["schedule"]["llm"]
+    warm_up = [line for line in lines(out / "schedules.jsonl") if not line["is_recorded"]]
+    assert [(line["step"], line["arm"], line["pair"]) for line in warm_up] == [
+        (0, "blind", None), (0, "aware", None),
+    ]  # fmt: skip
+
+
+def test_arms_follow_each_other_equally_often():
+    """Over n batches (2n where n is odd) each arm stands at each place, and after each other, equally often."""
+    for n in range(1, 11):
+        arms = [str(arm) for arm in range(n)]
+        rounds = [arms_in_order(arms, step) for step in range(2 * n)]
+        assert all(sorted(row) == sorted(arms) for row in rounds)
+        places = Counter((place, arm) for row in rounds for place, arm in enumerate(row))
+        assert set(places.values()) == {2}
+        followers = Counter(pair for row in rounds for pair in zip(row, row[1:], strict=False))
+        assert len(followers) == n * (n - 1)
+        assert set(followers.values()) <= {2}
+
+
+def test_a_comparison_of_many_arms(demo, tmp_path):
+    """Each global batch once with each, in another order each time."""
+    out = tmp_path / "run"
+    arms = ["blind", "tokens", "aware-ahead"]
+    asked = request(demo, out, compare=True, arms=arms, warmup_pairs=0, steps=2)
+    assert results(run_training(asked, tmp_path)) == [0, 0]
+    metrics, schedules = check_run(out, 6)
+    assert [m["arm"] for m in metrics] == arms_in_order(arms, 0) + arms_in_order(arms, 1)
+    assert [m["pair"] for m in metrics] == [0] * 3 + [1] * 3
+    assert len({tuple(s["samples"]) for s in schedules}) == 2
+
+
+@pytest.mark.parametrize("is_comparison", [False, True])
+def test_a_replayed_run_is_the_same_bit_by_bit(is_comparison, demo, tmp_path):
+    """From the log alone: losses, norms and schedules; the warm-up of a comparison too."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    changes = {"compare": True, "warmup_pairs": 1, "steps": 2} if is_comparison else {"steps": 4}
+    assert results(run_training(request(demo, first, **changes), tmp_path / "1")) == [0, 0]
+    # Nothing of it may be computed anew: another way to schedule is asked for, of steps that are not there.
+    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config["train"]["schedule"] = "blind"
+    asked = request(
+        demo, second, config=json.dumps(config), replay=str(first / "schedules.jsonl"), steps=10_000
+    )
+    assert results(run_training(asked, tmp_path / "2")) == [0, 0]
+    assert lines(first / "schedules.jsonl") == lines(second / "schedules.jsonl")
+    kept = ("step", "arm", "pair", "loss", "grad_norm", "tokens", "predicted_ns")
+    before, after = ([{k: m[k] for k in kept} for m in lines(d / "metrics.jsonl")] for d in (first, second))
+    assert before == after
+    assert len(after) == 4
+
+
+def test_schedules_are_computed_as_far_ahead_as_asked(demo, tmp_path):
+    """Depths 1 and 5, more than there are steps: the same run. The end says what schedules were waited for."""
+    losses = []
+    for depth in (1, 5):
+        config = json.loads(load_config(str(demo / "dflop.yaml")))
+        config["train"]["prefetch_depth"] = depth
+        out = tmp_path / str(depth)
+        ranks = run_training(request(demo, out, config=json.dumps(config)), tmp_path / f"ranks {depth}")
+        assert results(ranks) == [0, 0]
+        metrics, _ = check_run(out, 3)
+        losses.append([m["loss"] for m in metrics])
+        (line,) = re.findall(r"schedules: waited ([\d.]+) ms in 3 steps, .* \(most: .* ms, step (\d)\)", ranks[0].stderr)
+        assert float(line[0]) == pytest.approx(sum(m["schedule_wait_ns"] for m in metrics) / 1e6, abs=0.01)
+    assert losses[0] == losses[1]
 
 
 def test_the_arm_does_not_change_what_is_learned(demo, tmp_path):
@@ -254,8 +313,17 @@ def test_bfloat16_trains_on_the_same_way(demo, tmp_path):
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.01)
 
 
+def test_a_line_cut_short_is_not_replayed(tmp_path):
+    """What a kill left of the last line; a whole one has its end."""
+    log = tmp_path / "schedules.jsonl"
+    log.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert log_lines(log) == ['{"a": 1}', '{"a": 2}']
+    log.write_text("")
+    assert log_lines(log) == []
+
+
 def test_the_command_starts_the_ranks_itself(demo, tmp_path):
-    """`dflop train` with torchrun on this machine, until Ctrl-C: 130, no traceback, whole lines."""
+    """`dflop train` with torchrun until Ctrl-C: 130, no traceback, whole lines. Its log can be replayed."""
     out = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "dflop", "train", "--other-device", "--steps", "100000", "--out", str(out)],
@@ -275,6 +343,25 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     check_run(out, len(lines(metrics)))
+    # The log as it is; then as if of another plan; then over itself.
+    log = out / "schedules.jsonl"
+    flags = ["train", "-c", str(demo / "dflop.yaml"), "--other-device", "--replay", str(log), "--out"]
+    asked = python(["-c", ASK, *flags, str(tmp_path / "again")], demo).stdout
+    assert results(run_training(json.loads(asked)["arguments"], tmp_path / "ranks")) == [0, 0]
+    again = lines(tmp_path / "again" / "metrics.jsonl")
+    assert [m["loss"] for m in again] == [m["loss"] for m in lines(metrics)]
+    replay = ["-m", "dflop", *flags]
+    for change, out, message in [
+        (('"plan": "sha256:', '"plan": "sha256:0'), "other", "schedules.jsonl` is of another plan: sha256:0"),
+        (("", ""), "run", "is in the directory of this run, which would overwrite it"),
+    ]:
+        log.write_text(log.read_text().replace(*change))
+        failed = subprocess.run(
+            [sys.executable, *replay, str(tmp_path / out), "--force"],
+            cwd=demo, env=ENVIRONMENT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert failed.returncode == 2
+        assert message in failed.stderr
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path):

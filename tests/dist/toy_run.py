@@ -10,6 +10,7 @@ import torch
 
 from dflop._native import Plan, Schedule
 from dflop.data.dataset import Sample
+from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.runtime.executor import Executor
 from dflop.runtime.gradients import Gradients
@@ -50,6 +51,15 @@ class ToySample:
             media=tuple(self.oracle.grids),
             files=(),
             num_features=sum(g.num_features for g in self.oracle.grids),
+            parts=tuple(tiny_llava.parts(grid) for grid in self.oracle.grids),
+        )
+
+    def tiles(self, parts):
+        """The pixels of a share."""
+        tiles = self.oracle.pixels.split([grid.num_tiles for grid in self.oracle.grids])
+        runs = share_of(self.sample, parts).runs
+        return torch.cat(
+            [tiles[r.medium][r.first_tile : r.first_tile + r.grid.num_tiles] for r in runs]
         )
 
 
@@ -112,15 +122,18 @@ def degrees(pp, dp):
     return {"tensor_parallel_degree": 1, "pipeline_parallel_degree": pp, "data_parallel_degree": dp}
 
 
-def make_schedule(llm, encoder_dp, step=0):
+def make_schedule(llm, encoder_dp, step=0, actions=(), encoder=None):
     """The schedule whose LLM side is `llm[microbatch][replica]`; encoder replicas get its samples in turn.
 
-    In reverse order, so that rows which came in the encoder's order would be at the wrong places.
+    In reverse order, so that rows which came in the encoder's order would be at the wrong places. `actions` are the
+    lists of all ranks, as in `0F3`; without, the plan's are run. `encoder` says it otherwise, with shares as in the
+    file: a sample, or [sample, first part, number of parts].
     """
-    encoder = []
-    for replicas in llm:
-        with_media = [s for samples in replicas for s in samples if has_media(s)]
-        encoder.append([with_media[e::encoder_dp][::-1] for e in range(encoder_dp)])
+    if encoder is None:
+        encoder = []
+        for replicas in llm:
+            with_media = [s for samples in replicas for s in samples if has_media(s)]
+            encoder.append([with_media[e::encoder_dp][::-1] for e in range(encoder_dp)])
     samples = [s for replicas in llm for samples in replicas for s in samples]
     return Schedule.from_json(
         json.dumps(
@@ -128,6 +141,7 @@ def make_schedule(llm, encoder_dp, step=0):
                 "step": step,
                 "llm": llm,
                 "encoder": encoder,
+                "actions": actions,
                 "label_tokens": label_tokens(samples),
                 "predicted_makespan_ns": 0,
                 "max_load_ns": 0,
@@ -163,13 +177,18 @@ class RankParts:
             self.mesh,
             schedule,
             lambda index: toy_sample(index).sample,
-            lambda index: toy_sample(index).oracle.pixels,
+            lambda index, parts: toy_sample(index).tiles(parts),
             torch.float32,
         )
+
+    def run_actions(self, schedule, watch=None):
+        """Runs all actions; this rank's share of the loss."""
+        work = self.work(schedule)
+        return self.executor.run_step(work, self.executor.prepare(work, schedule), watch)
 
     def step(self, schedule):
         """Runs all actions and reduces the gradients; this rank's share of the loss."""
         self.recorder.begin()
-        loss = self.executor.run_step(self.work(schedule))
+        loss = self.run_actions(schedule)
         self.gradients.reduce()
         return loss

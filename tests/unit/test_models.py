@@ -7,8 +7,13 @@ import pytest
 import torch
 from PIL import Image
 from tiny_llava import TILE, Sample, hf_loss, num_features, num_tiles_of_image, pack, write_model_dir
+from tiny_llava import parts as tiny_parts
 
 import dflop
+from dflop._native import media_shape
+from dflop.data import dataset
+from dflop.data.collate import encoder_input
+from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.media import MediaBytes
 
@@ -111,6 +116,56 @@ def test_packed_samples_give_the_sum_of_their_losses_and_gradients(adapter, refe
     loss.backward()
     assert loss.item() == pytest.approx(total.item(), rel=1e-6)
     assert relative_error(gradients([encoder, *stages]), gradients([reference])) <= 1e-5
+
+
+PARTS_OF = {
+    # Tiles, features: 9 x 9 patches a tile; pooled by 2, 5 x 5 a frame.
+    "image": 1, "wide image": 1, "large image": 1, "multi image": 2, "video": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PARTS_OF)
+def test_parts_encoded_apart_are_the_sample_encoded_whole(kind, adapter):
+    """By the parts of the shape rule: their features one after the other, and the sum of their gradients."""
+    sample, files = (
+        SAMPLES[kind],
+        [adapter.model_dir / n for n in ("config.json", "preprocessor_config.json")],
+    )
+    texts = [file.read_text() for file in files]
+    parts = []
+    for grid in sample.grids:
+        name = "video" if grid.kind == "video" else "image"
+        several = 1 + (grid.kind == "multi_image")
+        sizes = {"height": grid.height, "width": grid.width, "num_images": several}
+        parts.append(media_shape(*texts, "{}", name, **sizes, num_frames=grid.num_tiles, fps=None).parts)
+    assert parts == [list(tiny_parts(grid)) for grid in sample.grids]
+    whole = toy_runtime_sample(sample, parts)
+    assert sum(count for groups in parts for count, _, _ in groups) == PARTS_OF[kind]
+    encoder = adapter.build_encoder(CPU, FLOAT, 7)
+    weights = torch.randn(whole.num_features, 48, generator=torch.Generator().manual_seed(1))
+    tiles = sample.pixels.split([grid.num_tiles for grid in sample.grids])
+
+    def encode(share):
+        pixels = torch.cat([tiles[r.medium][r.first_tile :][: r.grid.num_tiles] for r in share.runs])
+        features = encoder(encoder_input([share], [pixels], FLOAT))
+        (features * weights[share.rows.start : share.rows.stop]).sum().backward()
+        return features.detach()
+
+    expected = encode(share_of(whole))
+    wanted = {name: gradient.clone() for name, gradient in gradients([encoder]).items()}
+    encoder.zero_grad(set_to_none=True)
+    found = torch.cat([encode(share_of(whole, (part, 1))) for part in range(PARTS_OF[kind])])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert relative_error(gradients([encoder]), wanted) <= 1e-5
+
+
+def toy_runtime_sample(sample, parts):
+    """The sample as the runtime has it; what the encoder does not read is left empty."""
+    none = torch.empty(0)
+    total = sum(grid.num_features for grid in sample.grids)
+    return dataset.Sample(
+        0, "toy", none, none, none, tuple(sample.grids), (), total, tuple(tuple(p) for p in parts)
+    )
 
 
 def test_every_layout_has_the_parameters_of_the_whole_model(adapter, reference):

@@ -32,10 +32,15 @@ def demo(tmp_path_factory):
 def test_columns_are_those_that_are_documented(demo):
     schema = parquet.read_schema(demo / "data_profile.parquet")
     names = pa.dictionary(pa.int32(), pa.string())
-    group = pa.struct([pa.field(name, pa.uint32(), nullable=False) for name in ("count", "tokens")])
+
+    def groups(*fields):
+        group = pa.struct([pa.field(name, pa.uint32(), nullable=False) for name in fields])
+        return pa.list_(pa.field("element", group, nullable=False))
+
     expected = {
         "id": pa.string(), "source": names, "position": pa.uint64(), "kind": names,
-        "segments": pa.list_(pa.field("element", group, nullable=False)),
+        "segments": groups("count", "tokens"),
+        "parts": groups("count", "segments", "feature_tokens"),
         "encoder_tokens": pa.uint64(), "feature_tokens": pa.uint32(), "llm_tokens": pa.uint32(),
         "label_tokens": pa.uint32(), "media_bytes": pa.uint64(), "media_ms": pa.uint64(), "file": pa.uint32(),
         "start": pa.uint64(), "len": pa.uint64(), "record_hash": pa.uint64(), "media_hash": pa.uint64(),
@@ -55,6 +60,11 @@ def test_rows_say_what_the_dataset_says(demo):
         assert row["kind"] == dataset.kind(index)
         assert row["encoder_tokens"] == sum(s["count"] * s["tokens"] for s in row["segments"])
         assert (row["encoder_tokens"] > 0) == (row["kind"] != "text")
+        assert row["feature_tokens"] == sum(p["count"] * p["feature_tokens"] for p in row["parts"])
+        num_segments = sum(s["count"] for s in row["segments"])
+        assert num_segments == sum(p["count"] * p["segments"] for p in row["parts"])
+        # A video has a part a frame; an image is one, whatever its tiles.
+        assert (sum(p["count"] for p in row["parts"]) == num_segments) or row["kind"] == "image"
     assert profile_shapes(str(path)) == [(row["encoder_tokens"], row["llm_tokens"]) for row in rows]
     # The record itself, found by its place.
     header = json.loads(parquet.read_metadata(path).metadata[b"dflop"])

@@ -87,6 +87,15 @@ def num_tiles_of_image(height, width):
     return image_size_to_num_patches([height, width], PINPOINTS, TILE)
 
 
+def parts(grid):
+    """(count, tiles, features) of its parts: a frame each, the last with the newline; an image is one."""
+    if grid.kind != "video":
+        return ((1, grid.num_tiles, grid.num_features),)
+    pooled = ((PATCHES_PER_SIDE + 1) // 2) ** 2
+    last = (1, 1, pooled + 1)
+    return ((grid.num_tiles - 1, 1, pooled), last) if grid.num_tiles > 1 else (last,)
+
+
 class Sample:
     """Text around media, as token ids and labels, with random pixels."""
 

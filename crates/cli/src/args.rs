@@ -4,6 +4,7 @@
 #![allow(clippy::doc_markdown)]
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dflop_plan::Arm;
 use dflop_types::ProfilePart;
 use std::path::PathBuf;
 
@@ -167,7 +168,11 @@ pub(crate) struct ProfileModel {
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "none,selective,full",
         value_parser = ["none", "selective", "full"])]
     pub(crate) recompute: Vec<String>,
-    /// Tensor parallel degrees: also measure the part of one rank, alone
+    /// Tensor parallel degrees to measure, too
+    ///
+    /// Under torchrun with as many ranks on a node they are measured with what the ranks sum up (torchrun
+    /// --nproc-per-node 2 --no-python dflop profile model --tensor-parallel 2); else one rank's part alone, and the sums
+    /// are added from the network.
     #[arg(long, value_name = "DEGREES", value_delimiter = ',', default_value = "1",
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) tensor_parallel: Vec<u32>,
@@ -249,20 +254,34 @@ pub(crate) struct Plan {
     pub(crate) sampled_batches: u32,
 }
 
+const SIMULATE_EXAMPLE: &str = r#"Example, with times of I and W for the orders that split the backward:
+  echo '{"forward_ns": [[10, 12], [11, 10]], "backward_ns": [[20, 24], [22, 20]], "transfer_ns": 1,
+    "input_ns": [[10, 12], [11, 10]], "weight_ns": [[10, 12], [11, 10]]}' > durations.json
+  dflop simulate --durations durations.json --order zero-bubble --trace trace.json"#;
+
 /// Time a step without running it: a plan on its data, or durations from a file.
 ///
-/// With `--durations`, one pipeline whose durations a file gives. Without, the plan beside the configuration on
-/// global batches of its data, data-aware against data-blind.
+/// With `--durations`, one pipeline whose durations a file gives, one rank a stage or, interleaved, on `--ranks`. Without,
+/// the plan beside the configuration on global batches of its data, data-aware against data-blind.
+///
+/// Idle time is split by cause: ramp is fill and drain, what the same order idles when every action of a kind takes its
+/// mean time; imbalance is what the real durations add; transfer is waiting for data under way. `ideal` is the work of the
+/// busiest rank: no order of the same actions is faster.
 #[derive(Debug, Args)]
+#[command(after_long_help = SIMULATE_EXAMPLE)]
 pub(crate) struct Simulate {
     #[command(flatten)]
     pub(crate) files: PlanFiles,
-    /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}
+    /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}, and "input_ns" and
+    /// "weight_ns" for backwards that can be split
     #[arg(long, value_name = "FILE")]
     pub(crate) durations: Option<PathBuf>,
     /// Pipeline order, with --durations
-    #[arg(long, value_enum, default_value_t = Order::OneFOneB)]
+    #[arg(long, value_enum, default_value_t = Order::OneFOneB, requires = "durations")]
     pub(crate) order: Order,
+    /// Ranks over which the stages are dealt round, with --order interleaved-1f1b
+    #[arg(long, value_name = "N", requires = "durations", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) ranks: Option<u32>,
     /// Global batches to simulate, without --durations
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) steps: u32,
@@ -282,6 +301,15 @@ pub(crate) enum Order {
     /// One forward, one backward
     #[value(name = "1f1b")]
     OneFOneB,
+    /// 1F1B over several stages a rank; needs --ranks
+    #[value(name = "interleaved-1f1b")]
+    Interleaved,
+    /// 1F1B with the backward split, W filling the drain; needs "input_ns" and "weight_ns"
+    #[value(name = "zero-bubble")]
+    ZeroBubble,
+    /// Lists made for these durations, with 1F1B's microbatches in flight; splits the backward where the file can
+    #[value(name = "data-aware")]
+    DataAware,
 }
 
 /// Balance samples with given costs into buckets.
@@ -311,7 +339,8 @@ pub(crate) struct Schedule {
 ///
 /// On one machine it starts torchrun itself; under an external torchrun (RANK and WORLD_SIZE are set) it runs as
 /// that rank. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
-/// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl.
+/// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl, from which
+/// --replay trains the same again.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a flag of the command line is a bool")]
 pub(crate) struct Train {
@@ -323,12 +352,34 @@ pub(crate) struct Train {
     /// Global batches to train [default: train.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: Option<u64>,
-    /// Benchmark: train every global batch data-blind and data-aware, interleaved (each batch is then trained twice)
+    /// Benchmark: train every global batch with each of --arms, interleaved
+    ///
+    /// Each batch is then trained several times. The order of the arms changes from batch to batch, so that none always
+    /// follows the same other.
     #[arg(long)]
     pub(crate) compare: bool,
-    /// Pairs to run before measuring, with --compare
+    /// Ways to schedule, with --compare: blind, tokens, balanced, ordered, shaped, aware; each also with -ahead
+    ///
+    /// Each does what the one before it does, and more: arrival order in equal counts; LLM tokens alone; predicted
+    /// times of encoder and LLM; the order of the microbatches; their sizes; action lists made for the step. With
+    /// -ahead, forwards run ahead as far as memory allows.
+    #[arg(
+        long,
+        value_name = "ARMS",
+        value_delimiter = ',',
+        default_value = "blind,aware",
+        requires = "compare"
+    )]
+    pub(crate) arms: Vec<Arm>,
+    /// Pairs (rounds, with more arms than two) to run before measuring, with --compare
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) warmup_pairs: u32,
+    /// Train with the schedules of an earlier run, from its schedules.jsonl, instead of computing them
+    ///
+    /// Samples, microbatches and actions of every step are those of the log, its comparison too; the plan and the data
+    /// must be those of that run. With the same configuration, losses on a CPU are equal bit by bit.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "steps"])]
+    pub(crate) replay: Option<PathBuf>,
     /// Count the memory of each rank in this step (from 0; slow on a CPU) and hold it against the prediction
     #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) measure_memory_step: Option<u64>,

@@ -8,6 +8,7 @@ mod section;
 use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_data::yaml;
+use dflop_plan::Arm;
 use dflop_types::{Cluster, Hint};
 use saphyr::MarkedYaml;
 use section::Section;
@@ -92,8 +93,10 @@ pub struct TrainSection {
     pub max_grad_norm: Option<f64>,
     /// Seed of parameters, order of samples and schedules.
     pub seed: u64,
-    /// `aware` or `blind`.
+    /// Name of an [`Arm`]: how a run that is no comparison schedules.
     pub schedule: String,
+    /// Schedules computed ahead, that of the step to come included.
+    pub prefetch_depth: u32,
     /// `1f1b` or `gpipe`.
     pub pipeline_order: String,
 }
@@ -274,8 +277,13 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
         max_grad_norm: section.optional_number("max_grad_norm", f64::MIN_POSITIVE..=1e12),
         seed: section.count("seed", 0..=1 << 53, Some(0)),
-        schedule: section.choice("schedule", &["aware", "blind"], "aware"),
-        pipeline_order: section.choice("pipeline_order", &["1f1b", "gpipe"], "1f1b"),
+        schedule: section.parsed("schedule", Arm::AWARE).to_string(),
+        prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,
+        pipeline_order: section.choice(
+            "pipeline_order",
+            &["1f1b", "gpipe", "zero-bubble", "data-aware"],
+            "1f1b",
+        ),
     };
     section.finish();
     top.finish();
@@ -308,6 +316,16 @@ mod tests {
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
+        assert_eq!(config.train.schedule, "aware");
+        assert_eq!(config.train.prefetch_depth, 2);
+    }
+
+    #[test]
+    fn every_arm_can_train() {
+        for arm in ["blind", "tokens", "balanced-ahead", "ordered", "shaped", "aware-ahead"] {
+            let text = GOOD.replace("steps: 4", &format!("steps: 4, schedule: {arm}"));
+            assert_eq!(parse(Path::new("dflop.yaml"), &text).unwrap().train.schedule, arm);
+        }
     }
 
     #[test]
@@ -321,7 +339,7 @@ mod tests {
 
     #[test]
     fn all_problems_come_at_once_with_line_and_path() {
-        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\nextra: 1\n";
+        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\nextra: 1\n";
         let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
         let text = error.to_string();
         for expected in [
@@ -331,7 +349,9 @@ mod tests {
             "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip, substitute",
             "line 5: cluster.num_ranks: 1, must be an integer from 2 to 100000",
             "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
-            "line 9: extra: unknown key, known are: model, data, cluster, train",
+            "line 9: train.schedule: arm `random`, must be one of: blind, tokens, ",
+            "line 10: train.prefetch_depth: 0, must be an integer from 1 to 1000",
+            "line 11: extra: unknown key, known are: model, data, cluster, train",
         ] {
             assert!(text.contains(expected), "{expected}\n---\n{text}");
         }

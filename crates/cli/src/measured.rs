@@ -1,9 +1,11 @@
-//! What a training run left: `metrics.jsonl`, `trace.jsonl`, `schedules.jsonl`, and the comparison of its two arms.
+//! What a training run left: `metrics.jsonl`, `trace.jsonl`, `schedules.jsonl`, and the comparison of its arms.
 
 use crate::Failure;
 use dflop_data::estimate::student_t_975;
-use dflop_types::{Action, Rank, Schedule, Span};
+use dflop_types::artifact::MadeFrom;
+use dflop_types::{Action, Rank, SampleIndex, Schedule, Span};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// One line of `metrics.jsonl`.
@@ -18,6 +20,9 @@ pub(crate) struct StepMetrics {
     pub(crate) predicted_ns: u64,
     /// Idle time over ranks x makespan.
     pub(crate) bubble_ratio: f64,
+    /// How long training waited for the schedule before the step, in nanoseconds.
+    #[serde(default)]
+    pub(crate) schedule_wait_ns: u64,
     /// Position of the pair that this step belongs to, in a comparison; `null` otherwise.
     #[serde(default)]
     pub(crate) pair: Option<u64>,
@@ -49,7 +54,13 @@ impl StepTrace {
 /// One line of `schedules.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct StepSchedule {
+    pub(crate) step: u64,
     pub(crate) arm: String,
+    /// Hashes of the plan and of the data profile.
+    #[serde(default)]
+    pub(crate) made_from: MadeFrom,
+    /// The global batch, in arrival order.
+    pub(crate) samples: Vec<SampleIndex>,
     pub(crate) schedule: Schedule,
 }
 
@@ -105,26 +116,124 @@ pub(crate) struct Comparison {
     pub(crate) idle_ratio_blind: f64,
     /// The same, data-aware.
     pub(crate) idle_ratio_aware: f64,
+    /// What training waited for schedules.
+    #[serde(flatten)]
+    pub(crate) waits: Waits,
+    /// Arms beside these two.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) other_arms: Vec<ArmSummary>,
     /// Step times of each pair, in milliseconds.
     #[serde(skip)]
     pub(crate) pairs: Vec<(f64, f64)>,
 }
 
-impl Comparison {
-    /// The comparison of the pairs in `metrics`; `None` without at least two whole pairs.
-    pub(crate) fn of(metrics: &[StepMetrics], ranks: u32) -> Option<Self> {
-        let arm = |name: &str| {
-            let mut steps: Vec<&StepMetrics> =
-                metrics.iter().filter(|m| m.arm == name && m.pair.is_some()).collect();
-            steps.sort_by_key(|m| m.pair);
-            steps
+/// What training waited for schedules, outside of its steps.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Waits {
+    /// In all steps, in milliseconds.
+    #[serde(rename = "schedule_wait_ms")]
+    pub(crate) ms: f64,
+    /// Before one step, at most, in milliseconds.
+    #[serde(rename = "schedule_wait_ms_max")]
+    pub(crate) ms_max: f64,
+    /// All waits over the time of all steps.
+    #[serde(rename = "schedule_wait_ratio")]
+    pub(crate) ratio: f64,
+}
+
+impl Waits {
+    /// Those of `metrics`; all zero where there are none.
+    pub(crate) fn of(metrics: &[StepMetrics]) -> Self {
+        let sum = |of: fn(&StepMetrics) -> u64| metrics.iter().map(of).sum::<u64>() as f64;
+        let most = metrics.iter().map(|m| m.schedule_wait_ns).max().unwrap_or(0);
+        let waited = sum(|m| m.schedule_wait_ns);
+        Self { ms: waited / 1e6, ms_max: most as f64 / 1e6, ratio: waited / sum(|m| m.step_ns).max(1.0) }
+    }
+}
+
+/// One arm of a comparison beside that which it is held against.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ArmSummary {
+    /// Its name.
+    pub(crate) arm: String,
+    /// The arm that `ratio` speaks of: `blind` where it was trained, else the one that stands first.
+    pub(crate) against: String,
+    /// Step time, in milliseconds: the geometric mean.
+    pub(crate) step_ms: f64,
+    /// `against` over this arm: the geometric mean of the rounds' ratios.
+    pub(crate) ratio: f64,
+    /// Lower end of its 95 % confidence interval.
+    pub(crate) ratio_low: f64,
+    /// Upper end.
+    pub(crate) ratio_high: f64,
+    /// Mean idle time over ranks x makespan.
+    pub(crate) idle_ratio: f64,
+}
+
+impl ArmSummary {
+    /// Every arm of the rounds in `metrics` but the one that the others are held against; those without two whole
+    /// rounds are left out.
+    pub(crate) fn all(metrics: &[StepMetrics]) -> Vec<Self> {
+        let mut names: Vec<&str> = Vec::new();
+        for name in metrics.iter().filter(|m| m.pair.is_some()).map(|m| m.arm.as_str()) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let against = if names.contains(&"blind") { Some("blind") } else { names.first().copied() };
+        let Some(against) = against else { return Vec::new() };
+        names.retain(|name| *name != against);
+        let summary = |name: &str| {
+            let pairs = pairs(metrics, against, name);
+            let ratio = Ratio::of(&pairs)?;
+            let n = pairs.len() as f64;
+            Some(Self {
+                arm: name.to_owned(),
+                against: against.to_owned(),
+                step_ms: (pairs.iter().map(|(_, m)| (m.step_ns as f64 / 1e6).ln()).sum::<f64>() / n).exp(),
+                ratio: ratio.mean,
+                ratio_low: ratio.low,
+                ratio_high: ratio.high,
+                idle_ratio: pairs.iter().map(|(_, m)| m.bubble_ratio).sum::<f64>() / n,
+            })
         };
-        let (blind, aware) = (arm("blind"), arm("aware"));
-        let pairs: Vec<(&StepMetrics, &StepMetrics)> = blind
-            .iter()
-            .filter_map(|b| aware.iter().find(|a| a.pair == b.pair).map(|a| (*b, *a)))
-            .filter(|(b, a)| b.step_ns > 0 && a.step_ns > 0)
-            .collect();
+        names.into_iter().filter_map(summary).collect()
+    }
+
+    /// The arm in a few words, without its name.
+    pub(crate) fn words(&self) -> String {
+        format!(
+            "{:.0} ms, {:.3}x faster than {} (95 % interval {:.3} to {:.3}), idle {:.1} %",
+            self.step_ms,
+            self.ratio,
+            self.against,
+            self.ratio_low,
+            self.ratio_high,
+            self.idle_ratio * 100.0
+        )
+    }
+}
+
+/// The steps of the arms `one` and `two` on the same global batches, by pair.
+fn pairs<'a>(metrics: &'a [StepMetrics], one: &str, two: &str) -> Vec<(&'a StepMetrics, &'a StepMetrics)> {
+    let arm = |name: &str| -> BTreeMap<u64, &StepMetrics> {
+        let of_arm = metrics.iter().filter(|m| m.arm == name && m.step_ns > 0);
+        of_arm.filter_map(|m| Some((m.pair?, m))).collect()
+    };
+    let (one, two) = (arm(one), arm(two));
+    one.iter().filter_map(|(pair, a)| Some((*a, *two.get(pair)?))).collect()
+}
+
+/// First over second of pairs of steps: geometric mean and its 95 % confidence interval.
+struct Ratio {
+    mean: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Ratio {
+    /// `None` without at least two pairs.
+    fn of(pairs: &[(&StepMetrics, &StepMetrics)]) -> Option<Self> {
         if pairs.len() < 2 {
             return None;
         }
@@ -133,9 +242,19 @@ impl Comparison {
         let mean = logs.iter().sum::<f64>() / n;
         let variance = logs.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0);
         let half_width = student_t_975(pairs.len() - 1) * (variance / n).sqrt();
+        Some(Self { mean: mean.exp(), low: (mean - half_width).exp(), high: (mean + half_width).exp() })
+    }
+}
+
+impl Comparison {
+    /// The comparison of the pairs in `metrics`; `None` without at least two whole pairs.
+    pub(crate) fn of(metrics: &[StepMetrics], ranks: u32) -> Option<Self> {
+        let pairs = pairs(metrics, "blind", "aware");
+        let ratio = Ratio::of(&pairs)?;
+        let n = pairs.len() as f64;
         let errors: Vec<f64> = pairs
             .iter()
-            .flat_map(|(b, a)| [b, a])
+            .flat_map(|&(b, a)| [b, a])
             .map(|m| (m.predicted_ns as f64 - m.step_ns as f64).abs() / m.step_ns as f64)
             .collect();
         let ms = |ns: u64| ns as f64 / 1e6;
@@ -143,15 +262,17 @@ impl Comparison {
         Some(Self {
             step_ms_blind: (pairs_ms.iter().map(|p| p.0.ln()).sum::<f64>() / n).exp(),
             step_ms_aware: (pairs_ms.iter().map(|p| p.1.ln()).sum::<f64>() / n).exp(),
-            ratio: mean.exp(),
-            ratio_low: (mean - half_width).exp(),
-            ratio_high: (mean + half_width).exp(),
+            ratio: ratio.mean,
+            ratio_low: ratio.low,
+            ratio_high: ratio.high,
             prediction_error_median: quantile(errors.clone(), 0.5),
             prediction_error_p95: quantile(errors, 0.95),
             steps: pairs.len(),
             ranks,
             idle_ratio_blind: pairs.iter().map(|(b, _)| b.bubble_ratio).sum::<f64>() / n,
             idle_ratio_aware: pairs.iter().map(|(_, a)| a.bubble_ratio).sum::<f64>() / n,
+            waits: Waits::of(metrics),
+            other_arms: ArmSummary::all(metrics).into_iter().filter(|s| s.arm != "aware").collect(),
             pairs: pairs_ms,
         })
     }
@@ -201,6 +322,7 @@ mod tests {
             step_ns,
             predicted_ns,
             bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
+            schedule_wait_ns: pair,
             pair: Some(pair),
         }
     }
@@ -217,6 +339,45 @@ mod tests {
         // Errors are 0, 0, 0, 0.1, 0.1, 0.1.
         assert!((comparison.prediction_error_median - 0.05).abs() < 1e-9);
         assert!((comparison.idle_ratio_blind - 0.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn other_arms_are_listed_beside_the_two() {
+        let round = |k: u64| {
+            let step_of = |arm, ns| step(k, arm, ns * k, ns * k);
+            [
+                step_of("tokens", 110),
+                step_of("aware", 100),
+                step_of("blind", 120),
+                step_of("ordered-ahead", 60),
+            ]
+        };
+        let metrics: Vec<_> = (1..4u64).flat_map(round).collect();
+        let comparison = Comparison::of(&metrics, 2).unwrap();
+        assert!((comparison.ratio - 1.2).abs() < 1e-9);
+        let found: Vec<(&str, f64)> =
+            comparison.other_arms.iter().map(|s| (s.arm.as_str(), s.ratio)).collect();
+        assert_eq!(found.len(), 2);
+        assert!(found[0].0 == "tokens" && (found[0].1 - 120.0 / 110.0).abs() < 1e-9);
+        assert!(found[1].0 == "ordered-ahead" && (found[1].1 - 2.0).abs() < 1e-9);
+        assert!(
+            comparison.other_arms.iter().all(|s| s.against == "blind" && (s.idle_ratio - 0.1).abs() < 1e-9)
+        );
+        // Without blind the first that was trained takes its place.
+        let rest: Vec<_> = metrics.into_iter().filter(|m| m.arm != "blind").collect();
+        assert!(Comparison::of(&rest, 2).is_none());
+        let against: Vec<_> = ArmSummary::all(&rest).into_iter().map(|s| (s.arm, s.against)).collect();
+        let tokens = || "tokens".to_owned();
+        assert_eq!(against, [("aware".to_owned(), tokens()), ("ordered-ahead".to_owned(), tokens())]);
+    }
+
+    #[test]
+    fn waits_are_summed_over_all_steps() {
+        let metrics = [step(1, "blind", 40, 40), step(3, "blind", 60, 60)];
+        let waits = Waits::of(&metrics);
+        assert!((waits.ratio - 0.04).abs() < 1e-12);
+        assert!((waits.ms_max - 3e-6).abs() < 1e-12);
+        assert!(Waits::of(&[]).ratio.abs() < 1e-12);
     }
 
     #[test]

@@ -178,6 +178,33 @@ fn summaries() {
     snapshot("probe", &session.dflop(&[&["probe", "--family", "llava_onevision"], &media[..]].concat()));
     let simulate = ["simulate", "--durations", "durations.json", "--order", "1f1b", "--json"];
     snapshot("simulate_json", &session.dflop(&simulate));
+    let orders = |text: &mut String| {
+        for order in [
+            &["gpipe"][..],
+            &["1f1b"],
+            &["interleaved-1f1b", "--ranks", "1"],
+            &["zero-bubble"],
+            &["data-aware"],
+        ] {
+            let simulate = ["simulate", "--durations", "durations.json", "--order"];
+            text.push_str(&session.dflop(&[&simulate[..], order].concat()));
+        }
+    };
+    let mut text = String::new();
+    orders(&mut text);
+    // Milliseconds, and with times of I and W.
+    let ms = |ns: u64| format!("[{0}, {0}, {0}]", ns * 1_000_000);
+    let rows = |ns| format!("[{}, {}]", ms(ns), ms(ns));
+    let fields = [("forward_ns", 2), ("backward_ns", 4), ("input_ns", 2), ("weight_ns", 2)];
+    let fields = fields.map(|(name, ns)| format!("\"{name}\": {}, ", rows(ns))).concat();
+    fs::write(session.path("durations.json"), format!("{{{fields}\"transfer_ns\": 0}}")).unwrap();
+    orders(&mut text);
+    for wrong in [&["interleaved-1f1b"][..], &["interleaved-1f1b", "--ranks", "3"], &["1f1b", "--ranks", "1"]]
+    {
+        let simulate = ["simulate", "--durations", "durations.json", "--order"];
+        text.push_str(&session.dflop(&[&simulate[..], wrong].concat()));
+    }
+    snapshot("simulate_orders", &text);
     snapshot(
         "train_without_python",
         &session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]),
@@ -302,6 +329,41 @@ fn error_plan_of_another_configuration() {
     snapshot("error_plan_of_another_configuration", &text);
 }
 
+/// Before torchrun is started: arms that there are none of, and logs that are not of this plan and data.
+#[test]
+fn error_arms_and_replays() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let train = |flags: &[&str]| {
+        let start = ["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"];
+        session.dflop(&[&start, flags].concat())
+    };
+    fs::write(session.path("empty.jsonl"), "").unwrap();
+    let schedule = "{\"step\":0,\"llm\":[],\"encoder\":[],\"label_tokens\":1,\"predicted_makespan_ns\":0,\"max_load_ns\":0,\"lower_bound_ns\":0}";
+    let foreign = format!(
+        "{{\"step\":0,\"arm\":\"aware\",\"made_from\":{{\"data_profile\":\"sha256:1\"}},\"samples\":[],\"schedule\":{schedule}}}\n"
+    );
+    fs::write(session.path("foreign.jsonl"), foreign).unwrap();
+    let mut text = String::new();
+    for flags in [
+        &["--compare", "--arms", "blind,random"][..],
+        &["--compare", "--arms", "blind,tokens,blind"],
+        &["--compare", "--arms", "blind"],
+        &["--arms", "blind,tokens"],
+        &["--compare", "--replay", "foreign.jsonl"],
+        &["--replay", "missing.jsonl"],
+        &["--replay", "empty.jsonl"],
+        &["--replay", "foreign.jsonl"],
+    ] {
+        text.push_str(&train(flags));
+        text.push('\n');
+    }
+    snapshot("error_arms_and_replays", &text);
+}
+
 #[test]
 fn show() {
     let session = Session::new();
@@ -354,6 +416,7 @@ fn a_profile_with_everything_is_shown_with_its_marks() {
     profile["variants"] = serde_json::json!([
         {"tensor_parallel_degree": 2, "lora_rank": 0, "has_collectives": false, "modules": cut},
         {"tensor_parallel_degree": 1, "lora_rank": 16, "has_collectives": false, "modules": cut},
+        {"tensor_parallel_degree": 4, "lora_rank": 0, "has_collectives": true, "modules": cut},
     ]);
     let link = |collective, span, num_ranks: u32, points: &[(u64, u64)]| {
         let points: Vec<_> = points.iter().map(|(b, ns)| serde_json::json!({"bytes": b, "ns": ns})).collect();

@@ -159,8 +159,10 @@ pub enum MemoryError {
 /// Microbatches whose forward has run and whose backward has not, at the peak of `stage`.
 ///
 /// ```text
-/// 1F1B:  min(M, p - s)      GPipe:  M
+/// 1F1B, data-aware:  min(M, p - s)      GPipe:  M      zero-bubble:  min(M, p), up to the W
 /// ```
+///
+/// Interleaved stages are no layout's: counted as 1F1B.
 ///
 /// # Panics
 /// If `stage` is not one of the stages.
@@ -173,7 +175,10 @@ pub fn microbatches_in_flight(
     assert!(stage.0 < num_stages, "a stage is one of the stages");
     match order {
         PipelineOrder::GPipe => num_microbatches,
-        PipelineOrder::OneFOneB => num_microbatches.min(num_stages - stage.0),
+        PipelineOrder::ZeroBubble => num_microbatches.min(num_stages),
+        PipelineOrder::OneFOneB | PipelineOrder::Interleaved | PipelineOrder::DataAware => {
+            num_microbatches.min(num_stages - stage.0)
+        }
     }
 }
 
@@ -231,6 +236,7 @@ mod tests {
         let at = |order, stage| microbatches_in_flight(order, StageIndex(stage), 3, 8);
         assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::OneFOneB, s)), [3, 2, 1]);
         assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::GPipe, s)), [8, 8, 8]);
+        assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::ZeroBubble, s)), [3, 3, 3]);
         assert_eq!(microbatches_in_flight(PipelineOrder::OneFOneB, StageIndex(0), 4, 2), 2);
     }
 }

@@ -179,6 +179,7 @@ fn sample() -> impl Strategy<Value = SampleShape> {
             feature_tokens: tiles.min(llm),
             llm_tokens: llm,
             label_tokens: llm / 3,
+            ..SampleShape::default()
         }
     })
 }

@@ -171,6 +171,40 @@ fn collectives_that_are_measured_with_the_layer_are_not_added() {
     let batch = MicrobatchShape::pack([&fixture::sample(0, 0, 500, 100)]);
     let model = CostModel::with(&profile, &cut(2, Recompute::None)).unwrap();
     assert_eq!(model.llm_stage(&batch, 4, false, false).forward_ns, 4 * (20 * 500 + 5 * 500));
+    // Nor to the backward, whatever is computed again: the times are those of one cut on a network of no cost.
+    let mut alone = self::profile();
+    for link in &mut alone.network.links {
+        (link.latency_ns, link.bandwidth_bytes_per_s) = (0, u64::MAX);
+        link.points.clear();
+    }
+    for mode in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        let of = |profile: &ModelProfile| {
+            let model = CostModel::with(profile, &cut(2, mode)).unwrap();
+            let stage = model.llm_stage(&batch, 4, true, true);
+            (times(&stage), stage.assumed)
+        };
+        assert_eq!(of(&profile).0, of(&alone).0);
+        assert!(!of(&profile).1);
+    }
+}
+
+#[test]
+fn of_two_measurements_of_a_degree_the_one_with_collectives_stands() {
+    let with_collectives = |lengthened: u64| {
+        let mut profile = profile();
+        let mut measured = profile.variants[0].clone();
+        measured.has_collectives = true;
+        for module in measured.modules.values_mut() {
+            module.linear.points.iter_mut().for_each(|point| point.forward_ns *= lengthened);
+        }
+        // The shard may stand before or behind.
+        profile.variants.insert(usize::from(lengthened > 1), measured);
+        let batch = MicrobatchShape::pack([&fixture::sample(0, 0, 500, 100)]);
+        let model = CostModel::with(&profile, &cut(2, Recompute::None)).unwrap();
+        model.llm_stage(&batch, 4, false, false).forward_ns
+    };
+    assert_eq!(with_collectives(1), 4 * (20 * 500 + 5 * 500));
+    assert_eq!(with_collectives(3), 4 * (3 * 20 * 500 + 5 * 500));
 }
 
 #[test]

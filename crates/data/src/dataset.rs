@@ -155,6 +155,15 @@ fn compare(profiled: &ProfiledSample, measured: &MeasuredSample) -> Result<(), D
         format!("[{}]", groups.collect::<Vec<_>>().join(", "))
     };
     differs("encoder_segments", segments(now), segments(then))?;
+    // A profile made before there were parts does not name them.
+    if !then.encoder_parts.is_empty() {
+        let parts = |shape: &dflop_types::SampleShape| {
+            let groups = shape.encoder_parts.iter();
+            let groups = groups.map(|p| format!("{} x ({}, {})", p.count, p.segments, p.feature_tokens));
+            format!("[{}]", groups.collect::<Vec<_>>().join(", "))
+        };
+        differs("encoder_parts", parts(now), parts(then))?;
+    }
     differs("feature_tokens", now.feature_tokens.to_string(), then.feature_tokens.to_string())?;
     differs("llm_tokens", now.llm_tokens.to_string(), then.llm_tokens.to_string())?;
     differs("label_tokens", now.label_tokens.to_string(), then.label_tokens.to_string())

@@ -12,7 +12,7 @@ use crate::profile::ProfileSettings;
 use crate::readers::{self, Body, RawRecord, Reader};
 use crate::store::Stores;
 use crate::tokens::{ChatTokenizer, TokenizedConversation};
-use dflop_types::{Fault, SampleKind, SampleShape};
+use dflop_types::{EncoderParts, Fault, SampleKind, SampleShape};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
@@ -168,8 +168,11 @@ impl Rule {
         let (llm_tokens, label_tokens) = tokens
             .count()
             .ok_or_else(|| bad(Fault::Shape, "its LLM tokens must be fewer than 2^32".to_owned()))?;
+        // As the text holds them, which is the order of their features.
+        let shapes = tokens.in_text_order(shapes);
         let shape = SampleShape {
             encoder_segments: shapes.iter().flat_map(|shape| shape.segments.iter().copied()).collect(),
+            encoder_parts: EncoderParts::joined(shapes.iter().flat_map(|shape| shape.encoder_parts())),
             feature_tokens: shapes.iter().map(|shape| shape.feature_tokens()).sum(),
             llm_tokens,
             label_tokens,

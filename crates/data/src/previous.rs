@@ -3,11 +3,12 @@
 //! Positions shift when a line is inserted or a source reordered, so rows are found by the hash of their record and of
 //! the sizes and versions of its media, within the source of the same name. Of a row only what cannot be had from the
 //! record and from file sizes is held: 40 bytes, at most an eighth more while they are read (10 million rows: 0.4 to
-//! 0.45 GB). Lists of segments are held once each; a dataset has few different ones.
+//! 0.45 GB). Lists of segments with their parts are held once each; a dataset has few different ones. A row
+//! with media whose parts are not known, of a profile made before there were parts, is not found.
 
 use crate::error::DataError;
 use crate::measure::first_eight;
-use dflop_types::{DataProfile, EncoderSegments, ProfiledSample, SampleShape};
+use dflop_types::{DataProfile, EncoderParts, EncoderSegments, ProfiledSample, SampleShape};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 
@@ -52,8 +53,8 @@ struct Row {
     feature_tokens: u32,
     llm_tokens: u32,
     label_tokens: u32,
-    /// Position of its list of segments.
-    segments: u32,
+    /// Position of its lists of segments and parts.
+    lists: u32,
 }
 
 /// The rows of an earlier profile by their hashes.
@@ -62,8 +63,11 @@ pub(crate) struct KnownSamples {
     /// One a source of the new profile.
     salts: Vec<u64>,
     buckets: Vec<Vec<Row>>,
-    segments: Vec<Vec<EncoderSegments>>,
+    lists: Vec<Lists>,
 }
+
+/// The segments of a sample and how they form parts.
+type Lists = (Vec<EncoderSegments>, Vec<EncoderParts>);
 
 impl KnownSamples {
     /// The rows of `previous`, for sources of these names.
@@ -76,16 +80,20 @@ impl KnownSamples {
         let mut known = Self {
             salts: sources.iter().map(salt).collect(),
             buckets: vec![Vec::new(); BUCKETS],
-            segments: Vec::new(),
+            lists: Vec::new(),
         };
-        let mut positions: HashMap<Vec<EncoderSegments>, u32> = HashMap::new();
+        let mut positions: HashMap<Lists, u32> = HashMap::new();
         for row in previous.rows {
             let ProfiledSample { source, shape, media_ms, record_hash, media_hash, .. } = row?;
             let Some(salt) = old_salts.get(source as usize) else { continue };
+            if !shape.encoder_segments.is_empty() && shape.encoder_parts.is_empty() {
+                continue;
+            }
             let record = record_hash ^ salt;
-            let next = known.segments.len() as u32;
-            let segments = *positions.entry(shape.encoder_segments).or_insert_with_key(|segments| {
-                known.segments.push(segments.clone());
+            let next = known.lists.len() as u32;
+            let lists = (shape.encoder_segments, shape.encoder_parts);
+            let lists = *positions.entry(lists).or_insert_with_key(|lists| {
+                known.lists.push(lists.clone());
                 next
             });
             let bucket = &mut known.buckets[bucket_of(record)];
@@ -99,7 +107,7 @@ impl KnownSamples {
                 feature_tokens: shape.feature_tokens,
                 llm_tokens: shape.llm_tokens,
                 label_tokens: shape.label_tokens,
-                segments,
+                lists,
             });
         }
         for bucket in &mut known.buckets {
@@ -120,9 +128,11 @@ impl KnownSamples {
         let bucket = &self.buckets[bucket_of(record)];
         let at = bucket.binary_search_by_key(&(record, media_hash), |row| (row.record, row.media)).ok()?;
         let row = &bucket[at];
+        let (encoder_segments, encoder_parts) = self.lists[row.lists as usize].clone();
         Some(KnownSample {
             shape: SampleShape {
-                encoder_segments: self.segments[row.segments as usize].clone(),
+                encoder_segments,
+                encoder_parts,
                 feature_tokens: row.feature_tokens,
                 llm_tokens: row.llm_tokens,
                 label_tokens: row.label_tokens,

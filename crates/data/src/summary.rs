@@ -372,6 +372,7 @@ mod tests {
                 feature_tokens: segments * 25,
                 llm_tokens: 40 + n + segments * 25,
                 label_tokens: 5 + n % 20,
+                ..SampleShape::default()
             };
             ProfiledSample {
                 id: format!("a_long_directory_name/and_another/{n:04}"),

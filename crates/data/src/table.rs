@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 pub const FILE_NAME: &str = "data_profile.parquet";
 /// Rows of a row group.
 const GROUP_ROWS: usize = 1 << 16;
-/// Bytes of ids and segments at which a row group ends early: its columns stay far from what memory's offsets hold.
+/// Bytes of ids, segments and parts at which a row group ends early: its columns stay far from what memory's offsets hold.
 const GROUP_BYTES: usize = 1 << 26;
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1 << 13;
@@ -52,7 +52,7 @@ const SHOWN: usize = 20;
 pub struct Writer {
     path: PathBuf,
     rows: Vec<ProfiledSample>,
-    /// Bytes of ids and segments in `rows`.
+    /// Bytes of ids, segments and parts in `rows`.
     bytes: usize,
     num_rows: u64,
     hasher: ProfileHasher,
@@ -94,7 +94,9 @@ impl Writer {
     pub fn push(&mut self, sample: &ProfiledSample) -> Result<(), DataError> {
         self.hasher.push(sample);
         self.num_rows += 1;
-        self.bytes += sample.id.len() + size_of_val(sample.shape.encoder_segments.as_slice());
+        self.bytes += sample.id.len()
+            + size_of_val(sample.shape.encoder_segments.as_slice())
+            + size_of_val(sample.shape.encoder_parts.as_slice());
         self.rows.push(sample.clone());
         if self.rows.len() == GROUP_ROWS || self.bytes >= GROUP_BYTES {
             self.set_aside().map_err(|error| cannot_write(&self.path, error))?;
@@ -286,7 +288,8 @@ impl Opened {
         let source = source(&file).map_err(|error| cannot_read(path, error))?;
         let metadata = guarded(|| parquet_source::load(&source, PageIndexPolicy::Skip))
             .map_err(|cause| malformed(path, cause))?;
-        if metadata.schema().fields() != columns::schema().fields() {
+        let is_known = |known: &arrow_schema::Schema| metadata.schema().fields() == known.fields();
+        if !is_known(&columns::schema()) && !is_known(&columns::schema_without_parts()) {
             return Err(malformed(path, other_columns(metadata.schema())));
         }
         let footer = metadata.metadata().file_metadata();

@@ -21,6 +21,7 @@ fn sample(record: u64, encoder: u32, llm: u32) -> ProfiledSample {
             feature_tokens: u32::from(encoder > 0),
             llm_tokens: llm,
             label_tokens: 1,
+            ..SampleShape::default()
         },
         record_hash: record,
         ..ProfiledSample::default()

@@ -6,6 +6,7 @@ use dflop_data::DataError;
 use dflop_data::family::{
     self, Clip, Family, FamilyFiles, LlavaOnevision, MediaShape, Piece, Size, Sound, VideoSampling,
 };
+use dflop_types::SampleShape;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,18 @@ fn rule(setting: &str) -> LlavaOnevision {
     let text = std::fs::read_to_string(fixtures().join(format!("{setting}.json"))).unwrap();
     let files: serde_json::Value = serde_json::from_str(&text).unwrap();
     LlavaOnevision::from_config(&files["config"], &files["preprocessor"]).unwrap()
+}
+
+/// Its parts have all its segments and features, and nothing else.
+fn parts_are_sound(shape: &MediaShape, line: &str) {
+    let sample = SampleShape {
+        encoder_segments: shape.segments.clone(),
+        encoder_parts: shape.encoder_parts(),
+        feature_tokens: shape.feature_tokens(),
+        llm_tokens: shape.feature_tokens(),
+        label_tokens: 0,
+    };
+    assert_eq!(sample.check(), Ok(()), "{line}");
 }
 
 /// Every row of the table: tiles, encoder tokens and LLM tokens, integer for integer.
@@ -49,6 +62,32 @@ fn llava_onevision_equals_transformers() {
         *rows.entry((*kind).to_owned()).or_default() += 1;
     }
     assert!(rows["image"] > 4_000 && rows["multi_image"] >= 9 && rows["video"] >= 9, "{rows:?}");
+}
+
+/// A frame of a video is a part of its pooled features; the newline after the last frame is the last part's.
+#[test]
+fn llava_onevision_cuts_videos_by_frames_and_never_an_image() {
+    let rule = rule("real");
+    let clip =
+        |num_frames| Clip { size: Size { height: 90, width: 160 }, num_frames, fps: None, duration_s: None };
+    for (num_frames, expected) in [
+        // 27 x 27 features pooled by 2 are 14 x 14.
+        (9, vec![(8, 1, 196), (1, 1, 197)]),
+        (1, vec![(1, 1, 197)]),
+    ] {
+        let shape = Family::video(&rule, &clip(num_frames), VideoSampling::default()).unwrap();
+        let parts = shape.encoder_parts();
+        let found: Vec<_> = parts.iter().map(|p| (p.count, p.segments, p.feature_tokens)).collect();
+        assert_eq!(found, expected);
+        parts_are_sound(&shape, "a video");
+    }
+    let size = Size { height: 480, width: 640 };
+    for (num_images, segments) in [(1, 5), (3, 1)] {
+        let shape = Family::image(&rule, size, num_images).unwrap();
+        let parts = shape.encoder_parts();
+        assert_eq!((parts.len(), parts[0].count, parts[0].segments), (1, 1, segments));
+        parts_are_sound(&shape, "an image");
+    }
 }
 
 /// The rules of a family's settings, as its files have them.
@@ -100,6 +139,10 @@ fn rows_equal_transformers(family: &str) -> BTreeMap<String, u32> {
             "{line}"
         );
         assert_eq!(shape.frame_indices, indices, "{line}");
+        parts_are_sound(&shape, line);
+        // InternVL's tiles never meet; LLaVA-NeXT joins those of an image.
+        let num_parts = if family == "internvl" { shape.num_tiles } else { 1 };
+        assert_eq!(shape.encoder_parts().iter().map(|p| p.count).sum::<u32>(), num_parts, "{line}");
         *rows.entry(kind.to_owned()).or_default() += 1;
     }
     rows
@@ -180,6 +223,19 @@ fn qwen_vl_equals_transformers() {
         assert_eq!(found.map(|number| number.to_string()), expected, "{line}");
         assert_eq!(shape.segments.iter().map(|s| s.count).sum::<u32>(), shape.num_tiles, "{line}");
         assert_eq!(last_stamp(&shape), *stamp, "{line}");
+        parts_are_sound(&shape, line);
+        // Each group of frames is a part; where the processor writes time stamps, a run of features of its own.
+        assert_eq!(shape.encoder_parts().iter().map(|p| p.count).sum::<u32>(), shape.num_tiles, "{line}");
+        let runs = shape.pieces.iter().filter_map(|piece| match piece {
+            Piece::Features(count) => Some(*count),
+            Piece::Text(_) => None,
+        });
+        let runs: Vec<u32> = runs.collect();
+        if runs.len() > 1 {
+            let parts = shape.encoder_parts();
+            let of_parts = parts.iter().flat_map(|p| std::iter::repeat_n(p.feature_tokens, p.count as usize));
+            assert_eq!(of_parts.collect::<Vec<_>>(), runs, "{line}");
+        }
     }
     assert!(rows.len() == 4 && rows.values().all(|&count| count > 100), "{rows:?}");
 }
@@ -194,6 +250,7 @@ fn qwen2_audio_equals_transformers() {
         let duration_s = f64::from(numbers[0]) / 16_000.0;
         let shape = rule.audio(&Sound { duration_s, sample_rate: 16_000 }).unwrap();
         assert_eq!([shape.encoder_tokens() as u32, shape.feature_tokens()], numbers[1..], "{line}");
+        parts_are_sound(&shape, line);
     }
     assert!(table.lines().count() > 250);
 }

@@ -4,8 +4,8 @@
 
 use dflop_data::{problems, table};
 use dflop_types::{
-    ArtifactError, DataProfile, EncoderSegments, Fault, Hint, MadeFrom, Place, Problem, ProfilePart,
-    ProfiledSample, SampleKind, SampleShape, SourceFile, Stratum,
+    ArtifactError, DataProfile, EncoderParts, EncoderSegments, Fault, Hint, MadeFrom, Place, Problem,
+    ProfilePart, ProfiledSample, SampleKind, SampleShape, SourceFile, Stratum,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -21,13 +21,22 @@ fn place() -> impl Strategy<Value = Place> {
 
 fn shape() -> impl Strategy<Value = SampleShape> {
     let segments = prop::collection::vec((1..9_u32, 1..99_u32), 0..4);
-    (segments, 1..500_u32, 0..9_u32).prop_map(|(segments, features, text)| {
-        let features = if segments.is_empty() { 0 } else { features };
+    (segments, 1..500_u32, 0..9_u32, any::<bool>()).prop_map(|(segments, features, text, has_parts)| {
+        // Each group of segments is as many parts of one segment, or how they form parts is not known.
+        let part = |count| EncoderParts { count, segments: 1, feature_tokens: features };
+        let parts: Vec<_> = segments.iter().filter(|_| has_parts).map(|&(count, _)| part(count)).collect();
+        let count: u32 = segments.iter().map(|&(count, _)| count).sum();
+        let features = match (segments.is_empty(), has_parts) {
+            (true, _) => 0,
+            (_, true) => count * features,
+            (_, false) => features,
+        };
         SampleShape {
             encoder_segments: segments
                 .into_iter()
                 .map(|(count, tokens)| EncoderSegments { count, tokens })
                 .collect(),
+            encoder_parts: parts,
             feature_tokens: features,
             llm_tokens: features + text,
             label_tokens: text,
@@ -141,6 +150,11 @@ fn small(num_samples: u64) -> DataProfile {
             feature_tokens: 9,
             llm_tokens: 20 + (position % 11) as u32,
             label_tokens: 4,
+            encoder_parts: vec![EncoderParts {
+                count: 1,
+                segments: 1 + (position % 7) as u32,
+                feature_tokens: 9,
+            }],
         },
         media_bytes: position,
         record_hash: position.wrapping_mul(0x9e37_79b9_7f4a_7c15),
@@ -348,6 +362,7 @@ fn the_content_hash_is_of_rows_and_what_made_them() {
     for change in [
         (|s: &mut ProfiledSample| s.id.push('x')) as fn(&mut ProfiledSample),
         |s| s.shape.encoder_segments[0].count += 1,
+        |s| s.shape.encoder_parts.clear(),
         |s| s.shape.label_tokens += 1,
         |s| s.kind = SampleKind::Video,
         |s| s.media_hash += 1,
@@ -360,4 +375,24 @@ fn the_content_hash_is_of_rows_and_what_made_them() {
     for other in changed {
         assert_ne!(other.content_hash(), hash);
     }
+}
+
+/// A profile made before there were parts is read, its samples as one part each, under the hash that plans carry.
+#[test]
+fn a_profile_without_parts_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/profiles/data_profile_without_parts.parquet");
+    let profile = table::read(&path).unwrap();
+    assert_eq!(profile.samples.len(), 24);
+    let kinds = |kind| profile.samples.iter().filter(|s| s.kind == kind).count();
+    assert_eq!((kinds(SampleKind::Video), kinds(SampleKind::MultiImage), kinds(SampleKind::Text)), (5, 3, 4));
+    for ProfiledSample { kind, shape, .. } in &profile.samples {
+        assert!(shape.encoder_parts.is_empty());
+        assert_eq!(shape.num_parts(), u32::from(*kind != SampleKind::Text));
+    }
+    // `read` compares the hash of what it reads with that of the file; written anew, it stands in the new table too.
+    let (directory, again) = written(&profile);
+    assert_eq!(table::read(&again).unwrap(), profile);
+    assert_eq!(names(directory.path()), [table::FILE_NAME]);
+    assert_eq!(table::rows(&path).unwrap().count(), 24);
 }

@@ -30,7 +30,7 @@ fn schedule(c: &mut Criterion) {
         let batch: Vec<SampleIndex> = (0..samples as u32).map(SampleIndex).collect();
         let name =
             format!("{samples} samples, {microbatches} microbatches, e{encoder_dp} pp{llm_pp} dp{llm_dp}");
-        for arm in [Arm::Aware, Arm::Blind] {
+        for arm in [Arm::AWARE, Arm::BLIND] {
             let id = BenchmarkId::new(format!("{arm:?}"), &name);
             group.bench_function(id, |b| b.iter(|| black_box(scheduler.schedule(3, &batch, arm))));
         }

@@ -5,6 +5,18 @@ use std::cmp::Reverse;
 /// Bucket of `[microbatch][llm replica]`.
 pub(crate) type Columns = Vec<Vec<usize>>;
 
+/// The places of samples, microbatch * replicas + replica, when their buckets stand in `columns`.
+pub(crate) fn places<'a>(bucket: &[u32], columns: impl Iterator<Item = &'a Vec<usize>>) -> Vec<u32> {
+    let mut place = Vec::new();
+    for (at, &bucket) in (0..).zip(columns.flatten()) {
+        if place.len() <= bucket {
+            place.resize(bucket + 1, 0);
+        }
+        place[bucket] = at;
+    }
+    bucket.iter().map(|&bucket| place[bucket as usize]).collect()
+}
+
 /// Buckets in the order given: the first `replicas` form microbatch 0.
 pub(crate) fn as_given(num_buckets: usize, replicas: usize) -> Columns {
     (0..num_buckets).collect::<Vec<_>>().chunks(replicas).map(<[usize]>::to_vec).collect()

@@ -4,7 +4,7 @@
 use dflop_cost::CostError;
 use dflop_schedule::BalanceError;
 use dflop_sim::SimError;
-use dflop_types::{Component, Hint, Layout, SampleIndex};
+use dflop_types::{Component, Hint, Layout, PipelineOrder, SampleIndex};
 use thiserror::Error;
 
 /// Why a search or a schedule has no answer.
@@ -49,6 +49,20 @@ pub enum PlanError {
         /// Layers there are.
         layers: u32,
     },
+    /// A pipeline order that this version does not run: it needs several stages a rank.
+    #[error("pipeline order `{order}` is not supported: a rank holds one stage")]
+    UnsupportedOrder {
+        /// The order.
+        order: PipelineOrder,
+    },
+    /// A pipeline order that splits the backward, and a profile that did not.
+    #[error(
+        "pipeline order `{order}` splits the backward, the model profile has it measured in one piece only"
+    )]
+    NoSplit {
+        /// The order.
+        order: PipelineOrder,
+    },
     /// A schedule made for another layout or number of microbatches.
     #[error(
         "the schedule of step {step} has {found} {what} in microbatch {microbatch}, the plan has {expected}"
@@ -56,7 +70,7 @@ pub enum PlanError {
     ForeignSchedule {
         /// The step.
         step: u64,
-        /// `encoder replicas`, `llm replicas` or `microbatches`.
+        /// `encoder replicas`, `llm replicas`, `microbatches` or `parts of a sample`.
         what: &'static str,
         /// The microbatch at fault; 0 where their number is wrong.
         microbatch: usize,
@@ -122,6 +136,10 @@ impl Hint for PlanError {
             Self::TooFewRanks { .. } => "set `cluster.num_ranks` to 2 or more",
             Self::NoSamples => {
                 "point the data configuration at a dataset with samples and run `dflop profile data`"
+            }
+            Self::UnsupportedOrder { .. } => "set `train.pipeline_order` to `1f1b` or `data-aware`",
+            Self::NoSplit { .. } => {
+                "measure the model anew with `dflop profile model`, or set `train.pipeline_order` to `1f1b`"
             }
             Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
             Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",

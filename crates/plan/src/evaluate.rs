@@ -1,6 +1,7 @@
 //! A candidate's judgement: sampled global batches, each filled by the scheduler that trains and timed by the
 //! simulator.
 
+use crate::arm::Method;
 use crate::error::PlanError;
 use crate::step::StepScheduler;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
@@ -57,7 +58,7 @@ pub(crate) fn evaluate(
         if cutoff_ns.is_some_and(|cutoff| (done_ns + left_ns) / num_batches > u128::from(cutoff)) {
             return Ok(Verdict::Falls(Rejection::Bound));
         }
-        let pair = match scheduler.pair(step, batch) {
+        let pair = match scheduler.pair(step, batch, Method::Aware, &|| false) {
             Ok(pair) => pair,
             Err(
                 PlanError::Memory { component, needed_bytes, budget_bytes, .. }
@@ -65,13 +66,14 @@ pub(crate) fn evaluate(
             ) => return Ok(Verdict::Falls(Rejection::Memory { component, needed_bytes, budget_bytes })),
             Err(error) => return Err(error),
         };
-        let predicted = scheduler.predicted(&pair.aware)?;
-        let timeline = dflop_sim::simulate_step(&predicted.input)?;
+        let aware = pair.aware;
+        let coverage = scheduler.coverage(&aware)?;
+        let timeline = scheduler.simulate(&aware)?;
         idle_ratio += timeline.bubble_ratio();
-        num_predictions += predicted.coverage.num_predictions;
-        num_extrapolated += predicted.coverage.num_extrapolated;
+        num_predictions += coverage.num_predictions;
+        num_extrapolated += coverage.num_extrapolated;
         let encoder_ranks = scheduler.settings.layout.encoder.num_ranks() as usize;
-        for (rank, memory) in scheduler.memory(&pair.aware)?.iter().enumerate() {
+        for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
             let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
             *peak = memory.total_bytes().max(*peak);
         }

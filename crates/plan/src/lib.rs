@@ -13,6 +13,8 @@
 //! *References*: DFLOP, arXiv 2603.25120, for the idea of planning by data; its algorithm takes the cost at
 //! the mean sample, this one the mean of the cost. `docs/planner.md`.
 
+mod arm;
+mod aware;
 pub mod batches;
 mod bound;
 mod columns;
@@ -22,23 +24,30 @@ mod feasible;
 #[cfg(test)]
 #[path = "../tests/fixture/mod.rs"]
 mod fixture;
+mod listing;
 mod memory;
+mod methods;
 mod outcome;
 mod outlier;
+mod placing;
 mod predict;
 mod prefetch;
+mod ramp;
 mod refine;
 mod search;
 mod settings;
+mod sharing;
 mod space;
 mod step;
 
+pub use arm::{Arm, Method, ParseArmError};
 pub use error::PlanError;
 pub use outcome::{Outcome, StopReason, describe, explain};
 pub use outlier::{Outlier, Outliers};
 pub use predict::Coverage;
-pub use prefetch::{JobKey, Prefetch};
+pub use prefetch::{JobKey, Prefetch, WallLimit};
 pub use search::{NUM_RANKED, SearchInput, search};
 pub use settings::StepSettings;
+pub use sharing::Traffic;
 pub use space::{Candidate, layouts};
-pub use step::{Arm, StepScheduler};
+pub use step::{StepScheduler, Stop};

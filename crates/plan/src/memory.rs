@@ -76,7 +76,7 @@ impl StepScheduler {
 
     /// The component of the fullest rank and its predicted peak, in bytes.
     fn fullest(&self, schedule: &Schedule) -> (Component, u64) {
-        let peaks = predict::memory(self, &schedule.llm, &schedule.encoder);
+        let peaks = predict::memory(self, schedule);
         let fullest = (0..).zip(&peaks).max_by_key(|(_, memory)| memory.total_bytes());
         fullest.map_or((Component::Encoder, 0), |(rank, memory)| {
             let at = self.settings.layout.coordinates(Rank(rank));

@@ -3,19 +3,26 @@
 use crate::settings::StepSettings;
 use crate::step::StepScheduler;
 use dflop_cost::{
-    Basis, Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+    Basis, Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, StageLayers, microbatches_in_flight,
 };
 use dflop_sim::{StepInput, order};
-use dflop_types::{Action, Component, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
+use dflop_types::{
+    Action, ActionKind, Component, EncoderShare, MicrobatchShape, PartRange, PipelineOrder, Rank,
+    SampleIndex, SampleShape, Schedule, StageIndex,
+};
+use std::borrow::Cow;
 
 /// Samples of `[microbatch][replica]`.
 pub(crate) type Side = Vec<Vec<Vec<SampleIndex>>>;
 
+/// Shares of samples of `[microbatch][encoder replica]`.
+pub(crate) type EncoderSide = Vec<Vec<Vec<EncoderShare>>>;
+
 /// Samples in their places on both sides of the boundary.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) llm: Side,
-    pub(crate) encoder: Side,
+    pub(crate) encoder: EncoderSide,
 }
 
 /// How much of a predicted step was measured.
@@ -43,9 +50,9 @@ pub(crate) struct Predicted {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Column {
     /// By rank.
-    predictions: Vec<Prediction>,
+    pub(crate) predictions: Vec<Prediction>,
     /// Encoder replica to LLM replica.
-    feeds: Vec<Vec<bool>>,
+    pub(crate) feeds: Vec<Vec<bool>>,
     num_predictions: u64,
     num_messages: u64,
     sent_tokens: u64,
@@ -65,7 +72,7 @@ pub(crate) fn in_flight(settings: &StepSettings, stage: u32) -> u32 {
 pub(crate) fn column(
     scheduler: &StepScheduler,
     llm: &[Vec<SampleIndex>],
-    encoder: &[Vec<SampleIndex>],
+    encoder: &[Vec<EncoderShare>],
 ) -> Column {
     let model = &scheduler.model;
     let layout = scheduler.settings.layout;
@@ -76,17 +83,24 @@ pub(crate) fn column(
         feeds,
         ..Column::default()
     };
-    for (replica, samples) in encoder.iter().enumerate().filter(|(_, samples)| !samples.is_empty()) {
-        column.predictions[replica] = model.encoder(&pack(scheduler, samples));
+    for (replica, shares) in encoder.iter().enumerate().filter(|(_, shares)| !shares.is_empty()) {
+        let work = encoder_work(scheduler, shares);
+        column.predictions[replica] = model.encoder(&work.shape);
         column.num_predictions += 1;
-        column.sent_tokens += features(scheduler, samples);
+        column.sent_tokens += work.feature_tokens;
     }
     for (replica, samples) in (0..).zip(llm).filter(|(_, samples)| !samples.is_empty()) {
         let shape = pack(scheduler, samples);
-        for (stage, layers) in (1..).zip(&scheduler.stages) {
+        // Stages of equal layers take equally long: most are.
+        let mut last: Option<(StageLayers, Prediction)> = None;
+        for (stage, &layers) in (1..).zip(&scheduler.stages) {
             let rank = layout.rank(replica, StageIndex(stage)).index();
-            column.predictions[rank] =
-                model.llm_stage(&shape, layers.num_layers, layers.is_first, layers.is_last);
+            let prediction = match last {
+                Some((equal, prediction)) if equal == layers => prediction,
+                _ => model.llm_stage(&shape, layers.num_layers, layers.is_first, layers.is_last),
+            };
+            last = Some((layers, prediction));
+            column.predictions[rank] = prediction;
             column.num_predictions += 1;
             if !layers.is_last {
                 column.num_messages += 1;
@@ -98,7 +112,7 @@ pub(crate) fn column(
 }
 
 /// The durations of a step of these microbatches.
-pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predicted {
+pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: PipelineOrder) -> Predicted {
     let (settings, model) = (&scheduler.settings, &scheduler.model);
     let layout = settings.layout;
     let encoder_tail = model.encoder_tail(layout.encoder.dp);
@@ -128,53 +142,102 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column]) -> Predict
         },
         input: StepInput {
             layout,
-            order: settings.pipeline_order,
+            order,
             num_microbatches: settings.num_microbatches,
             forward_ns: by_rank(|p| p.forward_ns),
             backward_ns: by_rank(|p| p.backward_ns),
+            input_ns: if model.has_split() { by_rank(|p| p.input_ns) } else { Vec::new() },
+            weight_ns: if model.has_split() { by_rank(|p| p.weight_ns) } else { Vec::new() },
             feeds: columns.iter().map(|c| c.feeds.clone()).collect(),
             transfer_ns: model.transfer_ns(mean_tokens),
             tail_ns,
+            ready_ns: Vec::new(),
         },
     }
 }
 
 /// The durations of every action. Degrees and samples have been checked.
-pub(crate) fn predict(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> Predicted {
+pub(crate) fn predict(
+    scheduler: &StepScheduler,
+    llm: &Side,
+    encoder: &EncoderSide,
+    order: PipelineOrder,
+) -> Predicted {
     let columns: Vec<Column> =
         llm.iter().zip(encoder).map(|(llm, encoder)| column(scheduler, llm, encoder)).collect();
-    assemble(scheduler, &columns)
+    assemble(scheduler, &columns, order)
 }
 
-/// Predicted peak of every rank. Degrees and samples have been checked.
-pub(crate) fn memory(scheduler: &StepScheduler, llm: &Side, encoder: &Side) -> Vec<RankMemory> {
-    let settings = &scheduler.settings;
-    let layout = settings.layout;
-    let of_replica = |side: &Side, replica: usize| -> Vec<RankMicrobatch> {
-        side.iter()
-            .map(|column| RankMicrobatch {
-                shape: pack(scheduler, &column[replica]),
-                feature_tokens: features(scheduler, &column[replica]),
-            })
-            .collect()
-    };
+/// What each rank computes, microbatch by microbatch, with its stage and the part of the model it holds.
+struct RankWork {
+    rank: Rank,
+    stage: usize,
+    part: RankPart,
+    microbatches: Vec<RankMicrobatch>,
+}
+
+/// The work of every rank, in their order. Degrees and samples have been checked.
+fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
+    let layout = scheduler.settings.layout;
     let parts = parts(scheduler);
-    let lists: Vec<Vec<Action>> = (0..layout.num_stages())
-        .map(|stage| {
-            let num_stages = layout.num_stages();
-            order::actions(settings.pipeline_order, StageIndex(stage), num_stages, settings.num_microbatches)
-        })
-        .collect();
-    let peak = |stage: usize, microbatches: &[RankMicrobatch]| {
-        rank_peak(scheduler, stage, parts[stage], microbatches, &lists[stage])
-    };
-    let mut peaks: Vec<RankMemory> =
-        (0..layout.encoder.dp as usize).map(|replica| peak(0, &of_replica(encoder, replica))).collect();
-    for replica in 0..layout.llm.dp as usize {
-        let microbatches = of_replica(llm, replica);
-        peaks.extend((1..parts.len()).map(|stage| peak(stage, &microbatches)));
+    let mut ranks = Vec::with_capacity(layout.num_ranks() as usize);
+    for replica in 0..layout.encoder.dp {
+        let work = schedule.encoder.iter().map(|column| encoder_work(scheduler, &column[replica as usize]));
+        let rank = layout.rank(replica, StageIndex(0));
+        ranks.push(RankWork { rank, stage: 0, part: parts[0], microbatches: work.collect() });
     }
-    peaks
+    for replica in 0..layout.llm.dp {
+        let work = schedule.llm.iter().map(|column| RankMicrobatch {
+            shape: pack(scheduler, &column[replica as usize]),
+            feature_tokens: features(scheduler, &column[replica as usize]),
+        });
+        let microbatches: Vec<RankMicrobatch> = work.collect();
+        for (stage, &part) in parts.iter().enumerate().skip(1) {
+            let rank = layout.rank(replica, StageIndex(stage as u32));
+            ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
+        }
+    }
+    ranks.sort_by_key(|work| work.rank);
+    ranks
+}
+
+/// Predicted peak of every rank. Degrees, samples and action lists have been checked.
+pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankMemory> {
+    let settings = &scheduler.settings;
+    let (p, m) = (settings.layout.num_stages(), settings.num_microbatches);
+    let by_stage: Vec<Vec<Action>> =
+        (0..p).map(|stage| order::actions(settings.pipeline_order, StageIndex(stage), p, m)).collect();
+    let peak = |work: RankWork| {
+        let list = schedule.actions.get(work.rank.index()).unwrap_or(&by_stage[work.stage]);
+        rank_peak(scheduler, work.stage, work.part, &work.microbatches, list)
+    };
+    ranks(scheduler, schedule).into_iter().map(peak).collect()
+}
+
+/// Bytes that each microbatch takes on `[rank][microbatch]` if it is the only one in flight, beside what the rank
+/// holds in any case; and the latter, by rank. Degrees and samples have been checked.
+pub(crate) fn alone_bytes(
+    scheduler: &StepScheduler,
+    schedule: &Schedule,
+    is_split: bool,
+) -> (Vec<Vec<u64>>, Vec<u64>) {
+    let kinds: &[ActionKind] = if is_split {
+        &[ActionKind::F, ActionKind::I, ActionKind::W]
+    } else {
+        &[ActionKind::F, ActionKind::B]
+    };
+    let list: Vec<Action> =
+        kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
+    let of = |work: RankWork| {
+        let fixed_bytes = scheduler.model.fixed_memory(work.part, 1).total_bytes();
+        let alone = |microbatch: &RankMicrobatch| {
+            let one = std::slice::from_ref(microbatch);
+            let peak = rank_peak(scheduler, work.stage, work.part, one, &list);
+            peak.total_bytes().saturating_sub(fixed_bytes)
+        };
+        (work.microbatches.iter().map(alone).collect::<Vec<u64>>(), fixed_bytes)
+    };
+    ranks(scheduler, schedule).into_iter().map(of).unzip()
 }
 
 /// What the ranks of each stage hold, the encoder's first.
@@ -199,19 +262,28 @@ fn rank_peak(
 }
 
 /// The component of the fullest rank when one sample is all there is, and what that rank needs, in bytes: the
-/// least that any schedule with this sample needs.
+/// least that any schedule with this sample needs, its parts being divided over the encoder replicas in equal counts.
 pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> (Component, u64) {
-    let microbatch = [RankMicrobatch {
-        shape: MicrobatchShape::pack([sample]),
-        feature_tokens: u64::from(sample.feature_tokens),
-    }];
-    let need = |stage: usize, part: RankPart| {
+    let need = |stage: usize, part: RankPart, sample: &SampleShape| {
+        let microbatch = [RankMicrobatch {
+            shape: MicrobatchShape::pack([sample]),
+            feature_tokens: u64::from(sample.feature_tokens),
+        }];
         let list = order::actions(scheduler.settings.pipeline_order, StageIndex(0), 1, 1);
         rank_peak(scheduler, stage, part, &microbatch, &list).total_bytes()
     };
-    let mut needs = parts(scheduler).into_iter().enumerate().map(|(stage, part)| need(stage, part));
-    let encoder = needs.next().unwrap_or(0);
-    match needs.max() {
+    let (num_parts, replicas) = (sample.num_parts(), scheduler.settings.layout.encoder.dp);
+    let encoder = if num_parts < 2 || replicas < 2 {
+        need(0, RankPart::Encoder, sample)
+    } else {
+        let count = num_parts.div_ceil(replicas);
+        (0..num_parts.div_ceil(count))
+            .map(|at| need(0, RankPart::Encoder, &sample.share(PartRange { first: at * count, count })))
+            .max()
+            .unwrap_or(0)
+    };
+    let stages = parts(scheduler).into_iter().enumerate().skip(1);
+    match stages.map(|(stage, part)| need(stage, part, sample)).max() {
         Some(llm) if llm > encoder => (Component::Llm, llm),
         _ => (Component::Encoder, encoder),
     }
@@ -225,25 +297,43 @@ fn features(scheduler: &StepScheduler, samples: &[SampleIndex]) -> u64 {
     samples.iter().map(|&sample| u64::from(scheduler.shape(sample).feature_tokens)).sum()
 }
 
-/// Who holds samples of whom, in one microbatch: `[encoder replica][llm replica]`.
-fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<SampleIndex>]) -> Vec<Vec<bool>> {
-    let mut holders: Vec<(SampleIndex, usize)> = llm
-        .iter()
-        .enumerate()
-        .flat_map(|(replica, samples)| samples.iter().map(move |&sample| (sample, replica)))
-        .collect();
+/// What an encoder replica does for its shares of one microbatch.
+fn encoder_work(scheduler: &StepScheduler, shares: &[EncoderShare]) -> RankMicrobatch {
+    let mut work = RankMicrobatch { shape: MicrobatchShape::default(), feature_tokens: 0 };
+    for share in shares {
+        let whole = scheduler.shape(share.sample);
+        let shape = share.parts.map_or(Cow::Borrowed(whole), |parts| Cow::Owned(whole.share(parts)));
+        work.shape.encoder_segments.extend_from_slice(&shape.encoder_segments);
+        work.feature_tokens += u64::from(shape.feature_tokens);
+    }
+    work
+}
+
+/// The LLM replica of each sample of a microbatch, by sample.
+pub(crate) fn holders(llm: &[Vec<SampleIndex>]) -> Vec<(SampleIndex, usize)> {
+    let of_replica = |(replica, samples): (usize, &Vec<SampleIndex>)| -> Vec<(SampleIndex, usize)> {
+        samples.iter().map(|&sample| (sample, replica)).collect()
+    };
+    let mut holders: Vec<_> = llm.iter().enumerate().flat_map(of_replica).collect();
     holders.sort_unstable();
-    encoder
-        .iter()
-        .map(|samples| {
-            let mut row = vec![false; llm.len()];
-            for &sample in samples {
-                let at = holders.partition_point(|&(held, _)| held < sample);
-                if let Some(&(_, replica)) = holders.get(at).filter(|&&(held, _)| held == sample) {
-                    row[replica] = true;
-                }
-            }
-            row
-        })
-        .collect()
+    holders
+}
+
+/// The LLM replica that holds `sample`.
+pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> Option<usize> {
+    let at = holders.binary_search_by_key(&sample, |&(held, _)| held).ok()?;
+    Some(holders[at].1)
+}
+
+/// Who holds samples of whom, in one microbatch: `[encoder replica][llm replica]`.
+pub(crate) fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<bool>> {
+    let holders = holders(llm);
+    let fed = |shares: &Vec<EncoderShare>| {
+        let mut row = vec![false; llm.len()];
+        for replica in shares.iter().filter_map(|share| holder(&holders, share.sample)) {
+            row[replica] = true;
+        }
+        row
+    };
+    encoder.iter().map(fed).collect()
 }

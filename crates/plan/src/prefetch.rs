@@ -1,9 +1,11 @@
 //! Schedules computed ahead of time, in a thread of their own, while the step before them trains.
 
+use crate::arm::Arm;
 use crate::error::PlanError;
-use crate::step::{Arm, StepScheduler};
+use crate::step::StepScheduler;
 use dflop_types::{SampleIndex, Schedule};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,9 +13,12 @@ use std::thread::JoinHandle;
 /// A job's name: the step and the arm.
 pub type JobKey = (u64, Arm);
 
+/// Made anew for each job: says when its wall limit has passed. This crate reads no clock.
+pub type WallLimit = Box<dyn Fn() -> Box<dyn Fn() -> bool> + Send>;
+
 /// Owns a [`StepScheduler`] in a thread; [`Prefetch::submit`] returns at once, [`Prefetch::take`] waits.
 ///
-/// Dropping it lets the job under way end and leaves the others undone.
+/// Dropping it stops the job under way at its best so far, and leaves the others undone.
 #[derive(Debug)]
 pub struct Prefetch {
     jobs: Option<Sender<(JobKey, Vec<SampleIndex>)>>,
@@ -25,13 +30,13 @@ pub struct Prefetch {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    is_cancelled: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// `None` while the job waits or runs.
     jobs: HashMap<JobKey, Option<Result<Schedule, PlanError>>>,
-    is_cancelled: bool,
     /// The thread has ended, by panic or by cancellation: nobody will answer.
     has_ended: bool,
 }
@@ -58,7 +63,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// [`PlanError::Thread`] if the system starts no more threads.
-    pub fn new(scheduler: Arc<StepScheduler>) -> Result<Self, PlanError> {
+    pub fn new(scheduler: Arc<StepScheduler>, wall_limit: WallLimit) -> Result<Self, PlanError> {
         let shared = Arc::new(Shared::default());
         let (jobs, queue) = channel::<(JobKey, Vec<SampleIndex>)>();
         let mark = EndMark(Arc::clone(&shared));
@@ -67,10 +72,13 @@ impl Prefetch {
             .spawn(move || {
                 let mark = mark;
                 while let Ok((key, samples)) = queue.recv() {
-                    if mark.0.lock().is_cancelled {
+                    let is_cancelled = || mark.0.is_cancelled.load(Ordering::Relaxed);
+                    if is_cancelled() {
                         return;
                     }
-                    let answer = scheduler.schedule(key.0, &samples, key.1);
+                    let is_over = wall_limit();
+                    let stop = || is_cancelled() || is_over();
+                    let answer = scheduler.schedule_until(key.0, &samples, key.1, &stop);
                     mark.0.lock().jobs.insert(key, Some(answer));
                     mark.0.changed.notify_all();
                 }
@@ -120,7 +128,7 @@ impl Prefetch {
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        self.shared.lock().is_cancelled = true;
+        self.shared.is_cancelled.store(true, Ordering::Relaxed);
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             // Its panic was reported by `take`; a drop has nobody to tell.

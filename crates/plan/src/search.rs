@@ -192,7 +192,8 @@ fn contenders(
             pipeline_order: input.order,
             memory_budget_bytes: input.cluster.memory_budget_bytes,
         };
-        let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?;
+        let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
+            .with_ranks_per_node(input.cluster.ranks_per_node);
         if let Some(rejection) = feasible::rejection(&scheduler, &heaviest) {
             rejections.push(rejection);
             continue;

@@ -38,7 +38,8 @@ impl StepSettings {
     /// Layers that each stage of the LLM backbone holds.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`], [`PlanError::Zero`], [`PlanError::StagesExceedLayers`].
+    /// [`PlanError::Unsupported`], [`PlanError::Zero`], [`PlanError::StagesExceedLayers`],
+    /// [`PlanError::UnsupportedOrder`], [`PlanError::NoSplit`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, PlanError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
         if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 {
@@ -53,6 +54,12 @@ impl StepSettings {
             if value == 0 {
                 return Err(PlanError::Zero { field });
             }
+        }
+        if self.pipeline_order == PipelineOrder::Interleaved {
+            return Err(PlanError::UnsupportedOrder { order: self.pipeline_order });
+        }
+        if self.pipeline_order == PipelineOrder::ZeroBubble && !model.has_split() {
+            return Err(PlanError::NoSplit { order: self.pipeline_order });
         }
         let layers = model.num_llm_layers();
         if llm.pp > layers {

@@ -63,7 +63,7 @@ fn agrees_with_brute_force() {
                 let model = CostModel::new(&model_profile).unwrap();
                 let scheduler = StepScheduler::new(settings, model, shapes.clone(), input.seed).unwrap();
                 let makespans = (0..).zip(steps).map(|(step, at)| {
-                    let schedule = scheduler.schedule(step, &batches.batch(at), Arm::Aware).unwrap();
+                    let schedule = scheduler.schedule(step, &batches.batch(at), Arm::AWARE).unwrap();
                     scheduler.simulate(&schedule).unwrap().makespan_ns
                 });
                 means.push((makespans.sum::<u64>() as f64 / 4.0).round() as u64);
@@ -156,7 +156,7 @@ fn no_returned_plan_exceeds_the_memory_budget() {
             let scheduler =
                 StepScheduler::new(settings(&outcome, position), model, shapes.clone(), 11).unwrap();
             let batch = GlobalBatches::new(64, 32, 11).unwrap().batch(1);
-            let schedule = scheduler.schedule(1, &batch, Arm::Aware).unwrap();
+            let schedule = scheduler.schedule(1, &batch, Arm::AWARE).unwrap();
             let memory = scheduler.memory(&schedule).unwrap();
             assert!(memory.iter().map(RankMemory::total_bytes).max().unwrap() <= budget);
         }

@@ -6,8 +6,8 @@ mod fixture;
 use dflop_cost::{CostModel, microbatches_in_flight};
 use dflop_plan::{Arm, PlanError, Prefetch, StepScheduler, StepSettings};
 use dflop_types::{
-    ActionKind, Component, ComponentLayout, Hint, Layout, PipelineOrder, Rank, SampleIndex, SampleShape,
-    Schedule, StageIndex,
+    ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, PipelineOrder, Rank, SampleIndex,
+    SampleShape, Schedule, StageIndex,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn indices(count: usize) -> Vec<SampleIndex> {
 }
 
 fn check(scheduler: &StepScheduler, schedule: &Schedule, batch: &[SampleIndex], shapes: &[SampleShape]) {
-    schedule.check(batch, |s| !shapes[s.index()].encoder_segments.is_empty()).expect("a sound schedule");
+    schedule.check(batch, |s| shapes[s.index()].num_parts()).expect("a sound schedule");
     let settings = scheduler.settings();
     assert_eq!(schedule.num_microbatches(), settings.num_microbatches);
     assert!(schedule.llm.iter().all(|column| column.len() == settings.layout.llm.dp as usize));
@@ -65,8 +65,8 @@ fn every_layout_and_batch_gives_a_sound_schedule() {
         for (name, shapes) in &batches {
             let scheduler = scheduler(settings(layout, 4), shapes.clone(), 7);
             let batch = indices(shapes.len());
-            let aware = scheduler.schedule(5, &batch, Arm::Aware).unwrap();
-            let blind = scheduler.schedule(5, &batch, Arm::Blind).unwrap();
+            let aware = scheduler.schedule(5, &batch, Arm::AWARE).unwrap();
+            let blind = scheduler.schedule(5, &batch, Arm::BLIND).unwrap();
             check(&scheduler, &aware, &batch, shapes);
             check(&scheduler, &blind, &batch, shapes);
             assert!(aware.predicted_makespan_ns <= blind.predicted_makespan_ns, "{name}, {layout}");
@@ -107,7 +107,7 @@ fn the_giant_is_the_outlier() {
 #[test]
 fn an_empty_step_takes_its_tails_alone() {
     let scheduler = scheduler(settings(layout(1, 1, 1), 2), vec![], 0);
-    let schedule = scheduler.schedule(0, &[], Arm::Aware).unwrap();
+    let schedule = scheduler.schedule(0, &[], Arm::AWARE).unwrap();
     // The LLM rank holds 4 layers, embedding and head: 7.2 million parameters at 3 ms a million.
     assert_eq!(schedule.predicted_makespan_ns, 21_600_000);
 }
@@ -117,9 +117,10 @@ fn blind_is_arrival_order_in_equal_counts() {
     let shapes: Vec<SampleShape> = (0..8).map(|_| fixture::sample(2, 300, 90)).collect();
     let scheduler = scheduler(settings(layout(2, 1, 2), 2), shapes, 0);
     let s = |range: std::ops::Range<u32>| range.map(SampleIndex).collect::<Vec<_>>();
-    let blind = scheduler.schedule(0, &s(0..8), Arm::Blind).unwrap();
+    let blind = scheduler.schedule(0, &s(0..8), Arm::BLIND).unwrap();
     assert_eq!(blind.llm, [[s(0..2), s(2..4)], [s(4..6), s(6..8)]]);
-    assert_eq!(blind.encoder, [[s(0..2), s(2..4)], [s(4..6), s(6..8)]]);
+    let whole = |range| -> Vec<EncoderShare> { s(range).into_iter().map(EncoderShare::whole).collect() };
+    assert_eq!(blind.encoder, [[whole(0..2), whole(2..4)], [whole(4..6), whole(6..8)]]);
 }
 
 #[test]
@@ -129,8 +130,8 @@ fn aware_beats_blind_clearly_on_a_skewed_batch() {
     shapes.extend(vec![fixture::sample(0, 0, 200); 12]);
     let scheduler = scheduler(settings(layout(1, 1, 1), 4), shapes.clone(), 0);
     let batch = indices(16);
-    let aware = scheduler.schedule(0, &batch, Arm::Aware).unwrap();
-    let blind = scheduler.schedule(0, &batch, Arm::Blind).unwrap();
+    let aware = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
+    let blind = scheduler.schedule(0, &batch, Arm::BLIND).unwrap();
     assert!(aware.llm.iter().all(|column| column[0].iter().filter(|s| s.0 < 4).count() <= 2));
     let ratio = blind.predicted_makespan_ns as f64 / aware.predicted_makespan_ns as f64;
     assert!(ratio > 1.2, "{ratio}");
@@ -142,11 +143,137 @@ fn equal_seeds_give_equal_schedules() {
     let batch = indices(64);
     let of = |seed, step| {
         scheduler(settings(layout(1, 1, 2), 8), shapes.clone(), seed)
-            .schedule(step, &batch, Arm::Aware)
+            .schedule(step, &batch, Arm::AWARE)
             .unwrap()
     };
     assert_eq!(of(1, 2), of(1, 2));
     assert_eq!(of(1, 2).digest(), of(1, 2).digest());
+}
+
+/// The replicas that encode parts of `sample`.
+fn encoders_of(schedule: &Schedule, sample: SampleIndex) -> Vec<usize> {
+    let has = |shares: &Vec<EncoderShare>| shares.iter().any(|share| share.sample == sample);
+    let column = schedule.encoder.iter().find(|column| column.iter().any(has)).expect("it is encoded");
+    (0..column.len()).filter(|&replica| has(&column[replica])).collect()
+}
+
+#[test]
+fn a_giant_video_is_encoded_on_all_replicas() {
+    let mut shapes = fixture::shapes(24, 5);
+    shapes.push(fixture::video(400, 2, 60));
+    let (layout, batch) = (layout(4, 1, 2), indices(25));
+    let split = scheduler(settings(layout, 4), shapes.clone(), 7);
+    let schedule = split.schedule(0, &batch, Arm::AWARE).unwrap();
+    check(&split, &schedule, &batch, &shapes);
+    assert_eq!(encoders_of(&schedule, SampleIndex(24)), [0, 1, 2, 3]);
+    let traffic = split.traffic(&schedule).unwrap();
+    let features: u64 = shapes.iter().map(|s| u64::from(s.feature_tokens)).sum();
+    assert_eq!((traffic.feature_tokens, traffic.feature_tokens_across), (features, 0));
+    assert!(traffic.num_cut_samples >= 1);
+    // The blind arm knows nothing of parts.
+    let blind = split.schedule(0, &batch, Arm::BLIND).unwrap();
+    assert_eq!(encoders_of(&blind, SampleIndex(24)).len(), 1);
+    assert!(2 * schedule.predicted_makespan_ns < blind.predicted_makespan_ns);
+    // Without parts it is encoded whole, and the step is longer.
+    shapes[24].encoder_parts.clear();
+    let whole = scheduler(settings(layout, 4), shapes, 7).schedule(0, &batch, Arm::AWARE).unwrap();
+    assert_eq!(encoders_of(&whole, SampleIndex(24)).len(), 1);
+    assert!(3 * schedule.predicted_makespan_ns < 2 * whole.predicted_makespan_ns);
+}
+
+#[test]
+fn a_sample_that_fits_in_parts_is_not_too_large() {
+    let shapes = vec![fixture::video(400, 2, 10), fixture::sample(2, 360, 50)];
+    let batch = indices(2);
+    let with = |encoder_dp, budget| {
+        let settings = StepSettings { memory_budget_bytes: budget, ..settings(layout(encoder_dp, 1, 1), 2) };
+        scheduler(settings, shapes.clone(), 0)
+    };
+    let encoder_bytes = |encoder_dp| {
+        let scheduler = with(encoder_dp, None);
+        let schedule = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
+        let peaks = scheduler.memory(&schedule).unwrap();
+        peaks[..encoder_dp as usize].iter().map(dflop_cost::RankMemory::total_bytes).max().unwrap()
+    };
+    let (one, four) = (encoder_bytes(1), encoder_bytes(4));
+    assert!(four < one);
+    let budget = Some(four + (one - four) / 4);
+    assert!(with(4, budget).schedule(0, &batch, Arm::AWARE).is_ok());
+    let refused = with(1, budget).schedule(0, &batch, Arm::AWARE).unwrap_err();
+    assert!(matches!(refused, PlanError::SampleTooLarge { component: Component::Encoder, .. }), "{refused}");
+    assert_eq!(with(4, budget).outliers(2, 2).num_unfit, 0);
+}
+
+/// 8 encoder ranks, then 8 LLM ranks, in nodes of 12: LLM replicas 0 to 3 share the node of all encoder replicas. In
+/// nodes of 4, no encoder rank has an LLM rank beside it.
+#[test]
+fn what_crosses_nodes_is_counted() {
+    let shapes = fixture::shapes(64, 2);
+    let batch = indices(64);
+    let plain = scheduler(settings(layout(8, 1, 8), 2), shapes.clone(), 1);
+    let schedule = plain.schedule(0, &batch, Arm::AWARE).unwrap();
+    let to = |replicas: std::ops::Range<usize>| -> u64 {
+        let samples = schedule.llm.iter().flat_map(|column| column[replicas.clone()].iter().flatten());
+        samples.map(|s| u64::from(shapes[s.index()].feature_tokens)).sum()
+    };
+    let across =
+        |ranks| plain.clone().with_ranks_per_node(ranks).traffic(&schedule).unwrap().feature_tokens_across;
+    assert_eq!([across(16), across(12), across(4)], [0, to(4..8), to(0..8)]);
+}
+
+/// Encoder ranks 0 to 3, LLM ranks 4 and 5, nodes of 3: of the encoder only replica 3 is beside the LLM. The share that
+/// sends most is its own in each microbatch, and what is balanced stays so.
+#[test]
+fn what_is_sent_most_stays_on_its_node() {
+    let shapes = fixture::shapes(40, 4);
+    let batch = indices(40);
+    let plain = scheduler(settings(layout(4, 1, 2), 3), shapes.clone(), 1);
+    let near = plain.clone().with_ranks_per_node(3);
+    let schedule = near.schedule(0, &batch, Arm::AWARE).unwrap();
+    check(&near, &schedule, &batch, &shapes);
+    for column in &schedule.encoder {
+        let sent: Vec<u32> = column
+            .iter()
+            .map(|shares| shares.iter().map(|share| shapes[share.sample.index()].feature_tokens).sum())
+            .collect();
+        assert_eq!(sent.iter().max(), sent.last(), "{sent:?}");
+    }
+    let traffic = near.traffic(&schedule).unwrap();
+    assert!(4 * traffic.feature_tokens_across < 3 * traffic.feature_tokens);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any mix with videos: each part once, and no slower than with the same samples encoded whole, however those are
+    /// dealt out.
+    #[test]
+    fn parts_are_never_slower_than_whole_samples(
+        seed: u64, count in 1usize..20, frames in prop::collection::vec(1u32..200, 0..4),
+        encoder_dp in 1u32..6, llm_pp in 1u32..3, llm_dp in 1u32..4, m in 1u32..5, dealt: u64
+    ) {
+        let mut shapes = fixture::shapes(count, seed);
+        shapes.extend(frames.iter().map(|&frames| fixture::video(frames, 49, 30)));
+        let batch = indices(shapes.len());
+        let scheduler = scheduler(settings(layout(encoder_dp, llm_pp, llm_dp), m), shapes.clone(), seed);
+        let schedule = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
+        check(&scheduler, &schedule, &batch, &shapes);
+        for (deal, column) in schedule.llm.iter().enumerate() {
+            let mut samples: Vec<SampleIndex> = column.iter().flatten().copied().collect();
+            samples.retain(|s| shapes[s.index()].num_parts() > 0);
+            samples.sort_by_key(|s| std::cmp::Reverse(shapes[s.index()].encoder_tokens()));
+            let mut replicas = vec![Vec::new(); encoder_dp as usize];
+            for (at, sample) in samples.into_iter().enumerate() {
+                let replica = (at as u64 + (dealt >> (deal % 32))) % u64::from(encoder_dp);
+                replicas[replica as usize].push(EncoderShare::whole(sample));
+            }
+            let mut whole = schedule.clone();
+            whole.encoder[deal] = replicas;
+            let whole_ns = scheduler.simulate(&whole).unwrap().makespan_ns;
+            // Dealt out in turn is no better than LPT by more than what LPT may lack.
+            prop_assert!(schedule.predicted_makespan_ns <= whole_ns + whole_ns / 20);
+        }
+    }
 }
 
 /// The scheduler's answer against every way to put six samples into two microbatches, in both orders.
@@ -157,16 +284,19 @@ fn near_brute_force_on_tiny_batches() {
         let shapes = fixture::shapes(6, 100 + seed);
         let scheduler = scheduler(settings(layout(1, 1, 1), 2), shapes.clone(), 0);
         let batch = indices(6);
-        let found = scheduler.schedule(0, &batch, Arm::Aware).unwrap();
+        let found = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
         let least = (0u32..64)
             .map(|mask| {
-                let pick = |side: u32, all: bool| -> Vec<SampleIndex> {
-                    let has = |s: &SampleIndex| all || !shapes[s.index()].encoder_segments.is_empty();
-                    batch.iter().copied().filter(|s| (mask >> s.0) & 1 == side).filter(has).collect()
+                let pick = |side: u32| -> Vec<SampleIndex> {
+                    batch.iter().copied().filter(|s| (mask >> s.0) & 1 == side).collect()
+                };
+                let encoded = |side: u32| -> Vec<EncoderShare> {
+                    let has = |s: &SampleIndex| !shapes[s.index()].encoder_segments.is_empty();
+                    pick(side).into_iter().filter(has).map(EncoderShare::whole).collect()
                 };
                 let schedule = Schedule {
-                    llm: vec![vec![pick(0, true)], vec![pick(1, true)]],
-                    encoder: vec![vec![pick(0, false)], vec![pick(1, false)]],
+                    llm: vec![vec![pick(0)], vec![pick(1)]],
+                    encoder: vec![vec![encoded(0)], vec![encoded(1)]],
                     ..found.clone()
                 };
                 scheduler.simulate(&schedule).unwrap().makespan_ns
@@ -189,13 +319,13 @@ fn the_memory_budget_is_held_or_refused_by_name() {
         scheduler.memory(schedule).unwrap().iter().map(dflop_cost::RankMemory::total_bytes).max().unwrap()
     };
     let unlimited = scheduler(free, shapes.clone(), 0);
-    let needed = peak(&unlimited, &unlimited.schedule(0, &batch, Arm::Aware).unwrap());
+    let needed = peak(&unlimited, &unlimited.schedule(0, &batch, Arm::AWARE).unwrap());
     let mut num_held = 0;
     for percent in (50..=101).step_by(3) {
         let budget = needed * percent / 100;
         let limited =
             scheduler(StepSettings { memory_budget_bytes: Some(budget), ..free }, shapes.clone(), 0);
-        match limited.schedule(0, &batch, Arm::Aware) {
+        match limited.schedule(0, &batch, Arm::AWARE) {
             Ok(schedule) => {
                 num_held += 1;
                 assert!(peak(&limited, &schedule) <= budget);
@@ -210,7 +340,7 @@ fn the_memory_budget_is_held_or_refused_by_name() {
     // The caps win at least something below what the schedule without them needs.
     assert!(num_held >= 2, "{num_held}");
     let tiny = scheduler(StepSettings { memory_budget_bytes: Some(1 << 20), ..free }, shapes, 0);
-    let error = tiny.schedule(0, &batch, Arm::Aware).unwrap_err();
+    let error = tiny.schedule(0, &batch, Arm::AWARE).unwrap_err();
     assert!(matches!(error, PlanError::SampleTooLarge { component: Component::Llm, .. }), "{error}");
 }
 
@@ -223,10 +353,10 @@ fn wrong_inputs_are_named() {
         error.to_string()
     };
     assert_eq!(
-        message(scheduler.schedule(0, &[SampleIndex(4)], Arm::Aware).unwrap_err()),
+        message(scheduler.schedule(0, &[SampleIndex(4)], Arm::AWARE).unwrap_err()),
         "sample 4 is not in the data profile: it has 4 samples, counted from 0"
     );
-    let mut foreign = scheduler.schedule(3, &indices(4), Arm::Blind).unwrap();
+    let mut foreign = scheduler.schedule(3, &indices(4), Arm::BLIND).unwrap();
     foreign.llm[1].push(vec![]);
     assert_eq!(
         message(scheduler.simulate(&foreign).unwrap_err()),
@@ -251,9 +381,9 @@ fn wrong_inputs_are_named() {
 fn measured_spans_come_back_as_they_were_predicted() {
     let shapes = fixture::shapes(12, 5);
     let scheduler = scheduler(settings(layout(1, 2, 1), 3), shapes, 0);
-    let schedule = scheduler.schedule(0, &indices(12), Arm::Aware).unwrap();
+    let schedule = scheduler.schedule(0, &indices(12), Arm::AWARE).unwrap();
     let predicted = scheduler.simulate(&schedule).unwrap();
-    assert_eq!(scheduler.simulate_measured(&schedule, &predicted.spans).unwrap(), predicted);
+    assert_eq!(scheduler.simulate_measured(&schedule, &predicted.spans, None).unwrap(), predicted);
     let measured = scheduler.measured(&schedule, &predicted.spans, predicted.makespan_ns + 5).unwrap();
     assert_eq!(measured.makespan_ns, predicted.makespan_ns + 5);
     assert_eq!(measured.spans, predicted.spans);
@@ -264,18 +394,18 @@ fn schedules_are_computed_in_a_thread_beside() {
     let shapes = fixture::shapes(32, 6);
     let scheduler = Arc::new(scheduler(settings(layout(1, 1, 1), 8), shapes, 3));
     let batch = indices(32);
-    let prefetch = Prefetch::new(Arc::clone(&scheduler)).unwrap();
-    prefetch.submit((1, Arm::Aware), batch.clone());
-    prefetch.submit((1, Arm::Blind), batch.clone());
-    prefetch.submit((1, Arm::Blind), vec![]);
-    for arm in [Arm::Blind, Arm::Aware] {
+    let prefetch = Prefetch::new(Arc::clone(&scheduler), Box::new(|| Box::new(|| false))).unwrap();
+    prefetch.submit((1, Arm::AWARE), batch.clone());
+    prefetch.submit((1, Arm::BLIND), batch.clone());
+    prefetch.submit((1, Arm::BLIND), vec![]);
+    for arm in [Arm::BLIND, Arm::AWARE] {
         let expected = scheduler.schedule(1, &batch, arm).unwrap();
         assert_eq!(prefetch.take((1, arm)).unwrap(), expected);
     }
-    assert_eq!(prefetch.take((1, Arm::Aware)), Err(PlanError::NotSubmitted { step: 1 }));
-    assert_eq!(prefetch.take((2, Arm::Aware)), Err(PlanError::NotSubmitted { step: 2 }));
-    prefetch.submit((3, Arm::Aware), vec![SampleIndex(99)]);
-    assert!(matches!(prefetch.take((3, Arm::Aware)), Err(PlanError::UnknownSample { .. })));
+    assert_eq!(prefetch.take((1, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 1 }));
+    assert_eq!(prefetch.take((2, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 2 }));
+    prefetch.submit((3, Arm::AWARE), vec![SampleIndex(99)]);
+    assert!(matches!(prefetch.take((3, Arm::AWARE)), Err(PlanError::UnknownSample { .. })));
 }
 
 /// The memory model's microbatches in flight are those of the very action lists that run.
@@ -312,8 +442,8 @@ proptest! {
         let scheduler = scheduler(settings, shapes.clone(), seed);
         let mut batch = indices(count);
         batch.reverse();
-        let aware = scheduler.schedule(seed % 100, &batch, Arm::Aware).unwrap();
-        let blind = scheduler.schedule(seed % 100, &batch, Arm::Blind).unwrap();
+        let aware = scheduler.schedule(seed % 100, &batch, Arm::AWARE).unwrap();
+        let blind = scheduler.schedule(seed % 100, &batch, Arm::BLIND).unwrap();
         check(&scheduler, &aware, &batch, &shapes);
         check(&scheduler, &blind, &batch, &shapes);
         prop_assert!(aware.predicted_makespan_ns <= blind.predicted_makespan_ns);

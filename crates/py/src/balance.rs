@@ -1,7 +1,8 @@
-//! `dflop.balance`: costs in, buckets out.
+//! `dflop.balance`: costs in, buckets out; and what others would make of the same costs.
 
-use crate::error::{Kind, map};
-use dflop_schedule::{Assignment, Costs, Limits};
+use crate::error::{Kind, map, raise};
+use dflop_schedule::baseline::{Baseline, SolverEnd};
+use dflop_schedule::{Assignment, Costs, EXACT_WORK, Limits};
 use pyo3::prelude::*;
 
 /// An assignment of samples to buckets; see `_native.pyi`.
@@ -59,15 +60,74 @@ impl Balance {
 
 /// Balances samples into `num_buckets` buckets; see `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, seed = 0))]
+#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, seed = 0, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None))]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn balance(
     py: Python<'_>,
     encoder_ns: Vec<u64>,
     llm_ns: Vec<u64>,
     num_buckets: u32,
     seed: u64,
+    exact: bool,
+    bytes: Option<Vec<u64>>,
+    bucket_bytes_max: Option<u64>,
+    tokens: Option<Vec<u64>>,
+    bucket_tokens_max: Option<u64>,
 ) -> PyResult<Balance> {
-    let limits = Limits { seed, ..Limits::new(llm_ns.len(), num_buckets) };
-    let costs = Costs { encoder_ns, llm_ns, bytes: None };
+    let max_exact_work = if exact { EXACT_WORK } else { 0 };
+    let limits = Limits {
+        seed,
+        max_exact_work,
+        bucket_bytes_max,
+        bucket_tokens_max,
+        ..Limits::patient(llm_ns.len(), num_buckets)
+    };
+    let costs = Costs { encoder_ns, llm_ns, bytes, tokens };
     py.detach(|| dflop_schedule::schedule(&costs, &limits)).map(Balance).map_err(map(Kind::Schedule))
+}
+
+/// The judgement of an assignment made elsewhere; see `_native.pyi`.
+#[pyfunction]
+pub(crate) fn judge(
+    py: Python<'_>,
+    encoder_ns: Vec<u64>,
+    llm_ns: Vec<u64>,
+    num_buckets: u32,
+    assignment: Vec<u32>,
+) -> PyResult<Balance> {
+    let limits = Limits::new(llm_ns.len(), num_buckets);
+    let costs = Costs { encoder_ns, llm_ns, ..Costs::default() };
+    py.detach(|| Assignment::judge(&costs, &limits, assignment)).map(Balance).map_err(map(Kind::Schedule))
+}
+
+/// Names of all baselines; see `_native.pyi`.
+#[pyfunction]
+pub(crate) fn baselines() -> Vec<&'static str> {
+    Baseline::ALL.map(Baseline::name).to_vec()
+}
+
+/// The assignment of a baseline; see `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (name, encoder_ns, llm_ns, tokens, num_buckets, *, seed = 0, solver_ms = 1_000))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn baseline(
+    py: Python<'_>,
+    name: &str,
+    encoder_ns: Vec<u64>,
+    llm_ns: Vec<u64>,
+    tokens: Vec<u64>,
+    num_buckets: u32,
+    seed: u64,
+    solver_ms: u32,
+) -> PyResult<(Vec<u32>, Option<&'static str>)> {
+    let unknown = || {
+        let known = baselines().join(", ");
+        raise(Kind::Schedule, &format!("no baseline is called `{name}`, there are: {known}"), None)
+    };
+    let baseline = Baseline::from_name(name).ok_or_else(unknown)?;
+    let limits = Limits { seed, ..Limits::new(llm_ns.len(), num_buckets) };
+    let costs = Costs { encoder_ns, llm_ns, ..Costs::default() };
+    let (bucket, end) =
+        py.detach(|| baseline.fill(&costs, &tokens, &limits, solver_ms)).map_err(map(Kind::Schedule))?;
+    Ok((bucket, end.map(SolverEnd::name)))
 }

@@ -30,6 +30,9 @@ pub(crate) struct Media {
     width: u32,
     #[pyo3(get)]
     num_features: u32,
+    /// (count, tiles, features) of each group of equal parts.
+    #[pyo3(get)]
+    parts: Vec<(u32, u32, u32)>,
 }
 
 #[pymethods]
@@ -110,6 +113,7 @@ impl Dataset {
                     height: medium.height,
                     width: medium.width,
                     num_features: medium.shape.feature_tokens(),
+                    parts: parts(&medium.shape),
                     frame_indices: medium.shape.frame_indices,
                 },
             )
@@ -147,6 +151,11 @@ impl Dataset {
             raise(Kind::Profile, &message, None)
         })
     }
+}
+
+/// (count, segments, features) of each group of equal parts of a medium.
+fn parts(shape: &family::MediaShape) -> Vec<(u32, u32, u32)> {
+    shape.encoder_parts().iter().map(|p| (p.count, p.segments, p.feature_tokens)).collect()
 }
 
 /// Encoder and LLM tokens of each sample of a data profile; see `_native.pyi`.
@@ -218,6 +227,7 @@ fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyR
             segments: Vec::new(),
             pieces: pieces.iter().map(piece).collect(),
             frame_indices: Vec::new(),
+            parts: Vec::new(),
         })
         .collect();
     let tokens =
@@ -282,6 +292,7 @@ pub(crate) fn media_shape(
                 Piece::Features(count) => (None, *count),
             })
             .collect(),
+        parts: parts(&shape),
         frame_indices: shape.frame_indices,
     })
     .map_err(map(Kind::Profile))
@@ -295,4 +306,5 @@ pub(crate) struct MediaShape {
     feature_tokens: u32,
     pieces: Vec<(Option<String>, u32)>,
     frame_indices: Vec<u32>,
+    parts: Vec<(u32, u32, u32)>,
 }

@@ -2,7 +2,7 @@
 
 use dflop_data::family::{Callable, GivenFamily, Marks, MediaShape, Piece, Question};
 use dflop_data::probe::MediaKind;
-use dflop_types::EncoderSegments;
+use dflop_types::{EncoderParts, EncoderSegments};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::Path;
@@ -94,6 +94,8 @@ fn shape(answer: &Bound<'_, PyAny>) -> PyResult<MediaShape> {
         Some(num_tiles) => num_tiles.extract()?,
         None => u32::try_from(tiles)?,
     };
+    let groups: Vec<(u32, u32, u32)> =
+        field("parts")?.map(|parts| parts.extract()).transpose()?.unwrap_or_default();
     let frame_indices = field("frame_indices")?.map(|indices| indices.extract()).transpose()?;
     Ok(MediaShape {
         num_tiles,
@@ -106,5 +108,9 @@ fn shape(answer: &Bound<'_, PyAny>) -> PyResult<MediaShape> {
             })
             .collect(),
         frame_indices: frame_indices.unwrap_or_default(),
+        parts: groups
+            .into_iter()
+            .map(|(count, segments, feature_tokens)| EncoderParts { count, segments, feature_tokens })
+            .collect(),
     })
 }

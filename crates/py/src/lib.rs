@@ -20,7 +20,7 @@ mod _native {
     #[pymodule_export]
     use crate::analytic::{model_modules, module_activation_bytes, module_flops};
     #[pymodule_export]
-    use crate::balance::{Balance, balance};
+    use crate::balance::{Balance, balance, baseline, baselines, judge};
     #[pymodule_export]
     use crate::cost::CostModel;
     #[pymodule_export]

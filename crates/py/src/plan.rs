@@ -6,7 +6,7 @@ use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, Stag
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Which samples form the global batch of each step; see `_native.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
@@ -137,16 +137,19 @@ impl Plan {
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct Schedule(pub(crate) dflop_types::Schedule);
 
+/// A sample and (first part, number of parts); `None`: all of them.
+type Share = (u32, Option<(u32, u32)>);
+
 impl Schedule {
-    fn share(side: &[Vec<Vec<SampleIndex>>], microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
-        let samples = side.get(microbatch).and_then(|replicas| replicas.get(replica)).ok_or_else(|| {
+    fn of<T>(side: &[Vec<Vec<T>>], microbatch: usize, replica: usize) -> PyResult<&[T]> {
+        let items = side.get(microbatch).and_then(|replicas| replicas.get(replica)).ok_or_else(|| {
             raise(
                 Kind::Schedule,
                 &format!("the schedule has no microbatch {microbatch} on replica {replica}"),
                 None,
             )
         })?;
-        Ok(samples.iter().map(|sample| sample.0).collect())
+        Ok(items)
     }
 }
 
@@ -183,12 +186,29 @@ impl Schedule {
         self.0.predicted_makespan_ns
     }
 
-    fn llm(&self, microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
-        Self::share(&self.0.llm, microbatch, replica)
+    #[getter]
+    fn giants(&self) -> Vec<u32> {
+        self.0.giants.iter().map(|sample| sample.0).collect()
     }
 
-    fn encoder(&self, microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
-        Self::share(&self.0.encoder, microbatch, replica)
+    #[getter]
+    fn was_stopped(&self) -> bool {
+        self.0.was_stopped
+    }
+
+    fn llm(&self, microbatch: usize, replica: usize) -> PyResult<Vec<u32>> {
+        let samples = Self::of(&self.0.llm, microbatch, replica)?;
+        Ok(samples.iter().map(|sample| sample.0).collect())
+    }
+
+    fn encoder(&self, microbatch: usize, replica: usize) -> PyResult<Vec<Share>> {
+        let shares = Self::of(&self.0.encoder, microbatch, replica)?;
+        Ok(shares.iter().map(|s| (s.sample.0, s.parts.map(|parts| (parts.first, parts.count)))).collect())
+    }
+
+    /// The actions of a rank in this step; none where it follows the pipeline order of the plan.
+    fn actions(&self, rank: usize) -> Option<Vec<String>> {
+        self.0.actions.get(rank).map(|list| list.iter().map(ToString::to_string).collect())
     }
 
     fn digest(&self) -> String {
@@ -197,11 +217,7 @@ impl Schedule {
 }
 
 fn arm(name: &str) -> PyResult<Arm> {
-    match name {
-        "aware" => Ok(Arm::Aware),
-        "blind" => Ok(Arm::Blind),
-        _ => Err(raise(Kind::Schedule, &format!("arm `{name}`, must be one of: aware, blind"), None)),
-    }
+    name.parse().map_err(|error: dflop_plan::ParseArmError| raise(Kind::Schedule, &error.to_string(), None))
 }
 
 fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
@@ -233,21 +249,37 @@ pub(crate) struct StepScheduler {
 #[pymethods]
 impl StepScheduler {
     #[new]
-    #[pyo3(signature = (plan_path, data_profile_path, model_profile_path, seed, memory_budget_bytes = None))]
+    #[pyo3(signature = (
+        plan_path, data_profile_path, model_profile_path, seed, memory_budget_bytes = None, ranks_per_node = None,
+        schedule_seconds_max = 10.0
+    ))]
     fn new(
         plan_path: PathBuf,
         data_profile_path: PathBuf,
         model_profile_path: PathBuf,
         seed: u64,
         memory_budget_bytes: Option<u64>,
+        ranks_per_node: Option<u32>,
+        schedule_seconds_max: f64,
     ) -> PyResult<Self> {
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data = dflop_data::table::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
         let scheduler =
             Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed).map_err(map(Kind::Plan))?;
-        let scheduler = Arc::new(scheduler);
-        let prefetch = Prefetch::new(Arc::clone(&scheduler)).map_err(map(Kind::Plan))?;
+        let scheduler = Arc::new(match ranks_per_node {
+            Some(ranks_per_node) => scheduler.with_ranks_per_node(ranks_per_node),
+            None => scheduler,
+        });
+        let limit = Duration::try_from_secs_f64(schedule_seconds_max).map_err(|error| {
+            let message = format!("`schedule_seconds_max` is {schedule_seconds_max}: {error}");
+            raise(Kind::Schedule, &message, None)
+        })?;
+        let wall_limit = Box::new(move || -> Box<dyn Fn() -> bool> {
+            let start = Instant::now();
+            Box::new(move || start.elapsed() > limit)
+        });
+        let prefetch = Prefetch::new(Arc::clone(&scheduler), wall_limit).map_err(map(Kind::Plan))?;
         Ok(Self { scheduler, prefetch })
     }
 
@@ -279,6 +311,17 @@ impl StepScheduler {
             .collect())
     }
 
+    /// Messages, feature tokens, those that cross nodes, samples that several replicas encode.
+    fn traffic(&self, schedule: &Schedule) -> PyResult<(u64, u64, u64, u64)> {
+        let traffic = self.scheduler.traffic(&schedule.0).map_err(map(Kind::Plan))?;
+        Ok((
+            traffic.num_messages,
+            traffic.feature_tokens,
+            traffic.feature_tokens_across,
+            traffic.num_cut_samples,
+        ))
+    }
+
     fn idle_by_cause(
         &self,
         schedule: &Schedule,
@@ -291,8 +334,17 @@ impl StepScheduler {
         Ok((idle.ramp, idle.imbalance, idle.transfer))
     }
 
-    fn simulate_measured(&self, schedule: &Schedule, spans: Vec<(u32, String, u64, u64)>) -> PyResult<u64> {
+    #[pyo3(signature = (schedule, spans, tail_ns = None))]
+    fn simulate_measured(
+        &self,
+        schedule: &Schedule,
+        spans: Vec<(u32, String, u64, u64)>,
+        tail_ns: Option<u64>,
+    ) -> PyResult<u64> {
         let spans = self::spans(spans)?;
-        self.scheduler.simulate_measured(&schedule.0, &spans).map(|t| t.makespan_ns).map_err(map(Kind::Plan))
+        self.scheduler
+            .simulate_measured(&schedule.0, &spans, tail_ns)
+            .map(|t| t.makespan_ns)
+            .map_err(map(Kind::Plan))
     }
 }

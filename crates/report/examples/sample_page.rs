@@ -193,7 +193,7 @@ fn walk(loads: &[[f64; STAGES]], transfer_ms: f64) -> Timeline {
     let whole = STAGES as u64 * last - busy;
     let ramp = (whole * 2 / 5).min(62_000_000);
     let transfer = (whole - ramp) / 12;
-    let idle_ns = Idle { ramp, imbalance: whole - ramp - transfer, transfer };
+    let idle_ns = Idle { ramp, imbalance: whole - ramp - transfer, transfer, data_wait: 0 };
     Timeline { num_ranks: STAGES as u32, makespan_ns, idle_ns, spans }
 }
 
@@ -251,6 +251,7 @@ fn sample(dice: &mut Dice, index: u64) -> ProfiledSample {
             feature_tokens: features,
             llm_tokens: features + text,
             label_tokens: (f64::from(text) * (0.2 + 0.5 * dice.uniform())) as u32,
+            ..SampleShape::default()
         },
         media_bytes: u64::from(tiles) * 41_000,
         media_ms: 0,

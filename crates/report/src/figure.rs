@@ -86,7 +86,8 @@ pub fn figure(blind: &Timeline, aware: &Timeline, caption: &str) -> String {
 pub(crate) fn idle_ratio(timeline: &Timeline) -> f64 {
     let whole = f64::from(timeline.num_ranks) * timeline.makespan_ns as f64;
     let idle = timeline.idle_ns;
-    if whole == 0.0 { 0.0 } else { (idle.ramp as f64 + idle.imbalance as f64 + idle.transfer as f64) / whole }
+    let causes_ns = [idle.ramp, idle.imbalance, idle.transfer, idle.data_wait];
+    if whole == 0.0 { 0.0 } else { causes_ns.iter().map(|&ns| ns as f64).sum::<f64>() / whole }
 }
 
 /// The text in lines of at most `most` characters, broken between words where it can be.

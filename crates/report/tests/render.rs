@@ -34,7 +34,7 @@ fn timeline(late_ms: u64) -> Timeline {
         span(1, "1F1", 13 * ms + late, 17 * ms + late),
         span(1, "1B1", 17 * ms + late, 23 * ms + late),
     ];
-    let idle_ns = Idle { ramp: 9 * ms, imbalance: 10 * ms + late, transfer: 3 * ms };
+    let idle_ns = Idle { ramp: 9 * ms, imbalance: 10 * ms + late, transfer: 3 * ms, data_wait: 0 };
     Timeline { num_ranks: 2, makespan_ns: 35 * ms + late, idle_ns, spans }
 }
 
@@ -46,6 +46,7 @@ fn sample(id: &str, kind: SampleKind, tiles: u32, llm_tokens: u32) -> ProfiledSa
         feature_tokens: tiles * 196,
         llm_tokens,
         label_tokens: llm_tokens / 4,
+        ..SampleShape::default()
     };
     ProfiledSample {
         id: id.to_owned(),
@@ -249,6 +250,24 @@ fn every_part_is_optional() {
     }
 }
 
+/// Waiting for data is a cause of its own where a step did, and no word of it is said where none did. The parts of a
+/// split backward have their own colours.
+#[test]
+fn data_wait_is_shown_where_there_is_some() {
+    let mut report = small();
+    assert!(!shown(&report).contains("data wait"));
+    assert!(!shown(&report).contains("backward, weights"));
+    let late = report.steps.iter_mut().find_map(|step| step.measured.as_mut()).unwrap();
+    late.idle_ns.data_wait = late.idle_ns.imbalance / 2;
+    late.idle_ns.imbalance -= late.idle_ns.data_wait;
+    let split = late.spans.iter_mut().find(|span| span.action.kind == ActionKind::B).unwrap();
+    split.action.kind = ActionKind::W;
+    let page = shown(&report);
+    check(&page);
+    assert!(page.contains("swatch c-data-wait") && page.contains("is waiting for the samples of the step"));
+    assert!(page.contains("swatch W") && page.contains("backward, weights"));
+}
+
 /// The first sentence says faster, slower or no difference, as the interval has it.
 #[test]
 fn the_headline_says_no_more_than_the_interval() {
@@ -413,12 +432,12 @@ fn any_timeline() -> impl Strategy<Value = Timeline> {
         start_ns,
         end_ns,
     });
-    let idle = (any_ns(), any_ns(), any_ns());
+    let idle = (any_ns(), any_ns(), any_ns(), any_ns());
     (prop_oneof![0u32..6, any::<u32>()], any_ns(), idle, prop::collection::vec(span, 0..24)).prop_map(
-        |(num_ranks, makespan_ns, (ramp, imbalance, transfer), spans)| Timeline {
+        |(num_ranks, makespan_ns, (ramp, imbalance, transfer, data_wait), spans)| Timeline {
             num_ranks,
             makespan_ns,
-            idle_ns: Idle { ramp, imbalance, transfer },
+            idle_ns: Idle { ramp, imbalance, transfer, data_wait },
             spans,
         },
     )
@@ -458,7 +477,12 @@ fn any_report() -> impl Strategy<Value = Report> {
     let segment = (any::<u32>(), any::<u32>()).prop_map(|(count, tokens)| EncoderSegments { count, tokens });
     let one = (kind, prop::collection::vec(segment, 0..4), prop_oneof![0u32..50, any::<u32>()], any_ns());
     let one = one.prop_map(|(kind, encoder_segments, llm_tokens, media_bytes)| ProfiledSample {
-        shape: SampleShape { encoder_segments, llm_tokens, label_tokens: llm_tokens / 2, feature_tokens: 0 },
+        shape: SampleShape {
+            encoder_segments,
+            llm_tokens,
+            label_tokens: llm_tokens / 2,
+            ..SampleShape::default()
+        },
         media_bytes,
         ..sample("s", kind, 0, 0)
     });

@@ -1,4 +1,4 @@
-//! Times `schedule` with its default moves; `examples/gaps.rs` has the gaps.
+//! Times `schedule` with its default moves, for who changes it; `make bench-schedule` has the gaps.
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};

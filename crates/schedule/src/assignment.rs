@@ -20,12 +20,14 @@ pub struct Assignment {
     pub llm_load_ns: Vec<u64>,
     /// Largest load of a bucket in either resource, in nanoseconds.
     pub max_load_ns: u64,
-    /// No assignment has a smaller largest load than this, in nanoseconds. The cap on bytes takes no part in it.
+    /// No assignment has a smaller largest load than this, in nanoseconds. Only the exact search sees the caps.
     pub lower_bound_ns: u64,
     /// Whether `max_load_ns` equals the bound: no assignment has a smaller largest load.
     pub proven_optimal: bool,
     /// Exchanges the search weighed; 0 for an assignment that was only judged.
     pub num_moves: u64,
+    /// Whether the caller's closure ended the search: what more time would have given is not known.
+    pub was_stopped: bool,
 }
 
 impl Assignment {
@@ -48,16 +50,16 @@ impl Assignment {
                 return Err(BalanceError::NoSuchBucket { sample, bucket, num_buckets: limits.num_buckets });
             }
         }
-        if let (Some(cap), Some(sizes)) = (limits.bucket_bytes_max, &costs.bytes) {
-            let bytes = sums(sizes, &bucket, limits.num_buckets);
-            if let Some((bucket, &bytes)) = bytes.iter().enumerate().find(|&(_, &bytes)| bytes > cap) {
-                return Err(BalanceError::BucketOverCap { bucket, bytes, cap });
+        for (unit, sizes, cap) in limits.caps(costs) {
+            let held = sums(sizes.unwrap_or_default(), &bucket, limits.num_buckets);
+            if let Some((bucket, &size)) = held.iter().enumerate().find(|&(_, &size)| size > cap) {
+                return Err(BalanceError::BucketOverCap { bucket, unit, size, cap });
             }
         }
         let problem = Problem::new(costs, limits);
         let buckets = Buckets::new(&problem, problem.by_own_order(&bucket));
         let bound = lower_bound(&problem, buckets.worst());
-        Ok(Self::new(costs, limits, bucket, bound, 0))
+        Ok(Self::new(costs, limits, bucket, bound, 0, false))
     }
 
     /// How far the largest load is above the bound, as a ratio of the bound; 0 if both are 0.
@@ -67,7 +69,14 @@ impl Assignment {
     }
 
     /// The assignment `bucket`, which keeps the limits, with a bound found before.
-    pub(crate) fn new(costs: &Costs, limits: &Limits, bucket: Vec<u32>, bound: i64, num_moves: u64) -> Self {
+    pub(crate) fn new(
+        costs: &Costs,
+        limits: &Limits,
+        bucket: Vec<u32>,
+        bound: i64,
+        num_moves: u64,
+        was_stopped: bool,
+    ) -> Self {
         let encoder_load_ns = sums(&costs.encoder_ns, &bucket, limits.num_buckets);
         let llm_load_ns = sums(&costs.llm_ns, &bucket, limits.num_buckets);
         let max_load_ns = encoder_load_ns.iter().chain(&llm_load_ns).copied().max().unwrap_or(0);
@@ -77,7 +86,16 @@ impl Assignment {
             "bound {lower_bound_ns} over a load that was reached, {max_load_ns}"
         );
         let proven_optimal = lower_bound_ns == max_load_ns;
-        Self { bucket, encoder_load_ns, llm_load_ns, max_load_ns, lower_bound_ns, proven_optimal, num_moves }
+        Self {
+            bucket,
+            encoder_load_ns,
+            llm_load_ns,
+            max_load_ns,
+            lower_bound_ns,
+            proven_optimal,
+            num_moves,
+            was_stopped,
+        }
     }
 }
 

@@ -178,7 +178,8 @@ mod tests {
     use crate::costs::{Costs, Limits};
 
     fn bound(encoder_ns: &[u64], llm_ns: &[u64], m: u32) -> i64 {
-        let costs = Costs { encoder_ns: encoder_ns.to_vec(), llm_ns: llm_ns.to_vec(), bytes: None };
+        let costs =
+            Costs { encoder_ns: encoder_ns.to_vec(), llm_ns: llm_ns.to_vec(), bytes: None, tokens: None };
         let total: u64 = encoder_ns.iter().chain(llm_ns).sum();
         lower_bound(&Problem::new(&costs, &Limits::new(llm_ns.len(), m)), total.cast_signed())
     }

@@ -1,10 +1,10 @@
 //! An assignment that changes sample by sample: loads, members and the order of the buckets stay up to date.
 
-use crate::problem::{Pair, Problem, minus, plus, worse};
+use crate::problem::{Pair, Problem, Size, minus, plus, worse};
 
 /// Which sample lies where, and what that makes of the buckets.
 ///
-/// *Invariants*: `load` and `bytes` are the sums over `members`; `order` holds all buckets, descending by
+/// *Invariants*: `load` and `size` are the sums over `members`; `order` holds all buckets, descending by
 /// [`Buckets::value`]; `log` undoes every move since it was last cleared.
 pub(crate) struct Buckets<'a> {
     pub(crate) problem: &'a Problem,
@@ -16,8 +16,8 @@ pub(crate) struct Buckets<'a> {
     place: Vec<u32>,
     /// Load of each bucket.
     pub(crate) load: Vec<Pair>,
-    /// Bytes of each bucket; 0 where there is no cap.
-    pub(crate) bytes: Vec<u64>,
+    /// Bytes and tokens of each bucket; 0 where there is no cap.
+    pub(crate) size: Vec<Size>,
     /// Buckets, worst first.
     pub(crate) order: Vec<u32>,
     /// Place of each bucket in `order`.
@@ -30,14 +30,16 @@ impl<'a> Buckets<'a> {
     /// The assignment `bucket`, one entry a sample. *Complexity*: O(n + m log m).
     pub(crate) fn new(problem: &'a Problem, bucket: Vec<u32>) -> Self {
         let m = problem.num_buckets;
-        let (mut members, mut load, mut bytes) = (vec![Vec::new(); m], vec![[0, 0]; m], vec![0; m]);
+        let (mut members, mut load, mut size) = (vec![Vec::new(); m], vec![[0, 0]; m], vec![[0, 0]; m]);
         let mut place = vec![0; bucket.len()];
         for (sample, &b) in bucket.iter().enumerate() {
             let b = b as usize;
             place[sample] = members[b].len() as u32;
             members[b].push(sample as u32);
             load[b] = plus(load[b], problem.cost[sample]);
-            bytes[b] += problem.bytes(sample as u32);
+            for (size, own) in size[b].iter_mut().zip(problem.size(sample as u32)) {
+                *size += own;
+            }
         }
         let mut order: Vec<u32> = (0..m as u32).collect();
         order.sort_by_key(|&b| std::cmp::Reverse(worse(load[b as usize])));
@@ -45,7 +47,7 @@ impl<'a> Buckets<'a> {
         for (at, &b) in order.iter().enumerate() {
             position[b as usize] = at as u32;
         }
-        Self { problem, bucket, members, place, load, bytes, order, position, log: Vec::new() }
+        Self { problem, bucket, members, place, load, size, order, position, log: Vec::new() }
     }
 
     /// The worse load of a bucket, in nanoseconds.
@@ -53,9 +55,10 @@ impl<'a> Buckets<'a> {
         worse(self.load[bucket as usize])
     }
 
-    /// Whether every bucket keeps the cap.
-    pub(crate) fn keeps_cap(&self) -> bool {
-        self.bytes.iter().all(|&bytes| bytes <= self.problem.cap)
+    /// Whether every bucket keeps both caps.
+    pub(crate) fn keeps_caps(&self) -> bool {
+        let caps = self.problem.caps;
+        self.size.iter().all(|size| size[0] <= caps[0] && size[1] <= caps[1])
     }
 
     /// The loads of all buckets, worst first: what the objective compares, entry by entry.
@@ -102,11 +105,16 @@ impl<'a> Buckets<'a> {
         self.place[at] = self.members[t].len() as u32;
         self.members[t].push(sample);
         self.bucket[at] = to;
-        let (cost, bytes) = (self.problem.cost[at], self.problem.bytes(sample));
+        let cost = self.problem.cost[at];
         self.load[f] = minus(self.load[f], cost);
         self.load[t] = plus(self.load[t], cost);
-        self.bytes[f] -= bytes;
-        self.bytes[t] += bytes;
+        // Without caps all sizes are 0.
+        if let Some(size) = self.problem.sizes.get(at) {
+            for (column, &size) in size.iter().enumerate() {
+                self.size[f][column] -= size;
+                self.size[t][column] += size;
+            }
+        }
     }
 
     /// Puts one bucket back in its place of `order`.

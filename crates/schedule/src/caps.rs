@@ -1,40 +1,104 @@
-//! A first assignment that keeps a cap on bytes, where loads alone led to none.
+//! A first assignment that keeps the caps on bytes and tokens, where loads alone led to none.
 
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
-use crate::costs::{Costs, Limits};
+use crate::costs::{Costs, Limits, TOTAL_MAX};
 use crate::error::BalanceError;
 use crate::greedy::greedy;
-use crate::problem::Problem;
+use crate::problem::{Problem, Size};
 use crate::refine::refine;
+use crate::stop::Stop;
 
-/// Bucket of each sample such that each bucket keeps the cap, and the moves it took.
+/// Bucket of each sample such that each bucket keeps its caps, and the moves it took.
 ///
-/// Bytes are balanced as if they were the only load, by the very search that balances loads: if the fullest
-/// bucket can be brought under the cap, the cap is kept.
+/// Sizes are balanced as if they were the only loads, by the very search that balances loads: if the fullest
+/// bucket can be brought under the cap, the cap is kept. Bytes and tokens are the two resources of that search,
+/// each multiplied by the other's cap (divided by what both caps share), so that both caps are the same number.
+/// Where such products pass [`TOTAL_MAX`] their low bits go, rounded up: a packing that is full to the last of
+/// those bits may then be missed, none is wrong.
+///
+/// A stop strikes no earlier than this is done: before, there is nothing to hand out.
 ///
 /// # Errors
 /// [`BalanceError::CapsInfeasible`] if the lower bound of the fullest bucket is over the cap;
 /// [`BalanceError::NoPacking`] if the search did not get under it.
 pub(crate) fn pack(problem: &Problem, limits: &Limits) -> Result<(Vec<u32>, u64), BalanceError> {
-    let costs =
-        Costs { encoder_ns: problem.bytes.clone(), llm_ns: vec![0; problem.num_samples()], bytes: None };
-    let bytes = Problem::new(&costs, &Limits { bucket_bytes_max: None, ..*limits });
-    let (num_samples, num_buckets, cap) = (problem.num_samples(), limits.num_buckets, problem.cap);
-    let start = greedy(&bytes).expect("without a cap every sample finds a bucket");
-    let mut buckets = Buckets::new(&bytes, start);
-    let needed = lower_bound(&bytes, buckets.worst()) as u64;
-    if needed > cap {
-        return Err(BalanceError::CapsInfeasible { num_samples, needed, num_buckets, cap });
+    let (num_samples, num_buckets) = (problem.num_samples(), limits.num_buckets);
+    for (unit, column, cap) in units(problem) {
+        let sizes = problem.sizes.iter().map(|size| size[column]).collect();
+        let alone = as_costs(sizes, vec![0; num_samples], limits);
+        let needed = lower_bound(&alone, worst_of(&alone, &in_greedy_order(&alone))) as u64;
+        if needed > cap {
+            return Err(BalanceError::CapsInfeasible { num_samples, unit, needed, num_buckets, cap });
+        }
     }
+    let (sizes, cap) = commensurate(problem);
+    let column = |column: usize| sizes.iter().map(|size| size[column]).collect();
+    let both = as_costs(column(0), column(1), limits);
+    let mut buckets = Buckets::new(&both, in_greedy_order(&both));
     // Fewer moves than this could miss a packing that a caller who asks for no search still needs.
     let max_moves = limits.max_moves.max(Limits::default_moves(num_samples));
     // As the bound, the cap ends the search where it is kept.
-    let bound = i64::try_from(cap).unwrap_or(i64::MAX);
-    let num_moves = refine(&mut buckets, bound, max_moves, limits.seed);
-    let best = buckets.worst() as u64;
-    if best > cap {
-        return Err(BalanceError::NoPacking { num_samples, num_buckets, cap, best });
+    let num_moves = refine(&mut buckets, cap, max_moves, limits.seed, &Stop::never());
+    let bucket = both.by_caller_order(&buckets.bucket);
+    let packed = Buckets::new(problem, bucket);
+    if packed.keeps_caps() {
+        return Ok((packed.bucket, num_moves));
     }
-    Ok((bytes.by_caller_order(&buckets.bucket), num_moves))
+    let fullest = |column: usize| packed.size.iter().map(|size| size[column]).max().unwrap_or(0);
+    let broken = units(problem).max_by(|a, b| {
+        let excess = |&(_, column, cap): &(_, usize, u64)| fullest(column) as f64 / cap.max(1) as f64;
+        excess(a).total_cmp(&excess(b))
+    });
+    let (unit, column, cap) = broken.expect("a problem without caps needs no packing");
+    Err(BalanceError::NoPacking { num_samples, num_buckets, unit, cap, best: fullest(column) })
+}
+
+/// Unit, column and cap of the sizes that are capped.
+fn units(problem: &Problem) -> impl Iterator<Item = (&'static str, usize, u64)> {
+    let caps = problem.caps;
+    ["bytes", "tokens"]
+        .into_iter()
+        .enumerate()
+        .map(move |(column, unit)| (unit, column, caps[column]))
+        .filter(|cap| cap.2 < u64::MAX)
+}
+
+/// Sizes in units such that both caps are the returned one.
+fn commensurate(problem: &Problem) -> (Vec<Size>, i64) {
+    let [bytes, tokens] = problem.caps;
+    // A cap of 0 leaves only samples of size 0, which no factor changes.
+    let is_open = |cap: u64| cap == 0 || cap == u64::MAX;
+    if is_open(bytes) || is_open(tokens) {
+        let cap = if is_open(bytes) { tokens } else { bytes };
+        return (problem.sizes.clone(), i64::try_from(cap).unwrap_or(i64::MAX));
+    }
+    let shared = gcd(bytes, tokens);
+    let factor = [u128::from(tokens / shared), u128::from(bytes / shared)];
+    let wide: Vec<[u128; 2]> =
+        problem.sizes.iter().map(|size| [0, 1].map(|c: usize| u128::from(size[c]) * factor[c])).collect();
+    let cap = u128::from(bytes) * factor[0];
+    let total = wide.iter().fold(cap, |sum, size| sum.saturating_add(size[0].max(size[1])));
+    // Rounding up adds at most 1 a sample, and there are less than 2^32 of them.
+    let shift = (total / u128::from(TOTAL_MAX / 2)).checked_ilog2().map_or(0, |bits| bits + 1);
+    let narrow = |size: &[u128; 2]| size.map(|size| size.div_ceil(1 << shift) as u64);
+    (wide.iter().map(narrow).collect(), (cap >> shift) as i64)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A problem without caps, whose loads are the sizes.
+fn as_costs(encoder_ns: Vec<u64>, llm_ns: Vec<u64>, limits: &Limits) -> Problem {
+    let costs = Costs { encoder_ns, llm_ns, bytes: None, tokens: None };
+    Problem::new(&costs, &Limits { bucket_bytes_max: None, bucket_tokens_max: None, ..*limits })
+}
+
+fn in_greedy_order(problem: &Problem) -> Vec<u32> {
+    greedy(problem, &Stop::never()).expect("without a cap every sample finds a bucket")
+}
+
+fn worst_of(problem: &Problem, bucket: &[u32]) -> i64 {
+    Buckets::new(problem, bucket.to_vec()).worst()
 }

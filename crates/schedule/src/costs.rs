@@ -10,6 +10,14 @@ pub const TOTAL_MAX: u64 = 1 << 60;
 /// The most buckets: a slip such as -1 read as unsigned becomes an error, not a demand for memory.
 pub const BUCKETS_MAX: u32 = 1 << 20;
 
+/// Work of an exact search that may take about a second on one core.
+///
+/// Most batches of some four samples a bucket are proven within a tenth of it (`docs/scheduler.md`).
+pub const EXACT_WORK: u64 = 60_000_000;
+
+/// Moves of [`Limits::patient`]: as many as a batch of 2,048 samples has by default.
+const PATIENT_MOVES: u64 = 1_268_800;
+
 /// What each sample of one global batch costs, one column a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Costs {
@@ -19,6 +27,8 @@ pub struct Costs {
     pub llm_ns: Vec<u64>,
     /// Memory of each sample, in bytes; needed only where [`Limits::bucket_bytes_max`] is set.
     pub bytes: Option<Vec<u64>>,
+    /// Tokens of each sample; needed only where [`Limits::bucket_tokens_max`] is set.
+    pub tokens: Option<Vec<u64>>,
 }
 
 impl Costs {
@@ -36,6 +46,7 @@ impl Costs {
             ("encoder_ns", Some(&self.encoder_ns)),
             ("llm_ns", Some(&self.llm_ns)),
             ("bytes", self.bytes.as_ref()),
+            ("tokens", self.tokens.as_ref()),
         ];
         let num_samples = self.num_samples();
         if u32::try_from(num_samples).is_err() {
@@ -70,23 +81,35 @@ pub struct Limits {
     pub num_buckets: u32,
     /// The most bytes a bucket may hold; `None` for no cap.
     pub bucket_bytes_max: Option<u64>,
+    /// The most tokens a bucket may hold; `None` for no cap.
+    pub bucket_tokens_max: Option<u64>,
     /// Exchanges the search may weigh. 0 gives the better of arrival order and greedy.
     pub max_moves: u64,
     /// Seed of the search's kicks.
     pub seed: u64,
+    /// Work beyond `max_moves`, some 10 ns each, where a gap is left: nodes of the exact search where few samples share a
+    /// bucket, else half as many further exchanges. 0 for none, [`EXACT_WORK`] for about a second.
+    pub max_exact_work: u64,
 }
 
 impl Limits {
-    /// Limits without a cap, with [`Limits::default_moves`] and seed 0.
+    /// Limits without a cap, with [`Limits::default_moves`], seed 0 and no exact search.
     pub fn new(num_samples: usize, num_buckets: u32) -> Self {
         let max_moves = Self::default_moves(num_samples);
-        Self { num_buckets, bucket_bytes_max: None, max_moves, seed: 0 }
+        Self {
+            num_buckets,
+            bucket_bytes_max: None,
+            bucket_tokens_max: None,
+            max_moves,
+            seed: 0,
+            max_exact_work: 0,
+        }
     }
 
-    /// Nothing if there is a bucket, and a cap can be kept by each sample alone.
+    /// Nothing if there is a bucket, and each cap can be kept by each sample alone.
     ///
     /// # Errors
-    /// [`BalanceError::ZeroBuckets`], [`BalanceError::TooMany`], [`BalanceError::NoBytes`],
+    /// [`BalanceError::ZeroBuckets`], [`BalanceError::TooMany`], [`BalanceError::NoSizes`],
     /// [`BalanceError::SampleOverCap`].
     pub fn check(&self, costs: &Costs) -> Result<(), BalanceError> {
         if self.num_buckets == 0 {
@@ -96,19 +119,36 @@ impl Limits {
             let (found, limit) = (self.num_buckets.into(), BUCKETS_MAX.into());
             return Err(BalanceError::TooMany { what: "buckets", found, limit });
         }
-        let Some(cap) = self.bucket_bytes_max else { return Ok(()) };
-        let sizes = costs.bytes.as_ref().ok_or(BalanceError::NoBytes { cap })?;
-        match sizes.iter().enumerate().find(|&(_, &bytes)| bytes > cap) {
-            Some((sample, &bytes)) => Err(BalanceError::SampleOverCap { sample, bytes, cap }),
-            None => Ok(()),
+        for (unit, sizes, cap) in self.caps(costs) {
+            let sizes = sizes.ok_or(BalanceError::NoSizes { unit, cap })?;
+            if let Some((sample, &size)) = sizes.iter().enumerate().find(|&(_, &size)| size > cap) {
+                return Err(BalanceError::SampleOverCap { sample, unit, size, cap });
+            }
         }
+        Ok(())
     }
 
-    /// Moves for a batch of this size: 40,000, and 700 a sample, at most 16 million.
+    /// The caps that are set: unit, size of each sample in it, the most of it that a bucket holds.
+    pub(crate) fn caps<'a>(
+        &self,
+        costs: &'a Costs,
+    ) -> impl Iterator<Item = (&'static str, Option<&'a [u64]>, u64)> + use<'a> {
+        let bytes = self.bucket_bytes_max.map(|cap| ("bytes", costs.bytes.as_deref(), cap));
+        let tokens = self.bucket_tokens_max.map(|cap| ("tokens", costs.tokens.as_deref(), cap));
+        bytes.into_iter().chain(tokens)
+    }
+
+    /// Limits for one batch that may take some 20 ms, however small: without a cap, with seed 0 and no exact search.
+    pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
+        let max_moves = Self::default_moves(num_samples).max(PATIENT_MOVES);
+        Self { max_moves, ..Self::new(num_samples, num_buckets) }
+    }
+
+    /// Moves for a batch of this size: 40,000, and 600 a sample, at most 16 million.
     ///
     /// A move takes some 13 ns: 1 ms for 64 samples, 20 ms for 2,048 (`docs/scheduler.md` has the measurements).
     /// More moves help small batches little, and batches whose two components are equally busy the most.
     pub fn default_moves(num_samples: usize) -> u64 {
-        (num_samples as u64).saturating_mul(700).saturating_add(40_000).min(16_000_000)
+        (num_samples as u64).saturating_mul(600).saturating_add(40_000).min(16_000_000)
     }
 }

@@ -6,6 +6,7 @@ use crate::costs::{Costs, Limits, TOTAL_MAX};
 use crate::greedy::greedy;
 use crate::problem::Problem;
 use crate::refine::refine;
+use crate::stop::Stop;
 
 /// Exchanges weighed for each sample divided; more do not pay on the dozens of samples a microbatch has.
 const MOVES_PER_SAMPLE: u64 = 400;
@@ -25,15 +26,15 @@ pub fn divide(cost_ns: &[u64], parts: u32) -> Vec<u32> {
     let total: u128 = cost_ns.iter().map(|&cost| u128::from(cost)).sum();
     let excess = (total / u128::from(TOTAL_MAX)).checked_ilog2().map_or(0, |bits| bits + 1);
     let encoder_ns: Vec<u64> = cost_ns.iter().map(|&cost| cost >> excess).collect();
-    let costs = Costs { llm_ns: vec![0; encoder_ns.len()], encoder_ns, bytes: None };
+    let costs = Costs { llm_ns: vec![0; encoder_ns.len()], encoder_ns, bytes: None, tokens: None };
     let max_moves = MOVES_PER_SAMPLE * cost_ns.len() as u64;
-    let limits = Limits { num_buckets: parts.max(1), bucket_bytes_max: None, max_moves, seed: 0 };
+    let limits = Limits { max_moves, ..Limits::new(cost_ns.len(), parts.max(1)) };
     let problem = Problem::new(&costs, &limits);
     // Without a cap every sample finds a part.
-    let start = greedy(&problem).unwrap_or_else(|| vec![0; cost_ns.len()]);
+    let start = greedy(&problem, &Stop::never()).unwrap_or_else(|| vec![0; cost_ns.len()]);
     let mut buckets = Buckets::new(&problem, start);
     let bound = lower_bound(&problem, buckets.worst());
-    refine(&mut buckets, bound, max_moves, limits.seed);
+    refine(&mut buckets, bound, max_moves, limits.seed, &Stop::never());
     problem.by_caller_order(&buckets.bucket)
 }
 

@@ -17,15 +17,17 @@ pub enum BalanceError {
     Lengths {
         /// Length of `encoder_ns`.
         encoder: usize,
-        /// The column that differs: `llm_ns`, `bytes` or `bucket`.
+        /// The column that differs: `llm_ns`, `bytes`, `tokens` or `bucket`.
         other: &'static str,
         /// Its length.
         found: usize,
     },
     /// A bucket cap without sizes to hold it against.
-    #[error("cannot keep `bucket_bytes_max` {cap}: `bytes` is missing, each sample needs its bytes")]
-    NoBytes {
-        /// The cap, in bytes.
+    #[error("cannot keep `bucket_{unit}_max` {cap}: `{unit}` is missing, each sample needs its {unit}")]
+    NoSizes {
+        /// What is capped: `bytes` or `tokens`.
+        unit: &'static str,
+        /// The cap, in that unit.
         cap: u64,
     },
     /// More buckets or samples than 32-bit indices can name.
@@ -41,7 +43,7 @@ pub enum BalanceError {
     /// The sum of a column does not fit the arithmetic.
     #[error("sum of `{column}` is too large: over {limit} at sample {sample}, the sum must not pass it")]
     Overflow {
-        /// `encoder_ns`, `llm_ns` or `bytes`.
+        /// `encoder_ns`, `llm_ns`, `bytes` or `tokens`.
         column: &'static str,
         /// The sample at which the running sum passed the limit.
         sample: usize,
@@ -49,41 +51,47 @@ pub enum BalanceError {
         limit: u64,
     },
     /// One sample alone is over the cap of a bucket.
-    #[error("sample {sample} needs {bytes} bytes, a bucket holds at most {cap}")]
+    #[error("sample {sample} needs {size} {unit}, a bucket holds at most {cap}")]
     SampleOverCap {
         /// Position of the sample in the costs.
         sample: usize,
-        /// What it needs.
-        bytes: u64,
-        /// The cap, in bytes.
+        /// What is capped: `bytes` or `tokens`.
+        unit: &'static str,
+        /// What the sample needs, in that unit.
+        size: u64,
+        /// The cap, in that unit.
         cap: u64,
     },
     /// No assignment keeps the cap, and this is certain.
     #[error(
-        "{num_samples} samples need at least {needed} bytes in the fullest of {num_buckets} buckets, a bucket holds at most {cap}"
+        "{num_samples} samples need at least {needed} {unit} in the fullest of {num_buckets} buckets, a bucket holds at most {cap}"
     )]
     CapsInfeasible {
         /// Samples that were given.
         num_samples: usize,
-        /// A lower bound of the fullest bucket's bytes.
+        /// What is capped: `bytes` or `tokens`.
+        unit: &'static str,
+        /// A lower bound of the fullest bucket, in that unit.
         needed: u64,
         /// Buckets that were given.
         num_buckets: u32,
-        /// The cap, in bytes.
+        /// The cap, in that unit.
         cap: u64,
     },
     /// No assignment that keeps the cap was found; there may be one.
     #[error(
-        "no packing found: {num_samples} samples into {num_buckets} buckets of {cap} bytes, the fullest had {best} at best"
+        "no packing found: {num_samples} samples into {num_buckets} buckets of {cap} {unit}, the fullest had {best} at best"
     )]
     NoPacking {
         /// Samples that were given.
         num_samples: usize,
         /// Buckets that were given.
         num_buckets: u32,
-        /// The cap, in bytes.
+        /// What is capped: `bytes` or `tokens`. With both, the cap that the best packing found breaks by more.
+        unit: &'static str,
+        /// The cap, in that unit.
         cap: u64,
-        /// The fullest bucket of the best packing found, in bytes.
+        /// The fullest bucket of the best packing found, in that unit.
         best: u64,
     },
     /// An assignment names a bucket that is not there.
@@ -97,13 +105,15 @@ pub enum BalanceError {
         num_buckets: u32,
     },
     /// An assignment puts more into a bucket than it holds.
-    #[error("bucket {bucket} has {bytes} bytes, a bucket holds at most {cap}")]
+    #[error("bucket {bucket} has {size} {unit}, a bucket holds at most {cap}")]
     BucketOverCap {
         /// The bucket.
         bucket: usize,
-        /// What it was given.
-        bytes: u64,
-        /// The cap, in bytes.
+        /// What is capped: `bytes` or `tokens`.
+        unit: &'static str,
+        /// What it was given, in that unit.
+        size: u64,
+        /// The cap, in that unit.
         cap: u64,
     },
 }
@@ -113,14 +123,20 @@ impl Hint for BalanceError {
         let text = match self {
             Self::ZeroBuckets { .. } => "set `num_buckets` to at least 1",
             Self::Lengths { .. } => "give each sample one value in every column",
-            Self::NoBytes { .. } => "fill `bytes`, or leave `bucket_bytes_max` out",
+            Self::NoSizes { unit, .. } => {
+                return Some(format!("fill `{unit}`, or leave `bucket_{unit}_max` out"));
+            }
             Self::TooMany { .. } => "schedule one global batch at a time",
             Self::Overflow { .. } => {
                 "give times in nanoseconds and sizes in bytes, without sentinels for infinity"
             }
-            Self::SampleOverCap { .. } => "raise `bucket_bytes_max`, or split or leave out this sample",
-            Self::CapsInfeasible { .. } | Self::NoPacking { .. } => {
-                "raise `num_buckets` or `bucket_bytes_max`, or take fewer samples a step"
+            Self::SampleOverCap { unit, .. } => {
+                return Some(format!("raise `bucket_{unit}_max`, or split or leave out this sample"));
+            }
+            Self::CapsInfeasible { unit, .. } | Self::NoPacking { unit, .. } => {
+                return Some(format!(
+                    "raise `num_buckets` or `bucket_{unit}_max`, or take fewer samples a step"
+                ));
             }
             Self::NoSuchBucket { .. } | Self::BucketOverCap { .. } => return None,
         };

@@ -10,10 +10,11 @@
 //!
 //! that is, c' lies in a window below c, as wide as b has room. Near balance the window is narrow, and with the
 //! samples sorted by r (once, their costs never change) only those in it are looked at. The other resource and
-//! the bytes are checked on what is left.
+//! the caps are checked on what is left.
 
 use crate::buckets::Buckets;
-use crate::problem::{Pair, minus, plus, worse};
+use crate::problem::{Pair, Size, minus, plus, worse};
+use crate::stop::Stop;
 
 /// Stands for "no sample".
 pub(crate) const NONE: u32 = u32::MAX;
@@ -89,8 +90,8 @@ fn level(load: Pair, r: usize, value: i64) -> i64 {
 }
 
 /// The best exchange so far of one sample of bucket w.
-struct Single<'a, 'b> {
-    scan: &'a mut Scan,
+struct Single<'a, 'b, 'c> {
+    scan: &'a mut Scan<'c>,
     buckets: &'a Buckets<'b>,
     w: u32,
     /// What the worse of both buckets must stay below.
@@ -98,7 +99,7 @@ struct Single<'a, 'b> {
     best: Option<Exchange>,
 }
 
-impl Single<'_, '_> {
+impl Single<'_, '_, '_> {
     /// Takes the exchange of `own` against `theirs` (or [`NONE`]) of bucket `b` if it is the best so far.
     #[inline]
     fn weigh(&mut self, own: u32, theirs: u32, b: u32) {
@@ -107,12 +108,11 @@ impl Single<'_, '_> {
         }
         self.scan.num_weighed += 1;
         let problem = self.buckets.problem;
-        let (back, bytes) =
-            if theirs == NONE { ([0, 0], 0) } else { (problem.cost[theirs as usize], problem.bytes(theirs)) };
+        let back = if theirs == NONE { [0, 0] } else { problem.cost[theirs as usize] };
         let change = minus(problem.cost[own as usize], back);
         let left = worse(minus(self.buckets.load[self.w as usize], change));
         let after = left.max(raised(self.buckets.load[b as usize], change));
-        if after < self.limit && room(self.buckets, self.w, b, problem.bytes(own), bytes) {
+        if after < self.limit && keeps_caps(self.buckets, self.w, b, [own, NONE], [theirs, NONE]) {
             self.limit = after;
             self.best = Some(Exchange { own: [own, NONE], other: b, theirs: [theirs, NONE] });
         }
@@ -123,31 +123,59 @@ impl Single<'_, '_> {
 #[derive(Debug, Clone, Copy)]
 struct Unit {
     cost: Pair,
-    bytes: u64,
     samples: [u32; 2],
 }
 
+/// Exchanges weighed between two questions whether to stop: 0.1 ms.
+const ASKED_EVERY: u64 = 8_192;
+
 /// Looks for exchanges and counts what it weighs.
-#[derive(Debug, Default)]
-pub(crate) struct Scan {
+pub(crate) struct Scan<'a> {
     /// Exchanges weighed so far.
     pub(crate) num_weighed: u64,
     /// After this many the scan ends with the best it has.
-    pub(crate) max_weighed: u64,
+    max_weighed: u64,
+    /// After this many `stop` is asked.
+    ask_at: u64,
+    stop: &'a Stop<'a>,
     own_units: Vec<Unit>,
     other_units: Vec<Unit>,
     partners: Vec<(i64, u32)>,
 }
 
-impl Scan {
-    /// A scan that weighs at most `max_weighed` exchanges.
-    pub(crate) fn new(max_weighed: u64) -> Self {
-        Self { max_weighed, ..Self::default() }
+impl<'a> Scan<'a> {
+    /// A scan that weighs at most `max_weighed` exchanges, and none after `stop` has struck.
+    pub(crate) fn new(max_weighed: u64, stop: &'a Stop<'a>) -> Self {
+        Self {
+            num_weighed: 0,
+            max_weighed,
+            ask_at: 0,
+            stop,
+            own_units: Vec::new(),
+            other_units: Vec::new(),
+            partners: Vec::new(),
+        }
     }
 
-    /// Whether no more may be weighed.
+    /// Whether no more may be weighed. Asks nobody: a call here would cost every exchange a twentieth.
+    #[inline]
     pub(crate) fn is_spent(&self) -> bool {
         self.num_weighed >= self.max_weighed
+    }
+
+    /// Leaves this share of the exchanges that may still be weighed: one in `share`.
+    pub(crate) fn cut(&mut self, share: u64) {
+        self.max_weighed = self.num_weighed + (self.max_weighed - self.num_weighed) / share;
+    }
+
+    /// Asks whether to stop, if that was long ago; after a yes all is spent.
+    pub(crate) fn heed(&mut self) {
+        if self.num_weighed >= self.ask_at && !self.is_spent() {
+            self.ask_at = self.num_weighed + ASKED_EVERY;
+            if self.stop.strikes() {
+                self.max_weighed = self.num_weighed;
+            }
+        }
     }
 
     /// The exchange of one sample, or of one against one, after which the worse of the two buckets is best;
@@ -161,6 +189,7 @@ impl Scan {
         let mut search = Single { scan: self, buckets, w, limit: value, best: None };
         // The few buckets with more room than all others are tried whole; the window is for the others.
         for &(_, b) in rooms.roomy() {
+            search.scan.heed();
             for &own in &buckets.members[w as usize] {
                 search.weigh(own, NONE, b);
                 for &theirs in &buckets.members[b as usize] {
@@ -173,6 +202,7 @@ impl Scan {
         }
         let lightest = rooms.lightest_other;
         for &own in &buckets.members[w as usize] {
+            search.scan.heed();
             let cost = buckets.problem.cost[own as usize];
             // Sorted ascending, so the window is walked from its upper end, where c' is nearest to c.
             let rank = buckets.problem.rank[r][own as usize] as usize;
@@ -219,11 +249,12 @@ impl Scan {
             if self.is_spent() || best.is_some() {
                 break;
             }
+            self.heed();
             let other_load = buckets.load[b as usize];
             let mut limit = value;
             let other_value = worse(other_load);
             units(buckets, b, turn, &mut theirs);
-            theirs.push(Unit { cost: [0, 0], bytes: 0, samples: [NONE, NONE] });
+            theirs.push(Unit { cost: [0, 0], samples: [NONE, NONE] });
             for &their in &theirs {
                 if self.is_spent() {
                     break;
@@ -237,7 +268,7 @@ impl Scan {
                     }
                     self.num_weighed += 1;
                     let after = worse(minus(load, change)).max(raised(other_load, change));
-                    if after < limit && room(buckets, w, b, unit.bytes, their.bytes) {
+                    if after < limit && keeps_caps(buckets, w, b, unit.samples, their.samples) {
                         limit = after;
                         best = Some(Exchange { own: unit.samples, other: b, theirs: their.samples });
                     }
@@ -256,10 +287,24 @@ fn raised(load: Pair, change: Pair) -> i64 {
     if after > worse(load) { after } else { 0 }
 }
 
-/// Whether both buckets keep the cap when `own` bytes go from w to b and `theirs` come back.
-pub(crate) fn room(buckets: &Buckets, w: u32, b: u32, own: u64, theirs: u64) -> bool {
-    let (w, b, cap) = (buckets.bytes[w as usize], buckets.bytes[b as usize], buckets.problem.cap);
-    w - own <= cap - theirs && b - theirs <= cap - own
+/// Whether both buckets keep both caps when `own` samples go from w to b and `theirs` come back.
+#[inline]
+pub(crate) fn keeps_caps(buckets: &Buckets, w: u32, b: u32, own: [u32; 2], theirs: [u32; 2]) -> bool {
+    // Where nothing is capped this is all that is paid.
+    buckets.problem.sizes.is_empty() || room(buckets, w, b, size(buckets, own), size(buckets, theirs))
+}
+
+fn size(buckets: &Buckets, samples: [u32; 2]) -> Size {
+    samples.into_iter().filter(|&sample| sample != NONE).fold([0, 0], |sum, sample| {
+        let size = buckets.problem.size(sample);
+        [sum[0] + size[0], sum[1] + size[1]]
+    })
+}
+
+/// Whether both buckets keep both caps when `own` bytes and tokens go from w to b and `theirs` come back.
+fn room(buckets: &Buckets, w: u32, b: u32, own: Size, theirs: Size) -> bool {
+    let (w, b, caps) = (buckets.size[w as usize], buckets.size[b as usize], buckets.problem.caps);
+    (0..caps.len()).all(|c| w[c] - own[c] <= caps[c] - theirs[c] && b[c] - theirs[c] <= caps[c] - own[c])
 }
 
 /// Fills `units` with the members of a bucket, alone and in pairs.
@@ -267,21 +312,13 @@ fn units(buckets: &Buckets, bucket: u32, turn: usize, units: &mut Vec<Unit>) {
     let problem = buckets.problem;
     let members = &buckets.members[bucket as usize];
     let start = if members.len() > PAIRED_MEMBERS { turn % members.len() } else { 0 };
-    let one = |sample: u32| Unit {
-        cost: problem.cost[sample as usize],
-        bytes: problem.bytes(sample),
-        samples: [sample, NONE],
-    };
+    let one = |sample: u32| Unit { cost: problem.cost[sample as usize], samples: [sample, NONE] };
     units.clear();
     units.extend(members.iter().cycle().skip(start).take(members.len().min(PAIRED_MEMBERS)).map(|&s| one(s)));
     for second in 1..units.len() {
         for first in 0..second {
             let (a, b) = (units[first], units[second]);
-            units.push(Unit {
-                cost: plus(a.cost, b.cost),
-                bytes: a.bytes + b.bytes,
-                samples: [a.samples[0], b.samples[0]],
-            });
+            units.push(Unit { cost: plus(a.cost, b.cost), samples: [a.samples[0], b.samples[0]] });
         }
     }
 }

@@ -11,7 +11,7 @@
 //! use dflop_schedule::{Costs, Limits, baseline, schedule, Assignment};
 //!
 //! // Two videos, four texts, two buckets.
-//! let costs = Costs { encoder_ns: vec![9, 7, 0, 0, 0, 0], llm_ns: vec![8, 6, 3, 2, 4, 1], bytes: None };
+//! let costs = Costs { encoder_ns: vec![9, 7, 0, 0, 0, 0], llm_ns: vec![8, 6, 3, 2, 4, 1], ..Costs::default() };
 //! let limits = Limits::new(6, 2);
 //! let balanced = schedule(&costs, &limits)?;
 //! assert_eq!((balanced.max_load_ns, balanced.lower_bound_ns), (12, 12));
@@ -22,16 +22,19 @@
 //! # Ok::<(), dflop_schedule::BalanceError>(())
 //! ```
 //!
+//! Where few samples share a bucket, [`Limits::max_exact_work`] lets an exact search close the gap: it proves the
+//! optimum of 48 samples in 16 buckets in 0.1 s. [`schedule_until`] ends at the caller's word with the best so far.
+//!
 //! Everything is integer nanoseconds and counted moves: the same costs, limits and seed give the same answer on
 //! any machine. A batch of 2,048 samples and 128 buckets takes some 20 ms on one core.
 //!
 //! Not modelled: the pipeline itself (the caller judges orders by its simulator), what a microbatch costs beyond
-//! the sum of its samples, and samples that could be cut. There is no exact solver: what is not proven by the
-//! bound is not proven. `docs/scheduler.md` has the algorithm, the proofs of the bounds, and the numbers.
+//! the sum of its samples, and samples that could be cut. `docs/scheduler.md` has the algorithm, the proofs of the
+//! bounds, and the numbers.
 //!
 //! *References*: "DFLOP: A Data-driven Framework for Multimodal LLM Training Pipeline Optimization",
 //! arXiv 2603.25120, for the problem; Graham 1969 for LPT; Lourenco, Martin and Stutzle 2003 for iterated local
-//! search; Martello and Toth 1990 for the packing bound.
+//! search; Martello and Toth 1990 for the packing bound; Gilmore and Gomory 1961 for the exact one.
 
 mod assignment;
 pub mod baseline;
@@ -39,55 +42,137 @@ mod bounds;
 mod buckets;
 mod caps;
 mod costs;
+mod differencing;
 mod divide;
 mod error;
+mod exact;
 mod exchange;
 mod greedy;
 mod ordering;
 mod problem;
 mod random;
 mod refine;
+mod stop;
 
 pub use assignment::Assignment;
-pub use costs::{BUCKETS_MAX, Costs, Limits, TOTAL_MAX};
+pub use costs::{BUCKETS_MAX, Costs, EXACT_WORK, Limits, TOTAL_MAX};
 pub use divide::divide;
 pub use error::BalanceError;
 pub use ordering::{order_microbatches, order_microbatches_from, small_ends};
 
 use buckets::Buckets;
-use problem::Problem;
+use problem::{Pair, Problem};
+use stop::Stop;
 
 /// The assignment of samples to buckets whose worst bucket is lightest, as far as the moves reach.
 ///
 /// Starts from the better of greedy (longest first) and arrival order, so it is never worse than arrival order
-/// where that keeps the cap, and improves it by exchanges until the bound is met or `max_moves` are weighed.
+/// where that keeps the caps, and improves it by exchanges until the bound is met or `max_moves` are weighed; then,
+/// for small batches and with `max_exact_work`, by the exact search.
 /// Samples may come in any order: only a batch whose arrival order beats greedy is treated by that order.
 ///
 /// *Complexity*: O(n m + n log n) before the search, O(`max_moves`) for it; memory O(n + m).
 ///
 /// # Errors
-/// [`BalanceError::ZeroBuckets`]; [`BalanceError::Lengths`], [`BalanceError::NoBytes`],
+/// [`BalanceError::ZeroBuckets`]; [`BalanceError::Lengths`], [`BalanceError::NoSizes`],
 /// [`BalanceError::TooMany`] and [`BalanceError::Overflow`] for unsound input; [`BalanceError::SampleOverCap`] and
-/// [`BalanceError::CapsInfeasible`] where no assignment keeps the cap; [`BalanceError::NoPacking`] where none was
+/// [`BalanceError::CapsInfeasible`] where no assignment keeps the caps; [`BalanceError::NoPacking`] where none was
 /// found.
 pub fn schedule(costs: &Costs, limits: &Limits) -> Result<Assignment, BalanceError> {
-    costs.check()?;
-    limits.check(costs)?;
-    let problem = Problem::new(costs, limits);
-    let (start, packing_moves) = start(&problem, limits)?;
-    let mut buckets = Buckets::new(&problem, start);
-    let bound = bounds::lower_bound(&problem, buckets.worst());
-    let num_moves = refine::refine(&mut buckets, bound, limits.max_moves, limits.seed);
-    let bucket = problem.by_caller_order(&buckets.bucket);
-    Ok(Assignment::new(costs, limits, bucket, bound, num_moves + packing_moves))
+    schedule_until(costs, limits, &|| false)
 }
 
-/// The best of the first assignments that keep the cap, and the moves it took to find one.
-fn start(problem: &Problem, limits: &Limits) -> Result<(Vec<u32>, u64), BalanceError> {
+/// As [`schedule`], ended early once `stop` says so: then the best assignment so far, with
+/// [`Assignment::was_stopped`].
+///
+/// `stop` is asked every few tenths of a millisecond, so it may read a clock, which this crate does not; a batch that a closure
+/// cuts short is the one answer that does not repeat. Where the first assignments break a cap, it is not asked
+/// before one is found that keeps it; and a linear program of the exact search is solved to its end.
+///
+/// # Errors
+/// As [`schedule`]; a stop is no error.
+///
+/// # Examples
+/// ```
+/// use dflop_schedule::{Costs, Limits, schedule_until};
+/// use std::time::{Duration, Instant};
+///
+/// let costs = Costs { encoder_ns: vec![9, 7, 0, 0], llm_ns: vec![8, 6, 3, 2], ..Costs::default() };
+/// let start = Instant::now();
+/// let found = schedule_until(&costs, &Limits::new(4, 2), &|| start.elapsed() > Duration::from_millis(5))?;
+/// assert_eq!(found.max_load_ns, 10);
+/// # Ok::<(), dflop_schedule::BalanceError>(())
+/// ```
+pub fn schedule_until(
+    costs: &Costs,
+    limits: &Limits,
+    stop: &dyn Fn() -> bool,
+) -> Result<Assignment, BalanceError> {
+    costs.check()?;
+    limits.check(costs)?;
+    let stop = Stop::when(stop);
+    let problem = Problem::new(costs, limits);
+    let (start, packing_moves) = start(&problem, limits, &stop)?;
+    let mut buckets = Buckets::new(&problem, start);
+    let mut bound = bounds::lower_bound(&problem, buckets.worst());
+    let is_exact = limits.max_exact_work > 0 && exact::can_take(&problem);
+    let held_back = if is_exact { limits.max_moves / EXACT_HOLDS_BACK } else { 0 };
+    let mut num_moves = refine::refine(&mut buckets, bound, limits.max_moves - held_back, limits.seed, &stop);
+    if is_exact && exact::is_open(bound, buckets.worst()) {
+        let found = exact::improve(&buckets, bound, limits.max_exact_work, &stop);
+        bound = found.bound;
+        if let Some(bucket) = found.bucket {
+            buckets = Buckets::new(&problem, bucket);
+        }
+        // The exact search looks at the worst bucket alone.
+        let left = limits.max_moves - num_moves;
+        num_moves += refine::refine(&mut buckets, bound, left, limits.seed, &stop);
+    } else if exact::is_open(bound, buckets.worst()) {
+        // More samples than the exact search takes: its work goes to exchanges, some 13 ns each.
+        let seed = limits.seed.wrapping_add(1);
+        num_moves += refine::refine(&mut buckets, bound, limits.max_exact_work / 2, seed, &stop);
+    }
+    let bucket = problem.by_caller_order(&buckets.bucket);
+    Ok(Assignment::new(costs, limits, bucket, bound, num_moves + packing_moves, stop.has_struck()))
+}
+
+/// One in this many moves is kept for the buckets that an exact answer leaves uneven.
+const EXACT_HOLDS_BACK: u64 = 4;
+
+/// Differences begin better than greedy where one component has nearly all the work, this many times the other's.
+///
+/// With two busy ones they were never better than greedy (1,116 lognormal batches), for a tenth of the time.
+const DIFFERENCING_RATIO: i64 = 16;
+
+/// A first assignment, if it keeps the caps it looks at and no stop strikes.
+type Way = fn(&Problem, &Stop) -> Option<Vec<u32>>;
+
+fn minmax([a, b]: Pair) -> Pair {
+    [a.min(b), a.max(b)]
+}
+
+/// The best of the first assignments that keep the caps, and the moves it took to find one.
+fn start(problem: &Problem, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u64), BalanceError> {
     let arrival = problem.by_own_order(&baseline::arrival_order(problem.num_samples(), limits.num_buckets));
-    let candidates = [greedy::greedy(problem), Some(arrival)];
-    let sound = candidates.into_iter().flatten().map(|bucket| Buckets::new(problem, bucket));
-    let best = sound.filter(Buckets::keeps_cap).reduce(|a, b| if b.values().lt(a.values()) { b } else { a });
+    let keeping = |bucket| Some(Buckets::new(problem, bucket)).filter(Buckets::keeps_caps);
+    let mut best = keeping(arrival);
+    let [least, most] = minmax(problem.total);
+    let ways: &[Way] = if least <= most / DIFFERENCING_RATIO {
+        &[greedy::greedy, differencing::differencing]
+    } else {
+        &[greedy::greedy]
+    };
+    for way in ways {
+        // A stop must not take the last assignment that keeps the caps.
+        let stop = if best.is_some() { stop } else { &Stop::never() };
+        let found = way(problem, stop).and_then(keeping);
+        if found
+            .as_ref()
+            .is_some_and(|found| best.as_ref().is_none_or(|best| found.values().lt(best.values())))
+        {
+            best = found;
+        }
+    }
     match best {
         Some(best) => Ok((best.bucket, 0)),
         None => caps::pack(problem, limits),

@@ -6,6 +6,9 @@ use std::cmp::Reverse;
 /// Encoder and LLM time of a sample or a bucket, in nanoseconds. Sums stay below 2^61 ([`crate::TOTAL_MAX`]).
 pub(crate) type Pair = [i64; 2];
 
+/// Bytes and tokens of a sample or a bucket: what is capped, not balanced.
+pub(crate) type Size = [u64; 2];
+
 /// Sum of two loads. The wrapping form is free of the overflow checks of a release build; it cannot wrap.
 pub(crate) fn plus(a: Pair, b: Pair) -> Pair {
     [a[0].wrapping_add(b[0]), a[1].wrapping_add(b[1])]
@@ -31,10 +34,10 @@ pub(crate) struct Problem {
     pub(crate) total: Pair,
     /// Costs, descending by the worse resource.
     pub(crate) cost: Vec<Pair>,
-    /// Bytes of each sample; empty where there is no cap.
-    pub(crate) bytes: Vec<u64>,
-    /// Most bytes of a bucket; `u64::MAX` for no cap.
-    pub(crate) cap: u64,
+    /// Bytes and tokens of each sample, 0 where there is no cap on them; empty where there is none on either.
+    pub(crate) sizes: Vec<Size>,
+    /// Most bytes and tokens of a bucket; `u64::MAX` for no cap.
+    pub(crate) caps: Size,
     /// Position of each sample in the caller's costs.
     pub(crate) origin: Vec<u32>,
     /// Per resource, (cost, sample) ascending in that resource.
@@ -46,17 +49,22 @@ pub(crate) struct Problem {
 impl Problem {
     /// The problem of checked `costs`. *Complexity*: O(n log n).
     pub(crate) fn new(costs: &Costs, limits: &Limits) -> Self {
-        // Without a cap the bytes play no part, not even as a tie-break.
-        let sizes = costs.bytes.as_deref().filter(|_| limits.bucket_bytes_max.is_some());
-        let bytes_of = |i: usize| sizes.map_or(0, |bytes| bytes[i]);
+        // Without a cap a size plays no part, not even as a tie-break.
+        let columns = [
+            costs.bytes.as_deref().filter(|_| limits.bucket_bytes_max.is_some()),
+            costs.tokens.as_deref().filter(|_| limits.bucket_tokens_max.is_some()),
+        ];
+        let size_of = |i: usize| columns.map(|column| column.map_or(0, |column| column[i]));
         let pair = |i: usize| [costs.encoder_ns[i].cast_signed(), costs.llm_ns[i].cast_signed()];
         let mut origin: Vec<u32> = (0..costs.num_samples() as u32).collect();
         origin.sort_unstable_by_key(|&i| {
             let at = i as usize;
-            Reverse((worse(pair(at)), pair(at), bytes_of(at), Reverse(i)))
+            Reverse((worse(pair(at)), pair(at), size_of(at), Reverse(i)))
         });
         let cost: Vec<Pair> = origin.iter().map(|&i| pair(i as usize)).collect();
-        let bytes = sizes.map_or_else(Vec::new, |bytes| origin.iter().map(|&i| bytes[i as usize]).collect());
+        let is_capped = columns.iter().any(Option::is_some);
+        let sizes =
+            if is_capped { origin.iter().map(|&i| size_of(i as usize)).collect() } else { Vec::new() };
         let sorted = [0, 1].map(|resource| {
             let mut sorted: Vec<(Pair, u32)> = cost.iter().copied().zip(0..).collect();
             sorted.sort_unstable_by_key(|&(cost, sample)| (cost[resource], sample));
@@ -70,8 +78,8 @@ impl Problem {
             rank
         });
         let total = cost.iter().fold([0, 0], |sum, &cost| plus(sum, cost));
-        let cap = limits.bucket_bytes_max.unwrap_or(u64::MAX);
-        Self { num_buckets: limits.num_buckets as usize, total, cost, bytes, cap, origin, sorted, rank }
+        let caps = [limits.bucket_bytes_max, limits.bucket_tokens_max].map(|cap| cap.unwrap_or(u64::MAX));
+        Self { num_buckets: limits.num_buckets as usize, total, cost, sizes, caps, origin, sorted, rank }
     }
 
     /// Samples of the batch.
@@ -79,9 +87,9 @@ impl Problem {
         self.cost.len()
     }
 
-    /// Bytes of a sample; 0 where there is no cap.
-    pub(crate) fn bytes(&self, sample: u32) -> u64 {
-        self.bytes.get(sample as usize).copied().unwrap_or(0)
+    /// Bytes and tokens of a sample; 0 where there is no cap.
+    pub(crate) fn size(&self, sample: u32) -> Size {
+        self.sizes.get(sample as usize).copied().unwrap_or([0, 0])
     }
 
     /// Buckets by the caller's samples, from buckets by the search's.

@@ -6,9 +6,10 @@
 //! kick.
 
 use crate::buckets::Buckets;
-use crate::exchange::{Exchange, NONE, Scan, room};
+use crate::exchange::{Exchange, NONE, Scan, keeps_caps};
 use crate::problem::worse;
 use crate::random::{below, generator};
+use crate::stop::Stop;
 use rand_chacha::ChaCha8Rng;
 
 /// Buckets, from the worst one, that must have no helpful exchange left before a kick is judged.
@@ -27,18 +28,19 @@ const REST_PATIENCE: usize = 200;
 
 /// Improves an assignment in place; returns the exchanges weighed, at most `max_moves`.
 ///
-/// Ends when the worst bucket is at `bound` (and the rest is even), or when the moves are spent. The result is
+/// Ends when the worst bucket is at `bound` (and the rest is even), when the moves are spent, or when `stop` strikes. The result is
 /// never worse, in the order of the objective, than what it began with, and keeps every cap that was kept.
-pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u64) -> u64 {
+pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u64, stop: &Stop) -> u64 {
     if buckets.problem.num_buckets < 2 || buckets.problem.num_samples() < 2 {
         return 0;
     }
     let mut search = Search {
-        scan: Scan::new(max_moves),
+        scan: Scan::new(max_moves, stop),
         random: generator(seed),
         is_stuck: vec![false; buckets.problem.num_buckets],
         bound,
     };
+    search.scan.heed();
     search.descend(buckets, usize::MAX, i64::MAX);
     buckets.mark();
     let mut best: Vec<i64> = buckets.values().collect();
@@ -48,8 +50,7 @@ pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u6
         let (first, goal) = search.free(buckets);
         if first > 0 && !is_proven {
             is_proven = true;
-            let spare = max_moves - search.scan.num_weighed;
-            search.scan.max_weighed = search.scan.num_weighed + spare / REST_SHARE;
+            search.scan.cut(REST_SHARE);
         }
         let level = best.get(first).copied().unwrap_or(0);
         let enough = if first == 0 { goal } else { goal + goal / REST_PRECISION };
@@ -58,6 +59,7 @@ pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u6
             break;
         }
         was_stuck.clone_from(&search.is_stuck);
+        search.scan.heed();
         search.kick(buckets, first);
         search.descend(buckets, first + KICK_DEPTH, level);
         let found = buckets.values().cmp(best.iter().copied());
@@ -75,15 +77,15 @@ pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u6
     search.scan.num_weighed
 }
 
-struct Search {
-    scan: Scan,
+struct Search<'a> {
+    scan: Scan<'a>,
     random: ChaCha8Rng,
     /// Buckets found to have no helpful exchange, and not changed since.
     is_stuck: Vec<bool>,
     bound: i64,
 }
 
-impl Search {
+impl Search<'_> {
     /// The number of worst buckets that cannot be improved for certain, and a load that the worst of the others
     /// reaches for certain while those stay as they are.
     ///
@@ -174,7 +176,7 @@ impl Search {
     }
 
     /// A sample of bucket w that moves to any bucket, or goes against one near it in cost; `None` where the draw
-    /// is no exchange or breaks the cap.
+    /// is no exchange or breaks a cap.
     ///
     /// Partners are near more often than far: near ones disturb a nearly even assignment little and yet give
     /// every bucket new partners.
@@ -194,8 +196,7 @@ impl Search {
             let theirs = problem.sorted[resource][low + below(&mut self.random, high - low + 1)].1;
             (buckets.bucket[theirs as usize], theirs)
         };
-        let bytes = |sample: u32| if sample == NONE { 0 } else { problem.bytes(sample) };
-        let is_sound = other != w && room(buckets, w, other, bytes(own), bytes(theirs));
+        let is_sound = other != w && keeps_caps(buckets, w, other, [own, NONE], [theirs, NONE]);
         is_sound.then_some(Exchange { own: [own, NONE], other, theirs: [theirs, NONE] })
     }
 }

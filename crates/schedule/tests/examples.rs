@@ -1,17 +1,17 @@
 //! Batches worked out by hand, edges, and input that must be refused in words.
 
 use dflop_schedule::{
-    Assignment, BUCKETS_MAX, BalanceError, Costs, Limits, TOTAL_MAX, order_microbatches,
-    order_microbatches_from, schedule, small_ends,
+    Assignment, BUCKETS_MAX, BalanceError, Costs, EXACT_WORK, Limits, TOTAL_MAX, order_microbatches,
+    order_microbatches_from, schedule, schedule_until, small_ends,
 };
 use dflop_types::Hint;
 
 fn costs(encoder_ns: &[u64], llm_ns: &[u64]) -> Costs {
-    Costs { encoder_ns: encoder_ns.to_vec(), llm_ns: llm_ns.to_vec(), bytes: None }
+    Costs { encoder_ns: encoder_ns.to_vec(), llm_ns: llm_ns.to_vec(), bytes: None, tokens: None }
 }
 
 fn limits(num_buckets: u32) -> Limits {
-    Limits { num_buckets, bucket_bytes_max: None, max_moves: 10_000, seed: 0 }
+    Limits { max_moves: 10_000, ..Limits::new(0, num_buckets) }
 }
 
 fn values(found: &Assignment) -> Vec<u64> {
@@ -106,6 +106,21 @@ fn unsound_input_is_refused_with_value_and_rule() {
         "cannot keep `bucket_bytes_max` 10: `bytes` is missing, each sample needs its bytes"
     );
     assert_eq!(message(&bytes(&[1, 11]), &capped), "sample 1 needs 11 bytes, a bucket holds at most 10");
+    let tokens = |tokens: &[u64]| Costs { tokens: Some(tokens.to_vec()), ..sound.clone() };
+    let few = Limits { bucket_tokens_max: Some(10), ..limits(2) };
+    assert_eq!(
+        message(&sound, &few),
+        "cannot keep `bucket_tokens_max` 10: `tokens` is missing, each sample needs its tokens"
+    );
+    assert_eq!(message(&tokens(&[12, 1]), &few), "sample 0 needs 12 tokens, a bucket holds at most 10");
+    assert_eq!(
+        message(&tokens(&[1]), &few),
+        "costs disagree: `encoder_ns` has 2 samples, `tokens` has 1, they must be equal"
+    );
+    assert!(matches!(
+        schedule(&tokens(&[TOTAL_MAX, 1]), &limits(2)),
+        Err(BalanceError::Overflow { column: "tokens", sample: 1, .. })
+    ));
     assert_eq!(
         message(&costs(&[1, u64::MAX], &[3, 4]), &limits(2)),
         "sum of `encoder_ns` is too large: over 1152921504606846976 at sample 1, the sum must not pass it"
@@ -125,28 +140,149 @@ fn unsound_input_is_refused_with_value_and_rule() {
 #[test]
 fn caps_decide_before_loads_do() {
     // By load {6, 1} against {4, 3} would be even; by bytes the two of 6 may not meet, nor 6 with both of 4.
-    let costs = Costs { encoder_ns: vec![0; 4], llm_ns: vec![6, 1, 4, 3], bytes: Some(vec![6, 6, 4, 4]) };
+    let costs = Costs {
+        encoder_ns: vec![0; 4],
+        llm_ns: vec![6, 1, 4, 3],
+        bytes: Some(vec![6, 6, 4, 4]),
+        tokens: None,
+    };
     let capped = |cap| schedule(&costs, &Limits { bucket_bytes_max: Some(cap), ..limits(2) });
     assert_eq!(values(&schedule(&costs, &limits(2)).unwrap()), [7, 7]);
     assert_eq!(values(&capped(20).unwrap()), [7, 7]);
     let found = capped(10).unwrap();
     // {6, 3}, {1, 4}: each a 6 and a 4 in bytes.
     assert_eq!(values(&found), [9, 5]);
-    assert!(!found.proven_optimal, "the bound does not see caps");
+    assert!(!found.proven_optimal, "the plain bound does not see caps");
+    let exact = Limits { bucket_bytes_max: Some(10), max_exact_work: EXACT_WORK, ..limits(2) };
+    assert!(schedule(&costs, &exact).unwrap().proven_optimal, "the exact search does");
     // 20 bytes in two buckets of 9: certain.
     assert_eq!(
         capped(9).unwrap_err().to_string(),
         "4 samples need at least 10 bytes in the fullest of 2 buckets, a bucket holds at most 9"
     );
     // A packing that first fit by load misses: it exists, so it must be found, even with no moves to spend.
-    let tight =
-        Costs { encoder_ns: vec![0; 6], llm_ns: vec![9, 8, 7, 3, 2, 1], bytes: Some(vec![4, 5, 6, 6, 7, 8]) };
+    let tight = Costs {
+        encoder_ns: vec![0; 6],
+        llm_ns: vec![9, 8, 7, 3, 2, 1],
+        bytes: Some(vec![4, 5, 6, 6, 7, 8]),
+        tokens: None,
+    };
     let found = schedule(&tight, &Limits { bucket_bytes_max: Some(12), max_moves: 0, ..limits(3) }).unwrap();
     let bytes = |j: u32| {
         let sizes = tight.bytes.as_ref().unwrap();
         sizes.iter().zip(&found.bucket).filter(|&(_, &b)| b == j).map(|(size, _)| size).sum::<u64>()
     };
     assert_eq!([bytes(0), bytes(1), bytes(2)], [12, 12, 12]);
+}
+
+#[test]
+fn both_caps_hold_at_once() {
+    // By bytes alone the 5 may lie with a 1, by tokens alone with the other 5; both leave one pairing only.
+    let costs = Costs {
+        encoder_ns: vec![0; 4],
+        llm_ns: vec![9, 9, 1, 1],
+        bytes: Some(vec![5, 5, 1, 1]),
+        tokens: Some(vec![1, 2, 9, 8]),
+    };
+    let found = |bytes, tokens| {
+        schedule(&costs, &Limits { bucket_bytes_max: bytes, bucket_tokens_max: tokens, ..limits(2) })
+    };
+    assert_eq!(values(&found(Some(6), Some(10)).unwrap()), [10, 10]);
+    // 20 tokens in two buckets, 12 bytes: each cap is named where it is the one that fails.
+    assert_eq!(
+        found(Some(6), Some(9)).unwrap_err().to_string(),
+        "4 samples need at least 10 tokens in the fullest of 2 buckets, a bucket holds at most 9"
+    );
+    assert_eq!(
+        found(Some(5), Some(10)).unwrap_err().to_string(),
+        "4 samples need at least 6 bytes in the fullest of 2 buckets, a bucket holds at most 5"
+    );
+    // Each cap alone can be kept, both together cannot: 5 + 1 bytes and 10 tokens at most need {1, 9}, {2, 8}.
+    let mixed = Costs { bytes: Some(vec![5, 1, 5, 1]), tokens: Some(vec![6, 6, 4, 4]), ..costs.clone() };
+    let limits = Limits { bucket_bytes_max: Some(6), bucket_tokens_max: Some(10), ..limits(2) };
+    let found = schedule(&mixed, &limits).unwrap();
+    assert_eq!(found.bucket[0], found.bucket[3]);
+    let apart = Costs { tokens: Some(vec![6, 4, 6, 4]), bytes: Some(vec![5, 4, 1, 2]), ..costs };
+    let error = schedule(&apart, &limits).unwrap_err();
+    assert!(matches!(error, BalanceError::NoPacking { unit: "bytes" | "tokens", .. }), "{error}");
+    assert!(error.hint().unwrap().contains("_max`"));
+    let error = Assignment::judge(&mixed, &limits, vec![0, 1, 1, 0]).map(|judged| judged.max_load_ns);
+    assert_eq!(error, Ok(10));
+    let error = Assignment::judge(&mixed, &limits, vec![0, 0, 1, 1]).unwrap_err();
+    assert_eq!(error.to_string(), "bucket 0 has 12 tokens, a bucket holds at most 10");
+}
+
+#[test]
+fn caps_of_any_scale_are_packed_together() {
+    // Bytes near 2^36 and tokens near 2^12; the caps leave no room at all.
+    let gib = 1_u64 << 30;
+    let costs = Costs {
+        encoder_ns: vec![0; 6],
+        llm_ns: vec![9, 8, 7, 3, 2, 1],
+        bytes: Some(vec![40 * gib, 30 * gib, 20 * gib, 20 * gib, 30 * gib, 40 * gib]),
+        tokens: Some(vec![1_000, 2_000, 3_000, 3_001, 2_001, 1_001]),
+    };
+    // {40, 20}, {40, 20}, {30, 30} by bytes, and by tokens no two of 3,000 and 2,000.
+    let limits = |bytes, tokens| Limits {
+        bucket_bytes_max: Some(bytes),
+        bucket_tokens_max: Some(tokens),
+        max_moves: 0,
+        ..limits(3)
+    };
+    assert!(schedule(&costs, &limits(60 * gib, 4_001)).is_ok());
+    // 12,003 tokens in three buckets of 4,001, and no pair of 3,000 with 1,001 has 60 GiB but these.
+    assert!(schedule(&costs, &limits(60 * gib, 4_000)).is_err());
+    let none = Costs { bytes: Some(vec![0; 6]), ..costs.clone() };
+    assert!(schedule(&none, &limits(0, 4_001)).is_ok());
+    assert!(schedule(&none, &limits(0, 4_000)).is_err());
+}
+
+#[test]
+fn the_exact_search_proves_what_exchanges_and_simple_bounds_cannot() {
+    // Five of 6 and five of 5 in four buckets: the mean is 13.75, three of 5 make 15, no two or three make 14.
+    let costs = costs(&[6, 6, 6, 6, 6, 5, 5, 5, 5, 5], &[0; 10]);
+    let exact = Limits { max_exact_work: EXACT_WORK, ..limits(4) };
+    let (plain, proven) = (schedule(&costs, &limits(4)).unwrap(), schedule(&costs, &exact).unwrap());
+    assert_eq!((plain.max_load_ns, plain.lower_bound_ns), (16, 15));
+    assert_eq!((proven.max_load_ns, proven.proven_optimal), (16, true));
+    // Too large and too loose a batch is left to the search, at no cost.
+    let many = Costs { encoder_ns: (1..400).collect(), llm_ns: (1..400).rev().collect(), ..Costs::default() };
+    let limits = Limits { max_moves: 100, ..limits(7) };
+    let exact = Limits { max_exact_work: EXACT_WORK, ..limits };
+    let (one, two) = (schedule(&many, &limits).unwrap(), schedule(&many, &exact).unwrap());
+    assert_eq!(one.lower_bound_ns, two.lower_bound_ns);
+}
+
+#[test]
+fn a_stop_gives_the_best_so_far_and_says_so() {
+    let costs = Costs {
+        encoder_ns: (0..48).map(|i| 1_000 + i * 7_919 % 997).collect(),
+        llm_ns: (0..48).map(|i| 1_000 + i * 6_101 % 991).collect(),
+        ..Costs::default()
+    };
+    let limits = Limits { max_exact_work: EXACT_WORK, max_moves: 200_000, ..limits(16) };
+    let whole = schedule(&costs, &limits).unwrap();
+    assert!(!whole.was_stopped);
+    let questions = std::cell::Cell::new(0_u32);
+    let unstopped = schedule_until(&costs, &limits, &|| {
+        questions.set(questions.get() + 1);
+        false
+    });
+    assert_eq!(unstopped.unwrap(), whole);
+    let arrival =
+        Assignment::judge(&costs, &limits, dflop_schedule::baseline::arrival_order(48, 16)).unwrap();
+    for strikes_at in [0, 1, 2, 3, 5, questions.get() / 2, questions.get() - 1] {
+        let asked = std::cell::Cell::new(0);
+        let found = schedule_until(&costs, &limits, &|| {
+            asked.set(asked.get() + 1);
+            asked.get() > strikes_at
+        })
+        .unwrap();
+        // Once it has said yes it is not asked again.
+        assert!(found.was_stopped && asked.get() == strikes_at + 1);
+        assert!(found.lower_bound_ns <= whole.max_load_ns);
+        assert!(found.max_load_ns >= whole.max_load_ns && found.max_load_ns <= arrival.max_load_ns);
+    }
 }
 
 #[test]

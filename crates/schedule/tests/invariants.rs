@@ -3,7 +3,7 @@
 //! Proptest prints the failing input, and `PROPTEST_RNG_SEED` sets its seed; the budgets here are small, so that bad luck of a short
 //! search shows as well as its good luck.
 
-use dflop_schedule::{Assignment, BalanceError, Costs, Limits, baseline, divide, schedule};
+use dflop_schedule::{Assignment, BalanceError, Costs, Limits, baseline, divide, schedule, schedule_until};
 use proptest::prelude::*;
 
 /// Costs of every kind of batch: plain, text without encoder, heavy tails, ties, nothing at all.
@@ -15,17 +15,24 @@ fn any_costs(max_samples: usize) -> impl Strategy<Value = Costs> {
         1 => (0_u32..40).prop_map(|power| 1 << power),
     ];
     let encoder = prop_oneof![1 => Just(0_u64), 3 => cost.clone()];
-    let sample = (encoder, cost, 0_u64..100);
+    let sample = (encoder, cost, 0_u64..100, 0_u64..5_000);
     prop::collection::vec(sample, 0..max_samples).prop_map(|samples| Costs {
         encoder_ns: samples.iter().map(|s| s.0).collect(),
         llm_ns: samples.iter().map(|s| s.1).collect(),
         bytes: Some(samples.iter().map(|s| s.2).collect()),
+        tokens: Some(samples.iter().map(|s| s.3).collect()),
     })
 }
 
 fn any_limits() -> impl Strategy<Value = Limits> {
-    (1_u32..20, prop_oneof![Just(0_u64), Just(50), Just(5_000)], 0_u64..4).prop_map(
-        |(num_buckets, max_moves, seed)| Limits { num_buckets, bucket_bytes_max: None, max_moves, seed },
+    let exact = prop_oneof![3 => Just(0_u64), 1 => Just(200_000)];
+    (1_u32..20, prop_oneof![Just(0_u64), Just(50), Just(5_000)], 0_u64..4, exact).prop_map(
+        |(num_buckets, max_moves, seed, max_exact_work)| Limits {
+            max_moves,
+            seed,
+            max_exact_work,
+            ..Limits::new(0, num_buckets)
+        },
     )
 }
 
@@ -56,7 +63,7 @@ proptest! {
         prop_assert_eq!(&found.encoder_load_ns, &loads(&costs.encoder_ns, &found.bucket, limits.num_buckets));
         prop_assert_eq!(&found.llm_load_ns, &loads(&costs.llm_ns, &found.bucket, limits.num_buckets));
         prop_assert_eq!(found.max_load_ns, worst_first(&found)[0]);
-        prop_assert!(found.num_moves <= limits.max_moves);
+        prop_assert!(found.num_moves <= limits.max_moves + limits.max_exact_work / 2);
     }
 
     #[test]
@@ -89,7 +96,7 @@ proptest! {
 
     #[test]
     fn the_search_is_never_worse_than_what_it_began_with(costs in any_costs(60), limits in any_limits()) {
-        let start = schedule(&costs, &Limits { max_moves: 0, ..limits }).unwrap();
+        let start = schedule(&costs, &Limits { max_moves: 0, max_exact_work: 0, ..limits }).unwrap();
         prop_assert!(worst_first(&schedule(&costs, &limits).unwrap()) <= worst_first(&start));
     }
 
@@ -107,7 +114,7 @@ proptest! {
             values
         };
         let other = Costs {
-            encoder_ns: turned(&costs.encoder_ns), llm_ns: turned(&costs.llm_ns), bytes: None
+            encoder_ns: turned(&costs.encoder_ns), llm_ns: turned(&costs.llm_ns), ..Costs::default()
         };
         let (one, two) = (schedule(&costs, &limits).unwrap(), schedule(&other, &limits).unwrap());
         prop_assert_eq!(one.lower_bound_ns, two.lower_bound_ns);
@@ -120,25 +127,63 @@ proptest! {
     }
 
     #[test]
-    fn caps_hold_or_the_error_is_true(costs in any_costs(40), limits in any_limits(), cap in 60_u64..400) {
-        let limits = Limits { bucket_bytes_max: Some(cap), ..limits };
-        let bytes = costs.bytes.clone().unwrap();
+    fn caps_hold_or_the_error_is_true(
+        costs in any_costs(40), limits in any_limits(),
+        bytes_max in prop::option::of(60_u64..400), tokens_max in prop::option::of(3_000_u64..20_000)
+    ) {
+        let free = limits;
+        let limits = Limits { bucket_bytes_max: bytes_max, bucket_tokens_max: tokens_max, ..limits };
+        let column = |unit: &str| match unit {
+            "bytes" => (costs.bytes.clone().unwrap(), bytes_max),
+            _ => (costs.tokens.clone().unwrap(), tokens_max),
+        };
         match schedule(&costs, &limits) {
             Ok(found) => {
-                let fullest = loads(&bytes, &found.bucket, limits.num_buckets).into_iter().max().unwrap();
-                prop_assert!(fullest <= cap, "{fullest} over {cap}");
+                for unit in ["bytes", "tokens"] {
+                    let (sizes, cap) = column(unit);
+                    let fullest = loads(&sizes, &found.bucket, limits.num_buckets).into_iter().max().unwrap();
+                    prop_assert!(cap.is_none_or(|cap| fullest <= cap), "{fullest} {unit} over {cap:?}");
+                }
             }
-            Err(BalanceError::SampleOverCap { sample, bytes: named, .. }) => {
-                prop_assert!(bytes[sample] == named && named > cap);
+            Err(BalanceError::SampleOverCap { sample, unit, size, cap }) => {
+                prop_assert!(column(unit).0[sample] == size && size > cap && column(unit).1 == Some(cap));
             }
-            Err(BalanceError::CapsInfeasible { needed, .. }) => {
+            Err(BalanceError::CapsInfeasible { needed, unit, cap, .. }) => {
                 // The bound is certain: so the search for the least fullest bucket cannot come below it.
-                let sizes = Costs { encoder_ns: bytes.clone(), llm_ns: vec![0; bytes.len()], bytes: None };
-                let best = schedule(&sizes, &Limits { bucket_bytes_max: None, ..limits }).unwrap();
-                prop_assert!(needed > cap && best.max_load_ns >= needed);
+                let encoder_ns = column(unit).0;
+                let sizes = Costs { llm_ns: vec![0; encoder_ns.len()], encoder_ns, ..Costs::default() };
+                prop_assert!(needed > cap && schedule(&sizes, &free).unwrap().max_load_ns >= needed);
             }
-            Err(BalanceError::NoPacking { best, .. }) => prop_assert!(best > cap),
+            Err(BalanceError::NoPacking { best, cap, unit, .. }) => {
+                prop_assert!(best > cap && column(unit).1 == Some(cap));
+            }
             Err(error) => prop_assert!(false, "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_stop_at_any_moment_gives_a_sound_assignment(
+        costs in any_costs(60), limits in any_limits(), strikes_at in 0_u32..40, cap in prop::option::of(90_u64..400)
+    ) {
+        let limits = Limits { bucket_bytes_max: cap.filter(|&cap| cap >= 100), ..limits };
+        let asked = std::cell::Cell::new(0);
+        let found = schedule_until(&costs, &limits, &|| {
+            asked.set(asked.get() + 1);
+            asked.get() > strikes_at
+        });
+        let Ok(found) = found else {
+            prop_assert!(limits.bucket_bytes_max.is_some());
+            return Ok(());
+        };
+        prop_assert_eq!(found.was_stopped, asked.get() > strikes_at);
+        // Our own judge finds the same loads, and no cap broken.
+        let judged = Assignment::judge(&costs, &limits, found.bucket.clone()).unwrap();
+        prop_assert_eq!(&judged.llm_load_ns, &found.llm_load_ns);
+        prop_assert!(found.lower_bound_ns <= found.max_load_ns && found.num_moves <= limits.max_moves.max(100_000));
+        if limits.bucket_bytes_max.is_none() {
+            let bucket = baseline::arrival_order(costs.num_samples(), limits.num_buckets);
+            let arrival = Assignment::judge(&costs, &limits, bucket).unwrap();
+            prop_assert!(worst_first(&found) <= worst_first(&arrival));
         }
     }
 

@@ -1,23 +1,27 @@
 //! Tiny batches, all of whose assignments are tried.
 
-use dflop_schedule::{Costs, Limits, divide, schedule};
+use dflop_schedule::{Costs, EXACT_WORK, Limits, divide, schedule};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// The loads of the best of all assignments, worst first, by trying all; those over the cap are left out.
-fn best_of_all(costs: &Costs, num_buckets: u32, cap: Option<u64>) -> Option<Vec<u64>> {
+/// The loads of the best of all assignments, worst first, by trying all; those over a cap (bytes, tokens) are left out.
+fn best_of_all(costs: &Costs, num_buckets: u32, caps: [Option<u64>; 2]) -> Option<Vec<u64>> {
     let n = costs.num_samples();
     let mut best: Option<Vec<u64>> = None;
     for code in 0..u64::from(num_buckets).pow(n as u32) {
-        let (mut loads, mut rest) = (vec![[0_u64; 3]; num_buckets as usize], code);
+        let (mut loads, mut rest) = (vec![[0_u64; 4]; num_buckets as usize], code);
         for sample in 0..n {
             let load = &mut loads[(rest % u64::from(num_buckets)) as usize];
             rest /= u64::from(num_buckets);
             load[0] += costs.encoder_ns[sample];
             load[1] += costs.llm_ns[sample];
             load[2] += costs.bytes.as_ref().map_or(0, |bytes| bytes[sample]);
+            load[3] += costs.tokens.as_ref().map_or(0, |tokens| tokens[sample]);
         }
-        if cap.is_some_and(|cap| loads.iter().any(|load| load[2] > cap)) {
+        let is_over = |(at, cap): (usize, &Option<u64>)| {
+            cap.is_some_and(|cap| loads.iter().any(|load| load[2 + at] > cap))
+        };
+        if caps.iter().enumerate().any(is_over) {
             continue;
         }
         let mut values: Vec<u64> = loads.iter().map(|load| load[0].max(load[1])).collect();
@@ -31,10 +35,11 @@ fn best_of_all(costs: &Costs, num_buckets: u32, cap: Option<u64>) -> Option<Vec<
 
 fn tiny() -> impl Strategy<Value = Costs> {
     let cost = prop_oneof![2 => 0_u64..12, 3 => 1_u64..1_000, 1 => Just(0_u64), 1 => Just(600_u64)];
-    prop::collection::vec((cost.clone(), cost, 0_u64..10), 0..=8).prop_map(|samples| Costs {
+    prop::collection::vec((cost.clone(), cost, 0_u64..10, 0_u64..100), 0..=9).prop_map(|samples| Costs {
         encoder_ns: samples.iter().map(|s| s.0).collect(),
         llm_ns: samples.iter().map(|s| s.1).collect(),
         bytes: Some(samples.iter().map(|s| s.2).collect()),
+        tokens: Some(samples.iter().map(|s| s.3).collect()),
     })
 }
 
@@ -46,20 +51,45 @@ proptest! {
 
     #[test]
     fn the_worst_bucket_is_the_best_there_is(costs in tiny(), num_buckets in 1_u32..=3, seed in 0_u64..3) {
-        let limits = Limits { num_buckets, bucket_bytes_max: None, max_moves: 50_000, seed };
+        let limits = Limits { max_moves: 50_000, seed, ..Limits::new(0, num_buckets) };
         let found = schedule(&costs, &limits).unwrap();
-        let best = best_of_all(&costs, num_buckets, None).unwrap();
+        let best = best_of_all(&costs, num_buckets, [None, None]).unwrap();
         prop_assert!(found.lower_bound_ns <= best[0], "bound {} over optimum {}", found.lower_bound_ns, best[0]);
         prop_assert_eq!(found.max_load_ns, best[0]);
     }
 
     #[test]
-    fn under_a_cap_too(costs in tiny(), num_buckets in 1_u32..=3, cap in 9_u64..30) {
-        let limits = Limits { num_buckets, bucket_bytes_max: Some(cap), max_moves: 50_000, seed: 1 };
-        match (schedule(&costs, &limits), best_of_all(&costs, num_buckets, Some(cap))) {
+    fn under_caps_too(
+        costs in tiny(), num_buckets in 1_u32..=3,
+        bytes in prop::option::of(9_u64..30), tokens in prop::option::of(99_u64..300)
+    ) {
+        let limits = Limits {
+            bucket_bytes_max: bytes, bucket_tokens_max: tokens, max_moves: 50_000, seed: 1, ..Limits::new(0, num_buckets)
+        };
+        match (schedule(&costs, &limits), best_of_all(&costs, num_buckets, [bytes, tokens])) {
             (Ok(found), Some(best)) => {
                 prop_assert!(found.lower_bound_ns <= best[0]);
                 prop_assert_eq!(found.max_load_ns, best[0]);
+            }
+            (Err(_), None) => {}
+            (found, best) => prop_assert!(false, "{found:?} where trying all gives {best:?}"),
+        }
+    }
+
+    #[test]
+    fn the_exact_search_ends_at_the_optimum_and_proves_it(
+        costs in tiny(), num_buckets in 2_u32..=3,
+        bytes in prop::option::of(9_u64..30), tokens in prop::option::of(99_u64..300)
+    ) {
+        // With hardly a move the exchanges leave the gap to the exact search, from both sides.
+        let limits = Limits {
+            bucket_bytes_max: bytes, bucket_tokens_max: tokens, max_moves: 5, max_exact_work: EXACT_WORK,
+            ..Limits::new(0, num_buckets)
+        };
+        match (schedule(&costs, &limits), best_of_all(&costs, num_buckets, [bytes, tokens])) {
+            (Ok(found), Some(best)) => {
+                prop_assert_eq!(found.max_load_ns, best[0]);
+                prop_assert_eq!(found.lower_bound_ns, best[0]);
             }
             (Err(_), None) => {}
             (found, best) => prop_assert!(false, "{found:?} where trying all gives {best:?}"),
@@ -73,7 +103,7 @@ proptest! {
             .map(|j| costs.iter().zip(&found).filter(|&(_, &part)| part == j).map(|(cost, _)| cost).sum::<u64>())
             .max();
         let zero = vec![0; costs.len()];
-        let best = best_of_all(&Costs { encoder_ns: costs, llm_ns: zero, bytes: None }, parts, None).unwrap();
+        let best = best_of_all(&Costs { encoder_ns: costs, llm_ns: zero, ..Costs::default() }, parts, [None, None]).unwrap();
         prop_assert_eq!(worst, Some(best[0]));
     }
 }
@@ -92,13 +122,13 @@ fn the_next_worst_buckets_are_nearly_always_the_best_too() {
         // One sample in four is a giant, which fixes the worst bucket and leaves the rest to the later entries.
         let mut cost =
             || (0..n).map(|_| if next(4) == 0 { 2_000 + next(1_000) } else { next(500) }).collect();
-        let costs = Costs { encoder_ns: cost(), llm_ns: cost(), bytes: None };
-        let limits = Limits { num_buckets: 3, bucket_bytes_max: None, max_moves: 50_000, seed: 0 };
+        let costs = Costs { encoder_ns: cost(), llm_ns: cost(), bytes: None, tokens: None };
+        let limits = Limits { max_moves: 50_000, ..Limits::new(n, 3) };
         let found = schedule(&costs, &limits).unwrap();
         let both = found.encoder_load_ns.iter().zip(&found.llm_load_ns);
         let mut values: Vec<u64> = both.map(|(e, l)| *e.max(l)).collect();
         values.sort_unstable_by(|a, b| b.cmp(a));
-        same += u32::from(Some(values) == best_of_all(&costs, 3, None));
+        same += u32::from(Some(values) == best_of_all(&costs, 3, [None, None]));
     }
     assert!(same * 100 >= cases * 95, "{same} of {cases}");
 }

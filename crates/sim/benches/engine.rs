@@ -1,8 +1,10 @@
-//! Actions a second: a whole timeline with idle by cause, and one makespan of a search, over growing steps.
+//! Actions a second: a whole timeline with idle by cause, and one makespan of a search, over growing steps; a swap
+//! against a whole pass; lists with I and W; and making lists.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dflop_sim::listing::{EFFORT, Holding, data_aware_within};
 use dflop_sim::{Durations, Simulator, StepInput, simulate, simulate_step};
-use dflop_types::{ComponentLayout, Layout, PipelineOrder};
+use dflop_types::{ComponentLayout, Layout, PipelineOrder, Rank};
 use std::hint::black_box;
 
 /// Uneven times without a generator: a fixed walk over 1..=1000 us.
@@ -14,8 +16,12 @@ fn rows(ranks: usize, m: usize, salt: u64) -> Vec<Vec<u64>> {
 fn pipelines(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("simulate");
     for (p, m) in [(8, 32), (16, 128), (64, 512)] {
-        let durations =
-            Durations { forward_ns: rows(p, m, 1), backward_ns: rows(p, m, 5), transfer_ns: 3_000 };
+        let durations = Durations {
+            forward_ns: rows(p, m, 1),
+            backward_ns: rows(p, m, 5),
+            transfer_ns: 3_000,
+            ..Durations::default()
+        };
         group.throughput(Throughput::Elements(2 * (p * m) as u64));
         for order in [PipelineOrder::GPipe, PipelineOrder::OneFOneB] {
             let id = BenchmarkId::new(order.to_string(), format!("{p}x{m}"));
@@ -41,9 +47,12 @@ fn steps(criterion: &mut Criterion) {
             num_microbatches: m,
             forward_ns: rows(ranks, m as usize, 1),
             backward_ns: rows(ranks, m as usize, 5),
+            input_ns: rows(ranks, m as usize, 5),
+            weight_ns: rows(ranks, m as usize, 9),
             feeds: vec![column; m as usize],
             transfer_ns: 3_000,
             tail_ns: vec![1_000_000; ranks],
+            ready_ns: Vec::new(),
         };
         group.throughput(Throughput::Elements(2 * ranks as u64 * u64::from(m)));
         let size = format!("{encoders}+{replicas}x{stages} ranks x{m}");
@@ -55,9 +64,55 @@ fn steps(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("makespan in order", &size), |bencher| {
             bencher.iter(|| simulator.makespan_in_order(black_box(&order)));
         });
+        // Two microbatches anywhere change places and back: half of the step is timed anew on the mean.
+        let mut at = 0;
+        group.bench_function(BenchmarkId::new("swap and undo", &size), |bencher| {
+            bencher.iter(|| {
+                at += 7_919;
+                let makespan_ns = simulator.swap(at % m as usize, (at / 3) % m as usize);
+                simulator.undo();
+                makespan_ns
+            });
+        });
+        let input = StepInput { order: PipelineOrder::ZeroBubble, ..input };
+        group.throughput(Throughput::Elements(3 * ranks as u64 * u64::from(m)));
+        let lists: Vec<_> = (0..layout.num_ranks()).filter_map(|rank| input.actions(Rank(rank))).collect();
+        let mut simulator = Simulator::with_lists(&input, &lists).expect("the lists are sound");
+        group.bench_function(BenchmarkId::new("makespan of lists with I and W", &size), |bencher| {
+            bencher.iter(|| black_box(&mut simulator).makespan_ns());
+        });
     }
     group.finish();
 }
 
-criterion_group!(benches, pipelines, steps);
+/// Making the lists of a step: one pass by one rule, and the search with its usual effort.
+fn lists(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("listing");
+    group.sample_size(20);
+    for (p, m) in [(8, 32), (16, 64)] {
+        let component = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
+        let input = StepInput {
+            layout: Layout { encoder: component(1), llm: component(p - 1) },
+            order: PipelineOrder::OneFOneB,
+            num_microbatches: m,
+            forward_ns: rows(p as usize, m as usize, 1),
+            backward_ns: rows(p as usize, m as usize, 5),
+            input_ns: rows(p as usize, m as usize, 5),
+            weight_ns: rows(p as usize, m as usize, 9),
+            feeds: vec![vec![vec![true]]; m as usize],
+            transfer_ns: 3_000,
+            tail_ns: vec![1_000_000; p as usize],
+            ready_ns: Vec::new(),
+        };
+        let holding = Holding::of_one_f_one_b(&input, 1);
+        for (name, effort) in [("one pass", 0), ("search", EFFORT)] {
+            group.bench_function(BenchmarkId::new(name, format!("{p}x{m}")), |bencher| {
+                bencher.iter(|| data_aware_within(black_box(&input), &holding, true, effort));
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pipelines, steps, lists);
 criterion_main!(benches);

@@ -1,29 +1,32 @@
 //! Idle time by cause, of simulated and of measured steps.
 //!
-//! Three totals over all ranks, each of the same order and the same feeds:
+//! Totals over all ranks, each of the same order and the same feeds:
 //!
 //! ```text
-//! uniform = idle if every F took the mean F, every B the mean B; no transfer, no tails
-//! free    = idle with the real durations and tails; no transfer
+//! uniform = idle if every F took the mean F, and so for B, I and W; no transfer, no tails, all data there
+//! free    = idle with the real durations and tails; no transfer, all data there
+//! waits   = what it adds to the idle time that ranks start when their data is there
 //! actual  = idle as simulated or measured            = ranks x makespan - actions - tails
 //!
 //! ramp      = min(uniform, free, actual)
 //! imbalance = min(free, actual) - ramp
-//! transfer  = actual - min(free, actual)
+//! data wait = min(waits, actual - min(free, actual))
+//! transfer  = what is left
 //! ```
 //!
 //! The means are over all ranks and microbatches, rounded down. `free <= actual` always holds in a
 //! simulation, since a transfer delays and never hastens; in a measurement it may fail where clocks disagree.
 //! `uniform` may exceed `free` where uneven work happens to fill and drain faster: then all of it is ramp.
 
+use crate::engine::Times;
 use crate::error::{Problem, SimError};
 use crate::simulator::Simulator;
-use crate::step::StepInput;
-use dflop_types::{Idle, Rank, Span, Timeline};
+use crate::step::{Counts, StepInput};
+use dflop_types::{Action, ActionKind, Idle, Rank, Span, StageIndex, Timeline};
 
 /// Idle time of the step in `simulator`, whose simulated makespan is `makespan_ns`.
 pub(crate) fn split(simulator: &mut Simulator, makespan_ns: u64) -> Idle {
-    let ranks = simulator.graph.places.len() as u64;
+    let ranks = simulator.graph.num_ranks() as u64;
     let busy_ns = simulator.durations_ns.iter().chain(&simulator.tails_ns).sum::<u64>();
     by_cause(simulator, ranks * makespan_ns - busy_ns)
 }
@@ -32,39 +35,91 @@ pub(crate) fn split(simulator: &mut Simulator, makespan_ns: u64) -> Idle {
 fn by_cause(simulator: &mut Simulator, actual_ns: u64) -> Idle {
     let free_ns = simulator.free_idle_ns().min(u128::from(actual_ns)) as u64;
     let ramp = simulator.uniform_idle_ns().min(u128::from(free_ns)) as u64;
-    Idle { ramp, imbalance: free_ns - ramp, transfer: actual_ns - free_ns }
+    let rest_ns = actual_ns - free_ns;
+    let data_wait = simulator.data_wait_ns().min(u128::from(rest_ns)) as u64;
+    Idle { ramp, imbalance: free_ns - ramp, transfer: rest_ns - data_wait, data_wait }
 }
 
 impl Simulator {
-    /// Idle time of all ranks with the real durations and tails, and no transfer, in nanoseconds.
+    /// Makespan with the real durations and tails, in nanoseconds.
+    fn makespan_with(&mut self, transfer_ns: u64, ready_ns: &[u64]) -> u128 {
+        let (durations_ns, feeds, order) =
+            (self.durations_ns.as_slice(), &self.feeds, self.standing.as_slice());
+        let times = Times { durations_ns, feeds, order, transfer_ns };
+        self.graph.run(&times, ready_ns, &mut self.clock);
+        self.swaps.is_timed = false;
+        u128::from(self.end_ns(true))
+    }
+
+    /// Idle time of all ranks with the real durations and tails, no transfer and all data there, in nanoseconds.
     fn free_idle_ns(&mut self) -> u128 {
-        self.graph.run(&self.durations_ns, &self.feeds, &self.as_given, 0, &mut self.clock);
         let busy_ns: u128 = self.durations_ns.iter().chain(&self.tails_ns).map(|&ns| u128::from(ns)).sum();
-        u128::from(self.end_ns(true)) * self.graph.places.len() as u128 - busy_ns
+        self.makespan_with(0, &[]) * self.graph.num_ranks() as u128 - busy_ns
+    }
+
+    /// What waiting for data adds to the idle time of all ranks, in nanoseconds.
+    fn data_wait_ns(&mut self) -> u128 {
+        if self.ready_ns.is_empty() {
+            return 0;
+        }
+        let (transfer_ns, ready_ns) = (self.transfer_ns, std::mem::take(&mut self.ready_ns));
+        let waiting_ns = self.makespan_with(transfer_ns, &ready_ns);
+        let at_once_ns = self.makespan_with(transfer_ns, &[]);
+        self.ready_ns = ready_ns;
+        (waiting_ns - at_once_ns) * self.graph.num_ranks() as u128
     }
 
     /// Idle time of all ranks if each kind of action took its mean time, without transfers and tails, in
     /// nanoseconds.
     fn uniform_idle_ns(&mut self) -> u128 {
-        let m = self.graph.num_microbatches;
-        let ranks = self.graph.places.len();
+        let (m, width) = (self.graph.lists.num_microbatches, self.graph.lists.width);
+        let ranks = self.graph.num_ranks();
         if m == 0 {
             return 0;
         }
-        let rows = self.durations_ns.chunks_exact(m);
-        let (mut forward_ns, mut backward_ns) = (0, 0);
-        for (row, list) in rows.enumerate() {
-            *(if row % 2 == 0 { &mut forward_ns } else { &mut backward_ns }) += list.iter().sum::<u64>();
+        // Count and time of F, B, I and W.
+        let mut sums = [(0_u64, 0_u64); 4];
+        let mut add = |kind: ActionKind, ns: &[u64]| {
+            let sum = &mut sums[kind as usize];
+            *sum = (sum.0 + ns.len() as u64, sum.1 + ns.iter().sum::<u64>());
+        };
+        let is_split = |row: usize, j: usize| self.graph.lists.is_split(row, j);
+        for (row, durations_ns) in self.durations_ns.chunks_exact(width).enumerate() {
+            let (forward_ns, backward_ns) = durations_ns.split_at(m);
+            add(ActionKind::F, forward_ns);
+            let (backward_ns, weight_ns) = backward_ns.split_at(m);
+            if weight_ns.is_empty() {
+                add(ActionKind::B, backward_ns);
+                continue;
+            }
+            for j in 0..m {
+                if is_split(row, j) {
+                    add(ActionKind::I, &backward_ns[j..=j]);
+                    add(ActionKind::W, &weight_ns[j..=j]);
+                } else {
+                    add(ActionKind::B, &backward_ns[j..=j]);
+                }
+            }
         }
-        let (forward_ns, backward_ns) = (forward_ns / (ranks * m) as u64, backward_ns / (ranks * m) as u64);
-        let uniform = &mut self.tried.0;
+        let [forward_ns, whole_ns, input_ns, weight_ns] =
+            sums.map(|(count, ns)| ns.checked_div(count).unwrap_or(0));
+        let mut uniform = std::mem::take(&mut self.tried.0);
         uniform.clear();
-        for _ in 0..ranks {
+        for row in 0..self.graph.places.len() {
             uniform.resize(uniform.len() + m, forward_ns);
-            uniform.resize(uniform.len() + m, backward_ns);
+            if width == 2 * m {
+                uniform.resize(uniform.len() + m, whole_ns);
+                continue;
+            }
+            uniform.extend((0..m).map(|j| if is_split(row, j) { input_ns } else { whole_ns }));
+            uniform.extend((0..m).map(|j| if is_split(row, j) { weight_ns } else { 0 }));
         }
-        self.graph.run(uniform, &self.feeds, &self.as_given, 0, &mut self.clock);
-        let busy_ns = u128::from(forward_ns + backward_ns) * (ranks * m) as u128;
+        let busy_ns: u128 = uniform.iter().map(|&ns| u128::from(ns)).sum();
+        let (feeds, order) = (&self.feeds, self.standing.as_slice());
+        let times = Times { durations_ns: &uniform, feeds, order, transfer_ns: 0 };
+        self.graph.run(&times, &[], &mut self.clock);
+        self.tried.0 = uniform;
+        self.swaps.is_timed = false;
         u128::from(self.end_ns(false)) * ranks as u128 - busy_ns
     }
 }
@@ -90,22 +145,63 @@ pub fn idle_of(input: &StepInput, measured: &[Span]) -> Result<Idle, SimError> {
 /// [`SimError::Unsound`] if `input` is not sound or `measured` is not one span for each of its actions, none
 /// overlapping another of its rank; [`SimError::Overflow`].
 pub fn measured_timeline(input: &StepInput, measured: &[Span]) -> Result<Timeline, SimError> {
+    measured_by(input, measured, Simulator::new)
+}
+
+/// As [`measured_timeline`], of a step that ran the action list of each rank in place of the pipeline order.
+///
+/// # Errors
+/// As [`measured_timeline`], and those of [`Simulator::with_lists`].
+pub fn measured_lists(
+    input: &StepInput,
+    lists: &[Vec<Action>],
+    measured: &[Span],
+) -> Result<Timeline, SimError> {
+    measured_by(input, measured, |input| Simulator::with_lists(input, lists))
+}
+
+fn measured_by(
+    input: &StepInput,
+    measured: &[Span],
+    simulator: impl FnOnce(&StepInput) -> Result<Simulator, SimError>,
+) -> Result<Timeline, SimError> {
+    let unsound = |problems| SimError::Unsound { subject: "the measured step", problems };
     let mut input = durations_of(measured, input)?;
     input.tail_ns.fill(0);
-    let mut simulator = Simulator::new(&input)?;
+    let first_ns = measured.iter().map(|span| span.start_ns).min().unwrap_or(0);
+    // The makespan counts from the first start, and so does the wait for data.
+    for ns in &mut input.ready_ns {
+        *ns = ns.saturating_sub(first_ns);
+    }
+    let mut simulator = simulator(&input)?;
     let mut spans = measured.to_vec();
     spans.sort_unstable_by_key(|span| (span.rank, span.start_ns, span.end_ns));
+    let m = input.num_microbatches as usize;
+    let mut is_split = vec![false; simulator.graph.places.len() * m];
+    for (at, is_split) in is_split.iter_mut().enumerate() {
+        *is_split = simulator.graph.lists.is_split(at / m, at % m);
+    }
+    let is_other_half = |span: &&Span| {
+        let is_split = is_split[span.rank.index() * m + span.action.microbatch as usize];
+        span.action.kind != ActionKind::F && (span.action.kind != ActionKind::B) != is_split
+    };
+    let mut problems: Vec<_> = spans
+        .iter()
+        .filter(is_other_half)
+        .map(|span| Problem::Foreign { path: "spans".to_owned(), rank: span.rank, action: span.action })
+        .collect();
     let overlaps =
         spans.windows(2).filter(|pair| pair[0].rank == pair[1].rank && pair[1].start_ns < pair[0].end_ns);
-    let problems: Vec<_> = overlaps
-        .map(|pair| Problem::Overlap { rank: pair[0].rank, first: pair[0].action, second: pair[1].action })
-        .collect();
+    problems.extend(overlaps.map(|pair| Problem::Overlap {
+        rank: pair[0].rank,
+        first: pair[0].action,
+        second: pair[1].action,
+    }));
     if !problems.is_empty() {
-        return Err(SimError::Unsound { subject: "the measured step", problems });
+        return Err(unsound(problems));
     }
-    let first_ns = spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let makespan_ns = spans.iter().map(|span| span.end_ns).max().unwrap_or(0) - first_ns;
-    let num_ranks = simulator.graph.places.len();
+    let num_ranks = simulator.graph.num_ranks();
     let whole_ns = makespan_ns.checked_mul(num_ranks as u64).ok_or(SimError::Overflow { num_ranks })?;
     // Spans of a rank do not overlap and lie within the makespan, so that busy time fits the whole.
     let busy_ns: u64 = spans.iter().map(Span::duration_ns).sum();
@@ -122,33 +218,48 @@ pub fn measured_timeline(input: &StepInput, measured: &[Span]) -> Result<Timelin
 pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, SimError> {
     input.check()?;
     let m = input.num_microbatches as usize;
-    let mut counts = vec![0_usize; input.layout.num_ranks() as usize * 2 * m];
+    let mut counts = vec![Counts::new(m); input.layout.num_ranks() as usize];
     let mut problems = Vec::new();
     let mut output = input.clone();
     for &Span { rank, action, start_ns, end_ns } in measured {
-        let Some(local) = input.local_slot(rank, action) else {
+        if !input.is_of(rank, action) {
             problems.push(Problem::Foreign { path: "spans".to_owned(), rank, action });
             continue;
+        }
+        counts[rank.index()].add(action);
+        let rows = match action.kind {
+            ActionKind::F => &mut output.forward_ns,
+            ActionKind::B => &mut output.backward_ns,
+            ActionKind::I => &mut output.input_ns,
+            ActionKind::W => &mut output.weight_ns,
         };
-        counts[rank.index() * 2 * m + local] += 1;
         match end_ns.checked_sub(start_ns) {
-            Some(duration_ns) if local < m => output.forward_ns[rank.index()][local] = duration_ns,
-            Some(duration_ns) => output.backward_ns[rank.index()][local - m] = duration_ns,
+            Some(duration_ns) => rows[rank.index()][action.microbatch as usize] = duration_ns,
             None => problems.push(Problem::Backwards { rank, action }),
         }
     }
-    let at = |slot: usize| {
-        let rank = Rank((slot / (2 * m)) as u32);
-        (rank, input.local_action(rank, slot % (2 * m)))
-    };
-    let missing = counts.iter().filter(|&&count| count == 0).count();
-    if let Some(first) = counts.iter().position(|&count| count == 0) {
-        let (rank, action) = at(first);
-        problems.push(Problem::Unmeasured { missing, total: counts.len(), rank, action });
+    let stage = |rank| input.layout.coordinates(rank).map_or(StageIndex(0), |at| at.stage);
+    let not_once: Vec<(Rank, Action, usize)> = (0..)
+        .map(Rank)
+        .zip(&counts)
+        .flat_map(|(rank, counts)| {
+            counts.not_once(stage(rank)).map(move |(action, count)| (rank, action, count))
+        })
+        .collect();
+    let missing = not_once.iter().filter(|&&(_, _, count)| count == 0).count();
+    if let Some(&(rank, action, _)) = not_once.iter().find(|&&(_, _, count)| count == 0) {
+        // A backward counts once, or twice where it is split.
+        let is_split = |counts: &[usize; 4]| counts[2] + counts[3] > 0;
+        let actions = |counts: &Counts| 2 * m + counts.0.iter().filter(|counts| is_split(counts)).count();
+        let total = counts.iter().map(actions).sum();
+        problems.push(Problem::Unmeasured { missing, total, rank, action });
     }
-    for (slot, &count) in counts.iter().enumerate().filter(|&(_, &count)| count > 1) {
-        let (rank, action) = at(slot);
+    for &(rank, action, count) in not_once.iter().filter(|&&(_, _, count)| count > 1) {
         problems.push(Problem::NotOnce { path: format!("spans of rank {rank}"), action, count });
+    }
+    for (rank, counts) in (0..).map(Rank).zip(&counts) {
+        let path = || format!("spans of rank {rank}");
+        problems.extend(counts.both(stage(rank)).map(|action| Problem::Both { path: path(), action }));
     }
     if problems.is_empty() {
         Ok(output)

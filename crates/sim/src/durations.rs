@@ -1,10 +1,15 @@
 //! Durations: how long each action of one pipeline takes, as measured or made up by a person.
 
+use crate::engine::SLOTS_MAX;
 use crate::error::{Problem, SimError};
+use crate::simulator::DurationRows;
+use dflop_types::PipelineOrder;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Durations of one pipeline of p stages, one rank a stage; what `dflop simulate --durations` reads.
+const FIELDS: [&str; 5] = ["forward_ns", "backward_ns", "transfer_ns", "input_ns", "weight_ns"];
+
+/// Durations of one pipeline of p stages; what `dflop simulate --durations` reads.
 ///
 /// *Invariants* (checked by [`Durations::check`]): at least one stage; both lists have the same stages; every
 /// stage has the same number of microbatches (0 is allowed: an empty step).
@@ -15,6 +20,13 @@ pub struct Durations {
     pub forward_ns: Vec<Vec<u64>>,
     /// Backward of `[stage][microbatch]`, in nanoseconds.
     pub backward_ns: Vec<Vec<u64>>,
+    /// The part of the backward that gives the gradient of what came in (I), as `backward_ns`; empty where no
+    /// backward is split.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub input_ns: Vec<Vec<u64>>,
+    /// The part that gives the gradients of the weights (W), as `input_ns`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weight_ns: Vec<Vec<u64>>,
     /// What an action's output takes to the neighbouring stage, in nanoseconds.
     pub transfer_ns: u64,
 }
@@ -45,7 +57,7 @@ impl Durations {
         let mut durations = Self::default();
         if let Value::Object(fields) = &value {
             for key in fields.keys() {
-                if !["forward_ns", "backward_ns", "transfer_ns"].contains(&key.as_str()) {
+                if !FIELDS.contains(&key.as_str()) {
                     problems.push(Problem::Unknown { path: key.clone() });
                 }
             }
@@ -61,6 +73,13 @@ impl Durations {
             }
             if let Some(found) = field("backward_ns", &mut problems) {
                 durations.backward_ns = stages("backward_ns", found, &mut problems);
+            }
+            for (path, list) in
+                [("input_ns", &mut durations.input_ns), ("weight_ns", &mut durations.weight_ns)]
+            {
+                if let Some(found) = fields.get(path) {
+                    *list = stages(path, found, &mut problems);
+                }
             }
             if let Some(found) = field("transfer_ns", &mut problems) {
                 durations.transfer_ns = time(|| "transfer_ns".to_owned(), found, &mut problems);
@@ -89,22 +108,68 @@ impl Durations {
         self.forward_ns.first().map_or(0, Vec::len)
     }
 
+    /// Stages and microbatches.
+    ///
+    /// # Errors
+    /// As [`Self::check`], or if the actions are too many.
+    pub(crate) fn sizes(&self) -> Result<(u32, u32), SimError> {
+        self.check()?;
+        let (p, m) = (self.forward_ns.len(), self.num_microbatches());
+        let actions = 3 * p as u128 * m as u128;
+        let is_few = actions <= u128::from(SLOTS_MAX);
+        let sizes = u32::try_from(p).ok().zip(u32::try_from(m).ok()).filter(|_| is_few);
+        sizes.ok_or_else(|| unsound(vec![Problem::TooMany { actions }]))
+    }
+
+    /// Nothing if one rank a stage can run `order`.
+    pub(crate) fn check_order(&self, order: PipelineOrder) -> Result<(), SimError> {
+        let (path, needs) = match order {
+            PipelineOrder::Interleaved => ("ranks", "several stages a rank, so fewer ranks than stages"),
+            order if crate::order::is_split(order) && !self.has_split() => {
+                ("order", "`input_ns` and `weight_ns`")
+            }
+            _ => return Ok(()),
+        };
+        Err(unsound(vec![Problem::Order { path, order, needs }]))
+    }
+
+    /// Whether there are times of I and W.
+    pub(crate) fn has_split(&self) -> bool {
+        !self.input_ns.is_empty() || !self.weight_ns.is_empty()
+    }
+
+    pub(crate) fn rows(&self) -> DurationRows<'_> {
+        DurationRows {
+            forward_ns: &self.forward_ns,
+            backward_ns: &self.backward_ns,
+            input_ns: &self.input_ns,
+            weight_ns: &self.weight_ns,
+        }
+    }
+
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let expected = self.num_microbatches();
         if self.forward_ns.is_empty() {
             problems.push(Problem::Zero { path: "forward_ns".to_owned(), what: "stage" });
         }
-        if self.backward_ns.len() != self.forward_ns.len() {
-            problems.push(Problem::Count {
-                path: "backward_ns".to_owned(),
-                found: self.backward_ns.len(),
-                what: "stage",
-                other: "forward_ns",
-                expected: self.forward_ns.len(),
-            });
+        let mut lists = vec![("forward_ns", &self.forward_ns), ("backward_ns", &self.backward_ns)];
+        // Where one of the two is there, both must be.
+        if self.has_split() {
+            lists.extend([("input_ns", &self.input_ns), ("weight_ns", &self.weight_ns)]);
         }
-        for (name, list) in [("forward_ns", &self.forward_ns), ("backward_ns", &self.backward_ns)] {
+        for (name, list) in &lists {
+            if list.len() != self.forward_ns.len() {
+                problems.push(Problem::Count {
+                    path: (*name).to_owned(),
+                    found: list.len(),
+                    what: "stage",
+                    other: "forward_ns",
+                    expected: self.forward_ns.len(),
+                });
+            }
+        }
+        for (name, list) in lists {
             for (stage, found) in
                 list.iter().map(Vec::len).enumerate().filter(|&(_, found)| found != expected)
             {
@@ -130,10 +195,9 @@ fn unsound(problems: Vec<Problem>) -> SimError {
 }
 
 fn rows_are_lists(value: &Value) -> bool {
-    let rows = |name: &&str| value.get(name).and_then(Value::as_array);
-    ["forward_ns", "backward_ns"]
-        .iter()
-        .all(|name| rows(name).is_some_and(|rows| rows.iter().all(Value::is_array)))
+    let is_rows = |value: &Value| value.as_array().is_some_and(|rows| rows.iter().all(Value::is_array));
+    ["forward_ns", "backward_ns"].iter().all(|name| value.get(name).is_some_and(is_rows))
+        && ["input_ns", "weight_ns"].iter().all(|name| value.get(name).is_none_or(is_rows))
 }
 
 fn stages(name: &str, value: &Value, problems: &mut Vec<Problem>) -> Vec<Vec<u64>> {
@@ -192,8 +256,12 @@ mod tests {
     fn sound_texts() {
         let text =
             r#"{"transfer_ns": 3.0, "forward_ns": [[1, 2]], "backward_ns": [[3, 18446744073709551615]]}"#;
-        let expected =
-            Durations { forward_ns: vec![vec![1, 2]], backward_ns: vec![vec![3, u64::MAX]], transfer_ns: 3 };
+        let expected = Durations {
+            forward_ns: vec![vec![1, 2]],
+            backward_ns: vec![vec![3, u64::MAX]],
+            transfer_ns: 3,
+            ..Durations::default()
+        };
         assert_eq!(Durations::from_json(text), Ok(expected.clone()));
         assert_eq!(Durations::from_json(&serde_json::to_string(&expected).unwrap()), Ok(expected));
         let empty = r#"{"forward_ns": [[], []], "backward_ns": [[], []], "transfer_ns": 0}"#;
@@ -217,7 +285,7 @@ mod tests {
         assert_eq!(
             problems(r#"{"forward_ns": [[1.5, -1, "a", null, 1e+300]], "backward": 3, "transfer_ns": true}"#),
             [
-                "backward: unknown, the fields are `forward_ns`, `backward_ns` and `transfer_ns`",
+                "backward: unknown, the fields are `forward_ns`, `backward_ns`, `transfer_ns`, `input_ns` and `weight_ns`",
                 "forward_ns[0][0]: 1.5, expected a whole number of nanoseconds",
                 "forward_ns[0][1]: -1, expected a whole number of nanoseconds",
                 "forward_ns[0][2]: \"a\", expected a whole number of nanoseconds",

@@ -1,10 +1,13 @@
 //! The engine: action lists and data dependencies as a graph, and the longest path through it.
 //!
-//! A slot is an action on a rank: `rank * 2m + microbatch` for a forward, `m` more for a backward. The graph
-//! is put into topological order once; after that, timing a step is one pass over the slots, so that trying
-//! many durations on one graph costs a few nanoseconds an action.
+//! A row is a stage of one replica; its rank runs it, alone or, where stages are interleaved, beside others. A
+//! slot is an action of a row: `row * width + microbatch` for a forward, `m` more for what sends the gradient on,
+//! B or I, and `2m` more for a W. The width is 2m, or 3m where a backward is split. The graph is put into
+//! topological order once; after that, timing a step is one pass over the slots, so that trying many durations
+//! on one graph costs a few nanoseconds an action.
 
 use crate::error::SimError;
+use crate::lists::Lists;
 use dflop_types::{Action, ActionKind, Rank, StageIndex};
 
 /// Where an action's input comes from.
@@ -12,8 +15,8 @@ use dflop_types::{Action, ActionKind, Rank, StageIndex};
 pub(crate) enum Source {
     /// From nowhere but the rank itself: the first forward, the last backward.
     Nothing,
-    /// From the same action of a neighbouring stage, on this rank.
-    Rank(u32),
+    /// From the same action of a neighbouring stage, in this row.
+    Row(u32),
     /// Over the boundary, from the replicas of the other component that share samples of the microbatch with
     /// this replica.
     Boundary {
@@ -22,10 +25,12 @@ pub(crate) enum Source {
     },
 }
 
-/// What a rank holds.
+/// What a row is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) stage: StageIndex,
+    /// The rank that runs it.
+    pub(crate) rank: u32,
     pub(crate) forward: Source,
     pub(crate) backward: Source,
     /// Ranks with the same number meet before their tails.
@@ -61,7 +66,26 @@ impl Rows {
         self.starts.push(self.ranks.len());
     }
 
-    fn row(&self, microbatch: usize, replica: u32) -> &[u32] {
+    /// Whether the rows of microbatch `at` are all the rows of `other`.
+    pub(crate) fn has_equal_rows(&self, at: usize, other: &Self) -> bool {
+        (0..self.replicas as u32).all(|replica| self.row(at, replica) == other.row(0, replica))
+    }
+
+    /// These rows with those of microbatch `at` replaced by all the rows of `other`.
+    pub(crate) fn with_rows(&self, at: usize, other: &Self) -> Self {
+        let mut rows = Self::new(self.replicas);
+        let num_microbatches = (self.starts.len() - 1) / self.replicas.max(1);
+        for microbatch in 0..num_microbatches {
+            for replica in 0..self.replicas as u32 {
+                let row =
+                    if microbatch == at { other.row(0, replica) } else { self.row(microbatch, replica) };
+                rows.push(row.iter().copied());
+            }
+        }
+        rows
+    }
+
+    pub(crate) fn row(&self, microbatch: usize, replica: u32) -> &[u32] {
         let row = microbatch * self.replicas + replica as usize;
         &self.ranks[self.starts[row]..self.starts[row + 1]]
     }
@@ -84,12 +108,22 @@ pub(crate) const SLOTS_MAX: u32 = BOUNDARY - 1;
 /// Actions of all ranks with their order and dependencies; knows no durations.
 #[derive(Debug, Clone)]
 pub(crate) struct Graph {
-    pub(crate) num_microbatches: usize,
+    /// By row.
     pub(crate) places: Vec<Place>,
-    /// Slots of every rank in the order in which it runs them, rank by rank, 2m each.
-    lists: Vec<u32>,
+    pub(crate) lists: Lists,
     /// A topological order.
     sequence: Vec<Node>,
+}
+
+/// What a pass times. Sums must not overflow: see [`crate::simulator`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times<'a> {
+    /// By slot.
+    pub(crate) durations_ns: &'a [u64],
+    pub(crate) feeds: &'a Feeds,
+    /// `order[j]` is the row of `feeds` that belongs to microbatch j.
+    pub(crate) order: &'a [u32],
+    pub(crate) transfer_ns: u64,
 }
 
 /// Ends of the last pass; kept between passes so that a pass allocates nothing.
@@ -102,7 +136,7 @@ pub(crate) struct Clock {
 }
 
 impl Graph {
-    /// The graph of the ranks in `places` with their `lists` of slots, `feeds` over the boundary.
+    /// The graph of the rows in `places` whose ranks run `lists`, `feeds` over the boundary.
     ///
     /// Walks each rank as far as its inputs allow and lets it wait on the first one that is not there; the
     /// action that ends the wait puts the rank back on the stack. *Complexity*: O(slots + edges) without a
@@ -110,32 +144,25 @@ impl Graph {
     ///
     /// # Errors
     /// [`SimError::Deadlock`] if ranks are left that wait in a circle.
-    pub(crate) fn new(
-        places: Vec<Place>,
-        lists: Vec<u32>,
-        num_microbatches: usize,
-        feeds: &Feeds,
-    ) -> Result<Self, SimError> {
-        let width = 2 * num_microbatches;
-        let mut graph = Self { num_microbatches, places, lists, sequence: Vec::new() };
-        graph.sequence.reserve_exact(graph.lists.len());
-        let mut is_done = vec![false; graph.lists.len()];
-        let mut first_waiter = vec![NOTHING; graph.lists.len()];
-        let mut next_waiter = vec![NOTHING; graph.places.len()];
-        let mut cursor = vec![0; graph.places.len()];
-        let mut ready: Vec<u32> = (0..graph.places.len() as u32).rev().collect();
+    pub(crate) fn new(places: Vec<Place>, lists: Lists, feeds: &Feeds) -> Result<Self, SimError> {
+        let num_ranks = lists.num_ranks();
+        let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), places, lists };
+        let mut is_done = vec![false; graph.num_slots()];
+        let mut first_waiter = vec![NOTHING; graph.num_slots()];
+        let mut next_waiter = vec![NOTHING; num_ranks];
+        let mut cursor = vec![0; num_ranks];
+        let mut ready: Vec<u32> = (0..num_ranks as u32).rev().collect();
         while let Some(rank) = ready.pop() {
             let at = rank as usize;
-            while cursor[at] < width {
-                let slot = graph.lists[at * width + cursor[at]];
-                if let Some(input) = graph.missing_input(slot, rank, feeds, &is_done) {
+            while let Some(&slot) = graph.lists.of(at).get(cursor[at]) {
+                if let Some(input) = graph.missing_input(slot, feeds, &is_done) {
                     next_waiter[at] = first_waiter[input as usize];
                     first_waiter[input as usize] = rank;
                     break;
                 }
                 is_done[slot as usize] = true;
                 cursor[at] += 1;
-                graph.sequence.push(graph.node(slot, rank));
+                graph.sequence.push(graph.node(slot));
                 let mut waiter = first_waiter[slot as usize];
                 while waiter != NOTHING {
                     ready.push(waiter);
@@ -143,45 +170,51 @@ impl Graph {
                 }
             }
         }
-        if graph.sequence.len() == graph.lists.len() {
-            return Ok(graph);
+        if graph.sequence.len() == graph.lists.num_actions() {
+            Ok(graph)
+        } else {
+            Err(graph.circle(feeds, &cursor, &is_done))
         }
+    }
+
+    /// The first pair of the circle in which ranks wait whose lists are done up to `cursor`.
+    fn circle(&self, feeds: &Feeds, cursor: &[usize], is_done: &[bool]) -> SimError {
         // Rank and input of what each rank waits at; every input stands in some list, so the wait is a
         // circle.
         let waits = |rank: usize| -> (u32, u32) {
-            let slot = graph.lists[rank * width + cursor[rank]];
-            let input = graph.missing_input(slot, rank as u32, feeds, &is_done).unwrap_or(slot);
-            (slot, input)
+            let slot = self.lists.of(rank)[cursor[rank]];
+            (slot, self.missing_input(slot, feeds, is_done).unwrap_or(slot))
         };
-        let is_blocked = |rank: &usize| cursor[*rank] < width;
-        let mut seen = vec![false; graph.places.len()];
-        let mut rank = (0..graph.places.len()).find(is_blocked).unwrap_or(0);
+        let rank_of = |slot: u32| self.places[slot as usize / self.lists.width].rank as usize;
+        let is_blocked = |rank: &usize| cursor[*rank] < self.lists.of(*rank).len();
+        let mut seen = vec![false; cursor.len()];
+        let mut rank = (0..cursor.len()).find(is_blocked).unwrap_or(0);
         while !seen[rank] {
             seen[rank] = true;
-            rank = waits(rank).1 as usize / width;
+            rank = rank_of(waits(rank).1);
         }
         // `rank` is on the circle; walk it once more for its lowest rank.
         let (start, mut lowest) = (rank, rank);
         loop {
-            rank = waits(rank).1 as usize / width;
+            rank = rank_of(waits(rank).1);
             lowest = lowest.min(rank);
             if rank == start {
                 break;
             }
         }
         let (slot, input) = waits(lowest);
-        let input_rank = input as usize / width;
-        Err(SimError::Deadlock {
+        let input_rank = rank_of(input);
+        SimError::Deadlock {
             rank: Rank(lowest as u32),
-            action: graph.action(slot),
+            action: self.action(slot),
             input_rank: Rank(input_rank as u32),
-            input: graph.action(input),
-            input_action: graph.action(waits(input_rank).0),
-        })
+            input: self.action(input),
+            input_action: self.action(waits(input_rank).0),
+        }
     }
 
     /// The graph of many ranks that run the lists of a pipeline with one rank a stage: `ranks_of` gives the
-    /// ranks of a stage.
+    /// ranks of a stage, which are rows of `places` too.
     ///
     /// No deadlock is possible, whoever feeds whom: each dependency between two ranks is one between their
     /// stages, so the order of the pipeline, with every action done on all ranks of its stage at once, is a
@@ -191,23 +224,21 @@ impl Graph {
         places: Vec<Place>,
         ranks_of: impl Fn(StageIndex) -> R,
     ) -> Self {
-        let width = 2 * self.num_microbatches;
-        let mut graph = Self {
-            num_microbatches: self.num_microbatches,
-            lists: Vec::with_capacity(places.len() * width),
-            sequence: Vec::with_capacity(places.len() * width),
-            places,
-        };
-        for (rank, place) in graph.places.iter().enumerate() {
-            let stage = place.stage.index();
-            let shift = |slot: &u32| (*slot as usize - stage * width + rank * width) as u32;
-            graph.lists.extend(self.lists[stage * width..(stage + 1) * width].iter().map(shift));
+        let (m, width) = (self.lists.num_microbatches, self.lists.width);
+        let mut lists = Lists::new(places.len(), m, width > 2 * m);
+        for (rank, place) in places.iter().enumerate() {
+            for &slot in self.lists.of(place.stage.index()) {
+                let (_, kind, microbatch) = self.lists.parts(slot);
+                lists.push(rank, kind, microbatch);
+            }
+            lists.end_rank();
         }
+        let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), lists, places };
         for node in &self.sequence {
             let stage = StageIndex(node.rank);
             let local = node.slot as usize - stage.index() * width;
             for rank in ranks_of(stage) {
-                let node = graph.node((rank as usize * width + local) as u32, rank);
+                let node = graph.node((rank as usize * width + local) as u32);
                 graph.sequence.push(node);
             }
         }
@@ -216,95 +247,106 @@ impl Graph {
 
     /// The action of `slot`.
     pub(crate) fn action(&self, slot: u32) -> Action {
-        let (rank, is_backward, microbatch) = self.parts(slot);
-        let kind = if is_backward { ActionKind::B } else { ActionKind::F };
-        Action { stage: self.places[rank].stage, kind, microbatch: microbatch as u32 }
+        let (row, kind, microbatch) = self.lists.parts(slot);
+        Action { stage: self.places[row].stage, kind, microbatch: microbatch as u32 }
     }
 
-    /// Slots of every rank in the order in which it runs them, rank by rank.
-    pub(crate) fn lists(&self) -> impl Iterator<Item = (Rank, &[u32])> {
-        // An empty step has no slots, and chunks must not be empty.
-        let width = (2 * self.num_microbatches).max(1);
-        self.lists.chunks(width).enumerate().map(|(rank, list)| (Rank(rank as u32), list))
+    /// Number of ranks.
+    pub(crate) fn num_ranks(&self) -> usize {
+        self.lists.num_ranks()
     }
 
-    /// Number of actions.
+    /// Number of slots, those that no action takes included.
     pub(crate) fn num_slots(&self) -> usize {
-        self.lists.len()
+        self.places.len() * self.lists.width
     }
 
-    /// Rank, whether it is a backward, and microbatch.
-    fn parts(&self, slot: u32) -> (usize, bool, usize) {
-        let m = self.num_microbatches;
-        let (rank, local) = (slot as usize / (2 * m), slot as usize % (2 * m));
-        (rank, local >= m, if local >= m { local - m } else { local })
+    /// Where the first action of each microbatch stands in the topological order.
+    pub(crate) fn first_positions(&self) -> Vec<usize> {
+        let m = self.lists.num_microbatches;
+        let mut first = vec![self.sequence.len(); m];
+        for (position, node) in self.sequence.iter().enumerate().rev() {
+            first[node.slot as usize % self.lists.width % m] = position;
+        }
+        first
     }
 
-    fn source(&self, slot: u32, rank: u32) -> Source {
-        let place = &self.places[rank as usize];
-        let local = slot as usize - rank as usize * 2 * self.num_microbatches;
-        if local < self.num_microbatches { place.forward } else { place.backward }
+    /// Where a row's F, or its B or I, takes its input from.
+    fn source(&self, row: usize, is_forward: bool) -> Source {
+        let place = &self.places[row];
+        if is_forward { place.forward } else { place.backward }
     }
 
-    /// The same action of `other`.
-    fn at_rank(&self, slot: u32, rank: u32, other: u32) -> u32 {
-        let width = 2 * self.num_microbatches as u32;
-        slot - rank * width + other * width
+    /// The same action of the row `other`.
+    fn at_row(&self, slot: u32, other: u32) -> u32 {
+        let width = self.lists.width as u32;
+        slot % width + other * width
     }
 
-    fn node(&self, slot: u32, rank: u32) -> Node {
-        match self.source(slot, rank) {
-            Source::Nothing => Node { slot, rank, source: NOTHING, replica: 0 },
-            Source::Rank(other) => Node { slot, rank, source: self.at_rank(slot, rank, other), replica: 0 },
-            Source::Boundary { replica } => Node { slot, rank, source: BOUNDARY, replica },
+    fn node(&self, slot: u32) -> Node {
+        let (row, kind, _) = self.lists.parts(slot);
+        let rank = self.places[row].rank;
+        let alone = Node { slot, rank, source: NOTHING, replica: 0 };
+        if kind == ActionKind::W {
+            // Its I stands before it in the list of its rank.
+            return alone;
+        }
+        match self.source(row, kind == ActionKind::F) {
+            Source::Nothing => alone,
+            Source::Row(other) => Node { source: self.at_row(slot, other), ..alone },
+            Source::Boundary { replica } => Node { source: BOUNDARY, replica, ..alone },
         }
     }
 
     /// The first input of `slot` that is not done.
-    fn missing_input(&self, slot: u32, rank: u32, feeds: &Feeds, is_done: &[bool]) -> Option<u32> {
+    fn missing_input(&self, slot: u32, feeds: &Feeds, is_done: &[bool]) -> Option<u32> {
         let is_missing = |input: &u32| !is_done[*input as usize];
-        let (_, is_backward, microbatch) = self.parts(slot);
-        // A backward needs what its own forward kept.
-        let forward = is_backward.then(|| slot - self.num_microbatches as u32);
-        forward.filter(is_missing).or_else(|| match self.source(slot, rank) {
+        let (row, kind, microbatch) = self.lists.parts(slot);
+        // A backward needs what its own forward kept, a W what its I left.
+        let own = (kind != ActionKind::F).then(|| slot - self.lists.num_microbatches as u32);
+        if let Some(own) = own.filter(is_missing) {
+            return Some(own);
+        }
+        if kind == ActionKind::W {
+            return None;
+        }
+        match self.source(row, kind == ActionKind::F) {
             Source::Nothing => None,
-            Source::Rank(other) => Some(self.at_rank(slot, rank, other)).filter(is_missing),
+            Source::Row(other) => Some(self.at_row(slot, other)).filter(is_missing),
             Source::Boundary { replica } => {
-                let rows = if is_backward { &feeds.backward } else { &feeds.forward };
-                rows.row(microbatch, replica).iter().map(|&r| self.at_rank(slot, rank, r)).find(is_missing)
+                let rows = if kind == ActionKind::F { &feeds.forward } else { &feeds.backward };
+                rows.row(microbatch, replica).iter().map(|&r| self.at_row(slot, r)).find(is_missing)
             }
-        })
+        }
     }
 
     /// Times every action: it starts when its rank is free and its inputs have arrived.
     ///
-    /// `durations_ns` are by slot; `order[j]` is the row of `feeds` that belongs to microbatch j. Sums must
-    /// not overflow: see [`crate::simulator`].
-    pub(crate) fn run(
-        &self,
-        durations_ns: &[u64],
-        feeds: &Feeds,
-        order: &[u32],
-        transfer_ns: u64,
-        clock: &mut Clock,
-    ) {
-        let width = 2 * self.num_microbatches;
+    /// `ready_ns` is when each rank may start, empty for 0.
+    pub(crate) fn run(&self, times: &Times, ready_ns: &[u64], clock: &mut Clock) {
         clock.end_ns.resize(self.num_slots(), 0);
         clock.last_end_ns.clear();
-        clock.last_end_ns.resize(self.places.len(), 0);
+        clock.last_end_ns.extend_from_slice(ready_ns);
+        clock.last_end_ns.resize(self.num_ranks(), 0);
+        self.run_from(0, times, clock);
+    }
+
+    /// Times the actions from `position` of the topological order on. The clock holds the ends of those before,
+    /// and the last of them on each rank.
+    pub(crate) fn run_from(&self, position: usize, times: &Times, clock: &mut Clock) {
+        let &Times { durations_ns, feeds, order, transfer_ns } = times;
+        let (m, width) = (self.lists.num_microbatches, self.lists.width);
         let (end_ns, last_end_ns) = (clock.end_ns.as_mut_slice(), clock.last_end_ns.as_mut_slice());
-        for node in &self.sequence {
+        for node in &self.sequence[position..] {
             let (slot, rank) = (node.slot as usize, node.rank as usize);
             let mut start = last_end_ns[rank];
             if node.source < BOUNDARY {
                 start = start.max(end_ns[node.source as usize] + transfer_ns);
             } else if node.source == BOUNDARY {
+                // Over a boundary each rank runs one row, of its own number.
                 let local = slot - rank * width;
-                let (rows, microbatch) = if local < self.num_microbatches {
-                    (&feeds.forward, local)
-                } else {
-                    (&feeds.backward, local - self.num_microbatches)
-                };
+                let (rows, microbatch) =
+                    if local < m { (&feeds.forward, local) } else { (&feeds.backward, local - m) };
                 for &other in rows.row(order[microbatch] as usize, node.replica) {
                     start = start.max(end_ns[other as usize * width + local] + transfer_ns);
                 }
@@ -313,5 +355,23 @@ impl Graph {
             end_ns[slot] = end;
             last_end_ns[rank] = end;
         }
+    }
+
+    /// `[position][rank]`: actions of each rank before each of `positions` in the topological order.
+    pub(crate) fn actions_before(&self, positions: &[usize]) -> Vec<u32> {
+        let num_ranks = self.num_ranks();
+        let mut by_position: Vec<usize> = (0..positions.len()).collect();
+        by_position.sort_unstable_by_key(|&at| positions[at]);
+        let mut before = vec![0; positions.len() * num_ranks];
+        let mut count = vec![0; num_ranks];
+        let mut done = 0;
+        for at in by_position {
+            for node in &self.sequence[done..positions[at]] {
+                count[node.rank as usize] += 1;
+            }
+            done = positions[at];
+            before[at * num_ranks..(at + 1) * num_ranks].copy_from_slice(&count);
+        }
+        before
     }
 }

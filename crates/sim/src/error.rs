@@ -1,6 +1,6 @@
 //! Why something cannot be simulated.
 
-use dflop_types::{Action, Hint, Rank};
+use dflop_types::{Action, Hint, PipelineOrder, Rank};
 use std::fmt::{self, Write as _};
 use thiserror::Error;
 
@@ -136,8 +136,44 @@ pub enum Problem {
         /// The first.
         action: Action,
     },
-    /// An action that the rank does not run: another stage, a microbatch past the last, or neither `F` nor
-    /// `B`.
+    /// Stages or microbatches that cannot be dealt out evenly.
+    Uneven {
+        /// How many there are.
+        count: u32,
+        /// Of what.
+        what: &'static str,
+        /// Over how many they are dealt.
+        parts: u32,
+        /// Of what.
+        of: &'static str,
+    },
+    /// A pipeline order that cannot be simulated as asked.
+    Order {
+        /// The place.
+        path: &'static str,
+        /// The order.
+        order: PipelineOrder,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// A microbatch that takes more than its rank may hold.
+    TooLarge {
+        /// The place, as in `holding.held[1][2]`.
+        path: String,
+        /// What it takes.
+        held: u64,
+        /// What the rank may hold.
+        cap: u64,
+    },
+    /// A backward that stands in its list both whole and split.
+    Both {
+        /// The list, as in `lists[2]`.
+        path: String,
+        /// The whole backward.
+        action: Action,
+    },
+    /// An action that the rank does not run: another stage, a microbatch past the last, or an `I` or `W` of a
+    /// step that has no times for them.
     Foreign {
         /// The list, as in `lists[2]`.
         path: String,
@@ -169,7 +205,10 @@ impl fmt::Display for Problem {
         match self {
             Self::Missing { path } => write!(f, "{path}: missing"),
             Self::Unknown { path } => {
-                write!(f, "{path}: unknown, the fields are `forward_ns`, `backward_ns` and `transfer_ns`")
+                write!(
+                    f,
+                    "{path}: unknown, the fields are `forward_ns`, `backward_ns`, `transfer_ns`, `input_ns` and `weight_ns`"
+                )
             }
             Self::Kind { path, found, expected } => write!(f, "{path}: {found}, expected {expected}"),
             Self::Zero { path, what } => write!(f, "{path}: {}, at least 1 is needed", counted(0, what)),
@@ -187,6 +226,14 @@ impl fmt::Display for Problem {
                 f,
                 "spans: {missing} of {total} actions were not measured, the first is `{action}` of rank {rank}"
             ),
+            Self::Uneven { count, what, parts, of } => {
+                write!(f, "{what}: {count}, expected a multiple of {parts} ({of})")
+            }
+            Self::Order { path, order, needs } => write!(f, "{path}: `{order}` needs {needs}"),
+            Self::TooLarge { path, held, cap } => write!(f, "{path}: {held}, the rank may hold {cap}"),
+            Self::Both { path, action } => {
+                write!(f, "{path}: `{action}` stands beside an `I` or `W` of its microbatch")
+            }
             Self::Foreign { path, rank, action } => {
                 write!(f, "{path}: `{action}` is not an action of rank {rank}")
             }

@@ -4,9 +4,10 @@
 //! and for data under way. Which of these costs what cannot be read off durations alone. This crate plays one
 //! step: [`simulate`] for one pipeline given as [`Durations`], [`simulate_step`] for a whole layout with
 //! encoder and LLM replicas given as [`StepInput`]. Both give a [`Timeline`] with the makespan, every span,
-//! and the idle time split into ramp, imbalance and transfer. [`order::actions`] are the lists that are
-//! timed, and the lists that the runtime runs; [`idle_of`] splits a measured step by the same causes, and
-//! [`perfetto`] lays both one above the other. [`Simulator`] is for searches that time one step many times.
+//! and the idle time split into ramp, imbalance, transfer and data wait. [`order::actions`] are the lists that are
+//! timed, and the lists that the runtime runs; [`listing::data_aware`] makes lists for the durations of one step;
+//! [`idle_of`] splits a measured step by the same causes, and [`perfetto`] lays both one above the other.
+//! [`Simulator`] is for searches that time one step many times.
 //!
 //! # Examples
 //! ```
@@ -18,6 +19,7 @@
 //!     forward_ns: vec![vec![1_000; 3]; 2],
 //!     backward_ns: vec![vec![2_000; 3]; 2],
 //!     transfer_ns: 0,
+//!     ..Durations::default()
 //! };
 //! let timeline = simulate(&durations, PipelineOrder::OneFOneB)?;
 //! assert_eq!(timeline.makespan_ns, (3 + 2 - 1) * (1_000 + 2_000));
@@ -27,9 +29,9 @@
 //! ```
 //!
 //! # Not modelled
-//! Contention between transfers (each takes `transfer_ns` and occupies no rank), memory, noise, a backward
-//! split into `I` and `W`, tensor parallelism (a rank stands for its group), and overlap of the reduction
-//! with the backward. See `docs/simulator.md`.
+//! Contention between transfers (each takes `transfer_ns` and occupies no rank), bytes, noise, tensor parallelism (a
+//! rank stands for its group), several stages a rank in a layout with replicas, and overlap of the reduction with the
+//! backward. See `docs/simulator.md`.
 //!
 //! # References
 //! "DFLOP: A Data-driven Framework for Multimodal LLM Training Pipeline Optimization", SIGMOD 2026,
@@ -44,14 +46,20 @@ mod bubble;
 mod durations;
 mod engine;
 mod error;
+mod greedy;
+pub mod listing;
+mod lists;
 pub mod order;
+mod patch;
 mod simulator;
 mod step;
+mod swap;
 mod trace;
 
-pub use bubble::{durations_of, idle_of, measured_timeline};
+pub use bubble::{durations_of, idle_of, measured_lists, measured_timeline};
 pub use durations::Durations;
 pub use error::{Problem, SimError};
+pub use patch::MicrobatchDurations;
 pub use simulator::Simulator;
 pub use step::StepInput;
 pub use trace::perfetto;
@@ -61,14 +69,26 @@ use dflop_types::{Action, PipelineOrder, Timeline};
 /// The timeline of one pipeline: p stages on p ranks, stage s on rank s.
 ///
 /// Each action starts as soon as its rank is free and its input has arrived. Transfers take `transfer_ns` and
-/// do not occupy the rank. 0 microbatches give an empty timeline.
+/// do not occupy the rank. 0 microbatches give an empty timeline. Data-aware lists are made within the microbatches
+/// that 1F1B has in flight.
 ///
-/// *Complexity*: O(p m).
+/// *Complexity*: O(p m); data-aware as [`listing::data_aware_within`].
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every problem of `durations`, [`SimError::Overflow`].
+/// [`SimError::Unsound`] with every problem of `durations`, zero-bubble without times of I and W and interleaved
+/// stages (see [`simulate_interleaved`]) among them; [`SimError::Overflow`].
 pub fn simulate(durations: &Durations, order: PipelineOrder) -> Result<Timeline, SimError> {
     Simulator::of_pipeline(durations, order).map(|mut simulator| simulator.timeline())
+}
+
+/// The timeline of one pipeline whose p stages are dealt round over `num_ranks`, under interleaved 1F1B.
+///
+/// What stays on its rank takes no transfer. *Complexity*: O(p m).
+///
+/// # Errors
+/// As [`simulate`], and those of [`order::interleaved`].
+pub fn simulate_interleaved(durations: &Durations, num_ranks: u32) -> Result<Timeline, SimError> {
+    Simulator::interleaved(durations, num_ranks).map(|mut simulator| simulator.timeline())
 }
 
 /// The timeline of one step of a layout with encoder and LLM replicas.
@@ -90,8 +110,8 @@ pub fn simulate_step(input: &StepInput) -> Result<Timeline, SimError> {
 /// As [`simulate_step`], with the action list of each rank in place of the pipeline order.
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every problem of `input` or of `lists` (each rank must run `F` and `B` of each
-/// microbatch of its stage once), [`SimError::Deadlock`] if they make ranks wait in a circle,
+/// [`SimError::Unsound`] with every problem of `input` or of `lists` (each rank must run `F`, and `B` or `I` and `W`,
+/// of each microbatch of its stage once), [`SimError::Deadlock`] if they make ranks wait in a circle,
 /// [`SimError::Overflow`].
 pub fn simulate_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Timeline, SimError> {
     Simulator::with_lists(input, lists).map(|mut simulator| simulator.timeline())

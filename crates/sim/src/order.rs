@@ -1,29 +1,40 @@
 //! Pipeline orders: the action list of each stage, which the simulator times and the runtime runs.
 
-use dflop_types::{Action, ActionKind, PipelineOrder, StageIndex};
+use crate::error::{Problem, SimError};
+use dflop_types::{Action, ActionKind, PipelineOrder, Rank, StageIndex};
 
 /// The actions of `stage` (of `num_stages`) for `num_microbatches`, in the order in which its rank runs them.
 ///
 /// *GPipe*: all forwards, then all backwards, both from microbatch 0. *1F1B*: stage s of p does
 /// min(m, p - 1 - s) forwards to warm up, then one forward and one backward in turn, then the backwards that
-/// are left; at most p - s microbatches are in flight. Every replica of a stage runs the same list.
+/// are left; at most p - s microbatches are in flight. *Zero-bubble*: as 1F1B, with the backward split, and the
+/// W of each microbatch s places behind its I; every rank holds at most p microbatches, as the first does under
+/// 1F1B. Every replica of a stage runs the same list.
+///
+/// *Interleaved* is 1F1B where a rank has one stage, as here; [`interleaved`] is for several. *Data-aware* has no
+/// list before the durations are known ([`crate::listing::data_aware`]); until then it is 1F1B.
 ///
 /// *Complexity*: O(m).
 ///
 /// # Panics
-/// If `stage` is not below `num_stages`, or 2 x `num_microbatches` actions exceed memory.
+/// If `stage` is not below `num_stages`, or the actions exceed memory.
 ///
 /// # Examples
 /// ```
 /// use dflop_types::{PipelineOrder, StageIndex};
-/// let list = dflop_sim::order::actions(PipelineOrder::OneFOneB, StageIndex(1), 3, 4);
-/// let list: Vec<_> = list.iter().map(ToString::to_string).collect();
-/// assert_eq!(list.join(" "), "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3");
+/// let list = |order| -> Vec<String> {
+///     dflop_sim::order::actions(order, StageIndex(1), 3, 4).iter().map(ToString::to_string).collect()
+/// };
+/// assert_eq!(list(PipelineOrder::OneFOneB).join(" "), "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3");
+/// assert_eq!(
+///     list(PipelineOrder::ZeroBubble).join(" "),
+///     "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3"
+/// );
 /// ```
 ///
 /// # References
 /// GPipe: Huang et al., 2019, arXiv 1811.06965. 1F1B without flushes inside the step ("`PipeDream`-Flush"):
-/// Narayanan et al., 2021, arXiv 2006.09503, section 2.
+/// Narayanan et al., 2021, arXiv 2006.09503, section 2. Zero-bubble: ZB-H1 of Qi et al., 2023, arXiv 2401.10241.
 pub fn actions(
     order: PipelineOrder,
     stage: StageIndex,
@@ -37,6 +48,11 @@ pub fn actions(
     list
 }
 
+/// Whether the order splits every backward into `I` and `W`.
+pub(crate) fn is_split(order: PipelineOrder) -> bool {
+    order == PipelineOrder::ZeroBubble
+}
+
 /// Calls `see` for each action of the list, in its order; allocates nothing.
 pub(crate) fn visit(
     order: PipelineOrder,
@@ -48,19 +64,121 @@ pub(crate) fn visit(
     assert!(stage.0 < num_stages, "stage {stage} is not one of {num_stages}");
     let warm_up = match order {
         PipelineOrder::GPipe => num_microbatches,
-        PipelineOrder::OneFOneB => num_microbatches.min(num_stages - 1 - stage.0),
+        _ => num_microbatches.min(num_stages - 1 - stage.0),
     };
-    let steady = num_microbatches - warm_up;
     for microbatch in 0..warm_up {
         see(ActionKind::F, microbatch);
     }
-    for microbatch in 0..steady {
-        see(ActionKind::F, warm_up + microbatch);
-        see(ActionKind::B, microbatch);
+    for microbatch in 0..num_microbatches {
+        if warm_up + microbatch < num_microbatches {
+            see(ActionKind::F, warm_up + microbatch);
+        }
+        if !is_split(order) {
+            see(ActionKind::B, microbatch);
+            continue;
+        }
+        see(ActionKind::I, microbatch);
+        if microbatch >= stage.0 {
+            see(ActionKind::W, microbatch - stage.0);
+        }
     }
-    for microbatch in steady..num_microbatches {
-        see(ActionKind::B, microbatch);
+    if is_split(order) {
+        for microbatch in num_microbatches.saturating_sub(stage.0)..num_microbatches {
+            see(ActionKind::W, microbatch);
+        }
     }
+}
+
+/// The interleaved 1F1B list of `rank`: `num_stages` dealt round over `num_ranks`, so that rank r runs the stages
+/// r, r + p, r + 2p and so on.
+///
+/// The microbatches pass in rounds of about as many as there are ranks, each round through all stages of a rank.
+/// With one stage a rank it is 1F1B. Until the first backward, rank r of p with v stages runs
+/// (v - 1) x microbatches of a round + 2 (p - 1 - r) forwards.
+///
+/// *Complexity*: O(m v).
+///
+/// # Errors
+/// [`SimError::Unsound`] if the ranks do not get equally many stages, or the rounds equally many microbatches.
+///
+/// # Panics
+/// If `rank` is not below `num_ranks`.
+///
+/// # Examples
+/// ```
+/// use dflop_types::Rank;
+/// let list = dflop_sim::order::interleaved(Rank(1), 2, 4, 2)?;
+/// let list: Vec<_> = list.iter().map(ToString::to_string).collect();
+/// assert_eq!(list.join(" "), "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1");
+/// # Ok::<(), dflop_sim::SimError>(())
+/// ```
+///
+/// # References
+/// Narayanan et al., 2021, arXiv 2104.04473, section 2.2; rounds of other than `num_ranks` microbatches as PyTorch's
+/// `ScheduleInterleaved1F1B` makes them.
+pub fn interleaved(
+    rank: Rank,
+    num_ranks: u32,
+    num_stages: u32,
+    num_microbatches: u32,
+) -> Result<Vec<Action>, SimError> {
+    let problems = interleaving_problems(num_ranks, num_stages, num_microbatches);
+    if !problems.is_empty() {
+        return Err(SimError::Unsound { subject: "the interleaved stages", problems });
+    }
+    assert!(rank.0 < num_ranks, "rank {rank} is not one of {num_ranks}");
+    let (m, num_local) = (num_microbatches, num_stages / num_ranks);
+    if num_local == 1 {
+        return Ok(actions(PipelineOrder::OneFOneB, StageIndex(rank.0), num_stages, m));
+    }
+    // An empty step has no rounds to fill.
+    let of_round = (m / num_rounds(num_ranks, m)).max(1);
+    let total = m * num_local;
+    let warm_up = total.min((num_local - 1) * of_round + 2 * (num_ranks - 1 - rank.0));
+    let mut next = vec![[0; 2]; num_local as usize];
+    let mut list = Vec::with_capacity(2 * total as usize);
+    let mut push = |kind, position: u32| {
+        let turn = position / of_round % num_local;
+        let (local, is_backward) = match kind {
+            ActionKind::F => (turn, 0),
+            _ => (num_local - 1 - turn, 1),
+        };
+        let microbatch = &mut next[local as usize][is_backward];
+        list.push(Action { stage: StageIndex(local * num_ranks + rank.0), kind, microbatch: *microbatch });
+        *microbatch += 1;
+    };
+    for position in 0..warm_up {
+        push(ActionKind::F, position);
+    }
+    for position in 0..total {
+        if warm_up + position < total {
+            push(ActionKind::F, warm_up + position);
+        }
+        push(ActionKind::B, position);
+    }
+    Ok(list)
+}
+
+/// Rounds in which the microbatches pass the ranks.
+fn num_rounds(num_ranks: u32, num_microbatches: u32) -> u32 {
+    (num_microbatches / num_ranks).max(1)
+}
+
+/// Why stages cannot be interleaved.
+pub(crate) fn interleaving_problems(num_ranks: u32, num_stages: u32, num_microbatches: u32) -> Vec<Problem> {
+    if num_ranks == 0 {
+        return vec![Problem::Zero { path: "ranks".to_owned(), what: "rank" }];
+    }
+    let mut problems = Vec::new();
+    if num_stages == 0 || !num_stages.is_multiple_of(num_ranks) {
+        problems.push(Problem::Uneven { count: num_stages, what: "stages", parts: num_ranks, of: "ranks" });
+    }
+    let rounds = num_rounds(num_ranks, num_microbatches);
+    if !num_microbatches.is_multiple_of(rounds) {
+        let count = num_microbatches;
+        problems.push(Problem::Uneven { count, what: "microbatches", parts: rounds, of: "rounds" });
+    }
+    problems
 }
 
 #[cfg(test)]

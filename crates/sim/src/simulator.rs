@@ -2,11 +2,13 @@
 
 use crate::bubble;
 use crate::durations::Durations;
-use crate::engine::{Clock, Feeds, Graph, Place, SLOTS_MAX, Source};
-use crate::error::{Problem, SimError};
+use crate::engine::{Clock, Feeds, Graph, Place, Source, Times};
+use crate::error::SimError;
+use crate::lists::Lists;
 use crate::order;
 use crate::step::StepInput;
-use dflop_types::{Action, ActionKind, PipelineOrder, Span, StageIndex, Timeline};
+use crate::swap::Swaps;
+use dflop_types::{Action, PipelineOrder, Rank, Span, StageIndex, Timeline};
 
 /// A step made ready for timing: checked, with its graph sorted and its durations in one flat list.
 ///
@@ -23,9 +25,12 @@ use dflop_types::{Action, ActionKind, PipelineOrder, Span, StageIndex, Timeline}
 ///     num_microbatches: 2,
 ///     forward_ns: vec![vec![1, 9], vec![4, 4]],
 ///     backward_ns: vec![vec![2, 2], vec![4, 4]],
+///     input_ns: Vec::new(),
+///     weight_ns: Vec::new(),
 ///     feeds: vec![vec![vec![true]]; 2],
 ///     transfer_ns: 0,
 ///     tail_ns: vec![0, 0],
+///     ready_ns: Vec::new(),
 /// };
 /// let mut simulator = dflop_sim::Simulator::new(&input)?;
 /// assert_eq!(simulator.makespan_ns(), 20);
@@ -41,14 +46,17 @@ pub struct Simulator {
     pub(crate) durations_ns: Vec<u64>,
     /// Tail of each rank.
     pub(crate) tails_ns: Vec<u64>,
+    /// When each rank has its data; empty where all have it from the start.
+    pub(crate) ready_ns: Vec<u64>,
     pub(crate) transfer_ns: u64,
-    /// 0, 1, ... m - 1: the microbatches as they stand.
-    pub(crate) as_given: Vec<u32>,
+    /// The microbatch of the input that stands at each place: 0, 1, ... m - 1 until two swap.
+    pub(crate) standing: Vec<u32>,
     pub(crate) clock: Clock,
     /// Whether the lists are a pipeline order's, which no order of microbatches can deadlock.
-    is_ordered: bool,
+    pub(crate) is_ordered: bool,
     /// Scratch: durations and feed rows of the order that is being tried; durations of even work.
     pub(crate) tried: (Vec<u64>, Vec<u32>),
+    pub(crate) swaps: Swaps,
 }
 
 impl Simulator {
@@ -58,8 +66,9 @@ impl Simulator {
     /// [`SimError::Unsound`] with every problem of the input, [`SimError::Overflow`].
     pub fn new(input: &StepInput) -> Result<Self, SimError> {
         input.check()?;
+        input.check_order()?;
         let (p, m) = (input.layout.num_stages(), input.num_microbatches);
-        let pipeline = Graph::new(chain(p), slots(input.order, p, m), m as usize, &Feeds::default())?;
+        let pipeline = Graph::new(chain(p, p), ordered(input.order, p, m), &Feeds::default())?;
         let graph = pipeline.replicate(input.places(), |stage| input.ranks_of(stage));
         let mut simulator = Self::of_graph(graph, input)?;
         simulator.is_ordered = true;
@@ -70,38 +79,63 @@ impl Simulator {
     ///
     /// # Errors
     /// [`SimError::Unsound`] with every problem of the input or, if it has none, of the lists: each rank must
-    /// run `F` and `B` of each microbatch of its stage once. [`SimError::Deadlock`], [`SimError::Overflow`].
+    /// run `F`, and `B` or `I` and `W`, of each microbatch of its stage once; `I` and `W` need times in the input.
+    /// [`SimError::Deadlock`], [`SimError::Overflow`].
     pub fn with_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Self, SimError> {
         input.check()?;
-        let slots = input.slots(lists)?;
-        let graph = Graph::new(input.places(), slots, input.num_microbatches as usize, &input.boundary())?;
-        Self::of_graph(graph, input)
+        let lists = input.lists(lists)?;
+        Self::of_graph(Graph::new(input.places(), lists, &input.boundary())?, input)
     }
 
     fn of_graph(graph: Graph, input: &StepInput) -> Result<Self, SimError> {
-        Self::ready(
-            graph,
-            input.boundary(),
-            flat(&input.forward_ns, &input.backward_ns),
-            input.tail_ns.clone(),
-            input.transfer_ns,
-        )
+        let durations_ns = input.rows().by_slot(&graph.lists);
+        let mut simulator =
+            Self::ready(graph, input.boundary(), durations_ns, input.tail_ns.clone(), input.transfer_ns);
+        // A step without actions waits for no data.
+        if input.num_microbatches > 0 {
+            simulator.ready_ns.clone_from(&input.ready_ns);
+        }
+        simulator.checked()
     }
 
     /// The simulator of one pipeline, one rank a stage.
     pub(crate) fn of_pipeline(durations: &Durations, order: PipelineOrder) -> Result<Self, SimError> {
-        durations.check()?;
-        let (p, m) = (durations.forward_ns.len(), durations.num_microbatches());
-        let actions = 2 * p as u128 * m as u128;
-        if actions > u128::from(SLOTS_MAX) || u32::try_from(p).is_err() || u32::try_from(m).is_err() {
-            return Err(SimError::Unsound {
-                subject: "the durations",
-                problems: vec![Problem::TooMany { actions }],
-            });
+        let (p, m) = durations.sizes()?;
+        durations.check_order(order)?;
+        let mut ordered = Self::of_lists(durations, chain(p, p), ordered(order, p, m))?;
+        if order != PipelineOrder::DataAware {
+            ordered.is_ordered = true;
+            return Ok(ordered);
         }
-        let graph = Graph::new(chain(p as u32), slots(order, p as u32, m as u32), m, &Feeds::default())?;
-        let durations_ns = flat(&durations.forward_ns, &durations.backward_ns);
-        Self::ready(graph, Feeds::default(), durations_ns, vec![0; p], durations.transfer_ns)
+        let places = chain(p, p);
+        let lists = crate::listing::of_pipeline(durations, &places);
+        let mut aware = Self::of_lists(durations, places, lists)?;
+        Ok(if ordered.makespan_ns() <= aware.makespan_ns() { ordered } else { aware })
+    }
+
+    /// The simulator of one pipeline whose stages are dealt round over `num_ranks`.
+    pub(crate) fn interleaved(durations: &Durations, num_ranks: u32) -> Result<Self, SimError> {
+        let (p, m) = durations.sizes()?;
+        let mut lists = Lists::new(p as usize, m as usize, false);
+        for rank in 0..num_ranks.max(1) {
+            for action in order::interleaved(Rank(rank), num_ranks, p, m)? {
+                lists.push(action.stage.index(), action.kind, action.microbatch as usize);
+            }
+            lists.end_rank();
+        }
+        let mut simulator = Self::of_lists(durations, chain(p, num_ranks), lists)?;
+        if num_ranks == 1 {
+            // What stays on its rank is not sent.
+            simulator.transfer_ns = 0;
+        }
+        Ok(simulator)
+    }
+
+    fn of_lists(durations: &Durations, places: Vec<Place>, lists: Lists) -> Result<Self, SimError> {
+        let durations_ns = durations.rows().by_slot(&lists);
+        let tails_ns = vec![0; lists.num_ranks()];
+        let graph = Graph::new(places, lists, &Feeds::default())?;
+        Self::ready(graph, Feeds::default(), durations_ns, tails_ns, durations.transfer_ns).checked()
     }
 
     fn ready(
@@ -110,38 +144,49 @@ impl Simulator {
         durations_ns: Vec<u64>,
         tails_ns: Vec<u64>,
         transfer_ns: u64,
-    ) -> Result<Self, SimError> {
-        // No path is longer than all actions, tails and as many transfers as actions. Where that fits,
-        // no pass can overflow.
-        let work = durations_ns.iter().chain(&tails_ns).try_fold(0_u64, |sum, &ns| sum.checked_add(ns));
-        let transfers = transfer_ns.checked_mul(durations_ns.len() as u64);
-        let bound = work.zip(transfers).and_then(|(work, transfers)| work.checked_add(transfers));
-        let overflow = SimError::Overflow { num_ranks: graph.places.len() };
-        if bound.is_none() {
-            return Err(overflow);
-        }
-        let as_given = (0..graph.num_microbatches as u32).collect();
-        let mut simulator = Self {
+    ) -> Self {
+        let standing = (0..graph.lists.num_microbatches as u32).collect();
+        Self {
             graph,
             feeds,
             durations_ns,
             tails_ns,
+            ready_ns: Vec::new(),
             transfer_ns,
-            as_given,
+            standing,
             clock: Clock::default(),
             is_ordered: false,
             tried: (Vec::new(), Vec::new()),
-        };
-        // Idle time is counted over all ranks.
-        let whole = simulator.makespan_ns().checked_mul(simulator.graph.places.len() as u64);
-        whole.map(|_| simulator).ok_or(overflow)
+            swaps: Swaps::default(),
+        }
     }
 
-    /// Makespan of the step as given, in nanoseconds, tails included.
+    /// The simulator, if no sum of its times overflows.
+    fn checked(mut self) -> Result<Self, SimError> {
+        // No path is longer than all actions, tails and as many transfers as actions, from the time on at which
+        // the last rank has its data. Where that fits, no pass can overflow.
+        let mut times = self.durations_ns.iter().chain(&self.tails_ns).chain(self.ready_ns.iter().max());
+        let work = times.try_fold(0_u64, |sum, &ns| sum.checked_add(ns));
+        let transfers = self.transfer_ns.checked_mul(self.durations_ns.len() as u64);
+        let bound = work.zip(transfers).and_then(|(work, transfers)| work.checked_add(transfers));
+        let num_ranks = self.graph.num_ranks();
+        // Idle time is counted over all ranks.
+        let whole = bound.and_then(|_| self.makespan_ns().checked_mul(num_ranks as u64));
+        whole.map(|_| self).ok_or(SimError::Overflow { num_ranks })
+    }
+
+    /// Makespan of the step as it stands, in nanoseconds, tails included.
     ///
     /// *Complexity*: O(actions + boundary edges).
     pub fn makespan_ns(&mut self) -> u64 {
-        self.graph.run(&self.durations_ns, &self.feeds, &self.as_given, self.transfer_ns, &mut self.clock);
+        let times = Times {
+            durations_ns: &self.durations_ns,
+            feeds: &self.feeds,
+            order: &self.standing,
+            transfer_ns: self.transfer_ns,
+        };
+        self.graph.run(&times, &self.ready_ns, &mut self.clock);
+        self.swaps.is_timed = true;
         self.end_ns(true)
     }
 
@@ -153,45 +198,51 @@ impl Simulator {
     /// If `order` is no permutation of the microbatches, or the simulator was made from lists, whose deadlock
     /// freedom holds for the order given alone.
     pub fn makespan_in_order(&mut self, order: &[usize]) -> u64 {
-        let m = self.graph.num_microbatches;
+        let m = self.graph.lists.num_microbatches;
         assert!(self.is_ordered, "microbatches are ordered under a pipeline order, not under lists");
         let (durations_ns, rows) = &mut self.tried;
         rows.clear();
         rows.extend(order.iter().map(|&microbatch| microbatch as u32));
         rows.sort_unstable();
-        assert!(*rows == self.as_given, "the order is no permutation of {m} microbatches: {order:?}");
+        assert!(
+            rows.len() == m && (0..).zip(rows.iter()).all(|(at, &row)| at == row),
+            "the order is no permutation of {m} microbatches: {order:?}"
+        );
         rows.clear();
-        rows.extend(order.iter().map(|&microbatch| microbatch as u32));
+        rows.extend(order.iter().map(|&microbatch| self.standing[microbatch]));
         durations_ns.clear();
         if m > 0 {
             for given in self.durations_ns.chunks_exact(m) {
                 durations_ns.extend(order.iter().map(|&microbatch| given[microbatch]));
             }
         }
-        self.graph.run(durations_ns, &self.feeds, rows, self.transfer_ns, &mut self.clock);
+        let times = Times { durations_ns, feeds: &self.feeds, order: rows, transfer_ns: self.transfer_ns };
+        self.graph.run(&times, &self.ready_ns, &mut self.clock);
+        self.swaps.is_timed = false;
         self.end_ns(true)
     }
 
-    /// The timeline of the step as given, with its idle time by cause.
+    /// The timeline of the step as it stands, with its idle time by cause.
     ///
-    /// *Complexity*: three passes of O(actions + boundary edges).
+    /// *Complexity*: three passes of O(actions + boundary edges), two more where ranks wait for their data.
     pub fn timeline(&mut self) -> Timeline {
         let makespan_ns = self.makespan_ns();
-        let mut spans = Vec::with_capacity(self.graph.num_slots());
-        for (rank, list) in self.graph.lists() {
-            spans.extend(list.iter().map(|&slot| {
+        let mut spans = Vec::with_capacity(self.graph.lists.num_actions());
+        for rank in 0..self.graph.num_ranks() {
+            spans.extend(self.graph.lists.of(rank).iter().map(|&slot| {
                 let end_ns = self.clock.end_ns[slot as usize];
                 let start_ns = end_ns - self.durations_ns[slot as usize];
-                Span { rank, action: self.graph.action(slot), start_ns, end_ns }
+                Span { rank: Rank(rank as u32), action: self.graph.action(slot), start_ns, end_ns }
             }));
         }
         let idle_ns = bubble::split(self, makespan_ns);
-        Timeline { num_ranks: self.graph.places.len() as u32, makespan_ns, idle_ns, spans }
+        Timeline { num_ranks: self.graph.num_ranks() as u32, makespan_ns, idle_ns, spans }
     }
 
     /// When the last pass ends, in nanoseconds. With tails, the ranks of a component meet after their last
     /// actions and then take their tails.
     pub(crate) fn end_ns(&self, has_tails: bool) -> u64 {
+        // Where a rank has several rows, all are of one component; the first rows are those of each rank.
         let mut meet_ns = [0; 2];
         for (place, &end_ns) in self.graph.places.iter().zip(&self.clock.last_end_ns) {
             meet_ns[place.component] = end_ns.max(meet_ns[place.component]);
@@ -204,36 +255,56 @@ impl Simulator {
     }
 }
 
-/// Durations by slot.
-fn flat(forward_ns: &[Vec<u64>], backward_ns: &[Vec<u64>]) -> Vec<u64> {
-    let mut flat = Vec::with_capacity(2 * forward_ns.iter().map(Vec::len).sum::<usize>());
-    for (forward, backward) in forward_ns.iter().zip(backward_ns) {
-        flat.extend_from_slice(forward);
-        flat.extend_from_slice(backward);
-    }
-    flat
-}
-
-/// Places of a pipeline with one rank a stage.
-fn chain(num_stages: u32) -> Vec<Place> {
+/// Rows of a pipeline whose stages are dealt round over `num_ranks`.
+fn chain(num_stages: u32, num_ranks: u32) -> Vec<Place> {
     let place = |stage| Place {
         stage: StageIndex(stage),
-        forward: if stage == 0 { Source::Nothing } else { Source::Rank(stage - 1) },
-        backward: if stage + 1 == num_stages { Source::Nothing } else { Source::Rank(stage + 1) },
+        rank: stage % num_ranks,
+        forward: if stage == 0 { Source::Nothing } else { Source::Row(stage - 1) },
+        backward: if stage + 1 == num_stages { Source::Nothing } else { Source::Row(stage + 1) },
         component: 0,
     };
     (0..num_stages).map(place).collect()
 }
 
-/// Slots of the lists of a pipeline with one rank a stage.
-fn slots(order: PipelineOrder, num_stages: u32, num_microbatches: u32) -> Vec<u32> {
-    let mut slots = Vec::with_capacity(2 * num_stages as usize * num_microbatches as usize);
+/// The lists of a pipeline with one rank a stage.
+fn ordered(order: PipelineOrder, num_stages: u32, num_microbatches: u32) -> Lists {
+    let mut lists = Lists::new(num_stages as usize, num_microbatches as usize, order::is_split(order));
     for stage in 0..num_stages {
-        let forward = stage * 2 * num_microbatches;
         order::visit(order, StageIndex(stage), num_stages, num_microbatches, |kind, microbatch| {
-            let is_backward = kind == ActionKind::B;
-            slots.push(forward + microbatch + if is_backward { num_microbatches } else { 0 });
+            lists.push(stage as usize, kind, microbatch as usize);
         });
+        lists.end_rank();
     }
-    slots
+    lists
+}
+
+/// Durations by `[row][microbatch]`; the split ones are empty where no backward is split.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_field_names, reason = "a unit stands last in a name")]
+pub(crate) struct DurationRows<'a> {
+    pub(crate) forward_ns: &'a [Vec<u64>],
+    pub(crate) backward_ns: &'a [Vec<u64>],
+    pub(crate) input_ns: &'a [Vec<u64>],
+    pub(crate) weight_ns: &'a [Vec<u64>],
+}
+
+impl DurationRows<'_> {
+    /// By the slots of `lists`; 0 for a slot that no action takes.
+    fn by_slot(&self, lists: &Lists) -> Vec<u64> {
+        let m = lists.num_microbatches;
+        let mut flat = Vec::with_capacity(self.forward_ns.len() * lists.width);
+        for (row, forward_ns) in self.forward_ns.iter().enumerate() {
+            flat.extend_from_slice(forward_ns);
+            if lists.width == 2 * m {
+                flat.extend_from_slice(&self.backward_ns[row]);
+                continue;
+            }
+            let is_split = |j| lists.is_split(row, j);
+            let backward = |j| if is_split(j) { self.input_ns[row][j] } else { self.backward_ns[row][j] };
+            flat.extend((0..m).map(backward));
+            flat.extend((0..m).map(|j| if is_split(j) { self.weight_ns[row][j] } else { 0 }));
+        }
+        flat
+    }
 }

@@ -2,13 +2,15 @@
 
 use crate::engine::{Feeds, Place, Rows, SLOTS_MAX, Source};
 use crate::error::{Problem, SimError};
+use crate::lists::Lists;
+use crate::simulator::DurationRows;
 use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
 /// One step of a layout with encoder and LLM replicas: what the simulator needs to time it.
 ///
-/// Every rank runs a forward and a backward for each microbatch; where it has no samples, the action is there
-/// and takes no time.
+/// Every rank runs a forward and a backward, whole or split, for each microbatch; where it has no samples, the
+/// action is there and takes no time.
 ///
 /// *Invariants* (checked by [`StepInput::check`]): no degree is 0, both tensor-parallel degrees are 1 (a rank
 /// stands for its tensor-parallel group); every list has the length that the layout and `num_microbatches`
@@ -26,6 +28,13 @@ pub struct StepInput {
     pub forward_ns: Vec<Vec<u64>>,
     /// Backward of `[rank][microbatch]`, in nanoseconds.
     pub backward_ns: Vec<Vec<u64>>,
+    /// The part of the backward that gives the gradient of what came in (I), of `[rank][microbatch]`, in nanoseconds;
+    /// empty where no backward is split.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub input_ns: Vec<Vec<u64>>,
+    /// The part that gives the gradients of the weights (W), as `input_ns`. I and W together may take longer than B.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weight_ns: Vec<Vec<u64>>,
     /// `[microbatch][encoder replica][llm replica]`: that encoder replica holds samples of that LLM replica.
     pub feeds: Vec<Vec<Vec<bool>>>,
     /// What an action's output takes to another rank, in nanoseconds.
@@ -33,6 +42,10 @@ pub struct StepInput {
     /// Reduction and optimizer of `[rank]`, after the last action of all ranks of its component, in
     /// nanoseconds.
     pub tail_ns: Vec<u64>,
+    /// When the data of `[rank]` is there, in nanoseconds since the start of the step: it starts nothing before;
+    /// empty where all data is there from the start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ready_ns: Vec<u64>,
 }
 
 impl StepInput {
@@ -55,6 +68,35 @@ impl StepInput {
         if problems.is_empty() { Ok(()) } else { Err(SimError::Unsound { subject: "the step", problems }) }
     }
 
+    /// Nothing if the pipeline order can be run as it is.
+    ///
+    /// # Errors
+    /// [`SimError::Unsound`] for interleaved stages, since a layout has one stage a rank, and for a split backward
+    /// that has no times.
+    pub(crate) fn check_order(&self) -> Result<(), SimError> {
+        let needs = match self.order {
+            PipelineOrder::Interleaved => "several stages a rank, a layout has one",
+            order if crate::order::is_split(order) && !self.has_split() => "`input_ns` and `weight_ns`",
+            _ => return Ok(()),
+        };
+        let problems = vec![Problem::Order { path: "order", order: self.order, needs }];
+        Err(SimError::Unsound { subject: "the step", problems })
+    }
+
+    /// Whether there are times of I and W.
+    pub(crate) fn has_split(&self) -> bool {
+        !self.input_ns.is_empty() || !self.weight_ns.is_empty()
+    }
+
+    pub(crate) fn rows(&self) -> DurationRows<'_> {
+        DurationRows {
+            forward_ns: &self.forward_ns,
+            backward_ns: &self.backward_ns,
+            input_ns: &self.input_ns,
+            weight_ns: &self.weight_ns,
+        }
+    }
+
     fn layout_problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut actions = 0;
@@ -74,7 +116,7 @@ impl StepInput {
                 problems.push(Problem::TensorParallel { path, degree: degrees.tp });
             }
             // Ranks are numbered in an empty step too.
-            let of_rank = 2 * u128::from(self.num_microbatches.max(1));
+            let of_rank = if self.has_split() { 3 } else { 2 } * u128::from(self.num_microbatches.max(1));
             actions += of_rank * u128::from(degrees.pp) * u128::from(degrees.dp);
         }
         if actions > u128::from(SLOTS_MAX) {
@@ -98,6 +140,17 @@ impl StepInput {
                 compare(&|| format!("{name}[{rank}]"), row.len(), "microbatch", "the step", m);
             }
         }
+        // Where one of the two is there, both must be.
+        let split = [("input_ns", &self.input_ns), ("weight_ns", &self.weight_ns)];
+        for (name, list) in split.into_iter().filter(|_| self.has_split()) {
+            compare(&|| name.to_owned(), list.len(), "rank", "the layout", ranks);
+            for (rank, row) in list.iter().enumerate() {
+                compare(&|| format!("{name}[{rank}]"), row.len(), "microbatch", "the step", m);
+            }
+        }
+        if !self.ready_ns.is_empty() {
+            compare(&|| "ready_ns".to_owned(), self.ready_ns.len(), "rank", "the layout", ranks);
+        }
         compare(&|| "tail_ns".to_owned(), self.tail_ns.len(), "rank", "the layout", ranks);
         compare(&|| "feeds".to_owned(), self.feeds.len(), "microbatch", "the step", m);
         for (j, column) in self.feeds.iter().enumerate() {
@@ -115,9 +168,10 @@ impl StepInput {
         let replicas = (0..layout.encoder.dp).map(|r| (r, 0..boundary));
         let replicas = replicas.chain((0..layout.llm.dp).map(|r| (r, boundary..last + 1)));
         let place = |replica, stage| {
-            let neighbour = |stage| Source::Rank(layout.rank(replica, StageIndex(stage)).0);
+            let neighbour = |stage| Source::Row(layout.rank(replica, StageIndex(stage)).0);
             Place {
                 stage: StageIndex(stage),
+                rank: layout.rank(replica, StageIndex(stage)).0,
                 forward: match stage {
                     0 => Source::Nothing,
                     _ if stage == boundary => Source::Boundary { replica },
@@ -146,23 +200,14 @@ impl StepInput {
         let layout = self.layout;
         let (encoders, llms) = (layout.encoder.dp, layout.llm.dp);
         let mut feeds = Feeds { forward: Rows::new(llms as usize), backward: Rows::new(encoders as usize) };
-        let last_encoder = StageIndex(layout.encoder.pp - 1);
-        let first_llm = StageIndex(layout.encoder.pp);
         for column in &self.feeds {
-            for r in 0..llms {
-                let fed_by = (0..encoders).filter(|&e| column[e as usize][r as usize]);
-                feeds.forward.push(fed_by.map(|e| layout.rank(e, last_encoder).0));
-            }
-            for e in 0..encoders {
-                let feeding = (0..llms).filter(|&r| column[e as usize][r as usize]);
-                feeds.backward.push(feeding.map(|r| layout.rank(r, first_llm).0));
-            }
+            push_rows(layout, column, &mut feeds);
         }
         feeds
     }
 
-    /// Slots of the `lists` of all ranks, rank by rank. The input has been checked.
-    pub(crate) fn slots(&self, lists: &[Vec<Action>]) -> Result<Vec<u32>, SimError> {
+    /// The `lists` of all ranks, checked. The input has been checked.
+    pub(crate) fn lists(&self, lists: &[Vec<Action>]) -> Result<Lists, SimError> {
         let m = self.num_microbatches as usize;
         let mut problems = Vec::new();
         let ranks = self.layout.num_ranks() as usize;
@@ -175,48 +220,107 @@ impl StepInput {
                 expected: ranks,
             });
         }
-        let mut slots = Vec::with_capacity(2 * m * ranks);
+        let is_of_split = |action: &Action| matches!(action.kind, ActionKind::I | ActionKind::W);
+        let has_split = self.has_split() && lists.iter().flatten().any(is_of_split);
+        let mut read = Lists::new(ranks, m, has_split);
         for (rank, list) in (0..).map(Rank).zip(lists).take(ranks) {
             let path = || format!("lists[{rank}]");
-            let mut count = vec![0; 2 * m];
+            let mut counts = Counts::new(m);
             for &action in list {
-                if let Some(local) = self.local_slot(rank, action) {
-                    count[local] += 1;
-                    slots.push((rank.index() * 2 * m + local) as u32);
+                if self.is_of(rank, action) {
+                    counts.add(action);
+                    read.push(rank.index(), action.kind, action.microbatch as usize);
                 } else {
                     problems.push(Problem::Foreign { path: path(), rank, action });
                 }
             }
-            for (local, count) in count.into_iter().enumerate().filter(|&(_, count)| count != 1) {
-                let action = self.local_action(rank, local);
-                problems.push(Problem::NotOnce { path: path(), action, count });
-            }
+            let stage = self.layout.coordinates(rank).map_or(StageIndex(0), |at| at.stage);
+            counts.find_problems(stage, path, &mut problems);
+            read.end_rank();
         }
         if problems.is_empty() {
-            Ok(slots)
+            Ok(read)
         } else {
             Err(SimError::Unsound { subject: "the action lists", problems })
         }
     }
 
-    /// Position of `action` among the 2m slots of `rank`; `None` if the rank does not run it.
-    pub(crate) fn local_slot(&self, rank: Rank, action: Action) -> Option<usize> {
-        let at = self.layout.coordinates(rank)?;
-        if at.stage != action.stage || action.microbatch >= self.num_microbatches {
-            return None;
-        }
-        match action.kind {
-            ActionKind::F => Some(action.microbatch as usize),
-            ActionKind::B => Some((self.num_microbatches + action.microbatch) as usize),
-            ActionKind::I | ActionKind::W => None,
-        }
+    /// Whether `rank` could run `action`.
+    pub(crate) fn is_of(&self, rank: Rank, action: Action) -> bool {
+        self.layout.coordinates(rank).is_some_and(|at| at.stage == action.stage)
+            && action.microbatch < self.num_microbatches
+            && (matches!(action.kind, ActionKind::F | ActionKind::B) || self.has_split())
+    }
+}
+
+/// How often each action of one rank stands somewhere: F, B, I, W of `[microbatch]`.
+#[derive(Debug, Clone)]
+pub(crate) struct Counts(pub(crate) Vec<[usize; 4]>);
+
+impl Counts {
+    const KINDS: [ActionKind; 4] = [ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W];
+
+    pub(crate) fn new(num_microbatches: usize) -> Self {
+        Self(vec![[0; 4]; num_microbatches])
     }
 
-    /// The action at position `local` among the 2m slots of `rank`.
-    pub(crate) fn local_action(&self, rank: Rank, local: usize) -> Action {
-        let m = self.num_microbatches as usize;
-        let kind = if local < m { ActionKind::F } else { ActionKind::B };
-        let stage = self.layout.coordinates(rank).map_or(StageIndex(0), |at| at.stage);
-        Action { stage, kind, microbatch: if local < m { local } else { local - m } as u32 }
+    pub(crate) fn add(&mut self, action: Action) {
+        self.0[action.microbatch as usize][action.kind as usize] += 1;
     }
+
+    /// The actions that must stand once and do not, with their counts.
+    pub(crate) fn not_once(&self, stage: StageIndex) -> impl Iterator<Item = (Action, usize)> + '_ {
+        // First all forwards, then the rest, as ranks mostly run them.
+        let by_kind = Self::KINDS.into_iter().flat_map(move |kind| (0..self.0.len()).map(move |j| (kind, j)));
+        by_kind.filter_map(move |(kind, j)| {
+            let [_, whole, input, weight] = self.0[j];
+            let is_split = input + weight > 0;
+            let is_needed = match kind {
+                ActionKind::F => true,
+                ActionKind::B => !is_split || whole > 1,
+                ActionKind::I | ActionKind::W => is_split,
+            };
+            let count = self.0[j][kind as usize];
+            (is_needed && count != 1).then_some((Action { stage, kind, microbatch: j as u32 }, count))
+        })
+    }
+
+    fn find_problems(&self, stage: StageIndex, path: impl Fn() -> String, problems: &mut Vec<Problem>) {
+        let not_once = self.not_once(stage);
+        problems.extend(not_once.map(|(action, count)| Problem::NotOnce { path: path(), action, count }));
+        problems.extend(self.both(stage).map(|action| Problem::Both { path: path(), action }));
+    }
+
+    /// Backwards that stand there both whole and split.
+    pub(crate) fn both(&self, stage: StageIndex) -> impl Iterator<Item = Action> + '_ {
+        let is_both = |&(_, counts): &(usize, &[usize; 4])| counts[1] > 0 && counts[2] + counts[3] > 0;
+        self.0.iter().enumerate().filter(is_both).map(move |(j, _)| Action {
+            stage,
+            kind: ActionKind::B,
+            microbatch: j as u32,
+        })
+    }
+}
+
+/// Adds the rows of one microbatch, `column[encoder replica][llm replica]`.
+fn push_rows(layout: Layout, column: &[Vec<bool>], feeds: &mut Feeds) {
+    let (encoders, llms) = (layout.encoder.dp, layout.llm.dp);
+    let last_encoder = StageIndex(layout.encoder.pp - 1);
+    let first_llm = StageIndex(layout.encoder.pp);
+    for r in 0..llms {
+        let fed_by = (0..encoders).filter(|&e| column[e as usize][r as usize]);
+        feeds.forward.push(fed_by.map(|e| layout.rank(e, last_encoder).0));
+    }
+    for e in 0..encoders {
+        let feeding = (0..llms).filter(|&r| column[e as usize][r as usize]);
+        feeds.backward.push(feeding.map(|r| layout.rank(r, first_llm).0));
+    }
+}
+
+/// The rows of one microbatch alone, forward and backward.
+pub(crate) fn feed_rows(layout: Layout, column: &[Vec<bool>]) -> (Rows, Rows) {
+    let (encoders, llms) = (layout.encoder.dp as usize, layout.llm.dp as usize);
+    let mut feeds = Feeds { forward: Rows::new(llms), backward: Rows::new(encoders) };
+    push_rows(layout, column, &mut feeds);
+    (feeds.forward, feeds.backward)
 }

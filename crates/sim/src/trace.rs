@@ -16,6 +16,7 @@ use std::fmt::Write as _;
 ///     forward_ns: vec![vec![1_500]],
 ///     backward_ns: vec![vec![2_001]],
 ///     transfer_ns: 0,
+///     ..dflop_sim::Durations::default()
 /// };
 /// let timeline = dflop_sim::simulate(&durations, PipelineOrder::GPipe)?;
 /// let json = dflop_sim::perfetto(&[("simulated", &timeline)]);

@@ -20,6 +20,7 @@ fn the_example_is_true() {
     let timeline = simulate(&Durations::from_json(durations).unwrap(), PipelineOrder::OneFOneB).unwrap();
     let span = |span: &dflop_types::Span| {
         json!({
+            "rank": span.rank,
             "stage": span.action.stage,
             "action": span.action,
             "start_ns": span.start_ns,
@@ -28,6 +29,7 @@ fn the_example_is_true() {
     };
     let answer = json!({
         "makespan_ns": timeline.makespan_ns,
+        "ideal_ns": timeline.ideal_ns(),
         "idle_ns": timeline.idle_ns,
         "spans": timeline.spans.iter().map(span).collect::<Vec<_>>(),
     });

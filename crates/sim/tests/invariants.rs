@@ -4,18 +4,14 @@
 
 mod common;
 
-use common::{ORDERS, duration_ns, inputs, relax, steps};
+use common::{ORDERS, duration_ns, inputs, lists, mixed, relax, steps};
 use dflop_sim::{
-    Durations, Simulator, StepInput, durations_of, idle_of, measured_timeline, simulate, simulate_lists,
-    simulate_step,
+    Durations, MicrobatchDurations, Simulator, StepInput, durations_of, idle_of, measured_lists,
+    measured_timeline, simulate, simulate_lists, simulate_step,
 };
-use dflop_types::{Action, Rank, Span, Timeline};
+use dflop_types::{Rank, Span, Timeline};
 use proptest::prelude::*;
 use std::collections::HashMap;
-
-fn lists(step: &StepInput) -> Vec<Vec<Action>> {
-    (0..step.layout.num_ranks()).map(|rank| step.actions(Rank(rank)).unwrap()).collect()
-}
 
 /// When each rank could take its tail, and the end of the last tail, from the spans alone.
 fn end_with_tails(step: &StepInput, spans: &[Span]) -> u64 {
@@ -34,9 +30,122 @@ proptest! {
     #[test]
     fn the_oracle_agrees(step in steps()) {
         let timeline = simulate_step(&step).unwrap();
-        let expected = relax(&step);
+        let expected = relax(&step, &lists(&step));
         prop_assert_eq!(timeline.makespan_ns, end_with_tails(&step, &expected));
         prop_assert_eq!(timeline.spans, expected);
+    }
+
+    /// So it does for lists that mix B with I and W, while ranks wait for their data; and such a step measured is
+    /// split as it was simulated.
+    #[test]
+    fn the_oracle_agrees_on_mixed_lists(
+        step in steps(),
+        draws in prop::collection::vec((any::<bool>(), 0usize..9), 1..40),
+        ready in prop::collection::vec(0u64..40, 18),
+    ) {
+        let mut step = step;
+        step.ready_ns = ready[..step.layout.num_ranks() as usize].to_vec();
+        let lists = mixed(&step, &draws);
+        let timeline = simulate_lists(&step, &lists).unwrap();
+        let expected = relax(&step, &lists);
+        // A step of no microbatches waits for no data.
+        prop_assert_eq!(timeline.makespan_ns, end_with_tails(&step, &expected));
+        prop_assert_eq!(&timeline.spans, &expected);
+        let tails: u64 = step.tail_ns.iter().sum();
+        let whole = u64::from(timeline.num_ranks) * timeline.makespan_ns;
+        prop_assert_eq!(timeline.idle_ns.total_ns() + timeline.busy_ns() + tails, whole);
+        let at_once = StepInput { ready_ns: Vec::new(), ..step.clone() };
+        let at_once = simulate_lists(&at_once, &lists).unwrap();
+        prop_assert_eq!(at_once.idle_ns.data_wait, 0);
+        let longer_ns = u64::from(timeline.num_ranks) * (timeline.makespan_ns - at_once.makespan_ns);
+        prop_assert_eq!(timeline.idle_ns.data_wait, longer_ns);
+        prop_assert_eq!(timeline.idle_ns.transfer, at_once.idle_ns.transfer);
+
+        step.tail_ns.fill(0);
+        let simulated = simulate_lists(&step, &lists).unwrap();
+        let measured = measured_lists(&step, &lists, &simulated.spans).unwrap();
+        prop_assert_eq!(measured.idle_ns.total_ns() + measured.busy_ns(),
+            u64::from(measured.num_ranks) * measured.makespan_ns);
+        let from_start = simulated.spans.iter().all(|s| s.start_ns > 0);
+        if !from_start {
+            prop_assert_eq!(measured.idle_ns, simulated.idle_ns);
+        }
+        prop_assert_eq!(durations_of(&simulated.spans, &step).unwrap(), step);
+    }
+
+    /// A microbatch that is replaced, times and feeds: as if the step had been made with it.
+    #[test]
+    fn a_replaced_microbatch_is_as_if_made_so(
+        step in steps(),
+        at: prop::sample::Index,
+        times in prop::collection::vec(0u64..40, 4 * 18),
+        feeding in prop::collection::vec(any::<bool>(), 9),
+    ) {
+        let m = step.num_microbatches as usize;
+        if m > 0 {
+            let (at, ranks) = (at.index(m), step.layout.num_ranks() as usize);
+            let mut simulator = Simulator::new(&step).unwrap();
+            simulator.makespan_ns();
+            let by_rank = |kind: usize| times[18 * kind..18 * kind + ranks].to_vec();
+            let replicas = step.layout.llm.dp as usize;
+            let column = MicrobatchDurations {
+                forward_ns: by_rank(0),
+                backward_ns: by_rank(1),
+                input_ns: by_rank(2),
+                weight_ns: by_rank(3),
+                feeds: feeding.chunks(3).take(step.layout.encoder.dp as usize)
+                    .map(|row| row[..replicas].to_vec()).collect(),
+            };
+            simulator.set_microbatch(at, step.layout, &column);
+            let mut made = step;
+            made.feeds[at].clone_from(&column.feeds);
+            for rank in 0..ranks {
+                made.forward_ns[rank][at] = column.forward_ns[rank];
+                made.backward_ns[rank][at] = column.backward_ns[rank];
+                made.input_ns[rank][at] = column.input_ns[rank];
+                made.weight_ns[rank][at] = column.weight_ns[rank];
+            }
+            prop_assert_eq!(simulator.timeline(), Simulator::new(&made).unwrap().timeline());
+        }
+    }
+
+    /// Two microbatches that swap: what is timed anew equals the whole, and is taken back.
+    #[test]
+    fn a_swap_is_an_order(
+        step in steps(),
+        places in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<bool>(), any::<bool>()), 1..12),
+        ready in prop::collection::vec(0u64..40, 18),
+    ) {
+        let mut step = step;
+        step.ready_ns = ready[..step.layout.num_ranks() as usize].to_vec();
+        let m = step.num_microbatches as usize;
+        let mut simulator = Simulator::new(&step).unwrap();
+        let mut whole = Simulator::new(&step).unwrap();
+        let mut order: Vec<usize> = (0..m).collect();
+        for (a, b, is_kept, looks) in places {
+            if m == 0 {
+                break;
+            }
+            let (a, b) = (a.index(m), b.index(m));
+            order.swap(a, b);
+            prop_assert_eq!(simulator.swap(a, b), whole.makespan_in_order(&order));
+            if looks {
+                // Other questions in between change nothing.
+                let reversed: Vec<usize> = (0..m).rev().collect();
+                simulator.makespan_in_order(&reversed);
+                simulator.timeline();
+            }
+            if !is_kept {
+                simulator.undo();
+                order.swap(a, b);
+            }
+            let standing: Vec<usize> = simulator.standing().iter().map(|&j| j as usize).collect();
+            prop_assert_eq!(&standing, &order);
+            prop_assert_eq!(simulator.makespan_ns(), whole.makespan_in_order(&order));
+        }
+        let reversed: Vec<usize> = (0..m).rev().collect();
+        let composed: Vec<usize> = reversed.iter().map(|&at| order[at]).collect();
+        prop_assert_eq!(simulator.makespan_in_order(&reversed), whole.makespan_in_order(&composed));
     }
 
     /// Per rank no overlap; every input earlier than its use; makespan at least every load and every path of
@@ -51,12 +160,14 @@ proptest! {
         }
         for span in &timeline.spans {
             prop_assert_eq!(span.duration_ns(), duration_ns(&step, span.rank, span.action));
-            for input in inputs(&step, span.rank, span.action) {
-                prop_assert!(end[&input] + step.transfer_ns <= span.start_ns);
+            for input in inputs(&step, &lists(&step), span.rank, span.action) {
+                let transfer_ns = if input.0 == span.rank { 0 } else { step.transfer_ns };
+                prop_assert!(end[&input] + transfer_ns <= span.start_ns);
             }
         }
         for (rank, tail_ns) in step.tail_ns.iter().enumerate() {
-            let load: u64 = step.forward_ns[rank].iter().chain(&step.backward_ns[rank]).sum();
+            let of_rank = timeline.spans.iter().filter(|span| span.rank.index() == rank);
+            let load: u64 = of_rank.map(Span::duration_ns).sum();
             prop_assert!(timeline.makespan_ns >= load + tail_ns);
         }
         let tails: u64 = step.tail_ns.iter().sum();
@@ -70,8 +181,9 @@ proptest! {
     fn longer_is_never_shorter(step in steps(), at in any::<prop::sample::Index>(), more_ns in 1u64..50) {
         let before = simulate_step(&step).unwrap().makespan_ns;
         let mut longer = step.clone();
-        let StepInput { forward_ns, backward_ns, tail_ns, transfer_ns, .. } = &mut longer;
-        let mut times: Vec<&mut u64> = forward_ns.iter_mut().chain(backward_ns).flatten().collect();
+        let StepInput { forward_ns, backward_ns, input_ns, weight_ns, tail_ns, transfer_ns, .. } = &mut longer;
+        let rows = forward_ns.iter_mut().chain(backward_ns).chain(input_ns).chain(weight_ns);
+        let mut times: Vec<&mut u64> = rows.flatten().collect();
         times.extend(tail_ns);
         times.push(transfer_ns);
         let place = at.index(times.len());
@@ -98,6 +210,8 @@ proptest! {
         let mut even = StepInput { transfer_ns: 0, ..step };
         even.forward_ns.iter_mut().flatten().for_each(|ns| *ns = f);
         even.backward_ns.iter_mut().flatten().for_each(|ns| *ns = b);
+        even.input_ns.iter_mut().flatten().for_each(|ns| *ns = b / 2);
+        even.weight_ns.iter_mut().flatten().for_each(|ns| *ns = b - b / 2);
         even.tail_ns.fill(0);
         let idle = simulate_step(&even).unwrap().idle_ns;
         prop_assert_eq!((idle.imbalance, idle.transfer), (0, 0));
@@ -124,6 +238,8 @@ proptest! {
         let step_moved = StepInput {
             forward_ns: moved(&step.forward_ns),
             backward_ns: moved(&step.backward_ns),
+            input_ns: moved(&step.input_ns),
+            weight_ns: moved(&step.weight_ns),
             feeds: order.iter().map(|&j| step.feeds[j].clone()).collect(),
             ..step.clone()
         };
@@ -184,11 +300,15 @@ proptest! {
         let ranks = step.layout.num_ranks() as usize;
         step.forward_ns.truncate(ranks);
         step.backward_ns.truncate(ranks);
+        step.input_ns.truncate(ranks);
+        step.weight_ns.truncate(ranks);
         step.tail_ns = vec![0; ranks];
         step.feeds = vec![vec![vec![true]]; step.num_microbatches as usize];
         let durations = Durations {
             forward_ns: step.forward_ns.clone(),
             backward_ns: step.backward_ns.clone(),
+            input_ns: step.input_ns.clone(),
+            weight_ns: step.weight_ns.clone(),
             transfer_ns: step.transfer_ns,
         };
         for order in ORDERS {

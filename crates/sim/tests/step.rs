@@ -6,7 +6,7 @@ mod common;
 
 use common::layout;
 use dflop_sim::{
-    SimError, StepInput, durations_of, idle_of, measured_timeline, simulate_lists, simulate_step,
+    SimError, StepInput, durations_of, idle_of, measured_timeline, perfetto, simulate_lists, simulate_step,
 };
 use dflop_types::{Action, Hint, Idle, PipelineOrder, Rank, Span, Timeline};
 
@@ -18,9 +18,12 @@ fn step() -> StepInput {
         num_microbatches: 2,
         forward_ns: vec![vec![3, 1], vec![5, 0], vec![2, 2]],
         backward_ns: vec![vec![2, 2], vec![1, 0], vec![3, 3]],
+        input_ns: Vec::new(),
+        weight_ns: Vec::new(),
         feeds: vec![vec![vec![true], vec![true]], vec![vec![true], vec![false]]],
         transfer_ns: 0,
         tail_ns: vec![0, 0, 0],
+        ready_ns: Vec::new(),
     }
 }
 
@@ -51,7 +54,7 @@ fn two_encoders_feed_one_llm() {
     assert_eq!((timeline.num_ranks, timeline.makespan_ns), (3, 17));
     // Idle is 3 x 17 - 24 = 27. With mean F 13/6 -> 2 and B 11/6 -> 1 and these feeds, encoder 0 runs 0..2,
     // 2..4, 5..6, 8..9, so that 3 x 9 - 18 = 9 are ramp.
-    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 18, transfer: 0 });
+    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 18, transfer: 0, data_wait: 0 });
 }
 
 /// A component meets before its tails, the other does not wait for it; tails are neither idle nor spans.
@@ -60,7 +63,7 @@ fn tails() {
     let timeline = simulate_step(&StepInput { tail_ns: vec![4, 4, 1], ..step() }).unwrap();
     // The encoders meet at 17 and end at 21, the LLM ends at 16. 3 x 21 - 24 - 9 = 30 are idle.
     assert_eq!(timeline.makespan_ns, 21);
-    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 21, transfer: 0 });
+    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 21, transfer: 0, data_wait: 0 });
     assert_eq!(timeline.spans, simulate_step(&step()).unwrap().spans);
     let empty = StepInput {
         num_microbatches: 0,
@@ -72,7 +75,7 @@ fn tails() {
     };
     let timeline = simulate_step(&empty).unwrap();
     assert_eq!((timeline.makespan_ns, timeline.spans.len()), (4, 0));
-    assert_eq!(timeline.idle_ns, Idle { ramp: 0, imbalance: 3, transfer: 0 });
+    assert_eq!(timeline.idle_ns, Idle { ramp: 0, imbalance: 3, transfer: 0, data_wait: 0 });
 }
 
 /// A text-only microbatch waits for no encoder.
@@ -157,6 +160,91 @@ fn lists_that_never_end() {
         problems(simulate_lists(&step(), &crossed[..2]).unwrap_err()),
         ["lists: 2 ranks, the layout has 3"]
     );
+}
+
+/// One encoder rank and one LLM rank, two microbatches, all with times of I and W.
+fn split_step() -> StepInput {
+    StepInput {
+        layout: layout((1, 1), (1, 1)),
+        forward_ns: vec![vec![2, 2]; 2],
+        backward_ns: vec![vec![4, 4]; 2],
+        input_ns: vec![vec![1, 1], vec![2, 2]],
+        weight_ns: vec![vec![3, 3], vec![2, 2]],
+        feeds: vec![vec![vec![true]]; 2],
+        tail_ns: vec![0, 0],
+        ..step()
+    }
+}
+
+/// The gradient leaves after I, W waits for nobody, and lists may mix B with I and W.
+#[test]
+fn split_backwards() {
+    let lists = ["0F0 0F1 0I0 0I1 0W0 0W1", "1F0 1I0 1F1 1W0 1B1"].map(list);
+    let timeline = simulate_lists(&split_step(), &lists).unwrap();
+    assert_eq!(written(&timeline, 1), "1F0 2..4, 1I0 4..6, 1F1 6..8, 1W0 8..10, 1B1 10..14");
+    assert_eq!(written(&timeline, 0), "0F0 0..2, 0F1 2..4, 0I0 6..7, 0I1 14..15, 0W0 15..18, 0W1 18..21");
+    // Idle is 2 x 21 - 24 = 18, the work of these lists. With F 2, B 4, I (1 + 1 + 2) / 3 = 1 and
+    // W (3 + 3 + 2) / 3 = 2 rank 1 ends at 2 + 2 + 1 + 2 + 2 + 4 = 13 and rank 0 at 13 + 1 + 2 + 2 = 18:
+    // 2 x 18 - (4 + 2 + 4) - (4 + 1 + 2 + 4) = 15 are ramp.
+    assert_eq!(timeline.makespan_ns, 21);
+    assert_eq!(timeline.idle_ns, Idle { ramp: 15, imbalance: 3, transfer: 0, data_wait: 0 });
+    assert!(perfetto(&[("split", &timeline)]).contains(r#""name":"1W0","cat":"weight gradient""#));
+}
+
+/// What is wrong with I and W in a list is said.
+#[test]
+fn split_backwards_are_checked() {
+    let refused =
+        |zero: &str, one: &str| simulate_lists(&split_step(), &[list(zero), list(one)]).unwrap_err();
+    let whole = "0F0 0F1 0B0 0B1";
+    assert_eq!(
+        problems(refused(whole, "1F0 1I0 1F1 1B1 1I1 1W1")),
+        [
+            "lists[1]: `1W0` stands 0 times, each action of the rank must stand once",
+            "lists[1]: `1B1` stands beside an `I` or `W` of its microbatch",
+        ]
+    );
+    assert_eq!(
+        problems(refused(whole, "1F0 1B0 1F1 1I1 1W1 1W1")),
+        ["lists[1]: `1W1` stands 2 times, each action of the rank must stand once"]
+    );
+    assert_eq!(
+        refused(whole, "1F0 1W0 1I0 1F1 1B1").to_string(),
+        "the action lists never end: rank 1 waits at `1W0` for `1I0` of rank 1, which waits at `1W0`"
+    );
+    let spans = simulate_lists(&split_step(), &[list(whole), list("1F0 1I0 1F1 1W0 1B1")]).unwrap().spans;
+    assert_eq!(
+        problems(measured_timeline(&split_step(), &spans).unwrap_err()),
+        ["spans: `1I0` is not an action of rank 1", "spans: `1W0` is not an action of rank 1"]
+    );
+    let ragged = StepInput { weight_ns: vec![vec![3, 3], vec![2]], ..split_step() };
+    assert_eq!(problems(simulate_step(&ragged).unwrap_err()), ["weight_ns[1]: 1 microbatch, the step has 2"]);
+}
+
+/// An order that a layout cannot run is refused by its name.
+#[test]
+fn orders_that_a_layout_cannot_run() {
+    let refused = |order| problems(simulate_step(&StepInput { order, ..step() }).unwrap_err());
+    assert_eq!(
+        refused(PipelineOrder::Interleaved),
+        ["order: `interleaved-1f1b` needs several stages a rank, a layout has one"]
+    );
+    assert_eq!(refused(PipelineOrder::ZeroBubble), ["order: `zero-bubble` needs `input_ns` and `weight_ns`"]);
+}
+
+/// A rank starts when its data is there, and what that costs is a cause of its own.
+#[test]
+fn waiting_for_data() {
+    let late = StepInput { ready_ns: vec![0, 4, 1], ..step() };
+    let timeline = simulate_step(&late).unwrap();
+    // Encoder 1 runs F0 from 4 to 9 in place of 0 to 5: all after it is 4 later, on 3 ranks.
+    assert_eq!(written(&timeline, 1), "0F0 4..9, 0F1 9..9, 0B0 14..15, 0B1 15..15");
+    assert_eq!(timeline.makespan_ns, 21);
+    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 18, transfer: 0, data_wait: 12 });
+    let measured = measured_timeline(&late, &timeline.spans).unwrap();
+    assert_eq!(measured.idle_ns, timeline.idle_ns);
+    let ragged = StepInput { ready_ns: vec![0, 4], ..step() };
+    assert_eq!(problems(simulate_step(&ragged).unwrap_err()), ["ready_ns: 2 ranks, the layout has 3"]);
 }
 
 /// A rank that only waits behind a circle is not blamed for it.
@@ -253,7 +341,7 @@ fn an_impossible_measurement_still_adds_up() {
     }
     let timeline = measured_timeline(&step(), &spans).unwrap();
     assert_eq!(timeline.makespan_ns, 11);
-    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 0, transfer: 0 });
+    assert_eq!(timeline.idle_ns, Idle { ramp: 9, imbalance: 0, transfer: 0, data_wait: 0 });
 }
 
 /// An input survives its JSON.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
 
 use dflop_sim::order;
-use dflop_types::{Action, PipelineOrder};
+use dflop_types::{Action, PipelineOrder, Rank};
 
 /// Each recorded list, action for action.
 #[test]
@@ -15,19 +15,31 @@ fn the_lists_are_pytorchs() {
         let [name, num_stages, num_microbatches] = size.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{line}");
         };
+        let expected: Vec<Action> = list.split(' ').map(|action| action.parse().unwrap()).collect();
+        let m = num_microbatches.parse().unwrap();
+        num_lists += 1;
         let order = match name {
             "gpipe" => PipelineOrder::GPipe,
             "1f1b" => PipelineOrder::OneFOneB,
+            "zero-bubble" => PipelineOrder::ZeroBubble,
+            "interleaved-1f1b" => {
+                let (ranks, local) = num_stages.split_once('x').unwrap();
+                let (ranks, local): (u32, u32) = (ranks.parse().unwrap(), local.parse().unwrap());
+                let rank = Rank(expected[0].stage.0 % ranks);
+                assert_eq!(order::interleaved(rank, ranks, ranks * local, m).unwrap(), expected, "{size}");
+                continue;
+            }
             _ => panic!("{line}"),
         };
-        let expected: Vec<Action> = list.split(' ').map(|action| action.parse().unwrap()).collect();
-        let (p, m) = (num_stages.parse().unwrap(), num_microbatches.parse().unwrap());
+        let p = num_stages.parse().unwrap();
         assert_eq!(order::actions(order, expected[0].stage, p, m), expected, "{size}");
-        num_lists += 1;
     }
     assert_eq!(
         num_lists,
-        (1 + 1 + 2 + 2 + 3 + 4 + 4 + 4 + 8 + 8) + (1 + 1 + 2 + 3 + 4 + 4 + 8),
+        (1 + 1 + 2 + 2 + 3 + 4 + 4 + 4 + 8 + 8)
+            + (1 + 1 + 2 + 3 + 4 + 4 + 8)
+            + (1 + 1 + 2 + 3 + 4 + 4 + 4 + 8 + 8)
+            + (1 + 2 + 2 + 3 + 3 + 4 + 4 + 4 + 8),
         "the file is whole"
     );
 }

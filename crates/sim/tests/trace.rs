@@ -11,6 +11,7 @@ fn timeline() -> Timeline {
         forward_ns: vec![vec![1_001, 2_000], vec![999, 0]],
         backward_ns: vec![vec![3_000, 1], vec![1_500, 1_500]],
         transfer_ns: 250,
+        ..Durations::default()
     };
     simulate(&durations, PipelineOrder::OneFOneB).unwrap()
 }

@@ -224,9 +224,12 @@ impl ProfileHasher {
         let segments = shape.encoder_segments.iter().flat_map(|s| [u64::from(s.count), u64::from(s.tokens)]);
         let sizes = [shape.feature_tokens, shape.llm_tokens, shape.label_tokens].map(u64::from);
         let media = [sample.media_bytes, sample.media_ms, sample.record_hash, sample.media_hash];
-        let number_of_segments = [shape.encoder_segments.len() as u64];
-        for number in numbers.into_iter().chain(number_of_segments).chain(segments).chain(sizes).chain(media)
-        {
+        let parts =
+            shape.encoder_parts.iter().flat_map(|p| [p.count, p.segments, p.feature_tokens].map(u64::from));
+        // Both lengths in one number: a profile made before there were parts keeps its hash.
+        let lengths = [(shape.encoder_parts.len() as u64) << 32 | shape.encoder_segments.len() as u64];
+        let lists = lengths.into_iter().chain(segments).chain(parts);
+        for number in numbers.into_iter().chain(lists).chain(sizes).chain(media) {
             self.bytes.extend_from_slice(&number.to_le_bytes());
         }
         self.rows.update(&self.bytes);
@@ -318,7 +321,7 @@ impl DataProfile {
         problems
     }
 
-    /// SHA-256 over index, LLM tokens, label tokens and segments of `samples`, in lower-case hexadecimal: equal on all
+    /// SHA-256 over index, LLM tokens, label tokens, segments and parts of `samples`, in lower-case hexadecimal: equal on all
     /// ranks, or they train on different data. An index past the profile counts as itself alone.
     pub fn digest(&self, samples: &[SampleIndex]) -> String {
         let mut hash = Sha256::new();
@@ -330,6 +333,11 @@ impl DataProfile {
                 for segments in &shape.encoder_segments {
                     hash.update(segments.count.to_le_bytes());
                     hash.update(segments.tokens.to_le_bytes());
+                }
+                for parts in &shape.encoder_parts {
+                    hash.update(parts.count.to_le_bytes());
+                    hash.update(parts.segments.to_le_bytes());
+                    hash.update(parts.feature_tokens.to_le_bytes());
                 }
             }
         }

@@ -26,6 +26,8 @@
 //! | profile | what was measured | [`DataProfile`], [`ModelProfile`] |
 //! | plan | the chosen layout, number of microbatches, pipeline order and the prediction | [`Plan`] |
 //! | rejection | why a candidate cannot be the plan | [`Rejection`] |
+//! | part | the smallest run of encoder segments whose features are made of them alone: an image, a frame | [`EncoderParts`] |
+//! | share | some parts of a sample, encoded on one replica | [`EncoderShare`] |
 //! | schedule | for one global batch: which samples form which microbatch on which replica, in order | [`Schedule`] |
 //! | pipeline order | the order of forward and backward on each stage | [`PipelineOrder`] |
 //! | action | one cell: stage, letter, microbatch; `2F0` as PyTorch writes it | [`Action`] |
@@ -63,6 +65,6 @@ pub use model_profile::{
 };
 pub use number::{grouped, thousands};
 pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
-pub use schedule::{Schedule, ScheduleError};
-pub use shape::{EncoderSegments, MicrobatchShape, SampleShape};
+pub use schedule::{EncoderShare, Schedule, ScheduleError};
+pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
 pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

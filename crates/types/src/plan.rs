@@ -14,6 +14,15 @@ pub enum PipelineOrder {
     /// One forward, one backward, after a warm-up as deep as the stages that follow.
     #[serde(rename = "1f1b")]
     OneFOneB,
+    /// 1F1B over several stages a rank, dealt round: less ramp for more messages.
+    #[serde(rename = "interleaved-1f1b")]
+    Interleaved,
+    /// 1F1B with the backward split into gradients of inputs (I) and of weights (W), which fill the drain.
+    #[serde(rename = "zero-bubble")]
+    ZeroBubble,
+    /// Lists made for each step from its predicted durations, within the memory cap.
+    #[serde(rename = "data-aware")]
+    DataAware,
 }
 
 impl fmt::Display for PipelineOrder {
@@ -21,6 +30,9 @@ impl fmt::Display for PipelineOrder {
         f.pad(match self {
             Self::GPipe => "gpipe",
             Self::OneFOneB => "1f1b",
+            Self::Interleaved => "interleaved-1f1b",
+            Self::ZeroBubble => "zero-bubble",
+            Self::DataAware => "data-aware",
         })
     }
 }

@@ -97,7 +97,8 @@ impl Span {
 /// Idle time of all ranks within the makespan, split by cause; the parts add up to ranks x makespan - busy.
 ///
 /// *Ramp* is what the same order idles when every action of a kind takes its mean time: fill and drain of the
-/// pipeline. *Imbalance* is what the real durations add with free transfers. *Transfer* is the rest.
+/// pipeline. *Imbalance* is what the real durations add with free transfers. *Data wait* is what ranks add that
+/// start later because their data is not there. *Transfer* is the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Idle {
     /// Fill and drain, in nanoseconds.
@@ -106,12 +107,15 @@ pub struct Idle {
     pub imbalance: u64,
     /// Waiting for data under way between ranks, in nanoseconds.
     pub transfer: u64,
+    /// Waiting for the data of the step, in nanoseconds.
+    #[serde(default)]
+    pub data_wait: u64,
 }
 
 impl Idle {
     /// Idle time of all causes, in nanoseconds.
     pub const fn total_ns(&self) -> u64 {
-        self.ramp + self.imbalance + self.transfer
+        self.ramp + self.imbalance + self.transfer + self.data_wait
     }
 }
 
@@ -133,6 +137,17 @@ impl Timeline {
     pub fn bubble_ratio(&self) -> f64 {
         let whole = u64::from(self.num_ranks) * self.makespan_ns;
         if whole == 0 { 0.0 } else { self.idle_ns.total_ns() as f64 / whole as f64 }
+    }
+
+    /// Time the busiest rank worked, in nanoseconds: no order of the same actions is faster.
+    pub fn ideal_ns(&self) -> u64 {
+        let mut loads_ns = vec![0; self.num_ranks as usize];
+        for span in &self.spans {
+            if let Some(load_ns) = loads_ns.get_mut(span.rank.index()) {
+                *load_ns += span.duration_ns();
+            }
+        }
+        loads_ns.into_iter().max().unwrap_or(0)
     }
 
     /// Time the ranks worked, in nanoseconds, over all ranks.

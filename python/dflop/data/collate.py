@@ -1,7 +1,7 @@
 """Samples packed into the tensors of one microbatch; no padding anywhere.
 
-    [Sample]          --llm_input-->     LlmInput: ids, mask, positions, targets [T]; cu_seqlens [M + 1]
-    [Sample], [tiles] --encoder_input--> EncoderInput: pixels_NCHW, media
+    [Sample]               --llm_input-->     LlmInput: ids, mask, positions, targets [T]; cu_seqlens [M + 1]
+    [SampleShare], [tiles] --encoder_input--> EncoderInput: pixels_NCHW, media
 
 Shape letters as in `models/adapter.py`: N tiles, T LLM tokens of all samples, M samples.
 """
@@ -17,7 +17,8 @@ from dflop.models.adapter import EncoderInput, LlmInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dflop.data.dataset import Sample
+    from dflop.data.sample import Sample
+    from dflop.data.shares import SampleShare
 
 
 def llm_input(samples: Sequence[Sample]) -> LlmInput:
@@ -43,28 +44,27 @@ def llm_input(samples: Sequence[Sample]) -> LlmInput:
 
 
 def encoder_input(
-    samples: Sequence[Sample], tiles: Sequence[torch.Tensor], dtype: torch.dtype
+    shares: Sequence[SampleShare], tiles: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> EncoderInput:
-    """The tiles of the samples one after the other, as the encoder reads them; on the CPU.
+    """The tiles of the shares one after the other, as the encoder reads them; on the CPU.
 
     Args:
-        samples: In packing order; at least one, each with media.
-        tiles: All tiles of each sample, [n, 3, S, S].
+        shares: In packing order; at least one, each with media.
+        tiles: All tiles of each share, [n, 3, S, S].
         dtype: Of the model.
 
     Returns:
         The packed batch.
 
     Raises:
-        ValueError: A sample has another number of tiles than its media say; the message names it.
+        ValueError: A share has another number of tiles than its media say; the message names the sample.
     """
-    for sample, sample_tiles in zip(samples, tiles, strict=True):
-        expected = sum(m.num_tiles for m in sample.media)
-        if sample_tiles.shape[0] != expected:
-            name, found = f"sample `{sample.id}` ({sample.index})", sample_tiles.shape[0]
-            message = f"{name}: {found} tiles, its media have {expected}"
+    for share, share_tiles in zip(shares, tiles, strict=True):
+        if share_tiles.shape[0] != share.num_tiles:
+            name, found = f"sample `{share.sample.id}` ({share.sample.index})", share_tiles.shape[0]
+            message = f"{name}: {found} tiles, its media have {share.num_tiles}"
             raise ValueError(message)
     return EncoderInput(
         pixels_NCHW=torch.cat(list(tiles)).to(dtype),
-        media=[media for sample in samples for media in sample.media],
+        media=[run.grid for share in shares for run in share.runs],
     )

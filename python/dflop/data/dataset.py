@@ -1,7 +1,7 @@
 """Samples as tensors: tokens by the native module, tiles by the adapter, decoded ahead and cached.
 
     index --Dataset.encode--> EncodedSample --> Sample (token tensors, media)            every rank
-    index --adapter.pixels per media--> tiles [n, 3, S, S] float32 --> byte-bounded LRU   encoder ranks
+    share --adapter.pixels per media--> tiles [n, 3, S, S] float32 --> byte-bounded LRU   encoder ranks
 
 Tiles are cached as the float32 values that the adapter gave, so a tile from the cache equals a decoded one
 bit by bit, whatever the processor did. The price is four bytes a value.
@@ -12,54 +12,26 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from dflop._native import ProfileError
+from dflop.data.sample import Sample
+from dflop.data.shares import share_of
 from dflop.models.adapter import MediaGrid
 from dflop.models.media import MediaBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
-    from dflop._native import Dataset, EncodedSample, Media
+    from dflop._native import Dataset, EncodedSample
+    from dflop.data.shares import MediumRun, Parts, Share
     from dflop.models.adapter import ModelAdapter
 
 IGNORED_LABEL = -100
 """A position without loss, as PyTorch's cross entropy has it."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample as token tensors, on the CPU; its tiles are apart because only encoder ranks need them."""
-
-    index: int
-    id: str
-    input_ids_T: torch.Tensor
-    """[T] int64."""
-    feature_mask_T: torch.Tensor
-    """[T] bool; true where a feature row takes the place of the embedding."""
-    targets_T: torch.Tensor
-    """[T] int64; the label of position t + 1, so -100 at the last position."""
-    media: tuple[MediaGrid, ...]
-    files: tuple[Media, ...]
-    """Where the bytes of each of `media` are; a local file by its path, all others by `read`."""
-    num_features: int
-    """Feature rows over all media: the rows that pass the boundary for this sample."""
-
-    @property
-    def num_tokens(self) -> int:
-        """LLM tokens of the sample."""
-        return int(self.input_ids_T.shape[0])
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the token tensors, and of media that came with the record."""
-        tensors = (self.input_ids_T, self.feature_mask_T, self.targets_T)
-        return sum(t.numel() * t.element_size() for t in tensors) + sum(f.held_bytes for f in self.files)
 
 
 def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
@@ -100,14 +72,16 @@ def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
         media=media,
         files=tuple(encoded.media),
         num_features=num_features,
+        parts=tuple(tuple(m.parts) for m in encoded.media),
     )
 
 
+Key = TypeVar("Key", bound="Hashable")
 Kept = TypeVar("Kept")
 
 
-class ByteBoundedCache(Generic[Kept]):
-    """Values by index, the least recently used out when their bytes exceed the bound; for any thread."""
+class ByteBoundedCache(Generic[Key, Kept]):
+    """Values by key, the least recently used out when their bytes exceed the bound; for any thread."""
 
     def __init__(self, bound_bytes: int) -> None:
         """Empty.
@@ -117,28 +91,28 @@ class ByteBoundedCache(Generic[Kept]):
         """
         self._bound_bytes = bound_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[int, tuple[Kept, int]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[Kept, int]] = OrderedDict()
         self.num_bytes = 0
 
-    def __contains__(self, index: int) -> bool:
+    def __contains__(self, key: Key) -> bool:
         """Whether the value is kept; does not count as a use."""
-        return index in self._entries
+        return key in self._entries
 
-    def get(self, index: int) -> Kept | None:
+    def get(self, key: Key) -> Kept | None:
         """The value, now the most recently used; none if it is not kept."""
         with self._lock:
-            entry = self._entries.get(index)
+            entry = self._entries.get(key)
             if entry is None:
                 return None
-            self._entries.move_to_end(index)
+            self._entries.move_to_end(key)
             return entry[0]
 
-    def put(self, index: int, value: Kept, num_bytes: int) -> None:
+    def put(self, key: Key, value: Kept, num_bytes: int) -> None:
         """Keeps the value if it fits the bound at all, and throws out what no longer fits."""
         with self._lock:
-            if num_bytes > self._bound_bytes or index in self._entries:
+            if num_bytes > self._bound_bytes or key in self._entries:
                 return
-            self._entries[index] = (value, num_bytes)
+            self._entries[key] = (value, num_bytes)
             self.num_bytes += num_bytes
             while self.num_bytes > self._bound_bytes:
                 _, (_, oldest_bytes) = self._entries.popitem(last=False)
@@ -146,7 +120,7 @@ class ByteBoundedCache(Generic[Kept]):
 
 
 class SampleLoader:
-    """Samples and tiles by index, decoded ahead in a few threads; one per rank, used from one thread."""
+    """Samples by index and tiles by share, decoded ahead in a few threads; one per rank, for one thread."""
 
     def __init__(
         self,
@@ -168,11 +142,11 @@ class SampleLoader:
         self._dataset = dataset
         self._adapter = adapter
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
-        self._samples: ByteBoundedCache[Sample] = ByteBoundedCache(token_bytes)
-        self._tiles: ByteBoundedCache[torch.Tensor] = ByteBoundedCache(cache_bytes)
+        self._samples: ByteBoundedCache[int, Sample] = ByteBoundedCache(token_bytes)
+        self._tiles: ByteBoundedCache[Share, torch.Tensor] = ByteBoundedCache(cache_bytes)
         # Decoded or decoding and not yet asked for. Apart from the cache, so that a cache smaller than a step
         # does not throw tiles out before their first use.
-        self._ahead: dict[int, Future[torch.Tensor]] = {}
+        self._ahead: dict[Share, Future[torch.Tensor]] = {}
 
     def sample(self, index: int) -> Sample:
         """The token tensors of a sample.
@@ -192,13 +166,14 @@ class SampleLoader:
         self._samples.put(index, sample, sample.num_bytes)
         return sample
 
-    def tiles(self, index: int) -> torch.Tensor:
-        """All tiles of a sample, media after media: [n, 3, S, S] float32 on the CPU; do not write to it.
+    def tiles(self, index: int, parts: Parts = None) -> torch.Tensor:
+        """All tiles of a share, media after media: [n, 3, S, S] float32 on the CPU; do not write to it.
 
         Waits for the decoding threads if they have it, else decodes here.
 
         Args:
             index: Position in the data profile.
+            parts: Of the sample; none: all of them.
 
         Returns:
             [n, 3, S, S]; n is 0 for text alone.
@@ -207,42 +182,43 @@ class SampleLoader:
             ProfileError: A file cannot be decoded, or gives another number of tiles than profiled; the
                 message names sample and file.
         """
-        if (known := self._tiles.get(index)) is not None:
+        share = (index, parts)
+        if (known := self._tiles.get(share)) is not None:
             return known
-        future = self._ahead.pop(index, None)
-        tiles = self._decode(index) if future is None else future.result()
-        self._tiles.put(index, tiles, tiles.numel() * tiles.element_size())
+        future = self._ahead.pop(share, None)
+        tiles = self._decode(share) if future is None else future.result()
+        self._tiles.put(share, tiles, tiles.numel() * tiles.element_size())
         return tiles
 
-    def prefetch(self, indices: Iterable[int], with_tiles: bool) -> None:
+    def prefetch(self, shares: Iterable[Share], with_tiles: bool) -> None:
         """Starts reading samples in the threads and returns at once.
 
         Args:
-            indices: Samples that this rank will ask for next.
+            shares: What this rank will ask for next.
             with_tiles: Decode their media too (encoder ranks).
         """
-        for index in indices:
+        for share in shares:
             if not with_tiles:
-                if index not in self._samples:
-                    self._pool.submit(self._read_quietly, index)
-            elif index not in self._tiles and index not in self._ahead:
-                self._ahead[index] = self._pool.submit(self._decode, index)
+                if share[0] not in self._samples:
+                    self._pool.submit(self._read_quietly, share[0])
+            elif share not in self._tiles and share not in self._ahead:
+                self._ahead[share] = self._pool.submit(self._decode, share)
 
-    def fill(self, indices: Sequence[int], with_tiles: bool) -> None:
+    def fill(self, shares: Sequence[Share], with_tiles: bool) -> None:
         """Brings samples into the cache and waits for it: what follows finds them warm.
 
         Args:
-            indices: Samples that this rank will ask for next.
+            shares: What this rank will ask for next.
             with_tiles: Decode their media too (encoder ranks).
 
         Raises:
             ProfileError: As `sample` and `tiles`.
         """
-        self.prefetch(indices, with_tiles)
-        for index in indices:
+        self.prefetch(shares, with_tiles)
+        for index, parts in shares:
             self.sample(index)
             if with_tiles:
-                self.tiles(index)
+                self.tiles(index, parts)
 
     def close(self) -> None:
         """Stops the threads; what they have not begun is given up."""
@@ -255,24 +231,36 @@ class SampleLoader:
         except Exception:  # noqa: BLE001
             return
 
-    def _decode(self, index: int) -> torch.Tensor:
+    def _decode(self, share: Share) -> torch.Tensor:
+        index, parts = share
         sample = self.sample(index)
         size = self._adapter.image_size
-        parts: list[torch.Tensor] = []
-        for medium, grid in zip(sample.files, sample.media, strict=True):
-            path = medium.path
+        found: list[torch.Tensor] = []
+        for run in share_of(sample, parts).runs:
+            path = sample.files[run.medium].path
             name, file = f"sample `{sample.id}` ({index})", f"file `{path}`"
             try:
-                found = Path(path) if medium.is_local else MediaBytes(path, medium.read())
-                tiles = self._adapter.pixels(found, grid.kind, medium.frame_indices)
+                tiles = self._tiles_of(sample, run)
             except Exception as error:
                 # The adapter's own errors name the file already.
                 message = f"{name}: {error}" if path in str(error) else f"{name}, {file}: {error}"
                 raise ProfileError(message) from error
-            if tuple(tiles.shape) != (grid.num_tiles, 3, size, size):
-                expected = (grid.num_tiles, 3, size, size)
-                found = tuple(tiles.shape)
-                message = f"{name}, {file}: decoded to tiles of shape {found}, profiled as {expected}"
+            expected = (run.grid.num_tiles, 3, size, size)
+            if tuple(tiles.shape) != expected:
+                shape = tuple(tiles.shape)
+                message = f"{name}, {file}: decoded to tiles of shape {shape}, profiled as {expected}"
                 raise ProfileError(message)
-            parts.append(tiles.to(torch.float32))
-        return torch.cat(parts) if parts else torch.empty(0, 3, size, size)
+            found.append(tiles.to(torch.float32))
+        return torch.cat(found) if found else torch.empty(0, 3, size, size)
+
+    def _tiles_of(self, sample: Sample, run: MediumRun) -> torch.Tensor:
+        medium, whole = sample.files[run.medium], sample.media[run.medium]
+        found = Path(medium.path) if medium.is_local else MediaBytes(medium.path, medium.read())
+        frames, first, end = medium.frame_indices, run.first_tile, run.first_tile + run.grid.num_tiles
+        each, rest = divmod(len(frames), whole.num_tiles)
+        if each and not rest:
+            # Of a video, only the frames of the run.
+            return self._adapter.pixels(found, whole.kind, frames[each * first : each * end])
+        tiles = self._adapter.pixels(found, whole.kind, frames)
+        # All of them pass as they are: their number is compared with the profile's.
+        return tiles if run.grid.num_tiles == whole.num_tiles else tiles[first:end]

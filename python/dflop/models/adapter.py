@@ -44,6 +44,8 @@ class MediaGrid:
     """Width of the image, in pixels."""
     num_features: int
     """LLM tokens it fills; the encoder must give exactly as many rows."""
+    is_end: bool = True
+    """Whether its last tile is here; false for tiles of a medium whose rest another rank encodes."""
 
 
 @dataclass(frozen=True)

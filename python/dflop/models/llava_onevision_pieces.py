@@ -105,7 +105,10 @@ class LlavaOnevisionEncoder(nn.Module):
         shell = cast("Any", SimpleNamespace(config=self.config))
         if grid.kind == "video":
             pooled_nQD = hf.LlavaOnevisionModel.apply_pooling(shell, features_nPD)
-            features_ED = torch.cat([pooled_nQD.flatten(0, 1), newline_D[None]])
+            features_ED = pooled_nQD.flatten(0, 1)
+            # One newline a video, after its last frame, on whichever rank that is.
+            if grid.is_end:
+                features_ED = torch.cat([features_ED, newline_D[None]])
         else:
             features_ED = hf.LlavaOnevisionModel.pack_image_features(
                 shell,

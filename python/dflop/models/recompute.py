@@ -54,6 +54,35 @@ def _policy(_context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolic
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+_replaying = False
+
+
+def is_replaying() -> bool:
+    """Whether a layer is being computed again in mode `selective`: what was kept of it is as it was left.
+
+    Returns:
+        False elsewhere, in mode `full` too.
+    """
+    return _replaying
+
+
+@contextmanager
+def _replay(inner: Any) -> Iterator[None]:
+    global _replaying
+    _replaying = True
+    try:
+        with inner:
+            yield
+    finally:
+        _replaying = False
+
+
+def _selective_contexts() -> tuple[Any, Any]:
+    """What the forward runs in, and what it runs in again."""
+    first, again = create_selective_checkpoint_contexts(_policy)
+    return first, _replay(again)
+
+
 @contextmanager
 def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     """Makes each of `layers` recompute in `mode` what it runs inside the context.
@@ -78,7 +107,7 @@ def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == SELECTIVE:
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+        options["context_fn"] = _selective_contexts
     # What another context may have put there is put back at the end.
     wrapped: list[tuple[nn.Module, Any]] = []
     try:

@@ -9,7 +9,7 @@ stays in memory until the flush.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,12 @@ class WeightQueue:
             work: computes the gradient and adds it to that of the weight.
         """
         self._waiting.append(work)
+
+    def take(self) -> WeightQueue:
+        """All that waits, as a queue of its own; nothing waits here after it."""
+        taken = WeightQueue()
+        taken._waiting, self._waiting = self._waiting, []
+        return taken
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -153,28 +159,51 @@ def _is_plain(layer: nn.Embedding) -> bool:
     return layer.weight.requires_grad and not layer.sparse and layer.max_norm is None
 
 
-@contextmanager
-def split_backward(module: nn.Module) -> Iterator[WeightQueue]:
-    """Splits the backward of what `module` computes inside the context.
+class BackwardSplitter:
+    """The layers of a module whose backward can be split, found once for many backwards."""
 
-    Backward and flush may come later, outside of it. Weights shared by two layers are right too: each adds
-    its part. Under autocast the types of the forward are not followed: not for use there.
+    def __init__(self, module: nn.Module) -> None:
+        """Nothing is split yet.
+
+        Args:
+            module: its linear maps and embeddings.
+        """
+        self._queue = WeightQueue()
+        forwards = ((layer, _split_forward(layer, self._queue)) for layer in module.modules())
+        self._forwards = [(layer, forward) for layer, forward in forwards if forward is not None]
+
+    @contextmanager
+    def splitting(self) -> Iterator[WeightQueue]:
+        """Splits the backward of what the module computes inside the context.
+
+        Backward and flush may come later, outside of it; the backward of a layer that recomputes must not.
+        Weights shared by two layers are right too: each adds its part. Under autocast the types of the
+        forward are not followed: not for use there.
+
+        Yields:
+            The queue, always the same; `flush` it after each backward, or `take` what it then holds.
+        """
+        swapped: list[dict[str, Any]] = []
+        try:
+            for layer, forward in self._forwards:
+                # Past `Module.__setattr__`: a training step comes here for each of its microbatches.
+                attributes = vars(layer)
+                if "forward" not in attributes:
+                    attributes["forward"] = forward
+                    swapped.append(attributes)
+            yield self._queue
+        finally:
+            for attributes in swapped:
+                del attributes["forward"]
+
+
+def split_backward(module: nn.Module) -> AbstractContextManager[WeightQueue]:
+    """Splits the backward of what `module` computes inside the context, once.
 
     Args:
         module: its linear maps and embeddings are swapped for the time.
 
-    Yields:
-        The queue; `flush` it after each backward, before the gradients are read.
+    Returns:
+        As `BackwardSplitter.splitting`.
     """
-    queue = WeightQueue()
-    swapped: list[nn.Module] = []
-    try:
-        for layer in module.modules():
-            forward = _split_forward(layer, queue)
-            if forward is not None and "forward" not in vars(layer):
-                layer.forward = forward
-                swapped.append(layer)
-        yield queue
-    finally:
-        for layer in swapped:
-            del layer.forward
+    return BackwardSplitter(module).splitting()

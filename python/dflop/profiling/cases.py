@@ -187,19 +187,31 @@ def piece_case(
     return Case(name, forward=forward, backward=backward, **fields)
 
 
+def attention_copies(size: int) -> int:
+    """How many equal segments one run of attention takes, to be of some length.
+
+    Args:
+        size: tokens of a segment.
+
+    Returns:
+        At least 1.
+    """
+    return max(1, min(_MAX_ATTENTION_COPIES, _ATTENTION_RUN_TOKENS // size))
+
+
 def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSettings) -> Case:
     """Attention of one segment, as packed attention runs it.
 
     Args:
-        name: of the curve; the case's name is made from it.
+        name: of the case.
         kind: heads and mask.
         size: tokens of the segment.
         settings: device and dtype.
 
     Returns:
-        The case, of as many equal segments as make a run of some length.
+        The case, of `attention_copies` equal segments.
     """
-    copies = max(1, min(_MAX_ATTENTION_COPIES, _ATTENTION_RUN_TOKENS // size))
+    copies = attention_copies(size)
     heads = (kind.num_heads, kind.num_key_value_heads, kind.num_key_value_heads)
     generator = torch.Generator().manual_seed(0)
 
@@ -237,4 +249,4 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
             for tensor in states:
                 tensor.grad = None
 
-    return Case(f"{name} {size} x{copies}", size, copies, forward, backward, reset=reset)
+    return Case(name, size, copies, forward, backward, reset=reset)

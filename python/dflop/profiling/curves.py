@@ -14,6 +14,7 @@ from dflop.profiling.cases import (
     Case,
     Gradients,
     attention_case,
+    attention_copies,
     find_layers,
     piece_case,
 )
@@ -183,11 +184,23 @@ class Curve:
             self.cases[size] = self._make(size, with_recompute)
         return self.cases[size]
 
+    def case_name(self, size: int) -> str:
+        """Identity of the case of a size among the records.
+
+        Args:
+            size: one that is allowed.
+
+        Returns:
+            What `Case.name` is.
+        """
+        copies = attention_copies(size) if self.part == ATTENTION else self.built.piece.num_layers
+        return f"{self.name} {size} x{copies}"
+
     def _make(self, size: int, with_recompute: bool) -> Case:
         piece, settings, module = self.built.piece, self.built.settings, self.built.module
         if self.part == ATTENTION:
             assert self.kind is not None, "a curve of attention has its kind"
-            return attention_case(self.name, self.kind, size, settings)
+            return attention_case(self.case_name(size), self.kind, size, settings)
         segments = self.segments(size)
         prepared = piece.prepare(module, segments, settings)
         ways = [JOINT]
@@ -195,7 +208,7 @@ class Curve:
             ways.append(SPLIT)
         ways += self.recompute if with_recompute else ()
         return piece_case(
-            f"{self.name} {size} x{piece.num_layers}",
+            self.case_name(size),
             prepared.forward,
             self.gradients,
             size=size,

@@ -25,7 +25,9 @@ def launch(request: Mapping[str, Any]) -> int:
     Returns:
         The exit status: 0 done, 2 the model cannot be measured, 130 interrupted.
     """
-    if request.get("fresh"):
+    # Of several ranks the first alone keeps records; another may come here when it has begun.
+    is_first = os.environ.get("RANK", "0") == "0"
+    if request.get("fresh") and is_first:
         Path(request["partial"]).unlink(missing_ok=True)
     environment = dict(request.get("environment") or {}) | dict(os.environ)
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
@@ -38,6 +40,7 @@ def launch(request: Mapping[str, Any]) -> int:
         except KeyboardInterrupt:
             # The terminal sent it to the child too; what it has measured is kept.
             status = process.wait()
-            print("interrupted; the same command goes on from here", file=sys.stderr)
+            if is_first:
+                print("interrupted; the same command goes on from here", file=sys.stderr)
             return 128 + signal.SIGINT
     return 128 - status if status < 0 else status

@@ -4,6 +4,9 @@
 
 The model as it trains, whole, comes first; then each variant (one rank's part under tensor parallelism,
 LoRA), of which only the modules that differ are measured.
+
+Under torchrun rank 0 measures, keeps records and says what the other ranks do: nothing, or their part of a
+layer that is cut over them (`together.py`).
 """
 
 from __future__ import annotations
@@ -12,19 +15,18 @@ import dataclasses
 import gc
 import json
 import logging
-import platform
 import statistics
-import subprocess
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.errors import profile_error
 from dflop.profiling.artifact import hash_config
 from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
+from dflop.profiling.device import context_bytes, device_facts
 from dflop.profiling.families import family_of, load_pieces
 from dflop.profiling.memory import touch_heap
 from dflop.profiling.neighbour import busy_neighbours
@@ -33,7 +35,9 @@ from dflop.profiling.pieces import PieceSettings
 from dflop.profiling.records import Records, key_of
 from dflop.profiling.request import DTYPES, Request
 from dflop.profiling.session import Session, neighbour_work
+from dflop.profiling.team import Team, is_started
 from dflop.profiling.timer import timer_of
+from dflop.profiling.together import Follower, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,28 +66,67 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         progress: told after each run.
 
     Returns:
-        The profile, ready for `write_artifact`.
+        The profile, ready for `write_artifact`; on every rank.
 
     Raises:
         FileNotFoundError: there is no model.
-        ProfileError: the model cannot be built, or not even the smallest size of a module fits the device.
+        LeaderStoppedError: on ranks above 0, where another rank has failed and said why.
+        ProfileError: the model cannot be built, or not even the smallest size of a module fits the device;
+            or a rank failed, which the message names.
         ValueError: the request is not sound.
     """
     asked = Request.parse(request)
+    if not is_started():
+        return _profile(asked, progress, None)
+    with Team(asked.device) as team:
+        if team.rank > 0:
+            return _follow(asked, team)
+        profile = _profile(asked, progress, team)
+        team.finish(profile)
+        return profile
+
+
+def _follow(asked: Request, team: Team) -> dict[str, Any]:
+    """Does what rank 0 says; the profile that it made."""
+    device = torch.device(asked.device)
+    facts = _shared_facts(asked, device_facts(asked, device))
+    with _one_thread(device.type == "cpu"), _no_collection():
+        if device.type == "cpu":
+            touch_heap(_HEAP_BYTES)
+        return team.serve(Follower(asked, facts, load_pieces(asked.model_dir), team))
+
+
+def _shared_facts(asked: Request, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be equal on all ranks."""
+    limits = {name: value for name, value in dataclasses.asdict(asked).items() if name.startswith("max_")}
+    return {**facts, **limits, "config.json": hash_config(asked.model_dir)}
+
+
+def _check_alike(team: Team, facts: Mapping[str, Any]) -> None:
+    found = team.do(team.num_ranks, "differences", [facts], list, "comparing what it is and has")
+    problems = [f"rank {rank}: {text}" for rank, differs in enumerate(found) for text in differs]
+    if problems:
+        raise profile_error("ranks that differ cannot be measured together: " + "; ".join(problems))
+
+
+def _profile(asked: Request, progress: Progress | None, team: Team | None) -> dict[str, Any]:
     family = family_of(asked.model_dir)
     device = torch.device(asked.device)
     is_cpu = device.type == "cpu"
-    facts = _device_facts(asked, device)
-    reserve = {"context_bytes": _context_bytes(device), "allocator_overhead_permille": 0}
+    facts = device_facts(asked, device)
+    reserve = {"context_bytes": context_bytes(device), "allocator_overhead_permille": 0}
     config_hash = hash_config(asked.model_dir)
     records = Records(asked.partial, key_of({**facts, "model_config": config_hash, "method": METHOD}))
+    if team is not None:
+        _check_alike(team, _shared_facts(asked, facts))
     with _one_thread(is_cpu), _no_collection():
         # First: its ranks are forked, and this process has no threads of its own yet.
-        network = _network(asked, records, facts["num_neighbours"])
+        network = _network(asked, records, facts["num_neighbours"], team)
         if is_cpu:
             touch_heap(_HEAP_BYTES)
         pieces = load_pieces(asked.model_dir)
-        modules, variants = _Measuring(asked, records, progress, facts["num_neighbours"]).run(pieces)
+        measuring = _Measuring(asked, records, progress, facts["num_neighbours"], team)
+        modules, variants = measuring.run(pieces)
     return {
         "made_from": {"model_config": config_hash},
         "family": family,
@@ -99,13 +142,21 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
     }
 
 
-def _network(request: Request, records: Records, num_neighbours: int) -> dict[str, Any]:
+def _network(request: Request, records: Records, num_neighbours: int, team: Team | None) -> dict[str, Any]:
     """The links between ranks, measured unless the records have them."""
     name = "network" if request.network else "network quick"
     if name not in records.facts:
-        measured = measure_network(
-            request.device, num_neighbours, is_quick=not request.network, budget_s=request.budget_s
-        )
+        quick, budget_s = not request.network, request.budget_s
+
+        def measure() -> dict[str, Any]:
+            return measure_network(request.device, num_neighbours, is_quick=quick, budget_s=budget_s)
+
+        if team is None:
+            measured = measure()
+        else:
+            asked = [num_neighbours, quick, budget_s]
+            what = "measuring the links"
+            measured = team.do(team.num_ranks, "measure_network", asked, measure, what, together=True)[0]
         if not measured["links"]:
             # Perhaps the ranks can talk the next time.
             return measured
@@ -117,10 +168,15 @@ class _Measuring:
     """The sessions of one request, one after the other."""
 
     def __init__(
-        self, request: Request, records: Records, progress: Progress | None, num_neighbours: int
+        self,
+        request: Request,
+        records: Records,
+        progress: Progress | None,
+        num_neighbours: int,
+        team: Team | None,
     ) -> None:
         self.request, self.records, self.progress = request, records, progress
-        self.num_neighbours = num_neighbours
+        self.num_neighbours, self.team = num_neighbours, team
         self.gradients = Gradients()
         self.whole = PieceSettings(torch.device(request.device), DTYPES[request.dtype])
 
@@ -135,19 +191,39 @@ class _Measuring:
         variants = []
         for index, settings in enumerate(wanted):
             part = (1.0 - share) / len(wanted)
+            num_ranks = self._ranks_for(settings.tensor_parallel_degree)
             label = f"tp{settings.tensor_parallel_degree} lora{settings.lora_rank} "
+            if num_ranks > 1:
+                # Times with the sums and without are not to be taken for each other.
+                label += "collectives "
             made = self._build_variant(pieces, settings, label, signatures)
             if made is None:
                 continue
+            if settings.tensor_parallel_degree > num_ranks:
+                self._say_alone(settings.tensor_parallel_degree)
+            done = share + index * part
             variants.append(
                 {
                     "tensor_parallel_degree": settings.tensor_parallel_degree,
                     "lora_rank": settings.lora_rank,
-                    "has_collectives": False,
-                    "modules": self._measure(made, label, share + index * part, part) if made else {},
+                    "has_collectives": num_ranks > 1,
+                    "modules": self._measure(made, label, done, part, num_ranks) if made else {},
                 }
             )
         return modules, variants
+
+    def _ranks_for(self, degree: int) -> int:
+        """Ranks that measure a layer cut over `degree`: as many, or one alone."""
+        is_whole = self.team is not None and degree <= self.team.ranks_per_node
+        return degree if is_whole else 1
+
+    def _say_alone(self, degree: int) -> None:
+        _LOG.warning(
+            "tensor parallel degree %d: %s; one rank's part is measured alone, and what the ranks sum up is "
+            "added from the network",
+            degree,
+            "not run under torchrun" if self.team is None else f"{self.team.ranks_per_node} ranks a node",
+        )
 
     def _variants(self) -> list[PieceSettings]:
         ranks = [0, self.request.lora_rank] if self.request.lora_rank else [0]
@@ -181,14 +257,22 @@ class _Measuring:
             return None
         return [one for one in made if one.signature != signatures[one.piece.name]]
 
-    def _measure(self, built: Sequence[Built], label: str, done: float, share: float) -> dict[str, Any]:
+    def _measure(
+        self, built: Sequence[Built], label: str, done: float, part: float, num_ranks: int = 1
+    ) -> dict[str, Any]:
         """One session: its modules as the profile has them."""
         curves = build_curves(built, self.request, self.gradients)
-        budget_s = self.request.budget_s * share
-        session = Session(curves, self.request, budget_s, self.records, self.progress, label)
+        bench = None
+        if num_ranks > 1:
+            assert self.team is not None, "without a team one rank measures"
+            bench = share(built, curves, label, self.team, num_ranks)
+        budget_s = self.request.budget_s * part
+        session = Session(curves, self.request, budget_s, self.records, self.progress, label, bench)
         session.prepare()
-        with busy_neighbours(self.num_neighbours, neighbour_work(curves)):
-            session.measure(done, share)
+        # Ranks that take part are neighbours themselves.
+        beside = max(0, self.num_neighbours + 1 - num_ranks)
+        with busy_neighbours(beside, neighbour_work(curves, bench.sums if bench else None)):
+            session.measure(done, part)
             if not label and "optimizer_ns_per_million" not in self.records.numbers:
                 self.records.add_number("optimizer_ns_per_million", _time_optimizer(built, self.whole.device))
         return assemble(curves, self.records)
@@ -199,52 +283,6 @@ def _hidden_size(request: Request) -> int:
     config = json.loads((request.model_dir / "config.json").read_bytes())
     text = config.get("text_config", config)
     return int(text["hidden_size"])
-
-
-def _device_facts(request: Request, device: torch.device) -> dict[str, Any]:
-    """`Device` of the profile."""
-    is_cpu = device.type == "cpu"
-    return {
-        "kind": device.type,
-        "name": _device_name(device),
-        "num_threads": 1 if is_cpu else 0,
-        "num_neighbours": request.num_neighbours if is_cpu else 0,
-        "dtype": request.dtype,
-        "torch": torch.__version__,
-        "driver": "" if is_cpu else _driver_version(),
-        # Ranks on a CPU share what there is.
-        "memory_bytes": 0 if is_cpu else torch.cuda.get_device_properties(device).total_memory,
-    }
-
-
-def _driver_version() -> str:
-    """Version of the GPU's driver, as `nvidia-smi` says it; else the newest CUDA that the driver knows."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return answer.splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return f"CUDA {cast('Any', torch._C)._cuda_getDriverVersion()}"
-
-
-def _context_bytes(device: torch.device) -> int:
-    """Bytes of the device that are taken before the first tensor; 0 on a CPU."""
-    if device.type == "cpu":
-        return 0
-    torch.cuda.init()
-    free, total = torch.cuda.mem_get_info(device)
-    return max(total - free - torch.cuda.memory_reserved(device), 0)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 @contextmanager

@@ -7,28 +7,29 @@ Cases take turns in every round, so that drift (clock rate, other load) strikes 
 
 from __future__ import annotations
 
-import gc
+import functools
 import logging
 import random
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
 from dflop.profiling import adaptive
-from dflop.profiling.cases import JOINT, LINEAR, Case, find_layers
-from dflop.profiling.curves import LAYERS
-from dflop.profiling.memory import saved_for_backward, watch_allocations
-from dflop.profiling.timer import timer_of
+from dflop.profiling.cases import JOINT, LINEAR, Case
+from dflop.profiling.workbench import Workbench
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dflop.profiling.curves import Curve
+    from dflop.profiling.families.shards import Sums
     from dflop.profiling.progress import Progress
     from dflop.profiling.records import Records
     from dflop.profiling.request import Request
+    from dflop.profiling.workbench import Bench
 
 _LOG = logging.getLogger("dflop")
 
@@ -64,6 +65,7 @@ class Session:
         records: Records,
         progress: Progress | None,
         label: str,
+        bench: Bench | None = None,
     ) -> None:
         """A session that has measured nothing but what `records` hold.
 
@@ -75,11 +77,12 @@ class Session:
             records: of this and earlier sessions.
             progress: told after each run.
             label: of the variant; empty for the whole model as it trains.
+            bench: where the cases of `curves` run; None: here.
         """
         self.curves, self.request, self.records, self.progress = curves, request, records, progress
         self.label = label
         self.device = torch.device(request.device)
-        self.timer = timer_of(self.device)
+        self._bench = bench or Workbench(curves, self.device)
         self._order = random.Random(0)
         self._by_name = {curve.name: curve for curve in curves}
         self._budget_s = budget_s
@@ -131,22 +134,21 @@ class Session:
             return True
         if curve.out_of_memory_at is not None and size >= curve.out_of_memory_at:
             return False
-        try:
-            self._warm_up(curve.case(size, with_recompute=with_recompute), curve)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+        prefix = curve.case_name(size) + " "
+        numbers = self.records.numbers
+        known = {name[len(prefix) :]: numbers[name] for name in numbers if name.startswith(prefix)}
+        found = self._bench.try_size(curve.name, size, with_recompute=with_recompute, known=known)
+        if found is None:
             self._note_out_of_memory(curve, size)
             return False
+        for name, number in found.items():
+            self.records.add_number(prefix + name, number)
         if f"{curve.name} size {size}" not in self.records.numbers:
             self.records.add_number(f"{curve.name} size {size}", 1)
         return all(self._add_segment(curve, segment) for segment in set(curve.cases[size].segments))
 
     def _note_out_of_memory(self, curve: Curve, size: int) -> None:
-        curve.cases.pop(size, None)
         curve.out_of_memory_at = size
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
         self.records.add_number(f"{curve.name} out_of_memory {size}", 1)
         _LOG.warning("%s: out of memory at size %d, measured up to the size before", curve.name, size)
 
@@ -154,40 +156,6 @@ class Session:
         """Sees to it that what is subtracted from a pack is measured, too."""
         name = curve.name.removesuffix(LINEAR) + "attention"
         return self._add(self._by_name[name], segment, with_recompute=False)
-
-    def _warm_up(self, case: Case, curve: Curve) -> None:
-        """Runs a case once in each way, and counts its bytes if that is still to be done."""
-        numbers = self.records.numbers
-        if f"{case.name} workspace" not in numbers:
-            self._count_bytes(case, curve)
-        for way in case.ways:
-            if way == JOINT:
-                case.run_untimed(way)
-            elif f"{case.name} {way} bytes" not in numbers:
-                with case.steps(way) as steps:
-                    result, allocated = watch_allocations(lambda: steps[0](None), self.device)
-                    for step in steps[1:]:
-                        result = step(result)
-                kept = max(allocated.end_bytes, 0) + numbers[f"{case.name} common bytes"]
-                self.records.add_number(f"{case.name} {way} bytes", kept)
-
-    def _count_bytes(self, case: Case, curve: Curve) -> None:
-        parameters = list(curve.built.module.parameters())
-        case.reset()
-        # Caches of libraries and first-time buffers are no workspace.
-        case.run_untimed()
-        piece = curve.built.piece
-        is_stack = piece.name in LAYERS and piece.num_layers > 1
-        layers = find_layers(curve.built.module, piece.num_layers) if is_stack else ()
-        saved = saved_for_backward(case.forward, parameters, case.inputs, layers)
-        # What layers run at once keep together counts for each of them: a stage may hold one alone.
-        self.records.add_number(f"{case.name} common bytes", saved.common_bytes)
-        self.records.add_number(f"{case.name} bytes", saved.total_bytes + saved.common_bytes)
-        case.reset()
-        result, forward = watch_allocations(case.forward, self.device)
-        _, backward = watch_allocations(lambda: case.backward(result), self.device)
-        workspace = max(forward.peak_bytes - max(forward.end_bytes, 0), backward.peak_bytes)
-        self.records.add_number(f"{case.name} workspace", workspace)
 
     def measure(self, done_ratio: float, share: float) -> None:
         """Measures until the budget is spent and each case has its runs.
@@ -211,7 +179,7 @@ class Session:
 
     def _explore(self) -> None:
         """Adds sizes while there is time and something to gain."""
-        self._first_runs(case for curve in self.curves for case in curve.cases.values())
+        self._first_runs(self._all_cases())
         while self._spent_ratio() < _EXPLORE_RATIO:
             gaps = self.gaps()
             self._error = adaptive.largest_error(gaps)
@@ -225,26 +193,29 @@ class Session:
             if not wanted:
                 self._is_explored = True
                 return
-            added: list[Case] = []
+            added: list[tuple[Curve, Case]] = []
             for name, size in wanted:
                 curve = self._by_name[name]
                 if self._add(curve, size, with_recompute=False):
-                    added.append(curve.cases[size])
+                    added.append((curve, curve.cases[size]))
             self._first_runs(added)
             # The segments that packs brought along.
-            self._first_runs(case for curve in self.curves for case in curve.cases.values())
+            self._first_runs(self._all_cases())
+
+    def _all_cases(self) -> list[tuple[Curve, Case]]:
+        return [(curve, case) for curve in self.curves for case in curve.cases.values()]
 
     def _allowed(self, name: str, size: int) -> int:
         return self._by_name[name].allowed(size)
 
-    def _first_runs(self, cases: Iterable[Case]) -> None:
+    def _first_runs(self, cases: Iterable[tuple[Curve, Case]]) -> None:
         """Runs until each case has been run a few times, taking turns."""
         waiting = list(cases)
         for number in range(1, _FIRST_RUNS + 1):
             self._order.shuffle(waiting)
-            for case in waiting:
+            for curve, case in waiting:
                 if len(self.records.timings[f"{case.name} {JOINT}"]) < number:
-                    self._run(case, JOINT)
+                    self._run(curve, case, JOINT)
 
     def gaps(self) -> dict[str, list[adaptive.Gap]]:
         """The gaps between measured sizes.
@@ -267,16 +238,14 @@ class Session:
 
     def _round(self, curves: Sequence[Curve]) -> None:
         """Each case of each curve, in each of its ways, in random order; cheap ones several times."""
-        # Cycles that autograd leaves, which would hold memory: collected here, where no clock runs.
-        gc.collect()
+        self._bench.collect()
         mean_ns = self._mean_ns()
         for curve in self._order.sample(list(curves), len(curves)):
-            # The module is in cache when it is timed, as it is on a rank that runs nothing else.
-            curve.cases[min(curve.cases)].run_untimed()
+            self._bench.warm_up(curve.name)
             turns = [(case, way) for case in curve.cases.values() for way in case.ways]
             for case, way in self._order.sample(turns, len(turns)):
                 for _ in range(self._runs(case, way, mean_ns)):
-                    self._run(case, way)
+                    self._run(curve, case, way)
 
     def _runs(self, case: Case, way: str, mean_ns: float) -> int:
         """Runs of this case in this round: more where they are cheap, fewer in other ways than `joint`."""
@@ -287,8 +256,8 @@ class Session:
             return 0
         return 1 if not seen else max(1, min(_MAX_RUNS_A_ROUND, int(mean_ns / max(seen[-1].total_ns, 1))))
 
-    def _run(self, case: Case, way: str) -> None:
-        self.records.add_timing(f"{case.name} {way}", case.run(way, self.timer))
+    def _run(self, curve: Curve, case: Case, way: str) -> None:
+        self.records.add_timing(f"{case.name} {way}", self._bench.run(curve.name, case.size, way))
         self._show(case.name)
 
     def _mean_ns(self) -> float:
@@ -338,30 +307,21 @@ class Session:
         self.progress(self._done_ratio + self._share * self._shown, label)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out.
-
-    Args:
-        error: any.
-
-    Returns:
-        True for those of CUDA's and the CPU's allocator, and Python's own.
-    """
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    # The CPU allocator has no class of its own for it.
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def neighbour_work(curves: Iterable[Curve]) -> list[Any]:
+def neighbour_work(curves: Iterable[Curve], sums: Sums | None = None) -> list[Callable[[], None]]:
     """The middle of each whole module: what another rank does most of the time.
 
     Args:
         curves: with their cases.
+        sums: what the modules add up with other ranks, which a neighbour has none of.
 
     Returns:
         What to call.
     """
     chosen = [curve.cases for curve in curves if curve.part == LINEAR]
     middles: list[Case] = [cases[sorted(cases)[len(cases) // 2]] for cases in chosen]
-    return [case.run_untimed for case in middles]
+
+    def run(case: Case) -> None:
+        with nullcontext() if sums is None else sums.silent():
+            case.run_untimed()
+
+    return [functools.partial(run, case) for case in middles]

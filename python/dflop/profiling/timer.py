@@ -88,6 +88,23 @@ def time_on_cpu(steps: Sequence[Step]) -> Timing:
     )
 
 
+def time_with_waiting(steps: Sequence[Step]) -> Timing:
+    """Time of one run on a CPU by the steady clock, with all that this thread waits for, as for other ranks.
+
+    Args:
+        steps: the phases.
+
+    Returns:
+        Their times; they hold interruptions by other processes, too.
+    """
+    result: Any = None
+    times = [time.perf_counter_ns()]
+    for step in steps:
+        result = step(result)
+        times.append(time.perf_counter_ns())
+    return Timing(tuple(b - a for a, b in zip(times, times[1:], strict=False)))
+
+
 def time_on_cuda(steps: Sequence[Step]) -> Timing:
     """Time of one run on the current CUDA device, by events on its stream.
 
@@ -112,16 +129,19 @@ def time_on_cuda(steps: Sequence[Step]) -> Timing:
     return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
 
 
-def timer_of(device: torch.device) -> Callable[[Sequence[Step]], Timing]:
+def timer_of(device: torch.device, *, counts_waiting: bool = False) -> Callable[[Sequence[Step]], Timing]:
     """The clock for a device.
 
     Args:
         device: `cpu` or `cuda`.
+        counts_waiting: whether the runs wait for other ranks, which is a cost; on a GPU it always counts.
 
     Returns:
-        `time_on_cpu` or `time_on_cuda`.
+        `time_on_cpu`, `time_with_waiting` or `time_on_cuda`.
     """
-    return time_on_cuda if device.type == "cuda" else time_on_cpu
+    if device.type == "cuda":
+        return time_on_cuda
+    return time_with_waiting if counts_waiting else time_on_cpu
 
 
 def summarise(timings: Sequence[Timing]) -> Summary:

@@ -1,4 +1,4 @@
-"""The process that measures: `python -m dflop.profiling.worker REQUEST.json`."""
+"""The process that measures, or one rank of it: `python -m dflop.profiling.worker REQUEST.json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dflop._native import Error
 from dflop.profiling.adaptive import Sample, gaps_of, largest_error
@@ -19,24 +19,36 @@ def main() -> int:
         The exit status: 0 done, 2 the model cannot be measured, 130 interrupted.
     """
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if request.get("network_only"):
+        return _measure_network(request)
     from dflop.profiling.artifact import write_artifact
     from dflop.profiling.model import profile_model
     from dflop.profiling.progress import progress_bar
+    from dflop.profiling.team import LeaderStoppedError
 
-    if request.get("network_only"):
-        return _measure_network(request)
     try:
+        if not _is_first():
+            profile_model(request)
+            return 0
         with progress_bar("measuring") as progress:
             profile = profile_model(request, progress)
         write_artifact(request["out"], profile)
     except KeyboardInterrupt:
         return 130
+    except LeaderStoppedError:
+        # Rank 0, or the rank that failed, has said why.
+        return 2
     except (Error, OSError, ValueError) as error:
         return _fail(error)
     for line in _summary(profile):
         print(line)
     print(f"wrote {request['out']}", file=sys.stderr)
     return 0
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _measure_network(request: dict[str, Any]) -> int:
@@ -49,7 +61,7 @@ def _measure_network(request: dict[str, Any]) -> int:
         return 130
     except (Error, OSError, ValueError) as error:
         return _fail(error)
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first():
         print("\n".join(summary(network)))
         print(f"wrote {request['out']}; plans made from it before are to be made anew", file=sys.stderr)
     return 0
@@ -72,9 +84,11 @@ def _summary(profile: dict[str, Any]) -> list[str]:
         *_table(profile["modules"]),
     ]
     for variant in profile["variants"]:
+        degree = variant["tensor_parallel_degree"]
+        how = "measured with the sums of its ranks" if variant["has_collectives"] else "one rank's part alone"
         lines.append(
-            f"tensor parallel degree {variant['tensor_parallel_degree']}, LoRA rank {variant['lora_rank']}: "
-            "one rank's part alone, without its collectives"
+            f"tensor parallel degree {degree}, LoRA rank {variant['lora_rank']}"
+            + (f": {how}" if degree > 1 else "")
         )
         lines += _table(variant["modules"])
     lines += summary(profile["network"])
@@ -118,5 +132,18 @@ def _row(label: str, count: int, points: list[dict[str, int]]) -> tuple[str, ...
     )
 
 
+def _leave() -> NoReturn:
+    """Ends this process with the exit status of `main`.
+
+    A rank ends at once: its process group may wait for ranks that are gone.
+    """
+    status = main()
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave()

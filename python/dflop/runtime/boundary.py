@@ -1,24 +1,29 @@
 """Who sends which rows to whom in one microbatch, computed from the schedule on both sides.
 
     encoder replica e: features_ED --rows of r's samples--> LLM replica r, for every r that holds some of them
-    LLM replica r:     rows of e's samples, for every e --into the order of r's packed samples--> features_ED
+    LLM replica r:     rows of e's shares, for every e --into the order of r's packed samples--> features_ED
 
-Both sides know the feature rows of their own samples, so no header travels, and a message that would be empty
-does not exist. A message holds its samples in the encoder replica's packing order. Gradients go back over the
-same transfers. Between two LLM stages of a replica there is one transfer: all T rows of the microbatch.
+Several encoder replicas may each encode parts of one sample. Both sides know the feature rows of their own
+samples, part by part, so no header travels, and a message that would be empty does not exist. A message holds
+its shares in the encoder replica's packing order. Gradients go back over the same transfers. Between two LLM
+stages of a replica there is one transfer: all T rows of the microbatch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
+
+from dflop.data.shares import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dflop._native import Plan, Schedule
+    from dflop.data.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Transfer:
 
 
 def encoder_transfers(
-    plan: Plan, schedule: Schedule, microbatch: int, replica: int, num_features: Mapping[int, int]
+    plan: Plan, schedule: Schedule, microbatch: int, replica: int, rows: Sequence[range]
 ) -> list[Transfer]:
     """What encoder replica `replica` sends, by LLM replica.
 
@@ -43,22 +48,23 @@ def encoder_transfers(
         schedule: Of the step.
         microbatch: Which one.
         replica: Encoder replica of this rank.
-        num_features: Feature rows of this rank's samples.
+        rows: Of each share of this rank, among the features of its sample.
 
     Returns:
         One transfer an LLM replica that holds samples of this rank; together they cover each row once.
     """
-    own = schedule.encoder(microbatch, replica)
+    samples = [sample for sample, _ in schedule.encoder(microbatch, replica)]
+    ends = list(accumulate(map(len, rows), initial=0))
     transfers: list[Transfer] = []
     for llm_replica in range(plan.llm_replicas):
         wanted = set(schedule.llm(microbatch, llm_replica))
-        message = [sample for sample in own if sample in wanted]
-        transfers += _transfer(plan.rank(llm_replica, 1), message, own, num_features)
+        message = [range(*ends[k : k + 2]) for k, sample in enumerate(samples) if sample in wanted]
+        transfers += _transfer(plan.rank(llm_replica, 1), message, ends[-1])
     return transfers
 
 
 def llm_transfers(
-    plan: Plan, schedule: Schedule, microbatch: int, replica: int, num_features: Mapping[int, int]
+    plan: Plan, schedule: Schedule, microbatch: int, replica: int, samples: Mapping[int, Sample]
 ) -> list[Transfer]:
     """What the first stage of LLM replica `replica` receives, by encoder replica.
 
@@ -67,17 +73,23 @@ def llm_transfers(
         schedule: Of the step.
         microbatch: Which one.
         replica: LLM replica of this rank.
-        num_features: Feature rows of this rank's samples.
+        samples: Those of this rank, by index.
 
     Returns:
-        One transfer an encoder replica that holds samples of this rank; together they cover each row once.
+        One transfer an encoder replica that holds parts of samples of this rank; together they cover each row
+        once.
     """
     own = schedule.llm(microbatch, replica)
-    wanted = set(own)
+    ends = list(accumulate((samples[sample].num_features for sample in own), initial=0))
+    start = dict(zip(own, ends, strict=False))
     transfers: list[Transfer] = []
     for encoder_replica in range(plan.encoder_replicas):
-        message = [sample for sample in schedule.encoder(microbatch, encoder_replica) if sample in wanted]
-        transfers += _transfer(plan.rank(encoder_replica, 0), message, own, num_features)
+        message: list[range] = []
+        for sample, parts in schedule.encoder(microbatch, encoder_replica):
+            if sample in start:
+                rows = share_of(samples[sample], parts).rows
+                message.append(range(start[sample] + rows.start, start[sample] + rows.stop))
+        transfers += _transfer(plan.rank(encoder_replica, 0), message, ends[-1])
     return transfers
 
 
@@ -86,20 +98,17 @@ def stage_transfers(plan: Plan, replica: int, peer_stage: int, num_tokens: int) 
     return [Transfer(plan.rank(replica, peer_stage), num_tokens, None)] if num_tokens else []
 
 
-def _transfer(
-    peer: int, message: Sequence[int], own: Sequence[int], num_features: Mapping[int, int]
-) -> list[Transfer]:
-    num_rows = sum(num_features[sample] for sample in message)
+def _transfer(peer: int, message: Sequence[range], num_own_rows: int) -> list[Transfer]:
+    """One transfer of the rows in `message`, given by their places among the own ones; none of no rows."""
+    num_rows = sum(map(len, message))
     if num_rows == 0:
         return []
-    if list(message) == [sample for sample in own if num_features[sample]]:
+    starts = accumulate(map(len, message), initial=0)
+    if num_rows == num_own_rows and all(
+        rows.start == start for rows, start in zip(message, starts, strict=False)
+    ):
         return [Transfer(peer, num_rows, None)]
-    first_row, start = 0, {}
-    for sample in own:
-        start[sample] = first_row
-        first_row += num_features[sample]
-    rows = torch.cat([torch.arange(start[s], start[s] + num_features[s]) for s in message])
-    return [Transfer(peer, num_rows, rows)]
+    return [Transfer(peer, num_rows, torch.cat([torch.arange(r.start, r.stop) for r in message]))]
 
 
 def split(rows_RD: torch.Tensor, transfers: Sequence[Transfer]) -> list[torch.Tensor]:

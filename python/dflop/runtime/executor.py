@@ -2,62 +2,36 @@
 
     F of microbatch j:  receive above[j] -> stage.forward  -> send below[j]
     B of microbatch j:  receive gradients of below[j] -> stage.backward -> send gradients of above[j]
+    I of microbatch j:  as B, but for the gradients of the weights, which W of j computes
 
 Receives are opened a few actions ahead, so that a message moves while this rank computes. A microbatch of
 which this rank has no sample does nothing and sends nothing, and its peers know that from the schedule.
+
+No list that the simulator accepts can hang. It accepts lists whose actions, each after its inputs and after
+those before it on its rank, stand in some order without a circle. Take the first action of that order that
+has not ended. All before it on its rank have ended, and so have those that give its inputs; these have sent,
+and a send returns at once, whether or not the other side has opened its receive. This rank has opened the
+receives of the action by the time it comes to it, and opening waits for nobody; so the messages arrive, and
+the action ends.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflop.runtime.actions import Action, ActionLists, StepActions
 from dflop.runtime.messages import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
+    from dflop._native import Schedule
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.spans import SpanRecorder
     from dflop.runtime.stage import Stage
     from dflop.runtime.work import StepWork
-
-_ACTION = re.compile(r"(\d+)([FB])(\d+)")
-
-
-@dataclass(frozen=True)
-class Action:
-    """One cell of the step on this rank."""
-
-    name: str
-    is_backward: bool
-    microbatch: int
-
-
-def parse_actions(names: Sequence[str], stage: int) -> list[Action]:
-    """The actions in words.
-
-    Args:
-        names: As in `0F3`.
-        stage: That of this rank; all actions must be of it.
-
-    Returns:
-        One action a name, in order.
-
-    Raises:
-        ValueError: An action of another stage, or of a kind this runtime does not run.
-    """
-    actions: list[Action] = []
-    for name in names:
-        match = _ACTION.fullmatch(name)
-        if match is None or int(match[1]) != stage:
-            message = f"action `{name}` on stage {stage}, this runtime runs F and B of its own stage"
-            raise ValueError(message)
-        actions.append(Action(name, match[2] == "B", int(match[3])))
-    return actions
 
 
 class Executor:
@@ -86,12 +60,29 @@ class Executor:
         self._stage = stage
         self._recorder = recorder
         self._messages = Messages(mesh, width, dtype)
-        self._actions = parse_actions(mesh.plan.actions(mesh.rank), mesh.stage)
+        self._lists = ActionLists(mesh)
         self._num_ahead = num_ahead
         self.running: str | None = None
         """The action under way, for error messages; none between steps."""
 
-    def run_step(self, work: StepWork, watch: Callable[[str], None] | None = None) -> float:
+    def prepare(self, work: StepWork, schedule: Schedule) -> StepActions:
+        """What this rank will do in a step; to be asked before the step starts.
+
+        Args:
+            work: This rank's share of the step.
+            schedule: Of the step.
+
+        Returns:
+            The actions, for `run_step`.
+
+        Raises:
+            RankError: A list cannot be run; see `ActionLists.of_step`.
+        """
+        return self._lists.of_step(schedule, work)
+
+    def run_step(
+        self, work: StepWork, steps: StepActions, watch: Callable[[str], None] | None = None
+    ) -> float:
         """Runs all actions; the gradients of this rank's samples are in `.grad` after it.
 
         Every rank must call it with the work of the same schedule; sends features, hidden states and their
@@ -99,48 +90,45 @@ class Executor:
 
         Args:
             work: This rank's share of the step.
+            steps: As `prepare` gave it for this work.
             watch: Called with the name of each action before it runs.
 
         Returns:
             This rank's share of the loss: 0 where it does not compute the loss.
 
         Raises:
-            ValueError: The action list is not one forward and one backward a microbatch of the step.
             RankError: A peer stopped; the message names it.
         """
-        expected = len(work.microbatches)
-        if len(self._actions) != 2 * expected:
-            message = f"the schedule has {expected} microbatches, the plan {len(self._actions) // 2}"
-            raise ValueError(message)
+        actions, receives, num_ahead = steps.actions, steps.receives, self._num_ahead
         self._stage.begin()
         # Opening the first receives belongs to the first action, should a peer have gone by then.
-        self.running = self._actions[0].name if self._actions else None
-        for position in range(min(self._num_ahead, len(self._actions))):
-            self._post(self._actions[position], work)
-        for position, action in enumerate(self._actions):
+        self.running = actions[0].name if actions else None
+        for position in range(min(num_ahead, len(actions))):
+            self._messages.post(receives[position])
+        for position, action in enumerate(actions):
             self.running = action.name
             if watch is not None:
                 watch(action.name)
-            self._run(action, work)
-            if position + self._num_ahead < len(self._actions):
-                self._post(self._actions[position + self._num_ahead], work)
+            start = self._run(action, work, action.microbatch in steps.split)
+            if position + num_ahead < len(actions):
+                self._messages.post(receives[position + num_ahead])
+            # Messages and memory to give back keep a rank busy too: the simulator knows of no time between
+            # two actions.
+            self._recorder.add(action.name, start)
         self.running = None
         self._messages.finish()
         return self._stage.loss
 
-    def _post(self, action: Action, work: StepWork) -> None:
-        microbatch = work.microbatches[action.microbatch]
-        transfers = microbatch.below if action.is_backward else microbatch.above
-        self._messages.post(action.microbatch, action.is_backward, transfers)
-
-    def _run(self, action: Action, work: StepWork) -> None:
+    def _run(self, action: Action, work: StepWork, is_split: bool) -> int | torch.cuda.Event:
+        """Runs one action; when all that it waits for was there."""
         j = action.microbatch
         microbatch = work.microbatches[j]
-        if microbatch.batch is None:
-            self._messages.receive(j, action.is_backward, [])
-            self._recorder.add(action.name, self._recorder.now())
-            return
-        if action.is_backward:
+        if microbatch.batch is None or action.letter == "W":
+            start = self._recorder.now()
+            if microbatch.batch is not None:
+                self._stage.weights(j)
+            return start
+        if action.takes_gradient:
             received = self._messages.receive(j, True, microbatch.below)
             start = self._recorder.now()
             gradient = self._messages.joined(received, microbatch.below) if microbatch.below else None
@@ -153,8 +141,8 @@ class Executor:
                 if self._mesh.component == "encoder"
                 else self._messages.joined(received, microbatch.above)
             )
-            outgoing = self._stage.forward(j, microbatch.batch, incoming, work.label_tokens)
-        self._recorder.add(action.name, start)
+            outgoing = self._stage.forward(j, microbatch.batch, incoming, work.label_tokens, is_split)
         if outgoing is not None:
-            transfers = microbatch.above if action.is_backward else microbatch.below
-            self._messages.send(j, action.is_backward, outgoing, transfers)
+            transfers = microbatch.above if action.takes_gradient else microbatch.below
+            self._messages.send(j, action.takes_gradient, outgoing, transfers)
+        return start

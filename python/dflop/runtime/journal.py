@@ -44,18 +44,23 @@ class Journal:
         self._num_turns = num_turns
         self._num_done = 0
         self._shown_s = 0.0
+        self._step_ns = 0
+        self._wait_ns = 0
+        self._longest_wait = (0, 0)
 
-    def write(self, metrics: dict[str, Any], trace: dict[str, Any], schedule: dict[str, Any]) -> None:
+    def schedule(self, record: dict[str, Any]) -> None:
+        """One line in `schedules.jsonl`, flushed; of every turn, warm-up too: a run can be replayed."""
+        self._line("schedules", record)
+
+    def write(self, metrics: dict[str, Any], trace: dict[str, Any]) -> None:
         """One line in each file, flushed; then TensorBoard.
 
         Args:
             metrics: For `metrics.jsonl`; its numbers go to TensorBoard.
             trace: For `trace.jsonl`.
-            schedule: For `schedules.jsonl`.
         """
-        for name, record in [("schedules", schedule), ("trace", trace), ("metrics", metrics)]:
-            self._files[name].write(json.dumps(record) + "\n")
-            self._files[name].flush()
+        self._line("trace", trace)
+        self._line("metrics", metrics)
         board = self._tensorboard(metrics["arm"])
         board.add_scalar("train/loss", metrics["loss"], metrics["step"])
         board.add_scalar("train/grad_norm", metrics["grad_norm"], metrics["step"])
@@ -72,9 +77,18 @@ class Journal:
             file.write(json.dumps(record) + "\n")
         self._memory += summary
 
+    def note(self, text: str) -> None:
+        """A line on stderr that stays, beside the progress."""
+        start = "\r\x1b[K" if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{start}note: {text}\n")
+        sys.stderr.flush()
+
     def progress(self, metrics: dict[str, Any], is_recorded: bool) -> None:
         """The line on stderr: in place on a terminal, else a line every ten seconds and at the end."""
         self._num_done += 1
+        self._step_ns += metrics["step_ns"]
+        self._wait_ns += metrics["schedule_wait_ns"]
+        self._longest_wait = max(self._longest_wait, (metrics["schedule_wait_ns"], metrics["step"]))
         is_last = self._num_done == self._num_turns
         is_terminal = sys.stderr.isatty()
         now = time.monotonic()
@@ -95,15 +109,26 @@ class Journal:
         sys.stderr.flush()
 
     def close(self) -> None:
-        """Shows what memory was measured, and closes all files."""
+        """Shows how long schedules were waited for and what memory was measured, and closes all files."""
         if sys.stderr.isatty() and 0 < self._num_done < self._num_turns:
             sys.stderr.write("\n")
+        if self._num_done > 0:
+            longest_ns, step = self._longest_wait
+            sys.stderr.write(
+                f"schedules: waited {self._wait_ns / 1e6:.2f} ms in {self._num_done} steps, "
+                f"{100 * self._wait_ns / self._step_ns:.3f} % of their time "
+                f"(most: {longest_ns / 1e6:.2f} ms, step {step})\n"
+            )
         for line in self._memory:
             sys.stderr.write(line + "\n")
         for file in self._files.values():
             file.close()
         for board in self._tensorboards.values():
             board.close()
+
+    def _line(self, name: str, record: dict[str, Any]) -> None:
+        self._files[name].write(json.dumps(record) + "\n")
+        self._files[name].flush()
 
     def _tensorboard(self, arm: str) -> SummaryWriter:
         # A run each, so that TensorBoard draws the arms of a comparison over each other.

@@ -13,16 +13,16 @@ from dflop.runtime.failure import RankError, talking
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dflop.runtime.actions import Receive
     from dflop.runtime.mesh import Mesh
-
-Posted = list[tuple[torch.Tensor, dist.Work]]
 
 
 class Messages:
     """The traffic of one rank.
 
     A message is known by its peer, its direction and its microbatch; the last two make its tag. NCCL has no
-    tags: there, two ranks exchange messages of one direction in the order of their actions, which both share.
+    tags: there, messages of one direction between two ranks are received in the order in which they are sent,
+    and so they are opened in that order everywhere (`actions.py`).
     """
 
     def __init__(self, mesh: Mesh, width: int, dtype: torch.dtype) -> None:
@@ -36,32 +36,30 @@ class Messages:
         self._mesh = mesh
         self._width = width
         self._dtype = dtype
-        self._posted: dict[tuple[bool, int], Posted] = {}
+        self._posted: dict[tuple[int, bool, int], tuple[torch.Tensor, dist.Work]] = {}
         self._sent: list[tuple[torch.Tensor, dist.Work]] = []
 
-    def post(self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]) -> None:
-        """Opens the receives of one action, at once, whether or not the peers have begun to send.
+    def post(self, receives: Sequence[Receive]) -> None:
+        """Opens receives and returns at once, whether or not the peers have begun to send.
 
         Args:
-            microbatch: Its number.
-            is_gradient: Whether they are gradients.
-            transfers: What comes from where.
+            receives: Messages to come; those of one peer in the order in which it sends them.
 
         Raises:
             RankError: A peer has gone; the message names it.
         """
-        posted: Posted = []
-        for transfer in transfers:
-            buffer = torch.empty(transfer.num_rows, self._width, dtype=self._dtype, device=self._mesh.device)
+        for receive in receives:
+            peer, is_gradient, microbatch = receive.transfer.peer, receive.is_gradient, receive.microbatch
+            num_rows = receive.transfer.num_rows
+            buffer = torch.empty(num_rows, self._width, dtype=self._dtype, device=self._mesh.device)
             try:
                 work = dist.irecv(
-                    buffer, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
+                    buffer, peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
                 )
             except RuntimeError as error:
-                raise self._peer_failed(transfer.peer, "no message from") from error
+                raise self._peer_failed(peer, "no message from") from error
             assert work is not None
-            posted.append((buffer, work))
-        self._posted[is_gradient, microbatch] = posted
+            self._posted[peer, is_gradient, microbatch] = (buffer, work)
 
     def receive(
         self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
@@ -71,7 +69,7 @@ class Messages:
         Args:
             microbatch: Its number.
             is_gradient: Whether they are gradients.
-            transfers: As given to `post`.
+            transfers: What comes from where; all posted.
 
         Returns:
             One [num_rows, D] tensor a transfer.
@@ -80,9 +78,8 @@ class Messages:
             RankError: A peer has gone, or did not send within the timeout; the message names it.
         """
         received: list[torch.Tensor] = []
-        for transfer, (buffer, work) in zip(
-            transfers, self._posted.pop((is_gradient, microbatch)), strict=True
-        ):
+        for transfer in transfers:
+            buffer, work = self._posted.pop((transfer.peer, is_gradient, microbatch))
             try:
                 work.wait()
             except RuntimeError as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Arm = Literal["aware", "blind"]
+Arm = str
+"""A way to schedule, as in `blind` or `aware-ahead`; the command line has checked the name."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,14 @@ class Options:
     """Directory of everything the run writes."""
     steps: int
     """Global batches to train (and to record, in a comparison)."""
-    compare: bool
-    """Train every global batch once with each arm."""
+    compare: tuple[Arm, ...]
+    """Arms of a comparison: every global batch is trained once with each. None: no comparison."""
     warmup_pairs: int
     """Global batches of a comparison that are trained first and not recorded."""
+    replay: Path | None
+    """Log of an earlier run whose schedules are used, instead of computing any."""
+    made_from: dict[str, str]
+    """Hashes of plan and data profile, for the log of this run."""
     model_dir: Path
     dtype: str
     device: str
@@ -38,6 +43,9 @@ class Options:
     seed: int
     arm: Arm
     """Schedules of a run that is no comparison."""
+    prefetch_depth: int
+    """Schedules computed ahead, that of the step to come included; at least 1. Ignored in a comparison, where
+    each arm computes its next one while it trains."""
     cache_bytes: int
     """Decoded media that a rank keeps."""
     measure_memory_step: int | None
@@ -71,8 +79,10 @@ class Options:
             model_profile_path=str(request["model_profile"]),
             out=Path(request["out"]),
             steps=int(request["steps"]),
-            compare=bool(request["compare"]),
+            compare=tuple(request["arms"]) if request["compare"] else (),
             warmup_pairs=int(request["warmup_pairs"]) if request["compare"] else 0,
+            replay=Path(replay) if (replay := request.get("replay")) else None,
+            made_from=dict(request["made_from"]),
             model_dir=Path(config["model"]["dir"]),
             dtype=config["model"]["dtype"],
             device=config["cluster"]["device"],
@@ -80,7 +90,8 @@ class Options:
             weight_decay=float(train["weight_decay"]),
             max_grad_norm=None if train["max_grad_norm"] is None else float(train["max_grad_norm"]),
             seed=int(train["seed"]),
-            arm=cast("Arm", train["schedule"]),
+            arm=train["schedule"],
+            prefetch_depth=int(train["prefetch_depth"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
             measure_memory_step=request.get("measure_memory_step"),
             memory_budget_bytes=config["cluster"]["memory_budget_bytes"],

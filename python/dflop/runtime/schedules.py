@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -37,6 +38,8 @@ class Schedules:
                 options.model_profile_path,
                 options.seed,
                 options.memory_budget_bytes,
+                # torchrun numbers ranks node by node.
+                int(os.environ.get("LOCAL_WORLD_SIZE", mesh.num_ranks)),
             )
             if mesh.is_leader
             else None

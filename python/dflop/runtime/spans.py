@@ -1,8 +1,8 @@
 """Start and end of each action on this rank, in nanoseconds of a steady clock.
 
 On a GPU the host runs ahead of the device, so the clock there is that of events on the stream, tied to the
-host's by one synchronisation at the start of the step. A span is compute only: waiting for a message ends
-before it starts.
+host's by one synchronisation at the start of the step. A span is what keeps the rank busy: the compute, and
+handing messages over. Waiting for a message ends before it starts.
 """
 
 from __future__ import annotations

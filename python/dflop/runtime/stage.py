@@ -5,17 +5,21 @@
     LLM, middle  LlmInput, hidden_TD    --F--> hidden_TD       gradient of hidden_TD   --B--> of hidden_TD
     LLM, last    LlmInput, hidden_TD    --F--> loss share      nothing                 --B--> of hidden_TD
 
+B may be run in two parts: I gives what B gives and keeps what the weights' gradients need, W computes those.
+
 What comes in is a leaf of its own graph: no graph crosses ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from dflop.models.adapter import EncoderInput, LlmInput
+from dflop.models.split_backward import BackwardSplitter, WeightQueue
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +46,15 @@ def to_device(batch: Batch, device: torch.device, is_copied: bool = False) -> Ba
     return replace(batch, **moved)
 
 
+@dataclass(frozen=True)
+class _InFlight:
+    """A microbatch between its forward and its backward."""
+
+    incoming: torch.Tensor | None
+    outgoing: torch.Tensor
+    is_split: bool
+
+
 class Stage:
     """This rank's piece of the model at work."""
 
@@ -56,7 +69,9 @@ class Stage:
         self.module = module
         self._is_last = is_last
         self._device = device
-        self._in_flight: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._splitter = BackwardSplitter(module)
+        self._in_flight: dict[int, _InFlight] = {}
+        self._weights: dict[int, WeightQueue] = {}
         self.copies_inputs = False
         """Whether inputs that are on the device already are copied there all the same, to be counted."""
         self.loss = 0.0
@@ -65,6 +80,7 @@ class Stage:
     def begin(self) -> None:
         """Starts a step."""
         assert not self._in_flight, "every forward had its backward"
+        assert not self._weights, "every I had its W"
         self.loss = 0.0
 
     def forward(
@@ -73,6 +89,7 @@ class Stage:
         batch: EncoderInput | LlmInput,
         incoming_RD: torch.Tensor | None,
         label_tokens: int,
+        is_split: bool = False,
     ) -> torch.Tensor | None:
         """Runs the stage on one microbatch.
 
@@ -81,6 +98,7 @@ class Stage:
             batch: Its samples, on the CPU or the device.
             incoming_RD: What came from the stage above, [R, D], on the device; none for the encoder.
             label_tokens: Of the whole global batch, at least 1.
+            is_split: Whether its backward will run as I and W.
 
         Returns:
             What leaves this stage, [R, D], detached; nothing from the last one.
@@ -89,7 +107,8 @@ class Stage:
             ValueError: The encoder gave another number of rows than the samples have places for.
         """
         if isinstance(batch, EncoderInput):
-            outgoing = self.module(to_device(batch, self._device, self.copies_inputs))
+            with self._splitting(is_split):
+                outgoing = self.module(to_device(batch, self._device, self.copies_inputs))
             expected = sum(media.num_features for media in batch.media)
             if outgoing.shape[0] != expected:
                 found = outgoing.shape[0]
@@ -98,14 +117,17 @@ class Stage:
         else:
             assert incoming_RD is not None
             incoming_RD.requires_grad_()
-            outgoing = self.module(to_device(batch, self._device, self.copies_inputs), incoming_RD)
+            with self._splitting(is_split):
+                outgoing = self.module(to_device(batch, self._device, self.copies_inputs), incoming_RD)
         if self._is_last:
             outgoing = outgoing / label_tokens
-        self._in_flight[microbatch] = (incoming_RD, outgoing)
+        self._in_flight[microbatch] = _InFlight(incoming_RD, outgoing, is_split)
         return None if self._is_last else outgoing.detach()
 
     def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:
         """Runs backward through what `forward` left; parameters add their gradients to `.grad`.
+
+        Where the forward was told of a split, this is I: the weights' gradients wait for `weights`.
 
         Args:
             microbatch: As given to `forward`.
@@ -114,12 +136,27 @@ class Stage:
         Returns:
             Gradient of what came in, [R, D]; none for the encoder.
         """
-        incoming, outgoing = self._in_flight.pop(microbatch)
-        if outgoing.requires_grad:
-            torch.autograd.backward(outgoing, gradient_RD)
+        kept = self._in_flight.pop(microbatch)
+        if kept.outgoing.requires_grad:
+            # Layers that recompute run their forward again in here: it must be the same one.
+            with self._splitting(kept.is_split) as queue:
+                torch.autograd.backward(kept.outgoing, gradient_RD)
+            if queue is not None:
+                self._weights[microbatch] = queue.take()
         if self._is_last:
             # Read here and not in `forward`: on a GPU the read waits for the device, which by now has it.
-            self.loss += float(outgoing.detach())
+            self.loss += float(kept.outgoing.detach())
+        incoming = kept.incoming
         if incoming is None:
             return None
         return torch.zeros_like(incoming) if incoming.grad is None else incoming.grad
+
+    def weights(self, microbatch: int) -> None:
+        """Adds to `.grad` the gradients of the weights that I left (W), and frees what they needed."""
+        queue = self._weights.pop(microbatch, None)
+        if queue is not None:
+            queue.flush()
+
+    def _splitting(self, is_split: bool) -> AbstractContextManager[WeightQueue | None]:
+        # Only what is split pays for the split: a layer that is not runs PyTorch's own forward and backward.
+        return self._splitter.splitting() if is_split else nullcontext()

@@ -3,7 +3,8 @@
 A step:      pack samples | agree (barrier) | actions | sum and clip gradients | AdamW | write
              data_wait_ns                   |<------------- step_ns ------------------>|
 A run:       while step k runs, schedule k + 2 is computed and the samples of k + 1 are decoded
-Comparison:  schedules and samples of a pair are made ready, then one arm runs after the other
+Comparison:  schedules and samples of a round are made ready, then one arm runs after the other
+Replay:      as a run, with the turns and schedules of a log
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
+from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
 from dflop.runtime.work import prepare, samples_of
 
 if TYPE_CHECKING:
@@ -48,19 +50,6 @@ BETAS = (0.9, 0.999)
 """AdamW's; PyTorch's default."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One training step: a global batch with one arm."""
-
-    step: int
-    arm: Arm
-    pair: int | None
-    """Position of its pair among those recorded; none outside a comparison."""
-    is_recorded: bool
-    schedule: Schedule
-    schedule_wait_ns: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +115,10 @@ class Trainer:
         self._module = module
         self._stage = Stage(module, mesh.is_last_stage, mesh.device)
         self._executor = Executor(mesh, self._stage, self._recorder, adapter.hidden_size, self._dtype)
-        num_turns = (options.warmup_pairs + options.steps) * (2 if options.compare else 1)
+        self._log = None if options.replay is None else log_lines(options.replay)
+        num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
+        if self._log is not None:
+            num_turns = len(self._log)
         self._journal = Journal(options.out, num_turns) if mesh.is_leader else None
         self.step: int | None = None
         """The step under way, for error messages."""
@@ -146,47 +138,48 @@ class Trainer:
         gc.freeze()
         gc.disable()
         try:
-            return self._run_pairs() if self._options.compare else self._run_steps()
+            return self._run_rounds() if self._options.compare else self._run_turns()
         finally:
             gc.enable()
             self._loader.close()
             if self._journal is not None:
                 self._journal.close()
 
-    def _run_steps(self) -> bool:
-        arm, num_steps = self._options.arm, self._options.steps
-        for step in range(min(2, num_steps)):
-            self._schedules.submit(step, arm)
-        schedule, waited_ns = self._schedules.take(0, arm)
-        self._prefetch(schedule)
-        for step in range(num_steps):
-            turn = Turn(step, arm, None, True, schedule, waited_ns)
-            if step + 2 < num_steps:
-                self._schedules.submit(step + 2, arm)
-            if step + 1 < num_steps:
-                schedule, waited_ns = self._schedules.take(step + 1, arm)
-                self._prefetch(schedule)
+    def _run_turns(self) -> bool:
+        turns = (
+            steps(self._options, self._schedules, self._batches) if self._log is None else replayed(self._log)
+        )
+        coming = next(turns, None)
+        if coming is not None:
+            self._prefetch(coming)
+        while coming is not None:
+            turn, coming = coming, next(turns, None)
+            if coming is not None:
+                self._prefetch(coming)
             if not self._train(turn):
                 return False
         return True
 
-    def _run_pairs(self) -> bool:
-        warmup = self._options.warmup_pairs
-        num_pairs = warmup + self._options.steps
-        for arm in _order(0):
+    def _run_rounds(self) -> bool:
+        arms, warmup = self._options.compare, self._options.warmup_pairs
+        num_rounds = warmup + self._options.steps
+        for arm in arms_in_order(arms, 0):
             self._schedules.submit(0, arm)
-        for step in range(num_pairs):
+        for step in range(num_rounds):
             taken: dict[Arm, tuple[Schedule, int]] = {}
-            for arm in _order(step):
+            for arm in arms_in_order(arms, step):
                 taken[arm] = self._schedules.take(step, arm)
-            # Both arms find their media decoded, whichever goes first; no thread decodes while one is timed.
+            # All arms find their media decoded, whichever goes first; no thread decodes while one is timed.
             for schedule, _ in taken.values():
                 self._loader.fill(samples_of(self._mesh, schedule), self._mesh.component == "encoder")
+            is_recorded = step >= warmup
+            pair = step - warmup if is_recorded else None
+            samples = self._batches.batch(step)
             for arm, (schedule, waited_ns) in taken.items():
                 # The next schedule of an arm is computed while that arm runs: each pays for its own.
-                if step + 1 < num_pairs:
+                if step + 1 < num_rounds:
                     self._schedules.submit(step + 1, arm)
-                if not self._train(Turn(step, arm, step - warmup, step >= warmup, schedule, waited_ns)):
+                if not self._train(Turn(step, arm, pair, is_recorded, samples, schedule, waited_ns)):
                     return False
         return True
 
@@ -197,19 +190,19 @@ class Trainer:
         first_layer, num_layers = mesh.plan.llm_layers(mesh.stage, adapter.num_llm_layers)
         return adapter.build_llm_stage(first_layer, num_layers, mesh.device, self._dtype, seed)
 
-    def _prefetch(self, schedule: Schedule) -> None:
-        self._loader.prefetch(samples_of(self._mesh, schedule), self._mesh.component == "encoder")
+    def _prefetch(self, turn: Turn) -> None:
+        self._loader.prefetch(samples_of(self._mesh, turn.schedule), self._mesh.component == "encoder")
 
     def _train(self, turn: Turn) -> bool:
         """One training step; false if the ranks agreed to stop before it."""
         self.step = turn.step
         began_ns = time.monotonic_ns()
         work = prepare(self._mesh, turn.schedule, self._loader.sample, self._loader.tiles, self._dtype)
-        samples = self._batches.batch(turn.step)
+        actions = self._executor.prepare(work, turn.schedule)
         statement = Statement(
             step=turn.step,
             schedule=turn.schedule.digest(),
-            samples=self._dataset.digest(samples),
+            samples=self._dataset.digest(turn.samples),
             num_targets=work.num_targets,
             wants_stop=self._interrupt.is_set,
         )
@@ -219,7 +212,7 @@ class Trainer:
         self._recorder.begin()
         meter = self._meter(turn)
         with contextlib.nullcontext() if meter is None else meter:
-            loss = self._executor.run_step(work, None if meter is None else meter.phase)
+            loss = self._executor.run_step(work, actions, None if meter is None else meter.phase)
             tail = self._recorder.now()
             if meter is not None:
                 meter.phase(OPTIMIZER)
@@ -237,7 +230,7 @@ class Trainer:
         with talking("gather spans"):
             dist.gather_object(report, reports, dst=0, group=self._mesh.control)
         if reports is not None:
-            self._record(turn, samples, grad_norm, [r for r in reports if r is not None])
+            self._record(turn, grad_norm, [r for r in reports if r is not None])
         # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
         gc.collect(0)
         return True
@@ -249,7 +242,7 @@ class Trainer:
         self._stage.copies_inputs = True
         return PeakMeter(self._mesh.device, self._module, self._optimizer)
 
-    def _record(self, turn: Turn, samples: list[int], grad_norm: float, reports: list[RankReport]) -> None:
+    def _record(self, turn: Turn, grad_norm: float, reports: list[RankReport]) -> None:
         """Writes a step, on the leader."""
         scheduler, journal = self._schedules.scheduler, self._journal
         assert scheduler is not None
@@ -257,6 +250,7 @@ class Trainer:
         spans, tails, step_ns = align([r.spans for r in reports])
         ramp, imbalance, transfer = scheduler.idle_by_cause(turn.schedule, spans, step_ns)
         predicted_ns = turn.schedule.predicted_makespan_ns or scheduler.predict_makespan_ns(turn.schedule)
+        num_messages, features, features_across, num_cut = scheduler.traffic(turn.schedule)
         metrics: dict[str, Any] = {
             "step": turn.step,
             "epoch": self._batches.epoch(turn.step),
@@ -268,28 +262,36 @@ class Trainer:
             "predicted_ns": predicted_ns,
             "data_wait_ns": max(r.data_wait_ns for r in reports),
             "schedule_wait_ns": turn.schedule_wait_ns,
-            "tokens": sum(self._dataset.shape(s)[1] for s in samples),
-            "samples": len(samples),
+            "tokens": sum(self._dataset.shape(s)[1] for s in turn.samples),
+            "samples": len(turn.samples),
             "idle_ns": {"ramp": ramp, "imbalance": imbalance, "transfer": transfer},
             "bubble_ratio": (ramp + imbalance + transfer) / (self._mesh.num_ranks * step_ns),
+            "boundary": {
+                "messages": num_messages,
+                "feature_tokens": features,
+                "feature_tokens_across_nodes": features_across,
+                "cut_samples": num_cut,
+            },
+            "giants": turn.schedule.giants,
+            "was_stopped": turn.schedule.was_stopped,
         }
+        if turn.schedule.giants:
+            ids = ", ".join(map(str, turn.schedule.giants))
+            journal.note(f"step {turn.step}: the pipeline runs empty around samples too large for it: {ids}")
+        if turn.schedule.was_stopped:
+            journal.note(f"step {turn.step}: the search for a schedule was stopped by its wall limit")
+        key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
+        # Warm-up too: without it a replay would not come to the same weights.
+        place = {"pair": turn.pair, "is_recorded": turn.is_recorded, "made_from": self._options.made_from}
+        schedule = json.loads(turn.schedule.to_json())
+        journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
         if turn.is_recorded:
-            key = {"step": turn.step, "arm": turn.arm}
-            journal.write(
-                metrics,
-                {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails},
-                {**key, "samples": samples, "schedule": json.loads(turn.schedule.to_json())},
-            )
+            journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
         peaks = [r.peak for r in reports if r.peak is not None]
         if peaks:
             ranks = compare(self._mesh.plan, scheduler, turn.schedule, peaks)
             journal.memory({"step": turn.step, "arm": turn.arm, "ranks": ranks}, summary(ranks))
         journal.progress(metrics, turn.is_recorded)
-
-
-def _order(step: int) -> tuple[Arm, Arm]:
-    """Which arm goes first alternates, so that neither always finds the machine as the other left it."""
-    return ("blind", "aware") if step % 2 == 0 else ("aware", "blind")
 
 
 def train(request: Mapping[str, Any]) -> int:

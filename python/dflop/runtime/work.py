@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import IGNORED_LABEL
+from dflop.data.shares import share_of
 from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, stage_transfers
 from dflop.runtime.failure import RankError
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from dflop._native import Schedule
-    from dflop.data.dataset import Sample
+    from dflop.data.sample import Sample
+    from dflop.data.shares import Parts, Share
     from dflop.models.adapter import EncoderInput, LlmInput
     from dflop.runtime.mesh import Mesh
 
@@ -45,17 +47,19 @@ class StepWork:
     """Positions with loss on this rank, where it computes the loss; else 0. Summed: `label_tokens`."""
 
 
-def samples_of(mesh: Mesh, schedule: Schedule) -> list[int]:
-    """The samples whose tensors this rank needs, microbatch after microbatch."""
-    of_microbatch = schedule.encoder if mesh.component == "encoder" else schedule.llm
-    return [s for j in range(schedule.num_microbatches) for s in of_microbatch(j, mesh.replica)]
+def samples_of(mesh: Mesh, schedule: Schedule) -> list[Share]:
+    """The samples whose tensors this rank needs, or the parts of them, microbatch after microbatch."""
+    microbatches = range(schedule.num_microbatches)
+    if mesh.component == "encoder":
+        return [share for j in microbatches for share in schedule.encoder(j, mesh.replica)]
+    return [(sample, None) for j in microbatches for sample in schedule.llm(j, mesh.replica)]
 
 
 def prepare(
     mesh: Mesh,
     schedule: Schedule,
     sample: Callable[[int], Sample],
-    tiles: Callable[[int], torch.Tensor],
+    tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
 ) -> StepWork:
     """Packs this rank's samples and finds its transfers; waits for tiles that are not decoded yet.
@@ -64,7 +68,7 @@ def prepare(
         mesh: This rank's place.
         schedule: Of the step.
         sample: The token tensors of a sample.
-        tiles: The tiles of a sample; asked for on encoder ranks only.
+        tiles: The tiles of a share of a sample; asked for on encoder ranks only.
         dtype: Of the pixels given to the model.
 
     Returns:
@@ -81,7 +85,7 @@ def prepare(
     microbatches = [build(mesh, schedule, j, sample, tiles, dtype) for j in range(schedule.num_microbatches)]
     num_targets = 0
     if mesh.is_last_stage:
-        for index in samples_of(mesh, schedule):
+        for index, _ in samples_of(mesh, schedule):
             num_targets += int((sample(index).targets_T != IGNORED_LABEL).sum())
     return StepWork(schedule.step, schedule.label_tokens, microbatches, num_targets)
 
@@ -91,16 +95,15 @@ def _encoder_work(
     schedule: Schedule,
     microbatch: int,
     sample: Callable[[int], Sample],
-    tiles: Callable[[int], torch.Tensor],
+    tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
 ) -> MicrobatchWork:
-    indices = schedule.encoder(microbatch, mesh.replica)
-    if not indices:
+    scheduled = schedule.encoder(microbatch, mesh.replica)
+    if not scheduled:
         return MicrobatchWork(None, [], [])
-    samples = [sample(i) for i in indices]
-    batch = encoder_input(samples, [tiles(i) for i in indices], dtype)
-    num_features = {s.index: s.num_features for s in samples}
-    below = encoder_transfers(mesh.plan, schedule, microbatch, mesh.replica, num_features)
+    shares = [share_of(sample(i), parts) for i, parts in scheduled]
+    batch = encoder_input(shares, [tiles(i, parts) for i, parts in scheduled], dtype)
+    below = encoder_transfers(mesh.plan, schedule, microbatch, mesh.replica, [share.rows for share in shares])
     return MicrobatchWork(batch, [], below)
 
 
@@ -109,7 +112,7 @@ def _llm_work(
     schedule: Schedule,
     microbatch: int,
     sample: Callable[[int], Sample],
-    tiles: Callable[[int], torch.Tensor],
+    tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
 ) -> MicrobatchWork:
     del tiles, dtype
@@ -120,8 +123,7 @@ def _llm_work(
     batch = llm_input(samples)
     num_tokens = batch.input_ids_T.shape[0]
     if mesh.stage == 1:
-        num_features = {s.index: s.num_features for s in samples}
-        above = llm_transfers(mesh.plan, schedule, microbatch, mesh.replica, num_features)
+        above = llm_transfers(mesh.plan, schedule, microbatch, mesh.replica, {s.index: s for s in samples})
     else:
         above = stage_transfers(mesh.plan, mesh.replica, mesh.stage - 1, num_tokens)
     below = [] if mesh.is_last_stage else stage_transfers(mesh.plan, mesh.replica, mesh.stage + 1, num_tokens)

@@ -9,6 +9,7 @@ mod profile_data;
 mod profile_diff;
 mod profile_merge;
 mod python;
+mod replay;
 mod report;
 mod schedule;
 mod show;

@@ -31,6 +31,8 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         num_microbatches: config.train.num_microbatches,
         order: match config.train.pipeline_order.as_str() {
             "gpipe" => PipelineOrder::GPipe,
+            "zero-bubble" => PipelineOrder::ZeroBubble,
+            "data-aware" => PipelineOrder::DataAware,
             _ => PipelineOrder::OneFOneB,
         },
         num_sampled_batches: arguments.sampled_batches,

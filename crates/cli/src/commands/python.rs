@@ -1,10 +1,12 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
-use super::{Inputs, beside, differs};
+use super::{Inputs, beside, differs, replay};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::table;
+use dflop_plan::Arm;
+use dflop_types::artifact::MadeFrom;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, artifact};
 use serde_json::json;
 use std::path::Path;
@@ -23,12 +25,6 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
         let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
         if out.exists() {
             return network(&config, &out, budget_s);
-        }
-        if std::env::var_os("RANK").is_some() {
-            return Err(Failure::new(
-                format!("no model_profile at `{}`, whose links could be replaced", out.display()),
-                Some(format!("first run `{}` without torchrun", ModelProfile::MEND)),
-            ));
         }
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
@@ -148,11 +144,20 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let plan: Plan = artifact::read(&plan_path)?;
     inputs.check_plan(&plan_path, &plan)?;
     check_cores(&plan, config, arguments.oversubscribe)?;
+    check_arms(&arguments.arms)?;
+    let made_from: MadeFrom = [
+        ("plan".to_owned(), artifact::hash_of(&plan)),
+        ("data_profile".to_owned(), inputs.data_profile.content_hash()),
+    ]
+    .into();
     let out = beside(config, arguments.out.as_ref(), "run");
     // Estimated for a device of a table, under the table's name: no machine has that very one.
     let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
     let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
     check_empty(&out, arguments.force)?;
+    if let Some(log) = &arguments.replay {
+        replay::check(log, &out, &plan, &inputs, &made_from)?;
+    }
     Ok(Outcome::Python(Request {
         verb: "train".to_owned(),
         arguments: json!({
@@ -164,6 +169,9 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "out": out,
             "steps": arguments.steps.unwrap_or(config.train.steps),
             "compare": arguments.compare,
+            "arms": arguments.arms.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "replay": arguments.replay,
+            "made_from": made_from,
             "warmup_pairs": arguments.warmup_pairs,
             "measure_memory_step": arguments.measure_memory_step,
             "oversubscribe": arguments.oversubscribe,
@@ -172,6 +180,19 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "environment": environment(config),
         }),
     }))
+}
+
+/// Nothing if there are arms to compare, each once.
+fn check_arms(arms: &[Arm]) -> Result<(), Failure> {
+    if arms.len() < 2 {
+        return Err(Failure::new(format!("`--arms` names {}, must be at least 2", arms.len()), None));
+    }
+    match arms.iter().enumerate().find(|(index, arm)| arms[..*index].contains(arm)) {
+        Some((_, arm)) => {
+            Err(Failure::new(format!("`--arms` names `{arm}` twice, each must stand once"), None))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Nothing if each rank on this machine has a core of its own.

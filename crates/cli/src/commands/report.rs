@@ -4,7 +4,7 @@ use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
 use crate::config;
-use crate::measured::{self, Comparison, StepMetrics, StepSchedule, StepTrace};
+use crate::measured::{self, ArmSummary, Comparison, StepMetrics, StepSchedule, StepTrace, Waits};
 use dflop_data::table;
 use dflop_plan::StepScheduler;
 use dflop_report::{Report, StepView};
@@ -65,8 +65,14 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         let path = arguments.dir.join("summary.json");
         artifact::write_text(&path, &text)?;
         println!("{}", comparison.sentence());
+        for arm in &comparison.other_arms {
+            println!("{}: {}", arm.arm, arm.words());
+        }
         eprintln!("wrote {}", path.display());
     } else {
+        for arm in ArmSummary::all(&found.metrics) {
+            println!("{}: {}", arm.arm, arm.words());
+        }
         // One of an earlier comparison would speak of a run that is no longer here.
         let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
     }
@@ -197,6 +203,25 @@ impl Found {
             add("layout", plan.best.layout.to_string());
             add("microbatches", plan.best.num_microbatches.to_string());
             add("global batch", format!("{} samples", plan.global_batch_size));
+        }
+        let waits = Waits::of(&self.metrics);
+        if !self.metrics.is_empty() {
+            add(
+                "waited for schedules",
+                format!(
+                    "{:.2} ms in {} steps, {:.3} % of their time; at most {:.2} ms",
+                    waits.ms,
+                    self.metrics.len(),
+                    waits.ratio * 100.0,
+                    waits.ms_max
+                ),
+            );
+        }
+        let arms = ArmSummary::all(&self.metrics);
+        if arms.iter().any(|arm| arm.arm != "aware") {
+            for arm in arms {
+                add(&format!("arm {}", arm.arm), arm.words());
+            }
         }
         add("dflop", env!("CARGO_PKG_VERSION").to_owned());
         facts

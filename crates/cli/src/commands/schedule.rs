@@ -26,7 +26,7 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
     let limits = Limits {
         bucket_bytes_max: arguments.bucket_bytes_max,
         seed: arguments.seed,
-        ..Limits::new(costs.llm_ns.len(), arguments.buckets)
+        ..Limits::patient(costs.llm_ns.len(), arguments.buckets)
     };
     let start = Instant::now();
     let assignment = dflop_schedule::schedule(&costs, &limits)?;
@@ -87,7 +87,7 @@ fn parse_costs(path: &Path, text: &str) -> Result<Costs, Failure> {
         ));
     };
     let bytes = position("bytes");
-    let mut costs = Costs { encoder_ns: Vec::new(), llm_ns: Vec::new(), bytes: bytes.map(|_| Vec::new()) };
+    let mut costs = Costs { bytes: bytes.map(|_| Vec::new()), ..Costs::default() };
     let mut problems = Vec::new();
     for (index, line) in lines {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();

@@ -27,8 +27,24 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
     let order = match arguments.order {
         args::Order::GPipe => PipelineOrder::GPipe,
         args::Order::OneFOneB => PipelineOrder::OneFOneB,
+        args::Order::Interleaved => PipelineOrder::Interleaved,
+        args::Order::ZeroBubble => PipelineOrder::ZeroBubble,
+        args::Order::DataAware => PipelineOrder::DataAware,
     };
-    let timeline = dflop_sim::simulate(&durations, order)?;
+    let num_stages = durations.forward_ns.len();
+    let timeline = match (order, arguments.ranks) {
+        (PipelineOrder::Interleaved, Some(ranks)) => dflop_sim::simulate_interleaved(&durations, ranks)?,
+        (PipelineOrder::Interleaved, None) => {
+            let hint = format!("give `--ranks`, a divisor of the {num_stages} stages");
+            return Err(Failure::new(format!("`{order}` needs to know the ranks"), Some(hint)));
+        }
+        (_, Some(ranks)) if ranks as usize != num_stages => {
+            let hint = "leave out `--ranks`, or take `--order interleaved-1f1b`".to_owned();
+            let message = format!("`--ranks {ranks}`: `{order}` has one rank a stage, {num_stages} stages");
+            return Err(Failure::new(message, Some(hint)));
+        }
+        _ => dflop_sim::simulate(&durations, order)?,
+    };
     if let Some(path) = &arguments.trace {
         write_trace(path, &[("simulated", &timeline)])?;
     }
@@ -36,19 +52,27 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
         let spans: Vec<_> = timeline
             .spans
             .iter()
-            .map(|s| json!({"stage": s.action.stage, "action": s.action, "start_ns": s.start_ns, "end_ns": s.end_ns}))
+            .map(|s| json!({"rank": s.rank, "stage": s.action.stage, "action": s.action, "start_ns": s.start_ns, "end_ns": s.end_ns}))
             .collect();
         println!(
             "{}",
-            json!({"makespan_ns": timeline.makespan_ns, "idle_ns": timeline.idle_ns, "spans": spans})
+            json!({"makespan_ns": timeline.makespan_ns, "ideal_ns": timeline.ideal_ns(),
+                   "idle_ns": timeline.idle_ns, "spans": spans})
         );
     } else {
         println!(
-            "{order}, {} stages, {} microbatches",
-            durations.forward_ns.len(),
+            "{order}, {num_stages} stages, {} rank{}, {} microbatches",
+            timeline.num_ranks,
+            if timeline.num_ranks == 1 { "" } else { "s" },
             durations.forward_ns.first().map_or(0, Vec::len)
         );
         println!("{}", summary(&timeline));
+        let ideal_ns = timeline.ideal_ns();
+        println!(
+            "ideal    {}, the work of the busiest rank; the makespan is {:.3} times that",
+            milliseconds(ideal_ns),
+            timeline.makespan_ns as f64 / ideal_ns.max(1) as f64
+        );
     }
     Ok(())
 }
@@ -57,8 +81,12 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
 fn summary(timeline: &Timeline) -> String {
     let whole = (u64::from(timeline.num_ranks) * timeline.makespan_ns).max(1) as f64;
     let percent = |ns: u64| ns as f64 / whole * 100.0;
+    let data_wait = match timeline.idle_ns.data_wait {
+        0 => String::new(),
+        ns => format!(", data wait {:.1} %", percent(ns)),
+    };
     format!(
-        "makespan {}, idle {:.1} % (ramp {:.1} %, imbalance {:.1} %, transfer {:.1} %)",
+        "makespan {}, idle {:.1} % (ramp {:.1} %, imbalance {:.1} %, transfer {:.1} %{data_wait})",
         milliseconds(timeline.makespan_ns),
         timeline.bubble_ratio() * 100.0,
         percent(timeline.idle_ns.ramp),
@@ -96,8 +124,8 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
             is_reduction_measured &= coverage.is_reduction_measured;
             Ok(scheduler.simulate(&schedule)?)
         };
-        let blind = timeline(Arm::Blind)?;
-        steps.push((blind, timeline(Arm::Aware)?));
+        let blind = timeline(Arm::BLIND)?;
+        steps.push((blind, timeline(Arm::AWARE)?));
     }
     if let Some(path) = &arguments.trace {
         let named: Vec<(String, &Timeline)> = steps

@@ -2,7 +2,9 @@
 
 use super::ConfigProblem;
 use saphyr::{MarkedYaml, Scalar, YamlData};
+use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 /// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
 pub(super) struct Section<'p, 'y> {
@@ -115,6 +117,16 @@ impl<'p, 'y> Section<'p, 'y> {
             self.problem(line, key, format!("`{text}`, must be one of: {}", choices.join(", ")));
         }
         text
+    }
+
+    /// A text that its type parses; the type's error says the rule.
+    pub(super) fn parsed<T: FromStr<Err: Display>>(&mut self, key: &'static str, default: T) -> T {
+        let Some(text) = self.optional_text(key) else { return default };
+        text.parse().unwrap_or_else(|error: T::Err| {
+            let line = self.scalar(key).map_or(0, |(_, line)| line);
+            self.problem(line, key, error.to_string());
+            default
+        })
     }
 
     pub(super) fn optional_count(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {

@@ -7,6 +7,7 @@
 use super::{Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words};
 use crate::DataError;
 use crate::probe::MediaKind;
+use dflop_types::EncoderParts;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -205,6 +206,17 @@ fn check(question: &Question, shape: &MediaShape) -> Result<(), String> {
     if features == 0 || features > u64::from(u32::MAX) {
         return broken("the numbers of `pieces` must add up to at least 1 and fewer than 2^32");
     }
+    let sum = |of: fn(&EncoderParts) -> u32| -> u64 {
+        shape.parts.iter().fold(0, |sum, p| sum.saturating_add(u64::from(p.count) * u64::from(of(p))))
+    };
+    let num_segments: u64 = shape.segments.iter().map(|s| u64::from(s.count)).sum();
+    if !shape.parts.is_empty()
+        && (sum(|p| p.segments) != num_segments
+            || sum(|p| p.feature_tokens) != features
+            || shape.parts.iter().any(|p| p.count == 0 || p.segments == 0 || p.feature_tokens == 0))
+    {
+        return broken("`parts` must have the segments and the features of the shape, and none may be empty");
+    }
     let frames = &shape.frame_indices;
     if (question.kind == MediaKind::Video) == frames.is_empty() {
         return broken("`frame_indices` must name the frames of a video, and of nothing else");
@@ -285,6 +297,7 @@ mod tests {
             segments: vec![EncoderSegments { count: 1, tokens: 9 }],
             pieces: vec![Piece::Features(features)],
             frame_indices,
+            parts: Vec::new(),
         }
     }
 
@@ -346,6 +359,12 @@ mod tests {
         assert!(image(MediaShape { num_tiles: 0, ..shape(1, Vec::new()) }).contains("`num_tiles`"));
         assert!(image(MediaShape { segments: Vec::new(), ..shape(1, Vec::new()) }).contains("`segments`"));
         assert!(image(MediaShape { pieces: Vec::new(), ..shape(1, Vec::new()) }).contains("add up"));
+        let parts = |segments, feature_tokens| MediaShape {
+            parts: vec![EncoderParts { count: 1, segments, feature_tokens }],
+            ..shape(6, Vec::new())
+        };
+        assert!(image(parts(1, 5)).contains("`parts` must have"));
+        assert!(image(parts(2, 6)).contains("`parts` must have"));
         let many = MediaShape { pieces: vec![Piece::Features(u32::MAX); 2], ..shape(1, Vec::new()) };
         assert!(image(many).contains("fewer than 2^32"));
     }

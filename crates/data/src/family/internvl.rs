@@ -18,7 +18,7 @@ use super::{
 };
 use crate::DataError;
 use crate::probe::MediaKind;
-use dflop_types::EncoderSegments;
+use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 
 /// Its `model_type`.
@@ -152,7 +152,8 @@ impl InternVl {
 
     fn shape(&self, num_tiles: u32, pieces: Vec<Piece>, frame_indices: Vec<u32>) -> MediaShape {
         let segments = vec![EncoderSegments { count: num_tiles, tokens: self.tile_tokens }];
-        MediaShape { num_tiles, segments, pieces, frame_indices }
+        let tile = EncoderParts { count: num_tiles, segments: 1, feature_tokens: self.tile_features };
+        MediaShape { num_tiles, segments, pieces, frame_indices, parts: vec![tile] }
     }
 
     /// Columns and rows of the grid whose aspect ratio is nearest (`get_optimal_tiled_canvas`); of equally near ones

@@ -74,6 +74,8 @@ impl Family for LlavaNext {
             segments: vec![segments],
             pieces: vec![Piece::Features(features)],
             frame_indices: Vec::new(),
+            // Its tiles are put together before newlines end their rows.
+            parts: Vec::new(),
         })
     }
 

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::DataError;
 use crate::probe::MediaKind;
-use dflop_types::EncoderSegments;
+use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 
 const FAMILY: &str = "llava_onevision";
@@ -65,6 +65,7 @@ impl From<TileShape> for MediaShape {
             segments: vec![tiles.segments],
             pieces: vec![Piece::Features(tiles.feature_tokens)],
             frame_indices: Vec::new(),
+            parts: Vec::new(),
         }
     }
 }
@@ -98,7 +99,17 @@ impl Family for LlavaOnevision {
         let max = sampling.max_frames.unwrap_or(DEFAULT_MAX_FRAMES);
         let frame_indices = uniform_frames(clip.num_frames, max, sampling.fps.zip(clip.duration_s));
         let shape = self.video(frame_indices.len() as u32)?;
-        Ok(MediaShape { frame_indices, ..shape.into() })
+        // A frame is a part; the newline after the video goes with its last frame.
+        let frame = |count, newlines| EncoderParts {
+            count,
+            segments: 1,
+            feature_tokens: self.frame_tokens() + newlines,
+        };
+        let parts = match shape.num_tiles {
+            1 => vec![frame(1, 1)],
+            frames => vec![frame(frames - 1, 0), frame(1, 1)],
+        };
+        Ok(MediaShape { frame_indices, parts, ..shape.into() })
     }
 
     fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {

@@ -26,7 +26,7 @@ pub use qwen3_vl::Qwen3Vl;
 
 use crate::error::DataError;
 use crate::probe::MediaKind;
-use dflop_types::EncoderSegments;
+use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 use std::fmt;
 
@@ -91,6 +91,8 @@ pub struct MediaShape {
     pub pieces: Vec<Piece>,
     /// Frames that are read of a video, ascending from 0; empty for images and sounds.
     pub frame_indices: Vec<u32>,
+    /// How the segments form parts that can be encoded apart; empty: they are one part.
+    pub parts: Vec<EncoderParts>,
 }
 
 impl MediaShape {
@@ -103,6 +105,15 @@ impl MediaShape {
                 Piece::Text(_) => 0,
             })
             .sum()
+    }
+
+    /// The parts in order, as groups of equal ones; a single one where the medium is encoded whole.
+    pub fn encoder_parts(&self) -> Vec<EncoderParts> {
+        if !self.parts.is_empty() {
+            return self.parts.clone();
+        }
+        let segments = self.segments.iter().fold(0, |sum: u32, s| sum.saturating_add(s.count));
+        vec![EncoderParts { count: 1, segments, feature_tokens: self.feature_tokens() }]
     }
 
     /// Encoder tokens over all segments.

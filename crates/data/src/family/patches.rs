@@ -12,7 +12,7 @@
 use super::fields::{CONFIG, Fields};
 use super::{MediaShape, Piece};
 use crate::DataError;
-use dflop_types::EncoderSegments;
+use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 
 /// Whole numbers to here are exact as floats, and their quotients are those of Python.
@@ -99,6 +99,8 @@ impl Grid {
             segments: vec![EncoderSegments { count: self.pairs, tokens: self.frame_patches }],
             pieces,
             frame_indices,
+            // Patches attend within their pair of frames, and merge there.
+            parts: vec![EncoderParts { count: self.pairs, segments: 1, feature_tokens: self.frame_features }],
         }
     }
 

@@ -153,6 +153,7 @@ impl Family for Qwen2Audio {
                 segments: vec![EncoderSegments { count: 1, tokens: self.positions }],
                 pieces: vec![Piece::Features(features)],
                 frame_indices: Vec::new(),
+                parts: Vec::new(),
             })
             .map_err(|rule| DataError::Shape {
                 family: FAMILY,

@@ -8,7 +8,7 @@ use arrow_array::{
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
-use dflop_types::{EncoderSegments, Place, ProfiledSample, SampleKind, SampleShape};
+use dflop_types::{EncoderParts, EncoderSegments, Place, ProfiledSample, SampleKind, SampleShape};
 use std::sync::Arc;
 
 /// Position of the column with the names of sources: they are known last.
@@ -22,7 +22,7 @@ pub(super) fn schema() -> SchemaRef {
         ("source", name()),
         ("position", DataType::UInt64),
         ("kind", name()),
-        ("segments", DataType::List(Arc::new(segment()))),
+        ("segments", DataType::List(Arc::new(element(SEGMENT)))),
         ("encoder_tokens", DataType::UInt64),
         ("feature_tokens", DataType::UInt32),
         ("llm_tokens", DataType::UInt32),
@@ -34,6 +34,7 @@ pub(super) fn schema() -> SchemaRef {
         ("len", DataType::UInt64),
         ("record_hash", DataType::UInt64),
         ("media_hash", DataType::UInt64),
+        ("parts", DataType::List(Arc::new(element(PART)))),
         // Names may stand twice in a mixture, so the position tells them apart.
         ("source_index", DataType::UInt32),
     ];
@@ -41,19 +42,75 @@ pub(super) fn schema() -> SchemaRef {
     Arc::new(Schema::new(fields.to_vec()))
 }
 
+/// The columns of a data profile made before there were parts.
+pub(super) fn schema_without_parts() -> SchemaRef {
+    without(&schema(), "parts")
+}
+
+fn without(schema: &Schema, name: &str) -> SchemaRef {
+    let fields = schema.fields().iter().filter(|field| field.name() != name).cloned();
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
 /// The columns without the names of sources.
 pub(super) fn schema_unnamed() -> SchemaRef {
-    let mut fields: Vec<_> = schema().fields().iter().cloned().collect();
-    fields.remove(SOURCE);
-    Arc::new(Schema::new(fields))
+    without(&schema(), "source")
 }
 
-fn segment_fields() -> Fields {
-    Fields::from(["count", "tokens"].map(|name| Field::new(name, DataType::UInt32, false)).to_vec())
+/// Fields of a group of segments.
+const SEGMENT: &[&str] = &["count", "tokens"];
+/// Fields of a group of parts.
+const PART: &[&str] = &["count", "segments", "feature_tokens"];
+
+fn sizes(names: &[&str]) -> Fields {
+    names.iter().map(|name| Field::new(*name, DataType::UInt32, false)).collect()
 }
 
-fn segment() -> Field {
-    Field::new("element", DataType::Struct(segment_fields()), false)
+/// One group in a list of groups with these fields.
+fn element(names: &[&str]) -> Field {
+    Field::new("element", DataType::Struct(sizes(names)), false)
+}
+
+/// A column of lists of groups, from the number of groups of each row and the values of each field.
+fn lists(
+    names: &[&str],
+    lengths: impl IntoIterator<Item = usize>,
+    values: Vec<UInt32Array>,
+) -> Result<ArrayRef, ArrowError> {
+    let values = values.into_iter().map(|column| Arc::new(column) as ArrayRef).collect();
+    let groups = StructArray::try_new(sizes(names), values, None)?;
+    let offsets = OffsetBuffer::from_lengths(lengths);
+    Ok(Arc::new(ListArray::try_new(Arc::new(element(names)), offsets, Arc::new(groups), None)?))
+}
+
+/// A column of lists of groups.
+struct Lists<'a, const N: usize> {
+    offsets: &'a [i32],
+    values: [&'a UInt32Array; N],
+}
+
+impl<'a, const N: usize> Lists<'a, N> {
+    fn of(batch: &'a RecordBatch, name: &str, fields: &[&str]) -> Result<Self, String> {
+        let lists = column(batch, name)?
+            .as_list_opt::<i32>()
+            .ok_or_else(|| format!("column `{name}` holds no lists"))?;
+        let groups =
+            lists.values().as_struct_opt().ok_or_else(|| format!("column `{name}` holds no sizes"))?;
+        let values = fields.iter().map(|field| {
+            let column =
+                groups.column_by_name(field).and_then(|column| column.as_primitive_opt::<UInt32Type>());
+            column.ok_or_else(|| format!("column `{name}` has no `{field}`"))
+        });
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let values = values.try_into().map_err(|_| format!("column `{name}` has not {N} fields"))?;
+        Ok(Self { offsets: lists.value_offsets(), values })
+    }
+
+    /// The groups of a row, as the values of their fields.
+    fn row(&self, row: usize) -> impl Iterator<Item = [u32; N]> + '_ {
+        let (from, to) = (self.offsets[row] as usize, self.offsets[row + 1] as usize);
+        (from..to).map(|group| self.values.map(|column| column.value(group)))
+    }
 }
 
 /// The samples as columns, sources as positions only.
@@ -80,17 +137,21 @@ pub(super) fn unnamed(samples: &[ProfiledSample]) -> Result<RecordBatch, ArrowEr
     let kind_names: Vec<String> = SampleKind::ALL.iter().map(ToString::to_string).collect();
     let kinds =
         DictionaryArray::try_new(kinds.collect::<Int32Array>(), Arc::new(StringArray::from(kind_names)))?;
-    let groups = || samples.iter().flat_map(|s| &s.shape.encoder_segments);
-    let group_columns: Vec<ArrayRef> = vec![
-        Arc::new(UInt32Array::from_iter_values(groups().map(|s| s.count))),
-        Arc::new(UInt32Array::from_iter_values(groups().map(|s| s.tokens))),
-    ];
-    let lengths = samples.iter().map(|s| s.shape.encoder_segments.len());
-    let segments = ListArray::try_new(
-        Arc::new(segment()),
-        OffsetBuffer::from_lengths(lengths),
-        Arc::new(StructArray::try_new(segment_fields(), group_columns, None)?),
-        None,
+    let segment = |value: fn(&EncoderSegments) -> u32| {
+        UInt32Array::from_iter_values(samples.iter().flat_map(|s| &s.shape.encoder_segments).map(value))
+    };
+    let segments = lists(
+        SEGMENT,
+        samples.iter().map(|s| s.shape.encoder_segments.len()),
+        vec![segment(|s| s.count), segment(|s| s.tokens)],
+    )?;
+    let part = |value: fn(&EncoderParts) -> u32| {
+        UInt32Array::from_iter_values(samples.iter().flat_map(|s| &s.shape.encoder_parts).map(value))
+    };
+    let parts = lists(
+        PART,
+        samples.iter().map(|s| s.shape.encoder_parts.len()),
+        vec![part(|p| p.count), part(|p| p.segments), part(|p| p.feature_tokens)],
     )?;
     RecordBatch::try_new(
         schema_unnamed(),
@@ -98,7 +159,7 @@ pub(super) fn unnamed(samples: &[ProfiledSample]) -> Result<RecordBatch, ArrowEr
             Arc::new(StringArray::from_iter_values(samples.iter().map(|s| &s.id))),
             u64s(|s| s.position),
             Arc::new(kinds),
-            Arc::new(segments),
+            segments,
             Arc::new(UInt64Array::from(encoder_tokens)),
             u32s(|s| s.shape.feature_tokens),
             u32s(|s| s.shape.llm_tokens),
@@ -110,6 +171,7 @@ pub(super) fn unnamed(samples: &[ProfiledSample]) -> Result<RecordBatch, ArrowEr
             u64s(|s| s.place.len),
             u64s(|s| s.record_hash),
             u64s(|s| s.media_hash),
+            parts,
             u32s(|s| s.source),
         ],
     )
@@ -134,7 +196,7 @@ pub(super) fn named(batch: &RecordBatch, sources: &[String]) -> Result<RecordBat
     RecordBatch::try_new(schema(), columns)
 }
 
-/// The samples in columns that have [`schema`].
+/// The samples in columns that have [`schema`], or [`schema_without_parts`].
 ///
 /// # Errors
 /// What is not as a writer leaves it, in words.
@@ -148,14 +210,11 @@ pub(super) fn samples(batch: &RecordBatch, sources: &[String]) -> Result<Vec<Pro
         .iter()
         .map(|name| name.and_then(|name| SampleKind::ALL.into_iter().find(|kind| kind.to_string() == name)));
     let kinds: Vec<Option<SampleKind>> = kinds.collect();
-    let segments =
-        column(batch, "segments")?.as_list_opt::<i32>().ok_or("column `segments` holds no lists")?;
-    let groups = segments.values().as_struct_opt().ok_or("column `segments` holds no sizes")?;
-    let group = |name: &str| {
-        let column = groups.column_by_name(name).and_then(|column| column.as_primitive_opt::<UInt32Type>());
-        column.ok_or_else(|| format!("column `segments` has no `{name}`"))
+    let segments = Lists::of(batch, "segments", SEGMENT)?;
+    let parts = match batch.column_by_name("parts") {
+        Some(_) => Some(Lists::of(batch, "parts", PART)?),
+        None => None,
     };
-    let (counts, tokens) = (group("count")?, group("tokens")?);
     let (positions, total) = (u64s("position")?, u64s("encoder_tokens")?);
     let (features, llm, labels) = (u32s("feature_tokens")?, u32s("llm_tokens")?, u32s("label_tokens")?);
     let (media_bytes, media_ms) = (u64s("media_bytes")?, u64s("media_ms")?);
@@ -163,10 +222,10 @@ pub(super) fn samples(batch: &RecordBatch, sources: &[String]) -> Result<Vec<Pro
     let (record_hash, media_hash) = (u64s("record_hash")?, u64s("media_hash")?);
     let source = u32s("source_index")?;
     let row = |i: usize| {
-        let bounds = segments.value_offsets();
-        let (from, to) = (bounds[i] as usize, bounds[i + 1] as usize);
-        let segments =
-            (from..to).map(|g| EncoderSegments { count: counts.value(g), tokens: tokens.value(g) });
+        let segments = segments.row(i).map(|[count, tokens]| EncoderSegments { count, tokens });
+        let parts = parts.iter().flat_map(|parts| parts.row(i));
+        let parts =
+            parts.map(|[count, segments, feature_tokens]| EncoderParts { count, segments, feature_tokens });
         let sample = ProfiledSample {
             id: ids.value(i).to_owned(),
             source: source.value(i),
@@ -178,6 +237,7 @@ pub(super) fn samples(batch: &RecordBatch, sources: &[String]) -> Result<Vec<Pro
                 .ok_or("unknown kind")?,
             shape: SampleShape {
                 encoder_segments: segments.collect(),
+                encoder_parts: parts.collect(),
                 feature_tokens: features.value(i),
                 llm_tokens: llm.value(i),
                 label_tokens: labels.value(i),

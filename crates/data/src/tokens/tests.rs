@@ -18,7 +18,13 @@ fn tokenizer() -> &'static ChatTokenizer {
 }
 
 fn features(n: u32) -> MediaShape {
-    MediaShape { num_tiles: 1, segments: vec![], pieces: vec![Piece::Features(n)], frame_indices: vec![] }
+    MediaShape {
+        num_tiles: 1,
+        segments: vec![],
+        pieces: vec![Piece::Features(n)],
+        frame_indices: vec![],
+        parts: vec![],
+    }
 }
 
 fn conversation(turns: &[(&str, &str)], images: usize) -> Conversation {

@@ -193,18 +193,18 @@ fn summary_of(steps: &[&StepView]) -> Markup {
 
 /// Mean idle time a rank and step, in milliseconds, by cause, with the share of the makespan.
 struct MeanIdle {
-    causes: [(f64, f64); 3],
+    causes: [(f64, f64); 4],
     num_steps: u64,
 }
 
 fn mean_idle<'a>(timelines: impl Iterator<Item = &'a Timeline>) -> Option<MeanIdle> {
-    let mut causes = [(0.0, 0.0); 3];
+    let mut causes = [(0.0, 0.0); 4];
     let mut num_steps = 0u64;
     for timeline in timelines.filter(|t| t.num_ranks > 0) {
         num_steps += 1;
         let ranks = f64::from(timeline.num_ranks);
         let idle = timeline.idle_ns;
-        for (sum, ns) in causes.iter_mut().zip([idle.ramp, idle.imbalance, idle.transfer]) {
+        for (sum, ns) in causes.iter_mut().zip([idle.ramp, idle.imbalance, idle.transfer, idle.data_wait]) {
             let a_rank = ns as f64 / ranks;
             sum.0 += a_rank / 1e6;
             sum.1 += if timeline.makespan_ns == 0 { 0.0 } else { a_rank / timeline.makespan_ns as f64 };
@@ -215,8 +215,12 @@ fn mean_idle<'a>(timelines: impl Iterator<Item = &'a Timeline>) -> Option<MeanId
         .then(|| MeanIdle { causes: causes.map(|(ms, share)| (ms / number, share / number)), num_steps })
 }
 
-const CAUSES: [(&str, &str); 3] =
-    [("c-ramp", "ramp"), ("c-imbalance", "imbalance"), ("c-transfer", "transfer")];
+const CAUSES: [(&str, &str); 4] = [
+    ("c-ramp", "ramp"),
+    ("c-imbalance", "imbalance"),
+    ("c-transfer", "transfer"),
+    ("c-data-wait", "data wait"),
+];
 
 /// Idle time by cause, blind against aware.
 pub(super) fn idle(report: &Report) -> Option<Section> {
@@ -237,12 +241,15 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     if means.is_empty() {
         return None;
     }
+    // Most steps wait for no data: the last cause is shown where one does.
+    let has_data_wait = means.iter().any(|(.., mean)| mean.causes[3].0 > 0.0);
+    let causes = &CAUSES[..if has_data_wait { 4 } else { 3 }];
     let drawn: Vec<Bar> = means
         .iter()
         .map(|(arm, how, mean)| Bar {
             name: format!("{} {how}", format::clipped(arm, 10)),
             is_predicted: *how == "predicted",
-            parts: CAUSES
+            parts: causes
                 .iter()
                 .zip(mean.causes)
                 .map(|((class, cause), (ms, share))| Part {
@@ -268,25 +275,29 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         .iter()
         .map(|(arm, how, mean)| {
             let mut row = vec![format!("{}, {how}", format::clipped(arm, 40))];
-            row.extend(mean.causes.iter().map(|&c| cell(c)));
+            row.extend(mean.causes.iter().take(causes.len()).map(|&c| cell(c)));
             row.push(cell(mean.causes.iter().fold((0.0, 0.0), |sum, c| (sum.0 + c.0, sum.1 + c.1))));
             row
         })
         .collect();
-    let columns =
-        [names("steps"), numbers("ramp"), numbers("imbalance"), numbers("transfer"), numbers("idle")];
+    let mut columns = vec![names("steps")];
+    columns.extend(causes.iter().map(|&(_, cause)| numbers(cause)));
+    columns.push(numbers("idle"));
     let body = html! {
         p {
             "Mean over the steps of this report (" (counted) "), for each rank: time within the step in which it waited. "
             em { "Ramp" } " is what the pipeline order idles even when all work is equal: fill and drain. "
             em { "Imbalance" } " is what uneven microbatches and stages add: what scheduling can take away. "
             em { "Transfer" } " is waiting for data under way."
+            @if has_data_wait {
+                " " em { "Data wait" } " is waiting for the samples of the step."
+            }
         }
         div class="row lean" {
             figure {
                 figcaption { "Idle time a rank and step, by cause" }
                 (bars("Idle time by cause, as in the table beside it.", 420.0, &drawn, format::tick, "ms"))
-                (legend(CAUSES))
+                (legend(causes.iter().copied()))
             }
             (table("Idle time a rank and step in ms, and its share of the step", &columns, &rows))
         }

@@ -1,13 +1,8 @@
-//! Batches for benches and examples: lognormal costs on two components, by seed.
+//! Batches for the bench: lognormal costs on two components, by seed.
 
 use dflop_schedule::Costs;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-/// (samples, buckets), with few samples a bucket and with many.
-#[allow(dead_code, reason = "the bench has sizes of its own")]
-pub(crate) const SIZES: [(usize, u32); 9] =
-    [(32, 8), (48, 16), (128, 32), (64, 8), (64, 16), (256, 16), (512, 32), (1024, 64), (2048, 128)];
 
 /// `n` samples whose costs are exp of a normal with deviation `sigma`, drawn for each component on its own.
 ///
@@ -23,7 +18,7 @@ pub(crate) fn costs(n: usize, seed: u64, sigma: f64, is_even: bool) -> Costs {
             *cost = (*cost as f64 * ratio) as u64;
         }
     }
-    Costs { encoder_ns, llm_ns, bytes: None }
+    Costs { encoder_ns, llm_ns, ..Costs::default() }
 }
 
 /// A standard normal number, by Box and Muller.

@@ -7,7 +7,8 @@ use dflop_types::{Action, ActionKind, ComponentLayout, Layout, PipelineOrder, Ra
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-pub(crate) const ORDERS: [PipelineOrder; 2] = [PipelineOrder::GPipe, PipelineOrder::OneFOneB];
+pub(crate) const ORDERS: [PipelineOrder; 3] =
+    [PipelineOrder::GPipe, PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble];
 
 pub(crate) fn layout(encoder: (u32, u32), llm: (u32, u32)) -> Layout {
     let component = |(pp, dp)| ComponentLayout { tp: 1, pp, dp };
@@ -19,14 +20,16 @@ pub(crate) fn rows(ranks: usize, m: usize, ns_max: u64) -> impl Strategy<Value =
 }
 
 /// Steps with 1 to 3 replicas and stages of each component, 0 to 7 microbatches, short times (so that ties
-/// and zeros are common).
+/// and zeros are common), times of I and W.
 pub(crate) fn steps() -> impl Strategy<Value = StepInput> {
-    ((1u32..=3, 1u32..=3), (1u32..=3, 1u32..=3), 0u32..=7, 0usize..2).prop_flat_map(|(e, l, m, order)| {
+    ((1u32..=3, 1u32..=3), (1u32..=3, 1u32..=3), 0u32..=7, 0usize..3).prop_flat_map(|(e, l, m, order)| {
         let layout = layout(e, l);
         let (ranks, m) = (layout.num_ranks() as usize, m as usize);
         let feeds = prop::collection::vec(any::<bool>(), m * (e.1 * l.1) as usize);
-        (rows(ranks, m, 20), rows(ranks, m, 40), feeds, 0u64..6, prop::collection::vec(0u64..30, ranks))
-            .prop_map(move |(forward_ns, backward_ns, feeds, transfer_ns, tail_ns)| {
+        let split = (rows(ranks, m, 20), rows(ranks, m, 20));
+        let tails = prop::collection::vec(0u64..30, ranks);
+        (rows(ranks, m, 20), rows(ranks, m, 40), split, feeds, 0u64..6, tails).prop_map(
+            move |(forward_ns, backward_ns, (input_ns, weight_ns), feeds, transfer_ns, tail_ns)| {
                 let column = |c: &[bool]| c.chunks(l.1 as usize).map(<[bool]>::to_vec).collect::<Vec<_>>();
                 StepInput {
                     layout,
@@ -34,28 +37,76 @@ pub(crate) fn steps() -> impl Strategy<Value = StepInput> {
                     num_microbatches: m as u32,
                     forward_ns,
                     backward_ns,
+                    input_ns,
+                    weight_ns,
                     feeds: feeds.chunks((e.1 * l.1) as usize).map(column).collect(),
                     transfer_ns,
                     tail_ns,
+                    ready_ns: Vec::new(),
                 }
-            })
+            },
+        )
     })
 }
 
-/// What an action waits for, as (rank, action): written down from the definition, one action at a time.
-pub(crate) fn inputs(step: &StepInput, rank: Rank, action: Action) -> Vec<(Rank, Action)> {
+/// The lists of the step's pipeline order.
+pub(crate) fn lists(step: &StepInput) -> Vec<Vec<Action>> {
+    (0..step.layout.num_ranks()).map(|rank| step.actions(Rank(rank)).unwrap()).collect()
+}
+
+/// The lists of the step's pipeline order with some backwards split, by draws of `(is split, W after so many
+/// actions)`: lists that mix B with I and W.
+pub(crate) fn mixed(step: &StepInput, draws: &[(bool, usize)]) -> Vec<Vec<Action>> {
+    let mut draws = draws.iter().cycle();
+    let mut mixed = Vec::new();
+    for list in lists(&StepInput { order: PipelineOrder::OneFOneB, ..step.clone() }) {
+        // Each W is owed to the place at which it stands at the earliest.
+        let (mut out, mut owed): (Vec<Action>, Vec<(usize, Action)>) = (Vec::new(), Vec::new());
+        for (place, action) in list.into_iter().enumerate() {
+            let due: Vec<_> = owed.iter().filter(|(at, _)| *at <= place).map(|&(_, w)| w).collect();
+            owed.retain(|(at, _)| *at > place);
+            out.extend(due);
+            match draws.next() {
+                Some(&(true, later)) if action.kind == ActionKind::B => {
+                    out.push(Action { kind: ActionKind::I, ..action });
+                    owed.push((place + 1 + later, Action { kind: ActionKind::W, ..action }));
+                }
+                _ => out.push(action),
+            }
+        }
+        out.extend(owed.into_iter().map(|(_, w)| w));
+        mixed.push(out);
+    }
+    mixed
+}
+
+/// What an action waits for, as (rank, action): written down from the definition, one action at a time. A backward
+/// waits for the B or I that the other rank's list has.
+pub(crate) fn inputs(
+    step: &StepInput,
+    lists: &[Vec<Action>],
+    rank: Rank,
+    action: Action,
+) -> Vec<(Rank, Action)> {
     let layout = step.layout;
     let at = layout.coordinates(rank).unwrap();
     let (first_llm, last) = (layout.encoder.pp, layout.num_stages() - 1);
     let feeds = &step.feeds[action.microbatch as usize];
     let on = |stage: u32, replicas: Vec<u32>| -> Vec<(Rank, Action)> {
         let stage = StageIndex(stage);
-        replicas
-            .into_iter()
-            .map(|replica| (layout.rank(replica, stage), Action { stage, ..action }))
-            .collect()
+        let on_replica = |replica| {
+            let rank = layout.rank(replica, stage);
+            let whole = Action { stage, ..action };
+            let other = Action { kind: ActionKind::I, ..whole };
+            let is_there = |action: &Action| lists[rank.index()].contains(action);
+            let kinds = [whole, Action { kind: ActionKind::B, ..whole }, other];
+            let kinds = if action.kind == ActionKind::F { &kinds[..1] } else { &kinds[1..] };
+            (rank, *kinds.iter().find(|action| is_there(action)).unwrap())
+        };
+        replicas.into_iter().map(on_replica).collect()
     };
     match (action.kind, action.stage.0) {
+        (ActionKind::W, _) => vec![(rank, Action { kind: ActionKind::I, ..action })],
         (ActionKind::F, 0) => vec![],
         (ActionKind::F, s) if s == first_llm => {
             let feeders = (0..layout.encoder.dp).filter(|&e| feeds[e as usize][at.replica as usize]);
@@ -72,25 +123,33 @@ pub(crate) fn inputs(step: &StepInput, rank: Rank, action: Action) -> Vec<(Rank,
 }
 
 pub(crate) fn duration_ns(step: &StepInput, rank: Rank, action: Action) -> u64 {
-    let list = if action.kind == ActionKind::F { &step.forward_ns } else { &step.backward_ns };
+    let list = match action.kind {
+        ActionKind::F => &step.forward_ns,
+        ActionKind::B => &step.backward_ns,
+        ActionKind::I => &step.input_ns,
+        ActionKind::W => &step.weight_ns,
+    };
     list[rank.index()][action.microbatch as usize]
 }
 
-/// All spans by relaxation: every start at 0, pushed later by each edge until nothing moves. Neither worklist
-/// nor topological order; O(actions x edges) at worst.
-pub(crate) fn relax(step: &StepInput) -> Vec<Span> {
+/// All spans by relaxation: every start at the time its rank has its data, pushed later by each edge until nothing
+/// moves. Neither worklist nor topological order; O(actions x edges) at worst.
+pub(crate) fn relax(step: &StepInput, lists: &[Vec<Action>]) -> Vec<Span> {
     let mut nodes = Vec::new();
     let mut edges = Vec::new();
-    for rank in (0..step.layout.num_ranks()).map(Rank) {
-        let list = step.actions(rank).unwrap();
+    for (rank, list) in (0..).map(Rank).zip(lists) {
         edges.extend(list.windows(2).map(|pair| ((rank, pair[0]), (rank, pair[1]), 0)));
-        for action in list {
+        for &action in list {
             nodes.push((rank, action));
-            let inputs = inputs(step, rank, action);
-            edges.extend(inputs.into_iter().map(|input| (input, (rank, action), step.transfer_ns)));
+            for input in inputs(step, lists, rank, action) {
+                let delay_ns = if input.0 == rank { 0 } else { step.transfer_ns };
+                edges.push((input, (rank, action), delay_ns));
+            }
         }
     }
-    let mut start: HashMap<(Rank, Action), u64> = nodes.iter().map(|&node| (node, 0)).collect();
+    let ready_ns = |rank: Rank| step.ready_ns.get(rank.index()).map_or(0, |&ns| ns);
+    let mut start: HashMap<(Rank, Action), u64> =
+        nodes.iter().map(|&node| (node, ready_ns(node.0))).collect();
     let mut is_moving = true;
     while is_moving {
         is_moving = false;

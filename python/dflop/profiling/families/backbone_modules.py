@@ -19,7 +19,7 @@ from dflop.profiling.families.vocabulary import cross_entropy_cut, embed_cut
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch.distributed as dist
+    from dflop.profiling.families.shards import Sums
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class LlmEmbedding(nn.Module):
     def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
         self.embed_tokens, self.rotary = embed_tokens, rotary
-        # The ranks that the vocabulary is cut over, where they are to give the whole: see `add_collectives`.
-        self.vocabulary_group: dist.ProcessGroup | None = None
+        # Over the ranks that have the vocabulary, where they are to give the whole: see `add_collectives`.
+        self.vocabulary_sums: Sums | None = None
 
     def forward(
         self,
@@ -80,10 +80,8 @@ class LlmEmbedding(nn.Module):
             hidden_TD.
         """
         ids_T = ids_T.masked_fill(mask_T, 0)
-        group = self.vocabulary_group
-        embedded_TD = (
-            self.embed_tokens(ids_T) if group is None else embed_cut(self.embed_tokens, ids_T, group)
-        )
+        sums = self.vocabulary_sums
+        embedded_TD = self.embed_tokens(ids_T) if sums is None else embed_cut(self.embed_tokens, ids_T, sums)
         # Not of the layers, whose time is multiplied by their number: a stage does it once.
         rotate(self.rotary, positions_1T, embedded_TD)
         return embedded_TD.masked_scatter(mask_T[:, None], features_ED)
@@ -144,7 +142,7 @@ class LlmHead(nn.Module):
         super().__init__()
         self.norm, self.lm_head = norm, lm_head
         # As in `LlmEmbedding`.
-        self.vocabulary_group: dist.ProcessGroup | None = None
+        self.vocabulary_sums: Sums | None = None
 
     def logits(self, hidden_TD: torch.Tensor, chosen_T: torch.Tensor) -> torch.Tensor:
         """Logits of the chosen rows.
@@ -157,8 +155,8 @@ class LlmHead(nn.Module):
             logits_KV; of a rank's own part of the vocabulary, where it is cut.
         """
         normed_KD = self.norm(hidden_TD[chosen_T])
-        if self.vocabulary_group is not None:
-            normed_KD = Enter.apply(normed_KD, self.vocabulary_group)
+        if self.vocabulary_sums is not None:
+            normed_KD = Enter.apply(normed_KD, self.vocabulary_sums)
         return self.lm_head(normed_KD)
 
     def forward(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
@@ -173,6 +171,6 @@ class LlmHead(nn.Module):
         """
         chosen_T = targets_T != -100
         logits_KV, targets_K = self.logits(hidden_TD, chosen_T).float(), targets_T[chosen_T]
-        if self.vocabulary_group is not None:
-            return cross_entropy_cut(logits_KV, targets_K, self.vocabulary_group)
+        if self.vocabulary_sums is not None:
+            return cross_entropy_cut(logits_KV, targets_K, self.vocabulary_sums)
         return F.cross_entropy(logits_KV, targets_K, reduction="sum")

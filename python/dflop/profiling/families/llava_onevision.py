@@ -26,15 +26,16 @@ from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import FEATURE_RATIO, TOKENS_PER_LABEL, layer_plan
 from dflop.profiling.families.llava_next import layer_plan as tower_plan
 from dflop.profiling.families.lora import add_adapters
-from dflop.profiling.families.shards import cut_layer, heads_of_rank
+from dflop.profiling.families.shards import Enter, cut_layer, heads_of_rank
 from dflop.profiling.families.source import bounds_of, layers_at_once
-from dflop.profiling.families.vocabulary import cut_vocabulary
+from dflop.profiling.families.vocabulary import CutEmbedding, cross_entropy_cut, cut_vocabulary
 from dflop.profiling.pieces import AttentionKind, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from dflop.profiling.families.shards import Sums
     from dflop.profiling.pieces import Piece, PieceSettings
 
 _STD = 0.02
@@ -233,7 +234,10 @@ class _TokenEmbedding(_LlmPiece):
     name = "llm_embedding"
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
-        cut_vocabulary(whole.model.language_model.embed_tokens, settings.tensor_parallel_degree)
+        backbone = whole.model.language_model
+        cut_vocabulary(backbone.embed_tokens, settings.tensor_parallel_degree)
+        if settings.tensor_parallel_degree > 1:
+            backbone.embed_tokens = CutEmbedding(backbone.embed_tokens)
         stage = LlavaOnevisionLlmStage(whole, range(0), is_first=True, is_last=False)
         return stage.requires_grad_(settings.lora_rank == 0)
 
@@ -276,6 +280,22 @@ class _LlmLayer(_LlmPiece):
         return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))
 
 
+class _HeadStage(LlavaOnevisionLlmStage):
+    """The last stage, whose vocabulary may be cut over ranks."""
+
+    vocabulary_sums: Sums | None = None
+    """As in `LlmEmbedding`."""
+
+    def forward(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
+        sums = self.vocabulary_sums
+        if sums is None:
+            return super().forward(batch, incoming)
+        chosen_T = batch.targets_T != IGNORED
+        normed_KD = cast("Any", self.model).language_model.norm(incoming[chosen_T])
+        logits_KV = self.lm_head(Enter.apply(normed_KD, sums))
+        return cross_entropy_cut(logits_KV.float(), batch.targets_T[chosen_T], sums)
+
+
 class _Head(_LlmPiece):
     """Final norm, logits and loss; the tokens without a label are there but cost next to nothing."""
 
@@ -283,7 +303,7 @@ class _Head(_LlmPiece):
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
-        stage = LlavaOnevisionLlmStage(whole, range(0), is_first=False, is_last=True)
+        stage = _HeadStage(whole, range(0), is_first=False, is_last=True)
         return stage.requires_grad_(settings.lora_rank == 0)
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:

@@ -10,6 +10,7 @@ whole on every rank.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,9 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 from dflop.models.errors import profile_error
+from dflop.models.recompute import is_replaying
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True)
@@ -127,16 +129,56 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     cast("Any", layer).tensor_parallel_plan = plan
 
 
+class Sums:
+    """Sums over the ranks of a group; none while it is silent, when each rank runs its part alone."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Sums that are not silent.
+
+        Args:
+            group: the ranks; this process is one of them.
+        """
+        self.group, self.rank, self.is_silent = group, dist.get_rank(group), False
+
+    def add(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """Puts the sum (or the like) of all ranks in the place of each one's tensor.
+
+        Args:
+            tensor: of the same tensor shape on all ranks.
+            op: what is done instead of adding up.
+        """
+        if not self.is_silent:
+            dist.all_reduce(tensor, op, group=self.group)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Lets this rank run without the others: nothing is added, each tensor stays what it is.
+
+        Yields:
+            Nothing.
+        """
+        before, self.is_silent = self.is_silent, True
+        try:
+            yield
+        finally:
+            self.is_silent = before
+
+
 class Sum(torch.autograd.Function):
-    """Forward: the sum over the ranks; backward: nothing."""
+    """Forward: the sum over the ranks; backward: nothing.
+
+    Where a layer is computed again in mode `selective`, the result of the linear map was kept, and with it
+    the sum that took its place. (That of a map with adapters beside it is computed again without the sum.)
+    """
 
     @staticmethod
-    def forward(ctx: Any, summand: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, summand: torch.Tensor, sums: Sums) -> torch.Tensor:
         """The sum, in the place of the summand."""
         del ctx
         # In place, as Megatron does: nothing keeps the result of a linear map for its backward.
         total = summand.contiguous()
-        dist.all_reduce(total, group=group)
+        if not is_replaying():
+            sums.add(total)
         return total
 
     @staticmethod
@@ -150,37 +192,37 @@ class Enter(torch.autograd.Function):
     """Forward: nothing; backward: the sum over the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, states: torch.Tensor, sums: Sums) -> torch.Tensor:
         """The states."""
-        ctx.group = group
+        ctx.sums = sums
         return states.view_as(states)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The gradients of all ranks together."""
         total = gradients[0].contiguous()
-        dist.all_reduce(total, group=ctx.group)
+        ctx.sums.add(total)
         return total, None
 
 
-def _enter_hook(group: dist.ProcessGroup) -> Any:
+def _enter_hook(sums: Sums) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The layers hand the states over by place or by name.
         if args:
-            return (Enter.apply(args[0], group), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": Enter.apply(kwargs["hidden_states"], group)}
+            return (Enter.apply(args[0], sums), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": Enter.apply(kwargs["hidden_states"], sums)}
 
     return hook
 
 
-def _sum_hook(group: dist.ProcessGroup) -> Any:
+def _sum_hook(sums: Sums) -> Any:
     def hook(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> Any:
-        return Sum.apply(output, group)
+        return Sum.apply(output, sums)
 
     return hook
 
 
-def add_collectives(module: nn.Module, group: dist.ProcessGroup) -> int:
+def add_collectives(module: nn.Module, sums: Sums) -> int:
     """Makes cut layers, embeddings and heads give the whole result, on every rank of a group.
 
     The gradient of a head of keys and values that several ranks hold is a summand on each of them.
@@ -188,25 +230,25 @@ def add_collectives(module: nn.Module, group: dist.ProcessGroup) -> int:
     Args:
         module: holds layers that `cut_layer` cut over as many ranks as the group has, each rank its part;
             changed in place.
-        group: the ranks; each must run forward and backward of the same layers with the same inputs.
+        sums: of the ranks; each must run forward and backward of the same layers with the same inputs.
 
     Returns:
         Layers found.
     """
     for part in module.modules():
-        if hasattr(part, "vocabulary_group"):
-            cast("Any", part).vocabulary_group = group
+        if hasattr(part, "vocabulary_sums"):
+            cast("Any", part).vocabulary_sums = sums
     layers = list(_cut_layers(module))
     for layer, plan in layers:
         for path in plan.entries:
-            layer.get_submodule(path).register_forward_pre_hook(_enter_hook(group), with_kwargs=True)
+            layer.get_submodule(path).register_forward_pre_hook(_enter_hook(sums), with_kwargs=True)
         for cut in plan.cuts:
             if cut.by_input:
                 linear = layer.get_submodule(cut.path)
-                if dist.get_rank(group) > 0:
+                if sums.rank > 0:
                     # Added once: by the first rank.
-                    linear.register_parameter("bias", None)
-                linear.register_forward_hook(_sum_hook(group))
+                    cast("Any", linear).bias = None
+                linear.register_forward_hook(_sum_hook(sums))
     return len(layers)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from dflop.profiling.families.shards import Sum
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from dflop.profiling.families.shards import Sums
 
 
 def cut_vocabulary(module: nn.Module, degree: int, rank: int = 0) -> None:
@@ -41,44 +41,66 @@ def cut_vocabulary(module: nn.Module, degree: int, rank: int = 0) -> None:
         owner.out_features = own.shape[0]
 
 
-def _own(ids: torch.Tensor, rows: int, group: ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+def _own(ids: torch.Tensor, rows: int, sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
     """(which ids are of this rank's rows, the ids counted from the first of them, 0 for others)."""
-    local = ids - dist.get_rank(group) * rows
+    local = ids - sums.rank * rows
     is_own = (local >= 0) & (local < rows)
     return is_own, local.masked_fill(~is_own, 0)
 
 
-def embed_cut(embedding: nn.Module, ids_T: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+def embed_cut(embedding: nn.Module, ids_T: torch.Tensor, sums: Sums) -> torch.Tensor:
     """What the whole embedding gives.
 
     Args:
         embedding: this rank's rows; every rank has as many.
         ids_T: the same on all ranks.
-        group: the ranks.
+        sums: over the ranks.
 
     Returns:
         [T, D].
     """
-    is_own_T, local_T = _own(ids_T, cast("nn.Embedding", embedding).num_embeddings, group)
-    return Sum.apply(embedding(local_T).masked_fill(~is_own_T[:, None], 0), group)
+    is_own_T, local_T = _own(ids_T, cast("nn.Embedding", embedding).num_embeddings, sums)
+    return Sum.apply(embedding(local_T).masked_fill(~is_own_T[:, None], 0), sums)
 
 
-def cross_entropy_cut(logits_KV: torch.Tensor, targets_K: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+class CutEmbedding(nn.Module):
+    """One rank's rows of an embedding, in the place of the whole one."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
+        # As in `LlmEmbedding`.
+        self.vocabulary_sums: Sums | None = None
+
+    def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Embedded ids.
+
+        Args:
+            ids_T: of this rank's rows alone, unless the ranks give the whole together.
+
+        Returns:
+            [T, D].
+        """
+        sums = self.vocabulary_sums
+        return self.rows(ids_T) if sums is None else embed_cut(self.rows, ids_T, sums)
+
+
+def cross_entropy_cut(logits_KV: torch.Tensor, targets_K: torch.Tensor, sums: Sums) -> torch.Tensor:
     """Sum of the cross entropy over the whole vocabulary.
 
     Args:
         logits_KV: of this rank's rows, float32; every rank has as many.
         targets_K: the same on all ranks.
-        group: the ranks.
+        sums: over the ranks.
 
     Returns:
         A scalar, the same on all ranks.
     """
     largest_K1 = logits_KV.detach().amax(dim=1, keepdim=True)
-    dist.all_reduce(largest_K1, dist.ReduceOp.MAX, group=group)
+    sums.add(largest_K1, dist.ReduceOp.MAX)
     shifted_KV = logits_KV - largest_K1
-    is_own_K, local_K = _own(targets_K, logits_KV.shape[1], group)
+    is_own_K, local_K = _own(targets_K, logits_KV.shape[1], sums)
     of_target_K = shifted_KV.gather(1, local_K[:, None])[:, 0].masked_fill(~is_own_K, 0)
     # Summands of their own: `Sum` works in place.
-    sums_K = Sum.apply(shifted_KV.exp().sum(dim=1), group)
-    return (sums_K.log() - Sum.apply(of_target_K, group)).sum()
+    sums_K = Sum.apply(shifted_KV.exp().sum(dim=1), sums)
+    return (sums_K.log() - Sum.apply(of_target_K, sums)).sum()

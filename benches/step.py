@@ -1,0 +1,204 @@
+"""Measured training steps of every way to schedule, on the same global batches, against what was predicted.
+
+Usage: python benches/step.py OUT.json [--rounds 30] [--order data-aware] [--arms blind,aware,...]
+
+The demo's data and model are profiled and planned anew on two ranks of this machine's CPU, a thread each,
+with 16 microbatches of 64 samples; then `dflop train --compare` trains every global batch once with each
+arm, in another order each time. A ratio is that of the geometric means of the step times, blind over the
+arm, with its 95 % confidence interval over the rounds. Two errors of the step time: that of the prediction,
+made before the step ran, and that of the simulator when it is given the durations that the step's own
+actions took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+METHODS = ("blind", "tokens", "balanced", "ordered", "shaped", "aware")
+ARMS = [f"{method}{suffix}" for suffix in ("", "-ahead") for method in METHODS]
+CAUSES = ("ramp", "imbalance", "transfer")
+
+
+def dflop(*arguments: object, folder: Path) -> None:
+    """Runs the command line of this environment; its talk goes to stderr."""
+    command = [sys.executable, "-m", "dflop", *map(str, arguments)]
+    subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr)
+
+
+def prepare(folder: Path, order: str, profile_seconds: float) -> None:
+    """Data, profiles and plan in `folder`."""
+    dflop("demo-data", folder, folder=folder)
+    config = folder / "dflop.yaml"
+    config.write_text(config.read_text().replace("train:\n", f"train:\n  pipeline_order: {order}\n"))
+    dflop("profile", "data", folder=folder)
+    # Measured anew each time, of this very hour: the demo does the same.
+    flags = ("--budget-seconds", profile_seconds, "--recompute", "none", "--fresh")
+    dflop("profile", "model", *flags, folder=folder)
+    dflop("plan", folder=folder)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def errors_of(values: list[float]) -> dict[str, float]:
+    """Median and 95th percentile."""
+    return {
+        "median": statistics.median(values),
+        "p95": statistics.quantiles(values, n=20, method="inclusive")[-1],
+    }
+
+
+def simulated_ns(folder: Path) -> dict[tuple[int, str], int]:
+    """Makespan of each step by the simulator, fed with the durations that were measured in it."""
+    from dflop._native import Schedule, StepScheduler
+
+    names = ("plan.json", "data_profile.parquet", "model_profile.json")
+    seed = json.loads((folder / "plan.json").read_text())["seed"]
+    scheduler = StepScheduler(*(str(folder / name) for name in names), seed)
+    schedules = {(s["step"], s["arm"]): s["schedule"] for s in lines(folder / "run" / "schedules.jsonl")}
+    found: dict[tuple[int, str], int] = {}
+    for trace in lines(folder / "run" / "trace.jsonl"):
+        key = (trace["step"], trace["arm"])
+        schedule = Schedule.from_json(json.dumps(schedules[key]))
+        spans = [(rank, action, start, end) for rank, action, start, end in trace["spans"]]
+        # The clipping makes all ranks wait for the last action of all: what comes after it is common to them.
+        tail_ns = trace["makespan_ns"] - max(end for _, _, _, end in spans)
+        found[key] = scheduler.simulate_measured(schedule, spans, tail_ns)
+    return found
+
+
+def summarise(folder: Path, arms: list[str]) -> dict[str, Any]:
+    """What the run in `folder` shows, arm by arm and over all of them."""
+    metrics, simulated = lines(folder / "run" / "metrics.jsonl"), simulated_ns(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    ratios = {row["arm"]: row for row in summary["other_arms"]} | {"aware": summary}
+    num_ranks = summary["ranks"]
+
+    def of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        def error(ns: int, row: dict[str, Any]) -> float:
+            return abs(ns - row["step_ns"]) / row["step_ns"]
+
+        idle = {
+            cause: statistics.mean(r["idle_ns"][cause] / (num_ranks * r["step_ns"]) for r in rows)
+            for cause in CAUSES
+        }
+        return {
+            "prediction_error": errors_of([error(r["predicted_ns"], r) for r in rows]),
+            "simulated_error": errors_of([error(simulated[r["step"], r["arm"]], r) for r in rows]),
+            "idle_ratio": idle,
+        }
+
+    table = []
+    for arm in arms:
+        rows = [r for r in metrics if r["arm"] == arm]
+        ratio = ratios.get(arm, {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0})
+        table.append(
+            {
+                "arm": arm,
+                "step_ms": statistics.geometric_mean(r["step_ns"] / 1e6 for r in rows),
+                **{key: ratio[key] for key in ("ratio", "ratio_low", "ratio_high")},
+                **of(rows),
+                "steps_ms": [r["step_ns"] / 1e6 for r in rows],
+            }
+        )
+    waits = {key: value for key, value in summary.items() if key.startswith("schedule_wait")}
+    return {**of(metrics), **waits, "arms": table}
+
+
+def hardware(folder: Path) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    profile = json.loads((folder / "model_profile.json").read_text())
+    return {
+        "device": profile["device"]["name"],
+        "torch": profile["device"]["torch"],
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "system": platform.platform(),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table."""
+
+    def errors(row: dict[str, Any]) -> str:
+        return "".join(
+            f"{row[kind][at]:>8.2%}"
+            for kind in ("prediction_error", "simulated_error")
+            for at in ("median", "p95")
+        )
+
+    print(
+        f"{'arm':<16}{'step ms':>9}{'blind over it (95 %)':>24}{'ramp':>7}{'imbal.':>7}{'transf.':>8}"
+        f"{'predicted: median, p95':>24}{'own durations: same':>20}"
+    )
+    for row in result["arms"]:
+        interval = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+        ramp, imbalance, transfer = (row["idle_ratio"][cause] for cause in CAUSES)
+        print(
+            f"{row['arm']:<16}{row['step_ms']:>9.1f}{interval:>24}{ramp:>7.1%}{imbalance:>7.1%}{transfer:>8.1%}"
+            f"{'':>8}{errors(row)[:16]}{'':>4}{errors(row)[16:]}"
+        )
+    print(f"{'all':<95}{'':>8}{errors(result)[:16]}{'':>4}{errors(result)[16:]}")
+    print(
+        f"{result['rounds']} rounds; schedules were waited for {result['schedule_wait_ms']:.2f} ms, "
+        f"{result['schedule_wait_ratio']:.4%} of the time of the steps"
+    )
+
+
+def main() -> int:
+    """Prepares, trains, writes and prints.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that are measured")
+    parser.add_argument("--order", default="data-aware", help="train.pipeline_order")
+    parser.add_argument("--arms", default=",".join(ARMS), help="blind and aware among them")
+    parser.add_argument("--profile-seconds", type=float, default=25.0)
+    parser.add_argument("--folder", type=Path, help="where to work, kept; else a temporary folder")
+    asked = parser.parse_args()
+    arms = asked.arms.split(",")
+    if asked.rounds < 2 or not {"blind", "aware"} <= set(arms):
+        parser.error("at least 2 rounds, of blind and aware at least")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) if asked.folder is None else asked.folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        prepare(folder, asked.order, asked.profile_seconds)
+        # Ranks get one thread each, and an allocator that keeps what it has: `dflop train` sees to both.
+        flags = ("--arms", ",".join(arms), "--steps", asked.rounds, "--warmup-pairs", asked.warmup, "--force")
+        dflop("train", "--compare", *flags, folder=folder)
+        dflop("report", folder, folder=folder)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout
+        result = {
+            "bench": "step",
+            "commit": commit.strip() or None,
+            "hardware": hardware(folder),
+            "order": asked.order,
+            "rounds": asked.rounds,
+            **summarise(folder, arms),
+        }
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+    print(f"wrote {asked.out}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+//! Ramps: microbatches that are smaller where the pipeline fills and drains.
+//!
+//! While the first microbatch passes p stages, the others wait; while the last one drains, too. A small first and
+//! last microbatch shortens both, and the others grow by little:
+//!
+//! ```text
+//! targets t_j: t rises from `least` to 1 over the first `front` microbatches, falls over the last `back`
+//! phantom of microbatch j, on each replica: (1 - t_j) x total / sum(t), on both resources
+//! ```
+//!
+//! The phantoms are given to the balancer as samples: where one lies, the bucket is filled by as much less. So the
+//! balancer knows nothing of ramps, and which bucket is small is its choice.
+
+use crate::settings::StepSettings;
+use dflop_schedule::Costs;
+
+/// How many microbatches at each end are smaller, and how small the smallest is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ramp {
+    front: u32,
+    back: u32,
+    /// Target of the smallest, as a part of a full microbatch.
+    least: f64,
+}
+
+impl Ramp {
+    /// No ramp.
+    pub(crate) const EVEN: Self = Self { front: 0, back: 0, least: 1.0 };
+
+    /// Ramps worth a try; none where few samples share a bucket, since nothing could be cut to size.
+    pub(crate) fn candidates(settings: &StepSettings, num_samples: usize) -> Vec<Self> {
+        let mut ramps = Vec::new();
+        let (m, p) = (settings.num_microbatches, settings.layout.num_stages());
+        if p < 2 || m < 4 || (num_samples as u64) < 3 * u64::from(settings.num_buckets()) {
+            return ramps;
+        }
+        let longest = (p - 1).min(m / 3).max(1);
+        let mut lengths = vec![1, longest.div_ceil(2), longest];
+        lengths.dedup();
+        for length in lengths {
+            for least in [0.2, 0.4, 0.7] {
+                for (front, back) in [(length, length), (length, 0), (0, length)] {
+                    ramps.push(Self { front, back, least });
+                }
+            }
+        }
+        ramps
+    }
+
+    /// Parts that the targets leave free, one a smaller microbatch.
+    fn missing(&self) -> impl Iterator<Item = f64> + '_ {
+        let side = |length: u32| {
+            (0..length).map(move |at| (1.0 - self.least) * f64::from(length - at) / f64::from(length))
+        };
+        side(self.front).chain(side(self.back))
+    }
+
+    /// `costs` with the phantoms of this shape as further samples, at the end.
+    pub(crate) fn with_phantoms(&self, mut costs: Costs, settings: &StepSettings) -> Costs {
+        let full = f64::from(settings.num_microbatches) - self.missing().sum::<f64>();
+        let mean = |column: &[u64]| {
+            let total: f64 = column.iter().map(|&ns| ns as f64).sum();
+            total / full / f64::from(settings.layout.llm.dp)
+        };
+        let (encoder_ns, llm_ns) = (mean(&costs.encoder_ns), mean(&costs.llm_ns));
+        for missing in self.missing() {
+            for _ in 0..settings.layout.llm.dp {
+                costs.encoder_ns.push((missing * encoder_ns) as u64);
+                costs.llm_ns.push((missing * llm_ns) as u64);
+                if let Some(bytes) = &mut costs.bytes {
+                    bytes.push(0);
+                }
+            }
+        }
+        costs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::{ComponentLayout, Layout, PipelineOrder};
+
+    fn settings(llm_dp: u32, num_microbatches: u32) -> StepSettings {
+        let layout = Layout {
+            encoder: ComponentLayout { tp: 1, pp: 1, dp: 1 },
+            llm: ComponentLayout { tp: 1, pp: 3, dp: llm_dp },
+        };
+        StepSettings {
+            layout,
+            num_microbatches,
+            pipeline_order: PipelineOrder::OneFOneB,
+            memory_budget_bytes: None,
+        }
+    }
+
+    #[test]
+    fn phantoms_fill_what_the_targets_leave_free() {
+        // Four microbatches, one at the front of half size: full ones take 70 / 3.5 = 20, the phantom 10.
+        let ramp = Ramp { front: 1, back: 0, least: 0.5 };
+        let costs = Costs { encoder_ns: vec![35; 2], llm_ns: vec![7; 10], ..Costs::default() };
+        let shaped = ramp.with_phantoms(costs.clone(), &settings(1, 4));
+        assert_eq!((&shaped.encoder_ns[2..], &shaped.llm_ns[10..]), (&[10][..], &[10][..]));
+        // On two replicas two phantoms of half that.
+        let shaped = ramp.with_phantoms(costs, &settings(2, 4));
+        assert_eq!(shaped.llm_ns[10..], [5, 5]);
+    }
+
+    #[test]
+    fn a_ramp_of_two_rises_in_even_parts() {
+        let ramp = Ramp { front: 2, back: 1, least: 0.5 };
+        assert_eq!(ramp.missing().collect::<Vec<_>>(), [0.5, 0.25, 0.5]);
+    }
+
+    #[test]
+    fn few_samples_have_no_ramps() {
+        assert!(Ramp::candidates(&settings(1, 8), 16).is_empty());
+        let many = Ramp::candidates(&settings(1, 8), 64);
+        assert!(many.len() > 6 && many.iter().all(|r| r.front + r.back > 0));
+    }
+}

@@ -1,0 +1,178 @@
+//! The arms of a step: each gives a sound schedule, each is predicted no slower than what it is built on, and lists
+//! keep the memory that was promised.
+
+mod fixture;
+
+use dflop_cost::CostModel;
+use dflop_plan::{Arm, Method, PlanError, StepScheduler, StepSettings};
+use dflop_types::{
+    ActionKind, ComponentLayout, Layout, ModelProfile, PipelineOrder, SampleIndex, SampleShape, Schedule,
+};
+use proptest::prelude::*;
+
+/// The fixture with its backward measured in halves as well, I and W of half the backward each.
+fn split_profile() -> ModelProfile {
+    let mut profile = fixture::model_profile();
+    for module in profile.modules.values_mut() {
+        for point in module.linear.points.iter_mut().chain(&mut module.attention.points) {
+            point.input_ns = point.backward_ns / 2;
+            point.weight_ns = point.backward_ns - point.backward_ns / 2;
+        }
+    }
+    profile
+}
+
+fn scheduler(
+    layout: (u32, u32, u32),
+    num_microbatches: u32,
+    shapes: &[SampleShape],
+    memory_budget_bytes: Option<u64>,
+) -> StepScheduler {
+    let (encoder_dp, llm_pp, replicas) = layout;
+    let settings = StepSettings {
+        layout: Layout {
+            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+            llm: ComponentLayout { tp: 1, pp: llm_pp, dp: replicas },
+        },
+        num_microbatches,
+        pipeline_order: PipelineOrder::DataAware,
+        memory_budget_bytes,
+    };
+    let model = CostModel::new(&split_profile()).expect("the fixture is sound");
+    StepScheduler::new(settings, model, shapes.to_vec(), 3).expect("the settings are sound")
+}
+
+fn batch(shapes: &[SampleShape]) -> Vec<SampleIndex> {
+    (0..shapes.len() as u32).map(SampleIndex).collect()
+}
+
+fn all_arms() -> Vec<Arm> {
+    let methods =
+        [Method::Blind, Method::Tokens, Method::Balanced, Method::Ordered, Method::Shaped, Method::Aware];
+    let of = |method| [false, true].map(|is_ahead| Arm { method, is_ahead });
+    methods.into_iter().flat_map(of).collect()
+}
+
+/// Most microbatches of each rank whose forward has begun and whose backward has not ended.
+fn in_flight(schedule: &Schedule) -> Vec<usize> {
+    let peak = |list: &Vec<dflop_types::Action>| {
+        let (mut now, mut most) = (0_usize, 0);
+        for action in list {
+            match action.kind {
+                ActionKind::F => now += 1,
+                ActionKind::B | ActionKind::W => now -= 1,
+                ActionKind::I => {}
+            }
+            most = most.max(now);
+        }
+        most
+    };
+    schedule.actions.iter().map(peak).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10))]
+
+    /// Every arm schedules each sample once, predicts what the simulator gives, and keeps to its ranks' memory.
+    #[test]
+    fn every_arm_is_sound(
+        seed: u64, count in 0usize..40, m in 1u32..9, encoder_dp in 1u32..3, llm_pp in 1u32..4, llm_dp in 1u32..3
+    ) {
+        let shapes = fixture::shapes(count, seed);
+        let batch = batch(&shapes);
+        let scheduler = scheduler((encoder_dp, llm_pp, llm_dp), m, &shapes, None);
+        let mut makespan_ns = std::collections::HashMap::new();
+        for arm in all_arms() {
+            let schedule = scheduler.schedule(2, &batch, arm).unwrap();
+            schedule.check(&batch, |s| shapes[s.index()].num_parts()).unwrap();
+            let timeline = scheduler.simulate(&schedule).unwrap();
+            prop_assert_eq!(timeline.makespan_ns, schedule.predicted_makespan_ns, "{}", arm);
+            prop_assert!(!schedule.was_stopped);
+            if !arm.is_ahead && !schedule.actions.is_empty() {
+                prop_assert_eq!(arm.method, Method::Aware);
+                let stages = 1 + llm_pp as usize;
+                let layout = scheduler.settings().layout;
+                for (rank, most) in in_flight(&schedule).into_iter().enumerate() {
+                    let stage = layout.coordinates(dflop_types::Rank(rank as u32)).unwrap().stage;
+                    prop_assert!(most <= stages - stage.0 as usize, "{} of rank {}", most, rank);
+                }
+            }
+            let in_order = Schedule { actions: Vec::new(), ..schedule.clone() };
+            prop_assert!(scheduler.simulate(&in_order).unwrap().makespan_ns >= schedule.predicted_makespan_ns);
+            makespan_ns.insert(arm, schedule.predicted_makespan_ns);
+        }
+        for method in [Method::Shaped, Method::Aware] {
+            let of = |method, is_ahead| makespan_ns[&Arm { method, is_ahead }];
+            prop_assert!(of(method, false) <= of(Method::Blind, false));
+            prop_assert!(of(method, true) <= of(method, false));
+        }
+        let again = scheduler.schedule(2, &batch, Arm::AWARE).unwrap();
+        prop_assert_eq!(again.predicted_makespan_ns, makespan_ns[&Arm::AWARE]);
+    }
+}
+
+/// Stopped at once or after some questions, the schedule is whole, says so, and is no slower than arrival order.
+#[test]
+fn a_stopped_search_gives_its_best_so_far() {
+    let shapes = fixture::shapes(60, 5);
+    let batch = batch(&shapes);
+    let scheduler = scheduler((1, 3, 1), 8, &shapes, None);
+    let blind = scheduler.schedule(0, &batch, Arm::BLIND).unwrap();
+    let whole = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
+    for questions in [0, 1, 5, 20] {
+        let asked = std::cell::Cell::new(0);
+        let halt = || {
+            asked.set(asked.get() + 1);
+            asked.get() > questions
+        };
+        let stopped = scheduler.schedule_until(0, &batch, Arm::AWARE, &halt).unwrap();
+        stopped.check(&batch, |s| shapes[s.index()].num_parts()).unwrap();
+        assert!(stopped.was_stopped);
+        assert!(stopped.predicted_makespan_ns <= blind.predicted_makespan_ns);
+        assert!(stopped.predicted_makespan_ns >= whole.predicted_makespan_ns);
+    }
+}
+
+/// Running ahead stays within the budget: as tight a budget as the pipeline order needs is kept by every list.
+#[test]
+fn running_ahead_keeps_the_memory_budget() {
+    let shapes = fixture::shapes(40, 8);
+    let batch = batch(&shapes);
+    let peak = |scheduler: &StepScheduler, schedule: &Schedule| {
+        scheduler.memory(schedule).unwrap().iter().map(dflop_cost::RankMemory::total_bytes).max().unwrap()
+    };
+    let free = scheduler((1, 2, 1), 8, &shapes, None);
+    let ahead = Arm { method: Method::Aware, is_ahead: true };
+    let (within, over) =
+        (free.schedule(0, &batch, Arm::AWARE).unwrap(), free.schedule(0, &batch, ahead).unwrap());
+    let (least, most) = (peak(&free, &within), peak(&free, &over));
+    for budget in [least, least + (most.max(least) - least) / 2] {
+        let limited = scheduler((1, 2, 1), 8, &shapes, Some(budget));
+        let schedule = limited.schedule(0, &batch, ahead).unwrap();
+        assert!(peak(&limited, &schedule) <= budget);
+    }
+}
+
+/// A sample that fits a rank alone, but not beside what 1F1B has in flight, is scheduled, named, and within the budget;
+/// one that does not fit alone is refused by name.
+#[test]
+fn the_pipeline_runs_empty_around_a_giant() {
+    let mut shapes = vec![fixture::sample(3, 300, 400); 15];
+    shapes.push(fixture::sample(40, 3_000, 3_400));
+    let batch = batch(&shapes);
+    let free = scheduler((1, 3, 1), 8, &shapes, None);
+    let alone = free.outliers(16, 1).heaviest[0];
+    assert_eq!(alone.sample, SampleIndex(15));
+    let budget = alone.needed_bytes + alone.needed_bytes / 20;
+    let limited = scheduler((1, 3, 1), 8, &shapes, Some(budget));
+    let schedule = limited.schedule(0, &batch, Arm::AWARE).unwrap();
+    schedule.check(&batch, |s| shapes[s.index()].num_parts()).unwrap();
+    assert_eq!(schedule.giants, [SampleIndex(15)]);
+    let peaks = limited.memory(&schedule).unwrap();
+    assert!(peaks.iter().all(|peak| peak.total_bytes() <= budget));
+    let in_order = Schedule { actions: Vec::new(), ..schedule };
+    assert!(limited.memory(&in_order).unwrap().iter().any(|peak| peak.total_bytes() > budget));
+    let tight = scheduler((1, 3, 1), 8, &shapes, Some(alone.needed_bytes - 1));
+    let error = tight.schedule(0, &batch, Arm::AWARE).unwrap_err();
+    assert!(matches!(error, PlanError::SampleTooLarge { sample: SampleIndex(15), .. }), "{error}");
+}

@@ -1,0 +1,193 @@
+"""Where cases run: makes them, tries whether they fit, counts their bytes, runs them under the clock.
+
+A session says what is to be done next; the workbench does it, on this rank alone (`Workbench`) or on several
+at once (`dflop.profiling.together`).
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from dflop.profiling.cases import JOINT, Case, find_layers
+from dflop.profiling.curves import LAYERS
+from dflop.profiling.memory import saved_for_backward, watch_allocations
+from dflop.profiling.timer import timer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dflop.profiling.curves import Curve
+    from dflop.profiling.families.shards import Sums
+    from dflop.profiling.timer import Timing
+
+
+class Bench(Protocol):
+    """What a session asks for; curves are named, and have the case of a size once it was tried."""
+
+    def try_size(
+        self, name: str, size: int, *, with_recompute: bool, known: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """See `Workbench.try_size`."""
+        ...
+
+    def collect(self) -> None:
+        """See `Workbench.collect`."""
+        ...
+
+    def warm_up(self, name: str) -> None:
+        """See `Workbench.warm_up`."""
+        ...
+
+    def run(self, name: str, size: int, way: str) -> Timing:
+        """See `Workbench.run`."""
+        ...
+
+
+class Workbench:
+    """The curves of one session on this rank."""
+
+    def __init__(self, curves: Sequence[Curve], device: torch.device, sums: Sums | None = None) -> None:
+        """Nothing is made or run yet.
+
+        Args:
+            curves: of distinct names.
+            device: they run on.
+            sums: over the ranks that run the same cases, where there are any.
+        """
+        self._curves = {curve.name: curve for curve in curves}
+        self._device, self._sums = device, sums
+        self._timer = timer_of(device, counts_waiting=sums is not None)
+
+    def try_size(
+        self, name: str, size: int, *, with_recompute: bool, known: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """Makes the case of a size and runs it once in each way, without other ranks.
+
+        Args:
+            name: of the curve.
+            size: one that is allowed.
+            with_recompute: whether a new case is measured with recomputation, too.
+            known: bytes that were counted earlier, by what they are.
+
+        Returns:
+            Bytes that were not known, by what they are; None, and there is no such case, if memory ran out.
+        """
+        curve = self._curves[name]
+        try:
+            # Alone: whatever fails here leaves no other rank waiting.
+            with nullcontext() if self._sums is None else self._sums.silent():
+                return self._count(curve.case(size, with_recompute=with_recompute), curve, known)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Past the handler, which holds the frames and so the tensors of what failed.
+        self.drop(name, size)
+        return None
+
+    def drop(self, name: str, size: int) -> None:
+        """Forgets the case of a size, if there is one.
+
+        Args:
+            name: of the curve.
+            size: of the case.
+        """
+        self._curves[name].cases.pop(size, None)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _count(self, case: Case, curve: Curve, known: Mapping[str, int]) -> dict[str, int]:
+        new: dict[str, int] = {}
+        if "workspace" not in known:
+            new |= self._count_bytes(case, curve)
+        common = {**known, **new}["common bytes"]
+        for way in case.ways:
+            if way == JOINT:
+                case.run_untimed(way)
+            elif f"{way} bytes" not in known:
+                with case.steps(way) as steps:
+                    # Bound now: the loop's own variable is another one when it runs.
+                    first = steps[0]
+                    result, allocated = watch_allocations(lambda first=first: first(None), self._device)
+                    for step in steps[1:]:
+                        result = step(result)
+                new[f"{way} bytes"] = max(allocated.end_bytes, 0) + common
+        return new
+
+    def _count_bytes(self, case: Case, curve: Curve) -> dict[str, int]:
+        parameters = list(curve.built.module.parameters())
+        case.reset()
+        # Caches of libraries and first-time buffers are no workspace.
+        case.run_untimed()
+        piece = curve.built.piece
+        is_stack = piece.name in LAYERS and piece.num_layers > 1
+        layers = find_layers(curve.built.module, piece.num_layers) if is_stack else ()
+        saved = saved_for_backward(case.forward, parameters, case.inputs, layers)
+        case.reset()
+        result, forward = watch_allocations(case.forward, self._device)
+        _, backward = watch_allocations(lambda: case.backward(result), self._device)
+        return {
+            # What layers run at once keep together counts for each of them: a stage may hold one alone.
+            "common bytes": saved.common_bytes,
+            "bytes": saved.total_bytes + saved.common_bytes,
+            "workspace": max(forward.peak_bytes - max(forward.end_bytes, 0), backward.peak_bytes),
+        }
+
+    def run_ways(self, name: str, size: int) -> None:
+        """Runs the case of a size once in each way, not timed.
+
+        Args:
+            name: of the curve.
+            size: one that was tried.
+        """
+        case = self._curves[name].cases[size]
+        for way in case.ways:
+            case.run_untimed(way)
+
+    def collect(self) -> None:
+        """Frees the cycles that autograd leaves, which would hold memory: here, where no clock runs."""
+        gc.collect()
+
+    def warm_up(self, name: str) -> None:
+        """Brings the module of a curve into the cache, where it is on a rank that runs nothing else.
+
+        Args:
+            name: of the curve.
+        """
+        cases = self._curves[name].cases
+        cases[min(cases)].run_untimed()
+
+    def run(self, name: str, size: int, way: str) -> Timing:
+        """Runs once under the clock.
+
+        Args:
+            name: of the curve.
+            size: one that was tried.
+            way: as in `cases.WAYS`.
+
+        Returns:
+            The time of each phase.
+        """
+        case = self._curves[name].cases[size]
+        if self._sums is not None:
+            # All begin at once: this is a barrier.
+            self._sums.add(torch.zeros(1, device=self._device))
+        return case.run(way, self._timer)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out.
+
+    Args:
+        error: any.
+
+    Returns:
+        True for those of CUDA's and the CPU's allocator, and Python's own.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The CPU allocator has no class of its own for it.
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)

@@ -1,0 +1,122 @@
+"""Turns: which global batch is trained with which schedule, one after the other.
+
+a run          batch 0, 1, 2, ...            schedules computed a few batches ahead
+a comparison   batch 0 by each arm, then 1   the order of the arms changes from batch to batch
+a replay       as a log says                 nothing computed
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflop._native import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from dflop._native import GlobalBatches
+    from dflop.runtime.options import Arm, Options
+    from dflop.runtime.schedules import Schedules
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One training step: a global batch with one arm."""
+
+    step: int
+    arm: Arm
+    pair: int | None
+    """Position of its round among those recorded; none outside a comparison, and in its warm-up."""
+    is_recorded: bool
+    samples: list[int]
+    """The global batch, in arrival order."""
+    schedule: Schedule
+    schedule_wait_ns: int
+
+
+def steps(options: Options, schedules: Schedules, batches: GlobalBatches) -> Iterator[Turn]:
+    """The turns of a run with one arm.
+
+    Every rank must come for each of them; blocks until its schedule is there.
+
+    Args:
+        options: Of the run.
+        schedules: Computes them.
+        batches: Which samples each step has.
+
+    Yields:
+        A turn a step; `options.prefetch_depth` schedules are computed or ready by then, its own included.
+    """
+    arm, depth = options.arm, options.prefetch_depth
+    for step in range(min(depth, options.steps)):
+        schedules.submit(step, arm)
+    for step in range(options.steps):
+        # The caller comes for a turn before it trains the one before: that is when a place is free.
+        if step > 0 and step - 1 + depth < options.steps:
+            schedules.submit(step - 1 + depth, arm)
+        schedule, waited_ns = schedules.take(step, arm)
+        yield Turn(step, arm, None, True, batches.batch(step), schedule, waited_ns)
+
+
+def arms_in_order(arms: Sequence[Arm], step: int) -> list[Arm]:
+    """The arms as they take turns on the global batch of `step`.
+
+    No arm always finds the machine as the same other left it: over n batches (2n where n is odd) each arm
+    stands once (twice) at each place, and just after each other arm equally often.
+
+    Args:
+        arms: At least one, each once.
+        step: From 0.
+
+    Returns:
+        All of them.
+
+    References:
+        Williams, Experimental designs balanced for the estimation of residual effects of treatments, 1949.
+    """
+    n = len(arms)
+    # 0, 1, n - 1, 2, n - 2, ...: neighbours differ by each number once.
+    first = [(place + 1) // 2 if place % 2 else (n - place // 2) % n for place in range(n)]
+    row = [arms[(place + step) % n] for place in first]
+    return row[::-1] if n % 2 and step // n % 2 else row
+
+
+def log_lines(path: Path) -> list[str]:
+    """The lines of a log of schedules; a last one that was cut short is left out.
+
+    Args:
+        path: A `schedules.jsonl`.
+
+    Returns:
+        One line a turn.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    *whole, _ = path.read_text(encoding="utf-8").split("\n")
+    return whole
+
+
+def replayed(lines: Sequence[str]) -> Iterator[Turn]:
+    """The turns of an earlier run, from its log, which the command line has checked against plan and data.
+
+    Args:
+        lines: Of the log.
+
+    Yields:
+        A turn a line.
+    """
+    for line in lines:
+        record = json.loads(line)
+        yield Turn(
+            step=record["step"],
+            arm=record["arm"],
+            pair=record["pair"],
+            is_recorded=record["is_recorded"],
+            samples=record["samples"],
+            schedule=Schedule.from_json(json.dumps(record["schedule"])),
+            schedule_wait_ns=0,
+        )
