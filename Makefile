@@ -13,7 +13,7 @@ DENY_VERSION := 0.20.2
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-dist test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-plan docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-plan docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,13 @@ test-rust: setup
 
 test-python: setup
 	$(BIN)/python -m pytest -m "not gpu"
+
+ROUNDS ?= 20
+test-explore: setup ## The property tests on new random cases, ROUNDS times (20); `make test` draws the same ones each time
+	for round in $$(seq $(ROUNDS)); do \
+	  seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
+	  PROPTEST_RNG_SEED=$$seed cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-cli --quiet --lib --tests || exit 1; \
+	done
 
 test-dist: setup ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu"

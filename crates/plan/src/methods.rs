@@ -3,7 +3,7 @@
 use crate::columns;
 use crate::error::PlanError;
 use crate::predict::Placement;
-use crate::sharing::{self, Shares};
+use crate::shares::{self, Shares};
 use crate::step::{BatchCosts, StepScheduler, loads};
 use dflop_schedule::{Assignment, Costs, Limits, baseline};
 use dflop_types::{SampleIndex, Schedule};
@@ -19,7 +19,7 @@ impl StepScheduler {
         let bucket = baseline::arrival_order(batch.len(), self.settings.num_buckets());
         let encoder_dp = self.settings.layout.encoder.dp;
         let share =
-            |column: &[usize]| sharing::whole(&baseline::arrival_order(column.len(), encoder_dp), encoder_dp);
+            |column: &[usize]| shares::whole(&baseline::arrival_order(column.len(), encoder_dp), encoder_dp);
         self.judged(step, batch, costs, &bucket, share)
     }
 
@@ -36,7 +36,7 @@ impl StepScheduler {
             let tokens: Vec<u64> =
                 column.iter().map(|&position| self.shape(batch[position]).encoder_tokens()).collect();
             let replicas = self.settings.layout.encoder.dp;
-            sharing::whole(&baseline::single_cost_lpt(&tokens, replicas), replicas)
+            shares::whole(&baseline::single_cost_lpt(&tokens, replicas), replicas)
         };
         self.judged(step, batch, costs, &bucket, share)
     }

@@ -5,7 +5,7 @@ use crate::arm::{Arm, Method};
 use crate::error::PlanError;
 use crate::predict::{self, Coverage, Placement, Predicted};
 use crate::settings::StepSettings;
-use crate::sharing::{PartCosts, Shares};
+use crate::shares::{PartCosts, Shares};
 use dflop_cost::{CostModel, RankMemory, StageLayers, Typical};
 use dflop_schedule::Costs;
 use dflop_sim::{

@@ -242,6 +242,18 @@ fn what_is_sent_most_stays_on_its_node() {
     assert!(4 * traffic.feature_tokens_across < 3 * traffic.feature_tokens);
 }
 
+/// One equal image a microbatch, two encoder replicas: each replica encodes every second one, not the first replica all.
+#[test]
+fn microbatches_of_one_image_go_round_the_encoder_replicas() {
+    let shapes: Vec<SampleShape> = (0..6).map(|_| fixture::sample(4, 700, 30)).collect();
+    let batch = indices(6);
+    let scheduler = scheduler(settings(layout(2, 1, 1), 6), shapes, 1);
+    let schedule = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
+    let encoded =
+        |replica: usize| schedule.encoder.iter().filter(|column| !column[replica].is_empty()).count();
+    assert_eq!([encoded(0), encoded(1)], [3, 3], "{:?}", schedule.encoder);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
