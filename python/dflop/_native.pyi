@@ -176,10 +176,22 @@ def profile_shapes(data_profile_path: str) -> list[tuple[int, int]]:
 
 @final
 class GlobalBatches:
-    """Which samples form the global batch of each step: each sample once an epoch."""
+    """Which samples form the global batch of each step: each sample once an epoch.
 
-    def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None: ...
+    Of each `giant_steps_max + 1` global batches in a row, `giants` stand at the end.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        global_batch_size: int,
+        seed: int,
+        giants: Sequence[int] = ...,
+        giant_steps_max: int = 0,
+    ) -> None: ...
     def batch(self, step: int) -> list[int]: ...
+    def deferred(self, step: int) -> list[tuple[int, int]]:
+        """Samples that stand in the batch of `step` instead of an earlier one, with the steps they waited."""
     def epoch(self, step: int) -> int: ...
     steps_per_epoch: int
 

@@ -1,20 +1,33 @@
 //! Which samples form the global batch of each step: a seeded permutation an epoch, cut into consecutive
-//! batches.
+//! batches; giants may be gathered in some of them.
 
 use crate::error::PlanError;
 use dflop_types::SampleIndex;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// The global batch of every step, the same on every rank that has the same seed.
+/// The order of an epoch that was asked for last.
+type LastOrder = Arc<Mutex<Option<(u64, Arc<[SampleIndex]>)>>>;
+
+/// The global batch of every step, the same on every rank that has the same seed and giants.
 ///
 /// Each sample stands in exactly one batch of an epoch; the last batch of an epoch is smaller rather than
 /// dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct GlobalBatches {
     num_samples: u32,
     global_batch_size: u32,
     seed: u64,
+    deferral: Option<Deferral>,
+    last: LastOrder,
+}
+
+/// Samples that wait for a later global batch.
+#[derive(Debug, Clone)]
+struct Deferral {
+    is_giant: Arc<[bool]>,
+    steps_max: u32,
 }
 
 impl GlobalBatches {
@@ -22,14 +35,36 @@ impl GlobalBatches {
     ///
     /// # Errors
     /// [`PlanError::NoSamples`] or [`PlanError::Zero`].
-    pub const fn new(num_samples: u32, global_batch_size: u32, seed: u64) -> Result<Self, PlanError> {
+    pub fn new(num_samples: u32, global_batch_size: u32, seed: u64) -> Result<Self, PlanError> {
         if num_samples == 0 {
             return Err(PlanError::NoSamples);
         }
         if global_batch_size == 0 {
             return Err(PlanError::Zero { field: "global_batch_size" });
         }
-        Ok(Self { num_samples, global_batch_size, seed })
+        Ok(Self { num_samples, global_batch_size, seed, deferral: None, last: LastOrder::default() })
+    }
+
+    /// The same samples, with `giants` gathered: of each `steps_max + 1` global batches in a row they stand at the end,
+    /// so that none is trained more than `steps_max` steps later than else, and many in one step. The others move up.
+    ///
+    /// One giant in a step makes all replicas but one wait, and a pipeline run empty; as many as there are replicas do
+    /// so once. Which samples form a global batch is still decided before any of them is scheduled, by nothing but
+    /// seed, giants and `steps_max`: not by layout, ranks or arm.
+    ///
+    /// # Errors
+    /// [`PlanError::UnknownSample`].
+    ///
+    /// *References*: the idea is the outlier queue of WLB-LLM, arXiv 2503.17924; there the length of the queue decides
+    /// when it empties, here the step does, so that it is known in advance.
+    pub fn with_deferred(self, giants: &[SampleIndex], steps_max: u32) -> Result<Self, PlanError> {
+        let num_samples = self.num_samples as usize;
+        let mut is_giant = vec![false; num_samples];
+        for &sample in giants {
+            *is_giant.get_mut(sample.index()).ok_or(PlanError::UnknownSample { sample, num_samples })? = true;
+        }
+        let deferral = Some(Deferral { is_giant: is_giant.into(), steps_max });
+        Ok(Self { deferral, last: LastOrder::default(), ..self })
     }
 
     /// Steps that read every sample once.
@@ -44,18 +79,57 @@ impl GlobalBatches {
 
     /// The samples of `step`, in arrival order.
     ///
-    /// *Complexity*: O(number of samples), as the epoch's permutation is drawn anew.
+    /// *Complexity*: O(number of samples) at the first step asked of an epoch, where its order is drawn; then as many
+    /// as a global batch has, or the batches among which giants are deferred.
     pub fn batch(&self, step: u64) -> Vec<SampleIndex> {
-        let start = (step % self.steps_per_epoch()) as usize * self.global_batch_size as usize;
-        let end = (start + self.global_batch_size as usize).min(self.num_samples as usize);
-        self.permutation(self.epoch(step))[start..end].to_vec()
+        self.placed(step).into_iter().map(|(_, sample)| sample).collect()
     }
 
-    /// All samples in the order of `epoch`.
-    ///
+    /// Those samples of `step` that would stand in an earlier one, had they not been deferred, with the steps they have
+    /// waited.
+    pub fn deferred(&self, step: u64) -> Vec<(SampleIndex, u64)> {
+        let at = step % self.steps_per_epoch();
+        let waited = |arrival: usize| at.saturating_sub(arrival as u64 / u64::from(self.global_batch_size));
+        let placed = self.placed(step).into_iter().map(|(arrival, sample)| (sample, waited(arrival)));
+        placed.filter(|&(_, steps)| steps > 0).collect()
+    }
+
+    /// The samples of `step`, with the places at which they arrive in their epoch.
+    fn placed(&self, step: u64) -> Vec<(usize, SampleIndex)> {
+        let (size, order) = (self.global_batch_size as usize, self.arrivals(self.epoch(step)));
+        let at = (step % self.steps_per_epoch()) as usize;
+        let cut = |places: Vec<(usize, SampleIndex)>, from: usize| -> Vec<(usize, SampleIndex)> {
+            places.into_iter().skip(from * size).take(size).collect()
+        };
+        let run = |first: usize, batches: usize| -> Vec<(usize, SampleIndex)> {
+            let end = (first + batches).saturating_mul(size).min(order.len());
+            (first * size..end).map(|place| (place, order[place])).collect()
+        };
+        let Some(Deferral { is_giant, steps_max }) = &self.deferral else { return cut(run(at, 1), 0) };
+        let window = *steps_max as usize + 1;
+        let mut places = run(at / window * window, window);
+        // Stable: giants keep their order, and so do the others.
+        places.sort_by_key(|&(_, sample)| is_giant[sample.index()]);
+        cut(places, at % window)
+    }
+
+    /// All samples in the order in which they arrive in `epoch`.
+    fn arrivals(&self, epoch: u64) -> Arc<[SampleIndex]> {
+        // A panic elsewhere cannot leave half an order: what is there is whole.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((drawn, order)) if *drawn == epoch => Arc::clone(order),
+            _ => {
+                let order: Arc<[SampleIndex]> = self.permutation(epoch).into();
+                *last = Some((epoch, Arc::clone(&order)));
+                order
+            }
+        }
+    }
+
     /// Fisher and Yates on a generator whose stream is the epoch: the order depends on nothing but seed and
     /// epoch, on any machine.
-    pub fn permutation(&self, epoch: u64) -> Vec<SampleIndex> {
+    fn permutation(&self, epoch: u64) -> Vec<SampleIndex> {
         let mut order: Vec<SampleIndex> = (0..self.num_samples).map(SampleIndex).collect();
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(epoch);
@@ -100,6 +174,65 @@ mod tests {
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..n).map(SampleIndex).collect::<Vec<_>>());
         }
+
+        /// Deferral: every sample once in batches of the same sizes, no giant later than promised and none earlier;
+        /// the others keep their order.
+        #[test]
+        fn deferred_giants_wait_no_longer_than_promised(
+            n in 1u32..300, size in 1u32..40, seed: u64, every in 1u32..20, steps_max in 0u32..6
+        ) {
+            let plain = GlobalBatches::new(n, size, seed).unwrap();
+            let giants: Vec<SampleIndex> = (0..n).step_by(every as usize).map(SampleIndex).collect();
+            let deferring = plain.clone().with_deferred(&giants, steps_max).unwrap();
+            let is_giant = |s: &SampleIndex| s.0.is_multiple_of(every);
+            let step_of = |batches: &GlobalBatches| -> Vec<(SampleIndex, u64)> {
+                let all = (0..plain.steps_per_epoch()).map(|step| (step, batches.batch(step)));
+                all.flat_map(|(step, batch)| batch.into_iter().map(move |sample| (sample, step))).collect()
+            };
+            let (before, after) = (step_of(&plain), step_of(&deferring));
+            let others = |placed: &[(SampleIndex, u64)]| -> Vec<SampleIndex> {
+                placed.iter().map(|p| p.0).filter(|s| !is_giant(s)).collect()
+            };
+            prop_assert_eq!(others(&before), others(&after));
+            let mut waits = Vec::new();
+            for &(sample, step) in &after {
+                let arrived = before.iter().find(|p| p.0 == sample).expect("each sample once").1;
+                let waited = step.saturating_sub(arrived);
+                let waited_max = if is_giant(&sample) { steps_max } else { 0 };
+                prop_assert!(waited <= u64::from(waited_max));
+                prop_assert!(!is_giant(&sample) || step >= arrived);
+                prop_assert_eq!(step / u64::from(steps_max + 1), arrived / u64::from(steps_max + 1));
+                if waited > 0 {
+                    waits.push((sample, waited));
+                }
+            }
+            let told: Vec<(SampleIndex, u64)> =
+                (0..plain.steps_per_epoch()).flat_map(|step| deferring.deferred(step)).collect();
+            prop_assert_eq!(waits, told);
+            for step in 0..plain.steps_per_epoch() {
+                prop_assert_eq!(plain.batch(step).len(), deferring.batch(step).len());
+            }
+            if steps_max == 0 {
+                // Within a batch giants come last, no more.
+                let sorted = |batch: Vec<SampleIndex>| { let mut batch = batch; batch.sort_unstable(); batch };
+                for step in 0..plain.steps_per_epoch() {
+                    prop_assert_eq!(sorted(plain.batch(step)), sorted(deferring.batch(step)));
+                }
+            }
+        }
+    }
+
+    /// Two giants in eight samples of batches of two, at most one step late: each goes to the end of its four samples.
+    #[test]
+    fn giants_gather_at_the_end_of_their_window() {
+        let plain = GlobalBatches::new(8, 2, 5).unwrap();
+        let order = plain.permutation(0);
+        let batches = plain.with_deferred(&[order[0], order[5]], 1).unwrap();
+        let expected =
+            [[1, 2], [3, 0], [4, 6], [7, 5]].map(|places| places.map(|p: usize| order[p]).to_vec());
+        assert_eq!([0, 1, 2, 3].map(|step| batches.batch(step)), expected);
+        assert_eq!(batches.deferred(1), [(order[0], 1)]);
+        assert_eq!(batches.deferred(3), [(order[5], 1)]);
     }
 
     #[test]
@@ -108,6 +241,12 @@ mod tests {
         assert_eq!(batches(3).batch(40), batches(3).batch(40));
         assert_ne!(batches(3).batch(0), batches(4).batch(0));
         assert_ne!(batches(3).permutation(0), batches(3).permutation(1));
+        // Whichever epoch was asked for before.
+        let both = batches(3);
+        assert_eq!(
+            [both.batch(20), both.batch(0), both.batch(20)],
+            [20, 0, 20].map(|step| batches(3).batch(step))
+        );
     }
 
     #[test]
@@ -122,7 +261,9 @@ mod tests {
 
     #[test]
     fn nothing_to_batch_is_an_error() {
-        assert_eq!(GlobalBatches::new(0, 4, 0), Err(PlanError::NoSamples));
-        assert_eq!(GlobalBatches::new(4, 0, 0), Err(PlanError::Zero { field: "global_batch_size" }));
+        assert_eq!(GlobalBatches::new(0, 4, 0).unwrap_err(), PlanError::NoSamples);
+        assert_eq!(GlobalBatches::new(4, 0, 0).unwrap_err(), PlanError::Zero { field: "global_batch_size" });
+        let unknown = GlobalBatches::new(4, 2, 0).unwrap().with_deferred(&[SampleIndex(4)], 1).unwrap_err();
+        assert_eq!(unknown, PlanError::UnknownSample { sample: SampleIndex(4), num_samples: 4 });
     }
 }

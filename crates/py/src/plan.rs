@@ -15,14 +15,27 @@ pub(crate) struct GlobalBatches(dflop_plan::batches::GlobalBatches);
 #[pymethods]
 impl GlobalBatches {
     #[new]
-    fn new(num_samples: u32, global_batch_size: u32, seed: u64) -> PyResult<Self> {
+    #[pyo3(signature = (num_samples, global_batch_size, seed, giants = Vec::new(), giant_steps_max = 0))]
+    fn new(
+        num_samples: u32,
+        global_batch_size: u32,
+        seed: u64,
+        giants: Vec<u32>,
+        giant_steps_max: u32,
+    ) -> PyResult<Self> {
+        let giants: Vec<SampleIndex> = giants.into_iter().map(SampleIndex).collect();
         dflop_plan::batches::GlobalBatches::new(num_samples, global_batch_size, seed)
+            .and_then(|batches| batches.with_deferred(&giants, giant_steps_max))
             .map(Self)
             .map_err(map(Kind::Plan))
     }
 
     fn batch(&self, step: u64) -> Vec<u32> {
         self.0.batch(step).into_iter().map(|sample| sample.0).collect()
+    }
+
+    fn deferred(&self, step: u64) -> Vec<(u32, u64)> {
+        self.0.deferred(step).into_iter().map(|(sample, steps)| (sample.0, steps)).collect()
     }
 
     fn epoch(&self, step: u64) -> u64 {
