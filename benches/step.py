@@ -5,9 +5,9 @@ Usage: python benches/step.py OUT.json [--rounds 30] [--order data-aware] [--arm
 The demo's data and model are profiled and planned anew on two ranks of this machine's CPU, a thread each,
 with 16 microbatches of 64 samples; then `dflop train --compare` trains every global batch once with each
 arm, in another order each time. A ratio is that of the geometric means of the step times, blind over the
-arm, with its 95 % confidence interval over the rounds. Two errors of the step time: that of the prediction,
-made before the step ran, and that of the simulator when it is given the durations that the step's own
-actions took.
+arm, with its 95 % confidence interval over the rounds. Three errors of the step time: that of the prediction,
+made before the step ran; that of the same corrected by how long the eight steps before took; and that of the
+simulator when it is given the durations that the step's own actions took.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def summarise(folder: Path, arms: list[str]) -> dict[str, Any]:
         }
         return {
             "prediction_error": errors_of([error(r["predicted_ns"], r) for r in rows]),
+            "corrected_error": errors_of([error(r["corrected_ns"], r) for r in rows]),
             "simulated_error": errors_of([error(simulated[r["step"], r["arm"]], r) for r in rows]),
             "idle_ratio": idle,
         }
@@ -134,22 +135,22 @@ def show(result: dict[str, Any]) -> None:
     def errors(row: dict[str, Any]) -> str:
         return "".join(
             f"{row[kind][at]:>8.2%}"
-            for kind in ("prediction_error", "simulated_error")
+            for kind in ("prediction_error", "corrected_error", "simulated_error")
             for at in ("median", "p95")
         )
 
     print(
         f"{'arm':<16}{'step ms':>9}{'blind over it (95 %)':>24}{'ramp':>7}{'imbal.':>7}{'transf.':>8}"
-        f"{'predicted: median, p95':>24}{'own durations: same':>20}"
+        f"{'predicted: median, p95':>24}{'corrected: same':>20}{'own durations: same':>20}"
     )
     for row in result["arms"]:
         interval = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
         ramp, imbalance, transfer = (row["idle_ratio"][cause] for cause in CAUSES)
         print(
             f"{row['arm']:<16}{row['step_ms']:>9.1f}{interval:>24}{ramp:>7.1%}{imbalance:>7.1%}{transfer:>8.1%}"
-            f"{'':>8}{errors(row)[:16]}{'':>4}{errors(row)[16:]}"
+            f"{'':>8}{errors(row)[:16]}{'':>4}{errors(row)[16:32]}{'':>4}{errors(row)[32:]}"
         )
-    print(f"{'all':<95}{'':>8}{errors(result)[:16]}{'':>4}{errors(result)[16:]}")
+    print(f"{'all':<95}{'':>8}{errors(result)[:16]}{'':>4}{errors(result)[16:32]}{'':>4}{errors(result)[32:]}")
     print(
         f"{result['rounds']} rounds; schedules were waited for {result['schedule_wait_ms']:.2f} ms, "
         f"{result['schedule_wait_ratio']:.4%} of the time of the steps"

@@ -165,6 +165,8 @@ class Dataset:
     def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...
     def shape(self, sample: int) -> tuple[int, int, int]:
         """(encoder tokens, LLM tokens, label tokens) as profiled."""
+    def giants(self, llm_tokens_max: int) -> list[int]:
+        """Samples with more LLM tokens than that, in order."""
     def digest(self, samples: Sequence[int]) -> str:
         """SHA-256 over (index, LLM tokens, label tokens, segments) of the samples: equal on all ranks."""
 
@@ -260,6 +262,12 @@ class StepScheduler:
         """The schedule and the nanoseconds waited for it; blocks without the GIL."""
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
+    def predict_corrected_ns(self, schedule: Schedule) -> int:
+        """The same, with what the last eight observed steps took over their prediction, by rank and action."""
+    def observe(
+        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
+    ) -> None:
+        """Remembers a measured step for `predict_corrected_ns`; spans as for `idle_by_cause`."""
     def memory(self, schedule: Schedule) -> list[tuple[list[tuple[str, int]], int, int, str]]:
         """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.
 

@@ -18,6 +18,9 @@ pub(crate) struct StepMetrics {
     pub(crate) step_ns: u64,
     /// Predicted by the simulator before the step ran, in nanoseconds.
     pub(crate) predicted_ns: u64,
+    /// The same, corrected by how the steps before it went; `None` in runs of earlier versions.
+    #[serde(default)]
+    pub(crate) corrected_ns: Option<u64>,
     /// Idle time over ranks x makespan.
     pub(crate) bubble_ratio: f64,
     /// How long training waited for the schedule before the step, in nanoseconds.
@@ -108,6 +111,12 @@ pub(crate) struct Comparison {
     pub(crate) prediction_error_median: f64,
     /// 95th percentile of the same.
     pub(crate) prediction_error_p95: f64,
+    /// Median of the same error where each prediction is corrected by the steps before; `None` where a step has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) corrected_error_median: Option<f64>,
+    /// 95th percentile of the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) corrected_error_p95: Option<f64>,
     /// Pairs measured.
     pub(crate) steps: usize,
     /// Ranks.
@@ -252,11 +261,11 @@ impl Comparison {
         let pairs = pairs(metrics, "blind", "aware");
         let ratio = Ratio::of(&pairs)?;
         let n = pairs.len() as f64;
-        let errors: Vec<f64> = pairs
-            .iter()
-            .flat_map(|&(b, a)| [b, a])
-            .map(|m| (m.predicted_ns as f64 - m.step_ns as f64).abs() / m.step_ns as f64)
-            .collect();
+        let steps = || pairs.iter().flat_map(|&(b, a)| [b, a]);
+        let error = |ns: u64, m: &StepMetrics| (ns as f64 - m.step_ns as f64).abs() / m.step_ns as f64;
+        let errors: Vec<f64> = steps().map(|m| error(m.predicted_ns, m)).collect();
+        let corrected: Option<Vec<f64>> = steps().map(|m| m.corrected_ns.map(|ns| error(ns, m))).collect();
+        let corrected = |q| corrected.as_ref().map(|errors| quantile(errors.clone(), q));
         let ms = |ns: u64| ns as f64 / 1e6;
         let pairs_ms: Vec<(f64, f64)> = pairs.iter().map(|(b, a)| (ms(b.step_ns), ms(a.step_ns))).collect();
         Some(Self {
@@ -267,6 +276,8 @@ impl Comparison {
             ratio_high: ratio.high,
             prediction_error_median: quantile(errors.clone(), 0.5),
             prediction_error_p95: quantile(errors, 0.95),
+            corrected_error_median: corrected(0.5),
+            corrected_error_p95: corrected(0.95),
             steps: pairs.len(),
             ranks,
             idle_ratio_blind: pairs.iter().map(|(b, _)| b.bubble_ratio).sum::<f64>() / n,
@@ -279,10 +290,20 @@ impl Comparison {
 
     /// The comparison in one sentence.
     pub(crate) fn sentence(&self) -> String {
+        let corrected = match (self.corrected_error_median, self.corrected_error_p95) {
+            (Some(median), Some(p95)) => {
+                format!(
+                    ", corrected by the steps before within {:.1} % ({:.1} %)",
+                    median * 100.0,
+                    p95 * 100.0
+                )
+            }
+            _ => String::new(),
+        };
         format!(
             "On {} ranks and {} global batches, a data-aware step takes {:.0} ms where a data-blind one takes {:.0} ms: \
              {:.3}x faster (95 % interval {:.3} to {:.3}), idle time {:.1} % instead of {:.1} %; \
-             the step time was predicted within {:.1} % (median; 95th percentile {:.1} %).",
+             the step time was predicted within {:.1} % (median; 95th percentile {:.1} %){corrected}.",
             self.ranks,
             self.steps,
             self.step_ms_aware,
@@ -321,6 +342,7 @@ mod tests {
             loss: 1.0,
             step_ns,
             predicted_ns,
+            corrected_ns: Some(step_ns + step_ns / 20),
             bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
             schedule_wait_ns: pair,
             pair: Some(pair),
@@ -329,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_comparison_of_equal_ratios_has_no_width() {
-        let metrics: Vec<_> = (1..4u64)
+        let mut metrics: Vec<_> = (1..4u64)
             .flat_map(|k| [step(k, "blind", 120 * k, 120 * k), step(k, "aware", 100 * k, 110 * k)])
             .collect();
         let comparison = Comparison::of(&metrics, 2).unwrap();
@@ -339,6 +361,10 @@ mod tests {
         // Errors are 0, 0, 0, 0.1, 0.1, 0.1.
         assert!((comparison.prediction_error_median - 0.05).abs() < 1e-9);
         assert!((comparison.idle_ratio_blind - 0.2).abs() < 1e-9);
+        assert!((comparison.corrected_error_median.unwrap() - 0.05).abs() < 1e-9);
+        // A step of an earlier version has no corrected prediction: then none is shown.
+        metrics[3].corrected_ns = None;
+        assert_eq!(Comparison::of(&metrics, 2).unwrap().corrected_error_median, None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod aware;
 pub mod batches;
 mod bound;
 mod columns;
+mod correction;
 mod error;
 mod evaluate;
 mod feasible;
@@ -43,6 +44,7 @@ mod space;
 mod step;
 
 pub use arm::{Arm, Method, ParseArmError};
+pub use correction::Correction;
 pub use error::PlanError;
 pub use nodes::Traffic;
 pub use outcome::{Outcome, StopReason, describe, explain};

@@ -1,11 +1,11 @@
 //! Plans, schedules and global batches, as the runtime sees them.
 
 use crate::error::{Kind, artifact, map, raise};
-use dflop_plan::{Arm, Prefetch, StepScheduler as Scheduler};
+use dflop_plan::{Arm, Correction, Prefetch, StepScheduler as Scheduler};
 use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Which samples form the global batch of each step; see `_native.pyi`.
@@ -257,6 +257,7 @@ type RankBytes = (Vec<(&'static str, u64)>, u64, u64, String);
 pub(crate) struct StepScheduler {
     scheduler: Arc<Scheduler>,
     prefetch: Prefetch,
+    correction: Mutex<Correction>,
 }
 
 #[pymethods]
@@ -293,7 +294,7 @@ impl StepScheduler {
             Box::new(move || start.elapsed() > limit)
         });
         let prefetch = Prefetch::new(Arc::clone(&scheduler), wall_limit).map_err(map(Kind::Plan))?;
-        Ok(Self { scheduler, prefetch })
+        Ok(Self { scheduler, prefetch, correction: Mutex::default() })
     }
 
     fn submit(&self, step: u64, samples: Vec<u32>, arm: &str) -> PyResult<()> {
@@ -312,6 +313,24 @@ impl StepScheduler {
         py.detach(|| self.scheduler.simulate(&schedule.0))
             .map(|timeline| timeline.makespan_ns)
             .map_err(map(Kind::Plan))
+    }
+
+    fn predict_corrected_ns(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<u64> {
+        let correction = self.correction.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        py.detach(|| self.scheduler.simulate_corrected(&schedule.0, &correction))
+            .map(|timeline| timeline.makespan_ns)
+            .map_err(map(Kind::Plan))
+    }
+
+    fn observe(
+        &self,
+        schedule: &Schedule,
+        spans: Vec<(u32, String, u64, u64)>,
+        makespan_ns: u64,
+    ) -> PyResult<()> {
+        let spans = self::spans(spans)?;
+        let mut correction = self.correction.lock().unwrap_or_else(PoisonError::into_inner);
+        self.scheduler.observe(&mut correction, &schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))
     }
 
     fn memory(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<Vec<RankBytes>> {

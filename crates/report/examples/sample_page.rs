@@ -84,6 +84,8 @@ fn report() -> Report {
         idle_ratio_aware: idle("aware"),
         prediction_error_median: 0.0112,
         prediction_error_p95: 0.0307,
+        corrected_error_median: Some(0.0094),
+        corrected_error_p95: Some(0.0251),
     };
     let loss = (0..64)
         .map(|step| (step, 6.2 * (-(step as f64) / 40.0).exp() + 2.1 + 0.05 * dice.normal()))

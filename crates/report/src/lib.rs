@@ -116,6 +116,10 @@ pub struct Comparison {
     pub prediction_error_median: f64,
     /// 95th percentile of |predicted - measured| / measured over steps.
     pub prediction_error_p95: f64,
+    /// Median of the same error where each prediction is corrected by how the steps before it went, if it is known.
+    pub corrected_error_median: Option<f64>,
+    /// 95th percentile of that, if it is known.
+    pub corrected_error_p95: Option<f64>,
 }
 
 /// One self-contained HTML page: no external resource, light and dark, whole without scripts.

@@ -149,6 +149,8 @@ fn small() -> Report {
             idle_ratio_aware: 0.31,
             prediction_error_median: 0.011,
             prediction_error_p95: 0.022,
+            corrected_error_median: Some(0.008),
+            corrected_error_p95: Some(0.019),
         }),
         plan: Some(Plan {
             made_from: hashes("data_profile"),
@@ -470,6 +472,8 @@ fn any_report() -> impl Strategy<Value = Report> {
             idle_ratio_aware: v[6],
             prediction_error_median: v[7],
             prediction_error_p95: v[8],
+            corrected_error_median: Some(v[7]),
+            corrected_error_p95: None,
         })
     });
     let loss = prop::collection::vec((any::<u64>(), any_float()), 0..12);

@@ -250,6 +250,9 @@ class Trainer:
         spans, tails, step_ns = align([r.spans for r in reports])
         ramp, imbalance, transfer = scheduler.idle_by_cause(turn.schedule, spans, step_ns)
         predicted_ns = turn.schedule.predicted_makespan_ns or scheduler.predict_makespan_ns(turn.schedule)
+        # Before this step is learned from: what the steps before it say of it.
+        corrected_ns = scheduler.predict_corrected_ns(turn.schedule)
+        scheduler.observe(turn.schedule, spans, step_ns)
         num_messages, features, features_across, num_cut = scheduler.traffic(turn.schedule)
         metrics: dict[str, Any] = {
             "step": turn.step,
@@ -260,6 +263,7 @@ class Trainer:
             "grad_norm": grad_norm,
             "step_ns": step_ns,
             "predicted_ns": predicted_ns,
+            "corrected_ns": corrected_ns,
             "data_wait_ns": max(r.data_wait_ns for r in reports),
             "schedule_wait_ns": turn.schedule_wait_ns,
             "tokens": sum(self._dataset.shape(s)[1] for s in turn.samples),

@@ -97,6 +97,8 @@ fn for_page(comparison: &Comparison) -> dflop_report::Comparison {
         idle_ratio_aware: comparison.idle_ratio_aware,
         prediction_error_median: comparison.prediction_error_median,
         prediction_error_p95: comparison.prediction_error_p95,
+        corrected_error_median: comparison.corrected_error_median,
+        corrected_error_p95: comparison.corrected_error_p95,
     }
 }
 
