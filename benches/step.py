@@ -150,7 +150,9 @@ def show(result: dict[str, Any]) -> None:
             f"{row['arm']:<16}{row['step_ms']:>9.1f}{interval:>24}{ramp:>7.1%}{imbalance:>7.1%}{transfer:>8.1%}"
             f"{'':>8}{errors(row)[:16]}{'':>4}{errors(row)[16:32]}{'':>4}{errors(row)[32:]}"
         )
-    print(f"{'all':<95}{'':>8}{errors(result)[:16]}{'':>4}{errors(result)[16:32]}{'':>4}{errors(result)[32:]}")
+    print(
+        f"{'all':<95}{'':>8}{errors(result)[:16]}{'':>4}{errors(result)[16:32]}{'':>4}{errors(result)[32:]}"
+    )
     print(
         f"{result['rounds']} rounds; schedules were waited for {result['schedule_wait_ms']:.2f} ms, "
         f"{result['schedule_wait_ratio']:.4%} of the time of the steps"

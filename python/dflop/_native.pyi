@@ -254,8 +254,12 @@ class StepScheduler:
         memory_budget_bytes: int | None = None,
         ranks_per_node: int | None = None,
         schedule_seconds_max: float = 10.0,
+        giants: str = "alone",
     ) -> None:
-        """A schedule that takes longer than `schedule_seconds_max` is the best found by then."""
+        """A schedule that takes longer than `schedule_seconds_max` is the best found by then.
+
+        With `giants` `refuse`, a sample that fits a rank alone but not beside others is a ScheduleError.
+        """
     def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
         """Queues the global batch of `step`; returns at once."""
     def take(self, step: int, arm: str) -> tuple[Schedule, int]:
@@ -263,7 +267,7 @@ class StepScheduler:
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:
-        """The same, with what the last eight observed steps took over their prediction, by rank and action."""
+        """The same, with what the last eight observed steps took over theirs, by rank and kind of action."""
     def observe(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
     ) -> None:

@@ -21,7 +21,7 @@ from made_up import made_up_profile
 from ranks import results, run_ranks
 
 import dflop.runtime.trainer  # noqa: F401
-from dflop._native import load_config
+from dflop._native import GlobalBatches, load_config, profile_shapes
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
 from dflop.runtime.launch import launch
@@ -167,6 +167,32 @@ def test_a_run_writes_each_step_and_each_sample_once_an_epoch(demo, tmp_path):
     assert schedules[3]["samples"] != schedules[0]["samples"]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     assert list((out / "tensorboard" / "aware").glob("events.*"))
+
+
+def test_giants_wait_for_each_other(demo, tmp_path):
+    """One window of three steps: the three largest samples stand in its last batch, and each delay is told."""
+    shapes = profile_shapes(str(demo / "data_profile.parquet"))
+    tokens = [llm_tokens for _, llm_tokens in shapes]
+    *_, limit, a, b, c = sorted(tokens)
+    assert limit < a
+    giants = {sample for sample, llm_tokens in enumerate(tokens) if llm_tokens > limit}
+    assert len(giants) == 3, (a, b, c)
+    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config["train"] |= {"giants": "defer", "giant_llm_tokens": limit, "giant_steps_max": 2}
+    out = tmp_path / "run"
+    asked = request(demo, out, steps=3, config=json.dumps(config))
+    assert results(run_training(asked, tmp_path)) == [0, 0]
+    metrics, schedules = check_run(out, 3)
+    batches = [schedule["samples"] for schedule in schedules]
+    assert sorted(s for batch in batches for s in batch) == list(range(NUM_SAMPLES))
+    assert giants == set(batches[2][-3:])
+    plain = GlobalBatches(NUM_SAMPLES, BATCH, config["train"]["seed"])
+    came = {sample: step for step in range(3) for sample in plain.batch(step)}
+    assert [m["deferred"] for m in metrics[:2]] == [[], []]
+    assert {s: 2 - steps for s, steps in metrics[2]["deferred"]} == {s: came[s] for s in giants if came[s] < 2}
+    # Before the first step there is nothing to correct by.
+    assert metrics[0]["corrected_ns"] == metrics[0]["predicted_ns"]
+    assert all(m["corrected_ns"] != m["predicted_ns"] for m in metrics[1:])
 
 
 def test_a_comparison_trains_both_arms_on_the_same_batches(demo, tmp_path):

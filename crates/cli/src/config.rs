@@ -8,7 +8,7 @@ mod section;
 use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_data::yaml;
-use dflop_plan::Arm;
+use dflop_plan::{Arm, GiantPolicy, GiantRule};
 use dflop_types::{Cluster, Hint};
 use saphyr::MarkedYaml;
 use section::Section;
@@ -83,6 +83,12 @@ pub struct TrainSection {
     pub global_batch_size: u32,
     /// Microbatches of a step on each LLM replica; `null`: the planner chooses.
     pub num_microbatches: Option<u32>,
+    /// `alone`, `defer` or `refuse`: what becomes of giants, see [`GiantRule`].
+    pub giants: String,
+    /// Samples with more LLM tokens are giants; `null`: none is.
+    pub giant_llm_tokens: Option<u64>,
+    /// The most steps that a giant may be late under `defer`.
+    pub giant_steps_max: u32,
     /// Optimizer steps (global batches).
     pub steps: u64,
     /// `AdamW`'s learning rate.
@@ -102,6 +108,16 @@ pub struct TrainSection {
 }
 
 impl Config {
+    /// What becomes of giants.
+    pub fn giants(&self) -> GiantRule {
+        GiantRule {
+            // It was written by the policy itself.
+            policy: self.train.giants.parse().unwrap_or_default(),
+            llm_tokens_max: self.train.giant_llm_tokens,
+            steps_max: self.train.giant_steps_max,
+        }
+    }
+
     /// What is profiled, and how; a `model.family` is yet to be imported, by Python. Credentials of remote stores come
     /// from the environment.
     pub fn profile_settings(&self) -> ProfileSettings {
@@ -272,6 +288,9 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let train = TrainSection {
         global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
         num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
+        giants: section.parsed("giants", GiantPolicy::Alone).to_string(),
+        giant_llm_tokens: section.optional_count("giant_llm_tokens", 1..=1 << 40),
+        giant_steps_max: section.count("giant_steps_max", 1..=1_000_000, Some(7)) as u32,
         steps: section.count("steps", 1..=1 << 40, None),
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
@@ -285,6 +304,9 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
             "1f1b",
         ),
     };
+    if train.giants == GiantPolicy::Defer.to_string() && train.giant_llm_tokens.is_none() {
+        section.problem_at("giants", "`defer` needs `train.giant_llm_tokens`: which samples wait".to_owned());
+    }
     section.finish();
     top.finish();
 
@@ -339,7 +361,7 @@ mod tests {
 
     #[test]
     fn all_problems_come_at_once_with_line_and_path() {
-        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\nextra: 1\n";
+        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\n  giants: defer\nextra: 1\n";
         let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
         let text = error.to_string();
         for expected in [
@@ -351,7 +373,8 @@ mod tests {
             "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
             "line 9: train.schedule: arm `random`, must be one of: blind, tokens, ",
             "line 10: train.prefetch_depth: 0, must be an integer from 1 to 1000",
-            "line 11: extra: unknown key, known are: model, data, cluster, train",
+            "line 11: train.giants: `defer` needs `train.giant_llm_tokens`: which samples wait",
+            "line 12: extra: unknown key, known are: model, data, cluster, train",
         ] {
             assert!(text.contains(expected), "{expected}\n---\n{text}");
         }

@@ -305,6 +305,25 @@ fn error_impossible_plan() {
 }
 
 #[test]
+fn error_giants() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let with = |giants: &'static str| {
+        session.edit("demo/dflop.yaml", |text| text.replace("train:\n", &format!("train:\n{giants}")));
+    };
+    with("  giants: defer\n");
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |text| text.replace("giants: defer", "giants: drop"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    session.edit("demo/dflop.yaml", |text| {
+        text.replace("giants: drop", "giants: refuse\n  giant_llm_tokens: 1000")
+    });
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot("error_giants", &text);
+}
+
+#[test]
 fn error_other_model() {
     let session = Session::new();
     session.profile_data();

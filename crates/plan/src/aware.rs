@@ -46,7 +46,13 @@ impl StepScheduler {
             }
         }
         if let Some(aware) = self.drained(&search)? {
-            return Ok(Pair { aware, blind });
+            return match (self.refuses_giants, worst) {
+                (true, PlanError::Memory { component, needed_bytes, budget_bytes, .. }) => {
+                    let sample = aware.giants[0];
+                    Err(PlanError::GiantMemory { step, sample, component, needed_bytes, budget_bytes })
+                }
+                _ => Ok(Pair { aware, blind }),
+            };
         }
         match self.check_memory(&blind) {
             Ok(()) => Ok(Pair { aware: blind.clone(), blind }),
@@ -69,14 +75,26 @@ impl StepScheduler {
         for share in &mut shares {
             *share = (*share).min(SHARE_ONE);
         }
-        let placed = match (Search { shares: Some(&shares), ..*search }).best() {
-            Err(PlanError::Balance(_)) => return Ok(None),
-            placed => placed?,
-        };
-        // Between I and W a microbatch takes more than in one backward: a giant has no room for that.
-        let making = Making { input: &self.input_of(&placed), is_split: false, effort: search.effort };
-        let filled = self.filling(&placed, &making)?;
-        Ok(filled.map(|schedule| Schedule { giants, ..schedule }))
+        let capped = Search { shares: Some(&shares), ..*search };
+        let mut best: Option<Schedule> = None;
+        // The search for the shortest step knows of no memory, and parts giants; side by side they empty the pipeline
+        // once.
+        for placed in [capped.best(), capped.of_like_load()] {
+            let placed = match placed {
+                Err(PlanError::Balance(_)) => return Ok(None),
+                placed => placed?,
+            };
+            // Between I and W a microbatch takes more than in one backward: a giant has no room for that.
+            let making = Making { input: &self.input_of(&placed), is_split: false, effort: search.effort };
+            let is_shorter = |found: &Schedule, best: &Option<Schedule>| {
+                best.as_ref().is_none_or(|best| found.predicted_makespan_ns < best.predicted_makespan_ns)
+            };
+            best = match self.filling(&placed, &making)? {
+                Some(found) if is_shorter(&found, &best) => Some(found),
+                _ => best,
+            };
+        }
+        Ok(best.map(|schedule| Schedule { giants, ..schedule }))
     }
 
     /// The aware schedule, or the blind one's places where those are predicted faster and fit.

@@ -107,6 +107,36 @@ pub enum PlanError {
         /// The budget, in bytes.
         budget_bytes: u64,
     },
+    /// The rule for giants refuses samples by their tokens.
+    #[error(
+        "samples with more than {llm_tokens_max} LLM tokens (`train.giant_llm_tokens`): {num_giants}, the largest is sample {sample} with {llm_tokens}, and `train.giants` is `refuse`"
+    )]
+    GiantTokens {
+        /// Samples over the limit.
+        num_giants: usize,
+        /// The largest of them.
+        sample: SampleIndex,
+        /// Its LLM tokens.
+        llm_tokens: u32,
+        /// The limit.
+        llm_tokens_max: u64,
+    },
+    /// The rule for giants refuses a sample that fits a rank alone, but not beside others.
+    #[error(
+        "step {step}: sample {sample} fits into {budget_bytes} bytes only in a pipeline that is empty around it, and `train.giants` is `refuse`"
+    )]
+    GiantMemory {
+        /// The step.
+        step: u64,
+        /// The first such sample of the step.
+        sample: SampleIndex,
+        /// The component whose rank is over with others beside it.
+        component: Component,
+        /// What that rank would need then, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
     /// A schedule was asked for that was never ordered, or was taken before.
     #[error("the schedule of step {step} was not submitted, or was taken before")]
     NotSubmitted {
@@ -148,6 +178,12 @@ impl Hint for PlanError {
             }
             Self::SampleTooLarge { .. } => {
                 "raise `memory_budget_bytes`, or leave the sample out of the dataset"
+            }
+            Self::GiantTokens { .. } => {
+                "raise `train.giant_llm_tokens`, or set `train.giants` to `alone` or `defer`, or leave them out of the dataset"
+            }
+            Self::GiantMemory { .. } => {
+                "raise `memory_budget_bytes`, or set `train.giants` to `alone`, or leave the sample out of the dataset"
             }
             Self::Memory { .. } => "raise `memory_budget_bytes` or the number of microbatches",
             Self::NotSubmitted { .. } => "call `submit` once for each step and arm, then `take`",

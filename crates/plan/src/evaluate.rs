@@ -62,7 +62,8 @@ pub(crate) fn evaluate(
             Ok(pair) => pair,
             Err(
                 PlanError::Memory { component, needed_bytes, budget_bytes, .. }
-                | PlanError::SampleTooLarge { component, needed_bytes, budget_bytes, .. },
+                | PlanError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }
+                | PlanError::GiantMemory { component, needed_bytes, budget_bytes, .. },
             ) => return Ok(Verdict::Falls(Rejection::Memory { component, needed_bytes, budget_bytes })),
             Err(error) => return Err(error),
         };

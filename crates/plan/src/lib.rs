@@ -25,6 +25,7 @@ mod feasible;
 #[cfg(test)]
 #[path = "../tests/fixture/mod.rs"]
 mod fixture;
+mod giants;
 mod listing;
 mod memory;
 mod methods;
@@ -46,6 +47,7 @@ mod step;
 pub use arm::{Arm, Method, ParseArmError};
 pub use correction::Correction;
 pub use error::PlanError;
+pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError};
 pub use nodes::Traffic;
 pub use outcome::{Outcome, StopReason, describe, explain};
 pub use outlier::{Outlier, Outliers};

@@ -110,6 +110,15 @@ impl Search<'_> {
         Ok(Schedule { was_stopped: (self.halt)(), ..schedule })
     }
 
+    /// Balanced buckets, those of like LLM load in one microbatch.
+    pub(crate) fn of_like_load(&self) -> Result<Schedule, PlanError> {
+        let assignment = self.shaped(&Ramp::EVEN)?;
+        let replicas = self.scheduler.settings.layout.llm.dp as usize;
+        let columns = columns::by_llm_load(&assignment.llm_load_ns, replicas);
+        let bucket = columns::places(&assignment.bucket, columns.iter());
+        Ok(with_bound(self.shared(&bucket)?, &assignment))
+    }
+
     /// Orders that one search may time.
     fn max_evaluations(&self) -> u64 {
         (self.effort.of(ORDER_ACTIONS) / self.scheduler.num_actions()).clamp(16, 8_192)

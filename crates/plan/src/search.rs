@@ -5,6 +5,7 @@ use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
 use crate::evaluate::{Verdict, evaluate};
 use crate::feasible;
+use crate::giants::GiantRule;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::settings::StepSettings;
 use crate::space::{Candidate, space};
@@ -34,6 +35,8 @@ pub struct SearchInput<'a> {
     pub global_batch_size: u32,
     /// Microbatches of a step on each LLM replica; `None`: the search chooses.
     pub num_microbatches: Option<u32>,
+    /// What becomes of giants.
+    pub giants: GiantRule,
     /// Order of actions.
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
@@ -53,6 +56,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("cluster", &self.cluster)
             .field("global_batch_size", &self.global_batch_size)
             .field("num_microbatches", &self.num_microbatches)
+            .field("giants", &self.giants)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
             .field("seed", &self.seed)
@@ -166,7 +170,8 @@ fn is_reduction_measured(model: &CostModel, plan: &RankedPlan) -> bool {
 /// epoch would make the mean too short.
 fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, PlanError> {
     let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
-    let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;
+    let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?
+        .with_giants(input.giants, &input.shapes)?;
     let per_epoch = u64::from((num_samples / input.global_batch_size).max(1));
     let count = u64::from(input.num_sampled_batches);
     let step = |k: u64| k / per_epoch * batches.steps_per_epoch() + k % per_epoch;
@@ -193,7 +198,8 @@ fn contenders(
             memory_budget_bytes: input.cluster.memory_budget_bytes,
         };
         let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
-            .with_ranks_per_node(input.cluster.ranks_per_node);
+            .with_ranks_per_node(input.cluster.ranks_per_node)
+            .with_giants(input.giants);
         if let Some(rejection) = feasible::rejection(&scheduler, &heaviest) {
             rejections.push(rejection);
             continue;

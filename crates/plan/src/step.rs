@@ -3,6 +3,7 @@
 
 use crate::arm::{Arm, Method};
 use crate::error::PlanError;
+use crate::giants::{GiantPolicy, GiantRule};
 use crate::predict::{self, Coverage, Placement, Predicted};
 use crate::settings::StepSettings;
 use crate::shares::{PartCosts, Shares};
@@ -32,6 +33,8 @@ pub struct StepScheduler {
     pub(crate) stages: Vec<StageLayers>,
     /// `None`: not known, or of no matter.
     pub(crate) ranks_per_node: Option<u32>,
+    /// Whether samples that fit a rank alone, but not beside others, are an error.
+    pub(crate) refuses_giants: bool,
     seed: u64,
 }
 
@@ -65,7 +68,7 @@ impl StepScheduler {
     ) -> Result<Self, PlanError> {
         let (model, shapes) = (model.into(), shapes.into());
         let stages = settings.stages(&model)?;
-        Ok(Self { settings, model, shapes, stages, ranks_per_node: None, seed })
+        Ok(Self { settings, model, shapes, stages, ranks_per_node: None, refuses_giants: false, seed })
     }
 
     /// A scheduler for the best plan of `plan`, under the memory budget of the cluster: a plan does not carry one.
@@ -82,6 +85,14 @@ impl StepScheduler {
         let settings = StepSettings { memory_budget_bytes, ..StepSettings::from(&plan.best) };
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
         Self::new(settings, CostModel::new(model)?, shapes, seed)
+    }
+
+    /// The same scheduler under a rule for giants; global batches have one of their own
+    /// ([`crate::batches::GlobalBatches::with_giants`]).
+    #[must_use]
+    pub fn with_giants(mut self, rule: GiantRule) -> Self {
+        self.refuses_giants = rule.policy == GiantPolicy::Refuse;
+        self
     }
 
     /// The settings it was made with.

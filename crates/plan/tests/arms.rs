@@ -4,7 +4,8 @@
 mod fixture;
 
 use dflop_cost::CostModel;
-use dflop_plan::{Arm, Method, PlanError, StepScheduler, StepSettings};
+use dflop_plan::batches::GlobalBatches;
+use dflop_plan::{Arm, GiantPolicy, GiantRule, Method, PlanError, StepScheduler, StepSettings};
 use dflop_types::{
     ActionKind, ComponentLayout, Layout, ModelProfile, PipelineOrder, SampleIndex, SampleShape, Schedule,
 };
@@ -170,9 +171,39 @@ fn the_pipeline_runs_empty_around_a_giant() {
     assert_eq!(schedule.giants, [SampleIndex(15)]);
     let peaks = limited.memory(&schedule).unwrap();
     assert!(peaks.iter().all(|peak| peak.total_bytes() <= budget));
+    let rule = |policy| GiantRule { policy, ..GiantRule::default() };
+    let refused = limited.clone().with_giants(rule(GiantPolicy::Refuse)).schedule(0, &batch, Arm::AWARE);
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, PlanError::GiantMemory { step: 0, sample: SampleIndex(15), .. }), "{refused}");
+    let deferred = limited.clone().with_giants(rule(GiantPolicy::Defer)).schedule(0, &batch, Arm::AWARE);
+    assert_eq!(deferred.unwrap(), schedule);
     let in_order = Schedule { actions: Vec::new(), ..schedule };
     assert!(limited.memory(&in_order).unwrap().iter().any(|peak| peak.total_bytes() > budget));
     let tight = scheduler((1, 3, 1), 8, &shapes, Some(alone.needed_bytes - 1));
     let error = tight.schedule(0, &batch, Arm::AWARE).unwrap_err();
     assert!(matches!(error, PlanError::SampleTooLarge { sample: SampleIndex(15), .. }), "{error}");
+}
+
+/// Two replicas on each side, and four giants in three of four global batches: gathered, two share an empty pipeline each
+/// time, and the steps of an epoch take less time together.
+#[test]
+fn deferred_giants_share_an_empty_pipeline() {
+    let mut shapes = vec![fixture::sample(3, 300, 400); 60];
+    shapes.extend(vec![fixture::sample(40, 3_000, 3_400); 4]);
+    let free = scheduler((2, 3, 2), 4, &shapes, None);
+    let alone = free.outliers(16, 1).heaviest[0];
+    let limited = scheduler((2, 3, 2), 4, &shapes, Some(alone.needed_bytes + alone.needed_bytes / 20));
+    let epoch = |rule: GiantRule| {
+        let batches = GlobalBatches::new(64, 16, 8).unwrap().with_giants(rule, &shapes).unwrap();
+        let steps = (0..4).map(|step| limited.schedule(step, &batches.batch(step), Arm::AWARE).unwrap());
+        let (ns, giants): (Vec<u64>, Vec<usize>) =
+            steps.map(|schedule| (schedule.predicted_makespan_ns, schedule.giants.len())).unzip();
+        (ns.iter().sum::<u64>(), giants)
+    };
+    let rule = GiantRule { policy: GiantPolicy::Alone, llm_tokens_max: Some(1_000), steps_max: 3 };
+    let (alone_ns, spread) = epoch(rule);
+    let (deferred_ns, gathered) = epoch(GiantRule { policy: GiantPolicy::Defer, ..rule });
+    assert!(spread.iter().filter(|&&giants| giants > 0).count() > 2, "{spread:?}");
+    assert_eq!(gathered, [0, 0, 0, 4]);
+    assert!(5 * deferred_ns < 4 * alone_ns, "{deferred_ns} against {alone_ns}");
 }

@@ -6,7 +6,8 @@ mod fixture;
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::batches::GlobalBatches;
 use dflop_plan::{
-    Arm, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason, explain, layouts, search,
+    Arm, GiantRule, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason, explain,
+    layouts, search,
 };
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
@@ -21,6 +22,7 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         cluster: fixture::cluster(num_ranks, None),
         global_batch_size: 32,
         num_microbatches: None,
+        giants: GiantRule::default(),
         order: PipelineOrder::OneFOneB,
         num_sampled_batches: 4,
         seed: 11,

@@ -136,9 +136,12 @@ impl Dataset {
         Ok((shape.encoder_tokens(), shape.llm_tokens, shape.label_tokens))
     }
 
-    fn giants(&self, llm_tokens_max: u32) -> Vec<u32> {
+    fn giants(&self, llm_tokens_max: u64) -> Vec<u32> {
         let samples = (0..).zip(&self.0.profile().samples);
-        samples.filter(|(_, s)| s.shape.llm_tokens > llm_tokens_max).map(|(index, _)| index).collect()
+        samples
+            .filter(|(_, s)| u64::from(s.shape.llm_tokens) > llm_tokens_max)
+            .map(|(index, _)| index)
+            .collect()
     }
 
     fn digest(&self, samples: Vec<u32>) -> String {

@@ -1,7 +1,7 @@
 //! Plans, schedules and global batches, as the runtime sees them.
 
 use crate::error::{Kind, artifact, map, raise};
-use dflop_plan::{Arm, Correction, Prefetch, StepScheduler as Scheduler};
+use dflop_plan::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
 use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -265,8 +265,10 @@ impl StepScheduler {
     #[new]
     #[pyo3(signature = (
         plan_path, data_profile_path, model_profile_path, seed, memory_budget_bytes = None, ranks_per_node = None,
-        schedule_seconds_max = 10.0
+        schedule_seconds_max = 10.0, giants = "alone"
     ))]
+    // Arguments of Python, which names them.
+    #[allow(clippy::too_many_arguments)]
     fn new(
         plan_path: PathBuf,
         data_profile_path: PathBuf,
@@ -275,12 +277,17 @@ impl StepScheduler {
         memory_budget_bytes: Option<u64>,
         ranks_per_node: Option<u32>,
         schedule_seconds_max: f64,
+        giants: &str,
     ) -> PyResult<Self> {
+        let policy = giants
+            .parse()
+            .map_err(|e: dflop_plan::ParseGiantPolicyError| raise(Kind::Plan, &e.to_string(), None))?;
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data = dflop_data::table::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
         let scheduler =
             Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed).map_err(map(Kind::Plan))?;
+        let scheduler = scheduler.with_giants(GiantRule { policy, ..GiantRule::default() });
         let scheduler = Arc::new(match ranks_per_node {
             Some(ranks_per_node) => scheduler.with_ranks_per_node(ranks_per_node),
             None => scheduler,

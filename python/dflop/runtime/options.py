@@ -43,6 +43,12 @@ class Options:
     seed: int
     arm: Arm
     """Schedules of a run that is no comparison."""
+    giants: str
+    """`alone`, `defer` or `refuse`: what becomes of samples far larger than the others."""
+    giant_llm_tokens: int | None
+    """Samples with more LLM tokens are giants; None: none is."""
+    giant_steps_max: int
+    """The most steps that a deferred giant may be late."""
     prefetch_depth: int
     """Schedules computed ahead, that of the step to come included; at least 1. Ignored in a comparison, where
     each arm computes its next one while it trains."""
@@ -91,6 +97,9 @@ class Options:
             max_grad_norm=None if train["max_grad_norm"] is None else float(train["max_grad_norm"]),
             seed=int(train["seed"]),
             arm=train["schedule"],
+            giants=train["giants"],
+            giant_llm_tokens=train["giant_llm_tokens"],
+            giant_steps_max=int(train["giant_steps_max"]),
             prefetch_depth=int(train["prefetch_depth"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
             measure_memory_step=request.get("measure_memory_step"),

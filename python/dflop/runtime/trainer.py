@@ -96,7 +96,14 @@ class Trainer:
         self._interrupt = interrupt
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
         self._dataset = Dataset(options.config_path, options.data_profile_path)
-        self._batches = GlobalBatches(len(self._dataset), mesh.plan.global_batch_size, options.seed)
+        limit = options.giant_llm_tokens if options.giants == "defer" else None
+        self._batches = GlobalBatches(
+            len(self._dataset),
+            mesh.plan.global_batch_size,
+            options.seed,
+            [] if limit is None else self._dataset.giants(limit),
+            options.giant_steps_max,
+        )
         self._schedules = Schedules(mesh, options, self._batches)
         adapter = load_adapter(options.model_dir)
         self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
@@ -277,8 +284,12 @@ class Trainer:
                 "cut_samples": num_cut,
             },
             "giants": turn.schedule.giants,
+            "deferred": self._batches.deferred(turn.step),
             "was_stopped": turn.schedule.was_stopped,
         }
+        if metrics["deferred"]:
+            late = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
+            journal.note(f"step {turn.step}: giants trained later than they came (steps): {late}")
         if turn.schedule.giants:
             ids = ", ".join(map(str, turn.schedule.giants))
             journal.note(f"step {turn.step}: the pipeline runs empty around samples too large for it: {ids}")

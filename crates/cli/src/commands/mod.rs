@@ -21,8 +21,9 @@ use crate::config::{self, Config};
 use crate::{Failure, Outcome};
 use dflop_data::family::GivenFamily;
 use dflop_data::table;
+use dflop_plan::batches::GlobalBatches;
 use dflop_types::artifact;
-use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
+use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, SampleShape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -126,6 +127,15 @@ impl Inputs {
                 profiled.name, profiled.kind
             );
         }
+    }
+
+    /// The global batches of training.
+    fn batches(&self, plan: &Plan) -> Result<GlobalBatches, Failure> {
+        let samples = &self.data_profile.samples;
+        let shapes: Vec<SampleShape> = samples.iter().map(|sample| sample.shape.clone()).collect();
+        let batches =
+            GlobalBatches::new(samples.len() as u32, plan.global_batch_size, self.config.train.seed)?;
+        Ok(batches.with_giants(self.config.giants(), &shapes)?)
     }
 
     /// Nothing if the plan at `path` was made from these profiles and this configuration.

@@ -155,6 +155,8 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
     let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
     check_empty(&out, arguments.force)?;
+    // Giants that are refused, before any rank starts.
+    inputs.batches(&plan)?;
     if let Some(log) = &arguments.replay {
         replay::check(log, &out, &plan, &inputs, &made_from)?;
     }

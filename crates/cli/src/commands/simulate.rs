@@ -3,7 +3,7 @@
 use super::{Inputs, beside, milliseconds};
 use crate::Failure;
 use crate::args;
-use dflop_plan::{Arm, StepScheduler, batches::GlobalBatches};
+use dflop_plan::{Arm, StepScheduler};
 use dflop_sim::Durations;
 use dflop_types::{PipelineOrder, Plan, Timeline, artifact};
 use serde_json::json;
@@ -108,8 +108,9 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         &inputs.model_profile,
         inputs.config.cluster.memory_budget_bytes,
         seed,
-    )?;
-    let batches = GlobalBatches::new(inputs.data_profile.samples.len() as u32, plan.global_batch_size, seed)?;
+    )?
+    .with_giants(inputs.config.giants());
+    let batches = inputs.batches(&plan)?;
     let mut steps = Vec::new();
     let (mut num_predictions, mut num_extrapolated, mut num_assumed) = (0, 0, 0);
     let mut is_reduction_measured = true;

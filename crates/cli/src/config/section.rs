@@ -56,6 +56,12 @@ impl<'p, 'y> Section<'p, 'y> {
         self.problems.push(ConfigProblem { line, field, message });
     }
 
+    /// A problem of a key that the file has, beyond its own rule.
+    pub(super) fn problem_at(&mut self, key: &'static str, message: String) {
+        let line = self.scalar(key).map_or(self.line, |(_, line)| line);
+        self.problem(line, key, message);
+    }
+
     pub(super) fn child(&mut self, key: &'static str) -> Option<&'y MarkedYaml<'y>> {
         self.known.push(key);
         self.entries.iter().find(|(name, ..)| name == key).map(|(_, node, _)| *node)
