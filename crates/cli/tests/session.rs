@@ -167,8 +167,6 @@ fn summaries() {
     snapshot("plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
     snapshot("simulate", &session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "3"]));
     snapshot("report", &session.dflop(&["report", "demo"]));
-    fs::write(session.path("costs.csv"), "encoder_ns,llm_ns\n3,4\n0,5\n7,1\n2,2\n").unwrap();
-    snapshot("schedule", &session.dflop(&["schedule", "--costs", "costs.csv", "--buckets", "2"]));
     fs::write(
         session.path("durations.json"),
         r#"{"forward_ns": [[2,2,2],[2,2,2]], "backward_ns": [[4,4,4],[4,4,4]], "transfer_ns": 0}"#,
@@ -471,13 +469,6 @@ fn the_links_of_a_profile_of_another_model_are_not_replaced() {
     session.edit("demo/model/config.json", |json| json.replace("\"model_type\"", " \"model_type\""));
     let text = session.dflop(&network);
     assert!(text.contains("was made from another `model_config`"), "{text}");
-}
-
-#[test]
-fn error_bad_costs() {
-    let session = Session { directory: tempfile::tempdir().unwrap() };
-    fs::write(session.path("costs.csv"), "encoder_ns,llm_ns\n1,2,3\n-1,4\n5\n").unwrap();
-    snapshot("error_bad_costs", &session.dflop(&["schedule", "--costs", "costs.csv", "--buckets", "2"]));
 }
 
 #[test]
