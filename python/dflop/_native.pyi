@@ -240,8 +240,14 @@ class StepScheduler:
         memory_budget_bytes: int | None = None,
         ranks_per_node: int | None = None,
         schedule_seconds_max: float = 10.0,
+        *,
+        bucket_tokens_max: int | None = None,
     ) -> None:
-        """A schedule that takes longer than `schedule_seconds_max` is the best found by then."""
+        """A schedule that takes longer than `schedule_seconds_max` is the best found by then.
+
+        No bucket (a microbatch on one LLM replica) has more than `bucket_tokens_max` LLM tokens; PlanError
+        where a sample of the data profile alone has more.
+        """
     def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
         """Queues the global batch of `step`; returns at once."""
     def take(self, step: int, arm: str) -> tuple[Schedule, int]:

@@ -83,6 +83,8 @@ pub struct TrainSection {
     pub global_batch_size: u32,
     /// Microbatches of a step on each LLM replica; `null`: the planner chooses.
     pub num_microbatches: Option<u32>,
+    /// The most LLM tokens of a bucket (microbatch x LLM replica); `null`: no cap.
+    pub bucket_tokens_max: Option<u64>,
     /// Optimizer steps (global batches).
     pub steps: u64,
     /// `AdamW`'s learning rate.
@@ -272,6 +274,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let train = TrainSection {
         global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
         num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
+        bucket_tokens_max: section.optional_count("bucket_tokens_max", 1..=1 << 40),
         steps: section.count("steps", 1..=1 << 40, None),
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
@@ -316,6 +319,7 @@ mod tests {
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
+        assert_eq!(config.train.bucket_tokens_max, None);
         assert_eq!(config.train.schedule, "aware");
         assert_eq!(config.train.prefetch_depth, 2);
     }
@@ -339,7 +343,7 @@ mod tests {
 
     #[test]
     fn all_problems_come_at_once_with_line_and_path() {
-        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\nextra: 1\n";
+        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\n  bucket_tokens_max: 0\nextra: 1\n";
         let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
         let text = error.to_string();
         for expected in [
@@ -351,7 +355,8 @@ mod tests {
             "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
             "line 9: train.schedule: arm `random`, must be one of: blind, tokens, ",
             "line 10: train.prefetch_depth: 0, must be an integer from 1 to 1000",
-            "line 11: extra: unknown key, known are: model, data, cluster, train",
+            "line 11: train.bucket_tokens_max: 0, must be an integer from 1 to 1099511627776",
+            "line 12: extra: unknown key, known are: model, data, cluster, train",
         ] {
             assert!(text.contains(expected), "{expected}\n---\n{text}");
         }

@@ -302,6 +302,24 @@ fn error_impossible_plan() {
     snapshot("error_impossible_plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
 }
 
+/// The cap on tokens of a bucket: under the longest sample, over it but too small for the microbatches, and kept by the
+/// aware arm where arrival order passes it.
+#[test]
+fn a_cap_on_tokens() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let train = |cap| format!("train:\n  bucket_tokens_max: {cap}\n");
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("train:\n", &train(1_000)));
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("tokens_max: 1000", "tokens_max: 1400"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("tokens_max: 1400", "tokens_max: 2000"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "2"]));
+    snapshot("a_cap_on_tokens", &text);
+}
+
 #[test]
 fn error_other_model() {
     let session = Session::new();

@@ -39,6 +39,7 @@ mod settings;
 mod sharing;
 mod space;
 mod step;
+mod tokens;
 
 pub use arm::{Arm, Method, ParseArmError};
 pub use error::PlanError;

@@ -32,6 +32,8 @@ pub struct StepScheduler {
     pub(crate) stages: Vec<StageLayers>,
     /// `None`: not known, or of no matter.
     pub(crate) ranks_per_node: Option<u32>,
+    /// The most LLM tokens of a bucket; `None`: no cap.
+    pub(crate) bucket_tokens_max: Option<u64>,
     seed: u64,
 }
 
@@ -65,7 +67,7 @@ impl StepScheduler {
     ) -> Result<Self, PlanError> {
         let (model, shapes) = (model.into(), shapes.into());
         let stages = settings.stages(&model)?;
-        Ok(Self { settings, model, shapes, stages, ranks_per_node: None, seed })
+        Ok(Self { settings, model, shapes, stages, ranks_per_node: None, bucket_tokens_max: None, seed })
     }
 
     /// A scheduler for the best plan of `plan`, under the memory budget of the cluster: a plan does not carry one.
@@ -100,8 +102,8 @@ impl StepScheduler {
     ///
     /// # Errors
     /// [`PlanError::UnknownSample`]; under a memory budget [`PlanError::SampleTooLarge`] and
-    /// [`PlanError::Memory`] where no schedule that fits was found; [`PlanError::Balance`] and
-    /// [`PlanError::Sim`] where times overflow.
+    /// [`PlanError::Memory`] where no schedule that fits was found, likewise [`PlanError::Tokens`] under a cap on tokens;
+    /// [`PlanError::Balance`] and [`PlanError::Sim`] where times overflow.
     pub fn schedule(&self, step: u64, batch: &[SampleIndex], arm: Arm) -> Result<Schedule, PlanError> {
         self.schedule_until(step, batch, arm, &|| false)
     }
@@ -365,7 +367,7 @@ impl StepScheduler {
             .map(|(&s, &sample_ns)| self.part_costs(self.shape(s), sample_ns, typical))
             .collect();
         let scaled = encoder_ns.iter().map(|&ns| ns.saturating_mul(llm_dp) / encoder_dp).collect();
-        let costs = Costs { encoder_ns: scaled, llm_ns, ..Costs::default() };
+        let costs = Costs { encoder_ns: scaled, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
         Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
     }
 

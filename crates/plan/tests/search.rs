@@ -21,6 +21,7 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         cluster: fixture::cluster(num_ranks, None),
         global_batch_size: 32,
         num_microbatches: None,
+        bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
         num_sampled_batches: 4,
         seed: 11,

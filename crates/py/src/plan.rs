@@ -251,8 +251,9 @@ impl StepScheduler {
     #[new]
     #[pyo3(signature = (
         plan_path, data_profile_path, model_profile_path, seed, memory_budget_bytes = None, ranks_per_node = None,
-        schedule_seconds_max = 10.0
+        schedule_seconds_max = 10.0, *, bucket_tokens_max = None
     ))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         plan_path: PathBuf,
         data_profile_path: PathBuf,
@@ -261,12 +262,14 @@ impl StepScheduler {
         memory_budget_bytes: Option<u64>,
         ranks_per_node: Option<u32>,
         schedule_seconds_max: f64,
+        bucket_tokens_max: Option<u64>,
     ) -> PyResult<Self> {
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data = dflop_data::table::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
-        let scheduler =
-            Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed).map_err(map(Kind::Plan))?;
+        let scheduler = Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed)
+            .and_then(|scheduler| scheduler.with_bucket_tokens_max(bucket_tokens_max))
+            .map_err(map(Kind::Plan))?;
         let scheduler = Arc::new(match ranks_per_node {
             Some(ranks_per_node) => scheduler.with_ranks_per_node(ranks_per_node),
             None => scheduler,

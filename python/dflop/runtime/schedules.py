@@ -40,6 +40,7 @@ class Schedules:
                 options.memory_budget_bytes,
                 # torchrun numbers ranks node by node.
                 int(os.environ.get("LOCAL_WORLD_SIZE", mesh.num_ranks)),
+                bucket_tokens_max=options.bucket_tokens_max,
             )
             if mesh.is_leader
             else None

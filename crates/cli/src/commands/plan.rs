@@ -29,6 +29,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         cluster: config.cluster(),
         global_batch_size: config.train.global_batch_size,
         num_microbatches: config.train.num_microbatches,
+        bucket_tokens_max: config.train.bucket_tokens_max,
         order: match config.train.pipeline_order.as_str() {
             "gpipe" => PipelineOrder::GPipe,
             "zero-bubble" => PipelineOrder::ZeroBubble,
