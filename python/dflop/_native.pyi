@@ -265,11 +265,12 @@ class StepScheduler:
         """
     def idle_by_cause(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
-    ) -> tuple[int, int, int]:
-        """Idle ns of one measured step over all ranks: (ramp, imbalance, transfer).
+    ) -> tuple[int, int, int, int]:
+        """Idle ns of one measured step over all ranks: (ramp, imbalance, transfer, data wait).
 
         Spans are (rank, action, start ns, end ns), of every action of every rank; `makespan_ns` is first
-        start to last end, reduction and optimizer included.
+        start to last end, reduction and optimizer included. What ranks waited for samples before their
+        common start is in no span: the data wait here is 0.
         """
     def simulate_measured(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], tail_ns: int | None = None

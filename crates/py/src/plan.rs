@@ -330,11 +330,11 @@ impl StepScheduler {
         schedule: &Schedule,
         spans: Vec<(u32, String, u64, u64)>,
         makespan_ns: u64,
-    ) -> PyResult<(u64, u64, u64)> {
+    ) -> PyResult<(u64, u64, u64, u64)> {
         let spans = self::spans(spans)?;
         let idle =
             self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
-        Ok((idle.ramp, idle.imbalance, idle.transfer))
+        Ok((idle.ramp, idle.imbalance, idle.transfer, idle.data_wait))
     }
 
     #[pyo3(signature = (schedule, spans, tail_ns = None))]
