@@ -254,11 +254,15 @@ class StepScheduler:
         memory_budget_bytes: int | None = None,
         ranks_per_node: int | None = None,
         schedule_seconds_max: float = 10.0,
+        *,
         giants: str = "alone",
+        bucket_tokens_max: int | None = None,
     ) -> None:
         """A schedule that takes longer than `schedule_seconds_max` is the best found by then.
 
         With `giants` `refuse`, a sample that fits a rank alone but not beside others is a ScheduleError.
+        No bucket (a microbatch on one LLM replica) has more than `bucket_tokens_max` LLM tokens; PlanError
+        where a sample of the data profile alone has more.
         """
     def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
         """Queues the global batch of `step`; returns at once."""
@@ -283,11 +287,12 @@ class StepScheduler:
         """
     def idle_by_cause(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
-    ) -> tuple[int, int, int]:
-        """Idle ns of one measured step over all ranks: (ramp, imbalance, transfer).
+    ) -> tuple[int, int, int, int]:
+        """Idle ns of one measured step over all ranks: (ramp, imbalance, transfer, data wait).
 
         Spans are (rank, action, start ns, end ns), of every action of every rank; `makespan_ns` is first
-        start to last end, reduction and optimizer included.
+        start to last end, reduction and optimizer included. What ranks waited for samples before their
+        common start is in no span: the data wait here is 0.
         """
     def simulate_measured(
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], tail_ns: int | None = None

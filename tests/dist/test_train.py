@@ -137,7 +137,10 @@ def check_run(out, num_records):
         assert trace["makespan_ns"] == m["step_ns"] >= max(span[3] for span in trace["spans"])
         assert len(trace["spans"]) == RANKS * 2 * MICROBATCHES
         busy = sum(end - start for _, _, start, end in trace["spans"])
-        idle = sum(m["idle_ns"].values())
+        idle = sum(m["idle_ns"][cause] for cause in ("ramp", "imbalance", "transfer"))
+        # Before the clock of the step starts, and on all ranks: each waits for the last to have its samples.
+        assert m["idle_ns"]["data_wait"] == RANKS * m["data_wait_ns"] > 0
+        assert abs(m["bubble_ratio"] - idle / (RANKS * m["step_ns"])) < 1e-9
         assert 0 < m["bubble_ratio"] < 1
         # One encoder replica feeds one LLM replica: at most a message a microbatch, and nothing is cut.
         crossing = m["boundary"]

@@ -312,21 +312,35 @@ pub(crate) enum Order {
     DataAware,
 }
 
+const SCHEDULE_EXAMPLE: &str = r"Example, two buckets of 32,768 tokens at most:
+  printf 'encoder_ns,llm_ns,tokens\n90,80,20000\n70,60,15000\n0,30,9000\n' > costs.csv
+  dflop schedule --costs costs.csv --buckets 2 --bucket-tokens-max 32768 --exact";
+
 /// Balance samples with given costs into buckets.
 ///
 /// The largest load of any bucket, on the encoder or on the LLM, is made as small as possible; the answer comes
-/// with a lower bound that no assignment can beat.
+/// with a lower bound that no assignment can beat. Where caps cannot be kept, the answer is no: exit status 1.
 #[derive(Debug, Args)]
+#[command(after_long_help = SCHEDULE_EXAMPLE)]
 pub(crate) struct Schedule {
-    /// CSV with a header and the columns encoder_ns,llm_ns[,bytes], one sample a row
+    /// CSV with a header and the columns encoder_ns,llm_ns[,bytes][,tokens], one sample a row
     #[arg(long, value_name = "FILE")]
     pub(crate) costs: PathBuf,
-    /// Number of buckets
+    /// Number of buckets: microbatches x LLM replicas
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) buckets: u32,
-    /// Bytes a bucket may hold at most; needs the column `bytes`
+    /// Bytes a bucket may hold at most; needs the column `bytes` [default: no cap]
     #[arg(long, value_name = "BYTES")]
     pub(crate) bucket_bytes_max: Option<u64>,
+    /// LLM tokens a bucket may hold at most, as in 32768; needs the column `tokens` [default: no cap]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000))]
+    pub(crate) bucket_tokens_max: Option<u64>,
+    /// Search on, about a second at most (one core), where a gap is left, to prove the answer optimal
+    ///
+    /// For small batches (some 80 samples, six a bucket); for larger ones the same work goes to further exchanges, which
+    /// prove nothing but may lower the load. Work is counted, not timed: the same seed gives the same answer.
+    #[arg(long)]
+    pub(crate) exact: bool,
     /// Seed of the search; the same seed gives the same answer
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

@@ -89,6 +89,8 @@ pub struct TrainSection {
     pub giant_llm_tokens: Option<u64>,
     /// The most steps that a giant may be late under `defer`.
     pub giant_steps_max: u32,
+    /// The most LLM tokens of a bucket (microbatch x LLM replica); `null`: no cap.
+    pub bucket_tokens_max: Option<u64>,
     /// Optimizer steps (global batches).
     pub steps: u64,
     /// `AdamW`'s learning rate.
@@ -291,6 +293,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         giants: section.parsed("giants", GiantPolicy::Alone).to_string(),
         giant_llm_tokens: section.optional_count("giant_llm_tokens", 1..=1 << 40),
         giant_steps_max: section.count("giant_steps_max", 1..=1_000_000, Some(7)) as u32,
+        bucket_tokens_max: section.optional_count("bucket_tokens_max", 1..=1 << 40),
         steps: section.count("steps", 1..=1 << 40, None),
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
@@ -338,6 +341,7 @@ mod tests {
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
         assert_eq!(config.train.num_microbatches, None);
+        assert_eq!(config.train.bucket_tokens_max, None);
         assert_eq!(config.train.schedule, "aware");
         assert_eq!(config.train.prefetch_depth, 2);
     }
@@ -361,7 +365,7 @@ mod tests {
 
     #[test]
     fn all_problems_come_at_once_with_line_and_path() {
-        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\n  giants: defer\nextra: 1\n";
+        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\n  giants: defer\n  bucket_tokens_max: 0\nextra: 1\n";
         let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
         let text = error.to_string();
         for expected in [
@@ -374,7 +378,8 @@ mod tests {
             "line 9: train.schedule: arm `random`, must be one of: blind, tokens, ",
             "line 10: train.prefetch_depth: 0, must be an integer from 1 to 1000",
             "line 11: train.giants: `defer` needs `train.giant_llm_tokens`: which samples wait",
-            "line 12: extra: unknown key, known are: model, data, cluster, train",
+            "line 12: train.bucket_tokens_max: 0, must be an integer from 1 to 1099511627776",
+            "line 13: extra: unknown key, known are: model, data, cluster, train",
         ] {
             assert!(text.contains(expected), "{expected}\n---\n{text}");
         }

@@ -23,6 +23,9 @@ pub(crate) struct StepMetrics {
     pub(crate) corrected_ns: Option<u64>,
     /// Idle time over ranks x makespan.
     pub(crate) bubble_ratio: f64,
+    /// Until the last rank had its samples, before the step, in nanoseconds.
+    #[serde(default)]
+    pub(crate) data_wait_ns: u64,
     /// How long training waited for the schedule before the step, in nanoseconds.
     #[serde(default)]
     pub(crate) schedule_wait_ns: u64,
@@ -344,6 +347,7 @@ mod tests {
             predicted_ns,
             corrected_ns: Some(step_ns + step_ns / 20),
             bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
+            data_wait_ns: 0,
             schedule_wait_ns: pair,
             pair: Some(pair),
         }

@@ -54,7 +54,7 @@ impl StepScheduler {
                 _ => Ok(Pair { aware, blind }),
             };
         }
-        match self.check_memory(&blind) {
+        match self.check_limits(&blind) {
             Ok(()) => Ok(Pair { aware: blind.clone(), blind }),
             Err(error) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
         }
@@ -99,7 +99,7 @@ impl StepScheduler {
 
     /// The aware schedule, or the blind one's places where those are predicted faster and fit.
     fn better(&self, aware: Schedule, blind: Schedule) -> Pair {
-        if blind.predicted_makespan_ns < aware.predicted_makespan_ns && self.check_memory(&blind).is_ok() {
+        if blind.predicted_makespan_ns < aware.predicted_makespan_ns && self.check_limits(&blind).is_ok() {
             let aware = Schedule { lower_bound_ns: aware.lower_bound_ns, ..blind.clone() };
             return Pair { aware, blind };
         }

@@ -137,6 +137,35 @@ pub enum PlanError {
         /// The budget, in bytes.
         budget_bytes: u64,
     },
+    /// One sample alone is over the cap on LLM tokens.
+    #[error(
+        "sample {sample} has {tokens} LLM tokens, `bucket_tokens_max` is {bucket_tokens_max} for a bucket (microbatch x LLM replica)"
+    )]
+    SampleOverTokens {
+        /// The sample.
+        sample: SampleIndex,
+        /// Its LLM tokens.
+        tokens: u64,
+        /// The cap, in LLM tokens.
+        bucket_tokens_max: u64,
+    },
+    /// No schedule of the global batch that keeps the cap on LLM tokens was found.
+    #[error(
+        "step {step} does not fit: the fullest of {num_buckets} buckets (microbatches x LLM replicas) has {needed_tokens} LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
+    )]
+    Tokens {
+        /// The step.
+        step: u64,
+        /// Buckets of the step.
+        num_buckets: u32,
+        /// Tokens of the fullest bucket: of the schedule, of the best packing found, or at least, where none can keep the
+        /// cap.
+        needed_tokens: u64,
+        /// The cap, in LLM tokens.
+        bucket_tokens_max: u64,
+        /// Whether the method looks at the cap; else another one may keep it.
+        is_balanced: bool,
+    },
     /// A schedule was asked for that was never ordered, or was taken before.
     #[error("the schedule of step {step} was not submitted, or was taken before")]
     NotSubmitted {
@@ -186,6 +215,17 @@ impl Hint for PlanError {
                 "raise `memory_budget_bytes`, or set `train.giants` to `alone`, or leave the sample out of the dataset"
             }
             Self::Memory { .. } => "raise `memory_budget_bytes` or the number of microbatches",
+            Self::SampleOverTokens { tokens, .. } => {
+                return Some(format!(
+                    "raise `train.bucket_tokens_max` to {tokens} or more, or leave the sample out of the dataset"
+                ));
+            }
+            Self::Tokens { is_balanced: true, .. } => {
+                "raise `train.bucket_tokens_max` or `train.num_microbatches`, or take fewer samples a step"
+            }
+            Self::Tokens { is_balanced: false, .. } => {
+                "take an arm that keeps to the cap (balanced, ordered, shaped, aware), or raise `train.bucket_tokens_max`"
+            }
             Self::NotSubmitted { .. } => "call `submit` once for each step and arm, then `take`",
             Self::Thread { .. } => return None,
             Self::Cost(error) => return error.hint(),

@@ -65,6 +65,9 @@ pub(crate) fn evaluate(
                 | PlanError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }
                 | PlanError::GiantMemory { component, needed_bytes, budget_bytes, .. },
             ) => return Ok(Verdict::Falls(Rejection::Memory { component, needed_bytes, budget_bytes })),
+            Err(PlanError::Tokens { needed_tokens, bucket_tokens_max, .. }) => {
+                return Ok(Verdict::Falls(Rejection::BucketTokens { needed_tokens, bucket_tokens_max }));
+            }
             Err(error) => return Err(error),
         };
         let aware = pair.aware;

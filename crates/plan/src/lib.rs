@@ -43,6 +43,7 @@ mod shares;
 mod sharing;
 mod space;
 mod step;
+mod tokens;
 
 pub use arm::{Arm, Method, ParseArmError};
 pub use correction::Correction;

@@ -61,7 +61,13 @@ impl StepScheduler {
     }
 
     pub(crate) fn fitting(&self, schedule: Schedule) -> Result<Schedule, PlanError> {
-        self.check_memory(&schedule).map(|()| schedule)
+        self.check_limits(&schedule).map(|()| schedule)
+    }
+
+    /// Nothing if the schedule keeps the cap on tokens and the memory budget, where there are any.
+    pub(crate) fn check_limits(&self, schedule: &Schedule) -> Result<(), PlanError> {
+        self.check_tokens(schedule)?;
+        self.check_memory(schedule)
     }
 
     /// Nothing if every rank stays within the memory budget, or if there is none.

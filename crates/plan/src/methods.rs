@@ -5,6 +5,7 @@ use crate::error::PlanError;
 use crate::predict::Placement;
 use crate::shares::{self, Shares};
 use crate::step::{BatchCosts, StepScheduler, loads};
+use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, baseline};
 use dflop_types::{SampleIndex, Schedule};
 
@@ -49,8 +50,11 @@ impl StepScheduler {
         costs: &BatchCosts,
         seed: u64,
     ) -> Result<Schedule, PlanError> {
-        let limits = Limits { seed, ..Limits::new(batch.len(), self.settings.num_buckets()) };
-        let assignment = dflop_schedule::schedule(&costs.costs, &limits)?;
+        let bucket_tokens_max = self.bucket_tokens_max;
+        let limits =
+            Limits { seed, bucket_tokens_max, ..Limits::new(batch.len(), self.settings.num_buckets()) };
+        let assignment =
+            dflop_schedule::schedule(&costs.costs, &limits).map_err(|e| tokens::of_step(step, e.into()))?;
         let columns = columns::by_llm_load(&assignment.llm_load_ns, self.settings.layout.llm.dp as usize);
         let bucket = columns::places(&assignment.bucket, columns.iter());
         let share = |column: &[usize]| self.share_quickly(costs, column);

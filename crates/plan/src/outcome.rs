@@ -82,6 +82,9 @@ impl Outcome {
             Rejection::StagesExceedLayers { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
             }
+            Rejection::BucketTokens { needed_tokens, .. } => Some(format!(
+                "raise `train.bucket_tokens_max` to {needed_tokens} or more, or `train.num_microbatches`, or lower `train.global_batch_size`"
+            )),
             Rejection::Bound => None,
         })
     }

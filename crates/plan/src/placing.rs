@@ -8,6 +8,7 @@ use crate::methods::with_bound;
 use crate::predict;
 use crate::ramp::Ramp;
 use crate::step::{BatchCosts, StepScheduler, Stop, loads};
+use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, order_microbatches_from, small_ends};
 use dflop_sim::Simulator;
 use dflop_types::{PipelineOrder, SampleIndex, Schedule};
@@ -66,7 +67,7 @@ impl Effort {
 impl Search<'_> {
     /// Balanced buckets in the best order found.
     pub(crate) fn ordered(&self) -> Result<Schedule, PlanError> {
-        let assignment = self.shaped(&Ramp::EVEN)?;
+        let assignment = self.even()?;
         let bucket = self.in_best_order(&assignment, self.max_evaluations())?.bucket;
         Ok(with_bound(self.shared(&bucket)?, &assignment))
     }
@@ -79,7 +80,7 @@ impl Search<'_> {
 
     /// Balanced buckets of the best shape, in the best order found, refined.
     pub(crate) fn best(&self) -> Result<Schedule, PlanError> {
-        let even = self.shaped(&Ramp::EVEN)?;
+        let even = self.even()?;
         let mut tried = vec![self.in_best_order(&even, QUICK_EVALUATIONS)?];
         let mut assignments = vec![even];
         for ramp in Ramp::candidates(&self.scheduler.settings, self.batch.len()) {
@@ -124,6 +125,15 @@ impl Search<'_> {
         (self.effort.of(ORDER_ACTIONS) / self.scheduler.num_actions()).clamp(16, 8_192)
     }
 
+    /// Even buckets. Where the cap on tokens alone cannot be kept, that is the answer; beside shares of memory, which
+    /// speak too cautiously, it may be theirs.
+    fn even(&self) -> Result<Assignment, PlanError> {
+        self.shaped(&Ramp::EVEN).map_err(|error| match self.shares {
+            None => tokens::of_step(self.step, error),
+            Some(_) => error,
+        })
+    }
+
     /// Buckets of the shape `ramp`, balanced.
     fn shaped(&self, ramp: &Ramp) -> Result<Assignment, PlanError> {
         let (settings, costs) = (&self.scheduler.settings, &self.costs.costs);
@@ -133,6 +143,7 @@ impl Search<'_> {
         let limits = Limits::new(num_samples, num_buckets);
         let limits = Limits {
             bucket_bytes_max: self.shares.map(|_| SHARE_ONE),
+            bucket_tokens_max: self.scheduler.bucket_tokens_max,
             seed: self.seed(),
             max_moves: if *ramp == Ramp::EVEN { limits.max_moves } else { limits.max_moves / RAMP_SHARE },
             ..limits

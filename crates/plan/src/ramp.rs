@@ -67,8 +67,8 @@ impl Ramp {
             for _ in 0..settings.layout.llm.dp {
                 costs.encoder_ns.push((missing * encoder_ns) as u64);
                 costs.llm_ns.push((missing * llm_ns) as u64);
-                if let Some(bytes) = &mut costs.bytes {
-                    bytes.push(0);
+                for sizes in [&mut costs.bytes, &mut costs.tokens].into_iter().flatten() {
+                    sizes.push(0);
                 }
             }
         }

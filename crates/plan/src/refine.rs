@@ -45,6 +45,8 @@ struct Places<'a> {
     load_ns: Vec<[u64; 2]>,
     /// Share of each bucket's memory that is taken.
     held: Vec<u64>,
+    /// LLM tokens of each bucket; all 0 without a cap on them.
+    tokens: Vec<u64>,
     squares: u128,
     simulator: Simulator,
 }
@@ -61,17 +63,19 @@ impl<'a> Places<'a> {
         let settings = &scheduler.settings;
         let num_buckets = settings.num_buckets() as usize;
         let mut members = vec![Vec::new(); settings.num_microbatches as usize];
-        let (mut load_ns, mut held) = (vec![[0, 0]; num_buckets], vec![0; num_buckets]);
+        let mut load_ns = vec![[0, 0]; num_buckets];
+        let (mut held, mut tokens) = (vec![0; num_buckets], vec![0; num_buckets]);
         for (position, &at) in bucket.iter().enumerate() {
             members[(at / settings.layout.llm.dp) as usize].push(position);
             let load: &mut [u64; 2] = &mut load_ns[at as usize];
             *load = add(*load, cost(costs, position));
             held[at as usize] += shares.map_or(0, |shares| shares[position]);
+            tokens[at as usize] += tokens_of(costs, position);
         }
         let squares = load_ns.iter().map(|&load| square(load)).sum();
         let columns: Vec<Column> = members.iter().map(|members| search.column_of(&bucket, members)).collect();
         let simulator = Simulator::new(&predict::assemble(scheduler, &columns, search.order).input)?;
-        Ok(Self { search, bucket, members, columns, load_ns, held, squares, simulator })
+        Ok(Self { search, bucket, members, columns, load_ns, held, tokens, squares, simulator })
     }
 
     fn judgement(&mut self) -> Judgement {
@@ -117,13 +121,16 @@ impl<'a> Places<'a> {
         }
         self.members[(to / replicas) as usize].push(position);
         let share = self.search.shares.map_or(0, |shares| shares[position]);
+        let tokens = tokens_of(self.search.costs, position);
         let cost = cost(self.search.costs, position);
         for (bucket, is_in) in [(from as usize, false), (to as usize, true)] {
             let load = self.load_ns[bucket];
             let after = if is_in { add(load, cost) } else { [load[0] - cost[0], load[1] - cost[1]] };
             self.squares = self.squares - square(load) + square(after);
             self.load_ns[bucket] = after;
-            self.held[bucket] = if is_in { self.held[bucket] + share } else { self.held[bucket] - share };
+            for (held, size) in [(&mut self.held[bucket], share), (&mut self.tokens[bucket], tokens)] {
+                *held = if is_in { *held + size } else { *held - size };
+            }
         }
         from
     }
@@ -140,14 +147,21 @@ impl<'a> Places<'a> {
         self.simulator.set_microbatch(at, self.search.scheduler.settings.layout, &with);
     }
 
-    /// Whether no place holds more than its share of the memory.
+    /// Whether no place holds more than its share of the memory, or more tokens than the cap.
     fn is_within(&self) -> bool {
-        self.search.shares.is_none() || self.held.iter().all(|&share| share <= SHARE_ONE)
+        let within = |held: &[u64], cap: Option<u64>| cap.is_none_or(|cap| held.iter().all(|&h| h <= cap));
+        within(&self.held, self.search.shares.map(|_| SHARE_ONE))
+            && within(&self.tokens, self.search.scheduler.bucket_tokens_max)
     }
 }
 
 fn cost(costs: &BatchCosts, position: usize) -> [u64; 2] {
     [costs.costs.encoder_ns[position], costs.costs.llm_ns[position]]
+}
+
+/// LLM tokens of a sample; 0 without a cap on them.
+fn tokens_of(costs: &BatchCosts, position: usize) -> u64 {
+    costs.costs.tokens.as_ref().map_or(0, |tokens| tokens[position])
 }
 
 fn add(a: [u64; 2], b: [u64; 2]) -> [u64; 2] {
@@ -163,8 +177,8 @@ impl Search<'_> {
     /// `bucket`.
     ///
     /// A move takes a random sample to a random place, or exchanges two samples; it is kept if the step is no
-    /// longer, and if no place holds more than its share of the memory, where the search has shares. Equal steps
-    /// are kept too, so that the search walks along plateaus; after many failures it goes on from near the
+    /// longer, and if no place holds more than its share of the memory, where the search has shares, or more tokens than
+    /// the cap. Equal steps are kept too, so that the search walks along plateaus; after many failures it goes on from near the
     /// best.
     pub(crate) fn refine(&self, bucket: Vec<u32>) -> Result<Vec<u32>, PlanError> {
         let num_buckets = self.scheduler.settings.num_buckets();

@@ -10,6 +10,7 @@ use crate::outcome::{Outcome, StopReason, group};
 use crate::settings::StepSettings;
 use crate::space::{Candidate, space};
 use crate::step::StepScheduler;
+use crate::tokens::check_samples;
 use dflop_cost::{Basis, CostModel};
 use dflop_types::{
     Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
@@ -37,6 +38,8 @@ pub struct SearchInput<'a> {
     pub num_microbatches: Option<u32>,
     /// What becomes of giants.
     pub giants: GiantRule,
+    /// The most LLM tokens of a bucket (microbatch x LLM replica); `None`: no cap.
+    pub bucket_tokens_max: Option<u64>,
     /// Order of actions.
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
@@ -57,6 +60,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("global_batch_size", &self.global_batch_size)
             .field("num_microbatches", &self.num_microbatches)
             .field("giants", &self.giants)
+            .field("bucket_tokens_max", &self.bucket_tokens_max)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
             .field("seed", &self.seed)
@@ -87,7 +91,8 @@ impl Contender {
 /// *Complexity*: candidates x sampled batches x one [`StepScheduler::schedule`], at most 2,000 candidates.
 ///
 /// # Errors
-/// [`PlanError::TooFewRanks`], [`PlanError::NoSamples`], [`PlanError::Zero`], [`PlanError::Cost`];
+/// [`PlanError::TooFewRanks`], [`PlanError::NoSamples`], [`PlanError::Zero`], [`PlanError::Cost`],
+/// [`PlanError::SampleOverTokens`];
 /// [`PlanError::Balance`] and [`PlanError::Sim`] where times overflow. No plan that fits is no error.
 pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let num_ranks = input.cluster.num_ranks;
@@ -102,6 +107,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
             return Err(PlanError::Zero { field });
         }
     }
+    check_samples(&input.shapes, input.bucket_tokens_max)?;
     let model = Arc::new(CostModel::new(input.model_profile)?);
     let batches = sampled_batches(input)?;
     let space = space(num_ranks, model.num_llm_layers(), input.global_batch_size, input.num_microbatches);
@@ -197,9 +203,11 @@ fn contenders(
             pipeline_order: input.order,
             memory_budget_bytes: input.cluster.memory_budget_bytes,
         };
-        let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
+        let mut scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
             .with_ranks_per_node(input.cluster.ranks_per_node)
             .with_giants(input.giants);
+        // Not by its builder, which looks at every sample of the data each time.
+        scheduler.bucket_tokens_max = input.bucket_tokens_max;
         if let Some(rejection) = feasible::rejection(&scheduler, &heaviest) {
             rejections.push(rejection);
             continue;

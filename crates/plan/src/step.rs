@@ -35,6 +35,8 @@ pub struct StepScheduler {
     pub(crate) ranks_per_node: Option<u32>,
     /// Whether samples that fit a rank alone, but not beside others, are an error.
     pub(crate) refuses_giants: bool,
+    /// The most LLM tokens of a bucket; `None`: no cap.
+    pub(crate) bucket_tokens_max: Option<u64>,
     seed: u64,
 }
 
@@ -68,7 +70,16 @@ impl StepScheduler {
     ) -> Result<Self, PlanError> {
         let (model, shapes) = (model.into(), shapes.into());
         let stages = settings.stages(&model)?;
-        Ok(Self { settings, model, shapes, stages, ranks_per_node: None, refuses_giants: false, seed })
+        Ok(Self {
+            settings,
+            model,
+            shapes,
+            stages,
+            ranks_per_node: None,
+            refuses_giants: false,
+            bucket_tokens_max: None,
+            seed,
+        })
     }
 
     /// A scheduler for the best plan of `plan`, under the memory budget of the cluster: a plan does not carry one.
@@ -111,8 +122,8 @@ impl StepScheduler {
     ///
     /// # Errors
     /// [`PlanError::UnknownSample`]; under a memory budget [`PlanError::SampleTooLarge`] and
-    /// [`PlanError::Memory`] where no schedule that fits was found; [`PlanError::Balance`] and
-    /// [`PlanError::Sim`] where times overflow.
+    /// [`PlanError::Memory`] where no schedule that fits was found, likewise [`PlanError::Tokens`] under a cap on tokens;
+    /// [`PlanError::Balance`] and [`PlanError::Sim`] where times overflow.
     pub fn schedule(&self, step: u64, batch: &[SampleIndex], arm: Arm) -> Result<Schedule, PlanError> {
         self.schedule_until(step, batch, arm, &|| false)
     }
@@ -376,7 +387,7 @@ impl StepScheduler {
             .map(|(&s, &sample_ns)| self.part_costs(self.shape(s), sample_ns, typical))
             .collect();
         let scaled = encoder_ns.iter().map(|&ns| ns.saturating_mul(llm_dp) / encoder_dp).collect();
-        let costs = Costs { encoder_ns: scaled, llm_ns, ..Costs::default() };
+        let costs = Costs { encoder_ns: scaled, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
         Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
     }
 

@@ -23,6 +23,7 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         global_batch_size: 32,
         num_microbatches: None,
         giants: GiantRule::default(),
+        bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
         num_sampled_batches: 4,
         seed: 11,

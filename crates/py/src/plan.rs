@@ -265,7 +265,7 @@ impl StepScheduler {
     #[new]
     #[pyo3(signature = (
         plan_path, data_profile_path, model_profile_path, seed, memory_budget_bytes = None, ranks_per_node = None,
-        schedule_seconds_max = 10.0, giants = "alone"
+        schedule_seconds_max = 10.0, *, giants = "alone", bucket_tokens_max = None
     ))]
     // Arguments of Python, which names them.
     #[allow(clippy::too_many_arguments)]
@@ -278,6 +278,7 @@ impl StepScheduler {
         ranks_per_node: Option<u32>,
         schedule_seconds_max: f64,
         giants: &str,
+        bucket_tokens_max: Option<u64>,
     ) -> PyResult<Self> {
         let policy = giants
             .parse()
@@ -285,9 +286,10 @@ impl StepScheduler {
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data = dflop_data::table::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;
-        let scheduler =
-            Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed).map_err(map(Kind::Plan))?;
-        let scheduler = scheduler.with_giants(GiantRule { policy, ..GiantRule::default() });
+        let scheduler = Scheduler::of_plan(&plan, &data, &model, memory_budget_bytes, seed)
+            .and_then(|scheduler| scheduler.with_bucket_tokens_max(bucket_tokens_max))
+            .map_err(map(Kind::Plan))?
+            .with_giants(GiantRule { policy, ..GiantRule::default() });
         let scheduler = Arc::new(match ranks_per_node {
             Some(ranks_per_node) => scheduler.with_ranks_per_node(ranks_per_node),
             None => scheduler,
@@ -366,11 +368,11 @@ impl StepScheduler {
         schedule: &Schedule,
         spans: Vec<(u32, String, u64, u64)>,
         makespan_ns: u64,
-    ) -> PyResult<(u64, u64, u64)> {
+    ) -> PyResult<(u64, u64, u64, u64)> {
         let spans = self::spans(spans)?;
         let idle =
             self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
-        Ok((idle.ramp, idle.imbalance, idle.transfer))
+        Ok((idle.ramp, idle.imbalance, idle.transfer, idle.data_wait))
     }
 
     #[pyo3(signature = (schedule, spans, tail_ns = None))]

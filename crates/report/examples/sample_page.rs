@@ -153,6 +153,7 @@ fn steps(dice: &mut Dice) -> Vec<StepView> {
                 arm: arm.to_owned(),
                 predicted: Some(predicted),
                 measured: Some(walk(&noisy, 0.3)),
+                data_wait_ns: 0,
             });
         }
     }

@@ -91,6 +91,9 @@ pub struct StepView {
     pub predicted: Option<Timeline>,
     /// What was measured.
     pub measured: Option<Timeline>,
+    /// Until the last rank had its samples, before the clock of the measured step started, in nanoseconds; no part of
+    /// its makespan.
+    pub data_wait_ns: u64,
 }
 
 /// Blind against aware steps over the same global batches.

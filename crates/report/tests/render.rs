@@ -109,6 +109,7 @@ fn small() -> Report {
         arm: arm.to_owned(),
         predicted: Some(timeline(predicted)),
         measured: Some(timeline(measured)),
+        data_wait_ns: 0,
     };
     let point = |size, forward_ns| MeasuredPoint {
         size,
@@ -270,6 +271,23 @@ fn data_wait_is_shown_where_there_is_some() {
     assert!(page.contains("swatch W") && page.contains("backward, weights"));
 }
 
+/// What ranks waited for samples before the step is drawn as data wait, and is no part of the step's idle time.
+#[test]
+fn data_wait_before_a_step_is_beside_its_idle_time() {
+    // 22 of 2 x 35 ms idle: 31.4 % of the step, with or without 7 ms (20 % of it) before the step.
+    let step = StepView {
+        step: 1,
+        arm: "aware".to_owned(),
+        predicted: None,
+        measured: Some(timeline(0)),
+        data_wait_ns: 7_000_000,
+    };
+    let page = shown(&Report { steps: vec![step], ..Report::default() });
+    check(&page);
+    assert!(page.contains("data wait: 7.00 ms a rank and step, 20.0 % of the step"), "{page}");
+    assert!(page.contains("11.0 (31.4 %)"), "{page}");
+}
+
 /// The first sentence says faster, slower or no difference, as the interval has it.
 #[test]
 fn the_headline_says_no_more_than_the_interval() {
@@ -294,6 +312,7 @@ fn the_median_pair_is_shown() {
         arm: arm.to_owned(),
         predicted: None,
         measured: Some(timeline(late)),
+        data_wait_ns: 0,
     };
     // Ratios 40/35, 55/35, 45/35 for the steps 7, 8, 9: the median is that of step 9.
     let steps = vec![
@@ -361,6 +380,7 @@ fn nothing_took_any_time() {
             arm: arm.to_owned(),
             predicted: Some(timeline.clone()),
             measured: Some(timeline.clone()),
+            data_wait_ns: u64::MAX,
         };
         let report = Report {
             steps: vec![step("blind"), step("aware"), step("")],
@@ -453,6 +473,7 @@ fn any_steps() -> impl Strategy<Value = Vec<StepView>> {
         arm: arm.to_owned(),
         predicted,
         measured,
+        data_wait_ns: 0,
     });
     prop::collection::vec(step, 0..6)
 }

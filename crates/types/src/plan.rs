@@ -104,6 +104,13 @@ pub enum Rejection {
     },
     /// A lower bound on its step is above the best plan found.
     Bound,
+    /// A global batch cannot be put into its buckets within the cap on LLM tokens.
+    BucketTokens {
+        /// Tokens of the fullest bucket at best, the smallest over the candidates counted here.
+        needed_tokens: u64,
+        /// The cap, in LLM tokens.
+        bucket_tokens_max: u64,
+    },
 }
 
 impl fmt::Display for Rejection {
@@ -126,6 +133,10 @@ impl fmt::Display for Rejection {
             Self::TooFewSamples { global_batch_size, buckets } => write!(
                 f,
                 "{buckets} or more microbatches over all replicas, but a global batch of {global_batch_size} samples"
+            ),
+            Self::BucketTokens { needed_tokens, bucket_tokens_max } => write!(
+                f,
+                "too few buckets for a global batch: the fullest needs {needed_tokens} or more LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
             ),
             Self::Bound => f.write_str("cannot beat the best plan: its lower bound on the step is above"),
         }

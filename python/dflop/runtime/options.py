@@ -58,6 +58,8 @@ class Options:
     """The step whose memory is counted, at least 1; none: no step's."""
     memory_budget_bytes: int | None
     """What a rank may use; schedules keep to it. None: not limited."""
+    bucket_tokens_max: int | None
+    """LLM tokens a bucket (microbatch on one LLM replica) may hold; schedules keep to it. None: no limit."""
     profile_device: str | None
     """Name of the device that the model profile was measured on; None: any will do."""
     timeout_s: float
@@ -104,6 +106,7 @@ class Options:
             cache_bytes=int(config["data"]["cache_bytes"]),
             measure_memory_step=request.get("measure_memory_step"),
             memory_budget_bytes=config["cluster"]["memory_budget_bytes"],
+            bucket_tokens_max=train["bucket_tokens_max"],
             profile_device=request.get("profile_device"),
             # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
             timeout_s=float(request.get("timeout_s", 1800.0)),

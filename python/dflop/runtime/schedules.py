@@ -41,6 +41,7 @@ class Schedules:
                 # torchrun numbers ranks node by node.
                 int(os.environ.get("LOCAL_WORLD_SIZE", mesh.num_ranks)),
                 giants=options.giants,
+                bucket_tokens_max=options.bucket_tokens_max,
             )
             if mesh.is_leader
             else None

@@ -255,7 +255,9 @@ class Trainer:
         assert scheduler is not None
         assert journal is not None
         spans, tails, step_ns = align([r.spans for r in reports])
-        ramp, imbalance, transfer = scheduler.idle_by_cause(turn.schedule, spans, step_ns)
+        ramp, imbalance, transfer, late = scheduler.idle_by_cause(turn.schedule, spans, step_ns)
+        # The clock starts when the last rank has its samples: all have waited as long as that one.
+        data_wait_ns = max(r.data_wait_ns for r in reports)
         predicted_ns = turn.schedule.predicted_makespan_ns or scheduler.predict_makespan_ns(turn.schedule)
         # Before this step is learned from: what the steps before it say of it.
         corrected_ns = scheduler.predict_corrected_ns(turn.schedule)
@@ -271,12 +273,17 @@ class Trainer:
             "step_ns": step_ns,
             "predicted_ns": predicted_ns,
             "corrected_ns": corrected_ns,
-            "data_wait_ns": max(r.data_wait_ns for r in reports),
+            "data_wait_ns": data_wait_ns,
             "schedule_wait_ns": turn.schedule_wait_ns,
             "tokens": sum(self._dataset.shape(s)[1] for s in turn.samples),
             "samples": len(turn.samples),
-            "idle_ns": {"ramp": ramp, "imbalance": imbalance, "transfer": transfer},
-            "bubble_ratio": (ramp + imbalance + transfer) / (self._mesh.num_ranks * step_ns),
+            "idle_ns": {
+                "ramp": ramp,
+                "imbalance": imbalance,
+                "transfer": transfer,
+                "data_wait": late + self._mesh.num_ranks * data_wait_ns,
+            },
+            "bubble_ratio": (ramp + imbalance + transfer + late) / (self._mesh.num_ranks * step_ns),
             "boundary": {
                 "messages": num_messages,
                 "feature_tokens": features,
@@ -288,8 +295,8 @@ class Trainer:
             "was_stopped": turn.schedule.was_stopped,
         }
         if metrics["deferred"]:
-            late = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
-            journal.note(f"step {turn.step}: giants trained later than they came (steps): {late}")
+            waited = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
+            journal.note(f"step {turn.step}: giants trained later than they came (steps): {waited}")
         if turn.schedule.giants:
             ids = ", ".join(map(str, turn.schedule.giants))
             journal.note(f"step {turn.step}: the pipeline runs empty around samples too large for it: {ids}")

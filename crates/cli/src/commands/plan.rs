@@ -30,6 +30,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         global_batch_size: config.train.global_batch_size,
         num_microbatches: config.train.num_microbatches,
         giants: config.giants(),
+        bucket_tokens_max: config.train.bucket_tokens_max,
         order: match config.train.pipeline_order.as_str() {
             "gpipe" => PipelineOrder::GPipe,
             "zero-bubble" => PipelineOrder::ZeroBubble,

@@ -36,7 +36,8 @@ pub(super) fn check(
         return Err(Failure::new(format!("`{}` holds no schedule", path.display()), None));
     }
     let budget_bytes = inputs.config.cluster.memory_budget_bytes;
-    let scheduler = StepScheduler::of_plan(plan, data, &inputs.model_profile, budget_bytes, plan.seed)?;
+    let scheduler = StepScheduler::of_plan(plan, data, &inputs.model_profile, budget_bytes, plan.seed)?
+        .with_bucket_tokens_max(inputs.config.train.bucket_tokens_max)?;
     for (index, record) in records.iter().enumerate() {
         is_of(path, record, made_from)?;
         check_schedule(record, data, &scheduler).map_err(|cause| {
@@ -71,6 +72,7 @@ fn check_schedule(
     }
     // First of all: it knows the samples that the others look up.
     scheduler.simulate(&record.schedule).map_err(|error| error.to_string())?;
+    scheduler.check_tokens(&record.schedule).map_err(|error| error.to_string())?;
     let num_parts = |sample: dflop_types::SampleIndex| {
         data.samples.get(sample.index()).map_or(0, |s| s.shape.num_parts())
     };

@@ -163,11 +163,13 @@ impl Found {
         for trace in &self.traces {
             let is_its = |s: &&StepSchedule| s.schedule.step == trace.step && s.arm == trace.arm;
             let Some(schedule) = self.schedules.iter().find(is_its) else { continue };
+            let metrics = self.metrics.iter().find(|m| m.step == trace.step && m.arm == trace.arm);
             views.push(StepView {
                 step: trace.step,
                 arm: trace.arm.clone(),
                 predicted: Some(scheduler.simulate(&schedule.schedule)?),
                 measured: Some(scheduler.measured(&schedule.schedule, &trace.spans(), trace.makespan_ns)?),
+                data_wait_ns: metrics.map_or(0, |m| m.data_wait_ns),
             });
         }
         Ok(views)

@@ -3,36 +3,35 @@
 use super::milliseconds;
 use crate::Failure;
 use crate::args;
-use dflop_schedule::{Costs, Limits};
-use dflop_types::thousands;
+use dflop_schedule::{Assignment, BalanceError, Costs, EXACT_WORK, Limits};
+use dflop_types::{Hint, thousands};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
 pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
-    let text = std::fs::read_to_string(&arguments.costs)
-        .map_err(|e| Failure::new(format!("cannot read `{}`: {e}", arguments.costs.display()), None))?;
-    let costs = parse_costs(&arguments.costs, &text)?;
-    if arguments.bucket_bytes_max.is_some() && costs.bytes.is_none() {
-        return Err(Failure::new(
-            format!(
-                "`--bucket-bytes-max` is given, but `{}` has no column `bytes`",
-                arguments.costs.display()
-            ),
-            Some("add the column, or leave the flag out".to_owned()),
-        ));
-    }
+    let path = arguments.costs.as_path();
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::new(format!("cannot read `{}`: {e}", path.display()), None))?;
+    let table = Table::parse(path, &text)?;
+    let costs = &table.costs;
+    check_sizes(path, "bytes", arguments.bucket_bytes_max, costs.bytes.as_ref())?;
+    check_sizes(path, "tokens", arguments.bucket_tokens_max, costs.tokens.as_ref())?;
     let limits = Limits {
         bucket_bytes_max: arguments.bucket_bytes_max,
+        bucket_tokens_max: arguments.bucket_tokens_max,
         seed: arguments.seed,
+        max_exact_work: if arguments.exact { EXACT_WORK } else { 0 },
         ..Limits::patient(costs.llm_ns.len(), arguments.buckets)
     };
     let start = Instant::now();
-    let assignment = dflop_schedule::schedule(&costs, &limits)?;
+    let assignment = dflop_schedule::schedule(costs, &limits).map_err(|error| table.failure(path, &error))?;
     let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let held = |sizes: &Option<Vec<u64>>| sizes.as_ref().map(|sizes| sums(sizes, &assignment));
+    let (bytes, tokens) = (held(&costs.bytes), held(&costs.tokens));
     if arguments.json {
-        let answer = json!({
+        let mut answer = json!({
             "assignment": assignment.bucket,
             "encoder_load_ns": assignment.encoder_load_ns,
             "llm_load_ns": assignment.llm_load_ns,
@@ -42,86 +41,166 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
             "proven_optimal": assignment.proven_optimal,
             "elapsed_us": elapsed_us,
         });
+        for (field, held) in [("bucket_bytes", bytes), ("bucket_tokens", tokens)] {
+            if let Some(held) = held {
+                answer[field] = held.into();
+            }
+        }
         println!("{answer}");
         return Ok(());
     }
+    let proof = match (assignment.proven_optimal, arguments.exact) {
+        (true, _) => " (proven optimal)",
+        (false, true) => " (not proven optimal)",
+        (false, false) => "",
+    };
     println!(
-        "{} samples in {} buckets: largest load {}, {:.4} % over the lower bound{}; {} us",
+        "{} samples in {} buckets: largest load {}, {:.4} % over the lower bound{proof}; {} us",
         thousands(assignment.bucket.len() as u64),
         thousands(u64::from(arguments.buckets)),
         milliseconds(assignment.max_load_ns),
         assignment.gap() * 100.0,
-        if assignment.proven_optimal { " (proven optimal)" } else { "" },
         thousands(elapsed_us)
     );
-    let mut table = format!("{:>8} {:>8} {:>14} {:>14}\n", "bucket", "samples", "encoder", "llm");
-    for bucket in 0..assignment.encoder_load_ns.len() {
-        let count = assignment.bucket.iter().filter(|&&b| b as usize == bucket).count();
-        let _ = writeln!(
-            table,
-            "{bucket:>8} {count:>8} {:>14} {:>14}",
+    print!("{}", buckets_as_table(&assignment, &[("bytes", bytes), ("tokens", tokens)]));
+    Ok(())
+}
+
+/// A line a bucket; of `held`, the columns that there are.
+fn buckets_as_table(assignment: &Assignment, held: &[(&str, Option<Vec<u64>>)]) -> String {
+    let held: Vec<(&str, &Vec<u64>)> =
+        held.iter().filter_map(|(name, held)| held.as_ref().map(|held| (*name, held))).collect();
+    let mut text = format!("{:>8} {:>8} {:>14} {:>14}", "bucket", "samples", "encoder", "llm");
+    for (name, _) in &held {
+        let _ = write!(text, " {name:>16}");
+    }
+    let counts = sums(&vec![1; assignment.bucket.len()], assignment);
+    for (bucket, count) in counts.into_iter().enumerate() {
+        let _ = write!(
+            text,
+            "\n{bucket:>8} {count:>8} {:>14} {:>14}",
             milliseconds(assignment.encoder_load_ns[bucket]),
             milliseconds(assignment.llm_load_ns[bucket])
         );
+        for (_, held) in &held {
+            let _ = write!(text, " {:>16}", thousands(held[bucket]));
+        }
     }
-    print!("{table}");
-    Ok(())
+    text.push('\n');
+    text
+}
+
+/// What each bucket holds of `sizes`.
+fn sums(sizes: &[u64], assignment: &Assignment) -> Vec<u64> {
+    let mut held = vec![0; assignment.llm_load_ns.len()];
+    for (&bucket, &size) in assignment.bucket.iter().zip(sizes) {
+        held[bucket as usize] += size;
+    }
+    held
+}
+
+/// Nothing if there is no cap, or the file has the column that it needs.
+fn check_sizes(path: &Path, unit: &str, cap: Option<u64>, sizes: Option<&Vec<u64>>) -> Result<(), Failure> {
+    if cap.is_none() || sizes.is_some() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        format!("`--bucket-{unit}-max` is given, but `{}` has no column `{unit}`", path.display()),
+        Some("add the column, or leave the flag out".to_owned()),
+    ))
 }
 
 /// Bad cells shown; the number of all of them stands above.
 const SHOWN: usize = 10;
 
-/// The costs of a CSV with a header; every bad row is listed.
-fn parse_costs(path: &Path, text: &str) -> Result<Costs, Failure> {
-    let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let header = lines.next().map_or("", |(_, line)| line.trim_start_matches('\u{feff}'));
-    let columns: Vec<&str> = header.split(',').map(str::trim).collect();
-    let position = |name: &str| columns.iter().position(|column| *column == name);
-    let (Some(encoder), Some(llm)) = (position("encoder_ns"), position("llm_ns")) else {
-        return Err(Failure::new(
-            format!(
-                "`{}` has the header `{header}`, expected the columns encoder_ns,llm_ns[,bytes]",
-                path.display()
-            ),
-            None,
-        ));
-    };
-    let bytes = position("bytes");
-    let mut costs = Costs { bytes: bytes.map(|_| Vec::new()), ..Costs::default() };
-    let mut problems = Vec::new();
-    for (index, line) in lines {
-        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-        if cells.len() > columns.len() {
-            problems.push(format!(
-                "line {}: {} cells, the header has {}",
-                index + 1,
-                cells.len(),
-                columns.len()
+/// The file of costs, and where each sample stands in it.
+struct Table {
+    costs: Costs,
+    /// Line of each sample, from 1.
+    lines: Vec<usize>,
+}
+
+impl Table {
+    /// The costs of a CSV with a header; every bad row is listed.
+    fn parse(path: &Path, text: &str) -> Result<Self, Failure> {
+        let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let header = lines.next().map_or("", |(_, line)| line.trim_start_matches('\u{feff}'));
+        let columns: Vec<&str> = header.split(',').map(str::trim).collect();
+        let position = |name: &str| columns.iter().position(|column| *column == name);
+        let (Some(encoder), Some(llm)) = (position("encoder_ns"), position("llm_ns")) else {
+            return Err(Failure::new(
+                format!(
+                    "`{}` has the header `{header}`, expected the columns encoder_ns,llm_ns[,bytes][,tokens]",
+                    path.display()
+                ),
+                None,
             ));
-        }
-        let mut cell = |name: &str, column: usize| match cells.get(column).map(|cell| cell.parse::<u64>()) {
-            Some(Ok(value)) => value,
-            found => {
-                let shown = found.map_or_else(|| "missing".to_owned(), |_| format!("`{}`", cells[column]));
-                problems.push(format!("line {}: {name}: {shown}, must be an integer from 0", index + 1));
-                0
-            }
         };
-        costs.encoder_ns.push(cell("encoder_ns", encoder));
-        costs.llm_ns.push(cell("llm_ns", llm));
-        if let (Some(column), Some(list)) = (bytes, &mut costs.bytes) {
-            list.push(cell("bytes", column));
+        let (bytes, tokens) = (position("bytes"), position("tokens"));
+        let column = |position: Option<usize>| position.map(|_| Vec::new());
+        let mut costs = Costs { bytes: column(bytes), tokens: column(tokens), ..Costs::default() };
+        let mut numbers = Vec::new();
+        let mut problems = Vec::new();
+        for (index, line) in lines {
+            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+            if cells.len() > columns.len() {
+                problems.push(format!(
+                    "line {}: {} cells, the header has {}",
+                    index + 1,
+                    cells.len(),
+                    columns.len()
+                ));
+            }
+            let mut cell = |name: &str, column: usize| match cells.get(column).map(|cell| cell.parse::<u64>())
+            {
+                Some(Ok(value)) => value,
+                found => {
+                    let shown =
+                        found.map_or_else(|| "missing".to_owned(), |_| format!("`{}`", cells[column]));
+                    problems.push(format!("line {}: {name}: {shown}, must be an integer from 0", index + 1));
+                    0
+                }
+            };
+            numbers.push(index + 1);
+            costs.encoder_ns.push(cell("encoder_ns", encoder));
+            costs.llm_ns.push(cell("llm_ns", llm));
+            for (name, position, sizes) in
+                [("bytes", bytes, &mut costs.bytes), ("tokens", tokens, &mut costs.tokens)]
+            {
+                if let (Some(position), Some(sizes)) = (position, sizes) {
+                    sizes.push(cell(name, position));
+                }
+            }
+        }
+        if problems.is_empty() {
+            return Ok(Self { costs, lines: numbers });
+        }
+        let mut message = format!("`{}` has {} bad cells", path.display(), problems.len());
+        for problem in problems.iter().take(SHOWN) {
+            let _ = write!(message, "\n  {problem}");
+        }
+        if problems.len() > SHOWN {
+            let _ = write!(message, "\n  and {} more", problems.len() - SHOWN);
+        }
+        Err(Failure::new(message, None))
+    }
+
+    /// The scheduler's error in the words of the command line: a line of the file, and a flag to mend it with.
+    fn failure(&self, path: &Path, error: &BalanceError) -> Failure {
+        match error {
+            BalanceError::SampleOverCap { sample, unit, size, cap } => Failure::answer(
+                format!(
+                    "`{}` line {}: sample {sample} has {size} {unit}, `--bucket-{unit}-max` is {cap}",
+                    path.display(),
+                    self.lines[*sample]
+                ),
+                Some(format!("pass `--bucket-{unit}-max {size}` or more, or split or leave out this sample")),
+            ),
+            BalanceError::CapsInfeasible { unit, .. } | BalanceError::NoPacking { unit, .. } => {
+                let hint = format!("raise `--buckets` or `--bucket-{unit}-max`, or give fewer samples");
+                Failure::answer(error.to_string(), Some(hint))
+            }
+            _ => Failure::new(error.to_string(), error.hint()),
         }
     }
-    if problems.is_empty() {
-        return Ok(costs);
-    }
-    let mut message = format!("`{}` has {} bad cells", path.display(), problems.len());
-    for problem in problems.iter().take(SHOWN) {
-        let _ = write!(message, "\n  {problem}");
-    }
-    if problems.len() > SHOWN {
-        let _ = write!(message, "\n  and {} more", problems.len() - SHOWN);
-    }
-    Err(Failure::new(message, None))
 }

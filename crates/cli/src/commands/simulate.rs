@@ -110,14 +110,18 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         seed,
     )?
     .with_giants(inputs.config.giants());
+    // Arrival order knows no cap: its times are shown without it, and how often it passes it is said.
+    let bucket_tokens_max = inputs.config.train.bucket_tokens_max;
+    let (scheduler, uncapped) = (scheduler.clone().with_bucket_tokens_max(bucket_tokens_max)?, scheduler);
     let batches = inputs.batches(&plan)?;
     let mut steps = Vec::new();
     let (mut num_predictions, mut num_extrapolated, mut num_assumed) = (0, 0, 0);
-    let mut is_reduction_measured = true;
+    let (mut is_reduction_measured, mut num_over) = (true, 0);
     for step in 0..u64::from(arguments.steps) {
         let batch = batches.batch(step);
-        let mut timeline = |arm| -> Result<Timeline, Failure> {
-            let schedule = scheduler.schedule(step, &batch, arm)?;
+        let mut timeline = |of: &StepScheduler, arm| -> Result<Timeline, Failure> {
+            let schedule = of.schedule(step, &batch, arm)?;
+            num_over += u64::from(scheduler.check_tokens(&schedule).is_err());
             let coverage = scheduler.coverage(&schedule)?;
             num_predictions += coverage.num_predictions;
             num_extrapolated += coverage.num_extrapolated;
@@ -125,8 +129,8 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
             is_reduction_measured &= coverage.is_reduction_measured;
             Ok(scheduler.simulate(&schedule)?)
         };
-        let blind = timeline(Arm::BLIND)?;
-        steps.push((blind, timeline(Arm::AWARE)?));
+        let blind = timeline(&uncapped, Arm::BLIND)?;
+        steps.push((blind, timeline(&scheduler, Arm::AWARE)?));
     }
     if let Some(path) = &arguments.trace {
         let named: Vec<(String, &Timeline)> = steps
@@ -155,7 +159,8 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
             "{}",
             json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns,
                    "num_predictions": num_predictions, "num_extrapolated": num_extrapolated,
-                   "num_assumed": num_assumed, "is_reduction_measured": is_reduction_measured})
+                   "num_assumed": num_assumed, "is_reduction_measured": is_reduction_measured,
+                   "bucket_tokens_max": bucket_tokens_max, "num_blind_over_tokens": num_over})
         );
         return Ok(());
     }
@@ -182,6 +187,21 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         aware_idle * 100.0,
         if inputs.model_profile.is_estimated { "estimated, not measured" } else { "measured" }
     );
+    print_notes(num_predictions, num_extrapolated, num_assumed);
+    if let Some(cap) = bucket_tokens_max.filter(|_| num_over > 0) {
+        println!(
+            "note: arrival order passes `bucket_tokens_max` {cap} in {num_over} of {} steps; its times are without the cap",
+            steps.len()
+        );
+    }
+    if !is_reduction_measured {
+        println!("note: the reduction of the gradients was not measured as it is: its time is assumed");
+    }
+    Ok(())
+}
+
+/// Says how many of the predictions stand on less than measurements.
+fn print_notes(num_predictions: u64, num_extrapolated: u64, num_assumed: u64) {
     for (count, what) in [
         (num_extrapolated, "lie outside the measured range"),
         (num_assumed, "hold transfers that were not measured"),
@@ -190,10 +210,6 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
             println!("note: {count} of {num_predictions} predictions {what}");
         }
     }
-    if !is_reduction_measured {
-        println!("note: the reduction of the gradients was not measured as it is: its time is assumed");
-    }
-    Ok(())
 }
 
 /// Writes a trace for ui.perfetto.dev.

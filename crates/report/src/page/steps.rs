@@ -194,25 +194,33 @@ fn summary_of(steps: &[&StepView]) -> Markup {
 /// Mean idle time a rank and step, in milliseconds, by cause, with the share of the makespan.
 struct MeanIdle {
     causes: [(f64, f64); 4],
+    /// Within the makespan, over all causes: without the wait for data before it.
+    within: (f64, f64),
     num_steps: u64,
 }
 
-fn mean_idle<'a>(timelines: impl Iterator<Item = &'a Timeline>) -> Option<MeanIdle> {
+/// The mean over steps, each with what its ranks waited for data before it, in nanoseconds.
+fn mean_idle<'a>(steps: impl Iterator<Item = (&'a Timeline, u64)>) -> Option<MeanIdle> {
     let mut causes = [(0.0, 0.0); 4];
+    let mut within = (0.0, 0.0);
     let mut num_steps = 0u64;
-    for timeline in timelines.filter(|t| t.num_ranks > 0) {
+    for (timeline, data_wait_ns) in steps.filter(|(t, _)| t.num_ranks > 0) {
         num_steps += 1;
         let ranks = f64::from(timeline.num_ranks);
+        let add = |sum: &mut (f64, f64), ns: f64| {
+            sum.0 += ns / 1e6;
+            sum.1 += if timeline.makespan_ns == 0 { 0.0 } else { ns / timeline.makespan_ns as f64 };
+        };
         let idle = timeline.idle_ns;
         for (sum, ns) in causes.iter_mut().zip([idle.ramp, idle.imbalance, idle.transfer, idle.data_wait]) {
-            let a_rank = ns as f64 / ranks;
-            sum.0 += a_rank / 1e6;
-            sum.1 += if timeline.makespan_ns == 0 { 0.0 } else { a_rank / timeline.makespan_ns as f64 };
+            add(sum, ns as f64 / ranks);
+            add(&mut within, ns as f64 / ranks);
         }
+        add(&mut causes[3], data_wait_ns as f64);
     }
     let number = num_steps as f64;
-    (num_steps > 0)
-        .then(|| MeanIdle { causes: causes.map(|(ms, share)| (ms / number, share / number)), num_steps })
+    let mean = |(ms, share): (f64, f64)| (ms / number, share / number);
+    (num_steps > 0).then(|| MeanIdle { causes: causes.map(mean), within: mean(within), num_steps })
 }
 
 const CAUSES: [(&str, &str); 4] = [
@@ -233,8 +241,8 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     let mut means = Vec::new();
     for arm in arms {
         let of_arm = || report.steps.iter().filter(|s| s.arm == arm);
-        let measured = mean_idle(of_arm().filter_map(|s| s.measured.as_ref()));
-        let predicted = mean_idle(of_arm().filter_map(|s| s.predicted.as_ref()));
+        let measured = mean_idle(of_arm().filter_map(|s| Some((s.measured.as_ref()?, s.data_wait_ns))));
+        let predicted = mean_idle(of_arm().filter_map(|s| Some((s.predicted.as_ref()?, 0))));
         means.extend(measured.map(|mean| (arm, "measured", mean)));
         means.extend(predicted.map(|mean| (arm, "predicted", mean)));
     }
@@ -262,7 +270,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
                     ),
                 })
                 .collect(),
-            total: format::percent(mean.causes.iter().map(|c| c.1).sum()),
+            total: format::percent(mean.within.1),
         })
         .collect();
     let counted: Vec<String> = means
@@ -276,7 +284,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         .map(|(arm, how, mean)| {
             let mut row = vec![format!("{}, {how}", format::clipped(arm, 40))];
             row.extend(mean.causes.iter().take(causes.len()).map(|&c| cell(c)));
-            row.push(cell(mean.causes.iter().fold((0.0, 0.0), |sum, c| (sum.0 + c.0, sum.1 + c.1))));
+            row.push(cell(mean.within));
             row
         })
         .collect();
@@ -290,7 +298,8 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
             em { "Imbalance" } " is what uneven microbatches and stages add: what scheduling can take away. "
             em { "Transfer" } " is waiting for data under way."
             @if has_data_wait {
-                " " em { "Data wait" } " is waiting for the samples of the step."
+                " " em { "Data wait" } " is waiting for the samples of the step: where it was measured, before the step's clock starts, "
+                "so that it comes beside the step's time and is not in the last column."
             }
         }
         div class="row lean" {

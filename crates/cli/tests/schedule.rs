@@ -1,0 +1,121 @@
+//! What people see of `dflop schedule`: answers, caps and errors of the real binary.
+
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+
+/// A directory with one file of costs in it.
+struct Session(tempfile::TempDir);
+
+impl Session {
+    fn new(costs: &str) -> Self {
+        let session = Self(tempfile::tempdir().unwrap());
+        session.write("costs.csv", costs);
+        session
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.path().join(name), text).unwrap();
+    }
+
+    /// The command on `costs.csv`, with further arguments.
+    fn command(&self, further: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dflop"));
+        command.args(["schedule", "--costs", "costs.csv"]).args(further);
+        command.current_dir(self.0.path()).env("COLUMNS", "100");
+        command
+    }
+
+    /// Status, stdout and stderr, as a person sees them.
+    fn said(&self, further: &[&str]) -> String {
+        let output = self.command(further).output().unwrap();
+        format!(
+            "$ dflop schedule --costs costs.csv {}\nstatus: {}\n--- stdout\n{}--- stderr\n{}",
+            further.join(" "),
+            output.status.code().unwrap_or(-1),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    }
+
+    /// The answer in JSON, without the time it took.
+    fn answer(&self, further: &[&str]) -> serde_json::Value {
+        let output = self.command(&[&["--json"], further].concat()).output().unwrap();
+        let mut answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        answer["elapsed_us"] = 0.into();
+        answer
+    }
+}
+
+/// The snapshot with the times it took masked.
+fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({
+        filters => vec![
+            (r"\d[\d,]*(\.\d+)? (s|ms|us)\b", "[TIME]"),
+            (r#""elapsed_us":\d+"#, "\"elapsed_us\":[N]"),
+        ],
+        omit_expression => true,
+    }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+/// Costs of both components drawn evenly from 1 to 17.8 ms.
+fn drawn(num_samples: usize) -> String {
+    let (mut text, mut state) = ("encoder_ns,llm_ns\n".to_owned(), 5_u64);
+    for _ in 0..num_samples {
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            1_000_000 + (state >> 40)
+        };
+        let _ = writeln!(text, "{},{}", draw(), draw());
+    }
+    text
+}
+
+#[test]
+fn balanced() {
+    let session = Session::new("encoder_ns,llm_ns\n3,4\n0,5\n7,1\n2,2\n");
+    snapshot("balanced", &session.said(&["--buckets", "2"]));
+}
+
+#[test]
+fn bad_costs() {
+    let session = Session::new("encoder_ns,llm_ns\n1,2,3\n-1,4\n5\n");
+    snapshot("bad_costs", &session.said(&["--buckets", "2"]));
+}
+
+/// A cap on tokens: kept, passed by one sample, certainly too tight for all, without the column, and 0.
+#[test]
+fn within_tokens() {
+    // The sample without a cost would go beside the first but for the cap: both buckets are full with 6 tokens.
+    let session = Session::new("encoder_ns,llm_ns,tokens\n0,9,6\n0,5,3\n\n0,4,2\n0,0,1\n");
+    let mut text = String::new();
+    for cap in ["6", "5", "0"] {
+        text.push_str(&session.said(&["--buckets", "2", "--exact", "--bucket-tokens-max", cap]));
+        text.push('\n');
+    }
+    text.push_str(&session.said(&["--buckets", "2", "--json", "--bucket-tokens-max", "6"]));
+    // 13 tokens, two buckets of 6; then no column.
+    for costs in ["encoder_ns,llm_ns,tokens\n0,9,6\n0,5,5\n0,4,2\n", "encoder_ns,llm_ns\n3,4\n"] {
+        session.write("costs.csv", costs);
+        text.push('\n');
+        text.push_str(&session.said(&["--buckets", "2", "--bucket-tokens-max", "6"]));
+    }
+    snapshot("within_tokens", &text);
+}
+
+/// What `--exact` is for: 32 samples in 8 buckets keep a gap without it and are proven with it, alike each time.
+#[test]
+fn exact_proves() {
+    let session = Session::new(&drawn(32));
+    let answer = |further: &[&str]| session.answer(&[&["--buckets", "8"], further].concat());
+    let (quick, exact) = (answer(&[]), answer(&["--exact"]));
+    assert_eq!((&quick["proven_optimal"], &exact["proven_optimal"]), (&false.into(), &true.into()));
+    assert!(exact["max_load_ns"].as_u64() <= quick["max_load_ns"].as_u64());
+    assert!(exact["lower_bound_ns"].as_u64() >= quick["lower_bound_ns"].as_u64());
+    assert_eq!(exact, answer(&["--exact"]));
+}
