@@ -70,6 +70,7 @@ def balance(
 
     `exact` adds an exact search where few samples share a bucket, of about a second at most. The caps are
     hard and need the sizes of their unit; ScheduleError where they cannot be kept, or for unsound input.
+    Ctrl-C ends the search: KeyboardInterrupt.
     """
 
 def judge(

@@ -5,7 +5,9 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
+#[cfg(unix)]
+use std::{os::unix::process::ExitStatusExt, thread, time::Duration, time::Instant};
 
 /// A directory with one file of costs in it.
 struct Session(tempfile::TempDir);
@@ -118,4 +120,38 @@ fn exact_proves() {
     assert!(exact["max_load_ns"].as_u64() <= quick["max_load_ns"].as_u64());
     assert!(exact["lower_bound_ns"].as_u64() >= quick["lower_bound_ns"].as_u64());
     assert_eq!(exact, answer(&["--exact"]));
+}
+
+/// Ctrl-C in the middle of a search with `--exact`: it ends at once, by the signal (130 for a shell), and has written
+/// nothing, neither to the file that its output goes to nor beside the costs.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_an_exact_search() {
+    const SIGINT: i32 = 2;
+    // Equal totals: the bound is not met, and all the work is spent, half a second and more.
+    let session = Session::new(&drawn(1_000));
+    let directory = session.0.path();
+    let out = directory.join("out.json");
+    let file = fs::File::create(&out).unwrap();
+    let mut search = session
+        .command(&["--buckets", "64", "--exact", "--json"])
+        .stdout(file)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(100));
+    assert!(search.try_wait().unwrap().is_none(), "the search is too short for this test");
+    let pid = search.id().to_string();
+    let start = Instant::now();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let ended = search.wait_with_output().unwrap();
+    assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+    assert_eq!(ended.status.signal(), Some(SIGINT));
+    assert_eq!((ended.stderr.as_slice(), fs::read(&out).unwrap().as_slice()), (&b""[..], &b""[..]));
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["costs.csv", "out.json"]);
 }

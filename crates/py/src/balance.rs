@@ -2,8 +2,10 @@
 
 use crate::error::{Kind, map, raise};
 use dflop_schedule::baseline::{Baseline, SolverEnd};
-use dflop_schedule::{Assignment, Costs, EXACT_WORK, Limits};
+use dflop_schedule::{Assignment, Costs, EXACT_WORK, Limits, schedule_until};
 use pyo3::prelude::*;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 /// An assignment of samples to buckets; see `_native.pyi`.
 #[pyclass(frozen, module = "dflop")]
@@ -83,8 +85,27 @@ pub(crate) fn balance(
         ..Limits::patient(llm_ns.len(), num_buckets)
     };
     let costs = Costs { encoder_ns, llm_ns, bytes, tokens };
-    py.detach(|| dflop_schedule::schedule(&costs, &limits)).map(Balance).map_err(map(Kind::Schedule))
+    let (found, interrupt) = py.detach(|| {
+        let (interrupt, asked) = (Cell::new(None), Cell::new(Instant::now()));
+        let stop = || {
+            if asked.get().elapsed() < SIGNALS_EVERY {
+                return false;
+            }
+            asked.set(Instant::now());
+            let raised = Python::attach(|py| py.check_signals().err());
+            let is_raised = raised.is_some();
+            // Asked again, it must not forget.
+            interrupt.set(raised.or(interrupt.take()));
+            is_raised
+        };
+        let found = schedule_until(&costs, &limits, &stop);
+        (found, interrupt.take())
+    });
+    interrupt.map_or_else(|| found.map(Balance).map_err(map(Kind::Schedule)), Err)
 }
+
+/// How often a search looks for Ctrl-C: Python's handler runs only where it holds the GIL.
+const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
 /// The judgement of an assignment made elsewhere; see `_native.pyi`.
 #[pyfunction]
