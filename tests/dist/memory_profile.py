@@ -7,6 +7,7 @@ from made_up import made_up_profile
 from piece_bytes import peak_bytes
 
 from dflop.models.adapter import LlmInput
+from dflop.profiling.memory import count_split
 
 CPU = torch.device("cpu")
 
@@ -25,12 +26,24 @@ def llm_input(num_tokens, num_labels, num_features=0, num_segments=4):
     )
 
 
-def _point(size, piece):
+def _split_bytes(forward, module, inputs):
+    """Of I and W."""
+    given = torch.ones_like(forward())
+    backward = lambda result: torch.autograd.backward(result, given)  # noqa: E731
+    split = count_split(forward, backward, module, CPU, lambda _: (*inputs, given))
+    return {
+        "queued_bytes": split.queued_bytes, "input_workspace_bytes": split.input_peak_bytes,
+        "weight_workspace_bytes": split.weight_peak_bytes,
+    }  # fmt: skip
+
+
+def _point(size, piece, split):
     times = {"forward_ns": 50_000 + 1000 * size, "backward_ns": 50_000 + 2000 * size}
     halves = {"input_ns": 30_000 + 1000 * size, "weight_ns": 30_000 + 1000 * size, "spread_ns": 0}
     return {
         "size": size, **times, **halves, "repeats": 1,
         "activation_bytes": piece.kept_bytes, "workspace_bytes": piece.workspace_bytes,
+        "split": split,
     }  # fmt: skip
 
 
@@ -53,14 +66,15 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
     width = adapter.hidden_size
     rest = [p for p in encoder.parameters() if all(p is not q for q in tower.parameters())]
 
-    def over_tiles(forward, parameters, tail=()):
+    def over_tiles(forward, module, parameters):
         points = []
         for n in tiles:
             pixels = torch.randn(n, 3, adapter.image_size, adapter.image_size)
             hidden = tower.embeddings(pixels).detach()
             made = forward(n, pixels, hidden)
-            piece = peak_bytes(made, CPU, parameters, [pixels, hidden, *tail])
-            points.append(_point(n * adapter.encoder_tokens_per_tile, piece))
+            piece = peak_bytes(made, CPU, parameters, [pixels, hidden])
+            split = _split_bytes(made, module, [pixels, hidden])
+            points.append(_point(n * adapter.encoder_tokens_per_tile, piece, split))
         return points
 
     def project(n, pixels, hidden):
@@ -78,13 +92,21 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
     modules = {
         "encoder_embedding": _module(
             1, tower.embeddings,
-            over_tiles(lambda n, p, h: lambda: tower.embeddings(p), tower.embeddings.parameters()),
+            over_tiles(
+                lambda n, p, h: lambda: tower.embeddings(p),
+                tower.embeddings, list(tower.embeddings.parameters()),
+            ),
         ),
         "encoder_layer": _module(
             adapter.num_encoder_layers, first,
-            over_tiles(lambda n, p, h: lambda: first(h.detach().requires_grad_(), None), first.parameters()),
+            over_tiles(
+                lambda n, p, h: lambda: first(h.detach().requires_grad_(), None), first, list(first.parameters()),
+            ),
         ),
-        "projector": _module(1, encoder.model.multi_modal_projector, over_tiles(project, rest)),
+        "projector": _module(
+            1, encoder.model.multi_modal_projector,
+            over_tiles(project, encoder.model.multi_modal_projector, rest),
+        ),
     }  # fmt: skip
     # What the tower holds beside its layers (a last norm that nothing reads) is held all the same.
     held = sum(p.numel() for p in encoder.parameters())
@@ -97,11 +119,9 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
         points = []
         for n in sizes:
             batch, buffer = batch_of(n), input_of(n)
-            piece = peak_bytes(
-                lambda batch=batch, buffer=buffer: stage(batch, buffer.detach().requires_grad_()),
-                CPU, stage.parameters(), [buffer],
-            )  # fmt: skip
-            points.append(_point(n, piece))
+            made = lambda batch=batch, buffer=buffer: stage(batch, buffer.detach().requires_grad_())  # noqa: E731
+            piece = peak_bytes(made, CPU, stage.parameters(), [buffer])
+            points.append(_point(n, piece, _split_bytes(made, stage, [buffer])))
         return points
 
     def hidden_of(n):

@@ -6,7 +6,8 @@ from piece_bytes import peak_bytes
 from torch.utils.checkpoint import checkpoint
 
 from dflop.models.byte_counter import ByteCounter, Phase
-from dflop.profiling.memory import saved_for_backward
+from dflop.models.split_backward import split_backward
+from dflop.profiling.memory import count_split, held_bytes, saved_for_backward
 
 CPU = torch.device("cpu")
 
@@ -77,17 +78,17 @@ def test_a_result_that_nobody_saved_is_the_next_pieces():
     assert peak_bytes(lambda: leaf.detach() * 2.0, CPU, []).kept_bytes == 0
 
 
-@pytest.mark.parametrize("num_layers", [1, 3])
-@pytest.mark.parametrize("is_recomputed", [False, True])
-def test_a_stack_needs_what_its_layers_keep_and_one_workspace(num_layers, is_recomputed):
-    """What the memory model adds up: kept by all layers, the workspace of the last."""
+WIDTH, TOKENS = 64, 96
+
+
+def stack_of(num_layers, is_recomputed):
+    """Layers of a norm and two linear maps, each added to what came in; and what makes a forward of some."""
     torch.manual_seed(0)
-    width, tokens = 64, 96
     build = lambda: torch.nn.Sequential(  # noqa: E731
-        torch.nn.LayerNorm(width),
-        torch.nn.Linear(width, 4 * width),
+        torch.nn.LayerNorm(WIDTH),
+        torch.nn.Linear(WIDTH, 4 * WIDTH),
         torch.nn.GELU(),
-        torch.nn.Linear(4 * width, width),
+        torch.nn.Linear(4 * WIDTH, WIDTH),
     )
     layers = torch.nn.ModuleList(build() for _ in range(num_layers))
 
@@ -99,8 +100,54 @@ def test_a_stack_needs_what_its_layers_keep_and_one_workspace(num_layers, is_rec
 
     def forward(layers):
         # A fresh leaf, held by the graph, as hidden states that have come from another rank.
-        return lambda: run(torch.randn(tokens, width).requires_grad_(), layers)
+        return lambda: run(torch.randn(TOKENS, WIDTH).requires_grad_(), layers)
 
+    return layers, forward
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_what_waits_for_the_weights_by_hand(num_layers, is_recomputed):
+    """Each linear map's input and the gradient of its output, and nothing else; a stack as it is added up."""
+    layers, forward = stack_of(num_layers, is_recomputed)
+    # Gradients are in place, as in training, and what each needs alone is counted.
+    one = peak_bytes(forward(layers[:1]), CPU, layers.parameters())
+    incoming = torch.ones(TOKENS, WIDTH)
+    backward = lambda result: torch.autograd.backward(result, incoming)  # noqa: E731
+    alone = count_split(forward(layers[:1]), backward, layers, CPU, lambda _: [incoming])
+    row_bytes = 4 * TOKENS * WIDTH
+    # In: WIDTH and four times that; of the gradients likewise.
+    assert alone.queued_bytes == (1 + 4 + 4 + 1) * row_bytes
+    # The larger weight's gradient, before it is added.
+    assert alone.weight_peak_bytes == 4 * 4 * WIDTH * WIDTH
+    counter = ByteCounter(CPU)
+    with split_backward(layers) as queue, counter:
+        counter.phase("forward")
+        result_TD = forward(layers)()
+        counter.phase("input")
+        backward(result_TD)
+        counter.phase("rest")
+        del result_TD
+        counter.phase("weight")
+        assert held_bytes(queue.held(), layers.parameters()) == num_layers * alone.queued_bytes
+        queue.flush()
+    _, of_input, rest, of_weight = counter.phases
+    # The incoming gradient waits as well, but was there before.
+    assert rest.end_bytes == num_layers * alone.queued_bytes - row_bytes
+    assert of_weight.peak_bytes == rest.end_bytes + alone.weight_peak_bytes
+    assert of_weight.end_bytes == 0
+    # The first layer, or the last: with its result's gradient beside what the others queued.
+    first = num_layers * one.kept_bytes
+    last = one.kept_bytes + (num_layers - 1) * alone.queued_bytes
+    predicted = max(first, last) + alone.input_peak_bytes + row_bytes
+    assert predicted * 0.9 <= of_input.peak_bytes <= predicted
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_a_stack_needs_what_its_layers_keep_and_one_workspace(num_layers, is_recomputed):
+    """What the memory model adds up: kept by all layers, the workspace of the last."""
+    layers, forward = stack_of(num_layers, is_recomputed)
     one = peak_bytes(forward(layers[:1]), CPU, layers.parameters())
     counter = ByteCounter(CPU)
     with counter:
@@ -108,7 +155,7 @@ def test_a_stack_needs_what_its_layers_keep_and_one_workspace(num_layers, is_rec
         result_TD = forward(layers)()
         counter.phase("backward")
         result_TD.backward(torch.ones_like(result_TD))
-    hidden_bytes = 4 * tokens * width
+    hidden_bytes = 4 * TOKENS * WIDTH
     assert counter.phases[0].end_bytes == num_layers * one.kept_bytes + hidden_bytes
     # Result and its gradient stand beside: those are the border's.
     predicted = num_layers * one.kept_bytes + one.workspace_bytes + 2 * hidden_bytes

@@ -109,9 +109,8 @@ impl Module {
         };
         let any = |of: fn(&MeasuredPoint) -> u64| measured.linear.points.iter().map(of).any(|ns| ns > 0);
         let is_trained = matches!(mode.runs, Runs::Weight | Runs::Whole);
-        let has_backward = mode.runs != Runs::Forward;
         Ok(Self {
-            footprint: Footprint::new(module, measured, has_backward, mode.recompute)?,
+            footprint: Footprint::new(module, measured, mode.runs, mode.recompute)?,
             linear,
             attention,
             // The windows of such a layer are the model's own, whatever the segments.

@@ -146,6 +146,20 @@ fn selective_recomputation_costs_less_time_and_more_memory_than_full() {
     assert_eq!(full[0].activation_bytes, full[0].size * 3_584 * 2);
 }
 
+/// Qwen2 7B: width 3,584, keys and values 512, inner width 18,944; queries, keys and values read one input, gate and
+/// up another.
+#[test]
+fn what_waits_for_the_weights_is_in_closed_form() {
+    let profile = profile("llava-onevision-qwen2-7b", "h100", "bfloat16");
+    for point in &profile.modules["llm_layer"].linear.points {
+        let (inputs, gradients) = (3 * 3_584 + 18_944, 3 * 3_584 + 2 * 512 + 2 * 18_944);
+        let split = point.split.expect("it is estimated");
+        assert_eq!(split.queued_bytes, 2 * point.size * (inputs + gradients));
+        assert!(split.input_workspace_bytes >= 2 * point.size * gradients);
+    }
+    assert!(profile.modules["llm_layer"].attention.points.iter().all(|point| point.split.is_none()));
+}
+
 #[test]
 fn links_across_nodes_are_slower() {
     for hardware in &HARDWARE {

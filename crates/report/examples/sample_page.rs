@@ -277,6 +277,7 @@ fn curve(dice: &mut Dice, sizes: &[u64], fixed_ms: f64, ms_each: f64, ms_square:
                 spread_ns: (forward * 0.04e6) as u64,
                 activation_bytes: size * 5_800,
                 workspace_bytes: size * 900,
+                split: None,
                 repeats: 9,
             }
         })

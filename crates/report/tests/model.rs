@@ -22,6 +22,7 @@ fn point(size: u64) -> MeasuredPoint {
         spread_ns: 155 * size,
         activation_bytes: 64 * size,
         workspace_bytes: 32 * size,
+        split: None,
         repeats: 5,
     }
 }

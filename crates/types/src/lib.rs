@@ -61,7 +61,7 @@ pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
 pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
-    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, Variant,
+    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
 pub use number::{grouped, thousands};
 pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};

@@ -4,6 +4,18 @@ use crate::artifact::{Artifact, MadeFrom};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Bytes of a backward in two parts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitBytes {
+    /// Held from I to W, and nothing else is: of each linear map its input and the gradient of its output, of each
+    /// embedding its ids and that gradient; each storage once.
+    pub queued_bytes: u64,
+    /// Bytes that I of one layer holds for a while beyond what its forward kept, what it queues included.
+    pub input_workspace_bytes: u64,
+    /// Bytes that W holds for a while beyond what was queued.
+    pub weight_workspace_bytes: u64,
+}
+
 /// One measured size: medians over `repeats` runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredPoint {
@@ -23,6 +35,9 @@ pub struct MeasuredPoint {
     pub activation_bytes: u64,
     /// Bytes that forward or backward hold for a while beyond what stays: the higher of the two peaks.
     pub workspace_bytes: u64,
+    /// Bytes of I and W; `None` in profiles made before they were counted, and of attention, which has no weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitBytes>,
     /// Timed runs after the warm-up; 0 where the number is estimated.
     pub repeats: u32,
 }

@@ -4,7 +4,8 @@
 
 Only linear maps and embeddings are split: they have nearly all weights. Norms, biases of other layers and
 the like give their small gradients in I. The gradients are those of the joint backward. What the queue holds
-stays in memory until the flush.
+stays in memory until the flush, and nothing else of the microbatch does: of each linear map its input, which
+the forward had kept, and the gradient of its output; of an embedding its ids and that gradient.
 """
 
 from __future__ import annotations
@@ -24,19 +25,29 @@ class WeightQueue:
     """Gradients of weights that are still to be computed, in the order of the backward."""
 
     def __init__(self) -> None:
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[Callable[..., None], tuple[torch.Tensor, ...]]] = []
 
     def __len__(self) -> int:
         """Layers that wait."""
         return len(self._waiting)
 
-    def add(self, work: Callable[[], None]) -> None:
+    def add(self, work: Callable[..., None], *held: torch.Tensor) -> None:
         """Queues one layer.
 
         Args:
-            work: computes the gradient and adds it to that of the weight.
+            work: computes the gradient from `held` and adds it to that of the weight.
+            *held: all that it needs beside the layer; without a graph, which would hold more.
         """
-        self._waiting.append(work)
+        self._waiting.append((work, held))
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """What waits, tensor by tensor; layers of one input hold the same tensor.
+
+        Yields:
+            Inputs and gradients of outputs.
+        """
+        for _, held in self._waiting:
+            yield from held
 
     def take(self) -> WeightQueue:
         """All that waits, as a queue of its own; nothing waits here after it."""
@@ -50,7 +61,8 @@ class WeightQueue:
         waiting, self._waiting = self._waiting, []
         waiting.reverse()
         while waiting:
-            waiting.pop()()
+            work, held = waiting.pop()
+            work(*held)
 
 
 def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -87,14 +99,15 @@ class _Linear(torch.autograd.Function):
         trains_bias = layer.bias is not None and layer.bias.requires_grad
         if kept is not None or trains_bias:
 
-            def work() -> None:
+            def work(gradient: torch.Tensor, *kept: torch.Tensor) -> None:
                 rows = gradient.reshape(-1, gradient.shape[-1])
-                if kept is not None:
-                    _accumulate(layer.weight, rows.t().mm(kept.reshape(-1, kept.shape[-1])))
+                for input in kept:
+                    _accumulate(layer.weight, rows.t().mm(input.reshape(-1, input.shape[-1])))
                 if trains_bias:
                     _accumulate(layer.bias, rows.sum(0))
 
-            ctx.queue.add(work)
+            # Detached: the graph before it would hold what came in, and its gradient.
+            ctx.queue.add(work, gradient, *([] if kept is None else [kept.detach()]))
         return (gradient.matmul(weight) if ctx.needs_input_grad[0] else None), None, None, None
 
 
@@ -120,7 +133,7 @@ class _Embedding(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         layer: nn.Embedding = ctx.layer
 
-        def work() -> None:
+        def work(gradient: torch.Tensor, ids: torch.Tensor) -> None:
             padding = -1 if layer.padding_idx is None else layer.padding_idx
             _accumulate(
                 layer.weight,
@@ -129,7 +142,7 @@ class _Embedding(torch.autograd.Function):
                 ),
             )
 
-        ctx.queue.add(work)
+        ctx.queue.add(work, gradient, ids)
         return None, None, None, None
 
 

@@ -91,7 +91,7 @@ def _attention_point(curve: Curve, size: int, records: Records) -> dict[str, int
     }
 
 
-def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records: Records) -> dict[str, int]:
+def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records: Records) -> dict[str, Any]:
     case, summary = curve.cases[size], curve.summary(size, JOINT, records)
     assert summary is not None, "a measured size has runs"
     segments = [attention[segment] for segment in case.segments]
@@ -104,7 +104,8 @@ def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records
         input_ns, weight_ns = _less(backward, spent), 0.0
     else:
         input_ns, weight_ns = 0.0, backward
-    kept = records.numbers[f"{case.name} bytes"] / case.copies
+    numbers = records.numbers
+    kept = numbers[f"{case.name} bytes"] / case.copies
     return {
         "size": size,
         "forward_ns": max(1, round(_less(forward, sum(point["forward_ns"] for point in segments)))),
@@ -114,7 +115,13 @@ def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records
         "spread_ns": max(0, round(summary.spread_ns)),
         "activation_bytes": max(0, round(kept - sum(point["activation_bytes"] for point in segments))),
         # Of the highest layer: lower ones have not begun, or are done.
-        "workspace_bytes": records.numbers[f"{case.name} workspace"],
+        "workspace_bytes": numbers[f"{case.name} workspace"],
+        # Attention has no weights: all of it is that of the pack.
+        "split": {
+            "queued_bytes": -(-numbers[f"{case.name} queued"] // case.copies),
+            "input_workspace_bytes": numbers[f"{case.name} input workspace"],
+            "weight_workspace_bytes": numbers[f"{case.name} weight workspace"],
+        },
         "repeats": summary.repeats,
     }
 

@@ -1,7 +1,8 @@
-"""Bytes: what a forward keeps for its backward, the peak of both, and a heap that is touched beforehand."""
+"""Bytes: what a forward keeps for its backward, what waits between I and W, the peaks, and a touched heap."""
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.byte_counter import ByteCounter
+from dflop.models.split_backward import split_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -109,6 +111,73 @@ def saved_for_backward(
         common_bytes=sum(kept[a] * (len(by) - 1) for a, by in keepers.items() if a not in given),
         has_result=has_result,
     )
+
+
+def held_bytes(
+    tensors: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor] = ()
+) -> int:
+    """Bytes that stay allocated for the sake of `tensors`.
+
+    Args:
+        tensors: each storage counts once and whole, however many of them are views of it.
+        parameters: their storages are not counted.
+        inputs: buffers of which `tensors` may be parts; the parts are counted, not the buffers.
+
+    Returns:
+        Bytes.
+    """
+    ours = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    given = {buffer.untyped_storage().data_ptr() for buffer in inputs}
+    held: dict[int, int] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in ours:
+            num_bytes = tensor.numel() * tensor.element_size() if address in given else storage.nbytes()
+            held[address] = max(held.get(address, 0), num_bytes)
+    return sum(held.values())
+
+
+@dataclass(frozen=True)
+class SplitBytes:
+    """What a backward in two holds."""
+
+    queued_bytes: int
+    """From I to W."""
+    input_peak_bytes: int
+    """The most that I has beyond what was there when it began."""
+    weight_peak_bytes: int
+    """Likewise W."""
+
+
+def count_split(
+    forward: Callable[[], torch.Tensor],
+    backward: Callable[[torch.Tensor], Any],
+    module: nn.Module,
+    device: torch.device,
+    inputs: Callable[[torch.Tensor], Iterable[torch.Tensor]] = lambda _: (),
+) -> SplitBytes:
+    """Bytes of I and W over one run.
+
+    Args:
+        forward: of `module`; run once.
+        backward: run once, on its result.
+        module: its linear maps and embeddings are split; the gradients of its parameters are in place.
+        device: it runs on.
+        inputs: of the result: buffers of which forward and backward read a part, as in `held_bytes`.
+
+    Returns:
+        Bytes.
+    """
+    ours = [*module.parameters(), *module.buffers()]
+    with split_backward(module) as queue:
+        # Watched as well: a CPU's allocator tells of what is freed only where it told of its allocation.
+        result, _ = watch_allocations(forward, device)
+        _, of_input = watch_allocations(functools.partial(backward, result), device)
+        queued_bytes = held_bytes(queue.held(), ours, inputs(result))
+        del result
+        _, of_weight = watch_allocations(queue.flush, device)
+    return SplitBytes(queued_bytes, max(of_input.peak_bytes, 0), max(of_weight.peak_bytes, 0))
 
 
 def touch_heap(num_bytes: int) -> None:

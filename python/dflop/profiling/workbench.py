@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from dflop.profiling.cases import JOINT, Case, find_layers
+from dflop.profiling.cases import JOINT, SPLIT, Case, find_layers
 from dflop.profiling.curves import LAYERS
-from dflop.profiling.memory import saved_for_backward, watch_allocations
+from dflop.profiling.memory import count_split, saved_for_backward, watch_allocations
 from dflop.profiling.timer import timer_of
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class Workbench:
         new: dict[str, int] = {}
         if "workspace" not in known:
             new |= self._count_bytes(case, curve)
+        if case.module is not None and "queued" not in known:
+            new |= self._count_split(case, curve, {**known, **new}["bytes"])
         common = {**known, **new}["common bytes"]
         for way in case.ways:
             if way == JOINT:
@@ -134,6 +136,20 @@ class Workbench:
             "common bytes": saved.common_bytes,
             "bytes": saved.total_bytes + saved.common_bytes,
             "workspace": max(forward.peak_bytes - max(forward.end_bytes, 0), backward.peak_bytes),
+        }
+
+    def _count_split(self, case: Case, curve: Curve, kept_bytes: int) -> dict[str, int]:
+        assert case.module is not None, "attention alone has no weights"
+        case.run_untimed(SPLIT)
+        case.reset()
+        buffers = lambda result: (*case.inputs, curve.gradients.like(result))  # noqa: E731
+        split = count_split(case.forward, case.backward, case.module, self._device, buffers)
+        # That of one layer: where more waits than was kept, the last stands on what the others queued.
+        grown = max(0, split.queued_bytes - kept_bytes)
+        return {
+            "queued": split.queued_bytes,
+            "input workspace": split.input_peak_bytes - grown * (case.copies - 1) // case.copies,
+            "weight workspace": split.weight_peak_bytes,
         }
 
     def run_ways(self, name: str, size: int) -> None:

@@ -236,6 +236,26 @@ impl Operation {
         }
     }
 
+    /// Bytes of inputs that wait from I to W: those of a table are its ids.
+    pub fn queued_input_bytes(&self, segments: &[u64], size: u64) -> u64 {
+        let rows = self.rows.of(segments);
+        match self.kind {
+            Kind::Product(product) if product.keeps_input => rows * product.inputs * size,
+            Kind::Lookup { .. } => 8 * rows,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of gradients of outputs that wait from I to W; what is no product or table gives its gradients in I.
+    pub fn queued_gradient_bytes(&self, segments: &[u64], size: u64) -> u64 {
+        let rows = self.rows.of(segments);
+        match self.kind {
+            Kind::Product(product) => rows * product.outputs * size,
+            Kind::Lookup { width, .. } => rows * width * size,
+            _ => 0,
+        }
+    }
+
     /// Bytes held for a while: what the backward holds of a step's inputs and outputs, and a weight's new gradient.
     pub fn workspace_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);

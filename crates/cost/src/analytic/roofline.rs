@@ -12,7 +12,7 @@ use super::modules::Module;
 use super::operations::{Kind, Operation, Phase, Work};
 use dflop_types::{
     Collective, Device, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MemoryReserve,
-    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, Variant,
+    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
 use std::collections::BTreeMap;
 
@@ -154,7 +154,22 @@ impl Roofline<'_> {
             spread_ns: 0,
             activation_bytes: operations.iter().map(|o| o.kept_bytes(segments, self.size)).sum(),
             workspace_bytes: widest,
+            split: Some(self.split(operations, segments, widest)),
             repeats: 0,
+        }
+    }
+
+    /// What I and W hold: I at most all gradients that it queues beside the widest step of a whole backward.
+    fn split(&self, operations: &[&Operation], segments: &[u64], widest: u64) -> SplitBytes {
+        let sum = |of: fn(&Operation, &[u64], u64) -> u64| {
+            operations.iter().map(|o| of(o, segments, self.size)).sum::<u64>()
+        };
+        let gradients = sum(Operation::queued_gradient_bytes);
+        let weight = operations.iter().map(|o| o.num_parameters() * self.size).max().unwrap_or(0);
+        SplitBytes {
+            queued_bytes: gradients + sum(Operation::queued_input_bytes),
+            input_workspace_bytes: widest + gradients,
+            weight_workspace_bytes: weight,
         }
     }
 
@@ -180,6 +195,7 @@ impl Roofline<'_> {
                 .into_iter()
                 .map(|size| MeasuredPoint {
                     activation_bytes: 0,
+                    split: None,
                     ..self.point(module, &[attention], size, &[size])
                 })
                 .collect();

@@ -2,14 +2,37 @@
 
 use crate::error::CostError;
 use crate::grid::Curve;
-use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute};
+use crate::module::Runs;
+use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute, SplitBytes};
 
 /// Bytes with a mark whether a curve was asked outside its measured range.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Bytes {
     pub(crate) kept: u64,
     pub(crate) workspace: u64,
+    /// Of I and W; `None` where they were not counted.
+    pub(crate) split: Option<SplitBytes>,
+    /// What is kept where nothing is recomputed.
+    whole: u64,
     pub(crate) is_extrapolated: bool,
+}
+
+impl Bytes {
+    /// Those of I and W, for a result of `result` bytes.
+    ///
+    /// Where they were not counted: the inputs of all weights are no more than what was kept, nor are the gradients
+    /// of their outputs, but for that of the module's own result, which the next one keeps. I has all those gradients
+    /// beside what a whole backward has, W no more than that backward. That is above any count.
+    pub(crate) fn split(&self, result: u64) -> SplitBytes {
+        self.split.unwrap_or_else(|| {
+            let gradients = self.whole.saturating_add(result);
+            SplitBytes {
+                queued_bytes: self.whole.saturating_add(gradients),
+                input_workspace_bytes: self.workspace.saturating_add(gradients),
+                weight_workspace_bytes: self.workspace,
+            }
+        })
+    }
 }
 
 /// A quantity of bytes: what is linear in tokens, and what each segment adds.
@@ -64,6 +87,40 @@ impl Part {
     }
 }
 
+/// Bytes of I and W, in the order of [`SplitBytes`]: linear in tokens, as attention has no weights.
+#[derive(Debug, Clone)]
+struct SplitCurves {
+    queued: Curve,
+    input_workspace: Curve,
+    weight_workspace: Curve,
+}
+
+impl SplitCurves {
+    /// Those of a module; `None` where one of its points lacks them.
+    fn new(module: &'static str, measured: &MeasuredCurve) -> Result<Option<Self>, CostError> {
+        let points: Option<Vec<(u64, SplitBytes)>> =
+            measured.points.iter().map(|point| Some((point.size, point.split?))).collect();
+        let Some(points) = points else { return Ok(None) };
+        let curve = |bytes: fn(&SplitBytes) -> u64| {
+            envelope(module, "split", points.iter().map(|(size, split)| (*size, bytes(split))))
+        };
+        Ok(Some(Self {
+            queued: curve(|split| split.queued_bytes)?,
+            input_workspace: curve(|split| split.input_workspace_bytes)?,
+            weight_workspace: curve(|split| split.weight_workspace_bytes)?,
+        }))
+    }
+
+    /// What was counted for `total` tokens.
+    fn at(&self, total: u64) -> SplitBytes {
+        SplitBytes {
+            queued_bytes: self.queued.at(total).value,
+            input_workspace_bytes: self.input_workspace.at(total).value,
+            weight_workspace_bytes: self.weight_workspace.at(total).value,
+        }
+    }
+}
+
 /// Bytes of one module.
 #[derive(Debug, Clone)]
 pub(crate) struct Footprint {
@@ -71,24 +128,26 @@ pub(crate) struct Footprint {
     workspace: Part,
     /// What is kept instead of `kept`; `None` where nothing is recomputed.
     recomputed: Option<Part>,
-    has_backward: bool,
+    /// `None` where they were not counted.
+    split: Option<SplitCurves>,
+    runs: Runs,
 }
 
 impl Footprint {
-    /// The bytes of a measured module. `has_backward`: a backward passes it, for itself or for what stands before it;
-    /// else it keeps nothing.
+    /// The bytes of a measured module as it runs: where no backward passes it, for itself or for what stands before
+    /// it, it keeps nothing, and where its weights are frozen, nothing waits for W.
     ///
     /// # Errors
     /// [`CostError::Curve`]; the caller has seen to it that the mode of recomputation was measured.
     pub(crate) fn new(
         module: &'static str,
         measured: &ModuleProfile,
-        has_backward: bool,
+        runs: Runs,
         recompute: Recompute,
     ) -> Result<Self, CostError> {
         let kept = Part::new(module, measured, |point| point.activation_bytes)?;
         let recomputed = match measured.recompute.get(&recompute) {
-            Some(points) if recompute != Recompute::None && has_backward => {
+            Some(points) if recompute != Recompute::None && runs != Runs::Forward => {
                 let points = points.iter().map(|point| (point.size, point.activation_bytes));
                 // The outputs of attention stay with those of the matrix products; in full nothing of it does.
                 let segment = kept.segment.clone().filter(|_| recompute == Recompute::Selective);
@@ -97,7 +156,8 @@ impl Footprint {
             _ => None,
         };
         let workspace = Part::new(module, measured, |point| point.workspace_bytes)?;
-        Ok(Self { kept, workspace, recomputed, has_backward })
+        let split = SplitCurves::new(module, &measured.linear)?;
+        Ok(Self { kept, workspace, recomputed, split, runs })
     }
 
     /// What one of it takes for `total` tokens in these segments (count, tokens); nothing for no tokens.
@@ -111,7 +171,7 @@ impl Footprint {
         let (linear, attention, mut is_extrapolated) = self.kept.at(total, segments.clone());
         let all = linear.saturating_add(attention);
         let kept = match &self.recomputed {
-            _ if !self.has_backward => 0,
+            _ if self.runs == Runs::Forward => 0,
             None => all,
             Some(part) => {
                 let (linear, attention, outside) = part.at(total, segments.clone());
@@ -122,10 +182,18 @@ impl Footprint {
         // That of the linear part was measured over packs whole, attention included: only segments far from
         // those of the packs need more.
         let (pack, attention, outside) = self.workspace.at(total, segments);
-        Bytes {
-            kept,
-            workspace: pack.max(attention).saturating_add(all.saturating_sub(kept)),
-            is_extrapolated: is_extrapolated || outside,
-        }
+        let made_again = all.saturating_sub(kept);
+        let workspace = pack.max(attention).saturating_add(made_again);
+        let split = if matches!(self.runs, Runs::Weight | Runs::Whole) {
+            self.split.as_ref().map(|curves| {
+                let mut split = curves.at(total);
+                let more = attention.saturating_sub(pack).saturating_add(made_again);
+                split.input_workspace_bytes = split.input_workspace_bytes.saturating_add(more);
+                split
+            })
+        } else {
+            Some(SplitBytes { queued_bytes: 0, input_workspace_bytes: workspace, weight_workspace_bytes: 0 })
+        };
+        Bytes { kept, workspace, split, whole: all, is_extrapolated: is_extrapolated || outside }
     }
 }

@@ -109,6 +109,7 @@ impl CostModel {
             return (MicrobatchBytes::default(), false);
         }
         let segments = segments_of(&microbatch.shape.encoder_segments);
+        let outgoing = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
         let modules = self.modules_of(RankPart::Encoder);
         let bytes: Vec<(Bytes, u64)> = modules
             .into_iter()
@@ -117,16 +118,15 @@ impl CostModel {
         let pieces = (0..bytes.len())
             .map(|index| {
                 let (of_one, count) = bytes[index];
-                Piece {
-                    kept: of_one.kept.saturating_mul(count),
-                    workspace: of_one.workspace,
-                    // A module keeps its input, which is the result of the one before it: no less than that.
-                    result: bytes.get(index + 1).map_or(0, |(next, _)| next.kept),
-                    is_head: false,
-                }
+                // A module keeps its input, which is the result of the one before it: no less than that.
+                let next = bytes.get(index + 1).map(|(next, _)| next);
+                let result = next.map_or(0, |next| next.kept);
+                // And it makes the gradient of that while it runs back.
+                let gradient = next.map_or(0, |next| next.kept.min(next.workspace));
+                let own = if index + 1 == bytes.len() { outgoing } else { gradient };
+                Piece { result, gradient, ..Piece::new(&of_one, count, own) }
             })
             .collect();
-        let outgoing = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
         let is_extrapolated = bytes.iter().any(|(bytes, _)| bytes.is_extrapolated);
         (MicrobatchBytes { pieces, incoming: 0, outgoing }, is_extrapolated)
     }
@@ -141,8 +141,7 @@ impl CostModel {
         let (mut pieces, mut is_extrapolated) = (Vec::new(), false);
         let mut push = |bytes: Bytes, count: u64, is_head| {
             is_extrapolated |= bytes.is_extrapolated;
-            let kept = bytes.kept.saturating_mul(count);
-            pieces.push(Piece { kept, workspace: bytes.workspace, result: hidden, is_head });
+            pieces.push(Piece { is_head, ..Piece::new(&bytes, count, hidden) });
         };
         if stage.is_first {
             push(self.embedding.footprint.at(total, std::iter::empty()), 1, false);

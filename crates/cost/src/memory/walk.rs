@@ -1,8 +1,9 @@
 //! The fullest moment of a step on one rank: its action list walked once, with what each action takes and gives
 //! back. Microbatches differ in size, so the moment is searched for and not counted.
 
+use crate::memory::footprint::Bytes;
 use crate::memory::{MemoryError, Moment};
-use dflop_types::{Action, ActionKind};
+use dflop_types::{Action, ActionKind, SplitBytes};
 
 /// One module (or the run of equal layers) that a microbatch passes on a rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -13,8 +14,46 @@ pub(crate) struct Piece {
     pub(crate) workspace: u64,
     /// Its result, and as much again for the gradient of that; the last piece's is the rank's border.
     pub(crate) result: u64,
+    /// The gradient of its result, where that is known to be less.
+    pub(crate) gradient: u64,
     /// Whether `kept` is named as logits.
     pub(crate) is_head: bool,
+    /// Equal layers.
+    pub(crate) count: u64,
+    /// Of `kept`, that of each layer but the first.
+    pub(crate) kept_of_one: u64,
+    /// Of one layer.
+    pub(crate) split: SplitBytes,
+}
+
+impl Piece {
+    /// `count` equal layers, each with a result of so many bytes.
+    pub(crate) fn new(of_one: &Bytes, count: u64, result: u64) -> Self {
+        Self {
+            kept: of_one.kept.saturating_mul(count),
+            workspace: of_one.workspace,
+            result,
+            gradient: result,
+            is_head: false,
+            count,
+            kept_of_one: of_one.kept,
+            split: of_one.split(result),
+        }
+    }
+
+    /// What of all layers waits for W.
+    const fn queued(&self) -> u64 {
+        self.split.queued_bytes.saturating_mul(self.count)
+    }
+
+    /// `bytes` of `kept`, by name.
+    const fn named(&self, bytes: u64) -> Load {
+        if self.is_head {
+            Load { logits: bytes, ..Load::NONE }
+        } else {
+            Load { activations: bytes, ..Load::NONE }
+        }
+    }
 }
 
 /// What one microbatch asks of a rank; nothing at all where the rank has none of its samples.
@@ -32,15 +71,10 @@ impl MicrobatchBytes {
     fn kept(&self, pieces: &[Piece]) -> Load {
         let mut load = Load::default();
         for piece in pieces {
-            let part = if piece.is_head { &mut load.logits } else { &mut load.activations };
-            *part = part.saturating_add(piece.kept);
+            load = load.plus(piece.named(piece.kept));
         }
         debug_assert!(pieces.len() <= self.pieces.len(), "a run of this microbatch's own");
         load
-    }
-
-    fn workspace(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.workspace).max().unwrap_or(0)
     }
 }
 
@@ -66,6 +100,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
+    const NONE: Self = Self { activations: 0, logits: 0, workspace: 0, boundary: 0, queue: 0 };
+
     pub(crate) const fn total(&self) -> u64 {
         self.activations
             .saturating_add(self.logits)
@@ -226,25 +262,46 @@ impl Walk<'_> {
         self.send(microbatch.incoming);
     }
 
-    /// Gradients of the inputs alone: what the pieces kept stays for W, and so do the gradients of their
-    /// results, which take no more than what was kept.
+    /// Gradients of the inputs alone: layer by layer what was kept becomes what waits for W. Over equal layers that
+    /// rises or falls evenly, so the fullest of them is the last or the first.
     fn inputs(&mut self, action: Action, microbatch: &MicrobatchBytes, posted: u64) {
-        let kept = microbatch.kept(&microbatch.pieces);
-        let queue = kept.total();
-        let boundary = self.copied(microbatch.outgoing);
-        let workspace = microbatch.workspace();
-        self.see(action, posted, Load { workspace, boundary, queue, ..Load::default() });
-        self.held = self.held.minus(kept);
-        self.held.queue = self.held.queue.saturating_add(queue.saturating_mul(2));
+        let pieces = &microbatch.pieces;
+        for (index, piece) in pieces.iter().enumerate().rev() {
+            let workspace = piece.split.input_workspace_bytes;
+            let mut boundary = self.copied(microbatch.outgoing);
+            if index + 1 < pieces.len() {
+                boundary = boundary.saturating_add(piece.gradient);
+            }
+            self.see(action, posted, Load { workspace, boundary, ..Load::default() });
+            let (behind, mut kept) = (piece.count.saturating_sub(1), piece.kept);
+            if behind > 0 {
+                let freed = piece.kept_of_one.saturating_mul(behind);
+                self.queue(piece, freed, behind);
+                kept = kept.saturating_sub(freed);
+                let boundary = self.copied(microbatch.outgoing).saturating_add(piece.gradient);
+                self.see(action, posted, Load { workspace, boundary, ..Load::default() });
+            }
+            self.queue(piece, kept, piece.count - behind);
+        }
         self.release_outgoing(microbatch);
+        self.held.boundary = self.held.boundary.saturating_sub(microbatch.incoming);
         self.send(microbatch.incoming);
     }
 
+    /// I of `count` layers of `piece` frees `kept` and queues what their weights need.
+    fn queue(&mut self, piece: &Piece, kept: u64, count: u64) {
+        self.held = self.held.minus(piece.named(kept));
+        let queued = piece.split.queued_bytes.saturating_mul(count);
+        self.held.queue = self.held.queue.saturating_add(queued);
+    }
+
+    /// Gradients of the weights, in the order of the backward.
     fn weights(&mut self, action: Action, microbatch: &MicrobatchBytes, posted: u64) {
-        self.see(action, posted, Load { workspace: microbatch.workspace(), ..Load::default() });
-        let queue = microbatch.kept(&microbatch.pieces).total().saturating_mul(2);
-        self.held.queue = self.held.queue.saturating_sub(queue);
-        self.held.boundary = self.held.boundary.saturating_sub(microbatch.incoming);
+        for piece in microbatch.pieces.iter().rev() {
+            let workspace = piece.split.weight_workspace_bytes;
+            self.see(action, posted, Load { workspace, ..Load::default() });
+            self.held.queue = self.held.queue.saturating_sub(piece.queued());
+        }
     }
 
     /// The result of a microbatch is free after its backward, unless it is itself the message that is held.
