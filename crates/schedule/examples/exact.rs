@@ -8,7 +8,7 @@ use dflop_schedule::{Assignment, BalanceError, EXACT_WORK, Limits, schedule};
 #[path = "../benches/lognormal/mod.rs"]
 mod lognormal;
 
-/// (samples, buckets) of up to 6 samples a bucket; the last is beyond what the search takes.
+/// (samples, buckets) of up to 6 samples a bucket.
 const SIZES: [(usize, u32); 6] = [(24, 4), (32, 8), (48, 16), (64, 16), (80, 20), (128, 32)];
 
 fn main() -> Result<(), BalanceError> {

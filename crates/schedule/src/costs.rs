@@ -13,7 +13,7 @@ pub const BUCKETS_MAX: u32 = 1 << 20;
 /// Work of an exact search that may take about a second on one core.
 ///
 /// Most batches of some four samples a bucket are proven within a tenth of it (`docs/scheduler.md`).
-pub const EXACT_WORK: u64 = 60_000_000;
+pub const EXACT_WORK: u64 = 50_000_000;
 
 /// Moves of [`Limits::patient`]: as many as a batch of 2,048 samples has by default.
 const PATIENT_MOVES: u64 = 1_268_800;

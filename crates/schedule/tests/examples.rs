@@ -254,6 +254,27 @@ fn the_exact_search_proves_what_exchanges_and_simple_bounds_cannot() {
 }
 
 #[test]
+fn the_exact_search_proves_a_hundred_samples_whose_optimum_is_known() {
+    // Fifty samples cost 5 on both, fifty 6 on one and 5 on the other. At 15 a bucket holds three of the first, or
+    // two: 50 / 3 + 50 / 2 buckets are more than 40. At 16 thirty hold 6 + 5 + 5, ten 6 + 6. The mean is 13.125.
+    let column = |r: usize| (0..100).map(|i| 5 + u64::from(i < 50 && i % 2 == r)).collect::<Vec<u64>>();
+    let costs_of_both = costs(&column(0), &column(1));
+    let exact = Limits { max_exact_work: EXACT_WORK, ..limits(40) };
+    assert!(schedule(&costs_of_both, &limits(40)).unwrap().lower_bound_ns < 16);
+    let found = schedule(&costs_of_both, &exact).unwrap();
+    assert_eq!((found.max_load_ns, found.lower_bound_ns), (16, 16));
+    // Two a bucket by their tokens: the costliest goes with the cheapest, and so on.
+    let encoder: Vec<u64> = (0..120_u64).map(|i| 1_000 + i * i * 7_919 % 4_001).collect();
+    let mut sorted = encoder.clone();
+    sorted.sort_unstable();
+    let most = (0..60).map(|i| sorted[i] + sorted[119 - i]).max().unwrap();
+    let capped = Costs { tokens: Some(vec![1; 120]), ..costs(&encoder, &[0; 120]) };
+    let exact = Limits { bucket_tokens_max: Some(2), max_exact_work: EXACT_WORK, ..limits(60) };
+    let found = schedule(&capped, &exact).unwrap();
+    assert_eq!((found.max_load_ns, found.lower_bound_ns), (most, most));
+}
+
+#[test]
 fn a_stop_gives_the_best_so_far_and_says_so() {
     let costs = Costs {
         encoder_ns: (0..48).map(|i| 1_000 + i * 7_919 % 997).collect(),

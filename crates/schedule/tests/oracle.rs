@@ -108,6 +108,43 @@ proptest! {
     }
 }
 
+/// Batches with an assignment that keeps the caps: buckets of up to five samples each.
+fn planted() -> impl Strategy<Value = Vec<Vec<[u64; 4]>>> {
+    let cost = prop_oneof![3 => 1_u64..1_000, 1 => Just(0_u64), 1 => Just(333_u64)];
+    let sample = (cost.clone(), cost, 0_u64..9, 0_u64..99).prop_map(|s| [s.0, s.1, s.2, s.3]);
+    prop::collection::vec(prop::collection::vec(sample, 1..=5), 2..=50)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 100, rng_seed: RngSeed::Fixed(260_325_121), failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_bound_is_above_an_assignment_that_is_known(
+        buckets in planted(), is_capped in prop::bool::ANY, work in prop_oneof![Just(200_000_u64), Just(1_000_000)]
+    ) {
+        let column = |r: usize| buckets.iter().flatten().map(|s| s[r]).collect::<Vec<u64>>();
+        let fullest = |r: usize| buckets.iter().map(|b| b.iter().map(|s| s[r]).sum::<u64>()).max();
+        let costs = Costs {
+            encoder_ns: column(0), llm_ns: column(1), bytes: Some(column(2)), tokens: Some(column(3)),
+        };
+        let limits = Limits {
+            bucket_bytes_max: fullest(2).filter(|_| is_capped), bucket_tokens_max: fullest(3).filter(|_| is_capped),
+            max_moves: 200, max_exact_work: work, ..Limits::new(0, buckets.len() as u32)
+        };
+        let known = fullest(0).max(fullest(1)).unwrap();
+        match schedule(&costs, &limits) {
+            Ok(found) => {
+                prop_assert!(found.lower_bound_ns <= known, "bound {} over {known}", found.lower_bound_ns);
+                prop_assert!(found.lower_bound_ns <= found.max_load_ns);
+            }
+            // A packing may not be found; that there is none must not be said.
+            Err(error) => prop_assert!(matches!(error, dflop_schedule::BalanceError::NoPacking { .. }), "{error}"),
+        }
+    }
+}
+
 /// The later entries of the objective, over fixed batches: a share of them, since no bound ends that search.
 #[test]
 fn the_next_worst_buckets_are_nearly_always_the_best_too() {

@@ -4,17 +4,11 @@
 //! they fall short of m V by m V - W at most, the slack. Each choice spends what its new samples fall short of V,
 //! and where the slack is small few sets are left to choose from.
 
+use super::bits::{Bits, SAMPLES_MAX};
 use super::work::{PORTION, Work};
 
-/// Words of a set as bits.
-const WORDS: usize = 2;
-
-/// The most samples that a set as bits can name.
-const SAMPLES_MAX: usize = WORDS * 64;
-
-const _: () = assert!(super::SAMPLES_MAX <= SAMPLES_MAX, "the solver takes more samples than a set can name");
-
-type Bits = [u64; WORDS];
+/// Work of a look at a set, in nodes.
+const NODES_PER_SET: u64 = 3;
 
 /// What became of the search for a cover.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,13 +49,12 @@ struct Walk<'w, 's> {
 impl Choice<'_> {
     /// At most `num_buckets` sets that hold all samples, looked for with at most `share` of the work.
     pub(super) fn cover(&self, num_buckets: usize, work: &mut Work, share: u64) -> Cover {
-        let mut open = [0; WORDS];
-        for i in 0..self.value.len() {
-            open[i / 64] |= 1 << (i % 64);
-        }
+        let open = Bits::of(0..self.value.len() as u32);
         let slack = num_buckets.cast_signed() as i64 * self.most - self.value.iter().sum::<i64>();
-        let candidates: Vec<Candidate> =
-            (0..).zip(self.sets).map(|(at, set)| Candidate { bits: bits(set), at, worth: 0 }).collect();
+        let candidates: Vec<Candidate> = (0..)
+            .zip(self.sets)
+            .map(|(at, set)| Candidate { bits: Bits::of(set.iter().copied()), at, worth: 0 })
+            .collect();
         let mut walk = Walk { work, nodes: 0, left: share, chosen: Vec::new() };
         let answer = self.descend(open, num_buckets, slack, &candidates, &mut walk);
         let (unspent, chosen) = (walk.nodes, walk.chosen);
@@ -85,18 +78,18 @@ impl Choice<'_> {
         candidates: &[Candidate],
         walk: &mut Walk,
     ) -> Option<bool> {
-        if open == [0; WORDS] {
+        if open == Bits::EMPTY {
             return Some(true);
         }
         if num_buckets == 0 {
             return Some(false);
         }
-        walk.spend(candidates.len() as u64 + 1)?;
+        walk.spend((candidates.len() as u64 + 1) * NODES_PER_SET)?;
         let mut count = [0_u32; SAMPLES_MAX];
         let mut viable: Vec<Candidate> = Vec::new();
         for candidate in candidates {
             let samples = self.sets[candidate.at as usize];
-            let is_open = |&&i: &&u32| open[i as usize / 64] >> (i % 64) & 1 == 1;
+            let is_open = |&&i: &&u32| open.has(i as usize);
             let worth = samples.iter().filter(is_open).map(|&i| self.value[i as usize]).sum();
             if self.most - worth <= slack {
                 viable.push(Candidate { worth, ..*candidate });
@@ -105,20 +98,17 @@ impl Choice<'_> {
                 }
             }
         }
-        let is_open = |i: &usize| open[i / 64] >> (i % 64) & 1 == 1;
+        let is_open = |i: &usize| open.has(*i);
         let rarest = (0..self.value.len()).filter(is_open).min_by_key(|&i| count[i])?;
         viable.sort_unstable_by_key(|candidate| (std::cmp::Reverse(candidate.worth), candidate.at));
         // Sets that hold the rarest sample come last, so that those tried fall off the end.
         let (mut others, holders): (Vec<Candidate>, Vec<Candidate>) =
-            viable.into_iter().partition(|candidate| candidate.bits[rarest / 64] >> (rarest % 64) & 1 == 0);
+            viable.into_iter().partition(|candidate| !candidate.bits.has(rarest));
         let first = others.len();
         others.extend(holders.into_iter().rev());
         while others.len() > first {
             let Some(Candidate { bits, at, worth }) = others.pop() else { break };
-            let mut rest = open;
-            for (rest, bits) in rest.iter_mut().zip(bits) {
-                *rest &= !bits;
-            }
+            let rest = open.without(&bits);
             walk.chosen.push(at);
             let answer = self.descend(rest, num_buckets - 1, slack - (self.most - worth), &others, walk);
             if answer != Some(false) {
@@ -143,14 +133,6 @@ impl Walk<'_, '_> {
         self.nodes -= amount;
         Some(())
     }
-}
-
-fn bits(set: &[u32]) -> Bits {
-    let mut bits = [0; WORDS];
-    for &i in set {
-        bits[i as usize / 64] |= 1 << (i % 64);
-    }
-    bits
 }
 
 #[cfg(test)]

@@ -6,7 +6,13 @@ use super::price::Knapsack;
 use super::{ONE, Solver, fits};
 
 /// Sets listed for one cover; with more the best are kept, and nothing is proven.
-const LISTED_MAX: usize = 60_000;
+const LISTED_MAX: usize = 30_000;
+
+/// Nodes after which a list is left as it is, and proves nothing.
+const NODES_ENOUGH: u64 = 1 << 21;
+
+/// Work of a set that is looked at and listed, in nodes.
+const NODES_PER_SET: u64 = 32;
 
 /// The share that loads have in the worths sets are listed by: without it a sample of no worth doubles the list.
 const LOAD_SHARE: f64 = 1e-4;
@@ -38,9 +44,10 @@ impl Solver<'_, '_, '_> {
                 ((worth * (1.0 - LOAD_SHARE) + load * LOAD_SHARE) * ONE as f64) as i64 + 1
             })
             .collect();
-        let knapsack = Knapsack::new(&self.weight, room, &value);
+        let low_room = self.room(self.low);
+        let knapsack = Knapsack::new(&self.weight, room, &value, &mut self.table);
         let mut most = 0;
-        if !knapsack.each(1, &mut self.work, u64::MAX, &mut |worth, _| {
+        if !knapsack.each_best(1, &mut self.work, u64::MAX, &mut |worth, _| {
             most = worth;
             worth + 1
         }) {
@@ -48,9 +55,10 @@ impl Solver<'_, '_, '_> {
         }
         let least = (value.iter().sum::<i64>() - (m - 1) * most).max(1);
         let mut best = Best::new(LISTED_MAX, least);
-        let (weight, room) = (&self.weight, self.room(self.low));
-        let mut is_over = false;
-        let is_whole = knapsack.each(least, &mut self.work, u64::MAX, &mut |worth, set| {
+        let (weight, room) = (&self.weight, low_room);
+        let (mut is_over, mut num_shown) = (false, 0);
+        let is_whole = knapsack.each(least, &mut self.work, NODES_ENOUGH, &mut |worth, set| {
+            num_shown += 1;
             let mut left = room;
             for &i in set {
                 for (left, weight) in left.iter_mut().zip(weight[i as usize]) {
@@ -61,6 +69,7 @@ impl Solver<'_, '_, '_> {
             is_over |= best.is_full();
             if is_full { best.show(worth, set) } else { best.least() }
         });
+        self.work.take(num_shown * NODES_PER_SET);
         let sets = best.into_sets();
         let loads: Vec<i64> = sets.iter().map(|set| self.load(set)).collect();
         let sets = sets.into_iter().zip(loads).collect();
@@ -68,11 +77,10 @@ impl Solver<'_, '_, '_> {
     }
 
     /// A cover by the sets of `listing` within `capacity`, which is kept if it is better than what there is.
-    pub(super) fn choose(&mut self, listing: &Listing, capacity: i64) -> Cover {
+    pub(super) fn choose(&mut self, listing: &Listing, capacity: i64, share: u64) -> Cover {
         let within = listing.sets.iter().filter(|set| set.1 <= capacity);
         let sets: Vec<&[u32]> = within.map(|set| &set.0[..]).collect();
         let choice = Choice { sets: &sets, value: &listing.value, most: listing.most };
-        let share = self.work.left() / 4;
         let answer = choice.cover(self.num_buckets(), &mut self.work, share);
         if let Cover::Found(chosen) = &answer {
             let mut is_taken = vec![false; self.weight.len()];

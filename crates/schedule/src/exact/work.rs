@@ -33,6 +33,11 @@ impl<'a> Work<'a> {
         taken
     }
 
+    /// Up to `amount` nodes for a search of its own.
+    pub(super) fn split(&mut self, amount: u64) -> Self {
+        Self { left: self.take(amount), stop: self.stop }
+    }
+
     /// Gives back what was taken and not needed.
     pub(super) fn give_back(&mut self, amount: u64) {
         self.left += amount;
