@@ -270,8 +270,8 @@ proptest! {
             let mut whole = schedule.clone();
             whole.encoder[deal] = replicas;
             let whole_ns = scheduler.simulate(&whole).unwrap().makespan_ns;
-            // Dealt out in turn is no better than LPT by more than what LPT may lack.
-            prop_assert!(schedule.predicted_makespan_ns <= whole_ns + whole_ns / 20);
+            // Dealt out in turn is no better than LPT by more than what LPT may lack: a sixth on two replicas.
+            prop_assert!(schedule.predicted_makespan_ns <= whole_ns + whole_ns / 6);
         }
     }
 }
