@@ -15,8 +15,8 @@ pub const BUCKETS_MAX: u32 = 1 << 20;
 /// Most batches of some four samples a bucket are proven within a tenth of it (`docs/scheduler.md`).
 pub const EXACT_WORK: u64 = 50_000_000;
 
-/// Moves of [`Limits::patient`]: as many as a batch of 2,048 samples has by default.
-const PATIENT_MOVES: u64 = 1_268_800;
+/// Moves of [`Limits::patient`]: 6 to 9 ms. More found little more where a solver proves the optimum in a second or two.
+const PATIENT_MOVES: u64 = 700_000;
 
 /// What each sample of one global batch costs, one column a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -138,17 +138,17 @@ impl Limits {
         bytes.into_iter().chain(tokens)
     }
 
-    /// Limits for one batch that may take some 20 ms, however small: without a cap, with seed 0 and no exact search.
+    /// Limits for one batch that may take some 8 ms, however small: without a cap, with seed 0 and no exact search.
     pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
         let max_moves = Self::default_moves(num_samples).max(PATIENT_MOVES);
         Self { max_moves, ..Self::new(num_samples, num_buckets) }
     }
 
-    /// Moves for a batch of this size: 40,000, and 600 a sample, at most 16 million.
+    /// Moves for a batch of this size: 30,000, and 750 a sample, at most 16 million.
     ///
-    /// A move takes some 13 ns: 1 ms for 64 samples, 20 ms for 2,048 (`docs/scheduler.md` has the measurements).
+    /// A move takes some 10 ns: 1 ms for 64 samples, 15 ms for 2,048 (`docs/scheduler.md` has the measurements).
     /// More moves help small batches little, and batches whose two components are equally busy the most.
     pub fn default_moves(num_samples: usize) -> u64 {
-        (num_samples as u64).saturating_mul(600).saturating_add(40_000).min(16_000_000)
+        (num_samples as u64).saturating_mul(750).saturating_add(30_000).min(16_000_000)
     }
 }

@@ -14,12 +14,13 @@ const MOVES_PER_SAMPLE: u64 = 400;
 /// Part of each of the `cost_ns` such that the largest sum of a part is small: LPT, then exchanges.
 ///
 /// No parts are taken as one. Costs whose sum passes [`TOTAL_MAX`] are compared without their lowest bits.
-/// The same costs give the same parts, always.
+/// The same costs give the same parts, always; the part with the costliest sample is the first, and so on.
 ///
 /// *Complexity*: O(n log n + n p), with a bounded search after it.
 ///
 /// # Examples
 /// ```
+/// // 7 and 5 against three times 4; longest first alone would put 7 and 4 together.
 /// assert_eq!(dflop_schedule::divide(&[7, 5, 4, 4, 4], 2), [0, 0, 1, 1, 1]);
 /// ```
 pub fn divide(cost_ns: &[u64], parts: u32) -> Vec<u32> {
@@ -35,7 +36,20 @@ pub fn divide(cost_ns: &[u64], parts: u32) -> Vec<u32> {
     let mut buckets = Buckets::new(&problem, start);
     let bound = lower_bound(&problem, buckets.worst());
     refine(&mut buckets, bound, max_moves, limits.seed, &Stop::never());
+    number_parts(&mut buckets.bucket, limits.num_buckets);
     problem.by_caller_order(&buckets.bucket)
+}
+
+/// Numbers the parts by their first sample, so that the way the search took does not show.
+fn number_parts(bucket: &mut [u32], parts: u32) {
+    let mut number = vec![None; parts as usize];
+    let mut next = 0;
+    for part in bucket {
+        *part = *number[*part as usize].get_or_insert_with(|| {
+            next += 1;
+            next - 1
+        });
+    }
 }
 
 #[cfg(test)]

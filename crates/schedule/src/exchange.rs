@@ -1,4 +1,4 @@
-//! The best exchange of samples between one bucket and any other.
+//! The best exchange of a few samples between one bucket and another.
 //!
 //! An exchange helps bucket w if w ends below its load of now, and the other bucket b ends below that load too,
 //! or no higher than b is already: then the loads, worst first, are smaller than before. In the resource r that
@@ -8,122 +8,159 @@
 //! load_r(w) - c + c' < limit     and     load_r(b) + c - c' < max(limit, load(b))
 //! ```
 //!
-//! that is, c' lies in a window below c, as wide as b has room. Near balance the window is narrow, and with the
-//! samples sorted by r (once, their costs never change) only those in it are looked at. The other resource and
-//! the caps are checked on what is left.
+//! that is, c lies in a window above c', as wide as b has room. Near balance the window is narrow: so what w may
+//! give, one sample or two or three together, is sorted by r once, and for whatever b may give only what lies in
+//! the window is looked at. The other resource and the caps are checked on what is left.
 
 use crate::buckets::Buckets;
 use crate::problem::{Pair, Size, minus, plus, worse};
 use crate::stop::Stop;
+use std::cmp::Reverse;
 
 /// Stands for "no sample".
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Members of a bucket that take part in exchanges of pairs: 16 make 120 pairs.
-const PAIRED_MEMBERS: usize = 16;
+/// Samples that one side of an exchange gives at most.
+pub(crate) const SAMPLES_MAX: usize = 3;
 
-/// Up to two samples of one bucket against up to two of another.
+/// Members of a bucket that take part in exchanges: 16 make 120 pairs and 560 threes.
+const MEMBERS_MAX: usize = 16;
+
+/// Some samples, with [`NONE`] in the places left over.
+pub(crate) type Few = [u32; SAMPLES_MAX];
+
+/// A few samples of one bucket against a few of another; none on one side makes it a move.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Exchange {
-    /// Samples that leave the bucket; [`NONE`] where there is none.
-    pub(crate) own: [u32; 2],
+    /// Samples that leave the bucket.
+    pub(crate) own: Few,
     /// The other bucket.
     pub(crate) other: u32,
     /// Samples that come from there.
-    pub(crate) theirs: [u32; 2],
+    pub(crate) theirs: Few,
 }
 
-/// Buckets tried whole at most, before the window of the others.
-const ROOMY_MAX: usize = 8;
-
-/// Which buckets have most room in resource r for what leaves bucket w.
-///
-/// One bucket with much room (a giant of the other resource has it) would make the window wide for all: so a few
-/// such buckets are told apart, as many as make the scan cheapest.
-struct Rooms {
-    /// (level, bucket), most room first; a level is the load from which a bucket rises to w's.
-    light: [(i64, u32); ROOMY_MAX],
-    num_roomy: usize,
-    /// The lowest level of all buckets but the roomy ones and w.
-    lightest_other: i64,
+/// How far a search for exchanges goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reach {
+    /// Samples on one side at most.
+    pub(crate) samples: usize,
+    /// Buckets looked at, most room first, before the search gives up.
+    pub(crate) partners: usize,
 }
 
-impl Rooms {
-    fn new(buckets: &Buckets, w: u32, r: usize) -> Self {
-        let problem = buckets.problem;
-        let value = buckets.load[w as usize][r];
-        let mut light = [(i64::MAX / 2, w); ROOMY_MAX];
-        for (b, &load) in (0..).zip(&buckets.load) {
-            let mut entry = (level(load, r, value), b);
-            if b == w || entry.0 >= light[ROOMY_MAX - 1].0 {
-                continue;
-            }
-            for held in &mut light {
-                if entry < *held {
-                    std::mem::swap(&mut entry, held);
-                }
-            }
-        }
-        // The window of one own sample stands for those of all.
-        let members = &buckets.members[w as usize];
-        let typical = members.get(members.len() / 2).map_or(0, |&s| problem.cost[s as usize][r]);
-        let window = |lightest: i64| {
-            let sorted = &problem.sorted[r];
-            let upper = sorted.partition_point(|(cost, _)| cost[r] < typical);
-            let lower =
-                sorted.partition_point(|(cost, _)| cost[r] <= lightest.saturating_add(typical - value));
-            upper.saturating_sub(lower)
-        };
-        let whole = problem.num_samples() / problem.num_buckets + 1;
-        let num_roomy = (0..ROOMY_MAX).min_by_key(|&k| k * whole + window(light[k].0)).unwrap_or(0);
-        Self { light, num_roomy, lightest_other: light[num_roomy].0 }
-    }
-
-    fn roomy(&self) -> &[(i64, u32)] {
-        &self.light[..self.num_roomy]
-    }
-}
-
-/// The load in resource r from which a bucket may rise to `value`; a bucket above `value` may rise to its own.
-fn level(load: Pair, r: usize, value: i64) -> i64 {
-    load[r] - (worse(load) - value).max(0)
-}
-
-/// The best exchange so far of one sample of bucket w.
-struct Single<'a, 'b, 'c> {
-    scan: &'a mut Scan<'c>,
-    buckets: &'a Buckets<'b>,
-    w: u32,
-    /// What the worse of both buckets must stay below.
-    limit: i64,
-    best: Option<Exchange>,
-}
-
-impl Single<'_, '_, '_> {
-    /// Takes the exchange of `own` against `theirs` (or [`NONE`]) of bucket `b` if it is the best so far.
-    #[inline]
-    fn weigh(&mut self, own: u32, theirs: u32, b: u32) {
-        if self.scan.is_spent() || b == self.w {
-            return;
-        }
-        self.scan.num_weighed += 1;
-        let problem = self.buckets.problem;
-        let back = if theirs == NONE { [0, 0] } else { problem.cost[theirs as usize] };
-        let change = minus(problem.cost[own as usize], back);
-        let left = worse(minus(self.buckets.load[self.w as usize], change));
-        let after = left.max(raised(self.buckets.load[b as usize], change));
-        if after < self.limit && keeps_caps(self.buckets, self.w, b, [own, NONE], [theirs, NONE]) {
-            self.limit = after;
-            self.best = Some(Exchange { own: [own, NONE], other: b, theirs: [theirs, NONE] });
-        }
-    }
-}
-
-/// One or two samples of a bucket, as a unit of exchange.
+/// A few samples of a bucket, as a unit of exchange.
 #[derive(Debug, Clone, Copy)]
 struct Unit {
     cost: Pair,
-    samples: [u32; 2],
+    samples: Few,
+}
+
+/// The units of a bucket, ascending by their cost in one resource.
+#[derive(Default)]
+struct Ladder {
+    units: Vec<Unit>,
+    /// Cost of each unit in the resource, and `i64::MAX` behind the last.
+    key: Vec<i64>,
+    /// The first unit of each cell, cells being equal parts of the range of costs, and the number of units behind them.
+    start: Vec<u32>,
+    least: i64,
+    /// Width of a cell, as a power of two.
+    shift: u32,
+    unsorted: Vec<Unit>,
+}
+
+impl Ladder {
+    fn fill(&mut self, buckets: &Buckets, w: u32, r: usize, samples: usize, turn: usize) {
+        units(buckets, w, samples, turn, &mut self.unsorted);
+        let costs = self.unsorted.iter().map(|unit| unit.cost[r]);
+        let (least, most) = costs.fold((i64::MAX, 0), |(least, most), c| (least.min(c), most.max(c)));
+        let num_cells = self.unsorted.len().next_power_of_two() << 2;
+        let bits = i64::BITS - most.saturating_sub(least).max(0).leading_zeros();
+        (self.least, self.shift) = (least, bits.saturating_sub(num_cells.trailing_zeros()));
+        let cell = |unit: &Unit| ((unit.cost[r] - least) >> self.shift) as usize;
+        self.start.clear();
+        self.start.resize(num_cells + 1, 0);
+        for unit in &self.unsorted {
+            self.start[cell(unit) + 1] += 1;
+        }
+        let mut sum = 0;
+        for start in &mut self.start {
+            sum += *start;
+            *start = sum;
+        }
+        // From the last to the first, so that each cell's own end walks down to its start.
+        self.units.clear();
+        self.units.extend_from_slice(&self.unsorted);
+        for unit in &self.unsorted {
+            let end = &mut self.start[cell(unit) + 1];
+            *end -= 1;
+            self.units[*end as usize] = *unit;
+        }
+        self.start.remove(0);
+        self.start.extend([self.unsorted.len() as u32; 2]);
+        for place in 1..self.units.len() {
+            let unit = self.units[place];
+            let mut at = place;
+            while at > 0 && self.units[at - 1].cost[r] > unit.cost[r] {
+                self.units[at] = self.units[at - 1];
+                at -= 1;
+            }
+            self.units[at] = unit;
+        }
+        self.key.clear();
+        self.key.extend(self.units.iter().map(|unit| unit.cost[r]));
+        self.key.push(i64::MAX);
+    }
+
+    /// The place of the first unit of more than `cost`.
+    #[inline]
+    fn after(&self, cost: i64) -> usize {
+        let cell = (cost.wrapping_sub(self.least).max(0) >> self.shift) as usize;
+        let cell = cell.min(self.start.len() - 2);
+        let (mut at, end) = (self.start[cell] as usize, self.start[cell + 1] as usize);
+        if end - at > 8 {
+            // Many equal costs.
+            at += self.key[at..end].partition_point(|&key| key <= cost);
+        }
+        while self.key[at] <= cost {
+            at += 1;
+        }
+        at
+    }
+
+    /// Shows `weigh` each unit of these that costs over `low` and below `high` more than one of `theirs`, with that one
+    /// and the difference; what it returns are the new `low` and `high`, or nothing to end. Returns how many it saw, `most`
+    /// at most.
+    #[inline]
+    fn walk(
+        &self,
+        r: usize,
+        theirs: &[Unit],
+        (mut low, mut high): (i64, i64),
+        most: u64,
+        mut weigh: impl FnMut(&Unit, &Unit, Pair) -> Option<(i64, i64)>,
+    ) -> u64 {
+        let mut num_seen = 0;
+        for their in theirs {
+            if num_seen >= most {
+                break;
+            }
+            num_seen += 1;
+            let cost = their.cost[r];
+            let mut at = self.after(cost.wrapping_add(low));
+            while self.key[at].wrapping_sub(cost) < high && num_seen < most {
+                let Some(unit) = self.units.get(at) else { break };
+                at += 1;
+                num_seen += 1;
+                match weigh(unit, their, minus(unit.cost, their.cost)) {
+                    Some(window) => (low, high) = window,
+                    None => return num_seen,
+                }
+            }
+        }
+        num_seen
+    }
 }
 
 /// Exchanges weighed between two questions whether to stop: 0.1 ms.
@@ -138,9 +175,9 @@ pub(crate) struct Scan<'a> {
     /// After this many `stop` is asked.
     ask_at: u64,
     stop: &'a Stop<'a>,
-    own_units: Vec<Unit>,
-    other_units: Vec<Unit>,
-    partners: Vec<(i64, u32)>,
+    own: Ladder,
+    theirs: Vec<Unit>,
+    partners: Vec<(Reverse<i64>, u32)>,
 }
 
 impl<'a> Scan<'a> {
@@ -151,8 +188,8 @@ impl<'a> Scan<'a> {
             max_weighed,
             ask_at: 0,
             stop,
-            own_units: Vec::new(),
-            other_units: Vec::new(),
+            own: Ladder::default(),
+            theirs: Vec::new(),
             partners: Vec::new(),
         }
     }
@@ -163,9 +200,26 @@ impl<'a> Scan<'a> {
         self.num_weighed >= self.max_weighed
     }
 
-    /// Leaves this share of the exchanges that may still be weighed: one in `share`.
-    pub(crate) fn cut(&mut self, share: u64) {
-        self.max_weighed = self.num_weighed + (self.max_weighed - self.num_weighed) / share;
+    /// How many more may be weighed.
+    fn left(&self) -> u64 {
+        self.max_weighed.saturating_sub(self.num_weighed)
+    }
+
+    /// Counts work that weighs nothing, such as sorting or moving, as exchanges of about its time.
+    pub(crate) fn charge(&mut self, work: usize) {
+        self.num_weighed += self.left().min(work as u64);
+    }
+
+    /// Leaves this share of the exchanges that may still be weighed, one in `share`, and no more than `most`.
+    pub(crate) fn cut(&mut self, share: u64, most: u64) {
+        self.max_weighed = self.num_weighed + (self.left() / share).min(most);
+    }
+
+    /// Lets so many more exchanges be weighed, unless `stop` has struck.
+    pub(crate) fn grant(&mut self, more: u64) {
+        if !self.stop.has_struck() {
+            self.max_weighed = self.num_weighed.max(self.max_weighed) + more;
+        }
     }
 
     /// Asks whether to stop, if that was long ago; after a yes all is spent.
@@ -178,123 +232,149 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The exchange of one sample, or of one against one, after which the worse of the two buckets is best;
-    /// `None` if none helps. Ends early with any that halves the excess over `goal`.
-    pub(crate) fn single(&mut self, buckets: &Buckets, w: u32, goal: i64) -> Option<Exchange> {
+    /// The best exchange of bucket w with the first bucket, most room first, that has one that helps; `None` if
+    /// none has. Ends early with any that takes a quarter of the excess over `goal`.
+    ///
+    /// Only buckets that `is_new` says yes to are looked at. In buckets of more than 16 samples only 16 of them,
+    /// chosen by `turn`, take part.
+    pub(crate) fn best(
+        &mut self,
+        buckets: &Buckets,
+        w: u32,
+        goal: i64,
+        reach: Reach,
+        turn: usize,
+        is_new: impl Fn(u32) -> bool,
+    ) -> Option<Exchange> {
         let load = buckets.load[w as usize];
         let r = usize::from(load[1] > load[0]);
         let value = load[r];
-        let rooms = Rooms::new(buckets, w, r);
-        let enough = if value > goal { goal + (value - goal) / 2 } else { i64::MIN };
-        let mut search = Single { scan: self, buckets, w, limit: value, best: None };
-        // The few buckets with more room than all others are tried whole; the window is for the others.
-        for &(_, b) in rooms.roomy() {
-            search.scan.heed();
-            for &own in &buckets.members[w as usize] {
-                search.weigh(own, NONE, b);
-                for &theirs in &buckets.members[b as usize] {
-                    search.weigh(own, theirs, b);
-                }
-            }
-            if search.limit <= enough {
-                return search.best;
-            }
+        self.list_partners(buckets, w, r, reach.partners, is_new);
+        self.charge(buckets.load.len() / 4 + self.partners.len());
+        if self.partners.is_empty() {
+            return None;
         }
-        let lightest = rooms.lightest_other;
-        for &own in &buckets.members[w as usize] {
-            search.scan.heed();
-            let cost = buckets.problem.cost[own as usize];
-            // Sorted ascending, so the window is walked from its upper end, where c' is nearest to c.
-            let rank = buckets.problem.rank[r][own as usize] as usize;
-            for &(other_cost, theirs) in buckets.problem.sorted[r][..rank].iter().rev() {
-                if lightest + cost[r] - other_cost[r] >= search.limit {
-                    break;
-                }
-                search.weigh(own, theirs, buckets.bucket[theirs as usize]);
-                if search.limit <= enough {
-                    return search.best;
-                }
-            }
-            if search.scan.is_spent() {
+        self.own.fill(buckets, w, r, reach.samples, turn);
+        self.charge(self.own.units.len());
+        let enough = if value > goal { goal + (value - goal) / 4 * 3 } else { i64::MIN };
+        for at in 0..self.partners.len() {
+            self.heed();
+            if self.is_spent() {
                 break;
             }
-            if lightest + cost[r] < search.limit {
-                for &b in buckets.order.iter().rev() {
-                    search.weigh(own, NONE, b);
+            let b = self.partners[at].1;
+            let other = buckets.load[b as usize];
+            let raised_from = worse(other);
+            units(buckets, b, reach.samples, turn, &mut self.theirs);
+            self.theirs.push(Unit { cost: [0, 0], samples: [NONE; SAMPLES_MAX] });
+            let window = |limit: i64| (value - limit, limit.max(raised_from + 1) - other[r]);
+            let (mut limit, mut best) = (value, None);
+            let left = self.left();
+            self.num_weighed += self.own.walk(r, &self.theirs, window(limit), left, |unit, their, change| {
+                // A bucket that rises no further is no reason against an exchange, however high it is.
+                let after = worse(plus(other, change));
+                let after = if after > raised_from { after } else { 0 };
+                let after = worse(minus(load, change)).max(after);
+                if after < limit && keeps_caps(buckets, w, b, unit.samples, their.samples) {
+                    limit = after;
+                    best = Some(Exchange { own: unit.samples, other: b, theirs: their.samples });
                 }
+                (limit > enough).then(|| window(limit))
+            });
+            if best.is_some() {
+                return best;
             }
         }
-        search.best
+        None
     }
 
-    /// The best exchange of up to two against up to two samples with the first bucket, most room first, that has
-    /// one that helps; `None` if none has.
-    ///
-    /// In buckets of more than 16 samples only 16 of them, chosen by `turn`, take part.
-    pub(crate) fn pair(&mut self, buckets: &Buckets, w: u32, turn: usize) -> Option<Exchange> {
+    /// The exchange with one of `others` that lowers bucket w, `sample` among those that leave it, and ends with the least
+    /// load there; `None` if none lowers w.
+    pub(crate) fn push(
+        &mut self,
+        buckets: &Buckets,
+        w: u32,
+        sample: u32,
+        others: impl Iterator<Item = u32>,
+        turn: usize,
+    ) -> Option<Exchange> {
         let load = buckets.load[w as usize];
         let r = usize::from(load[1] > load[0]);
         let value = load[r];
-        let mut own = std::mem::take(&mut self.own_units);
-        let mut theirs = std::mem::take(&mut self.other_units);
-        units(buckets, w, turn, &mut own);
-        own.sort_unstable_by_key(|unit| (unit.cost[r], unit.samples));
-        let mut partners = std::mem::take(&mut self.partners);
-        partners.clear();
-        let levels = (0..).zip(&buckets.load).map(|(b, &load)| (level(load, r, value), b));
-        partners.extend(levels.filter(|&(level, b)| level < value && b != w));
-        partners.sort_unstable();
-        let mut best = None;
-        for &(_, b) in &partners {
-            if self.is_spent() || best.is_some() {
-                break;
-            }
-            self.heed();
-            let other_load = buckets.load[b as usize];
-            let mut limit = value;
-            let other_value = worse(other_load);
-            units(buckets, b, turn, &mut theirs);
-            theirs.push(Unit { cost: [0, 0], samples: [NONE, NONE] });
-            for &their in &theirs {
-                if self.is_spent() {
-                    break;
+        self.own.fill(buckets, w, r, 2, turn);
+        self.charge(self.own.units.len());
+        let (mut least, mut best) = (i64::MAX, None);
+        for b in others.filter(|&b| b != w) {
+            let other = buckets.load[b as usize];
+            units(buckets, b, 2, turn, &mut self.theirs);
+            self.theirs.push(Unit { cost: [0, 0], samples: [NONE; SAMPLES_MAX] });
+            let window = (0, least.saturating_sub(other[r]));
+            let left = self.left();
+            self.num_weighed += self.own.walk(r, &self.theirs, window, left, |unit, their, change| {
+                let raised = worse(plus(other, change));
+                if raised < least
+                    && unit.samples.contains(&sample)
+                    && worse(minus(load, change)) < value
+                    && keeps_caps(buckets, w, b, unit.samples, their.samples)
+                {
+                    least = raised;
+                    best = Some(Exchange { own: unit.samples, other: b, theirs: their.samples });
                 }
-                self.num_weighed += 1;
-                let from = own.partition_point(|unit| unit.cost[r] <= their.cost[r] + value - limit);
-                for unit in &own[from..] {
-                    let change = minus(unit.cost, their.cost);
-                    if other_load[r] + change[r] >= limit.max(other_value + 1) || self.is_spent() {
-                        break;
-                    }
-                    self.num_weighed += 1;
-                    let after = worse(minus(load, change)).max(raised(other_load, change));
-                    if after < limit && keeps_caps(buckets, w, b, unit.samples, their.samples) {
-                        limit = after;
-                        best = Some(Exchange { own: unit.samples, other: b, theirs: their.samples });
-                    }
-                }
-            }
+                Some((0, least - other[r]))
+            });
         }
-        (self.own_units, self.other_units, self.partners) = (own, theirs, partners);
         best
     }
-}
 
-/// The load of a bucket after `change` where that raises it, in nanoseconds; 0 where it does not: a bucket
-/// that rises no further is no reason against an exchange, however high it is.
-fn raised(load: Pair, change: Pair) -> i64 {
-    let after = worse(plus(load, change));
-    if after > worse(load) { after } else { 0 }
+    /// Lists the buckets with room for what leaves bucket w, most room first, `most` at most.
+    ///
+    /// Room has two sides: what b can take in resource r, and by how much the other resource may change, up or
+    /// down. Their product says how likely an exchange that fits is.
+    fn list_partners(
+        &mut self,
+        buckets: &Buckets,
+        w: u32,
+        r: usize,
+        most: usize,
+        is_new: impl Fn(u32) -> bool,
+    ) {
+        let load = buckets.load[w as usize];
+        let value = load[r];
+        let slack = value - load[1 - r];
+        // Beyond some samples' worth more room is no more use.
+        let cap = value >> 3;
+        // 2^30 a side, so that a product fits.
+        let shift = (i64::BITS - cap.leading_zeros()).saturating_sub(30);
+        self.partners.clear();
+        for (b, &other) in (0..).zip(&buckets.load) {
+            if b == w || !is_new(b) {
+                continue;
+            }
+            // A bucket above w may not rise, but may change as long as it does not.
+            let excess = (worse(other) - value).max(0);
+            let room = value - other[r] + excess;
+            if room > 0 {
+                let side = value - other[1 - r] + excess + slack;
+                let area = (room.min(cap) >> shift) * (side.min(cap) >> shift);
+                self.partners.push((Reverse(area), b));
+            }
+        }
+        if self.partners.len() > most {
+            self.partners.select_nth_unstable(most);
+            self.partners.truncate(most);
+        }
+        self.partners.sort_unstable();
+    }
 }
 
 /// Whether both buckets keep both caps when `own` samples go from w to b and `theirs` come back.
 #[inline]
-pub(crate) fn keeps_caps(buckets: &Buckets, w: u32, b: u32, own: [u32; 2], theirs: [u32; 2]) -> bool {
+pub(crate) fn keeps_caps(buckets: &Buckets, w: u32, b: u32, own: Few, theirs: Few) -> bool {
     // Where nothing is capped this is all that is paid.
     buckets.problem.sizes.is_empty() || room(buckets, w, b, size(buckets, own), size(buckets, theirs))
 }
 
-fn size(buckets: &Buckets, samples: [u32; 2]) -> Size {
+fn size(buckets: &Buckets, samples: Few) -> Size {
     samples.into_iter().filter(|&sample| sample != NONE).fold([0, 0], |sum, sample| {
         let size = buckets.problem.size(sample);
         [sum[0] + size[0], sum[1] + size[1]]
@@ -307,18 +387,141 @@ fn room(buckets: &Buckets, w: u32, b: u32, own: Size, theirs: Size) -> bool {
     (0..caps.len()).all(|c| w[c] - own[c] <= caps[c] - theirs[c] && b[c] - theirs[c] <= caps[c] - own[c])
 }
 
-/// Fills `units` with the members of a bucket, alone and in pairs.
-fn units(buckets: &Buckets, bucket: u32, turn: usize, units: &mut Vec<Unit>) {
-    let problem = buckets.problem;
+/// Fills `units` with the members of a bucket, alone, in pairs and, where `samples` is 3, in threes.
+fn units(buckets: &Buckets, bucket: u32, samples: usize, turn: usize, units: &mut Vec<Unit>) {
+    let cost = &buckets.problem.cost;
     let members = &buckets.members[bucket as usize];
-    let start = if members.len() > PAIRED_MEMBERS { turn % members.len() } else { 0 };
-    let one = |sample: u32| Unit { cost: problem.cost[sample as usize], samples: [sample, NONE] };
+    let mut some = [0; MEMBERS_MAX];
+    let count = members.len().min(MEMBERS_MAX);
+    let start = if members.len() > MEMBERS_MAX { turn % members.len() } else { 0 };
+    for (slot, &member) in some.iter_mut().zip(members[start..].iter().chain(members)).take(count) {
+        *slot = member;
+    }
+    let some = &some[..count];
     units.clear();
-    units.extend(members.iter().cycle().skip(start).take(members.len().min(PAIRED_MEMBERS)).map(|&s| one(s)));
-    for second in 1..units.len() {
-        for first in 0..second {
-            let (a, b) = (units[first], units[second]);
-            units.push(Unit { cost: plus(a.cost, b.cost), samples: [a.samples[0], b.samples[0]] });
+    for (k, &c) in some.iter().enumerate() {
+        let alone = cost[c as usize];
+        units.push(Unit { cost: alone, samples: [c, NONE, NONE] });
+        for (j, &b) in some[..k].iter().enumerate() {
+            let two = plus(alone, cost[b as usize]);
+            units.push(Unit { cost: two, samples: [c, b, NONE] });
+            if samples > 2 {
+                let three = |&a: &u32| Unit { cost: plus(two, cost[a as usize]), samples: [c, b, a] };
+                units.extend(some[..j].iter().map(three));
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::costs::{Costs, Limits};
+    use crate::problem::Problem;
+    use crate::random::{below, generator};
+
+    const ALL: usize = usize::MAX;
+
+    fn found(costs: &Costs, limits: &Limits, bucket: &[u32], w: u32, samples: usize) -> Option<[i64; 2]> {
+        let problem = Problem::new(costs, limits);
+        let mut buckets = Buckets::new(&problem, problem.by_own_order(bucket));
+        let stop = Stop::never();
+        let mut scan = Scan::new(u64::MAX, &stop);
+        let exchange = scan.best(&buckets, w, 0, Reach { samples, partners: ALL }, 0, |_| true)?;
+        for (few, to) in [(exchange.own, exchange.other), (exchange.theirs, w)] {
+            for sample in few.into_iter().filter(|&sample| sample != NONE) {
+                assert_eq!(buckets.bucket[sample as usize], if to == w { exchange.other } else { w });
+                buckets.put(sample, to);
+            }
+        }
+        assert!(buckets.keeps_caps());
+        Some([buckets.value(w), buckets.value(exchange.other)])
+    }
+
+    #[test]
+    fn three_for_two_is_found_where_two_for_two_does_not_help() {
+        // Bucket 0: 3 x 110 + 4 x 200 = 1,130 on the encoder, 1,129 on the LLM, so that none of the 199s of bucket 1
+        // may come, which bring 2 on the LLM. Bucket 1: 150 + 177 + 4 x 199 = 1,123. What goes must exceed what
+        // comes by 1 to 6: 110, 200, 220, 310, 400 against 0, 150, 177, 327 never do; 3 x 110 - 150 - 177 = 3 does.
+        let encoder_ns = vec![110, 110, 110, 200, 200, 200, 200, 0, 150, 177, 199, 199, 199, 199];
+        let llm_ns = vec![0, 0, 0, 0, 0, 0, 0, 1_129, 0, 0, 2, 2, 2, 2];
+        let bucket = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1];
+        let costs = Costs { encoder_ns, llm_ns, ..Costs::default() };
+        let limits = Limits::new(costs.num_samples(), 2);
+        assert_eq!(found(&costs, &limits, &bucket, 0, 2), None);
+        assert_eq!(found(&costs, &limits, &bucket, 0, 3), Some([1_129, 1_126]));
+    }
+
+    /// All sets of one to three of `samples`.
+    fn sets(samples: &[usize]) -> Vec<Vec<usize>> {
+        let mut all = vec![vec![]];
+        for &sample in samples {
+            let more: Vec<Vec<usize>> = all.iter().filter(|set| set.len() < SAMPLES_MAX).cloned().collect();
+            all.extend(more.into_iter().map(|set| [set, vec![sample]].concat()));
+        }
+        all
+    }
+
+    #[test]
+    fn an_exchange_is_found_exactly_where_trying_all_finds_one() {
+        let mut random = generator(7);
+        let mut counts = [0, 0];
+        for round in 0..300 {
+            let (n, end) = (3 + below(&mut random, 10), [9, 50, 1_000][round % 3]);
+            let mut column = |end| (0..n).map(|_| below(&mut random, end) as u64).collect::<Vec<u64>>();
+            let costs = Costs {
+                encoder_ns: column(end),
+                llm_ns: column(end),
+                bytes: Some(column(9)),
+                ..Costs::default()
+            };
+            let bucket: Vec<u32> = (0..n).map(|_| below(&mut random, 3) as u32).collect();
+            let sum = |column: &[u64], set: &[usize]| set.iter().map(|&i| column[i]).sum::<u64>();
+            let lying_in = |b: u32| (0..n).filter(|&i| bucket[i] == b).collect::<Vec<usize>>();
+            let columns = [&costs.encoder_ns[..], &costs.llm_ns, costs.bytes.as_deref().unwrap()];
+            let totals = |b: u32| columns.map(|column| sum(column, &lying_in(b)));
+            let cap = (0..3).map(|b| totals(b)[2]).max().unwrap();
+            let limits = Limits { bucket_bytes_max: (round % 2 == 0).then_some(cap), ..Limits::new(n, 3) };
+            let w = (0..3).max_by_key(|&b| totals(b)[0].max(totals(b)[1])).unwrap();
+            let value = totals(w)[0].max(totals(w)[1]);
+            let helps = |own: &[usize], b: u32, theirs: &[usize]| {
+                let [goes, comes] = [own, theirs].map(|set| columns.map(|column| sum(column, set)));
+                let after = |b: u32, less: [u64; 3], more: [u64; 3]| {
+                    let now = totals(b);
+                    [0, 1, 2].map(|c| now[c] - less[c] + more[c])
+                };
+                [after(w, goes, comes), after(b, comes, goes)].iter().all(|&[encoder, llm, bytes]| {
+                    encoder.max(llm) < value && (limits.bucket_bytes_max.is_none() || bytes <= cap)
+                })
+            };
+            let exists = (0..3).filter(|&b| b != w).any(|b| {
+                let theirs = sets(&lying_in(b));
+                sets(&lying_in(w)).iter().any(|own| theirs.iter().any(|theirs| helps(own, b, theirs)))
+            });
+            let found = found(&costs, &limits, &bucket, w, 3);
+            assert_eq!(found.is_some(), exists, "{costs:?} {bucket:?}");
+            assert!(found.is_none_or(|after| after.iter().all(|&after| after.cast_unsigned() < value)));
+            counts[usize::from(exists)] += 1;
+        }
+        assert!(counts[0] > 20 && counts[1] > 20, "{counts:?}");
+    }
+
+    #[test]
+    fn a_push_lowers_one_bucket_and_raises_the_other_the_least() {
+        // Bucket 0 holds 9 and 4, bucket 1 holds 8 and 5, both 13: nothing helps. With 9 gone, 8 for it costs bucket 1
+        // one; 4 beside it for 5 and 8 would raise nothing, but lowers nothing either.
+        let costs = Costs { encoder_ns: vec![9, 4, 8, 5], llm_ns: vec![0; 4], ..Costs::default() };
+        let limits = Limits::new(4, 2);
+        let problem = Problem::new(&costs, &limits);
+        let buckets = Buckets::new(&problem, problem.by_own_order(&[0, 0, 1, 1]));
+        let stop = Stop::never();
+        let mut scan = Scan::new(u64::MAX, &stop);
+        assert!(scan.best(&buckets, 0, 0, Reach { samples: 3, partners: ALL }, 0, |_| true).is_none());
+        let nine = buckets.members[0].iter().copied().find(|&s| problem.cost[s as usize] == [9, 0]).unwrap();
+        let pushed = scan.push(&buckets, 0, nine, [0, 1].into_iter(), 0).unwrap();
+        let cost = |few: Few| -> i64 {
+            few.into_iter().filter(|&s| s != NONE).map(|s| problem.cost[s as usize][0]).sum()
+        };
+        assert_eq!((pushed.other, cost(pushed.own), cost(pushed.theirs)), (1, 9, 8));
     }
 }

@@ -26,7 +26,7 @@
 //! optimum of 48 samples in 16 buckets in some 20 ms. [`schedule_until`] ends at the caller's word with the best so far.
 //!
 //! Everything is integer nanoseconds and counted moves: the same costs, limits and seed give the same answer on
-//! any machine. A batch of 2,048 samples and 128 buckets takes some 20 ms on one core.
+//! any machine. A batch of 2,048 samples and 128 buckets takes some 15 ms on one core.
 //!
 //! Not modelled: the pipeline itself (the caller judges orders by its simulator), what a microbatch costs beyond
 //! the sum of its samples, and samples that could be cut. `docs/scheduler.md` has the algorithm, the proofs of the
@@ -130,7 +130,7 @@ pub fn schedule_until(
         // The exact search looks at the worst bucket alone.
         num_moves += refine::refine(&mut buckets, bound, left, limits.seed, &stop);
     } else if exact::is_open(bound, buckets.worst()) {
-        // More samples than the exact search takes: its work goes to exchanges, some 13 ns each.
+        // More samples than the exact search takes: its work goes to exchanges, some 10 ns each.
         let seed = limits.seed.wrapping_add(1);
         num_moves += refine::refine(&mut buckets, bound, limits.max_exact_work / 2, seed, &stop);
     }

@@ -6,14 +6,11 @@
 //! kick.
 
 use crate::buckets::Buckets;
-use crate::exchange::{Exchange, NONE, Scan, keeps_caps};
+use crate::exchange::{Exchange, NONE, Reach, Scan, keeps_caps};
 use crate::problem::worse;
 use crate::random::{below, generator};
 use crate::stop::Stop;
 use rand_chacha::ChaCha8Rng;
-
-/// Buckets, from the worst one, that must have no helpful exchange left before a kick is judged.
-const KICK_DEPTH: usize = 3;
 
 /// What lies below the worst bucket is balanced to one part in this many of its mean, no finer, once the worst
 /// one is proven: more would cost time and change no step.
@@ -22,66 +19,141 @@ const REST_PRECISION: i64 = 10_000;
 /// The share of the moves left that goes to the rest once the worst bucket is proven: one in this many.
 const REST_SHARE: u64 = 4;
 
+/// The most moves a sample that go to the rest, so that small batches end as soon as the bound is met.
+const REST_MOVES: u64 = 64;
+
+/// The share of all moves that is kept for the buckets below the worst one, where that is not proven: one in this many.
+const EVENING_SHARE: u64 = 16;
+
 /// Kicks in a row, and ten a bucket, that may fail before the search for the rest ends, once the worst bucket is
 /// proven.
 const REST_PATIENCE: usize = 200;
+
+/// The share of kicks that push work out of the worst bucket on purpose, one in this many, and the buckets one looks at.
+const PUSH_SHARE: usize = 8;
+const PUSH_PARTNERS: usize = 8;
+
+/// The exchanges tried, the cheapest first. Pairs reach a few parts in 10,000 of the bound, threes a few in 100,000.
+const REACHES: [Reach; 2] = [Reach { samples: 2, partners: 64 }, Reach { samples: 3, partners: 32 }];
 
 /// Improves an assignment in place; returns the exchanges weighed, at most `max_moves`.
 ///
 /// Ends when the worst bucket is at `bound` (and the rest is even), when the moves are spent, or when `stop` strikes. The result is
 /// never worse, in the order of the objective, than what it began with, and keeps every cap that was kept.
 pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u64, stop: &Stop) -> u64 {
-    if buckets.problem.num_buckets < 2 || buckets.problem.num_samples() < 2 {
+    let (num_buckets, num_samples) = (buckets.problem.num_buckets, buckets.problem.num_samples());
+    if num_buckets < 2 || num_samples < 2 {
         return 0;
     }
+    let evening = max_moves / EVENING_SHARE;
     let mut search = Search {
-        scan: Scan::new(max_moves, stop),
+        scan: Scan::new(max_moves - evening, stop),
         random: generator(seed),
-        is_stuck: vec![false; buckets.problem.num_buckets],
+        memory: Memory::new(num_buckets),
         bound,
     };
     search.scan.heed();
-    search.descend(buckets, usize::MAX, i64::MAX);
+    search.descend(buckets, 1, i64::MAX);
     buckets.mark();
+    search.memory.mark();
     let mut best: Vec<i64> = buckets.values().collect();
-    let mut was_stuck = Vec::new();
     let (mut failures, mut is_proven) = (0, false);
     while !search.scan.is_spent() {
         let (first, goal) = search.free(buckets);
-        if first > 0 && !is_proven {
-            is_proven = true;
-            search.scan.cut(REST_SHARE);
-        }
         let level = best.get(first).copied().unwrap_or(0);
         let enough = if first == 0 { goal } else { goal + goal / REST_PRECISION };
         let is_tired = first > 0 && failures > REST_PATIENCE + 10 * buckets.order.len();
         if level <= enough || is_tired {
             break;
         }
-        was_stuck.clone_from(&search.is_stuck);
         search.scan.heed();
-        search.kick(buckets, first);
-        search.descend(buckets, first + KICK_DEPTH, level);
+        if first > 0 && !is_proven {
+            is_proven = true;
+            search.scan.cut(REST_SHARE, REST_MOVES * num_samples as u64);
+            search.descend(buckets, usize::MAX, i64::MAX);
+        } else {
+            search.kick(buckets, first);
+            search.descend(buckets, first + 1, level);
+        }
         let found = buckets.values().cmp(best.iter().copied());
         failures = if found.is_lt() { 0 } else { failures + 1 };
         if found.is_le() {
             // Of equals the newer, so that the search walks along plateaus.
             buckets.mark();
+            search.memory.mark();
             best.clear();
             best.extend(buckets.values());
         } else {
             buckets.undo();
-            search.is_stuck.clone_from(&was_stuck);
+            search.memory.undo();
         }
     }
+    if !is_proven {
+        search.scan.grant(evening);
+        search.descend(buckets, usize::MAX, i64::MAX);
+    }
     search.scan.num_weighed
+}
+
+/// When each bucket last changed, and when each was last found to have no helpful exchange of each reach.
+///
+/// Times count exchanges. A bucket found stuck is tried again with those buckets only that changed since.
+struct Memory {
+    now: u64,
+    changed: Vec<u64>,
+    stuck: Vec<[u64; REACHES.len()]>,
+    /// Entries as they were, of every change since the last mark.
+    log: Vec<(u32, u64, [u64; REACHES.len()])>,
+}
+
+impl Memory {
+    fn new(num_buckets: usize) -> Self {
+        Self {
+            now: 1,
+            changed: vec![1; num_buckets],
+            stuck: vec![[0; REACHES.len()]; num_buckets],
+            log: Vec::new(),
+        }
+    }
+
+    fn save(&mut self, bucket: u32) {
+        self.log.push((bucket, self.changed[bucket as usize], self.stuck[bucket as usize]));
+    }
+
+    fn change(&mut self, pair: [u32; 2]) {
+        self.now += 1;
+        for bucket in pair {
+            self.save(bucket);
+            self.changed[bucket as usize] = self.now;
+        }
+    }
+
+    /// The time after which a bucket must have changed to be worth a try against bucket w.
+    fn since(&self, w: u32, reach: usize) -> u64 {
+        let stuck = self.stuck[w as usize][reach];
+        if self.changed[w as usize] > stuck { 0 } else { stuck }
+    }
+
+    fn is_stuck(&mut self, w: u32, reach: usize) {
+        self.save(w);
+        self.stuck[w as usize][reach] = self.now;
+    }
+
+    fn mark(&mut self) {
+        self.log.clear();
+    }
+
+    fn undo(&mut self) {
+        while let Some((bucket, changed, stuck)) = self.log.pop() {
+            (self.changed[bucket as usize], self.stuck[bucket as usize]) = (changed, stuck);
+        }
+    }
 }
 
 struct Search<'a> {
     scan: Scan<'a>,
     random: ChaCha8Rng,
-    /// Buckets found to have no helpful exchange, and not changed since.
-    is_stuck: Vec<bool>,
+    memory: Memory,
     bound: i64,
 }
 
@@ -120,28 +192,31 @@ impl Search<'_> {
             if value <= goal {
                 break;
             }
-            if self.is_stuck[w as usize] {
-                at += 1;
-                continue;
+            match self.helpful(buckets, w, goal) {
+                Some(exchange) => {
+                    self.apply(buckets, w, exchange);
+                    at = first;
+                }
+                None if at == first && value > level => break,
+                None => at += 1,
             }
-            let found = match self.scan.single(buckets, w, goal) {
-                None => {
-                    let turn = below(&mut self.random, 1 << 16);
-                    self.scan.pair(buckets, w, turn)
-                }
-                found => found,
-            };
-            let Some(exchange) = found else {
-                self.is_stuck[w as usize] = true;
-                if at == first && value > level {
-                    break;
-                }
-                continue;
-            };
-            self.apply(buckets, w, exchange);
-            at = first;
-            self.is_stuck[buckets.order[first] as usize] = false;
         }
+    }
+
+    /// An exchange that improves bucket w, of the least reach that has one.
+    fn helpful(&mut self, buckets: &Buckets, w: u32, goal: i64) -> Option<Exchange> {
+        let turn = below(&mut self.random, 1 << 16);
+        for (at, &reach) in REACHES.iter().enumerate() {
+            let since = self.memory.since(w, at);
+            let changed = &self.memory.changed;
+            let is_new = |b: u32| changed[b as usize] > since;
+            let found = self.scan.best(buckets, w, goal, reach, turn, is_new);
+            if found.is_some() || self.scan.is_spent() {
+                return found;
+            }
+            self.memory.is_stuck(w, at);
+        }
+        None
     }
 
     fn apply(&mut self, buckets: &mut Buckets, w: u32, exchange: Exchange) {
@@ -151,12 +226,20 @@ impl Search<'_> {
         for sample in exchange.theirs.into_iter().filter(|&s| s != NONE) {
             buckets.put(sample, w);
         }
-        self.is_stuck[w as usize] = false;
-        self.is_stuck[exchange.other as usize] = false;
+        self.memory.change([w, exchange.other]);
+        self.scan.charge(8 + buckets.order.len() / 8);
     }
 
-    /// Moves or exchanges a few samples at random, most often beginning with the worst free bucket.
+    /// Disturbs the assignment: now and then the worst free bucket is made lighter at the expense of another,
+    /// else a few samples are moved or exchanged at random, most often of the worst free bucket.
     fn kick(&mut self, buckets: &mut Buckets, first: usize) {
+        if below(&mut self.random, PUSH_SHARE) == 0 {
+            let w = buckets.order[first];
+            if let Some(exchange) = self.push(buckets, w) {
+                self.apply(buckets, w, exchange);
+            }
+            return;
+        }
         let num_exchanges = 1 + below(&mut self.random, 3);
         for number in 0..num_exchanges {
             if self.scan.is_spent() {
@@ -167,12 +250,25 @@ impl Search<'_> {
             } else {
                 first + below(&mut self.random, buckets.order.len() - first)
             };
-            self.scan.num_weighed += 1;
+            self.scan.charge(1);
             let w = buckets.order[place];
             if let Some(exchange) = self.random_exchange(buckets, w) {
                 self.apply(buckets, w, exchange);
             }
         }
+    }
+
+    /// An exchange that lowers bucket w and takes a random sample out of it, with a random other bucket, which
+    /// it raises as little as it can; `None` where there is none.
+    ///
+    /// Where no exchange helps both, what is wrong with w is often easier to mend elsewhere.
+    fn push(&mut self, buckets: &Buckets, w: u32) -> Option<Exchange> {
+        let members = &buckets.members[w as usize];
+        let sample = *members.get(below(&mut self.random, members.len().max(1)))?;
+        let turn = below(&mut self.random, 1 << 16);
+        let random = &mut self.random;
+        let others = (0..PUSH_PARTNERS).map(|_| below(random, buckets.problem.num_buckets) as u32);
+        self.scan.push(buckets, w, sample, others, turn)
     }
 
     /// A sample of bucket w that moves to any bucket, or goes against one near it in cost; `None` where the draw
@@ -196,7 +292,7 @@ impl Search<'_> {
             let theirs = problem.sorted[resource][low + below(&mut self.random, high - low + 1)].1;
             (buckets.bucket[theirs as usize], theirs)
         };
-        let is_sound = other != w && keeps_caps(buckets, w, other, [own, NONE], [theirs, NONE]);
-        is_sound.then_some(Exchange { own: [own, NONE], other, theirs: [theirs, NONE] })
+        let is_sound = other != w && keeps_caps(buckets, w, other, [own, NONE, NONE], [theirs, NONE, NONE]);
+        is_sound.then_some(Exchange { own: [own, NONE, NONE], other, theirs: [theirs, NONE, NONE] })
     }
 }
