@@ -1,0 +1,91 @@
+//! A session at the command line, and its snapshots.
+
+// Each test crate uses a part of it; `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A directory with a small demo in it, made by the binary itself.
+pub(crate) struct Session {
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl Session {
+    pub(crate) fn new() -> Self {
+        let session = Self { directory: tempfile::tempdir().unwrap() };
+        let made = session.dflop(&["demo-data", "demo", "--samples", "48"]);
+        assert!(made.contains("status: 0"), "{made}");
+        session
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Status, stdout and stderr, as a person sees them.
+    pub(crate) fn dflop(&self, arguments: &[&str]) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_dflop"))
+            .args(arguments)
+            .current_dir(self.directory.path())
+            .env("COLUMNS", "100")
+            .env_remove("RANK")
+            .output()
+            .unwrap();
+        format!(
+            "$ dflop {}\nstatus: {}\n--- stdout\n{}--- stderr\n{}",
+            arguments.join(" "),
+            output.status.code().unwrap_or(-1),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    }
+
+    pub(crate) fn profile_data(&self) {
+        let made = self.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+        assert!(made.contains("status: 0"), "{made}");
+    }
+
+    /// The recorded profile of the demo model, as if measured here.
+    pub(crate) fn record_model_profile(&self) {
+        let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/profiles/demo_cpu.json");
+        fs::copy(recorded, self.path("demo/model_profile.json")).unwrap();
+    }
+
+    /// Makes the recorded profile that of another device.
+    pub(crate) fn set_device(&self, kind: &str, name: &str) {
+        self.edit("demo/model_profile.json", |text| {
+            let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
+            profile["device"]["kind"] = kind.into();
+            profile["device"]["name"] = name.into();
+            profile.to_string()
+        });
+    }
+
+    pub(crate) fn edit(&self, name: &str, change: impl FnOnce(String) -> String) {
+        let path = self.path(name);
+        let text = fs::read_to_string(&path).unwrap();
+        let changed = change(text.clone());
+        assert_ne!(text, changed, "the edit of {name} changes nothing");
+        fs::write(path, changed).unwrap();
+    }
+}
+
+/// The snapshot with what differs between machines and runs masked.
+pub(crate) fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({
+        snapshot_path => "../snapshots",
+        prepend_module_to_snapshot => false,
+        filters => vec![
+            (r"/[^ `]*\.tmp[A-Za-z0-9]+", "[TMP]"),
+            (r"sha256:[0-9a-f]{64}", "sha256:[HASH]"),
+            (r"it has \d+ cores", "it has [N] cores"),
+            (r"\d+(\.\d+)? (s|ms|us)\b", "[TIME]"),
+            (r"[\d.]+ samples/s", "[RATE] samples/s"),
+        ],
+        omit_expression => true,
+    }, {
+        insta::assert_snapshot!(name, text);
+    });
+}

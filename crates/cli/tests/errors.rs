@@ -1,0 +1,219 @@
+//! The errors people are most likely to meet, whole, of the real binary.
+
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Session, snapshot};
+use std::fs;
+use std::path::PathBuf;
+
+#[test]
+fn error_missing_file() {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    let mut text = session.dflop(&["profile", "data"]);
+    text.push_str(&session.dflop(&["schedule", "--costs", "none.csv", "--buckets", "2"]));
+    text.push_str(&session.dflop(&["probe", "none.jpg", "--json"]));
+    snapshot("error_missing_file", &text);
+}
+
+/// Only Python can call the function that `model.family` names.
+#[test]
+fn error_family_without_python() {
+    let session = Session::new();
+    session
+        .edit("demo/dflop.yaml", |text| text.replacen("model:\n", "model:\n  family: my_rules:shape\n", 1));
+    snapshot("error_family_without_python", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_missing_artifact() {
+    let session = Session::new();
+    snapshot("error_missing_artifact", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_corrupt_jpeg() {
+    let session = Session::new();
+    let mut images: Vec<PathBuf> = fs::read_dir(session.path("demo/data/media"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "jpg"))
+        .collect();
+    images.sort();
+    fs::write(&images[0], b"\xff\xd8\xff\xe0\x00\x10JFIF").unwrap();
+    let mut text = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+    // The other policy leaves it out, counted and listed.
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("on_bad_sample: fail", "on_bad_sample: skip"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    snapshot("error_corrupt_jpeg", &text);
+}
+
+#[test]
+fn error_broken_record() {
+    let session = Session::new();
+    fs::write(
+        session.path("broken.jsonl"),
+        "{\"id\": \"a\", \"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}, {\"from\": \"gpt\", \"value\": \"yes\"}]}\n{\"id\": \"b\", \"conversations\": [{\"from\": \"human\"\n{\"id\": \"c\"}\n",
+    )
+    .unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("data/mixture.yaml", "../broken.jsonl"));
+    snapshot("error_broken_record", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_unknown_family() {
+    let session = Session::new();
+    session.edit("demo/model/config.json", |json| json.replace("llava_onevision", "mammoth_vl"));
+    snapshot("error_unknown_family", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_impossible_plan() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("cluster:\n", "cluster:\n  memory_budget_bytes: 100000\n")
+    });
+    snapshot("error_impossible_plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+}
+
+/// The cap on tokens of a bucket: under the longest sample, over it but too small for the microbatches, and kept by the
+/// aware arm where arrival order passes it.
+#[test]
+fn a_cap_on_tokens() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let train = |cap| format!("train:\n  bucket_tokens_max: {cap}\n");
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("train:\n", &train(1_000)));
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("tokens_max: 1000", "tokens_max: 1400"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("tokens_max: 1400", "tokens_max: 2000"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "2"]));
+    snapshot("a_cap_on_tokens", &text);
+}
+
+#[test]
+fn error_giants() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let with = |giants: &'static str| {
+        session.edit("demo/dflop.yaml", |text| text.replace("train:\n", &format!("train:\n{giants}")));
+    };
+    with("  giants: defer\n");
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |text| text.replace("giants: defer", "giants: drop"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    session.edit("demo/dflop.yaml", |text| {
+        text.replace("giants: drop", "giants: refuse\n  giant_llm_tokens: 1000")
+    });
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot("error_giants", &text);
+}
+
+#[test]
+fn error_other_model() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    session.edit("demo/model/config.json", |json| json.replace("\"model_type\"", " \"model_type\""));
+    snapshot("error_other_model", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_plan_of_another_configuration() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("global_batch_size: 64", "global_batch_size: 32").replace("seed: 0", "seed: 1")
+    });
+    let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("dtype: float32", "dtype: bfloat16"));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot("error_plan_of_another_configuration", &text);
+}
+
+/// Before torchrun is started: arms that there are none of, and logs that are not of this plan and data.
+#[test]
+fn error_arms_and_replays() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let train = |flags: &[&str]| {
+        let start = ["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"];
+        session.dflop(&[&start, flags].concat())
+    };
+    fs::write(session.path("empty.jsonl"), "").unwrap();
+    let schedule = "{\"step\":0,\"llm\":[],\"encoder\":[],\"label_tokens\":1,\"predicted_makespan_ns\":0,\"max_load_ns\":0,\"lower_bound_ns\":0}";
+    let foreign = format!(
+        "{{\"step\":0,\"arm\":\"aware\",\"made_from\":{{\"data_profile\":\"sha256:1\"}},\"samples\":[],\"schedule\":{schedule}}}\n"
+    );
+    fs::write(session.path("foreign.jsonl"), foreign).unwrap();
+    let mut text = String::new();
+    for flags in [
+        &["--compare", "--arms", "blind,random"][..],
+        &["--compare", "--arms", "blind,tokens,blind"],
+        &["--compare", "--arms", "blind"],
+        &["--arms", "blind,tokens"],
+        &["--compare", "--replay", "foreign.jsonl"],
+        &["--replay", "missing.jsonl"],
+        &["--replay", "empty.jsonl"],
+        &["--replay", "foreign.jsonl"],
+    ] {
+        text.push_str(&train(flags));
+        text.push('\n');
+    }
+    snapshot("error_arms_and_replays", &text);
+}
+
+#[test]
+fn error_unwritable_directory() {
+    let session = Session::new();
+    let out = ["profile", "data", "-c", "demo/dflop.yaml", "--out", "demo/dflop.yaml/profile.parquet"];
+    snapshot("error_unwritable_directory", &session.dflop(&out));
+}
+
+#[test]
+fn error_no_samples() {
+    let session = Session::new();
+    fs::write(session.path("empty.json"), "[]").unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("data/mixture.yaml", "../empty.json"));
+    snapshot("error_no_samples", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
+
+#[test]
+fn error_more_ranks_than_cores() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("num_ranks: 2", "num_ranks: 4096"));
+    session.edit("demo/plan.json", |json| {
+        json.replacen("\"data_parallel_degree\":1", "\"data_parallel_degree\":4095", 1)
+    });
+    snapshot(
+        "error_more_ranks_than_cores",
+        &session.dflop(&["train", "-c", "demo/dflop.yaml", "--other-device"]),
+    );
+}
+
+#[test]
+fn error_unknown_key() {
+    let session = Session::new();
+    session.edit("demo/dflop.yaml", |yaml| {
+        yaml.replace("dtype:", "dtyp:").replace("steps:", "stepps:").replace("num_ranks: 2", "num_ranks: two")
+    });
+    snapshot("error_unknown_key", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+}
