@@ -14,13 +14,14 @@ import json, random, time
 import dflop
 
 draw = random.Random(5)
-encoder, llm = ([draw.randint(10**6, 18 * 10**6) for _ in range(1000)] for _ in range(2))
+# Three a bucket, none small: the bound is not met, so all work is spent.
+encoder, llm = ([draw.randint(5 * 10**6, 18 * 10**6) for _ in range(150)] for _ in range(2))
 
 
 def search():
     start = time.monotonic()
     try:
-        dflop.balance(encoder, llm, 64, exact=True)
+        dflop.balance(encoder, llm, 50, exact=True)
     except KeyboardInterrupt:
         return time.monotonic() - start, True
     return time.monotonic() - start, False
@@ -47,11 +48,12 @@ def test_ctrl_c_ends_a_balance_early() -> None:
 
 def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
     """`dflop schedule --exact` through Python: ended by the signal, 130 for a shell, with nothing written."""
-    samples = [f"{1_000_003 * i % 17_000_001},{7_000_009 * i % 16_000_057}" for i in range(1, 1001)]
+    sizes = [(1_000_003 * i % 13_000_001, 7_000_009 * i % 13_000_057) for i in range(1, 151)]
+    samples = [f"{5_000_000 + encoder},{5_000_000 + llm}" for encoder, llm in sizes]
     (tmp_path / "costs.csv").write_text("\n".join(["encoder_ns,llm_ns", *samples]) + "\n")
     # Once it says so, Python's own start is over, in which a signal would be a traceback.
     main = "import sys, dflop.__main__ as d; print('ready', file=sys.stderr, flush=True); d.main()"
-    arguments = ["schedule", "--costs", "costs.csv", "--buckets", "64", "--exact", "--json"]
+    arguments = ["schedule", "--costs", "costs.csv", "--buckets", "50", "--exact", "--json"]
     with (tmp_path / "out.json").open("w") as out:
         child = subprocess.Popen(
             [sys.executable, "-c", main, *arguments],

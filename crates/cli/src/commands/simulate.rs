@@ -168,15 +168,7 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         "{}, {} microbatches, {}",
         plan.best.layout, plan.best.num_microbatches, plan.best.pipeline_order
     );
-    println!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
-    for (step, (blind, aware)) in steps.iter().enumerate() {
-        println!(
-            "{step:>6} {:>12} {:>12} {:>8.3}",
-            milliseconds(blind.makespan_ns),
-            milliseconds(aware.makespan_ns),
-            blind.makespan_ns as f64 / aware.makespan_ns.max(1) as f64
-        );
-    }
+    print_steps(&steps);
     println!(
         "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the {} model profile)",
         "mean",
@@ -198,6 +190,19 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         println!("note: the reduction of the gradients was not measured as it is: its time is assumed");
     }
     Ok(())
+}
+
+/// Simulated time of each step under both arms.
+fn print_steps(steps: &[(Timeline, Timeline)]) {
+    println!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
+    for (step, (blind, aware)) in steps.iter().enumerate() {
+        println!(
+            "{step:>6} {:>12} {:>12} {:>8.3}",
+            milliseconds(blind.makespan_ns),
+            milliseconds(aware.makespan_ns),
+            blind.makespan_ns as f64 / aware.makespan_ns.max(1) as f64
+        );
+    }
 }
 
 /// Says how many of the predictions stand on less than measurements.

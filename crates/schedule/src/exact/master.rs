@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn worths_are_a_librarys_after_sets_come_go_and_stop_fitting() {
+    fn worths_stay_those_of_a_library_when_sets_come_and_go() {
         let mut state = 11_u64;
         let mut next = |end: u32| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
