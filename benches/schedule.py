@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import sys
@@ -283,7 +284,10 @@ def main() -> None:
             sets = [known[name] for name in chosen.sets.split(",")]
         for one in sets:
             for num_samples, num_buckets in sizes:
-                row = measure(one.draw(num_samples, chosen.seed), num_buckets, cpsat_seconds)
+                # A process for each row: a solver's memory and threads would still be there at the next.
+                with multiprocessing.get_context("spawn").Pool(1) as fresh:
+                    asked = (one.draw(num_samples, chosen.seed), num_buckets, cpsat_seconds)
+                    row = fresh.apply(measure, asked)
                 rows.append({"set": one.name, **row, "claims": claims(row)})
                 print(f"{one.name} {num_samples}x{num_buckets}: done", file=sys.stderr, flush=True)
     summary = summarise(rows)

@@ -15,8 +15,13 @@ pub const BUCKETS_MAX: u32 = 1 << 20;
 /// Most batches of some four samples a bucket are proven within a tenth of it (`docs/scheduler.md`).
 pub const EXACT_WORK: u64 = 50_000_000;
 
-/// Moves of [`Limits::patient`]: 6 to 9 ms. More found little more where a solver proves the optimum in a second or two.
-const PATIENT_MOVES: u64 = 700_000;
+/// Moves of [`Limits::patient`] for each sample, and at most: up to 8 ms. More found little more where a solver proves the
+/// optimum in a second or two.
+const PATIENT_MOVES_PER_SAMPLE: u64 = 12_000;
+const PATIENT_MOVES_MAX: u64 = 700_000;
+
+/// Samples beyond which each brings fewer moves: many small ones fill any gap.
+const MANY_SAMPLES: u64 = 2_048;
 
 /// What each sample of one global batch costs, one column a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -138,17 +143,22 @@ impl Limits {
         bytes.into_iter().chain(tokens)
     }
 
-    /// Limits for one batch that may take some 8 ms, however small: without a cap, with seed 0 and no exact search.
+    /// Limits for one batch that may take some 8 ms, though it be small: without a cap, with seed 0 and no exact search.
     pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
-        let max_moves = Self::default_moves(num_samples).max(PATIENT_MOVES);
+        let moves = (num_samples as u64).saturating_mul(PATIENT_MOVES_PER_SAMPLE).min(PATIENT_MOVES_MAX);
+        let max_moves = Self::default_moves(num_samples).max(moves);
         Self { max_moves, ..Self::new(num_samples, num_buckets) }
     }
 
-    /// Moves for a batch of this size: 30,000, and 750 a sample, at most 16 million.
+    /// Moves for a batch of this size: 30,000, 750 for each of the first 2,048 samples and 400 for each further one, at most
+    /// 16 million.
     ///
     /// A move takes some 10 ns: 1 ms for 64 samples, 15 ms for 2,048 (`docs/scheduler.md` has the measurements).
     /// More moves help small batches little, and batches whose two components are equally busy the most.
     pub fn default_moves(num_samples: usize) -> u64 {
-        (num_samples as u64).saturating_mul(750).saturating_add(30_000).min(16_000_000)
+        let samples = num_samples as u64;
+        let many = samples.saturating_sub(MANY_SAMPLES);
+        let moves = samples.min(MANY_SAMPLES) * 750 + many.saturating_mul(400);
+        moves.saturating_add(30_000).min(16_000_000)
     }
 }
