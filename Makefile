@@ -60,9 +60,9 @@ test-rust: setup
 test-python: setup
 	$(BIN)/python -m pytest -m "not gpu"
 
-ROUNDS ?= 20
-test-explore: setup ## The property tests on new random cases, ROUNDS times (20); `make test` draws the same ones each time
-	for round in $$(seq $(ROUNDS)); do \
+SEEDS ?= 20
+test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
+	for round in $$(seq $(SEEDS)); do \
 	  seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
 	  PROPTEST_RNG_SEED=$$seed cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-cli --quiet --lib --tests || exit 1; \
 	done
