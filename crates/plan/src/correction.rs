@@ -1,8 +1,8 @@
 //! Correction: what the last steps say of the predictions of the next one.
 
 use crate::error::PlanError;
-use crate::step::StepScheduler;
-use dflop_sim::{StepInput, simulate_lists, simulate_step};
+use crate::step::{StepScheduler, play, play_measured};
+use dflop_sim::StepInput;
 use dflop_types::{ActionKind, Rank, Schedule, Span, Timeline};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -87,7 +87,7 @@ impl StepScheduler {
     ) -> Result<(), PlanError> {
         let input = self.step_input(schedule)?;
         // Spans that are not of this step's actions are refused, not counted.
-        let measured = self.measured(schedule, spans, makespan_ns)?;
+        let measured = play_measured(&input, schedule, spans)?;
         let mut sums_ns: BTreeMap<(Rank, ActionKind), (u64, u64)> = BTreeMap::new();
         for span in &measured.spans {
             let rows = match span.action.kind {
@@ -117,11 +117,7 @@ impl StepScheduler {
     ) -> Result<Timeline, PlanError> {
         let mut input = self.step_input(schedule)?;
         correction.apply(&mut input);
-        Ok(if schedule.actions.is_empty() {
-            simulate_step(&input)?
-        } else {
-            simulate_lists(&input, &schedule.actions)?
-        })
+        Ok(play(&input, schedule)?)
     }
 }
 
@@ -132,6 +128,7 @@ mod tests {
     use crate::fixture;
     use crate::settings::StepSettings;
     use dflop_cost::CostModel;
+    use dflop_sim::simulate_step;
     use dflop_types::{ComponentLayout, Layout, PipelineOrder, SampleIndex};
 
     fn scheduler() -> StepScheduler {

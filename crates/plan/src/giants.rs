@@ -3,7 +3,7 @@
 use crate::batches::GlobalBatches;
 use crate::error::PlanError;
 use dflop_types::{SampleIndex, SampleShape};
-use std::{fmt, str::FromStr};
+use std::{cmp::Reverse, fmt, str::FromStr};
 use thiserror::Error;
 
 /// What becomes of a giant.
@@ -55,30 +55,37 @@ pub struct GiantRule {
     pub steps_max: u32,
 }
 
+/// Samples with more LLM tokens than `llm_tokens_max`, in order, each with its tokens.
+pub fn giants<'a>(
+    shapes: impl IntoIterator<Item = &'a SampleShape>,
+    llm_tokens_max: u64,
+) -> impl Iterator<Item = (SampleIndex, u32)> {
+    let samples = (0..).map(SampleIndex).zip(shapes.into_iter().map(|shape| shape.llm_tokens));
+    samples.filter(move |&(_, llm_tokens)| u64::from(llm_tokens) > llm_tokens_max)
+}
+
 impl GlobalBatches {
     /// The same batches under a rule for giants; `shapes` are those of the data profile, by sample index.
     ///
     /// # Errors
     /// [`PlanError::GiantTokens`] where the rule refuses a sample, [`PlanError::UnknownSample`] for more shapes than
     /// samples.
-    pub fn with_giants(self, rule: GiantRule, shapes: &[SampleShape]) -> Result<Self, PlanError> {
+    pub fn with_giants<'a>(
+        self,
+        rule: GiantRule,
+        shapes: impl IntoIterator<Item = &'a SampleShape>,
+    ) -> Result<Self, PlanError> {
         let Some(llm_tokens_max) = rule.llm_tokens_max else { return Ok(self) };
-        let samples = (0..).map(SampleIndex).zip(shapes);
-        let giants: Vec<SampleIndex> = samples
-            .filter(|(_, shape)| u64::from(shape.llm_tokens) > llm_tokens_max)
-            .map(|(sample, _)| sample)
-            .collect();
-        match (
-            rule.policy,
-            giants.iter().max_by_key(|s| (shapes[s.index()].llm_tokens, std::cmp::Reverse(**s))),
-        ) {
-            (GiantPolicy::Refuse, Some(&sample)) => Err(PlanError::GiantTokens {
-                num_giants: giants.len(),
-                sample,
-                llm_tokens: shapes[sample.index()].llm_tokens,
-                llm_tokens_max,
-            }),
-            (GiantPolicy::Defer, Some(_)) => self.with_deferred(&giants, rule.steps_max),
+        let giants: Vec<(SampleIndex, u32)> = giants(shapes, llm_tokens_max).collect();
+        let largest = giants.iter().max_by_key(|(sample, llm_tokens)| (*llm_tokens, Reverse(*sample)));
+        match (rule.policy, largest) {
+            (GiantPolicy::Refuse, Some(&(sample, llm_tokens))) => {
+                Err(PlanError::GiantTokens { num_giants: giants.len(), sample, llm_tokens, llm_tokens_max })
+            }
+            (GiantPolicy::Defer, Some(_)) => {
+                let giants: Vec<SampleIndex> = giants.into_iter().map(|(sample, _)| sample).collect();
+                self.with_deferred(&giants, rule.steps_max)
+            }
             _ => Ok(self),
         }
     }

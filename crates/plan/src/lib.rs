@@ -48,7 +48,7 @@ mod tokens;
 pub use arm::{Arm, Method, ParseArmError};
 pub use correction::Correction;
 pub use error::PlanError;
-pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError};
+pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
 pub use nodes::Traffic;
 pub use outcome::{Outcome, StopReason, describe, explain};
 pub use outlier::{Outlier, Outliers};

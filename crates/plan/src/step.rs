@@ -10,7 +10,8 @@ use crate::shares::{PartCosts, Shares};
 use dflop_cost::{CostModel, RankMemory, StageLayers, Typical};
 use dflop_schedule::Costs;
 use dflop_sim::{
-    Simulator, StepInput, durations_of, measured_lists, measured_timeline, simulate_lists, simulate_step,
+    SimError, Simulator, StepInput, durations_of, measured_lists, measured_timeline, simulate_lists,
+    simulate_step,
 };
 use dflop_types::{
     DataProfile, EncoderShare, ModelProfile, PartRange, Plan, SampleIndex, SampleShape, Schedule, Span,
@@ -175,12 +176,7 @@ impl StepScheduler {
     /// # Errors
     /// As [`StepScheduler::step_input`], and [`PlanError::Sim`] where times overflow.
     pub fn simulate(&self, schedule: &Schedule) -> Result<Timeline, PlanError> {
-        let input = self.step_input(schedule)?;
-        Ok(if schedule.actions.is_empty() {
-            simulate_step(&input)?
-        } else {
-            simulate_lists(&input, &schedule.actions)?
-        })
+        Ok(play(&self.step_input(schedule)?, schedule)?)
     }
 
     /// Makespan of a schedule whose degrees and samples have been checked, in nanoseconds.
@@ -207,12 +203,7 @@ impl StepScheduler {
         spans: &[Span],
         makespan_ns: u64,
     ) -> Result<Timeline, PlanError> {
-        let input = self.step_input(schedule)?;
-        let timeline = if schedule.actions.is_empty() {
-            measured_timeline(&input, spans)?
-        } else {
-            measured_lists(&input, &schedule.actions, spans)?
-        };
+        let timeline = play_measured(&self.step_input(schedule)?, schedule, spans)?;
         Ok(Timeline { makespan_ns: timeline.makespan_ns.max(makespan_ns), ..timeline })
     }
 
@@ -232,11 +223,7 @@ impl StepScheduler {
         if let Some(ns) = tail_ns {
             input.tail_ns.fill(ns);
         }
-        Ok(if schedule.actions.is_empty() {
-            simulate_step(&input)?
-        } else {
-            simulate_lists(&input, &schedule.actions)?
-        })
+        Ok(play(&input, schedule)?)
     }
 
     /// Predicted peak memory of every rank under a schedule.
@@ -427,6 +414,24 @@ impl StepScheduler {
             }
         }
         Ok(())
+    }
+}
+
+/// The timeline of durations under the lists of `schedule`, or the pipeline order where it has none.
+pub(crate) fn play(input: &StepInput, schedule: &Schedule) -> Result<Timeline, SimError> {
+    if schedule.actions.is_empty() { simulate_step(input) } else { simulate_lists(input, &schedule.actions) }
+}
+
+/// The timeline of measured spans under the same.
+pub(crate) fn play_measured(
+    input: &StepInput,
+    schedule: &Schedule,
+    spans: &[Span],
+) -> Result<Timeline, SimError> {
+    if schedule.actions.is_empty() {
+        measured_timeline(input, spans)
+    } else {
+        measured_lists(input, &schedule.actions, spans)
     }
 }
 

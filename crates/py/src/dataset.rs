@@ -137,11 +137,8 @@ impl Dataset {
     }
 
     fn giants(&self, llm_tokens_max: u64) -> Vec<u32> {
-        let samples = (0..).zip(&self.0.profile().samples);
-        samples
-            .filter(|(_, s)| u64::from(s.shape.llm_tokens) > llm_tokens_max)
-            .map(|(index, _)| index)
-            .collect()
+        let shapes = self.0.profile().samples.iter().map(|sample| &sample.shape);
+        dflop_plan::giants(shapes, llm_tokens_max).map(|(sample, _)| sample.0).collect()
     }
 
     fn digest(&self, samples: Vec<u32>) -> String {

@@ -23,7 +23,7 @@ use dflop_data::family::GivenFamily;
 use dflop_data::table;
 use dflop_plan::batches::GlobalBatches;
 use dflop_types::artifact;
-use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, SampleShape};
+use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -132,10 +132,9 @@ impl Inputs {
     /// The global batches of training.
     fn batches(&self, plan: &Plan) -> Result<GlobalBatches, Failure> {
         let samples = &self.data_profile.samples;
-        let shapes: Vec<SampleShape> = samples.iter().map(|sample| sample.shape.clone()).collect();
         let batches =
             GlobalBatches::new(samples.len() as u32, plan.global_batch_size, self.config.train.seed)?;
-        Ok(batches.with_giants(self.config.giants(), &shapes)?)
+        Ok(batches.with_giants(self.config.giants(), samples.iter().map(|sample| &sample.shape))?)
     }
 
     /// Nothing if the plan at `path` was made from these profiles and this configuration.
