@@ -76,14 +76,9 @@ pub(crate) fn balance(
     tokens: Option<Vec<u64>>,
     bucket_tokens_max: Option<u64>,
 ) -> PyResult<Balance> {
-    let max_exact_work = if exact { EXACT_WORK } else { 0 };
-    let limits = Limits {
-        seed,
-        max_exact_work,
-        bucket_bytes_max,
-        bucket_tokens_max,
-        ..Limits::patient(llm_ns.len(), num_buckets)
-    };
+    let patient = Limits::patient(llm_ns.len(), num_buckets);
+    let max_exact_work = if exact { EXACT_WORK } else { patient.max_exact_work };
+    let limits = Limits { seed, max_exact_work, bucket_bytes_max, bucket_tokens_max, ..patient };
     let costs = Costs { encoder_ns, llm_ns, bytes, tokens };
     let (found, interrupt) = py.detach(|| {
         let (interrupt, asked) = (Cell::new(None), Cell::new(Instant::now()));

@@ -1,6 +1,7 @@
 //! What the scheduler is told: the costs of the samples, and the limits it must keep.
 
 use crate::error::BalanceError;
+use crate::exact;
 
 /// The largest sum of a column: 2^60, in nanoseconds 36 years.
 ///
@@ -19,6 +20,14 @@ pub const EXACT_WORK: u64 = 50_000_000;
 /// optimum in a second or two.
 const PATIENT_MOVES_PER_SAMPLE: u64 = 12_000;
 const PATIENT_MOVES_MAX: u64 = 700_000;
+
+/// The same where few samples share a bucket, which leaves the widest gaps: up to 20 ms.
+const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 32_000;
+const FEW_PATIENT_MOVES_MAX: u64 = 2_000_000;
+
+/// Samples up to which [`Limits::patient`] has some exact work, and how much: it ends within some 20 ms, mostly with a proof.
+const PATIENT_EXACT_SAMPLES: usize = 48;
+const PATIENT_EXACT_WORK: u64 = 2_000_000;
 
 /// Samples beyond which each brings fewer moves: many small ones fill any gap.
 const MANY_SAMPLES: u64 = 2_048;
@@ -143,11 +152,20 @@ impl Limits {
         bytes.into_iter().chain(tokens)
     }
 
-    /// Limits for one batch that may take some 8 ms, though it be small: without a cap, with seed 0 and no exact search.
+    /// Limits for one batch that may take some 8 ms though it be small, or 20 ms where few samples share a bucket; the
+    /// smallest of these are searched exactly as well. Without a cap, with seed 0.
     pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
-        let moves = (num_samples as u64).saturating_mul(PATIENT_MOVES_PER_SAMPLE).min(PATIENT_MOVES_MAX);
+        let are_few = num_samples <= exact::SAMPLES_PER_BUCKET_MAX * num_buckets as usize;
+        let (each, most) = if are_few {
+            (FEW_PATIENT_MOVES_PER_SAMPLE, FEW_PATIENT_MOVES_MAX)
+        } else {
+            (PATIENT_MOVES_PER_SAMPLE, PATIENT_MOVES_MAX)
+        };
+        let moves = (num_samples as u64).saturating_mul(each).min(most);
         let max_moves = Self::default_moves(num_samples).max(moves);
-        Self { max_moves, ..Self::new(num_samples, num_buckets) }
+        let is_proven = are_few && num_samples <= PATIENT_EXACT_SAMPLES;
+        let max_exact_work = if is_proven { PATIENT_EXACT_WORK } else { 0 };
+        Self { max_moves, max_exact_work, ..Self::new(num_samples, num_buckets) }
     }
 
     /// Moves for a batch of this size: 30,000, 750 for each of the first 2,048 samples and 400 for each further one, at most

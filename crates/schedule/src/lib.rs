@@ -116,8 +116,8 @@ pub fn schedule_until(
     let mut buckets = Buckets::new(&problem, start);
     let mut bound = bounds::lower_bound(&problem, buckets.worst());
     let is_exact = limits.max_exact_work > 0 && exact::can_take(&problem);
-    let held_back = if is_exact { limits.max_moves / EXACT_HOLDS_BACK } else { 0 };
-    let mut num_moves = refine::refine(&mut buckets, bound, limits.max_moves - held_back, limits.seed, &stop);
+    let before = if is_exact { exact_after(&problem, limits.max_moves) } else { limits.max_moves };
+    let mut num_moves = refine::refine(&mut buckets, bound, before, limits.seed, &stop);
     if is_exact && exact::is_open(bound, buckets.worst()) {
         let left = limits.max_moves - num_moves;
         let first = exact::moves_before(&problem, limits.max_exact_work);
@@ -128,7 +128,7 @@ pub fn schedule_until(
             buckets = Buckets::new(&problem, bucket);
         }
         // The exact search looks at the worst bucket alone.
-        num_moves += refine::refine(&mut buckets, bound, left, limits.seed, &stop);
+        num_moves += refine::refine(&mut buckets, bound, left, limits.seed.wrapping_add(2), &stop);
     } else if exact::is_open(bound, buckets.worst()) {
         // More samples than the exact search takes: its work goes to exchanges, some 10 ns each.
         let seed = limits.seed.wrapping_add(1);
@@ -138,8 +138,18 @@ pub fn schedule_until(
     Ok(Assignment::new(costs, limits, bucket, bound, num_moves + packing_moves, stop.has_struck()))
 }
 
-/// One in this many moves is kept for the buckets that an exact answer leaves uneven.
-const EXACT_HOLDS_BACK: u64 = 4;
+/// Samples up to which the exact search mostly ends within some 10 ms, so that exchanges wait for it.
+const EXACT_FIRST_SAMPLES: usize = 48;
+
+/// Moves before the exact search of so few: 1 ms.
+const EXACT_FIRST_MOVES: u64 = 100_000;
+
+/// Moves before the exact search. Of the rest, at least a quarter, the buckets profit that an exact answer leaves uneven, and
+/// the worst one where none was found.
+fn exact_after(problem: &Problem, max_moves: u64) -> u64 {
+    let most = max_moves - max_moves / 4;
+    if problem.num_samples() <= EXACT_FIRST_SAMPLES { most.min(EXACT_FIRST_MOVES) } else { most }
+}
 
 /// Differences begin better than greedy where one component has nearly all the work, this many times the other's.
 ///

@@ -7,10 +7,11 @@
 
 use crate::buckets::Buckets;
 use crate::exchange::{Exchange, NONE, Reach, Scan, keeps_caps};
-use crate::problem::worse;
+use crate::problem::{Pair, Size, plus, worse};
 use crate::random::{below, generator};
 use crate::stop::Stop;
 use rand_chacha::ChaCha8Rng;
+use std::cmp::Reverse;
 
 /// What lies below the worst bucket is balanced to one part in this many of its mean, no finer, once the worst
 /// one is proven: more would cost time and change no step.
@@ -32,6 +33,16 @@ const REST_PATIENCE: usize = 200;
 /// The share of kicks that push work out of the worst bucket on purpose, one in this many, and the buckets one looks at.
 const PUSH_SHARE: usize = 8;
 const PUSH_PARTNERS: usize = 8;
+
+/// Samples a bucket up to which most kicks, this many of [`REFILLS_OF`], fill some buckets anew.
+///
+/// In 30 batches of 128 in 32 buckets the mean gap fell from 0.19 to 0.11 %; with 16 a bucket exchanges reach more.
+const REFILLED_PER_BUCKET: usize = 6;
+const REFILLS: usize = 3;
+const REFILLS_OF: usize = 4;
+
+/// Buckets filled anew at a time, at most, the worst one among them.
+const REFILLED_MAX: usize = 5;
 
 /// The exchanges tried, the cheapest first. Pairs reach a few parts in 10,000 of the bound, threes a few in 100,000.
 const REACHES: [Reach; 2] = [Reach { samples: 2, partners: 64 }, Reach { samples: 3, partners: 32 }];
@@ -120,9 +131,9 @@ impl Memory {
         self.log.push((bucket, self.changed[bucket as usize], self.stuck[bucket as usize]));
     }
 
-    fn change(&mut self, pair: [u32; 2]) {
+    fn change(&mut self, changed: &[u32]) {
         self.now += 1;
-        for bucket in pair {
+        for &bucket in changed {
             self.save(bucket);
             self.changed[bucket as usize] = self.now;
         }
@@ -226,13 +237,19 @@ impl Search<'_> {
         for sample in exchange.theirs.into_iter().filter(|&s| s != NONE) {
             buckets.put(sample, w);
         }
-        self.memory.change([w, exchange.other]);
+        self.memory.change(&[w, exchange.other]);
         self.scan.charge(8 + buckets.order.len() / 8);
     }
 
-    /// Disturbs the assignment: now and then the worst free bucket is made lighter at the expense of another,
-    /// else a few samples are moved or exchanged at random, most often of the worst free bucket.
+    /// Disturbs the assignment: where few samples share a bucket, mostly by filling some anew; now and then the worst free
+    /// bucket is made lighter at the expense of another; else a few samples are moved or exchanged at random, most often
+    /// of the worst free bucket.
     fn kick(&mut self, buckets: &mut Buckets, first: usize) {
+        let problem = buckets.problem;
+        let are_few = problem.num_samples() <= REFILLED_PER_BUCKET * problem.num_buckets;
+        if are_few && below(&mut self.random, REFILLS_OF) < REFILLS {
+            return self.refill(buckets, first);
+        }
         if below(&mut self.random, PUSH_SHARE) == 0 {
             let w = buckets.order[first];
             if let Some(exchange) = self.push(buckets, w) {
@@ -256,6 +273,47 @@ impl Search<'_> {
                 self.apply(buckets, w, exchange);
             }
         }
+    }
+
+    /// Fills the worst free bucket and a few others anew: their samples, costliest first, each go where the worse load is
+    /// then least. Costs are blurred for the order, by up to half, so that each time another way comes out. Nothing
+    /// changes where a sample finds no room under the caps.
+    ///
+    /// *Reference*: Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", 2000.
+    fn refill(&mut self, buckets: &mut Buckets, first: usize) {
+        let (problem, num_free) = (buckets.problem, buckets.order.len() - first);
+        let mut chosen = vec![buckets.order[first]];
+        for _ in 0..1 + below(&mut self.random, REFILLED_MAX - 1) {
+            let other = buckets.order[first + below(&mut self.random, num_free)];
+            if !chosen.contains(&other) {
+                chosen.push(other);
+            }
+        }
+        let mut samples = Vec::new();
+        for &sample in chosen.iter().flat_map(|&b| &buckets.members[b as usize]) {
+            let blur = 128 - below(&mut self.random, 64) as i128;
+            samples.push((Reverse(i128::from(worse(problem.cost[sample as usize])) * blur), sample));
+        }
+        samples.sort_unstable();
+        self.scan.charge(4 * samples.len());
+        let mut filled: Vec<(Pair, Size)> = vec![([0, 0], [0, 0]); chosen.len()];
+        let mut target = Vec::with_capacity(samples.len());
+        for &(_, sample) in &samples {
+            let (cost, size) = (problem.cost[sample as usize], problem.size(sample));
+            let has_room = |held: Size| (0..2).all(|at| size[at] <= problem.caps[at] - held[at]);
+            let open = filled.iter_mut().zip(&chosen).filter(|((_, held), _)| has_room(*held));
+            let Some((into, &bucket)) = open.min_by_key(|((load, _), _)| worse(plus(*load, cost))) else {
+                return;
+            };
+            *into = (plus(into.0, cost), [into.1[0] + size[0], into.1[1] + size[1]]);
+            target.push(bucket);
+        }
+        for (&(_, sample), to) in samples.iter().zip(target) {
+            if buckets.bucket[sample as usize] != to {
+                buckets.put(sample, to);
+            }
+        }
+        self.memory.change(&chosen);
     }
 
     /// An exchange that lowers bucket w and takes a random sample out of it, with a random other bucket, which

@@ -18,12 +18,13 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
     let costs = &table.costs;
     check_sizes(path, "bytes", arguments.bucket_bytes_max, costs.bytes.as_ref())?;
     check_sizes(path, "tokens", arguments.bucket_tokens_max, costs.tokens.as_ref())?;
+    let patient = Limits::patient(costs.llm_ns.len(), arguments.buckets);
     let limits = Limits {
         bucket_bytes_max: arguments.bucket_bytes_max,
         bucket_tokens_max: arguments.bucket_tokens_max,
         seed: arguments.seed,
-        max_exact_work: if arguments.exact { EXACT_WORK } else { 0 },
-        ..Limits::patient(costs.llm_ns.len(), arguments.buckets)
+        max_exact_work: if arguments.exact { EXACT_WORK } else { patient.max_exact_work },
+        ..patient
     };
     let start = Instant::now();
     let assignment = dflop_schedule::schedule(costs, &limits).map_err(|error| table.failure(path, &error))?;

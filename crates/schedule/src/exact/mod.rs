@@ -51,7 +51,7 @@ type Weight = [i64; RESOURCES];
 const ONE: i64 = 1 << 30;
 
 /// Samples a bucket beyond which too many sets are nearly full: the knapsack takes seconds.
-const SAMPLES_PER_BUCKET_MAX: usize = 6;
+pub(crate) const SAMPLES_PER_BUCKET_MAX: usize = 6;
 
 /// Samples beyond which a second seldom raises the bound (of 256 in 64 never, in five batches) and exchanges use it
 /// better.
