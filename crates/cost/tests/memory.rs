@@ -335,6 +335,12 @@ fn adapters_alone_have_gradients_and_states() {
     assert_eq!(memory.parameter_bytes, 2 * 4 * 8_500);
     assert_eq!((memory.gradient_bytes, memory.optimizer_bytes), (2 * 2_000, 2 * 8 * 500));
     assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) - 100 * (HIDDEN - INPUTS));
+    // Behind an embedding that keeps nothing the layers keep their input, and the ids are there all the same.
+    let trained = Trained { encoder: false, projector: false, ..trained };
+    let model = with(&profile, &CostSettings { trained, ..CostSettings::default() });
+    let first = RankPart::Stage(StageLayers { num_layers: 2, is_first: true, is_last: false });
+    let memory = peak(&model, first, &[one(100, 1, 0)], "F0 B0");
+    assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) + 100 * INPUTS);
 }
 
 #[test]
@@ -390,7 +396,7 @@ fn any_list(num_microbatches: u32, choices: &[u8]) -> Vec<Action> {
 }
 
 fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
-    (0u32..400, 1u64..200, 0u64..300).prop_map(|(llm, labels, features)| {
+    (0u32..400, prop_oneof![1 => Just(0u64), 4 => 1u64..200], 0u64..300).prop_map(|(llm, labels, features)| {
         if llm == 0 { RankMicrobatch::default() } else { one(llm, labels, features) }
     })
 }
