@@ -396,9 +396,11 @@ fn any_list(num_microbatches: u32, choices: &[u8]) -> Vec<Action> {
 }
 
 fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
-    (0u32..400, prop_oneof![1 => Just(0u64), 4 => 1u64..200], 0u64..300).prop_map(|(llm, labels, features)| {
-        if llm == 0 { RankMicrobatch::default() } else { one(llm, labels, features) }
-    })
+    (0u32..400, prop_oneof![1 => Just(0u64), 4 => 1u64..200], 0u64..300).prop_map(
+        |(llm, labels, features)| {
+            if llm == 0 { RankMicrobatch::default() } else { one(llm, labels, features) }
+        },
+    )
 }
 
 fn part() -> impl Strategy<Value = RankPart> {
