@@ -67,7 +67,7 @@ fn edges_are_answers() {
     let greedy = schedule(&costs(&[3, 1, 2], &[1, 3, 2]), &Limits { max_moves: 0, ..limits(2) }).unwrap();
     assert_eq!((greedy.num_moves, greedy.max_load_ns), (0, 4));
     // Many samples in few buckets: 100,000 in one took 6 s where a bound added up anew what it had added before.
-    let many = schedule(&costs(&[0; 100_000], &[1; 100_000]), &limits(1)).unwrap();
+    let many = schedule(&costs(&vec![0; 100_000], &vec![1; 100_000]), &limits(1)).unwrap();
     assert_eq!((many.max_load_ns, many.proven_optimal), (100_000, true));
     // More buckets than anyone has samples for.
     assert_eq!(schedule(&costs(&[1], &[1]), &limits(BUCKETS_MAX)).unwrap().max_load_ns, 1);
