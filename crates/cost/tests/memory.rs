@@ -431,7 +431,9 @@ proptest! {
             let alone = peak(
                 &model, part, &microbatches[index..=index], if is_split { "F0 I0 W0" } else { "F0 B0" }
             );
-            prop_assert!(alone.total_bytes() <= found.total_bytes());
+            // Over NCCL what was sent is held until the next message goes, which may be a smaller one.
+            let sent = if is_cuda { alone.boundary_bytes } else { 0 };
+            prop_assert!(alone.total_bytes() <= found.total_bytes() + sent);
         }
     }
 
