@@ -335,6 +335,12 @@ fn adapters_alone_have_gradients_and_states() {
     assert_eq!(memory.parameter_bytes, 2 * 4 * 8_500);
     assert_eq!((memory.gradient_bytes, memory.optimizer_bytes), (2 * 2_000, 2 * 8 * 500));
     assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) - 100 * (HIDDEN - INPUTS));
+    // Behind an embedding that keeps nothing the layers keep their input, and the ids are there all the same.
+    let trained = Trained { encoder: false, projector: false, ..trained };
+    let model = with(&profile, &CostSettings { trained, ..CostSettings::default() });
+    let first = RankPart::Stage(StageLayers { num_layers: 2, is_first: true, is_last: false });
+    let memory = peak(&model, first, &[one(100, 1, 0)], "F0 B0");
+    assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) + 100 * INPUTS);
 }
 
 #[test]
@@ -390,9 +396,11 @@ fn any_list(num_microbatches: u32, choices: &[u8]) -> Vec<Action> {
 }
 
 fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
-    (0u32..400, 1u64..200, 0u64..300).prop_map(|(llm, labels, features)| {
-        if llm == 0 { RankMicrobatch::default() } else { one(llm, labels, features) }
-    })
+    (0u32..400, prop_oneof![1 => Just(0u64), 4 => 1u64..200], 0u64..300).prop_map(
+        |(llm, labels, features)| {
+            if llm == 0 { RankMicrobatch::default() } else { one(llm, labels, features) }
+        },
+    )
 }
 
 fn part() -> impl Strategy<Value = RankPart> {
@@ -423,7 +431,9 @@ proptest! {
             let alone = peak(
                 &model, part, &microbatches[index..=index], if is_split { "F0 I0 W0" } else { "F0 B0" }
             );
-            prop_assert!(alone.total_bytes() <= found.total_bytes());
+            // Over NCCL what was sent is held until the next message goes, which may be a smaller one.
+            let sent = if is_cuda { alone.boundary_bytes } else { 0 };
+            prop_assert!(alone.total_bytes() <= found.total_bytes() + sent);
         }
     }
 

@@ -20,15 +20,12 @@ pub(crate) fn lower_bound(problem: &Problem, reached: i64) -> i64 {
         cost.sort_unstable_by(|a, b| b.cmp(a));
         cost
     });
-    let [encoder, llm, both] = &columns;
-    let simple = |cost: &[i64]| average(cost, m).max(pigeonhole(cost, m));
-    let mut known = largest.max(simple(encoder)).max(simple(llm)).max(half(simple(both)));
-    for cost in [encoder, llm] {
-        let before = running_sums(cost.iter().copied());
-        known = bisect(known, reached, |capacity| packing_fails(cost, &before, m, capacity));
+    let before = columns.each_ref().map(|cost| running_sums(cost));
+    let [encoder, llm, both] = before.each_ref().map(|before| average(before, m).max(pigeonhole(before, m)));
+    let mut known = largest.max(encoder).max(llm).max(half(both));
+    for ((cost, before), times) in columns.iter().zip(&before).zip([1, 1, 2]) {
+        known = bisect(known, reached, |capacity| packing_fails(cost, before, m, times * capacity));
     }
-    let before = running_sums(both.iter().copied());
-    known = bisect(known, reached, |capacity| packing_fails(both, &before, m, 2 * capacity));
     let giants = Giants::new(problem);
     bisect(known, reached, |capacity| giants.fail(capacity))
 }
@@ -46,14 +43,13 @@ fn bisect(known: i64, reached: i64, fails: impl Fn(i64) -> bool) -> i64 {
 }
 
 /// The sums of the first 0, 1, 2, .. of `values`.
-fn running_sums(values: impl Iterator<Item = i64>) -> Vec<i64> {
+fn running_sums(values: &[i64]) -> Vec<i64> {
     let mut sum = 0;
-    std::iter::once(0)
-        .chain(values.map(|value| {
-            sum += value;
-            sum
-        }))
-        .collect()
+    let sums = values.iter().map(|value| {
+        sum += value;
+        sum
+    });
+    std::iter::once(0).chain(sums).collect()
 }
 
 fn signed(count: usize) -> i64 {
@@ -65,14 +61,15 @@ fn half(sum: i64) -> i64 {
 }
 
 /// The mean load, rounded up: not all buckets are below their mean, and loads are whole.
-fn average(cost: &[i64], m: usize) -> i64 {
-    let (total, m) = (cost.iter().sum::<i64>(), signed(m));
+fn average(before: &[i64], m: usize) -> i64 {
+    let (total, m) = (before[before.len() - 1], signed(m));
     total / m + i64::from(total % m > 0)
 }
 
 /// For each k, the sum of the k + 1 least of the k m + 1 largest costs: one of m buckets holds k + 1 of those.
-fn pigeonhole(cost: &[i64], m: usize) -> i64 {
-    (1..).map_while(|k| cost.get(k * (m - 1)..=k * m)).map(|few| few.iter().sum()).max().unwrap_or(0)
+/// `before[i]` is the sum of the i largest. *Complexity*: O(n / m).
+fn pigeonhole(before: &[i64], m: usize) -> i64 {
+    (1..).map_while(|k| Some(before.get(k * m + 1)? - before[k * (m - 1)])).max().unwrap_or(0)
 }
 
 /// Whether some threshold proves that buckets of `capacity` C do not suffice on one column.
@@ -186,6 +183,8 @@ mod tests {
 
     #[test]
     fn each_bound_alone_gives_its_hand_worked_value() {
+        let [average, pigeonhole] =
+            [average, pigeonhole].map(|of| move |cost: &[i64], m| of(&running_sums(cost), m));
         assert_eq!(average(&[5, 3, 2], 3), 4);
         // Two buckets, three of 7: two stand together. With five, three do.
         assert_eq!(pigeonhole(&[7, 7, 7], 2), 14);
@@ -201,9 +200,9 @@ mod tests {
         // Three of 6 fill three buckets to 6. Four of 5, no two of which fit beside a 6 below 11 (mean 9.5,
         // pairs 5 + 6), so at 10 there is room for two 5 in one bucket only: 11 is needed.
         let cost = [6, 6, 6, 5, 5, 5, 5];
-        assert_eq!(average(&cost, 4), 10);
-        assert_eq!(pigeonhole(&cost, 4), 10);
-        let before = running_sums(cost.iter().copied());
+        let before = running_sums(&cost);
+        assert_eq!(average(&before, 4), 10);
+        assert_eq!(pigeonhole(&before, 4), 10);
         assert!(packing_fails(&cost, &before, 4, 10));
         assert!(!packing_fails(&cost, &before, 4, 11));
         assert_eq!(bound(&[6, 6, 6, 5, 5, 5, 5], &[0; 7], 4), 11);

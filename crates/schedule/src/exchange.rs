@@ -305,6 +305,7 @@ impl<'a> Scan<'a> {
         self.charge(self.own.units.len());
         let (mut least, mut best) = (i64::MAX, None);
         for b in others.filter(|&b| b != w) {
+            self.heed();
             let other = buckets.load[b as usize];
             units(buckets, b, 2, turn, &mut self.theirs);
             self.theirs.push(Unit { cost: [0, 0], samples: [NONE; SAMPLES_MAX] });

@@ -1,6 +1,6 @@
 //! One batch as the search sees it: samples in an order of their own, sums known to fit, resources sorted.
 
-use crate::costs::{Costs, Limits};
+use crate::costs::{Costs, Limits, TOTAL_MAX};
 use std::cmp::Reverse;
 
 /// Encoder and LLM time of a sample or a bucket, in nanoseconds. Sums stay below 2^61 ([`crate::TOTAL_MAX`]).
@@ -49,10 +49,12 @@ pub(crate) struct Problem {
 impl Problem {
     /// The problem of checked `costs`. *Complexity*: O(n log n).
     pub(crate) fn new(costs: &Costs, limits: &Limits) -> Self {
-        // Without a cap a size plays no part, not even as a tie-break.
+        // A cap that no sum can pass is none, and without a cap a size plays no part, not even as a tie-break.
+        let caps =
+            [limits.bucket_bytes_max, limits.bucket_tokens_max].map(|cap| cap.filter(|&cap| cap < TOTAL_MAX));
         let columns = [
-            costs.bytes.as_deref().filter(|_| limits.bucket_bytes_max.is_some()),
-            costs.tokens.as_deref().filter(|_| limits.bucket_tokens_max.is_some()),
+            costs.bytes.as_deref().filter(|_| caps[0].is_some()),
+            costs.tokens.as_deref().filter(|_| caps[1].is_some()),
         ];
         let size_of = |i: usize| columns.map(|column| column.map_or(0, |column| column[i]));
         let pair = |i: usize| [costs.encoder_ns[i].cast_signed(), costs.llm_ns[i].cast_signed()];
@@ -78,7 +80,7 @@ impl Problem {
             rank
         });
         let total = cost.iter().fold([0, 0], |sum, &cost| plus(sum, cost));
-        let caps = [limits.bucket_bytes_max, limits.bucket_tokens_max].map(|cap| cap.unwrap_or(u64::MAX));
+        let caps = caps.map(|cap| cap.unwrap_or(u64::MAX));
         Self { num_buckets: limits.num_buckets as usize, total, cost, sizes, caps, origin, sorted, rank }
     }
 

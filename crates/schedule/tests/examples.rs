@@ -66,6 +66,9 @@ fn edges_are_answers() {
     // No moves at all.
     let greedy = schedule(&costs(&[3, 1, 2], &[1, 3, 2]), &Limits { max_moves: 0, ..limits(2) }).unwrap();
     assert_eq!((greedy.num_moves, greedy.max_load_ns), (0, 4));
+    // Many samples in few buckets: 100,000 in one took 6 s where a bound added up anew what it had added before.
+    let many = schedule(&costs(&vec![0; 100_000], &vec![1; 100_000]), &limits(1)).unwrap();
+    assert_eq!((many.max_load_ns, many.proven_optimal), (100_000, true));
     // More buckets than anyone has samples for.
     assert_eq!(schedule(&costs(&[1], &[1]), &limits(BUCKETS_MAX)).unwrap().max_load_ns, 1);
 }
@@ -235,6 +238,18 @@ fn caps_of_any_scale_are_packed_together() {
     let none = Costs { bytes: Some(vec![0; 6]), ..costs.clone() };
     assert!(schedule(&none, &limits(0, 4_001)).is_ok());
     assert!(schedule(&none, &limits(0, 4_000)).is_err());
+}
+
+#[test]
+fn a_cap_that_nothing_can_pass_is_none() {
+    // By tokens the two of 1 must share a bucket; bytes made even would part them.
+    let costs =
+        Costs { bytes: Some(vec![0, 100, 100]), tokens: Some(vec![53, 1, 1]), ..costs(&[0; 3], &[0; 3]) };
+    for bytes in [None, Some(TOTAL_MAX), Some(u64::MAX)] {
+        let limits = Limits { bucket_bytes_max: bytes, bucket_tokens_max: Some(53), ..limits(2) };
+        let found = schedule(&costs, &limits).unwrap();
+        assert_eq!(found.bucket[1], found.bucket[2]);
+    }
 }
 
 #[test]

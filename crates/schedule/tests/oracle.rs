@@ -1,6 +1,6 @@
 //! Tiny batches, all of whose assignments are tried.
 
-use dflop_schedule::{Costs, EXACT_WORK, Limits, divide, schedule};
+use dflop_schedule::{Costs, EXACT_WORK, Limits, TOTAL_MAX, divide, schedule, schedule_until};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -90,6 +90,34 @@ proptest! {
             (Ok(found), Some(best)) => {
                 prop_assert_eq!(found.max_load_ns, best[0]);
                 prop_assert_eq!(found.lower_bound_ns, best[0]);
+            }
+            (Err(_), None) => {}
+            (found, best) => prop_assert!(false, "{found:?} where trying all gives {best:?}"),
+        }
+    }
+
+    #[test]
+    fn the_bound_is_below_the_optimum_wherever_the_work_ends(
+        costs in tiny(), num_buckets in 2_u32..=3, bytes in prop::option::of(9_u64..30),
+        work in (0_u32..22).prop_map(|bits| 1 << bits), is_huge: bool, strikes_at in prop::option::of(0_u32..60)
+    ) {
+        let total = costs.encoder_ns.iter().sum::<u64>().max(costs.llm_ns.iter().sum());
+        let factor = if is_huge { TOTAL_MAX / total.max(1) } else { 1 };
+        let column = |column: &[u64]| column.iter().map(|cost| cost * factor).collect();
+        let (encoder_ns, llm_ns) = (column(&costs.encoder_ns), column(&costs.llm_ns));
+        let costs = Costs { encoder_ns, llm_ns, ..costs };
+        let limits = Limits {
+            bucket_bytes_max: bytes, max_moves: 5, max_exact_work: work, ..Limits::new(0, num_buckets)
+        };
+        let asked = std::cell::Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            strikes_at.is_some_and(|strikes_at| asked.get() > strikes_at)
+        };
+        match (schedule_until(&costs, &limits, &stop), best_of_all(&costs, num_buckets, [bytes, None])) {
+            (Ok(found), Some(best)) => {
+                prop_assert!(found.lower_bound_ns <= best[0], "bound {} over {}", found.lower_bound_ns, best[0]);
+                prop_assert!(found.max_load_ns >= best[0]);
             }
             (Err(_), None) => {}
             (found, best) => prop_assert!(false, "{found:?} where trying all gives {best:?}"),

@@ -166,7 +166,7 @@ impl Footprint {
     /// the backward makes it again.
     pub(crate) fn at<S: Iterator<Item = (u64, u64)> + Clone>(&self, total: u64, segments: S) -> Bytes {
         if total == 0 {
-            return Bytes::default();
+            return Bytes { split: Some(SplitBytes::default()), ..Bytes::default() };
         }
         let (linear, attention, mut is_extrapolated) = self.kept.at(total, segments.clone());
         let all = linear.saturating_add(attention);

@@ -154,7 +154,8 @@ impl CostModel {
             push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);
         }
         let incoming = if stage.is_first { features } else { hidden };
-        if let Some(first) = pieces.first_mut().filter(|first| first.kept > 0) {
+        // An embedding may keep nothing where the layers behind it do.
+        if let Some(first) = pieces.iter_mut().find(|piece| piece.kept > 0) {
             // The first layer keeps its input: that is what came in, and it is named there.
             let named = if stage.is_first { 0 } else { incoming };
             let inputs = total.saturating_mul(INPUT_BYTES);

@@ -105,7 +105,8 @@ impl Rank<'_> {
         // Of attention that needs more than the pack did, I needs as much more.
         let more = workspace - row.workspace[0] * total;
         let counted = [row.queued * total, row.input_workspace * total + more, row.weight_workspace * total];
-        // All inputs were kept; all outputs too, but for the result, which is the next one's input.
+        // All inputs were kept; all outputs too, but for the result, which is the next one's input. No tokens, no result.
+        let own = if total == 0 { 0 } else { own };
         let assumed = [kept + kept + own, workspace + kept + own, workspace];
         let [queued, input_workspace, weight_workspace] =
             if self.is_split_counted { counted } else { assumed };

@@ -113,7 +113,7 @@ impl Solver<'_, '_, '_> {
         let enough = self.work.left() - self.work.left() / SHARE;
         let mut forgotten_at = f64::INFINITY;
         for _ in 0..ROUNDS_MAX {
-            let (solved, flops) = self.master.solve();
+            let (solved, flops) = self.master.solve(|| self.work.is_stopped());
             let cost = flops / FLOPS_PER_NODE;
             if self.work.take(cost) < cost || self.work.left() < enough {
                 return None;

@@ -18,7 +18,12 @@ impl<'a> Work<'a> {
 
     /// Whether anything may still be done.
     pub(super) fn is_left(&self) -> bool {
-        self.left > 0 && !self.stop.strikes()
+        self.left > 0 && !self.is_stopped()
+    }
+
+    /// Whether the caller wants it to end.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.strikes()
     }
 
     /// Nodes that may be spent in all.
