@@ -15,9 +15,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 /// Actions that all trials may time together in a step of a second, some 10 ms on one core; a trial also costs as much
-/// as [`TRIAL_ACTIONS`] beside its own.
+/// as [`TRIAL_ACTIONS`] beside its own, and where microbatches are large as [`SAMPLE_ACTIONS`] for each sample of one.
 const ACTIONS: u64 = 2_000_000;
 const TRIAL_ACTIONS: u64 = 1_000;
+const SAMPLE_ACTIONS: u64 = 30;
 
 /// Trials between two questions whether to stop.
 const TRIALS_UNASKED: u64 = 32;
@@ -191,7 +192,9 @@ impl Search<'_> {
         let mut best_judgement = current;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed());
         let (mut failures, mut moves) = (0, Vec::new());
-        let num_trials = self.effort.of(ACTIONS) / (TRIAL_ACTIONS + self.scheduler.num_actions());
+        let of_microbatch = self.batch.len() as u64 / u64::from(self.scheduler.settings.num_microbatches);
+        let of_trial = TRIAL_ACTIONS.max(SAMPLE_ACTIONS * of_microbatch);
+        let num_trials = self.effort.of(ACTIONS) / (of_trial + self.scheduler.num_actions());
         for trial in 0..num_trials {
             if trial % TRIALS_UNASKED == 0 && (self.halt)() {
                 break;
