@@ -181,7 +181,9 @@ def profile_shapes(data_profile_path: str) -> list[tuple[int, int]]:
 class GlobalBatches:
     """Which samples form the global batch of each step: each sample once an epoch.
 
-    Of each `giant_steps_max + 1` global batches in a row, `giants` stand at the end.
+    Of each `giant_steps_max + 1` global batches in a row, `giants` stand at the end. Without `shuffle`
+    samples come in the order of the data; with `drop_last` an epoch has no smaller last batch, and PlanError
+    where it has no other.
     """
 
     def __init__(
@@ -191,6 +193,9 @@ class GlobalBatches:
         seed: int,
         giants: Sequence[int] = ...,
         giant_steps_max: int = 0,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None: ...
     def batch(self, step: int) -> list[int]: ...
     def deferred(self, step: int) -> list[tuple[int, int]]:
@@ -268,7 +273,10 @@ class StepScheduler:
     def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
         """Queues the global batch of `step`; returns at once."""
     def take(self, step: int, arm: str) -> tuple[Schedule, int]:
-        """The schedule and the nanoseconds waited for it; blocks without the GIL."""
+        """The schedule and the nanoseconds waited for it; blocks without the GIL.
+
+        ScheduleError where none can be made.
+        """
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:

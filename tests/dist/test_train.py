@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ import dflop.runtime.trainer  # noqa: F401
 from dflop._native import GlobalBatches, load_config, profile_shapes
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
-from dflop.runtime.launch import launch
-from dflop.runtime.turns import arms_in_order, log_lines
+from dflop.runtime.launch import launch, run_agent
+from dflop.runtime.turns import arms_in_order, log_lines, steps
 
 ENVIRONMENT = dict(os.environ)
 ASK = "import sys; from dflop._native import run_cli; print(run_cli(['dflop', *sys.argv[1:]])[1])"
@@ -193,6 +194,11 @@ def test_giants_wait_for_each_other(demo, tmp_path):
     came = {sample: step for step in range(3) for sample in plain.batch(step)}
     assert [m["deferred"] for m in metrics[:2]] == [[], []]
     assert {s: 2 - steps for s, steps in metrics[2]["deferred"]} == {s: came[s] for s in giants if came[s] < 2}
+    # A replay says what was deferred then, though giants run alone now.
+    again = tmp_path / "again"
+    asked = request(demo, again, replay=str(out / "schedules.jsonl"))
+    assert results(run_training(asked, tmp_path / "replay")) == [0, 0]
+    assert [m["deferred"] for m in lines(again / "metrics.jsonl")] == [m["deferred"] for m in metrics]
     # Before the first step there is nothing to correct by.
     assert metrics[0]["corrected_ns"] == metrics[0]["predicted_ns"]
     assert all(m["corrected_ns"] != m["predicted_ns"] for m in metrics[1:])
@@ -278,6 +284,31 @@ def test_schedules_are_computed_as_far_ahead_as_asked(demo, tmp_path):
         (line,) = re.findall(r"schedules: waited ([\d.]+) ms in 3 steps, .* \(most: .* ms, step (\d)\)", ranks[0].stderr)
         assert float(line[0]) == pytest.approx(sum(m["schedule_wait_ns"] for m in metrics) / 1e6, abs=0.01)
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 50])
+def test_what_is_asked_for_while_a_step_runs(depth):
+    """The schedule of the next step is there, and `depth` are asked for with it, each once, none past the last."""
+    num_steps, asked, taken = 9, [], []
+
+    class Asked:
+        def submit(self, step, arm):
+            asked.append((step, arm))
+
+        def take(self, step, arm):
+            assert (step, arm) in asked
+            taken.append(step)
+            return None, 0
+
+    options = SimpleNamespace(arm="aware", prefetch_depth=depth, steps=num_steps)
+    turns = steps(options, Asked(), GlobalBatches(NUM_SAMPLES, BATCH, 0))
+    coming = next(turns)
+    for step in range(num_steps):
+        turn, coming = coming, next(turns, None)
+        assert turn.step == step
+        assert taken == list(range(min(step + 2, num_steps)))
+        assert asked == [(k, "aware") for k in range(min(step + depth + 1, num_steps))]
+    assert coming is None
 
 
 def test_the_arm_does_not_change_what_is_learned(demo, tmp_path):
@@ -391,6 +422,59 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
         )  # fmt: skip
         assert failed.returncode == 2
         assert message in failed.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_ranks_are_being_started_is_passed_on(number, tmp_path, monkeypatch):
+    """Between the start of their process and the wait for it: nobody is left behind, and it is told once."""
+    told = tmp_path / "told"
+    code = (
+        "import pathlib, signal, time\n"
+        f"told = pathlib.Path({str(told)!r})\n"
+        "signal.signal(signal.SIGINT, lambda *_: told.open('a').write('x'))\n"
+        "print(flush=True)\n"
+        "while not told.exists():\n"
+        "    time.sleep(0.02)\n"
+        "time.sleep(0.3)\n"
+    )
+    start = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        process = start(*arguments, stdout=subprocess.PIPE, **options)
+        process.stdout.read(1)
+        os.kill(os.getpid(), number)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    assert run_agent([sys.executable, "-c", code], ENVIRONMENT) == 128 + number
+    assert told.read_text() == "x"
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_lost_terminal_ends_a_run_unless_nohup_was_asked_for(is_ignored):
+    """SIGHUP to the process that waits for the ranks."""
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: os._exit(3))\n"
+        "os.kill(os.getppid(), signal.SIGHUP)\n"
+        "time.sleep(0.5 if IGNORED else 30)\n"
+    ).replace("IGNORED", str(is_ignored))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        status = run_agent([sys.executable, "-c", code], ENVIRONMENT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert status == (0 if is_ignored else 128 + signal.SIGHUP)
+
+
+def test_as_many_processes_as_the_plan_has_ranks(demo, tmp_path, monkeypatch):
+    """Else every rank says so in one line."""
+    monkeypatch.setattr(sys.modules[__name__], "RANKS", 3)
+    ranks = run_training(request(demo, tmp_path / "run"), tmp_path / "ranks")
+    assert [r.result for r in ranks] == [1, 1, 1]
+    for rank in ranks:
+        assert "3 processes were started, the plan needs 2" in rank.stderr
+        assert "Traceback" not in rank.stderr
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path):

@@ -108,6 +108,119 @@ def test_the_order_changes_with_epoch_and_seed_alone():
     assert list(BalancedBatchSampler(shapes, 5, seed=1)) != first
 
 
+def with_giants(count, seed, every=12):
+    """Costs and the giants among them: one sample in `every`, longer than ten others."""
+    shapes = costs(count, seed)
+    giants = set(random.Random(seed).sample(range(count), count // every))
+    return [(e, 10**6 + t if i in giants else min(t, 10**6)) for i, (e, t) in enumerate(shapes)], giants
+
+
+# 100 samples: whole batches alone, a rest of its own (4 of 16), one that is added (4 of 24 in 8 buckets).
+@pytest.mark.parametrize(("batch_size", "num_buckets"), [(25, 2), (4, 4), (3, 8)])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("steps_max", [0, 2, 50])
+def test_giants_wait_for_each_other_and_no_longer_than_promised(batch_size, num_buckets, shuffle, steps_max):
+    """Each sample once; a giant not before the plain order has it, at most so many batches after."""
+    shapes, giants = with_giants(100, seed=11)
+    options = {"num_buckets": num_buckets, "shuffle": shuffle, "seed": 4}
+    plain = BalancedBatchSampler(shapes, batch_size, **options)
+    waiting = BalancedBatchSampler(
+        shapes, batch_size, **options, giant_llm_cost=10**6, giant_steps_max=steps_max
+    )
+    assert len(waiting) == len(plain)
+    for epoch_index in (0, 3):
+        placed = []
+        for sampler in (plain, waiting):
+            sampler.set_epoch(epoch_index)
+            num_batches = len(sampler) // num_buckets
+            of_step = [sorted(i for b in sampler.buckets(k) for i in b) for k in range(num_batches)]
+            placed.append({i: k for k, samples in enumerate(of_step) for i in samples})
+            assert sorted(i for samples in of_step for i in samples) == list(range(100))
+            sizes = [len(samples) for samples in of_step]
+            placed.append(sizes)
+        came, plain_sizes, stands, sizes = placed
+        assert sizes == plain_sizes
+        for sample in range(100):
+            late = stands[sample] - came[sample]
+            assert 0 <= late <= steps_max if sample in giants else late <= 0
+        gathered = {stands[giant] for giant in giants}
+        if steps_max == 50:
+            # Eight of them fit the last batch, or the last two where that is a rest.
+            assert len(gathered) <= 2
+
+
+def test_giants_are_left_out_no_more_often_than_others():
+    """With `drop_last` those that come last go, not giants that were made to wait: the same as without."""
+    shapes, _ = with_giants(100, seed=12)
+    kept = []
+    for giant_llm_cost in (None, 10**6):
+        sampler = BalancedBatchSampler(
+            shapes, 4, num_buckets=8, drop_last=True, giant_llm_cost=giant_llm_cost, giant_steps_max=9
+        )
+        kept.append([sorted(i for batch in sampler for i in batch) for _ in range(3)])
+    assert kept[0] == kept[1]
+    assert len(kept[0][0]) == 96
+
+
+def test_waiting_giants_shorten_an_epoch():
+    """The sum over global batches of the longest bucket, one bucket a replica."""
+    shapes, _ = with_giants(768, seed=13, every=96)
+
+    def length(**options):
+        sampler = BalancedBatchSampler(shapes, 8, num_replicas=8, **options)
+        steps = [max(sum(shapes[i][1] for i in bucket) for bucket in sampler.buckets(k)) for k in range(12)]
+        return sum(steps)
+
+    assert length(giant_llm_cost=10**6, giant_steps_max=11) < 0.9 * length()
+
+
+def test_giants_are_named_in_the_unit_that_was_given(profile):
+    """Tokens of shapes and of a data profile, before anything is scaled."""
+    rows = parquet.read_table(profile).to_pylist()
+    limit = sorted(row["llm_tokens"] for row in rows)[-4]
+    options = {"num_replicas": 2, "giant_llm_cost": limit}
+    expected = list(BalancedBatchSampler(rows, 3, **options))
+    assert list(BalancedBatchSampler(profile, 3, **options)) == expected
+    assert BalancedBatchSampler(rows, 3, **options).state_dict()["num_giants"] == 3
+    assert expected != list(BalancedBatchSampler(rows, 3, num_replicas=2))
+    # Nothing above it: as if there were no limit.
+    none = BalancedBatchSampler(rows, 3, num_replicas=2, giant_llm_cost=10**9)
+    assert list(none) == list(BalancedBatchSampler(rows, 3, num_replicas=2))
+
+
+@pytest.mark.parametrize("new_replicas", [1, 2, 4])
+def test_a_run_with_waiting_giants_goes_on_exactly_once(new_replicas):
+    """Stopped inside a window on 2 replicas; the state is refused where giants are others."""
+    shapes, _ = with_giants(80, seed=6)
+    options = {"batch_size": 2, "num_buckets": 8, "giant_llm_cost": 10**6, "giant_steps_max": 3}
+    seen, state = [], {}
+    for rank in range(2):
+        sampler = BalancedBatchSampler(shapes, num_replicas=2, rank=rank, **options)
+        batches = iter(sampler)
+        seen += [next(batches) for _ in range(6)]
+        state = sampler.state_dict()
+    rest = []
+    for rank in range(new_replicas):
+        sampler = BalancedBatchSampler(shapes, num_replicas=new_replicas, rank=rank, **options)
+        sampler.load_state_dict(json.loads(json.dumps(state)))
+        rest += list(sampler)
+    assert sorted(i for batch in seen + rest for i in batch) == list(range(80))
+    for change in ({"giant_steps_max": 2}, {"giant_llm_cost": None}, {"shuffle": False}, {"drop_last": True}):
+        with pytest.raises(ValueError, match="must be equal"):
+            BalancedBatchSampler(shapes, **{**options, **change}).load_state_dict(state)
+
+
+def test_states_of_the_first_version_are_taken():
+    """They say nothing of order and giants: such a run had none that waited."""
+    shapes, _ = with_giants(80, seed=6)
+    state = BalancedBatchSampler(shapes, 2).state_dict()
+    for name in ("shuffle", "drop_last", "num_giants", "giant_steps_max"):
+        del state[name]
+    BalancedBatchSampler(shapes, 2).load_state_dict(state)
+    with pytest.raises(ValueError, match="the state has `num_giants` 0, this sampler 6"):
+        BalancedBatchSampler(shapes, 2, giant_llm_cost=10**6).load_state_dict(state)
+
+
 @pytest.mark.parametrize("new_replicas", [1, 2, 4])
 def test_a_loaded_state_goes_on_exactly_once(new_replicas):
     """Stopped inside a global batch on 2 replicas, resumed on 1, 2 or 4: the rest, each sample once."""
@@ -190,6 +303,7 @@ def test_numbers_that_cannot_work_are_refused():
         ({"batch_size": 2, "num_replicas": 2, "num_buckets": 3}, "must be a multiple of `num_replicas` 2"),
         ({"batch_size": 1, "num_replicas": 11}, "10 samples for 11 buckets, each needs at least one"),
         ({"batch_size": 11, "drop_last": True}, "fewer than one global batch of 11"),
+        ({"batch_size": 1, "giant_steps_max": -1}, "`giant_steps_max` is -1, must be at least 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             BalancedBatchSampler(shapes, **options)

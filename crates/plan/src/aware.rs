@@ -7,11 +7,38 @@ use crate::memory::{SHARE_ONE, least};
 use crate::placing::{Effort, Search};
 use crate::step::{BatchCosts, Pair, StepScheduler, Stop};
 use dflop_types::{PipelineOrder, SampleIndex, Schedule};
+use std::cell::Cell;
+
+/// The error of a giant that is refused, of one about the memory that it needs beside others.
+fn giant_error(error: PlanError, step: u64, sample: SampleIndex) -> PlanError {
+    match error {
+        PlanError::Memory { component, needed_bytes, budget_bytes, .. } => {
+            PlanError::GiantMemory { step, sample, component, needed_bytes, budget_bytes }
+        }
+        other => other,
+    }
+}
 
 impl StepScheduler {
     /// Both arms on one batch. The aware one, [`Method::Shaped`] or [`Method::Aware`], is the better of the two that
-    /// fits.
+    /// fits; it says whether `halt` cut its search short, also where the blind one's places are taken.
     pub(crate) fn pair(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        method: Method,
+        halt: Stop,
+    ) -> Result<Pair, PlanError> {
+        let was_stopped = Cell::new(false);
+        let halt = || {
+            was_stopped.set(was_stopped.get() || halt());
+            was_stopped.get()
+        };
+        let Pair { aware, blind } = self.searched(step, batch, method, &halt)?;
+        Ok(Pair { aware: Schedule { was_stopped: was_stopped.get(), ..aware }, blind })
+    }
+
+    fn searched(
         &self,
         step: u64,
         batch: &[SampleIndex],
@@ -45,18 +72,12 @@ impl StepScheduler {
                 Err(error) => return Err(error),
             }
         }
-        if let Some(aware) = self.drained(&search)? {
-            return match (self.refuses_giants, worst) {
-                (true, PlanError::Memory { component, needed_bytes, budget_bytes, .. }) => {
-                    let sample = aware.giants[0];
-                    Err(PlanError::GiantMemory { step, sample, component, needed_bytes, budget_bytes })
-                }
-                _ => Ok(Pair { aware, blind }),
-            };
-        }
-        match self.check_limits(&blind) {
-            Ok(()) => Ok(Pair { aware: blind.clone(), blind }),
-            Err(error) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
+        let drained = self.drained(&search)?;
+        match (drained, self.check_limits(&blind)) {
+            (Some(aware), Err(_)) if self.refuses_giants => Err(giant_error(worst, step, aware.giants[0])),
+            (Some(aware), _) if !self.refuses_giants => Ok(self.better(aware, blind)),
+            (_, Ok(())) => Ok(Pair { aware: blind.clone(), blind }),
+            (_, Err(error)) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
         }
     }
 

@@ -5,22 +5,29 @@ use crate::error::PlanError;
 use dflop_types::SampleIndex;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The order of an epoch that was asked for last.
-type LastOrder = Arc<Mutex<Option<(u64, Arc<[SampleIndex]>)>>>;
+/// The samples of an epoch in the order in which they are trained, each with its place among those that arrive.
+type EpochOrder = Arc<[(u32, SampleIndex)]>;
+
+/// Epochs whose order is kept: where schedules are computed ahead, steps of two are asked for in turn.
+const EPOCHS_KEPT: usize = 2;
 
 /// The global batch of every step, the same on every rank that has the same seed and giants.
 ///
 /// Each sample stands in exactly one batch of an epoch; the last batch of an epoch is smaller rather than
-/// dropped.
+/// dropped, unless asked for ([`GlobalBatches::whole_only`]).
 #[derive(Debug, Clone)]
 pub struct GlobalBatches {
     num_samples: u32,
     global_batch_size: u32,
     seed: u64,
+    is_shuffled: bool,
+    is_whole_only: bool,
     deferral: Option<Deferral>,
-    last: LastOrder,
+    /// Epochs with their orders, the one drawn last at the back.
+    drawn: Arc<Mutex<VecDeque<(u64, EpochOrder)>>>,
 }
 
 /// Samples that wait for a later global batch.
@@ -42,7 +49,35 @@ impl GlobalBatches {
         if global_batch_size == 0 {
             return Err(PlanError::Zero { field: "global_batch_size" });
         }
-        Ok(Self { num_samples, global_batch_size, seed, deferral: None, last: LastOrder::default() })
+        Ok(Self {
+            num_samples,
+            global_batch_size,
+            seed,
+            is_shuffled: true,
+            is_whole_only: false,
+            deferral: None,
+            drawn: Arc::default(),
+        })
+    }
+
+    /// The same, with the samples in the order of the data in every epoch.
+    #[must_use]
+    pub fn unshuffled(self) -> Self {
+        Self { is_shuffled: false, drawn: Arc::default(), ..self }
+    }
+
+    /// The same, without the smaller last batch of an epoch: its samples are left out, others in each epoch.
+    ///
+    /// They are those that arrive last. Giants are gathered among the others, so that none is left out for its size.
+    ///
+    /// # Errors
+    /// [`PlanError::NoWholeBatch`] where nothing would be left.
+    pub fn whole_only(self) -> Result<Self, PlanError> {
+        let Self { num_samples, global_batch_size, .. } = self;
+        if num_samples < global_batch_size {
+            return Err(PlanError::NoWholeBatch { num_samples, global_batch_size });
+        }
+        Ok(Self { is_whole_only: true, drawn: Arc::default(), ..self })
     }
 
     /// The same samples, with `giants` gathered: of each `steps_max + 1` global batches in a row they stand at the end,
@@ -63,13 +98,18 @@ impl GlobalBatches {
         for &sample in giants {
             *is_giant.get_mut(sample.index()).ok_or(PlanError::UnknownSample { sample, num_samples })? = true;
         }
-        let deferral = Some(Deferral { is_giant: is_giant.into(), steps_max });
-        Ok(Self { deferral, last: LastOrder::default(), ..self })
+        let deferral = (!giants.is_empty()).then(|| Deferral { is_giant: is_giant.into(), steps_max });
+        Ok(Self { deferral, drawn: Arc::default(), ..self })
     }
 
     /// Steps that read every sample once.
     pub const fn steps_per_epoch(&self) -> u64 {
-        self.num_samples.div_ceil(self.global_batch_size) as u64
+        let steps = if self.is_whole_only {
+            self.num_samples / self.global_batch_size
+        } else {
+            self.num_samples.div_ceil(self.global_batch_size)
+        };
+        steps as u64
     }
 
     /// The epoch of `step`, from 0.
@@ -77,54 +117,77 @@ impl GlobalBatches {
         step / self.steps_per_epoch()
     }
 
-    /// The samples of `step`, in arrival order.
+    /// The samples of `step`, in arrival order; giants that are deferred, and those beside them, behind the others.
     ///
     /// *Complexity*: O(number of samples) at the first step asked of an epoch, where its order is drawn; then as many
-    /// as a global batch has, or the batches among which giants are deferred.
+    /// as a global batch has.
     pub fn batch(&self, step: u64) -> Vec<SampleIndex> {
-        self.placed(step).into_iter().map(|(_, sample)| sample).collect()
+        self.with_placed(step, |placed| placed.iter().map(|&(_, sample)| sample).collect())
     }
 
     /// Those samples of `step` that would stand in an earlier one, had they not been deferred, with the steps they have
     /// waited.
     pub fn deferred(&self, step: u64) -> Vec<(SampleIndex, u64)> {
         let at = step % self.steps_per_epoch();
-        let waited = |arrival: usize| at.saturating_sub(arrival as u64 / u64::from(self.global_batch_size));
-        let placed = self.placed(step).into_iter().map(|(arrival, sample)| (sample, waited(arrival)));
-        placed.filter(|&(_, steps)| steps > 0).collect()
+        let waited = |arrival: u32| at.saturating_sub(u64::from(arrival / self.global_batch_size));
+        self.with_placed(step, |placed| {
+            let placed = placed.iter().map(|&(arrival, sample)| (sample, waited(arrival)));
+            placed.filter(|&(_, steps)| steps > 0).collect()
+        })
     }
 
-    /// The samples of `step`, with the places at which they arrive in their epoch.
-    fn placed(&self, step: u64) -> Vec<(usize, SampleIndex)> {
-        let (size, order) = (self.global_batch_size as usize, self.arrivals(self.epoch(step)));
-        let at = (step % self.steps_per_epoch()) as usize;
-        let cut = |places: Vec<(usize, SampleIndex)>, from: usize| -> Vec<(usize, SampleIndex)> {
-            places.into_iter().skip(from * size).take(size).collect()
-        };
-        let run = |first: usize, batches: usize| -> Vec<(usize, SampleIndex)> {
-            let end = (first + batches).saturating_mul(size).min(order.len());
-            (first * size..end).map(|place| (place, order[place])).collect()
-        };
-        let Some(Deferral { is_giant, steps_max }) = &self.deferral else { return cut(run(at, 1), 0) };
-        let window = *steps_max as usize + 1;
-        let mut places = run(at / window * window, window);
-        // Stable: giants keep their order, and so do the others.
-        places.sort_by_key(|&(_, sample)| is_giant[sample.index()]);
-        cut(places, at % window)
+    /// What `see` makes of the samples of `step`, with the places at which they arrive in their epoch.
+    fn with_placed<T>(&self, step: u64, see: impl Fn(&[(u32, SampleIndex)]) -> T) -> T {
+        let (size, order) = (self.global_batch_size as usize, self.order(self.epoch(step)));
+        let first = (step % self.steps_per_epoch()) as usize * size;
+        see(&order[first..(first + size).min(order.len())])
     }
 
-    /// All samples in the order in which they arrive in `epoch`.
-    fn arrivals(&self, epoch: u64) -> Arc<[SampleIndex]> {
+    /// The order of `epoch`, drawn where it is not kept.
+    fn order(&self, epoch: u64) -> EpochOrder {
         // A panic elsewhere cannot leave half an order: what is there is whole.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*last {
-            Some((drawn, order)) if *drawn == epoch => Arc::clone(order),
-            _ => {
-                let order: Arc<[SampleIndex]> = self.permutation(epoch).into();
-                *last = Some((epoch, Arc::clone(&order)));
-                order
-            }
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, order)) = drawn.iter().find(|(of, _)| *of == epoch) {
+            return Arc::clone(order);
         }
+        let order: EpochOrder = self.draw(epoch).into();
+        if drawn.len() == EPOCHS_KEPT {
+            drawn.pop_front();
+        }
+        drawn.push_back((epoch, Arc::clone(&order)));
+        order
+    }
+
+    /// The order of an epoch: as its samples arrive, then giants to the ends of their windows.
+    fn draw(&self, epoch: u64) -> Vec<(u32, SampleIndex)> {
+        let samples = if self.is_shuffled {
+            self.permutation(epoch)
+        } else {
+            (0..self.num_samples).map(SampleIndex).collect()
+        };
+        let mut order: Vec<(u32, SampleIndex)> = (0..).zip(samples).collect();
+        let size = self.global_batch_size as usize;
+        if self.is_whole_only {
+            order.truncate(order.len() / size * size);
+        }
+        let Some(Deferral { is_giant, steps_max }) = &self.deferral else { return order };
+        let window = (*steps_max as usize).saturating_add(1).saturating_mul(size);
+        let mut giants = Vec::new();
+        for run in order.chunks_mut(window) {
+            // Giants keep their order, and so do the others.
+            let mut num_others = 0;
+            for at in 0..run.len() {
+                if is_giant[run[at].1.index()] {
+                    giants.push(run[at]);
+                } else {
+                    run[num_others] = run[at];
+                    num_others += 1;
+                }
+            }
+            run[num_others..].copy_from_slice(&giants);
+            giants.clear();
+        }
+        order
     }
 
     /// Fisher and Yates on a generator whose stream is the epoch: the order depends on nothing but seed and
@@ -235,18 +298,56 @@ mod tests {
         assert_eq!(batches.deferred(3), [(order[5], 1)]);
     }
 
+    /// Without the rest: as many samples fewer, the same batches else; and giants stand in the batches that are left, so
+    /// that each is left out no more often than any other sample.
+    #[test]
+    fn what_is_left_out_is_not_chosen_by_size() {
+        let plain = GlobalBatches::new(11, 4, 3).unwrap();
+        let whole = plain.clone().whole_only().unwrap();
+        assert_eq!((plain.steps_per_epoch(), whole.steps_per_epoch()), (3, 2));
+        for (step, of_plain) in [(0, 0), (1, 1), (2, 3), (5, 7)] {
+            assert_eq!(
+                (whole.batch(step), whole.epoch(step)),
+                (plain.batch(of_plain), plain.epoch(of_plain))
+            );
+        }
+        let giants: Vec<SampleIndex> = plain.batch(0)[..2].to_vec();
+        let deferring = whole.with_deferred(&giants, 9).unwrap();
+        assert_eq!(deferring.batch(1)[2..], giants);
+        assert_eq!(deferring.deferred(1), [(giants[0], 1), (giants[1], 1)]);
+        let mut trained = [deferring.batch(0), deferring.batch(1)].concat();
+        let mut before = [plain.batch(0), plain.batch(1)].concat();
+        trained.sort_unstable();
+        before.sort_unstable();
+        assert_eq!(trained, before);
+        let few = GlobalBatches::new(3, 4, 0).unwrap().whole_only().unwrap_err();
+        assert_eq!(few, PlanError::NoWholeBatch { num_samples: 3, global_batch_size: 4 });
+    }
+
+    #[test]
+    fn unshuffled_samples_come_as_in_the_data_in_every_epoch() {
+        let batches = GlobalBatches::new(5, 2, 9).unwrap().unshuffled();
+        let of = |batches: &GlobalBatches, step| -> Vec<u32> {
+            batches.batch(step).iter().map(|sample| sample.0).collect()
+        };
+        assert_eq!(
+            [0, 1, 2, 3, 5].map(|step| of(&batches, step)),
+            [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![4]]
+        );
+        let deferring = batches.with_deferred(&[SampleIndex(0)], 1).unwrap();
+        assert_eq!([0, 1, 2].map(|step| of(&deferring, step)), [vec![1, 2], vec![3, 0], vec![4]]);
+    }
+
     #[test]
     fn the_seed_and_the_epoch_decide_the_order() {
         let batches = |seed| GlobalBatches::new(500, 32, seed).unwrap();
         assert_eq!(batches(3).batch(40), batches(3).batch(40));
         assert_ne!(batches(3).batch(0), batches(4).batch(0));
         assert_ne!(batches(3).permutation(0), batches(3).permutation(1));
-        // Whichever epoch was asked for before.
+        // Whichever epochs were asked for before.
         let both = batches(3);
-        assert_eq!(
-            [both.batch(20), both.batch(0), both.batch(20)],
-            [20, 0, 20].map(|step| batches(3).batch(step))
-        );
+        let steps = [20, 0, 20, 40, 0, 20];
+        assert_eq!(steps.map(|step| both.batch(step)), steps.map(|step| batches(3).batch(step)));
     }
 
     #[test]

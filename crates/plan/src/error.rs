@@ -21,6 +21,16 @@ pub enum PlanError {
     /// There is nothing to plan for.
     #[error("the data profile has 0 samples, at least 1 is needed")]
     NoSamples,
+    /// Smaller global batches shall be left out, and there is no other.
+    #[error(
+        "{num_samples} samples are fewer than one global batch of {global_batch_size}, and a smaller one is left out"
+    )]
+    NoWholeBatch {
+        /// Samples of the data.
+        num_samples: u32,
+        /// Samples of a global batch.
+        global_batch_size: u32,
+    },
     /// A count that must be at least 1.
     #[error("`{field}` is 0, must be at least 1")]
     Zero {
@@ -196,6 +206,7 @@ impl Hint for PlanError {
             Self::NoSamples => {
                 "point the data configuration at a dataset with samples and run `dflop profile data`"
             }
+            Self::NoWholeBatch { .. } => "take smaller global batches, or keep the last one of an epoch",
             Self::UnsupportedOrder { .. } => "set `train.pipeline_order` to `1f1b` or `data-aware`",
             Self::NoSplit { .. } => {
                 "measure the model anew with `dflop profile model`, or set `train.pipeline_order` to `1f1b`"

@@ -107,8 +107,7 @@ impl Search<'_> {
         }
         let best = best.expect("even buckets are a shape");
         let bucket = self.refine(best.bucket)?;
-        let schedule = with_bound(self.shared(&bucket)?, &assignments[0]);
-        Ok(Schedule { was_stopped: (self.halt)(), ..schedule })
+        Ok(with_bound(self.shared(&bucket)?, &assignments[0]))
     }
 
     /// Balanced buckets, those of like LLM load in one microbatch.

@@ -7,7 +7,7 @@
 use crate::batches::below;
 use crate::error::PlanError;
 use crate::memory::SHARE_ONE;
-use crate::placing::Search;
+use crate::placing::{Effort, Search};
 use crate::predict::{self, Column};
 use crate::step::BatchCosts;
 use dflop_sim::{MicrobatchDurations, Simulator};
@@ -15,9 +15,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 /// Actions that all trials may time together in a step of a second, some 10 ms on one core; a trial also costs as much
-/// as [`TRIAL_ACTIONS`] beside its own.
+/// as [`TRIAL_ACTIONS`] beside its own, and where microbatches are large as [`SAMPLE_ACTIONS`] for each sample of one.
 const ACTIONS: u64 = 2_000_000;
 const TRIAL_ACTIONS: u64 = 1_000;
+const SAMPLE_ACTIONS: u64 = 15;
 
 /// Trials between two questions whether to stop.
 const TRIALS_UNASKED: u64 = 32;
@@ -191,7 +192,8 @@ impl Search<'_> {
         let mut best_judgement = current;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed());
         let (mut failures, mut moves) = (0, Vec::new());
-        let num_trials = self.effort.of(ACTIONS) / (TRIAL_ACTIONS + self.scheduler.num_actions());
+        let of_microbatch = self.batch.len() as u64 / u64::from(self.scheduler.settings.num_microbatches);
+        let num_trials = num_trials(self.effort, self.scheduler.num_actions(), of_microbatch);
         for trial in 0..num_trials {
             if trial % TRIALS_UNASKED == 0 && (self.halt)() {
                 break;
@@ -237,6 +239,11 @@ impl Search<'_> {
     }
 }
 
+/// Trials of a step of so many actions, with so many samples in a microbatch.
+fn num_trials(effort: Effort, num_actions: u64, of_microbatch: u64) -> u64 {
+    effort.of(ACTIONS) / (TRIAL_ACTIONS.max(SAMPLE_ACTIONS * of_microbatch) + num_actions)
+}
+
 /// Takes one sample to another place, or exchanges two samples of different places.
 fn change(bucket: &[u32], num_buckets: u32, random: &mut ChaCha8Rng, moves: &mut Vec<(usize, u32)>) {
     let mut draw = |end: u64| below(random, end);
@@ -253,6 +260,13 @@ fn change(bucket: &[u32], num_buckets: u32, random: &mut ChaCha8Rng, moves: &mut
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A step of a second with 32 actions: 2,000,000 / 1,032, and where a trial packs 4,096 samples 2,000,000 / 61,472.
+    #[test]
+    fn large_microbatches_cost_trials() {
+        let of = |of_microbatch| num_trials(Effort::of_step(1_000_000_000), 32, of_microbatch);
+        assert_eq!([0, 1, 66, 4_096].map(of), [1_937, 1_937, 1_937, 32]);
+    }
 
     #[test]
     fn a_change_moves_one_sample_or_exchanges_two() {

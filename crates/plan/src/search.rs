@@ -5,7 +5,7 @@ use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
 use crate::evaluate::{Verdict, evaluate};
 use crate::feasible;
-use crate::giants::GiantRule;
+use crate::giants::{GiantPolicy, GiantRule};
 use crate::outcome::{Outcome, StopReason, group};
 use crate::settings::StepSettings;
 use crate::space::{Candidate, space};
@@ -174,14 +174,22 @@ fn is_reduction_measured(model: &CostModel, plan: &RankedPlan) -> bool {
 
 /// Global batches as training draws them, whole ones only where there are any: the smaller last batch of an
 /// epoch would make the mean too short.
+///
+/// The first ones; where giants are deferred over more steps than that, as many steps spread over the first window, its
+/// last one among them: there the giants stand.
 fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, PlanError> {
     let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
-    let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?
-        .with_giants(input.giants, &input.shapes)?;
-    let per_epoch = u64::from((num_samples / input.global_batch_size).max(1));
+    let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;
+    let batches = if num_samples < input.global_batch_size { batches } else { batches.whole_only()? };
+    let batches = batches.with_giants(input.giants, &input.shapes)?;
     let count = u64::from(input.num_sampled_batches);
-    let step = |k: u64| k / per_epoch * batches.steps_per_epoch() + k % per_epoch;
-    Ok((0..count).map(|k| batches.batch(step(k))).collect())
+    let window = match input.giants {
+        GiantRule { policy: GiantPolicy::Defer, llm_tokens_max: Some(_), steps_max } => {
+            (u64::from(steps_max) + 1).min(batches.steps_per_epoch()).max(count)
+        }
+        _ => count,
+    };
+    Ok((1..=count).map(|k| batches.batch(k * window / count - 1)).collect())
 }
 
 /// Candidates that may fit, with their bounds; the others add to `rejections`.

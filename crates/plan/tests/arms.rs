@@ -2,56 +2,23 @@
 //! keep the memory that was promised.
 
 mod fixture;
+#[path = "fixture/scheduling.rs"]
+mod scheduling;
 
-use dflop_cost::CostModel;
 use dflop_plan::batches::GlobalBatches;
-use dflop_plan::{Arm, GiantPolicy, GiantRule, Method, PlanError, StepScheduler, StepSettings};
-use dflop_types::{
-    ActionKind, ComponentLayout, Layout, ModelProfile, PipelineOrder, SampleIndex, SampleShape, Schedule,
-};
+use dflop_plan::{Arm, GiantPolicy, GiantRule, Method, PlanError, StepScheduler};
+use dflop_types::{ActionKind, SampleIndex, SampleShape, Schedule};
 use proptest::prelude::*;
-
-/// The fixture with its backward measured in halves as well, I and W of half the backward each.
-fn split_profile() -> ModelProfile {
-    let mut profile = fixture::model_profile();
-    for module in profile.modules.values_mut() {
-        for point in module.linear.points.iter_mut().chain(&mut module.attention.points) {
-            point.input_ns = point.backward_ns / 2;
-            point.weight_ns = point.backward_ns - point.backward_ns / 2;
-        }
-    }
-    profile
-}
+use scheduling::{all_arms, batch, split_profile};
 
 fn scheduler(
-    layout: (u32, u32, u32),
+    (encoder_dp, llm_pp, replicas): (u32, u32, u32),
     num_microbatches: u32,
     shapes: &[SampleShape],
     memory_budget_bytes: Option<u64>,
 ) -> StepScheduler {
-    let (encoder_dp, llm_pp, replicas) = layout;
-    let settings = StepSettings {
-        layout: Layout {
-            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-            llm: ComponentLayout { tp: 1, pp: llm_pp, dp: replicas },
-        },
-        num_microbatches,
-        pipeline_order: PipelineOrder::DataAware,
-        memory_budget_bytes,
-    };
-    let model = CostModel::new(&split_profile()).expect("the fixture is sound");
-    StepScheduler::new(settings, model, shapes.to_vec(), 3).expect("the settings are sound")
-}
-
-fn batch(shapes: &[SampleShape]) -> Vec<SampleIndex> {
-    (0..shapes.len() as u32).map(SampleIndex).collect()
-}
-
-fn all_arms() -> Vec<Arm> {
-    let methods =
-        [Method::Blind, Method::Tokens, Method::Balanced, Method::Ordered, Method::Shaped, Method::Aware];
-    let of = |method| [false, true].map(|is_ahead| Arm { method, is_ahead });
-    methods.into_iter().flat_map(of).collect()
+    let sizes = (encoder_dp, llm_pp, replicas, num_microbatches);
+    scheduling::scheduler(&split_profile(), sizes, shapes, memory_budget_bytes)
 }
 
 /// Most microbatches of each rank whose forward has begun and whose backward has not ended.
@@ -132,6 +99,52 @@ fn a_stopped_search_gives_its_best_so_far() {
         assert!(stopped.predicted_makespan_ns <= blind.predicted_makespan_ns);
         assert!(stopped.predicted_makespan_ns >= whole.predicted_makespan_ns);
     }
+}
+
+/// A search that is stopped says so also where arrival order is better than what it had by then.
+#[test]
+fn a_stopped_search_says_so_whichever_schedule_is_taken() {
+    let mut num_blind = 0;
+    for seed in 0..300 {
+        let shapes = fixture::shapes(4 + seed as usize % 5, seed);
+        let batch = batch(&shapes);
+        let scheduler = scheduler((2, 2, 2), 2, &shapes, None);
+        let stopped = scheduler.schedule_until(0, &batch, Arm::AWARE, &|| true).unwrap();
+        let blind = scheduler.schedule(0, &batch, Arm::BLIND).unwrap();
+        num_blind += u32::from(stopped.llm == blind.llm);
+        assert!(stopped.was_stopped, "seed {seed}");
+    }
+    assert!(num_blind > 0);
+}
+
+/// Whatever budget: the aware arm answers where arrival order fits, and is never predicted slower; a giant is refused
+/// only where arrival order does not fit either.
+#[test]
+fn aware_is_never_slower_than_a_blind_schedule_that_fits() {
+    let mut num_giants = 0;
+    for seed in 0..40 {
+        let mut shapes = fixture::shapes(10, seed);
+        shapes.push(fixture::sample(30, 2_000 + 40 * seed as u32, 1_000));
+        let batch = batch(&shapes);
+        let free = scheduler((1, 2, 1), 6, &shapes, None);
+        let blind = free.schedule(0, &batch, Arm::BLIND).unwrap();
+        let needed =
+            free.memory(&blind).unwrap().iter().map(dflop_cost::RankMemory::total_bytes).max().unwrap();
+        for budget in [needed, needed + needed / 50] {
+            let limited = scheduler((1, 2, 1), 6, &shapes, Some(budget));
+            for method in [Method::Shaped, Method::Aware] {
+                let aware = limited.schedule(0, &batch, Arm { method, is_ahead: false }).unwrap();
+                num_giants += u32::from(!aware.giants.is_empty());
+                assert!(aware.predicted_makespan_ns <= blind.predicted_makespan_ns, "seed {seed}, {budget}");
+                let rule = GiantRule { policy: GiantPolicy::Refuse, ..GiantRule::default() };
+                assert!(
+                    limited.clone().with_giants(rule).schedule(0, &batch, Arm::AWARE).is_ok(),
+                    "seed {seed}"
+                );
+            }
+        }
+    }
+    assert!(num_giants > 0);
 }
 
 /// Running ahead stays within the budget: as tight a budget as the pipeline order needs is kept by every list.

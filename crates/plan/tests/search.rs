@@ -6,8 +6,8 @@ mod fixture;
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::batches::GlobalBatches;
 use dflop_plan::{
-    Arm, GiantRule, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason, explain,
-    layouts, search,
+    Arm, GiantPolicy, GiantRule, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason,
+    explain, layouts, search,
 };
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
@@ -192,6 +192,25 @@ fn a_dataset_smaller_than_the_global_batch_is_planned_for() {
     let model_profile = fixture::model_profile();
     let outcome = search(&input(&fixture::shapes(5, 1), &model_profile, 2)).unwrap();
     assert!(!outcome.ranked.is_empty());
+}
+
+/// Two giants a global batch of which one alone fits a rank: gathered over more steps than are sampled, they stand in
+/// steps that the search must see, or it would plan for a dataset without them.
+#[test]
+fn deferred_giants_are_planned_for() {
+    let model_profile = fixture::model_profile();
+    let mut shapes = fixture::shapes(640, 9);
+    for at in (0..640).step_by(16) {
+        shapes[at] = fixture::sample(4, 4_000, 400);
+    }
+    let planned = |steps_max| {
+        let giants = GiantRule { policy: GiantPolicy::Defer, llm_tokens_max: Some(2_000), steps_max };
+        let input = SearchInput { giants, num_microbatches: Some(8), ..input(&shapes, &model_profile, 2) };
+        search(&input).unwrap().ranked[0].prediction
+    };
+    // All 32 samples of the last of 20 steps are giants, and a few of the one before.
+    let (spread, gathered) = (planned(0), planned(19));
+    assert!(gathered.step_ns_half_width > 2 * spread.step_ns_half_width, "{spread:?} {gathered:?}");
 }
 
 #[test]

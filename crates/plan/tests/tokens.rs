@@ -2,41 +2,17 @@
 //! cannot keep it is refused by name.
 
 mod fixture;
+#[path = "fixture/scheduling.rs"]
+#[allow(dead_code, reason = "each test file takes what it needs")]
+mod scheduling;
 
-use dflop_cost::CostModel;
-use dflop_plan::{Arm, GiantRule, Method, PlanError, SearchInput, StepScheduler, StepSettings, search};
-use dflop_types::{
-    ComponentLayout, Hint, Layout, PipelineOrder, Rejection, SampleIndex, SampleShape, Schedule,
-};
+use dflop_plan::{Arm, GiantRule, Method, PlanError, SearchInput, StepScheduler, search};
+use dflop_types::{Hint, PipelineOrder, Rejection, SampleIndex, SampleShape, Schedule};
 use proptest::prelude::*;
-
-const METHODS: [Method; 6] =
-    [Method::Blind, Method::Tokens, Method::Balanced, Method::Ordered, Method::Shaped, Method::Aware];
-
-/// Encoder replicas, LLM stages, LLM replicas and microbatches.
-type Sizes = (u32, u32, u32, u32);
+use scheduling::{Sizes, all_arms, batch};
 
 fn scheduler(sizes: Sizes, shapes: &[SampleShape], memory_budget_bytes: Option<u64>) -> StepScheduler {
-    let (encoder_dp, llm_pp, replicas, num_microbatches) = sizes;
-    let settings = StepSettings {
-        layout: Layout {
-            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-            llm: ComponentLayout { tp: 1, pp: llm_pp, dp: replicas },
-        },
-        num_microbatches,
-        pipeline_order: PipelineOrder::DataAware,
-        memory_budget_bytes,
-    };
-    let model = CostModel::new(&fixture::model_profile()).expect("the fixture is sound");
-    StepScheduler::new(settings, model, shapes.to_vec(), 3).expect("the settings are sound")
-}
-
-fn batch(shapes: &[SampleShape]) -> Vec<SampleIndex> {
-    (0..shapes.len() as u32).map(SampleIndex).collect()
-}
-
-fn all_arms() -> impl Iterator<Item = Arm> {
-    METHODS.into_iter().flat_map(|method| [false, true].map(|is_ahead| Arm { method, is_ahead }))
+    scheduling::scheduler(&fixture::model_profile(), sizes, shapes, memory_budget_bytes)
 }
 
 fn tokens(shapes: &[SampleShape]) -> u64 {

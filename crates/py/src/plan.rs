@@ -15,16 +15,23 @@ pub(crate) struct GlobalBatches(dflop_plan::batches::GlobalBatches);
 #[pymethods]
 impl GlobalBatches {
     #[new]
-    #[pyo3(signature = (num_samples, global_batch_size, seed, giants = Vec::new(), giant_steps_max = 0))]
+    #[pyo3(signature = (
+        num_samples, global_batch_size, seed, giants = Vec::new(), giant_steps_max = 0, *, shuffle = true,
+        drop_last = false
+    ))]
     fn new(
         num_samples: u32,
         global_batch_size: u32,
         seed: u64,
         giants: Vec<u32>,
         giant_steps_max: u32,
+        shuffle: bool,
+        drop_last: bool,
     ) -> PyResult<Self> {
         let giants: Vec<SampleIndex> = giants.into_iter().map(SampleIndex).collect();
         dflop_plan::batches::GlobalBatches::new(num_samples, global_batch_size, seed)
+            .map(|batches| if shuffle { batches } else { batches.unshuffled() })
+            .and_then(|batches| if drop_last { batches.whole_only() } else { Ok(batches) })
             .and_then(|batches| batches.with_deferred(&giants, giant_steps_max))
             .map(Self)
             .map_err(map(Kind::Plan))
@@ -314,7 +321,7 @@ impl StepScheduler {
     fn take(&self, py: Python<'_>, step: u64, arm: &str) -> PyResult<(Schedule, u64)> {
         let key = (step, self::arm(arm)?);
         let start = Instant::now();
-        let schedule = py.detach(|| self.prefetch.take(key)).map_err(map(Kind::Plan))?;
+        let schedule = py.detach(|| self.prefetch.take(key)).map_err(map(Kind::Schedule))?;
         Ok((Schedule(schedule), u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)))
     }
 

@@ -26,6 +26,12 @@ class BalancedBatchSampler:
     `batch_size` on average, and about equal work. The samples of a global batch are those of the shuffled
     order, so balancing changes no batch statistics, only which replica computes what.
 
+    One giant in a global batch makes all replicas but one wait; as many as there are buckets do so once. With
+    `giant_llm_cost`, samples above it wait for each other: of each `giant_steps_max + 1` global batches in a
+    row they stand at the end and the others move up, so that none is trained more than `giant_steps_max`
+    global batches later than else. That changes which samples form a global batch, so it is off unless asked
+    for.
+
     Each sample comes exactly once an epoch over all replicas, and each replica yields the same number of
     batches. The last global batch is smaller rather than dropped; where it has fewer samples than there are
     buckets, it is added to the one before, so that no batch is ever empty.
@@ -45,6 +51,8 @@ class BalancedBatchSampler:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        giant_llm_cost: float | None = None,
+        giant_steps_max: int = 7,
     ) -> None:
         """Reads the costs; balances nothing yet.
 
@@ -61,6 +69,9 @@ class BalancedBatchSampler:
             seed: Of the order of samples and of ties in balancing; equal on all replicas.
             shuffle: New order each epoch; otherwise the order of the data.
             drop_last: Leave out the last global batch of an epoch where it is smaller.
+            giant_llm_cost: Samples whose LLM cost (as given; of shapes and profiles, `llm_tokens`) is above
+                it are giants, which wait for each other; None: none is.
+            giant_steps_max: Global batches that a giant may be late, at most.
 
         Raises:
             ValueError: A number that breaks one of the rules above, or fewer samples than buckets.
@@ -74,14 +85,21 @@ class BalancedBatchSampler:
             if value < 1:
                 message = f"`{name}` is {value}, must be at least 1"
                 raise ValueError(message)
+        if giant_steps_max < 0:
+            message = f"`giant_steps_max` is {giant_steps_max}, must be at least 0"
+            raise ValueError(message)
         if not 0 <= rank < num_replicas:
             message = f"`rank` is {rank}, must be from 0 to {num_replicas - 1}"
             raise ValueError(message)
         if num_buckets % num_replicas:
             message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
             raise ValueError(message)
-        self._encoder_cost, self._llm_cost = _costs(shapes_or_profile)
-        self._num_samples = len(self._llm_cost)
+        entries = _entries(shapes_or_profile)
+        self._encoder_cost, self._llm_cost = _costs(entries)
+        giants: list[int] = []
+        if giant_llm_cost is not None:
+            giants = [index for index, entry in enumerate(entries) if _llm(entry) > giant_llm_cost]
+        self._num_samples = len(entries)
         if self._num_samples < num_buckets:
             message = f"{self._num_samples} samples for {num_buckets} buckets, each needs at least one"
             raise ValueError(message)
@@ -89,20 +107,31 @@ class BalancedBatchSampler:
         self._rank = rank
         self._num_buckets = num_buckets
         self._seed = seed
-        self._shuffle = shuffle
         self._global_batch_size = batch_size * num_buckets
-        self._order = GlobalBatches(self._num_samples, self._global_batch_size, seed)
-        rest = self._num_samples % self._global_batch_size
-        whole = self._num_samples // self._global_batch_size
+        self._order = GlobalBatches(
+            self._num_samples,
+            self._global_batch_size,
+            seed,
+            giants,
+            giant_steps_max,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        whole, rest = divmod(self._num_samples, self._global_batch_size)
         self._is_rest_added = not drop_last and 0 < rest < num_buckets and whole > 0
-        has_rest = rest > 0 and not drop_last and not self._is_rest_added
-        self._num_global_batches = whole + has_rest
-        if self._num_global_batches == 0:
-            message = (
-                f"{self._num_samples} samples are fewer than one global batch of {self._global_batch_size}, "
-                "and `drop_last` is set"
-            )
-            raise ValueError(message)
+        self._num_global_batches = self._order.steps_per_epoch - self._is_rest_added
+        # What decides which samples stand where: a state goes on only where all of it is equal.
+        self._identity = {
+            "num_samples": self._num_samples,
+            "global_batch_size": self._global_batch_size,
+            "num_buckets": num_buckets,
+            "seed": seed,
+            "shuffle": int(shuffle),
+            # Of one data set, as many giants are the same giants; without any the rest has no say.
+            "num_giants": len(giants),
+            "giant_steps_max": giant_steps_max if giants else 0,
+            "drop_last": int(drop_last) if giants else 0,
+        }
         self._epoch = 0
         # Where the next iteration starts, and where the running one stands: (global batch, buckets taken).
         self._start = (0, 0)
@@ -155,10 +184,7 @@ class BalancedBatchSampler:
             "epoch": self._epoch,
             "global_batch": global_batch,
             "buckets_taken": taken,
-            "num_samples": self._num_samples,
-            "global_batch_size": self._global_batch_size,
-            "num_buckets": self._num_buckets,
-            "seed": self._seed,
+            **self._identity,
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -168,13 +194,14 @@ class BalancedBatchSampler:
             state: Of `state_dict`.
 
         Raises:
-            ValueError: The state is of other data, global batch size, buckets or seed, or stands inside a
-                global batch whose remaining buckets do not divide among the replicas.
+            ValueError: The state is of other data, global batch size, buckets, seed, order or giants, or
+                stands inside a global batch whose remaining buckets do not divide among the replicas.
         """
-        mine = self.state_dict()
-        for name in ("num_samples", "global_batch_size", "num_buckets", "seed"):
-            if state[name] != mine[name]:
-                message = f"the state has `{name}` {state[name]}, this sampler {mine[name]}, must be equal"
+        for name, mine in self._identity.items():
+            # States of the first version do not say whether samples were shuffled, and knew no giants.
+            theirs = state.get(name, mine if name == "shuffle" else 0)
+            if theirs != mine:
+                message = f"the state has `{name}` {theirs}, this sampler {mine}, must be equal"
                 raise ValueError(message)
         remaining = self._num_buckets - state["buckets_taken"]
         if remaining % self._num_replicas:
@@ -215,24 +242,31 @@ class BalancedBatchSampler:
         return self._encoder_cost[sample] + self._llm_cost[sample]
 
     def _samples(self, global_batch: int) -> list[int]:
-        is_last = global_batch == self._num_global_batches - 1
-        if not self._shuffle:
-            first = global_batch * self._global_batch_size
-            end = self._num_samples if is_last and self._is_rest_added else first + self._global_batch_size
-            return list(range(first, min(end, self._num_samples)))
         step = self._epoch * self._order.steps_per_epoch + global_batch
         samples = self._order.batch(step)
+        is_last = global_batch == self._num_global_batches - 1
         return samples + self._order.batch(step + 1) if is_last and self._is_rest_added else samples
 
 
-def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], list[int]]:
-    """Encoder and LLM cost of each sample, as integers of one unit."""
+def _entries(source: Sequence[Any] | str | os.PathLike[str]) -> list[Any]:
+    """One entry a sample, as given or as a data profile has them."""
     entries = _profiled_shapes(source) if isinstance(source, (str, os.PathLike)) else list(source)
     if not entries:
         message = "there are no samples"
         raise ValueError(message)
+    return entries
+
+
+def _llm(entry: Any) -> Any:
+    """The number that an entry gives for the LLM, in its own unit."""
+    return entry[1] if isinstance(entry, (tuple, list)) else float(_field(entry, "llm_tokens"))
+
+
+def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Encoder and LLM cost of each sample, as integers of one unit."""
+    llm = [_llm(entry) for entry in entries]
     if isinstance(entries[0], (tuple, list)):
-        encoder, llm = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        encoder = [entry[0] for entry in entries]
         for index, cost in enumerate(zip(encoder, llm, strict=True)):
             if not all(0 <= c < float("inf") for c in cost):
                 message = f"the costs of sample {index} are {cost}, must be finite and not negative"
@@ -241,7 +275,6 @@ def _costs(source: Sequence[Any] | str | os.PathLike[str]) -> tuple[list[int], l
             return encoder, llm
     else:
         encoder = [_encoder_tokens(entry) for entry in entries]
-        llm = [float(_field(entry, "llm_tokens")) for entry in entries]
         if sum(encoder) > 0:
             scale = sum(llm) / sum(encoder)
             encoder = [tokens * scale for tokens in encoder]

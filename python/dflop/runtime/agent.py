@@ -41,4 +41,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        # Before torchrun took the signal over there is no rank to end.
+        sys.exit(128 + signal.SIGINT)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 def launch(request: Mapping[str, Any]) -> int:
@@ -49,14 +49,32 @@ def launch(request: Mapping[str, Any]) -> int:
     ]  # fmt: skip
     # What the user has set stays.
     environment = {**request["environment"], **os.environ}
-    # In a session of its own, or the terminal would send Ctrl-C to torchrun a second time.
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    return _wait(process)
+    return run_agent(command, environment)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit status of the ranks; 128 + the signal if one came meanwhile, as in 130 for Ctrl-C."""
+def run_agent(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs the process that starts the ranks, and passes a signal on to it, once, as Ctrl-C.
+
+    Args:
+        command: Of the process.
+        environment: Of it.
+
+    Returns:
+        Its exit status, 1 where a signal ended it; 128 + the signal if one came to this process meanwhile, as
+        in 130 for Ctrl-C.
+
+    Raises:
+        OSError: It cannot be started.
+    """
     caught: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+    is_told = False
+
+    def pass_on() -> None:
+        nonlocal is_told
+        if process is not None and not is_told:
+            is_told = True
+            process.send_signal(signal.SIGINT)
 
     def forward(number: int, _: object) -> None:
         # SIGTERM and SIGHUP end this process alone where a queue or a lost terminal sends them: the ranks
@@ -64,10 +82,19 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         nonlocal caught
         if caught is None:
             caught = number
-            process.send_signal(signal.SIGINT)
+            pass_on()
 
-    handlers = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # Before it starts: a signal that ended this process in between would leave it, and all ranks, behind.
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # `nohup` ignores it, so that training outlives the terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    handlers = {n: signal.signal(n, forward) for n in numbers}
     try:
+        # In a session of its own, or the terminal would send Ctrl-C to torchrun a second time.
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        if caught is not None:
+            pass_on()
         status = process.wait()
     finally:
         for number, handler in handlers.items():

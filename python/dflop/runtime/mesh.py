@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from dflop.runtime.failure import RankError
+
 if TYPE_CHECKING:
     import torch
 
@@ -77,7 +79,7 @@ def join(
         This rank's place.
 
     Raises:
-        ValueError: The number of processes is not that of the plan.
+        RankError: The number of processes is not that of the plan.
     """
     timeout = timedelta(seconds=timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -87,7 +89,7 @@ def join(
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if num_ranks != plan.num_ranks:
         message = f"{num_ranks} processes were started, the plan needs {plan.num_ranks}"
-        raise ValueError(message)
+        raise RankError(message)
     world = dist.group.WORLD
     assert world is not None
     if backend == "nccl":

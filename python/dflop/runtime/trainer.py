@@ -181,12 +181,13 @@ class Trainer:
                 self._loader.fill(samples_of(self._mesh, schedule), self._mesh.component == "encoder")
             is_recorded = step >= warmup
             pair = step - warmup if is_recorded else None
-            samples = self._batches.batch(step)
+            samples, deferred = self._batches.batch(step), self._batches.deferred(step)
             for arm, (schedule, waited_ns) in taken.items():
                 # The next schedule of an arm is computed while that arm runs: each pays for its own.
                 if step + 1 < num_rounds:
                     self._schedules.submit(step + 1, arm)
-                if not self._train(Turn(step, arm, pair, is_recorded, samples, schedule, waited_ns)):
+                turn = Turn(step, arm, pair, is_recorded, samples, schedule, waited_ns, deferred)
+                if not self._train(turn):
                     return False
         return True
 
@@ -291,7 +292,7 @@ class Trainer:
                 "cut_samples": num_cut,
             },
             "giants": turn.schedule.giants,
-            "deferred": self._batches.deferred(turn.step),
+            "deferred": turn.deferred,
             "was_stopped": turn.schedule.was_stopped,
         }
         if metrics["deferred"]:
@@ -304,7 +305,12 @@ class Trainer:
             journal.note(f"step {turn.step}: the search for a schedule was stopped by its wall limit")
         key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
         # Warm-up too: without it a replay would not come to the same weights.
-        place = {"pair": turn.pair, "is_recorded": turn.is_recorded, "made_from": self._options.made_from}
+        place = {
+            "pair": turn.pair,
+            "is_recorded": turn.is_recorded,
+            "made_from": self._options.made_from,
+            "deferred": turn.deferred,
+        }
         schedule = json.loads(turn.schedule.to_json())
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
         if turn.is_recorded:

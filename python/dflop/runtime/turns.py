@@ -35,6 +35,8 @@ class Turn:
     """The global batch, in arrival order."""
     schedule: Schedule
     schedule_wait_ns: int
+    deferred: list[tuple[int, int]]
+    """Samples of it that had to wait for it, with the steps that they waited."""
 
 
 def steps(options: Options, schedules: Schedules, batches: GlobalBatches) -> Iterator[Turn]:
@@ -48,7 +50,7 @@ def steps(options: Options, schedules: Schedules, batches: GlobalBatches) -> Ite
         batches: Which samples each step has.
 
     Yields:
-        A turn a step; `options.prefetch_depth` schedules are computed or ready by then, its own included.
+        A turn a step; `options.prefetch_depth` schedules are computed or under way by then, its own included.
     """
     arm, depth = options.arm, options.prefetch_depth
     for step in range(min(depth, options.steps)):
@@ -58,7 +60,8 @@ def steps(options: Options, schedules: Schedules, batches: GlobalBatches) -> Ite
         if step > 0 and step - 1 + depth < options.steps:
             schedules.submit(step - 1 + depth, arm)
         schedule, waited_ns = schedules.take(step, arm)
-        yield Turn(step, arm, None, True, batches.batch(step), schedule, waited_ns)
+        samples, deferred = batches.batch(step), batches.deferred(step)
+        yield Turn(step, arm, None, True, samples, schedule, waited_ns, deferred)
 
 
 def arms_in_order(arms: Sequence[Arm], step: int) -> list[Arm]:
@@ -119,4 +122,6 @@ def replayed(lines: Sequence[str]) -> Iterator[Turn]:
             samples=record["samples"],
             schedule=Schedule.from_json(json.dumps(record["schedule"])),
             schedule_wait_ns=0,
+            # What is deferred now says nothing of that run. Logs from before have no such field.
+            deferred=[(sample, steps) for sample, steps in record.get("deferred", [])],
         )
