@@ -84,7 +84,7 @@ pub(crate) fn read_lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Op
         match serde_json::from_str(line) {
             Ok(record) => records.push(record),
             Err(_) if is_cut && index + 1 == lines.len() => {
-                eprintln!("warning: `{}`: its last line is cut short and left out", path.display());
+                talk!("warning: `{}`: its last line is cut short and left out", path.display());
             }
             Err(error) => {
                 return Err(Failure::new(

@@ -8,6 +8,7 @@ mod common;
 use common::{Session, snapshot};
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 #[test]
 fn error_missing_file() {
@@ -16,6 +17,45 @@ fn error_missing_file() {
     text.push_str(&session.dflop(&["schedule", "--costs", "none.csv", "--buckets", "2"]));
     text.push_str(&session.dflop(&["probe", "none.jpg", "--json"]));
     snapshot("error_missing_file", &text);
+}
+
+/// A reader that left (`| head -1`) ends nothing and is no error: files are written, the status is that of the work.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    for (arguments, file) in [
+        (&["models"][..], None),
+        (&["plan", "-c", "demo/dflop.yaml"], Some("demo/plan.json")),
+        (&["report", "demo"], Some("demo/report.html")),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_dflop"))
+            .args(arguments)
+            .current_dir(session.directory.path())
+            .stdout(writer)
+            .output()
+            .unwrap();
+        let talk = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {talk}");
+        assert!(!talk.contains("panicked") && !talk.contains("error"), "{arguments:?}: {talk}");
+        assert!(file.is_none_or(|file| session.path(file).is_file()), "{arguments:?} wrote no file: {talk}");
+    }
+}
+
+/// Data that could not be written is told, and is not success.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_stdout_is_told() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_dflop")).arg("models").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "error: cannot write to standard output: No space left on device (os error 28)\n"
+    );
 }
 
 /// Only Python can call the function that `model.family` names.

@@ -122,9 +122,10 @@ impl Inputs {
     fn note_device(&self) {
         let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
         if *configured != profiled.kind {
-            eprintln!(
+            talk!(
                 "note: for {} ({}), as the model profile is; `cluster.device` is `{configured}`, which `dflop train` will not accept with it",
-                profiled.name, profiled.kind
+                profiled.name,
+                profiled.kind
             );
         }
     }
@@ -192,7 +193,7 @@ fn beside(config: &Config, flag: Option<&PathBuf>, name: &str) -> PathBuf {
 /// Writes an artifact and says so on stderr.
 fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), Failure> {
     artifact::write(path, artifact)?;
-    eprintln!("wrote {}", path.display());
+    talk!("wrote {}", path.display());
     Ok(())
 }
 

@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
             }
         };
         if arguments.json {
-            println!("{}", line.json());
+            outln!("{}", line.json());
         } else {
             line.print();
         }
@@ -112,7 +112,7 @@ impl Line<'_> {
     fn print(&self) {
         let name = self.file.display();
         let Some(found) = &self.found else {
-            println!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
+            outln!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
             return;
         };
         let mut facts = vec![format!("{} {}", found.kind.as_str(), found.format)];
@@ -142,6 +142,6 @@ impl Line<'_> {
                 shape.feature_tokens()
             ));
         }
-        println!("{name}: {}", facts.join(", "));
+        outln!("{name}: {}", facts.join(", "));
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
             ));
         };
         artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))?;
-        eprintln!("wrote {}", path.display());
+        talk!("wrote {}", path.display());
     }
     if let Some(comparison) = &comparison {
         let mut text = serde_json::to_string_pretty(comparison)
@@ -64,19 +64,19 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         text.push('\n');
         let path = arguments.dir.join("summary.json");
         artifact::write_text(&path, &text)?;
-        println!("{}", comparison.sentence());
+        outln!("{}", comparison.sentence());
         for arm in &comparison.other_arms {
-            println!("{}: {}", arm.arm, arm.words());
+            outln!("{}: {}", arm.arm, arm.words());
         }
-        eprintln!("wrote {}", path.display());
+        talk!("wrote {}", path.display());
     } else {
         for arm in ArmSummary::all(&found.metrics) {
-            println!("{}: {}", arm.arm, arm.words());
+            outln!("{}: {}", arm.arm, arm.words());
         }
         // One of an earlier comparison would speak of a run that is no longer here.
         let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
     }
-    println!("report: {}", out.display());
+    outln!("report: {}", out.display());
     Ok(())
 }
 

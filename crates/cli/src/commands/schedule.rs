@@ -46,7 +46,7 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
                 answer[field] = held.into();
             }
         }
-        println!("{answer}");
+        outln!("{answer}");
         return Ok(());
     }
     let proof = match (assignment.proven_optimal, arguments.exact) {
@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
         (false, true) => " (not proven optimal)",
         (false, false) => "",
     };
-    println!(
+    outln!(
         "{} samples in {} buckets: largest load {}, {:.4} % over the lower bound{proof}; {} us",
         thousands(assignment.bucket.len() as u64),
         thousands(u64::from(arguments.buckets)),
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
         assignment.gap() * 100.0,
         thousands(elapsed_us)
     );
-    print!("{}", buckets_as_table(&assignment, &[("bytes", bytes), ("tokens", tokens)]));
+    out!("{}", buckets_as_table(&assignment, &[("bytes", bytes), ("tokens", tokens)]));
     Ok(())
 }
 

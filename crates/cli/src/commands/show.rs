@@ -71,7 +71,7 @@ fn kind_of(path: &Path) -> Result<String, Failure> {
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::new(format!("cannot write JSON: {error}"), None))?;
-    println!("{text}");
+    outln!("{text}");
     Ok(())
 }
 
@@ -87,7 +87,7 @@ fn data_profile(path: &Path, is_json: bool) -> Result<(), Failure> {
             "statistics": statistics,
         }));
     }
-    print!("data profile: {}\n{}", profile.family, summary::text(&profile, &[]));
+    out!("data profile: {}\n{}", profile.family, summary::text(&profile, &[]));
     Ok(())
 }
 
@@ -96,7 +96,7 @@ fn plan(path: &Path, is_json: bool) -> Result<(), Failure> {
     if is_json {
         return print_json(&kinded("plan", &plan));
     }
-    print!("{}", dflop_plan::describe(&plan));
+    out!("{}", dflop_plan::describe(&plan));
     Ok(())
 }
 
@@ -126,7 +126,7 @@ fn model_profile(path: &Path, is_json: bool) -> Result<(), Failure> {
     let mut notices = show_model::notices(&profile);
     notices.extend(repairs);
     notices.extend(problem);
-    print!("{}", show_model::text(&profile, &notices));
+    out!("{}", show_model::text(&profile, &notices));
     Ok(())
 }
 
