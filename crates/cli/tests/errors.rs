@@ -45,6 +45,37 @@ fn a_closed_pipe_is_no_error() {
     }
 }
 
+/// Own data in the wrong place: what to set is told, not to leave every sample out.
+#[test]
+fn error_media_elsewhere() {
+    let session = Session::new();
+    session.edit("demo/data/mixture.yaml", |text| text.replace("media_root: media", "media_root: pictures"));
+    let mut text = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |text| text.replace("on_bad_sample: fail", "on_bad_sample: skip"));
+    let only = "{\"id\": \"a\", \"image\": \"a.jpg\", \"conversations\": [{\"from\": \"human\", \"value\": \"<image>\"}, {\"from\": \"gpt\", \"value\": \"yes\"}]}\n";
+    fs::write(session.path("demo/data/only.jsonl"), only).unwrap();
+    session.edit("demo/dflop.yaml", |text| text.replace("mixture.yaml", "only.jsonl"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    session.edit("demo/dflop.yaml", |text| text.replace("dir: model", "dir: weights"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    snapshot("error_media_elsewhere", &text);
+}
+
+/// A global batch larger than the data set, and a trace where none can be written: each is told.
+#[test]
+fn a_small_data_set_and_a_bad_place() {
+    let session = Session::new();
+    session
+        .edit("demo/dflop.yaml", |text| text.replace("global_batch_size: 64", "global_batch_size: 100000"));
+    session.profile_data();
+    session.record_model_profile();
+    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let note = "note: the data has 48 samples, fewer than `train.global_batch_size` 100,000: every step takes all of them";
+    assert!(text.contains(note), "{text}");
+    let text = session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--trace", "demo/dflop.yaml/trace.json"]);
+    assert!(text.contains("hint: choose another place with `--trace`"), "{text}");
+}
+
 /// Data that could not be written is told, and is not success.
 #[cfg(target_os = "linux")]
 #[test]

@@ -22,8 +22,8 @@ use crate::{Failure, Outcome};
 use dflop_data::family::GivenFamily;
 use dflop_data::table;
 use dflop_plan::batches::GlobalBatches;
-use dflop_types::artifact;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
+use dflop_types::{artifact, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -211,10 +211,20 @@ fn bar_style(template: &'static str) -> ProgressStyle {
     style.progress_chars("=> ")
 }
 
-/// Nanoseconds as milliseconds with the digits that matter.
+/// Nanoseconds as milliseconds with the digits that matter; as nanoseconds below a tenth of one.
 fn milliseconds(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
-    if ms >= 100.0 { format!("{ms:.0} ms") } else { format!("{ms:.2} ms") }
+    match ns {
+        0 => "0.00 ms".to_owned(),
+        ..100_000 => format!("{} ns", thousands(ns)),
+        ..100_000_000 => format!("{ms:.2} ms"),
+        _ => format!("{ms:.0} ms"),
+    }
+}
+
+/// A number of things: `1 sample`, `2,000 samples`.
+fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", thousands(number), if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

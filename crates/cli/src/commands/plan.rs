@@ -18,6 +18,14 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             thousands(population)
         );
     }
+    let (num_samples, asked) = (inputs.data_profile.samples.len() as u64, config.train.global_batch_size);
+    if inputs.data_profile.strata.is_empty() && num_samples < u64::from(asked) {
+        talk!(
+            "note: the data has {} samples, fewer than `train.global_batch_size` {}: every step takes all of them",
+            thousands(num_samples),
+            thousands(u64::from(asked))
+        );
+    }
     let made_from = [
         ("data_profile", inputs.data_profile.content_hash()),
         ("model_profile", artifact::hash_of(&inputs.model_profile)),

@@ -1,5 +1,6 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
+use super::milliseconds;
 use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
@@ -55,7 +56,8 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
                 Some("train with `dflop train --compare`".to_owned()),
             ));
         };
-        artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))?;
+        artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))
+            .map_err(|error| Failure::of_flag(error, "--figure"))?;
         talk!("wrote {}", path.display());
     }
     if let Some(comparison) = &comparison {
@@ -63,7 +65,11 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
             .map_err(|e| Failure::new(format!("cannot write the summary: {e}"), None))?;
         text.push('\n');
         let path = arguments.dir.join("summary.json");
-        artifact::write_text(&path, &text)?;
+        artifact::write_text(&path, &text).map_err(|error| Failure {
+            // The page is written, wherever `--out` says; the summary has one place.
+            hint: Some(format!("it stands in the directory: make `{}` writable", arguments.dir.display())),
+            ..error.into()
+        })?;
         outln!("{}", comparison.sentence());
         for arm in &comparison.other_arms {
             outln!("{}: {}", arm.arm, arm.words());
@@ -213,11 +219,11 @@ impl Found {
             add(
                 "waited for schedules",
                 format!(
-                    "{:.2} ms in {} steps, {:.3} % of their time; at most {:.2} ms",
-                    waits.ms,
+                    "{} in {} steps, {:.3} % of their time; at most {} before one",
+                    milliseconds(waits.ns),
                     self.metrics.len(),
                     waits.ratio * 100.0,
-                    waits.ms_max
+                    milliseconds(waits.ns_max)
                 ),
             );
         }

@@ -1,6 +1,6 @@
 //! `dflop schedule`: costs in, an assignment out.
 
-use super::milliseconds;
+use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
 use dflop_schedule::{Assignment, BalanceError, Costs, EXACT_WORK, Limits};
@@ -55,9 +55,9 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
         (false, false) => "",
     };
     outln!(
-        "{} samples in {} buckets: largest load {}, {:.4} % over the lower bound{proof}; {} us",
-        thousands(assignment.bucket.len() as u64),
-        thousands(u64::from(arguments.buckets)),
+        "{} in {}: largest load {}, {:.4} % over the lower bound{proof}; {} us",
+        counted(assignment.bucket.len() as u64, "sample"),
+        counted(u64::from(arguments.buckets), "bucket"),
         milliseconds(assignment.max_load_ns),
         assignment.gap() * 100.0,
         thousands(elapsed_us)
@@ -175,7 +175,7 @@ impl Table {
         if problems.is_empty() {
             return Ok(Self { costs, lines: numbers });
         }
-        let mut message = format!("`{}` has {} bad cells", path.display(), problems.len());
+        let mut message = format!("`{}` has {}", path.display(), counted(problems.len() as u64, "bad cell"));
         for problem in problems.iter().take(SHOWN) {
             let _ = write!(message, "\n  {problem}");
         }
