@@ -1,7 +1,7 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
-use super::milliseconds;
 use super::simulate::write_trace;
+use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
 use crate::config;
@@ -285,10 +285,15 @@ impl Found {
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Vec<String> {
         let mut warnings = self.stale();
-        if let Some(data) = &self.data
-            && !data.problems.is_empty()
-        {
-            warnings.push(format!("{} samples could not be read and were left out", data.problems.len()));
+        if let Some(data) = &self.data {
+            let num_replaced = data.problems.iter().filter(|p| p.substitute.is_some()).count();
+            let acts =
+                [(data.problems.len() - num_replaced, "left out"), (num_replaced, "replaced by a neighbour")];
+            warnings.extend(
+                acts.into_iter().filter(|(count, _)| *count > 0).map(|(count, act)| {
+                    format!("{} could not be read: {act}", counted(count as u64, "sample"))
+                }),
+            );
         }
         if let Some(plan) = &self.plan {
             let prediction = &plan.best.prediction;

@@ -164,7 +164,9 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    outln!("{}, {} microbatches, {}", plan.best.layout, plan.best.num_microbatches, plan.best.pipeline_order);
+    let num_microbatches = plan.best.num_microbatches;
+    let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
+    outln!("{}, {num_microbatches} {noun}, {}", plan.best.layout, plan.best.pipeline_order);
     print_steps(&steps);
     outln!(
         "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the {} model profile)",

@@ -110,7 +110,7 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         .collect();
     let plot = LinePlot {
         label: &format!("{name}: time over message size, as in the table below."),
-        frame: Frame::small(),
+        frame: Frame::third(),
         is_log: true,
         show_x: format::compact,
         show_y: format::tick,
