@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -471,6 +473,28 @@ def test_the_text_is_laid_out_as_rust_does():
         '{\n"dflop": "model_profile",\n"format_version": 2,\n"made_from": {"model_config":"sha256:0"},\n'
         '"family": "f",\n"num_llm_layers": 4\n}\n'
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_named_with_its_file():
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        Records(Path("/dev/full"), "key").add_number("case", 1)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_reader_that_left_is_no_error(is_read):
+    """`dflop profile model | head -1`: what is printed may find no reader, at the last flush too."""
+    command = "from dflop.profiling.worker import _say; _say(['one', 'two'])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    if is_read:
+        assert child.communicate() == ("one\ntwo\n", "")
+    else:
+        child.stdout.close()
+        assert child.stderr.read() == ""
+        child.stderr.close()
+    assert child.wait() == 0
 
 
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):

@@ -33,6 +33,15 @@ def costs(count, seed):
     ]
 
 
+@pytest.mark.parametrize("entry", [7, "text", {"tokens": 3}, None])
+def test_entries_that_are_no_costs_are_refused(entry):
+    """One number a sample, the first thing many try, is told what it must be."""
+    with pytest.raises(
+        ValueError, match=r"sample 0 is .*, must be a pair \(encoder cost, LLM cost\) or a shape"
+    ):
+        BalancedBatchSampler([entry] * 4, batch_size=2, num_buckets=2)
+
+
 def epoch(shapes, num_replicas, **options):
     """Batches of all replicas: [replica][batch]."""
     return [

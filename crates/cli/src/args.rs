@@ -102,8 +102,9 @@ pub(crate) struct ProfileDiff {
 
 /// Read each sample's sizes from file headers and count its tokens; no pixel is decoded.
 ///
-/// Reads a LLaVA mixture (YAML of JSON or JSONL files), applies the model family's shape rule and tokenizer, and
-/// prints what a person wants to know: kinds, percentiles, histograms, the heaviest samples, what could not be read.
+/// Reads the sources of `data.mixture` (JSON, JSONL, Parquet, Arrow, tar shards), applies the model family's shape
+/// rule and tokenizer, and prints what a person wants to know: kinds, percentiles, histograms, the heaviest samples,
+/// what could not be read.
 ///
 /// A second run reads only what changed: samples whose record is the same and whose media have the same sizes and
 /// times of change are taken over from the profile that it replaces.

@@ -47,7 +47,7 @@ pub struct ModelSection {
 /// `data:`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DataSection {
-    /// LLaVA mixture YAML, or one JSON or JSONL file.
+    /// LLaVA mixture YAML, or one source: a file, directory, pattern of shards or URL.
     pub mixture: PathBuf,
     /// Where media paths start; `null`: the directory of each JSON file.
     pub media_root: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! Errors as people see them: what failed, why, and the act that mends it.
 
-use dflop_types::Hint;
+use dflop_types::{ArtifactError, Hint};
 use std::fmt::Write as _;
 
 /// An error on its way to a person: text and hint, its type no longer needed.
@@ -23,6 +23,11 @@ impl Failure {
     /// A sound question whose answer is no.
     pub fn answer(message: impl Into<String>, hint: Option<String>) -> Self {
         Self { message: message.into(), hint, status: 1 }
+    }
+
+    /// A file that could not be written where `flag` says: that flag names another place, not `--out`.
+    pub(crate) fn of_flag(error: ArtifactError, flag: &str) -> Self {
+        Self { hint: Some(format!("choose another place with `{flag}`")), ..error.into() }
     }
 
     /// The text for stderr, with a final line end.

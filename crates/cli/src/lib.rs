@@ -7,9 +7,8 @@
 //! Exit status, chosen here only: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or
 //! files, or an internal error.
 
-// The command line is the one place that talks.
-#![allow(clippy::print_stdout, clippy::print_stderr)]
-
+#[macro_use]
+mod speech;
 mod args;
 mod commands;
 pub mod config;
@@ -55,10 +54,11 @@ pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&Give
             return Outcome::Done(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    match commands::run(cli.verb, family) {
+    let answer = commands::run(cli.verb, family);
+    match answer.and_then(|outcome| speech::end().map(|()| outcome)) {
         Ok(outcome) => outcome,
         Err(failure) => {
-            eprint!("{}", failure.render());
+            talk!("{}", failure.render().trim_end());
             Outcome::Done(u8::try_from(failure.status).unwrap_or(2))
         }
     }

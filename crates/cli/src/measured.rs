@@ -84,7 +84,7 @@ pub(crate) fn read_lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Op
         match serde_json::from_str(line) {
             Ok(record) => records.push(record),
             Err(_) if is_cut && index + 1 == lines.len() => {
-                eprintln!("warning: `{}`: its last line is cut short and left out", path.display());
+                talk!("warning: `{}`: its last line is cut short and left out", path.display());
             }
             Err(error) => {
                 return Err(Failure::new(
@@ -148,6 +148,11 @@ pub(crate) struct Waits {
     /// Before one step, at most, in milliseconds.
     #[serde(rename = "schedule_wait_ms_max")]
     pub(crate) ms_max: f64,
+    /// The same two in nanoseconds, for people.
+    #[serde(skip)]
+    pub(crate) ns: u64,
+    #[serde(skip)]
+    pub(crate) ns_max: u64,
     /// All waits over the time of all steps.
     #[serde(rename = "schedule_wait_ratio")]
     pub(crate) ratio: f64,
@@ -159,7 +164,13 @@ impl Waits {
         let sum = |of: fn(&StepMetrics) -> u64| metrics.iter().map(of).sum::<u64>() as f64;
         let most = metrics.iter().map(|m| m.schedule_wait_ns).max().unwrap_or(0);
         let waited = sum(|m| m.schedule_wait_ns);
-        Self { ms: waited / 1e6, ms_max: most as f64 / 1e6, ratio: waited / sum(|m| m.step_ns).max(1.0) }
+        Self {
+            ms: waited / 1e6,
+            ms_max: most as f64 / 1e6,
+            ns: waited as u64,
+            ns_max: most,
+            ratio: waited / sum(|m| m.step_ns).max(1.0),
+        }
     }
 }
 
@@ -215,10 +226,10 @@ impl ArmSummary {
     /// The arm in a few words, without its name.
     pub(crate) fn words(&self) -> String {
         format!(
-            "{:.0} ms, {:.3}x faster than {} (95 % interval {:.3} to {:.3}), idle {:.1} %",
+            "{:.0} ms, {} {} (95 % interval {:.3} to {:.3}), idle {:.1} %",
             self.step_ms,
-            self.ratio,
-            self.against,
+            speed(self.ratio),
+            if self.ratio < 1.0 { format!("as {}", self.against) } else { format!("than {}", self.against) },
             self.ratio_low,
             self.ratio_high,
             self.idle_ratio * 100.0
@@ -305,13 +316,13 @@ impl Comparison {
         };
         format!(
             "On {} ranks and {} global batches, a data-aware step takes {:.0} ms where a data-blind one takes {:.0} ms: \
-             {:.3}x faster (95 % interval {:.3} to {:.3}), idle time {:.1} % instead of {:.1} %; \
+             {} (95 % interval {:.3} to {:.3}), idle time {:.1} % instead of {:.1} %; \
              the step time was predicted within {:.1} % (median; 95th percentile {:.1} %){corrected}.",
             self.ranks,
             self.steps,
             self.step_ms_aware,
             self.step_ms_blind,
-            self.ratio,
+            speed(self.ratio),
             self.ratio_low,
             self.ratio_high,
             self.idle_ratio_aware * 100.0,
@@ -320,6 +331,11 @@ impl Comparison {
             self.prediction_error_p95 * 100.0
         )
     }
+}
+
+/// `1.175x faster`, or `0.950x as fast` below 1: the interval that follows is of this number either way.
+fn speed(ratio: f64) -> String {
+    if ratio < 1.0 { format!("{ratio:.3}x as fast") } else { format!("{ratio:.3}x faster") }
 }
 
 /// The `q`-quantile by linear interpolation between order statistics; 0 for an empty list.
@@ -369,6 +385,18 @@ mod tests {
         // A step of an earlier version has no corrected prediction: then none is shown.
         metrics[3].corrected_ns = None;
         assert_eq!(Comparison::of(&metrics, 2).unwrap().corrected_error_median, None);
+    }
+
+    /// "0.95x faster" would say the contrary.
+    #[test]
+    fn a_slower_arm_is_not_called_faster() {
+        let metrics: Vec<_> = (1..4u64)
+            .flat_map(|k| [step(k, "blind", 95 * k, 95 * k), step(k, "aware", 100 * k, 100 * k)])
+            .collect();
+        let sentence = Comparison::of(&metrics, 2).unwrap().sentence();
+        assert!(sentence.contains("0.950x as fast (95 % interval 0.950 to 0.950)"), "{sentence}");
+        let words = ArmSummary::all(&metrics)[0].words();
+        assert!(words.contains("0.950x as fast as blind (95 %"), "{words}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod common;
 use common::{Session, snapshot};
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 #[test]
 fn error_missing_file() {
@@ -16,6 +17,76 @@ fn error_missing_file() {
     text.push_str(&session.dflop(&["schedule", "--costs", "none.csv", "--buckets", "2"]));
     text.push_str(&session.dflop(&["probe", "none.jpg", "--json"]));
     snapshot("error_missing_file", &text);
+}
+
+/// A reader that left (`| head -1`) ends nothing and is no error: files are written, the status is that of the work.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    for (arguments, file) in [
+        (&["models"][..], None),
+        (&["plan", "-c", "demo/dflop.yaml"], Some("demo/plan.json")),
+        (&["report", "demo"], Some("demo/report.html")),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_dflop"))
+            .args(arguments)
+            .current_dir(session.directory.path())
+            .stdout(writer)
+            .output()
+            .unwrap();
+        let talk = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {talk}");
+        assert!(!talk.contains("panicked") && !talk.contains("error"), "{arguments:?}: {talk}");
+        assert!(file.is_none_or(|file| session.path(file).is_file()), "{arguments:?} wrote no file: {talk}");
+    }
+}
+
+/// Own data in the wrong place: what to set is told, not to leave every sample out.
+#[test]
+fn error_media_elsewhere() {
+    let session = Session::new();
+    session.edit("demo/data/mixture.yaml", |text| text.replace("media_root: media", "media_root: pictures"));
+    let mut text = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |text| text.replace("on_bad_sample: fail", "on_bad_sample: skip"));
+    let only = "{\"id\": \"a\", \"image\": \"a.jpg\", \"conversations\": [{\"from\": \"human\", \"value\": \"<image>\"}, {\"from\": \"gpt\", \"value\": \"yes\"}]}\n";
+    fs::write(session.path("demo/data/only.jsonl"), only).unwrap();
+    session.edit("demo/dflop.yaml", |text| text.replace("mixture.yaml", "only.jsonl"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    session.edit("demo/dflop.yaml", |text| text.replace("dir: model", "dir: weights"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    snapshot("error_media_elsewhere", &text);
+}
+
+/// A global batch larger than the data set, and a trace where none can be written: each is told.
+#[test]
+fn a_small_data_set_and_a_bad_place() {
+    let session = Session::new();
+    session
+        .edit("demo/dflop.yaml", |text| text.replace("global_batch_size: 64", "global_batch_size: 100000"));
+    session.profile_data();
+    session.record_model_profile();
+    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let note = "note: the data has 48 samples, fewer than `train.global_batch_size` 100,000: every step takes all of them";
+    assert!(text.contains(note), "{text}");
+    let text = session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--trace", "demo/dflop.yaml/trace.json"]);
+    assert!(text.contains("hint: choose another place with `--trace`"), "{text}");
+}
+
+/// Data that could not be written is told, and is not success.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_stdout_is_told() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_dflop")).arg("models").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "error: cannot write to standard output: No space left on device (os error 28)\n"
+    );
 }
 
 /// Only Python can call the function that `model.family` names.

@@ -383,10 +383,13 @@ pub fn text(drift: &Drift) -> String {
             let _ = writeln!(text, "  {finding}");
         }
     } else {
+        if drift.groups.iter().flat_map(|group| &group.sizes).any(|size| size.drifted) {
+            text.push_str("\n* drifted within this group; all samples together decide\n");
+        }
         let _ = writeln!(
             text,
-            "\nlike: nothing passes both chance and its limit (distance {DISTANCE_MAX:.2}, mean {:.0} %, share of a \
-             kind {:.0} points)\nno new plan is needed",
+            "\nalike: over all samples nothing passes both chance and its limit\n       (distance {DISTANCE_MAX:.2}, mean \
+             {:.0} %, share of a kind {:.0} points)\nno new plan is needed",
             MEAN_MAX * 100.0,
             SHARE_MAX * 100.0
         );

@@ -88,7 +88,7 @@ pub enum DataError {
         files: Vec<SourceFile>,
     },
     /// There is no sample.
-    #[error("`{}` has 0 samples, at least 1 is needed{}", path.display(), list(&lines(problems), problems.len()))]
+    #[error("`{}` has {}{}", path.display(), none_left(problems.len()), list(&lines(problems), problems.len()))]
     NoSamples {
         /// The mixture.
         path: PathBuf,
@@ -205,6 +205,30 @@ pub(crate) fn line(problem: &Problem) -> String {
     text
 }
 
+/// Why no sample is left, where `num_bad` were left out.
+fn none_left(num_bad: usize) -> String {
+    match num_bad {
+        0 => "0 samples, at least 1 is needed".to_owned(),
+        n => format!("no sample that can be used, at least 1 is needed: {n} of {n} cannot"),
+    }
+}
+
+/// What to do where the media of half the samples or more are not there: then one place is wrong, not every file.
+fn elsewhere(problems: &[Problem], num_samples: u64) -> Option<String> {
+    let num_missing = problems.iter().filter(|problem| problem.fault == Fault::MediaMissing).count() as u64;
+    (num_missing > 0 && 2 * num_missing >= num_samples).then(|| {
+        "set `data.media_root`, or `media_root` of an entry of the mixture, to the directory at which the paths of \
+         media start"
+            .to_owned()
+    })
+}
+
+/// Whether a file is one of those that a model directory must have.
+fn is_of_model(path: &std::path::Path) -> bool {
+    let name = path.file_name().and_then(std::ffi::OsStr::to_str);
+    name.is_some_and(|name| ["config.json", "preprocessor_config.json", "tokenizer.json"].contains(&name))
+}
+
 fn lines(problems: &[Problem]) -> Vec<String> {
     problems.iter().take(SHOWN).map(line).collect()
 }
@@ -244,9 +268,10 @@ impl Hint for DataError {
                  `format`, `split` and `columns` where needed"
                     .to_owned(),
             ),
-            Self::Samples { .. } => {
+            Self::Samples { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
                 Some("mend them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`".to_owned())
-            }
+            }),
+            Self::NoSamples { problems, .. } => elsewhere(problems, problems.len() as u64),
             Self::TurnedBad { .. } => Some(
                 "mend it, or make the data profile anew with `dflop profile data` and `data.on_bad_sample` set to \
                  `skip` or `substitute`"
@@ -263,9 +288,16 @@ impl Hint for DataError {
             Self::NoTemplate { .. } => {
                 Some("put `chat_template.jinja` there, or set `data.chat_template` to such a file".to_owned())
             }
-            Self::Io { .. }
-            | Self::NoSamples { .. }
-            | Self::Record(_)
+            Self::Io { path, source, .. }
+                if source.kind() == std::io::ErrorKind::NotFound && is_of_model(path) =>
+            {
+                Some(
+                    "set `model.dir` to a directory with `config.json`, `preprocessor_config.json` and \
+                     `tokenizer.json` in Hugging Face form"
+                        .to_owned(),
+                )
+            }
+            Self::Io { .. } | Self::Record(_)
             | Self::Model { .. }
             | Self::Asked { .. } => None,
             Self::UnknownFamily { .. } => {

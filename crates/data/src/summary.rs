@@ -205,7 +205,11 @@ fn write_problems(out: &mut String, header: &DataProfile) -> std::fmt::Result {
             writeln!(out, "  {}", line(problem))?;
         }
         if problems.len() > NAMED {
-            writeln!(out, "  and {} more, all listed in the data profile", problems.len() - NAMED)?;
+            writeln!(
+                out,
+                "  and {} more: all are in the table of problems beside the profile",
+                problems.len() - NAMED
+            )?;
         }
     }
     Ok(())

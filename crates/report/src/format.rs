@@ -91,6 +91,19 @@ pub(crate) fn bytes(value: u64) -> String {
     format!("{size:.decimals$} {}", UNITS[unit])
 }
 
+/// Decimal units, as of files and as the command line says them: `11.1 MB`.
+pub(crate) fn file_bytes(value: u64) -> String {
+    let size = value as f64;
+    let (unit, divisor) = match value {
+        ..1_000 => return format!("{value} B"),
+        ..1_000_000 => ("kB", 1e3),
+        ..1_000_000_000 => ("MB", 1e6),
+        ..1_000_000_000_000 => ("GB", 1e9),
+        _ => ("TB", 1e12),
+    };
+    format!("{:.1} {unit}", size / divisor)
+}
+
 /// Short form for axes, three significant digits: `0.5`, `20`, `1.5k`, `2.36M`.
 pub(crate) fn compact(value: f64) -> String {
     if !value.is_finite() {
@@ -175,6 +188,14 @@ mod tests {
         assert_eq!(compact(0.05), "0.05");
         assert_eq!(tick(20_000.0), "20,000");
         assert_eq!(tick(0.2), "0.2");
+    }
+
+    #[test]
+    fn files_are_counted_as_the_command_line_counts_them() {
+        assert_eq!(
+            [0, 999, 1_000, 11_100_000, u64::MAX].map(file_bytes),
+            ["0 B", "999 B", "1.0 kB", "11.1 MB", "18446744.1 TB"]
+        );
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn tiles(report: &Report) -> Markup {
             (tile("blind over aware", format::times(c.ratio), format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high))))
             (tile("prediction error, median", format::percent(c.prediction_error_median), format!("95th percentile {}", format::percent(c.prediction_error_p95))))
             @if let (Some(median), Some(p95)) = (c.corrected_error_median, c.corrected_error_p95) {
-                (tile("corrected by the steps before", format::percent(median), format!("95th percentile {}", format::percent(p95))))
+                (tile("corrected error, median", format::percent(median), format!("95th percentile {}", format::percent(p95))))
             }
         }
     }

@@ -273,6 +273,10 @@ def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
                 raise ValueError(message)
         if all(isinstance(c, int) for c in [*encoder, *llm]):
             return encoder, llm
+    elif not _is_shape(entries[0]):
+        rule = "must be a pair (encoder cost, LLM cost) or a shape with `llm_tokens`"
+        message = f"sample 0 is {entries[0]!r}, {rule}"
+        raise ValueError(message)
     else:
         encoder = [_encoder_tokens(entry) for entry in entries]
         if sum(encoder) > 0:
@@ -288,6 +292,10 @@ def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
 def _profiled_shapes(path: str | os.PathLike[str]) -> list[Any]:
     sizes = profile_shapes(os.fspath(path))
     return [{"encoder_tokens": encoder, "llm_tokens": llm} for encoder, llm in sizes]
+
+
+def _is_shape(entry: Any) -> bool:
+    return "llm_tokens" in entry if isinstance(entry, Mapping) else hasattr(entry, "llm_tokens")
 
 
 def _field(shape: Any, name: str) -> Any:

@@ -81,8 +81,12 @@ class Records:
 
     def _append(self, line: str) -> None:
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as error:
+                # A failed write, as on a full disk, does not know its file.
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def add_timing(self, case: str, timing: Timing) -> None:
         """Keeps one run.

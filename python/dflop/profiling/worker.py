@@ -40,8 +40,7 @@ def main() -> int:
         return 2
     except (Error, OSError, ValueError) as error:
         return _fail(error)
-    for line in _summary(profile):
-        print(line)
+    _say(_summary(profile))
     print(f"wrote {request['out']}", file=sys.stderr)
     return 0
 
@@ -62,9 +61,18 @@ def _measure_network(request: dict[str, Any]) -> int:
     except (Error, OSError, ValueError) as error:
         return _fail(error)
     if _is_first():
-        print("\n".join(summary(network)))
+        _say(summary(network))
         print(f"wrote {request['out']}; plans made from it before are to be made anew", file=sys.stderr)
     return 0
+
+
+def _say(lines: list[str]) -> None:
+    """Prints lines; a reader that left, as in `dflop profile model | head -1`, is no error."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: Exception) -> int:
@@ -137,7 +145,11 @@ def _leave() -> NoReturn:
 
     A rank ends at once: its process group may wait for ranks that are gone.
     """
-    status = main()
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        # Struck while torch was imported.
+        status = 130
     if "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -13,7 +13,7 @@ pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
     bar.finish_and_clear();
     let kinds: Vec<String> =
         report.samples.iter().map(|(kind, n)| format!("{kind} {}", thousands(*n))).collect();
-    println!(
+    outln!(
         "{} samples ({}) with {} media files, {:.1} MB, in {}",
         thousands(u64::from(arguments.samples)),
         kinds.join(", "),
@@ -21,6 +21,6 @@ pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
         report.media_bytes as f64 / 1e6,
         report.dir.display()
     );
-    println!("next: dflop profile data --config {}", report.config.display());
+    outln!("next: dflop profile data --config {}", report.config.display());
     Ok(())
 }

@@ -45,10 +45,11 @@ pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
         (None, Some(config)) => config.directory.join(name),
         (None, None) => PathBuf::from(name),
     };
-    print!("{}", summary(&architecture, &profile));
-    eprintln!(
+    out!("{}", summary(&architecture, &profile));
+    talk!(
         "estimated, not measured: peak rates of {} ({}), efficiencies assumed; `dflop models` has the sources",
-        hardware.title, hardware.source
+        hardware.title,
+        hardware.source
     );
     write(&out, &profile)
 }
@@ -80,7 +81,7 @@ fn of_catalogue(name: &str, config: Option<&Config>) -> Result<Read, Failure> {
     let hash = match config.map(|config| of_directory(&config.model.dir)) {
         Some(Ok((configured, _, hash))) if configured == architecture => hash,
         Some(Ok(_)) => {
-            eprintln!(
+            talk!(
                 "note: `model.dir` holds another model than `{}`: plans of it will not take this profile",
                 model.name
             );

@@ -22,8 +22,8 @@ use crate::{Failure, Outcome};
 use dflop_data::family::GivenFamily;
 use dflop_data::table;
 use dflop_plan::batches::GlobalBatches;
-use dflop_types::artifact;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
+use dflop_types::{artifact, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -122,9 +122,10 @@ impl Inputs {
     fn note_device(&self) {
         let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
         if *configured != profiled.kind {
-            eprintln!(
+            talk!(
                 "note: for {} ({}), as the model profile is; `cluster.device` is `{configured}`, which `dflop train` will not accept with it",
-                profiled.name, profiled.kind
+                profiled.name,
+                profiled.kind
             );
         }
     }
@@ -192,7 +193,7 @@ fn beside(config: &Config, flag: Option<&PathBuf>, name: &str) -> PathBuf {
 /// Writes an artifact and says so on stderr.
 fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), Failure> {
     artifact::write(path, artifact)?;
-    eprintln!("wrote {}", path.display());
+    talk!("wrote {}", path.display());
     Ok(())
 }
 
@@ -210,10 +211,20 @@ fn bar_style(template: &'static str) -> ProgressStyle {
     style.progress_chars("=> ")
 }
 
-/// Nanoseconds as milliseconds with the digits that matter.
+/// Nanoseconds as milliseconds with the digits that matter; as nanoseconds below a tenth of one.
 fn milliseconds(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
-    if ms >= 100.0 { format!("{ms:.0} ms") } else { format!("{ms:.2} ms") }
+    match ns {
+        0 => "0.00 ms".to_owned(),
+        ..100_000 => format!("{} ns", thousands(ns)),
+        ..100_000_000 => format!("{ms:.2} ms"),
+        _ => format!("{ms:.0} ms"),
+    }
+}
+
+/// A number of things: `1 sample`, `2,000 samples`.
+fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", thousands(number), if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -14,25 +14,31 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
     if arguments.json {
         let hardware: Vec<_> = HARDWARE.iter().map(device).collect();
         let models: Vec<_> = models.iter().map(|(model, count)| entry(model, *count)).collect();
-        println!("{}", json!({"models": models, "hardware": hardware, "efficiency": EFFICIENCY}));
+        outln!("{}", json!({"models": models, "hardware": hardware, "efficiency": EFFICIENCY}));
         return Ok(());
     }
-    println!("models: for `dflop profile model --estimate --model NAME`");
-    println!("{:<32}{:>16}  {:<12} source", "name", "parameters", "");
+    outln!("models: for `dflop profile model --estimate --model NAME`");
+    outln!("{:<32}{:>16}  {:<12} source", "name", "parameters", "");
     for (model, count) in &models {
         let mark = if model.published_parameters.is_some() { "as published" } else { "not verified" };
         let note = if model.note.is_empty() { String::new() } else { format!(" ({})", model.note) };
-        println!("{:<32}{:>16}  {mark} {}{note}", model.name, thousands(*count), model.source);
+        outln!("{:<32}{:>16}  {mark} {}{note}", model.name, thousands(*count), model.source);
     }
-    println!("not in it: InternVL2.5 2B, 8B and 26B (backbone InternLM2), InternVL3 9B (InternLM3)");
-    println!("\nhardware: for `--hardware NAME`; peak rates are dense, the vendors' own");
-    println!(
+    outln!("not in it: InternVL2.5 2B, 8B and 26B (backbone InternLM2), InternVL3 9B (InternLM3)");
+    outln!("\nhardware: for `--hardware NAME`; peak rates are dense, the vendors' own");
+    outln!(
         "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",
-        "name", "16 bit TFLOP/s", "fp32 TFLOP/s", "memory GB/s", "GB", "node GB/s", "cluster GB/s"
+        "name",
+        "16 bit TFLOP/s",
+        "fp32 TFLOP/s",
+        "memory GB/s",
+        "GB",
+        "node GB/s",
+        "cluster GB/s"
     );
     for hardware in &HARDWARE {
         let giga = |number: u64| number / 1_000_000_000;
-        println!(
+        outln!(
             "{:<12}{:>15}{:>14}{:>13}{:>6}{:>11}{:>14}",
             hardware.name,
             hardware.half_gflops as f64 / 1e3,
@@ -42,9 +48,9 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
             giga(hardware.node_bytes_per_s),
             giga(hardware.cluster_bytes_per_s)
         );
-        println!("  from {}; network: {}", hardware.source, hardware.system);
+        outln!("  from {}; network: {}", hardware.source, hardware.system);
     }
-    println!("\nefficiency, {EFFICIENCY}");
+    outln!("\nefficiency, {EFFICIENCY}");
     Ok(())
 }
 

@@ -12,10 +12,18 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let config = &inputs.config;
     if !inputs.data_profile.strata.is_empty() {
         let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
-        eprintln!(
+        talk!(
             "note: planned with a random sample: {} of {} samples; training needs the profile of all",
             thousands(inputs.data_profile.samples.len() as u64),
             thousands(population)
+        );
+    }
+    let (num_samples, asked) = (inputs.data_profile.samples.len() as u64, config.train.global_batch_size);
+    if inputs.data_profile.strata.is_empty() && num_samples < u64::from(asked) {
+        talk!(
+            "note: the data has {} samples, fewer than `train.global_batch_size` {}: every step takes all of them",
+            thousands(num_samples),
+            thousands(u64::from(asked))
         );
     }
     let made_from = [
@@ -50,6 +58,6 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let Some(plan) = outcome.plan() else {
         return Err(Failure::answer(text, outcome.hint()));
     };
-    print!("{text}");
+    out!("{text}");
     write(&beside(config, arguments.out.as_ref(), "plan.json"), &plan)
 }

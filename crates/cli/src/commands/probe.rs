@@ -1,5 +1,6 @@
 //! `dflop probe`: sizes of media files from their headers.
 
+use super::counted;
 use crate::Failure;
 use crate::args::Probe;
 use dflop_data::DataError;
@@ -36,7 +37,7 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
             }
         };
         if arguments.json {
-            println!("{}", line.json());
+            outln!("{}", line.json());
         } else {
             line.print();
         }
@@ -112,7 +113,7 @@ impl Line<'_> {
     fn print(&self) {
         let name = self.file.display();
         let Some(found) = &self.found else {
-            println!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
+            outln!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
             return;
         };
         let mut facts = vec![format!("{} {}", found.kind.as_str(), found.format)];
@@ -120,7 +121,7 @@ impl Line<'_> {
             facts.push(format!("{width}x{height}"));
         }
         if let Some(frames) = found.frames {
-            facts.push(format!("{frames} frames"));
+            facts.push(counted(frames, "frame"));
         }
         if let Some(fps) = found.fps {
             facts.push(format!("{fps:.3} fps"));
@@ -129,7 +130,7 @@ impl Line<'_> {
             facts.push(format!("{duration:.3} s"));
         }
         if let Some(channels) = found.channels {
-            facts.push(format!("{channels} channels"));
+            facts.push(counted(channels.into(), "channel"));
         }
         if let Some(rate) = found.sample_rate {
             facts.push(format!("{rate} Hz"));
@@ -142,6 +143,6 @@ impl Line<'_> {
                 shape.feature_tokens()
             ));
         }
-        println!("{name}: {}", facts.join(", "));
+        outln!("{name}: {}", facts.join(", "));
     }
 }

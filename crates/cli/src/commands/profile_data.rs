@@ -35,21 +35,21 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
     let outcome = profile_into(&settings, previous, &mut rows, &|at| bar.draw(at));
     bar.clear();
     let outcome = outcome.map_err(|error| leave_problems(&path, error))?;
-    print!("{}", summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
+    out!("{}", summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
     if outcome.num_reused > 0 {
-        eprintln!(
+        talk!(
             "{} of {} samples are as in the earlier profile and were taken over",
             thousands(outcome.num_reused),
             thousands(outcome.num_samples)
         );
     }
     if outcome.num_requests > 0 {
-        eprintln!("{}", traffic(outcome.num_requests, outcome.received_bytes));
+        talk!("{}", traffic(outcome.num_requests, outcome.received_bytes));
     }
     rows.finish(&outcome.header)?;
     // What an earlier run failed on is mended.
     problems::write(&failed_path(&path), &[], &[])?;
-    eprintln!("wrote {}", path.display());
+    talk!("wrote {}", path.display());
     Ok(Outcome::Done(0))
 }
 
@@ -77,7 +77,7 @@ fn read_previous(path: &Path) -> Option<Previous<'static>> {
     match previous {
         Ok(previous) => Some(previous),
         Err(error) => {
-            eprintln!("warning: every sample is measured, the earlier profile cannot be read: {error}");
+            talk!("warning: every sample is measured, the earlier profile cannot be read: {error}");
             None
         }
     }

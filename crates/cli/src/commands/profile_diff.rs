@@ -10,9 +10,9 @@ pub(super) fn run(arguments: &args::ProfileDiff) -> Result<u8, Failure> {
     if arguments.json {
         let text = serde_json::to_string_pretty(&drift)
             .map_err(|error| Failure::new(format!("cannot write JSON: {error}"), None))?;
-        println!("{text}");
+        outln!("{text}");
     } else {
-        print!("{}", diff::text(&drift));
+        out!("{}", diff::text(&drift));
     }
     Ok(u8::from(drift.drifted))
 }

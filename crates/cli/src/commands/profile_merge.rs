@@ -7,18 +7,18 @@ use dflop_types::thousands;
 
 pub(super) fn run(arguments: &args::ProfileMerge) -> Result<(), Failure> {
     let merged = merge::merge(&arguments.parts, &arguments.out)?;
-    println!("{} parts: {} samples", arguments.parts.len(), thousands(merged.num_rows));
+    outln!("{} parts: {} samples", arguments.parts.len(), thousands(merged.num_rows));
     let bad = &merged.header.problems;
     if !bad.is_empty() {
         let num_substituted = bad.iter().filter(|problem| problem.substitute.is_some()).count() as u64;
-        println!(
+        outln!(
             "{} could not be read: {} left out, {} replaced by a neighbour",
             thousands(bad.len() as u64),
             thousands(bad.len() as u64 - num_substituted),
             thousands(num_substituted)
         );
-        eprintln!("wrote {}", problems::path(&arguments.out).display());
+        talk!("wrote {}", problems::path(&arguments.out).display());
     }
-    eprintln!("wrote {}", arguments.out.display());
+    talk!("wrote {}", arguments.out.display());
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
 use super::simulate::write_trace;
+use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
 use crate::config;
@@ -55,28 +56,33 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
                 Some("train with `dflop train --compare`".to_owned()),
             ));
         };
-        artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))?;
-        eprintln!("wrote {}", path.display());
+        artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))
+            .map_err(|error| Failure::of_flag(error, "--figure"))?;
+        talk!("wrote {}", path.display());
     }
     if let Some(comparison) = &comparison {
         let mut text = serde_json::to_string_pretty(comparison)
             .map_err(|e| Failure::new(format!("cannot write the summary: {e}"), None))?;
         text.push('\n');
         let path = arguments.dir.join("summary.json");
-        artifact::write_text(&path, &text)?;
-        println!("{}", comparison.sentence());
+        artifact::write_text(&path, &text).map_err(|error| Failure {
+            // The page is written, wherever `--out` says; the summary has one place.
+            hint: Some(format!("it stands in the directory: make `{}` writable", arguments.dir.display())),
+            ..error.into()
+        })?;
+        outln!("{}", comparison.sentence());
         for arm in &comparison.other_arms {
-            println!("{}: {}", arm.arm, arm.words());
+            outln!("{}: {}", arm.arm, arm.words());
         }
-        eprintln!("wrote {}", path.display());
+        talk!("wrote {}", path.display());
     } else {
         for arm in ArmSummary::all(&found.metrics) {
-            println!("{}: {}", arm.arm, arm.words());
+            outln!("{}: {}", arm.arm, arm.words());
         }
         // One of an earlier comparison would speak of a run that is no longer here.
         let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
     }
-    println!("report: {}", out.display());
+    outln!("report: {}", out.display());
     Ok(())
 }
 
@@ -213,11 +219,11 @@ impl Found {
             add(
                 "waited for schedules",
                 format!(
-                    "{:.2} ms in {} steps, {:.3} % of their time; at most {:.2} ms",
-                    waits.ms,
+                    "{} in {} steps, {:.3} % of their time; at most {} before one",
+                    milliseconds(waits.ns),
                     self.metrics.len(),
                     waits.ratio * 100.0,
-                    waits.ms_max
+                    milliseconds(waits.ns_max)
                 ),
             );
         }
@@ -279,10 +285,15 @@ impl Found {
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Vec<String> {
         let mut warnings = self.stale();
-        if let Some(data) = &self.data
-            && !data.problems.is_empty()
-        {
-            warnings.push(format!("{} samples could not be read and were left out", data.problems.len()));
+        if let Some(data) = &self.data {
+            let num_replaced = data.problems.iter().filter(|p| p.substitute.is_some()).count();
+            let acts =
+                [(data.problems.len() - num_replaced, "left out"), (num_replaced, "replaced by a neighbour")];
+            warnings.extend(
+                acts.into_iter().filter(|(count, _)| *count > 0).map(|(count, act)| {
+                    format!("{} could not be read: {act}", counted(count as u64, "sample"))
+                }),
+            );
         }
         if let Some(plan) = &self.plan {
             let prediction = &plan.best.prediction;

@@ -1,6 +1,6 @@
 //! `dflop schedule`: costs in, an assignment out.
 
-use super::milliseconds;
+use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
 use dflop_schedule::{Assignment, BalanceError, Costs, EXACT_WORK, Limits};
@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
                 answer[field] = held.into();
             }
         }
-        println!("{answer}");
+        outln!("{answer}");
         return Ok(());
     }
     let proof = match (assignment.proven_optimal, arguments.exact) {
@@ -55,15 +55,15 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
         (false, true) => " (not proven optimal)",
         (false, false) => "",
     };
-    println!(
-        "{} samples in {} buckets: largest load {}, {:.4} % over the lower bound{proof}; {} us",
-        thousands(assignment.bucket.len() as u64),
-        thousands(u64::from(arguments.buckets)),
+    outln!(
+        "{} in {}: largest load {}, {:.4} % over the lower bound{proof}; {} us",
+        counted(assignment.bucket.len() as u64, "sample"),
+        counted(u64::from(arguments.buckets), "bucket"),
         milliseconds(assignment.max_load_ns),
         assignment.gap() * 100.0,
         thousands(elapsed_us)
     );
-    print!("{}", buckets_as_table(&assignment, &[("bytes", bytes), ("tokens", tokens)]));
+    out!("{}", buckets_as_table(&assignment, &[("bytes", bytes), ("tokens", tokens)]));
     Ok(())
 }
 
@@ -176,7 +176,7 @@ impl Table {
         if problems.is_empty() {
             return Ok(Self { costs, lines: numbers });
         }
-        let mut message = format!("`{}` has {} bad cells", path.display(), problems.len());
+        let mut message = format!("`{}` has {}", path.display(), counted(problems.len() as u64, "bad cell"));
         for problem in problems.iter().take(SHOWN) {
             let _ = write!(message, "\n  {problem}");
         }

@@ -40,10 +40,15 @@ fn path_of(arguments: &args::Show) -> Result<PathBuf, Failure> {
     }
 }
 
+/// What can be shown.
+fn which() -> Option<String> {
+    Some("name the file of an artifact, or one of: model_profile, data_profile, plan".to_owned())
+}
+
 /// What the file says it is; a missing one is what its name says.
 fn kind_of(path: &Path) -> Result<String, Failure> {
     let cannot_read =
-        |error: std::io::Error| Failure::new(format!("cannot read `{}`: {error}", path.display()), None);
+        |error: std::io::Error| Failure::new(format!("cannot read `{}`: {error}", path.display()), which());
     let mut file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -60,18 +65,21 @@ fn kind_of(path: &Path) -> Result<String, Failure> {
     }
     let text = std::fs::read_to_string(path).map_err(cannot_read)?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
-        Failure::new(format!("`{}` is no artifact of dflop: {error}", path.display()), None)
+        Failure::new(format!("`{}` is no artifact of dflop: {error}", path.display()), which())
     })?;
     let kind = value.get("dflop").and_then(Value::as_str).map(str::to_owned);
     kind.ok_or_else(|| {
-        Failure::new(format!("`{}` is no artifact of dflop: it has no field `dflop`", path.display()), None)
+        Failure::new(
+            format!("`{}` is no artifact of dflop: it has no field `dflop`", path.display()),
+            which(),
+        )
     })
 }
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::new(format!("cannot write JSON: {error}"), None))?;
-    println!("{text}");
+    outln!("{text}");
     Ok(())
 }
 
@@ -87,7 +95,7 @@ fn data_profile(path: &Path, is_json: bool) -> Result<(), Failure> {
             "statistics": statistics,
         }));
     }
-    print!("data profile: {}\n{}", profile.family, summary::text(&profile, &[]));
+    out!("data profile: {}\n{}", profile.family, summary::text(&profile, &[]));
     Ok(())
 }
 
@@ -96,7 +104,7 @@ fn plan(path: &Path, is_json: bool) -> Result<(), Failure> {
     if is_json {
         return print_json(&kinded("plan", &plan));
     }
-    print!("{}", dflop_plan::describe(&plan));
+    out!("{}", dflop_plan::describe(&plan));
     Ok(())
 }
 
@@ -126,7 +134,7 @@ fn model_profile(path: &Path, is_json: bool) -> Result<(), Failure> {
     let mut notices = show_model::notices(&profile);
     notices.extend(repairs);
     notices.extend(problem);
-    print!("{}", show_model::text(&profile, &notices));
+    out!("{}", show_model::text(&profile, &notices));
     Ok(())
 }
 

@@ -54,21 +54,21 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
             .iter()
             .map(|s| json!({"rank": s.rank, "stage": s.action.stage, "action": s.action, "start_ns": s.start_ns, "end_ns": s.end_ns}))
             .collect();
-        println!(
+        outln!(
             "{}",
             json!({"makespan_ns": timeline.makespan_ns, "ideal_ns": timeline.ideal_ns(),
                    "idle_ns": timeline.idle_ns, "spans": spans})
         );
     } else {
-        println!(
+        outln!(
             "{order}, {num_stages} stages, {} rank{}, {} microbatches",
             timeline.num_ranks,
             if timeline.num_ranks == 1 { "" } else { "s" },
             durations.forward_ns.first().map_or(0, Vec::len)
         );
-        println!("{}", summary(&timeline));
+        outln!("{}", summary(&timeline));
         let ideal_ns = timeline.ideal_ns();
-        println!(
+        outln!(
             "ideal    {}, the work of the busiest rank; the makespan is {:.3} times that",
             milliseconds(ideal_ns),
             timeline.makespan_ns as f64 / ideal_ns.max(1) as f64
@@ -155,7 +155,7 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
                        "aware": {"makespan_ns": a.makespan_ns, "idle_ns": a.idle_ns}})
             })
             .collect();
-        println!(
+        outln!(
             "{}",
             json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns,
                    "num_predictions": num_predictions, "num_extrapolated": num_extrapolated,
@@ -164,12 +164,11 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    println!(
-        "{}, {} microbatches, {}",
-        plan.best.layout, plan.best.num_microbatches, plan.best.pipeline_order
-    );
+    let num_microbatches = plan.best.num_microbatches;
+    let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
+    outln!("{}, {num_microbatches} {noun}, {}", plan.best.layout, plan.best.pipeline_order);
     print_steps(&steps);
-    println!(
+    outln!(
         "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the {} model profile)",
         "mean",
         milliseconds(blind_ns as u64),
@@ -181,22 +180,22 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     );
     print_notes(num_predictions, num_extrapolated, num_assumed);
     if let Some(cap) = bucket_tokens_max.filter(|_| num_over > 0) {
-        println!(
+        outln!(
             "note: arrival order passes `bucket_tokens_max` {cap} in {num_over} of {} steps; its times are without the cap",
             steps.len()
         );
     }
     if !is_reduction_measured {
-        println!("note: the reduction of the gradients was not measured as it is: its time is assumed");
+        outln!("note: the reduction of the gradients was not measured as it is: its time is assumed");
     }
     Ok(())
 }
 
 /// Simulated time of each step under both arms.
 fn print_steps(steps: &[(Timeline, Timeline)]) {
-    println!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
+    outln!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
     for (step, (blind, aware)) in steps.iter().enumerate() {
-        println!(
+        outln!(
             "{step:>6} {:>12} {:>12} {:>8.3}",
             milliseconds(blind.makespan_ns),
             milliseconds(aware.makespan_ns),
@@ -212,14 +211,15 @@ fn print_notes(num_predictions: u64, num_extrapolated: u64, num_assumed: u64) {
         (num_assumed, "hold transfers that were not measured"),
     ] {
         if count > 0 {
-            println!("note: {count} of {num_predictions} predictions {what}");
+            outln!("note: {count} of {num_predictions} predictions {what}");
         }
     }
 }
 
 /// Writes a trace for ui.perfetto.dev.
 pub(super) fn write_trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<(), Failure> {
-    artifact::write_text(path, &dflop_sim::perfetto(timelines))?;
-    eprintln!("wrote {} (open it at ui.perfetto.dev)", path.display());
+    artifact::write_text(path, &dflop_sim::perfetto(timelines))
+        .map_err(|error| Failure::of_flag(error, "--trace"))?;
+    talk!("wrote {} (open it at ui.perfetto.dev)", path.display());
     Ok(())
 }

@@ -124,7 +124,7 @@ model:
   dir: model  # config.json, preprocessor_config.json and tokenizer.json in Hugging Face form
   dtype: float32  # float32 or bfloat16
 data:
-  mixture: data/mixture.yaml  # LLaVA mixture, or one JSON or JSONL file
+  mixture: data/mixture.yaml  # LLaVA mixture, or one source: file, directory, shards, URL
   video_max_frames: 32  # frames taken of a video, at most
   on_bad_sample: fail  # fail: stop and list them; skip: leave them out and list them
 cluster:

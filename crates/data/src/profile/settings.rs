@@ -20,7 +20,7 @@ pub enum OnBadSample {
 /// What is profiled, and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProfileSettings {
-    /// LLaVA mixture, or one JSON or JSONL file.
+    /// LLaVA mixture, or one source: a file, directory, pattern of shards or URL.
     pub mixture: PathBuf,
     /// Where media paths start, where a source of the mixture names no root; `None`: the directory of its file.
     pub media_root: Option<PathBuf>,

@@ -142,7 +142,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
             spread_of(samples.iter().map(|s| encoder_tokens(s)).collect()),
             spread_of(samples.iter().map(|s| llm_tokens(s)).collect()),
             spread_of(samples.iter().map(|s| label_tokens(s)).collect()),
-            format::bytes(samples.iter().fold(0, |sum, s| sum.saturating_add(s.media_bytes))),
+            format::file_bytes(samples.iter().fold(0, |sum, s| sum.saturating_add(s.media_bytes))),
         ]
     };
     let mut rows: Vec<Vec<String>> =
@@ -164,7 +164,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
         }
         figure class="wide" {
             figcaption { "What each kind is of all samples, and of all tokens" }
-            (bars("Shares of each kind, as in the table below.", 560.0, &drawn, |v| format!("{} %", format::tick(v)), ""))
+            (bars("Shares of each kind, as in the table below.", 720.0, &drawn, |v| format!("{} %", format::tick(v)), ""))
             (legend(by_kind.iter().map(|(kind, _)| (class_of(*kind), name_of(*kind)))))
         }
         (table("Samples by kind; tokens of a sample as median / 95th percentile / largest", &columns, &rows))
@@ -193,7 +193,7 @@ fn sources(data: &DataProfile) -> Markup {
                 format::count(llm.len() as u64),
                 spread_of(encoder),
                 spread_of(llm),
-                format::bytes(media_bytes),
+                format::file_bytes(media_bytes),
                 format::count(bad as u64),
             ]
         })
@@ -417,7 +417,7 @@ fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
         p {
             "Predicted for the plan, forward and backward of one sample alone. An even microbatch takes "
             (format::ms(outliers.even_encoder_ms)) " on an encoder replica and "
-            (format::ms(outliers.even_llm_ms)) " on the slowest LLM stage. " (longer) " " (fit)
+            (format::ms(outliers.even_llm_ms)) " on the slowest LLM stage: the times of its samples alone, added up; packed together they take less. " (longer) " " (fit)
         }
         (table("The heaviest samples against an even microbatch", &columns,
             &outliers.heaviest.iter().map(row).collect::<Vec<_>>()))

@@ -53,7 +53,7 @@ pub(super) fn links(network: &Network) -> Markup {
                     .filter(|kind| shown.iter().any(|link| link.collective == *kind && !link.points.is_empty()))
                     .map(|kind| { let (class, name) = describe(kind); (class, name) })
             ))
-            div class="row" {
+            div class="row three" {
                 @for group in &groups {
                     @let members: Vec<&LinkProfile> = shown.iter().copied().filter(|l| (l.span, l.num_ranks) == *group && !l.points.is_empty()).collect();
                     (plot(&members))
@@ -72,7 +72,7 @@ fn table_of(origin: &str, links: &[&LinkProfile]) -> Markup {
                 span(link).to_owned(),
                 format::count(u64::from(link.num_ranks)),
                 format::ns(link.latency_ns),
-                format!("{}/s", format::bytes(link.bandwidth_bytes_per_s)),
+                format!("{} GB/s", format::number(link.bandwidth_bytes_per_s as f64 / 1e9)),
                 format::count(link.points.len() as u64),
             ]
         })
@@ -110,7 +110,7 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         .collect();
     let plot = LinePlot {
         label: &format!("{name}: time over message size, as in the table below."),
-        frame: Frame::small(),
+        frame: Frame::third(),
         is_log: true,
         show_x: format::compact,
         show_y: format::tick,

@@ -35,7 +35,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     );
     let plot = LinePlot {
         label: &label,
-        frame: Frame { width: 1060.0, height: 250.0, ..Frame::small() },
+        frame: Frame { width: 760.0, height: 220.0, ..Frame::small() },
         is_log: false,
         show_x: format::tick,
         show_y: format::tick,

@@ -92,6 +92,8 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
         .comparison
         .as_ref()
         .map_or((own(0.5), own(0.95)), |c| (c.prediction_error_median, c.prediction_error_p95));
+    let corrected =
+        report.comparison.as_ref().and_then(|c| Some((c.corrected_error_median?, c.corrected_error_p95?)));
     let bias = steps.iter().map(|s| s.3).sum::<f64>() / steps.len() as f64;
     let drawn = spread(steps.len(), MOST_DOTS);
     let arm = |name: &str, class, mark| Dots {
@@ -153,9 +155,20 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
                     div { dt { "95th percentile" } dd { (format::percent(p95)) } }
                     div { dt { "mean, with its sign" } dd { (signed_percent(bias)) } }
                     div { dt { "steps" } dd { (format::count(steps.len() as u64)) } }
+                    @if let Some((median, p95)) = corrected {
+                        div { dt { "corrected error, median" } dd { strong { (format::percent(median)) } } }
+                        div { dt { "95th percentile, corrected" } dd { (format::percent(p95)) } }
+                    }
                 }
                 p {
                     "The error is |predicted - measured| / measured. On the dashed line both are equal: above it a step took longer than predicted."
+                }
+                @if corrected.is_some() {
+                    p {
+                        "The corrected error is that of a second prediction, made before each step from how long the eight steps before it took "
+                        "against theirs. It tells a machine that became slower or faster from a cost model that is wrong; the dots, and the schedules, "
+                        "are without it."
+                    }
                 }
                 @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) } }
             }
