@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 CHILD = """
 import json, random, time
 import dflop
@@ -72,3 +74,45 @@ def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
     assert said == b""
     assert (tmp_path / "out.json").read_text() == ""
     assert sorted(p.name for p in tmp_path.iterdir()) == ["costs.csv", "out.json"]
+
+
+IMPORTS = """
+import signal, sys, threading, importlib.abc
+
+MODULE, STRUCK_IN = sys.argv[1:3]
+sys.argv[1:] = ["nothing.json"]
+
+
+class Strike(importlib.abc.MetaPathFinder):
+    # As an import of torch does that tries numpy, and takes any exception for its absence.
+    def find_spec(self, name, path, target=None):
+        if name == STRUCK_IN:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                print("swallowed", flush=True)
+        return None
+
+
+sys.meta_path.insert(0, Strike())
+import runpy
+
+runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "struck_in"),
+    [
+        ("dflop.runtime.agent", "torch.distributed.run"),
+        ("dflop.runtime.worker", "dflop.runtime.trainer"),
+        ("dflop.profiling.worker", "dflop.profiling.model"),
+    ],
+)
+def test_ctrl_c_while_torch_is_imported_ends_a_process(module: str, struck_in: str, tmp_path: Path) -> None:
+    """An import that swallows KeyboardInterrupt would leave half a module, and a run that goes on."""
+    (tmp_path / "nothing.json").write_text("{}")
+    command = [sys.executable, "-c", IMPORTS, module, struck_in]
+    child = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == -signal.SIGINT, child.stderr
+    assert "swallowed" not in child.stdout

@@ -31,8 +31,10 @@ impl StepScheduler {
     ) -> Option<Vec<u64>> {
         let budget = self.settings.memory_budget_bytes?;
         let usable = |part: RankPart, in_flight: u32| {
-            budget.saturating_sub(self.model.fixed_memory(part, 1).static_bytes()) * (100 - reserve_percent)
-                / (100 * u64::from(in_flight.max(1)))
+            let free = budget.saturating_sub(self.model.fixed_memory(part, 1).static_bytes());
+            let kept = u128::from(free) * u128::from(100 - reserve_percent) / 100;
+            // No more than `free`.
+            kept as u64 / u64::from(in_flight.max(1))
         };
         let share = |bytes: u64, usable: u64| {
             let share = u128::from(bytes) * u128::from(SHARE_ONE) / u128::from(usable.max(1));
@@ -43,7 +45,7 @@ impl StepScheduler {
         let encoder = {
             let in_flight = predict::in_flight(&self.settings, 0);
             // One share of a microbatch on each of `encoder_dp` replicas, out of `llm_dp` buckets.
-            usable(RankPart::Encoder, in_flight) * encoder_dp / llm_dp
+            usable(RankPart::Encoder, in_flight).saturating_mul(encoder_dp) / llm_dp
         };
         let mut shares: Vec<u64> = batch
             .iter()

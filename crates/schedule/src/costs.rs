@@ -11,10 +11,10 @@ pub const TOTAL_MAX: u64 = 1 << 60;
 /// The most buckets: a slip such as -1 read as unsigned becomes an error, not a demand for memory.
 pub const BUCKETS_MAX: u32 = 1 << 20;
 
-/// Work of an exact search that may take about a second on one core.
+/// Work of an exact search that may take about a second on one core; twice that where others share its caches.
 ///
 /// Most batches of some four samples a bucket are proven within a tenth of it (`docs/scheduler.md`).
-pub const EXACT_WORK: u64 = 50_000_000;
+pub const EXACT_WORK: u64 = 36_000_000;
 
 /// Moves of [`Limits::patient`] for each sample, and at most: up to 8 ms. More found little more where a solver proves the
 /// optimum in a second or two.
@@ -97,7 +97,8 @@ pub struct Limits {
     pub bucket_bytes_max: Option<u64>,
     /// The most tokens a bucket may hold; `None` for no cap.
     pub bucket_tokens_max: Option<u64>,
-    /// Exchanges the search may weigh. 0 gives the better of arrival order and greedy.
+    /// Exchanges the search may weigh, beside those that a packing takes where the first assignments break a cap. 0 gives the
+    /// better of arrival order and greedy.
     pub max_moves: u64,
     /// Seed of the search's kicks.
     pub seed: u64,

@@ -85,9 +85,9 @@ pub fn schedule(costs: &Costs, limits: &Limits) -> Result<Assignment, BalanceErr
 /// As [`schedule`], ended early once `stop` says so: then the best assignment so far, with
 /// [`Assignment::was_stopped`].
 ///
-/// `stop` is asked every few tenths of a millisecond, so it may read a clock, which this crate does not; a batch that a closure
-/// cuts short is the one answer that does not repeat. Where the first assignments break a cap, it is not asked
-/// before one is found that keeps it; and a linear program of the exact search is solved to its end.
+/// `stop` is asked every few tenths of a millisecond (while the exact search lists sets, every few tens), so it may read a
+/// clock, which this crate does not; a batch that a closure cuts short is the one answer that does not repeat. Where the
+/// first assignments break a cap, it is not asked before one is found that keeps it.
 ///
 /// # Errors
 /// As [`schedule`]; a stop is no error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,11 +22,14 @@ def main() -> int:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.get("network_only"):
         return _measure_network(request)
+    # Python's own handler could break into an import of torch that swallows it, and measuring would begin.
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dflop.profiling.artifact import write_artifact
     from dflop.profiling.model import profile_model
     from dflop.profiling.progress import progress_bar
     from dflop.profiling.team import LeaderStoppedError
 
+    signal.signal(signal.SIGINT, handler)
     try:
         if not _is_first():
             profile_model(request)

@@ -16,6 +16,9 @@ def main() -> int:
     Returns:
         The exit status: that of the first rank that failed, 130 after SIGINT, else 0.
     """
+    # Until torchrun takes the signal over there is no rank to end. Python's own handler could break into an import
+    # that swallows it, and the run would go on.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -41,8 +44,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        # Before torchrun took the signal over there is no rank to end.
-        sys.exit(128 + signal.SIGINT)
+    sys.exit(main())

@@ -127,8 +127,13 @@ class Journal:
             board.close()
 
     def _line(self, name: str, record: dict[str, Any]) -> None:
-        self._files[name].write(json.dumps(record) + "\n")
-        self._files[name].flush()
+        file = self._files[name]
+        try:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+        except OSError as error:
+            # A full disk does not say which file it had no room for.
+            raise OSError(error.errno, error.strerror, file.name) from error
 
     def _tensorboard(self, arm: str) -> SummaryWriter:
         # A run each, so that TensorBoard draws the arms of a comparison over each other.

@@ -23,8 +23,11 @@ def run(request: Mapping[str, Any]) -> int:
         request: As the command line makes it.
 
     Returns:
-        The exit status: 0 done, 1 failed, 130 interrupted.
+        The exit status: 0 done, 1 failed, 130 interrupted. Ctrl-C before the ranks have met ends this process.
     """
+    # Until the trainer takes the signal over there is nothing to write, and an import that Python's own handler
+    # breaks into may swallow it, and train on with half a module.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dflop.runtime.trainer import train
 
     if os.environ.get("MALLOC_MMAP_MAX_") == "0":
@@ -55,12 +58,7 @@ def leave(status: int) -> NoReturn:
 
 def main() -> NoReturn:
     """Reads the request and trains."""
-    try:
-        status = run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    except KeyboardInterrupt:
-        # Before training began there is nothing to write.
-        status = 128 + signal.SIGINT
-    leave(status)
+    leave(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":
