@@ -14,16 +14,16 @@ pub const BUCKETS_MAX: u32 = 1 << 20;
 /// Work of an exact search that may take about a second on one core; twice that where others share its caches.
 ///
 /// Most batches of some four samples a bucket are proven within a tenth of it (`docs/scheduler.md`).
-pub const EXACT_WORK: u64 = 36_000_000;
+pub const EXACT_WORK: u64 = 40_000_000;
 
 /// Moves of [`Limits::patient`] for each sample, and at most: up to 8 ms. More found little more where a solver proves the
 /// optimum in a second or two.
 const PATIENT_MOVES_PER_SAMPLE: u64 = 12_000;
 const PATIENT_MOVES_MAX: u64 = 700_000;
 
-/// The same where few samples share a bucket, which leaves the widest gaps: up to 20 ms.
-const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 32_000;
-const FEW_PATIENT_MOVES_MAX: u64 = 2_000_000;
+/// The same where few samples share a bucket, which leaves the widest gaps: up to 15 ms.
+const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 24_000;
+const FEW_PATIENT_MOVES_MAX: u64 = 1_500_000;
 
 /// Samples up to which [`Limits::patient`] has some exact work, and how much: it ends within some 20 ms, mostly with a proof.
 const PATIENT_EXACT_SAMPLES: usize = 48;
@@ -153,7 +153,7 @@ impl Limits {
         bytes.into_iter().chain(tokens)
     }
 
-    /// Limits for one batch that may take some 8 ms though it be small, or 20 ms where few samples share a bucket; the
+    /// Limits for one batch that may take some 8 ms though it be small, or 15 ms where few samples share a bucket; the
     /// smallest of these are searched exactly as well. Without a cap, with seed 0.
     pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
         let are_few = num_samples <= exact::SAMPLES_PER_BUCKET_MAX * num_buckets as usize;

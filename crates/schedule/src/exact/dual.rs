@@ -30,8 +30,9 @@ const FLOPS_PER_NODE: u64 = 48;
 /// One capacity may take this part of the work that is left: a harder one is left open.
 const SHARE: u64 = 3;
 
-/// The bound may take all but this part of the work; the rest is for assignments.
-const RESERVE: u64 = 3;
+/// The bound may take all but this part of the work, one in this many; the rest is for assignments, which covers of over 64 samples
+/// seldom find.
+const RESERVE: u64 = 12;
 
 /// The bound is raised to this part of the gap.
 const STEPS: i64 = 16;
