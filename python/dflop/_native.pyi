@@ -68,9 +68,9 @@ def balance(
 ) -> Balance:
     """Samples in buckets whose worst load, of either component, is as light as the search finds.
 
-    `exact` adds an exact search where few samples share a bucket, of about a second at most. The caps are
-    hard and need the sizes of their unit; ScheduleError where they cannot be kept, or for unsound input.
-    Ctrl-C ends the search: KeyboardInterrupt.
+    `exact` adds an exact search where few samples share a bucket, of about a second at most; up to 48 samples
+    have a short one without it. The caps are hard and need the sizes of their unit; ScheduleError where they
+    cannot be kept, or for unsound input. Ctrl-C ends the search: KeyboardInterrupt.
     """
 
 def judge(

@@ -338,8 +338,8 @@ pub(crate) struct Schedule {
     pub(crate) bucket_tokens_max: Option<u64>,
     /// Search on, about a second at most (one core), where a gap is left, to prove the answer optimal
     ///
-    /// For small batches (up to 160 samples, six a bucket); for larger ones the same work goes to further exchanges, which
-    /// prove nothing but may lower the load. Work is counted, not timed: the same seed gives the same answer.
+    /// For small batches (up to 160 samples, six a bucket; up to 48 are proven without it, mostly); for larger ones the same
+    /// work goes to further exchanges, which prove nothing but may lower the load. Work is counted, not timed: the same seed gives the same answer.
     #[arg(long)]
     pub(crate) exact: bool,
     /// Seed of the search; the same seed gives the same answer
