@@ -283,7 +283,7 @@ impl Search<'_> {
     fn refill(&mut self, buckets: &mut Buckets, first: usize) {
         let (problem, num_free) = (buckets.problem, buckets.order.len() - first);
         let mut chosen = vec![buckets.order[first]];
-        for _ in 0..1 + below(&mut self.random, REFILLED_MAX - 1) {
+        for _ in 0..=below(&mut self.random, REFILLED_MAX - 1) {
             let other = buckets.order[first + below(&mut self.random, num_free)];
             if !chosen.contains(&other) {
                 chosen.push(other);

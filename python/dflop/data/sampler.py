@@ -254,6 +254,11 @@ def _entries(source: Sequence[Any] | str | os.PathLike[str]) -> list[Any]:
     if not entries:
         message = "there are no samples"
         raise ValueError(message)
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, (tuple, list)) and not _is_shape(entry):
+            rule = "must be a pair (encoder cost, LLM cost) or a shape with `llm_tokens`"
+            message = f"sample {index} is {entry!r}, {rule}"
+            raise ValueError(message)
     return entries
 
 
@@ -273,10 +278,6 @@ def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
                 raise ValueError(message)
         if all(isinstance(c, int) for c in [*encoder, *llm]):
             return encoder, llm
-    elif not _is_shape(entries[0]):
-        rule = "must be a pair (encoder cost, LLM cost) or a shape with `llm_tokens`"
-        message = f"sample 0 is {entries[0]!r}, {rule}"
-        raise ValueError(message)
     else:
         encoder = [_encoder_tokens(entry) for entry in entries]
         if sum(encoder) > 0:

@@ -16,8 +16,8 @@ def main() -> int:
     Returns:
         The exit status: that of the first rank that failed, 130 after SIGINT, else 0.
     """
-    # Until torchrun takes the signal over there is no rank to end. Python's own handler could break into an import
-    # that swallows it, and the run would go on.
+    # Until torchrun takes the signal over there is no rank to end. Python's own handler could break into an
+    # import that swallows it, and the run would go on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException

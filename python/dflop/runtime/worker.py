@@ -23,10 +23,11 @@ def run(request: Mapping[str, Any]) -> int:
         request: As the command line makes it.
 
     Returns:
-        The exit status: 0 done, 1 failed, 130 interrupted. Ctrl-C before the ranks have met ends this process.
+        The exit status: 0 done, 1 failed, 130 interrupted. Ctrl-C before the ranks have met ends this
+        process.
     """
-    # Until the trainer takes the signal over there is nothing to write, and an import that Python's own handler
-    # breaks into may swallow it, and train on with half a module.
+    # Until the trainer takes the signal over there is nothing to write, and an import that Python's own
+    # handler breaks into may swallow it, and train on with half a module.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dflop.runtime.trainer import train
 
