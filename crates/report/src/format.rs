@@ -95,10 +95,10 @@ pub(crate) fn bytes(value: u64) -> String {
 pub(crate) fn file_bytes(value: u64) -> String {
     let size = value as f64;
     let (unit, divisor) = match value {
-        ..1_000 => return format!("{value} B"),
-        ..1_000_000 => ("kB", 1e3),
-        ..1_000_000_000 => ("MB", 1e6),
-        ..1_000_000_000_000 => ("GB", 1e9),
+        0..=999 => return format!("{value} B"),
+        1_000..=999_999 => ("kB", 1e3),
+        1_000_000..=999_999_999 => ("MB", 1e6),
+        1_000_000_000..=999_999_999_999 => ("GB", 1e9),
         _ => ("TB", 1e12),
     };
     format!("{:.1} {unit}", size / divisor)

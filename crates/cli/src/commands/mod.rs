@@ -216,8 +216,8 @@ fn milliseconds(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
     match ns {
         0 => "0.00 ms".to_owned(),
-        ..100_000 => format!("{} ns", thousands(ns)),
-        ..100_000_000 => format!("{ms:.2} ms"),
+        1..100_000 => format!("{} ns", thousands(ns)),
+        100_000..100_000_000 => format!("{ms:.2} ms"),
         _ => format!("{ms:.0} ms"),
     }
 }

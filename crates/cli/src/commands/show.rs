@@ -41,14 +41,13 @@ fn path_of(arguments: &args::Show) -> Result<PathBuf, Failure> {
 }
 
 /// What can be shown.
-fn which() -> Option<String> {
-    Some("name the file of an artifact, or one of: model_profile, data_profile, plan".to_owned())
-}
+const WHICH: &str = "name the file of an artifact, or one of: model_profile, data_profile, plan";
 
 /// What the file says it is; a missing one is what its name says.
 fn kind_of(path: &Path) -> Result<String, Failure> {
-    let cannot_read =
-        |error: std::io::Error| Failure::new(format!("cannot read `{}`: {error}", path.display()), which());
+    let cannot_read = |error: std::io::Error| {
+        Failure::new(format!("cannot read `{}`: {error}", path.display()), Some(WHICH.to_owned()))
+    };
     let mut file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -65,13 +64,13 @@ fn kind_of(path: &Path) -> Result<String, Failure> {
     }
     let text = std::fs::read_to_string(path).map_err(cannot_read)?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
-        Failure::new(format!("`{}` is no artifact of dflop: {error}", path.display()), which())
+        Failure::new(format!("`{}` is no artifact of dflop: {error}", path.display()), Some(WHICH.to_owned()))
     })?;
     let kind = value.get("dflop").and_then(Value::as_str).map(str::to_owned);
     kind.ok_or_else(|| {
         Failure::new(
             format!("`{}` is no artifact of dflop: it has no field `dflop`", path.display()),
-            which(),
+            Some(WHICH.to_owned()),
         )
     })
 }

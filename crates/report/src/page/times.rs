@@ -8,7 +8,7 @@ use crate::chart::{
 use crate::format;
 use crate::{Report, StepView};
 use dflop_types::Timeline;
-use maud::html;
+use maud::{Markup, html};
 
 /// Dots of a plot, drawn at most.
 const MOST_DOTS: usize = 600;
@@ -69,6 +69,37 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
         }
     };
     Some(Section { id: "pairs", name: "Step times, pair by pair", body })
+}
+
+/// How far predictions are off, and how far those that earlier steps correct: each as its median and 95th percentile.
+fn errors_in_words(
+    (median, p95): (f64, f64),
+    bias: f64,
+    num_steps: usize,
+    corrected: Option<(f64, f64)>,
+) -> Markup {
+    html! {
+        dl class="facts" {
+            div { dt { "median error" } dd { strong { (format::percent(median)) } } }
+            div { dt { "95th percentile" } dd { (format::percent(p95)) } }
+            div { dt { "mean, with its sign" } dd { (signed_percent(bias)) } }
+            div { dt { "steps" } dd { (format::count(num_steps as u64)) } }
+            @if let Some((median, p95)) = corrected {
+                div { dt { "corrected error, median" } dd { strong { (format::percent(median)) } } }
+                div { dt { "95th percentile, corrected" } dd { (format::percent(p95)) } }
+            }
+        }
+        p {
+            "The error is |predicted - measured| / measured. On the dashed line both are equal: above it a step took longer than predicted."
+        }
+        @if corrected.is_some() {
+            p {
+                "The corrected error is that of a second prediction, made before each step from how long the eight steps before it took "
+                "against theirs. It tells a machine that became slower or faster from a cost model that is wrong; the dots, and the schedules, "
+                "are without it."
+            }
+        }
+    }
 }
 
 /// Predicted against measured step time, with the error.
@@ -150,26 +181,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
         div class="row" {
             (plotted("Step time, predicted against measured", &scatter_plot(&plot, &series), &legend(keys)))
             div {
-                dl class="facts" {
-                    div { dt { "median error" } dd { strong { (format::percent(median)) } } }
-                    div { dt { "95th percentile" } dd { (format::percent(p95)) } }
-                    div { dt { "mean, with its sign" } dd { (signed_percent(bias)) } }
-                    div { dt { "steps" } dd { (format::count(steps.len() as u64)) } }
-                    @if let Some((median, p95)) = corrected {
-                        div { dt { "corrected error, median" } dd { strong { (format::percent(median)) } } }
-                        div { dt { "95th percentile, corrected" } dd { (format::percent(p95)) } }
-                    }
-                }
-                p {
-                    "The error is |predicted - measured| / measured. On the dashed line both are equal: above it a step took longer than predicted."
-                }
-                @if corrected.is_some() {
-                    p {
-                        "The corrected error is that of a second prediction, made before each step from how long the eight steps before it took "
-                        "against theirs. It tells a machine that became slower or faster from a cost model that is wrong; the dots, and the schedules, "
-                        "are without it."
-                    }
-                }
+                (errors_in_words((median, p95), bias, steps.len(), corrected))
                 @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) } }
             }
         }
