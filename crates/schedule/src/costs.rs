@@ -2,6 +2,7 @@
 
 use crate::error::BalanceError;
 use crate::exact;
+use crate::problem::are_few;
 
 /// The largest sum of a column: 2^60, in nanoseconds 36 years.
 ///
@@ -25,8 +26,7 @@ const PATIENT_MOVES_MAX: u64 = 700_000;
 const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 24_000;
 const FEW_PATIENT_MOVES_MAX: u64 = 1_500_000;
 
-/// Samples up to which [`Limits::patient`] has some exact work, and how much: it ends within some 20 ms, mostly with a proof.
-const PATIENT_EXACT_SAMPLES: usize = 48;
+/// Exact work of [`Limits::patient`] for the smallest of these: it ends within some 20 ms, mostly with a proof.
 const PATIENT_EXACT_WORK: u64 = 2_000_000;
 
 /// Samples beyond which each brings fewer moves: many small ones fill any gap.
@@ -156,7 +156,7 @@ impl Limits {
     /// Limits for one batch that may take some 8 ms though it be small, or 15 ms where few samples share a bucket; the
     /// smallest of these are searched exactly as well. Without a cap, with seed 0.
     pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
-        let are_few = num_samples <= exact::SAMPLES_PER_BUCKET_MAX * num_buckets as usize;
+        let are_few = are_few(num_samples, num_buckets as usize);
         let (each, most) = if are_few {
             (FEW_PATIENT_MOVES_PER_SAMPLE, FEW_PATIENT_MOVES_MAX)
         } else {
@@ -164,7 +164,7 @@ impl Limits {
         };
         let moves = (num_samples as u64).saturating_mul(each).min(most);
         let max_moves = Self::default_moves(num_samples).max(moves);
-        let is_proven = are_few && num_samples <= PATIENT_EXACT_SAMPLES;
+        let is_proven = are_few && num_samples <= exact::QUICK_SAMPLES_MAX;
         let max_exact_work = if is_proven { PATIENT_EXACT_WORK } else { 0 };
         Self { max_moves, max_exact_work, ..Self::new(num_samples, num_buckets) }
     }

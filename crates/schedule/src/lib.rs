@@ -138,17 +138,14 @@ pub fn schedule_until(
     Ok(Assignment::new(costs, limits, bucket, bound, num_moves + packing_moves, stop.has_struck()))
 }
 
-/// Samples up to which the exact search mostly ends within some 10 ms, so that exchanges wait for it.
-const EXACT_FIRST_SAMPLES: usize = 48;
-
-/// Moves before the exact search of so few: 1 ms.
+/// Moves before an exact search that is quick, 1 ms: the other exchanges wait for it.
 const EXACT_FIRST_MOVES: u64 = 100_000;
 
 /// Moves before the exact search. Of the rest, at least a quarter, the buckets profit that an exact answer leaves uneven, and
 /// the worst one where none was found.
 fn exact_after(problem: &Problem, max_moves: u64) -> u64 {
     let most = max_moves - max_moves / 4;
-    if problem.num_samples() <= EXACT_FIRST_SAMPLES { most.min(EXACT_FIRST_MOVES) } else { most }
+    if problem.num_samples() <= exact::QUICK_SAMPLES_MAX { most.min(EXACT_FIRST_MOVES) } else { most }
 }
 
 /// Differences begin better than greedy where one component has nearly all the work, this many times the other's.

@@ -19,6 +19,14 @@ pub(crate) fn minus(a: Pair, b: Pair) -> Pair {
     [a[0].wrapping_sub(b[0]), a[1].wrapping_sub(b[1])]
 }
 
+/// Samples a bucket up to which they are few: sets can be listed, and mixtures matter more than exchanges.
+const FEW_PER_BUCKET: usize = 6;
+
+/// Whether few of so many samples share one of so many buckets.
+pub(crate) fn are_few(num_samples: usize, num_buckets: usize) -> bool {
+    num_samples <= FEW_PER_BUCKET * num_buckets
+}
+
 /// The worse of the two resources.
 pub(crate) fn worse(a: Pair) -> i64 {
     a[0].max(a[1])
@@ -82,6 +90,11 @@ impl Problem {
         let total = cost.iter().fold([0, 0], |sum, &cost| plus(sum, cost));
         let caps = caps.map(|cap| cap.unwrap_or(u64::MAX));
         Self { num_buckets: limits.num_buckets as usize, total, cost, sizes, caps, origin, sorted, rank }
+    }
+
+    /// Whether few samples share a bucket.
+    pub(crate) fn are_few(&self) -> bool {
+        are_few(self.num_samples(), self.num_buckets)
     }
 
     /// Samples of the batch.

@@ -50,8 +50,8 @@ type Weight = [i64; RESOURCES];
 /// A worth of 1 in integers.
 const ONE: i64 = 1 << 30;
 
-/// Samples a bucket beyond which too many sets are nearly full: the knapsack takes seconds.
-pub(crate) const SAMPLES_PER_BUCKET_MAX: usize = 6;
+/// Samples up to which the search mostly ends within some 10 ms, with a proof.
+pub(crate) const QUICK_SAMPLES_MAX: usize = 48;
 
 /// Samples beyond which a second seldom raises the bound (of 256 in 64 never, in five batches) and exchanges use it
 /// better.
@@ -79,10 +79,11 @@ pub(crate) struct Outcome {
     pub(crate) bucket: Option<Vec<u32>>,
 }
 
-/// Whether the batch is small enough: few samples, and few of them a bucket.
+/// Whether the batch is small enough: few samples, and few of them a bucket; with more, too many sets are nearly full, and
+/// the knapsack takes seconds.
 pub(crate) fn can_take(problem: &Problem) -> bool {
     let (n, m) = (problem.num_samples(), problem.num_buckets);
-    m > 1 && n <= SAMPLES_MAX && n <= m * SAMPLES_PER_BUCKET_MAX
+    m > 1 && n <= SAMPLES_MAX && problem.are_few()
 }
 
 /// The part of `work` that goes to exchanges first: where lists are too long to find better assignments by covers.
