@@ -5,7 +5,7 @@ use crate::problem::{Pair, Problem, Size, minus, plus, worse};
 /// Which sample lies where, and what that makes of the buckets.
 ///
 /// *Invariants*: `load` and `size` are the sums over `members`; `order` holds all buckets, descending by
-/// [`Buckets::value`]; `log` undoes every move since it was last cleared.
+/// [`Buckets::value`], and `values` those; `log` undoes every move since it was last cleared.
 pub(crate) struct Buckets<'a> {
     pub(crate) problem: &'a Problem,
     /// Bucket of each sample.
@@ -20,10 +20,14 @@ pub(crate) struct Buckets<'a> {
     pub(crate) size: Vec<Size>,
     /// Buckets, worst first.
     pub(crate) order: Vec<u32>,
-    /// Place of each bucket in `order`.
-    position: Vec<u32>,
+    /// Their loads, worst first: what the objective compares, entry by entry.
+    pub(crate) values: Vec<i64>,
+    /// The load for which each bucket has its place in `order`.
+    placed: Vec<i64>,
     /// (sample, bucket it came from) of every move since the last mark.
     log: Vec<(u32, u32)>,
+    /// `order` and `values` at the last mark.
+    marked: (Vec<u32>, Vec<i64>),
 }
 
 impl<'a> Buckets<'a> {
@@ -43,11 +47,10 @@ impl<'a> Buckets<'a> {
         }
         let mut order: Vec<u32> = (0..m as u32).collect();
         order.sort_by_key(|&b| std::cmp::Reverse(worse(load[b as usize])));
-        let mut position = vec![0; m];
-        for (at, &b) in order.iter().enumerate() {
-            position[b as usize] = at as u32;
-        }
-        Self { problem, bucket, members, place, load, size, order, position, log: Vec::new() }
+        let values: Vec<i64> = order.iter().map(|&b| worse(load[b as usize])).collect();
+        let placed = load.iter().map(|&load| worse(load)).collect();
+        let marked = (order.clone(), values.clone());
+        Self { problem, bucket, members, place, load, size, order, values, placed, log: Vec::new(), marked }
     }
 
     /// The worse load of a bucket, in nanoseconds.
@@ -61,42 +64,49 @@ impl<'a> Buckets<'a> {
         self.size.iter().all(|size| size[0] <= caps[0] && size[1] <= caps[1])
     }
 
-    /// The loads of all buckets, worst first: what the objective compares, entry by entry.
-    pub(crate) fn values(&self) -> impl Iterator<Item = i64> + '_ {
-        self.order.iter().map(|&b| self.value(b))
-    }
-
     /// The worst load of any bucket, in nanoseconds; 0 without samples.
     pub(crate) fn worst(&self) -> i64 {
-        self.values().next().unwrap_or(0)
+        self.values.first().copied().unwrap_or(0)
     }
 
-    /// Moves one sample. *Complexity*: O(1), and the places the two buckets rise or fall.
-    pub(crate) fn put(&mut self, sample: u32, to: u32) {
-        let from = self.bucket[sample as usize];
-        self.log.push((sample, from));
-        self.shift(sample, from, to);
-        self.settle(from);
-        self.settle(to);
+    /// Moves samples, each to a bucket. *Complexity*: O(log m) each, and a copy of the places that buckets rise or fall.
+    pub(crate) fn put(&mut self, moves: impl IntoIterator<Item = (u32, u32)>) {
+        let first = self.log.len();
+        for (sample, to) in moves {
+            self.log.push((sample, self.bucket[sample as usize]));
+            self.shift(sample, to);
+        }
+        for at in first..self.log.len() {
+            let (sample, from) = self.log[at];
+            self.settle(from);
+            self.settle(self.bucket[sample as usize]);
+        }
     }
 
     /// Forgets how to undo: what is here now is kept.
     pub(crate) fn mark(&mut self) {
         self.log.clear();
+        self.marked.0.clone_from(&self.order);
+        self.marked.1.clone_from(&self.values);
     }
 
     /// Back to the last mark.
     pub(crate) fn undo(&mut self) {
         while let Some((sample, back)) = self.log.pop() {
             let from = self.bucket[sample as usize];
-            self.shift(sample, from, back);
-            self.settle(from);
-            self.settle(back);
+            self.shift(sample, back);
+            for bucket in [from, back] {
+                self.placed[bucket as usize] = self.value(bucket);
+            }
         }
+        self.order.clone_from(&self.marked.0);
+        self.values.clone_from(&self.marked.1);
     }
 
-    fn shift(&mut self, sample: u32, from: u32, to: u32) {
-        let (at, f, t) = (sample as usize, from as usize, to as usize);
+    /// Moves one sample and leaves the order of the buckets as it was.
+    fn shift(&mut self, sample: u32, to: u32) {
+        let at = sample as usize;
+        let (f, t) = (self.bucket[at] as usize, to as usize);
         let hole = self.place[at] as usize;
         self.members[f].swap_remove(hole);
         if let Some(&moved) = self.members[f].get(hole) {
@@ -119,19 +129,27 @@ impl<'a> Buckets<'a> {
 
     /// Puts one bucket back in its place of `order`.
     fn settle(&mut self, bucket: u32) {
-        let value = self.value(bucket);
-        let mut at = self.position[bucket as usize] as usize;
-        while at > 0 && self.value(self.order[at - 1]) < value {
-            self.order[at] = self.order[at - 1];
-            self.position[self.order[at] as usize] = at as u32;
-            at -= 1;
+        let (before, after) = (self.placed[bucket as usize], self.value(bucket));
+        if before == after {
+            return;
         }
-        while at + 1 < self.order.len() && self.value(self.order[at + 1]) > value {
-            self.order[at] = self.order[at + 1];
-            self.position[self.order[at] as usize] = at as u32;
+        self.placed[bucket as usize] = after;
+        // Stands among its equals.
+        let mut at = self.values.partition_point(|&value| value > before);
+        while self.order[at] != bucket {
             at += 1;
         }
-        self.order[at] = bucket;
-        self.position[bucket as usize] = at as u32;
+        let to = if after > before {
+            let to = self.values[..at].partition_point(|&value| value >= after);
+            self.values.copy_within(to..at, to + 1);
+            self.order.copy_within(to..at, to + 1);
+            to
+        } else {
+            let to = at + self.values[at + 1..].partition_point(|&value| value > after);
+            self.values.copy_within(at + 1..=to, at);
+            self.order.copy_within(at + 1..=to, at);
+            to
+        };
+        (self.order[to], self.values[to]) = (bucket, after);
     }
 }

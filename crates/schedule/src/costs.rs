@@ -23,8 +23,8 @@ const PATIENT_MOVES_PER_SAMPLE: u64 = 12_000;
 const PATIENT_MOVES_MAX: u64 = 700_000;
 
 /// The same where few samples share a bucket, which leaves the widest gaps: up to 15 ms.
-const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 24_000;
-const FEW_PATIENT_MOVES_MAX: u64 = 1_500_000;
+const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 20_000;
+const FEW_PATIENT_MOVES_MAX: u64 = 1_300_000;
 
 /// Exact work of [`Limits::patient`] for the smallest of these: it ends within some 20 ms, mostly with a proof.
 const PATIENT_EXACT_WORK: u64 = 2_000_000;

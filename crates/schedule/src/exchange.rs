@@ -13,21 +13,13 @@
 //! the window is looked at. The other resource and the caps are checked on what is left.
 
 use crate::buckets::Buckets;
-use crate::problem::{Pair, Size, minus, plus, worse};
+use crate::costs::BUCKETS_MAX;
+use crate::ladder::Ladder;
+use crate::problem::{Size, minus, plus, worse};
 use crate::stop::Stop;
-use std::cmp::Reverse;
-
-/// Stands for "no sample".
-pub(crate) const NONE: u32 = u32::MAX;
-
-/// Samples that one side of an exchange gives at most.
-pub(crate) const SAMPLES_MAX: usize = 3;
-
-/// Members of a bucket that take part in exchanges: 16 make 120 pairs and 560 threes.
-const MEMBERS_MAX: usize = 16;
-
-/// Some samples, with [`NONE`] in the places left over.
-pub(crate) type Few = [u32; SAMPLES_MAX];
+use crate::units::{Few, NONE, Units};
+use std::collections::BinaryHeap;
+use std::mem;
 
 /// A few samples of one bucket against a few of another; none on one side makes it a move.
 #[derive(Debug, Clone, Copy)]
@@ -49,120 +41,6 @@ pub(crate) struct Reach {
     pub(crate) partners: usize,
 }
 
-/// A few samples of a bucket, as a unit of exchange.
-#[derive(Debug, Clone, Copy)]
-struct Unit {
-    cost: Pair,
-    samples: Few,
-}
-
-/// The units of a bucket, ascending by their cost in one resource.
-#[derive(Default)]
-struct Ladder {
-    units: Vec<Unit>,
-    /// Cost of each unit in the resource, and `i64::MAX` behind the last.
-    key: Vec<i64>,
-    /// The first unit of each cell, cells being equal parts of the range of costs, and the number of units behind them.
-    start: Vec<u32>,
-    least: i64,
-    /// Width of a cell, as a power of two.
-    shift: u32,
-    unsorted: Vec<Unit>,
-}
-
-impl Ladder {
-    fn fill(&mut self, buckets: &Buckets, w: u32, r: usize, samples: usize, turn: usize) {
-        units(buckets, w, samples, turn, &mut self.unsorted);
-        let costs = self.unsorted.iter().map(|unit| unit.cost[r]);
-        let (least, most) = costs.fold((i64::MAX, 0), |(least, most), c| (least.min(c), most.max(c)));
-        let num_cells = self.unsorted.len().next_power_of_two() << 2;
-        let bits = i64::BITS - most.saturating_sub(least).max(0).leading_zeros();
-        (self.least, self.shift) = (least, bits.saturating_sub(num_cells.trailing_zeros()));
-        let cell = |unit: &Unit| ((unit.cost[r] - least) >> self.shift) as usize;
-        self.start.clear();
-        self.start.resize(num_cells + 1, 0);
-        for unit in &self.unsorted {
-            self.start[cell(unit) + 1] += 1;
-        }
-        let mut sum = 0;
-        for start in &mut self.start {
-            sum += *start;
-            *start = sum;
-        }
-        // From the last to the first, so that each cell's own end walks down to its start.
-        self.units.clear();
-        self.units.extend_from_slice(&self.unsorted);
-        for unit in &self.unsorted {
-            let end = &mut self.start[cell(unit) + 1];
-            *end -= 1;
-            self.units[*end as usize] = *unit;
-        }
-        self.start.remove(0);
-        self.start.extend([self.unsorted.len() as u32; 2]);
-        for place in 1..self.units.len() {
-            let unit = self.units[place];
-            let mut at = place;
-            while at > 0 && self.units[at - 1].cost[r] > unit.cost[r] {
-                self.units[at] = self.units[at - 1];
-                at -= 1;
-            }
-            self.units[at] = unit;
-        }
-        self.key.clear();
-        self.key.extend(self.units.iter().map(|unit| unit.cost[r]));
-        self.key.push(i64::MAX);
-    }
-
-    /// The place of the first unit of more than `cost`.
-    #[inline]
-    fn after(&self, cost: i64) -> usize {
-        let cell = (cost.wrapping_sub(self.least).max(0) >> self.shift) as usize;
-        let cell = cell.min(self.start.len() - 2);
-        let (mut at, end) = (self.start[cell] as usize, self.start[cell + 1] as usize);
-        if end - at > 8 {
-            // Many equal costs.
-            at += self.key[at..end].partition_point(|&key| key <= cost);
-        }
-        while self.key[at] <= cost {
-            at += 1;
-        }
-        at
-    }
-
-    /// Shows `weigh` each unit of these that costs over `low` and below `high` more than one of `theirs`, with that one
-    /// and the difference; what it returns are the new `low` and `high`, or nothing to end. Returns how many it saw, `most`
-    /// at most.
-    #[inline]
-    fn walk(
-        &self,
-        r: usize,
-        theirs: &[Unit],
-        (mut low, mut high): (i64, i64),
-        most: u64,
-        mut weigh: impl FnMut(&Unit, &Unit, Pair) -> Option<(i64, i64)>,
-    ) -> u64 {
-        let mut num_seen = 0;
-        for their in theirs {
-            if num_seen >= most {
-                break;
-            }
-            num_seen += 1;
-            let cost = their.cost[r];
-            let mut at = self.after(cost.wrapping_add(low));
-            while self.key[at].wrapping_sub(cost) < high && num_seen < most {
-                let Some(unit) = self.units.get(at) else { break };
-                at += 1;
-                num_seen += 1;
-                match weigh(unit, their, minus(unit.cost, their.cost)) {
-                    Some(window) => (low, high) = window,
-                    None => return num_seen,
-                }
-            }
-        }
-        num_seen
-    }
-}
-
 /// Exchanges weighed between two questions whether to stop: 0.1 ms.
 const ASKED_EVERY: u64 = 8_192;
 
@@ -176,8 +54,9 @@ pub(crate) struct Scan<'a> {
     ask_at: u64,
     stop: &'a Stop<'a>,
     own: Ladder,
-    theirs: Vec<Unit>,
-    partners: Vec<(Reverse<i64>, u32)>,
+    theirs: Units,
+    /// Room, and in the last 20 bits a bucket's number from behind: of equals the first comes first.
+    partners: BinaryHeap<u64>,
 }
 
 impl<'a> Scan<'a> {
@@ -188,9 +67,9 @@ impl<'a> Scan<'a> {
             max_weighed,
             ask_at: 0,
             stop,
-            own: Ladder::default(),
-            theirs: Vec::new(),
-            partners: Vec::new(),
+            own: Ladder::new(),
+            theirs: Units::new(),
+            partners: BinaryHeap::new(),
         }
     }
 
@@ -249,35 +128,38 @@ impl<'a> Scan<'a> {
         let load = buckets.load[w as usize];
         let r = usize::from(load[1] > load[0]);
         let value = load[r];
-        self.list_partners(buckets, w, r, reach.partners, is_new);
-        self.charge(buckets.load.len() / 4 + self.partners.len());
+        self.list_partners(buckets, w, r, is_new);
+        self.charge(buckets.load.len() / 4 + self.partners.len().min(reach.partners));
         if self.partners.is_empty() {
             return None;
         }
         self.own.fill(buckets, w, r, reach.samples, turn);
-        self.charge(self.own.units.len());
+        self.charge(self.own.units.count);
         let enough = if value > goal { goal + (value - goal) / 4 * 3 } else { i64::MIN };
-        for at in 0..self.partners.len() {
+        for _ in 0..reach.partners {
             self.heed();
             if self.is_spent() {
                 break;
             }
-            let b = self.partners[at].1;
+            let Some(partner) = self.partners.pop() else { break };
+            let b = BUCKETS_MAX - 1 - partner as u32 % BUCKETS_MAX;
             let other = buckets.load[b as usize];
             let raised_from = worse(other);
-            units(buckets, b, reach.samples, turn, &mut self.theirs);
-            self.theirs.push(Unit { cost: [0, 0], samples: [NONE; SAMPLES_MAX] });
+            self.theirs.fill(buckets, b, r, reach.samples, turn);
             let window = |limit: i64| (value - limit, limit.max(raised_from + 1) - other[r]);
             let (mut limit, mut best) = (value, None);
             let left = self.left();
-            self.num_weighed += self.own.walk(r, &self.theirs, window(limit), left, |unit, their, change| {
+            self.num_weighed += self.own.walk(&self.theirs, window(limit), left, |unit, their, change| {
                 // A bucket that rises no further is no reason against an exchange, however high it is.
                 let after = worse(plus(other, change));
                 let after = if after > raised_from { after } else { 0 };
                 let after = worse(minus(load, change)).max(after);
-                if after < limit && keeps_caps(buckets, w, b, unit.samples, their.samples) {
-                    limit = after;
-                    best = Some(Exchange { own: unit.samples, other: b, theirs: their.samples });
+                if after < limit {
+                    let (own, theirs) = (self.own.units.few(unit), self.theirs.few(their));
+                    if keeps_caps(buckets, w, b, own, theirs) {
+                        limit = after;
+                        best = Some(Exchange { own, other: b, theirs });
+                    }
                 }
                 (limit > enough).then(|| window(limit))
             });
@@ -302,24 +184,22 @@ impl<'a> Scan<'a> {
         let r = usize::from(load[1] > load[0]);
         let value = load[r];
         self.own.fill(buckets, w, r, 2, turn);
-        self.charge(self.own.units.len());
+        self.charge(self.own.units.count);
         let (mut least, mut best) = (i64::MAX, None);
         for b in others.filter(|&b| b != w) {
             self.heed();
             let other = buckets.load[b as usize];
-            units(buckets, b, 2, turn, &mut self.theirs);
-            self.theirs.push(Unit { cost: [0, 0], samples: [NONE; SAMPLES_MAX] });
+            self.theirs.fill(buckets, b, r, 2, turn);
             let window = (0, least.saturating_sub(other[r]));
             let left = self.left();
-            self.num_weighed += self.own.walk(r, &self.theirs, window, left, |unit, their, change| {
+            self.num_weighed += self.own.walk(&self.theirs, window, left, |unit, their, change| {
                 let raised = worse(plus(other, change));
-                if raised < least
-                    && unit.samples.contains(&sample)
-                    && worse(minus(load, change)) < value
-                    && keeps_caps(buckets, w, b, unit.samples, their.samples)
-                {
-                    least = raised;
-                    best = Some(Exchange { own: unit.samples, other: b, theirs: their.samples });
+                if raised < least && worse(minus(load, change)) < value {
+                    let (own, theirs) = (self.own.units.few(unit), self.theirs.few(their));
+                    if own.contains(&sample) && keeps_caps(buckets, w, b, own, theirs) {
+                        least = raised;
+                        best = Some(Exchange { own, other: b, theirs });
+                    }
                 }
                 Some((0, least - other[r]))
             });
@@ -327,26 +207,20 @@ impl<'a> Scan<'a> {
         best
     }
 
-    /// Lists the buckets with room for what leaves bucket w, most room first, `most` at most.
+    /// Lists the buckets with room for what leaves bucket w.
     ///
     /// Room has two sides: what b can take in resource r, and by how much the other resource may change, up or
     /// down. Their product says how likely an exchange that fits is.
-    fn list_partners(
-        &mut self,
-        buckets: &Buckets,
-        w: u32,
-        r: usize,
-        most: usize,
-        is_new: impl Fn(u32) -> bool,
-    ) {
+    fn list_partners(&mut self, buckets: &Buckets, w: u32, r: usize, is_new: impl Fn(u32) -> bool) {
         let load = buckets.load[w as usize];
         let value = load[r];
         let slack = value - load[1 - r];
         // Beyond some samples' worth more room is no more use.
         let cap = value >> 3;
-        // 2^30 a side, so that a product fits.
-        let shift = (i64::BITS - cap.leading_zeros()).saturating_sub(30);
-        self.partners.clear();
+        // 2^21 a side, so that a product and a bucket fit.
+        let shift = (i64::BITS - cap.leading_zeros()).saturating_sub(21);
+        let mut partners = mem::take(&mut self.partners).into_vec();
+        partners.clear();
         for (b, &other) in (0..).zip(&buckets.load) {
             if b == w || !is_new(b) {
                 continue;
@@ -357,14 +231,13 @@ impl<'a> Scan<'a> {
             if room > 0 {
                 let side = value - other[1 - r] + excess + slack;
                 let area = (room.min(cap) >> shift) * (side.min(cap) >> shift);
-                self.partners.push((Reverse(area), b));
+                partners.push(
+                    area.cast_unsigned() << BUCKETS_MAX.trailing_zeros() | u64::from(BUCKETS_MAX - 1 - b),
+                );
             }
         }
-        if self.partners.len() > most {
-            self.partners.select_nth_unstable(most);
-            self.partners.truncate(most);
-        }
-        self.partners.sort_unstable();
+        // Most searches end at one of the first: a heap, not a sort.
+        self.partners = BinaryHeap::from(partners);
     }
 }
 
@@ -388,38 +261,13 @@ fn room(buckets: &Buckets, w: u32, b: u32, own: Size, theirs: Size) -> bool {
     (0..caps.len()).all(|c| w[c] - own[c] <= caps[c] - theirs[c] && b[c] - theirs[c] <= caps[c] - own[c])
 }
 
-/// Fills `units` with the members of a bucket, alone, in pairs and, where `samples` is 3, in threes.
-fn units(buckets: &Buckets, bucket: u32, samples: usize, turn: usize, units: &mut Vec<Unit>) {
-    let cost = &buckets.problem.cost;
-    let members = &buckets.members[bucket as usize];
-    let mut some = [0; MEMBERS_MAX];
-    let count = members.len().min(MEMBERS_MAX);
-    let start = if members.len() > MEMBERS_MAX { turn % members.len() } else { 0 };
-    for (slot, &member) in some.iter_mut().zip(members[start..].iter().chain(members)).take(count) {
-        *slot = member;
-    }
-    let some = &some[..count];
-    units.clear();
-    for (k, &c) in some.iter().enumerate() {
-        let alone = cost[c as usize];
-        units.push(Unit { cost: alone, samples: [c, NONE, NONE] });
-        for (j, &b) in some[..k].iter().enumerate() {
-            let two = plus(alone, cost[b as usize]);
-            units.push(Unit { cost: two, samples: [c, b, NONE] });
-            if samples > 2 {
-                let three = |&a: &u32| Unit { cost: plus(two, cost[a as usize]), samples: [c, b, a] };
-                units.extend(some[..j].iter().map(three));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::costs::{Costs, Limits};
     use crate::problem::Problem;
     use crate::random::{below, generator};
+    use crate::units::SAMPLES_MAX;
 
     const ALL: usize = usize::MAX;
 
@@ -432,7 +280,7 @@ mod tests {
         for (few, to) in [(exchange.own, exchange.other), (exchange.theirs, w)] {
             for sample in few.into_iter().filter(|&sample| sample != NONE) {
                 assert_eq!(buckets.bucket[sample as usize], if to == w { exchange.other } else { w });
-                buckets.put(sample, to);
+                buckets.put([(sample, to)]);
             }
         }
         assert!(buckets.keeps_caps());

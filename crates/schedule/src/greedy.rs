@@ -32,15 +32,16 @@ pub(crate) fn greedy(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
         until_asked = until_asked.saturating_sub(problem.num_buckets);
         let size = problem.size(sample as u32);
         let room = [problem.caps[0] - size[0], problem.caps[1] - size[1]];
-        let mut best = None;
+        let (mut least, mut best) = (i64::MAX, None);
         for (b, &before) in load.iter().enumerate() {
-            if held[b][0] > room[0] || held[b][1] > room[1] {
+            let after = plus(before, cost);
+            // Nearly all buckets end here.
+            if worse(after) > least || held[b][0] > room[0] || held[b][1] > room[1] {
                 continue;
             }
-            let after = plus(before, cost);
             let key = (worse(after), after[0] + after[1], count[b]);
             if best.is_none_or(|(least, _)| key < least) {
-                best = Some((key, b));
+                (least, best) = (key.0, Some((key, b)));
             }
         }
         let (_, b) = best?;

@@ -48,11 +48,13 @@ mod error;
 mod exact;
 mod exchange;
 mod greedy;
+mod ladder;
 mod ordering;
 mod problem;
 mod random;
 mod refine;
 mod stop;
+mod units;
 
 pub use assignment::Assignment;
 pub use costs::{BUCKETS_MAX, Costs, EXACT_WORK, Limits, TOTAL_MAX};
@@ -175,10 +177,7 @@ fn start(problem: &Problem, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u
         // A stop must not take the last assignment that keeps the caps.
         let stop = if best.is_some() { stop } else { &Stop::never() };
         let found = way(problem, stop).and_then(keeping);
-        if found
-            .as_ref()
-            .is_some_and(|found| best.as_ref().is_none_or(|best| found.values().lt(best.values())))
-        {
+        if found.as_ref().is_some_and(|found| best.as_ref().is_none_or(|best| found.values < best.values)) {
             best = found;
         }
     }

@@ -6,10 +6,11 @@
 //! kick.
 
 use crate::buckets::Buckets;
-use crate::exchange::{Exchange, NONE, Reach, Scan, keeps_caps};
+use crate::exchange::{Exchange, Reach, Scan, keeps_caps};
 use crate::problem::{Pair, Size, plus, worse};
 use crate::random::{below, generator};
 use crate::stop::Stop;
+use crate::units::{Few, NONE};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
 
@@ -66,7 +67,9 @@ pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u6
     search.descend(buckets, 1, i64::MAX);
     buckets.mark();
     search.memory.mark();
-    let mut best: Vec<i64> = buckets.values().collect();
+    let mut best = buckets.values.clone();
+    let are_few = buckets.problem.are_few();
+    let mut best_bucket = if are_few { buckets.bucket.clone() } else { Vec::new() };
     let (mut failures, mut is_proven) = (0, false);
     while !search.scan.is_spent() {
         let (first, goal) = search.free(buckets);
@@ -85,18 +88,32 @@ pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u6
             search.kick(buckets, first);
             search.descend(buckets, first + 1, level);
         }
-        let found = buckets.values().cmp(best.iter().copied());
+        let found = buckets.values.cmp(&best);
         failures = if found.is_lt() { 0 } else { failures + 1 };
-        if found.is_le() {
-            // Of equals the newer, so that the search walks along plateaus.
+        // Of equals the newer, so that the search walks along plateaus: where few samples share a bucket, along all that leave
+        // the worst one as it is.
+        let is_best = found.is_le();
+        let is_flat = are_few && first == 0 && buckets.worst() <= level;
+        if is_best {
+            best.clone_from(&buckets.values);
+            if are_few {
+                best_bucket.clone_from(&buckets.bucket);
+            }
+        }
+        if is_best || is_flat {
             buckets.mark();
             search.memory.mark();
-            best.clear();
-            best.extend(buckets.values());
         } else {
             buckets.undo();
             search.memory.undo();
         }
+    }
+    if buckets.values > best {
+        let moves = (0..).zip(best_bucket).filter(|&(sample, to)| buckets.bucket[sample] != to);
+        let moves: Vec<(u32, u32)> = moves.map(|(sample, to)| (sample as u32, to)).collect();
+        let changed = moves.iter().flat_map(|&(sample, to)| [buckets.bucket[sample as usize], to]);
+        search.memory.change(&changed.collect::<Vec<u32>>());
+        buckets.put(moves);
     }
     if !is_proven {
         search.scan.grant(evening);
@@ -230,12 +247,8 @@ impl Search<'_> {
     }
 
     fn apply(&mut self, buckets: &mut Buckets, w: u32, exchange: Exchange) {
-        for sample in exchange.own.into_iter().filter(|&s| s != NONE) {
-            buckets.put(sample, exchange.other);
-        }
-        for sample in exchange.theirs.into_iter().filter(|&s| s != NONE) {
-            buckets.put(sample, w);
-        }
+        let to = |few: Few, bucket: u32| few.into_iter().filter(|&s| s != NONE).map(move |s| (s, bucket));
+        buckets.put(to(exchange.own, exchange.other).chain(to(exchange.theirs, w)));
         self.memory.change(&[w, exchange.other]);
         self.scan.charge(8 + buckets.order.len() / 8);
     }
@@ -305,11 +318,9 @@ impl Search<'_> {
             *into = (plus(into.0, cost), [into.1[0] + size[0], into.1[1] + size[1]]);
             target.push(bucket);
         }
-        for (&(_, sample), to) in samples.iter().zip(target) {
-            if buckets.bucket[sample as usize] != to {
-                buckets.put(sample, to);
-            }
-        }
+        let moves = samples.iter().map(|&(_, sample)| sample).zip(target);
+        let moves: Vec<_> = moves.filter(|&(s, to)| buckets.bucket[s as usize] != to).collect();
+        buckets.put(moves);
         self.memory.change(&chosen);
     }
 

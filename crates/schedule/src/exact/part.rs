@@ -41,9 +41,7 @@ impl Solver<'_, '_, '_> {
                 num_failed += 1;
                 continue;
             };
-            for (sample, bucket) in moved {
-                buckets.put(sample, bucket);
-            }
+            buckets.put(moved);
             num_failed = if buckets.worst() < before { 0 } else { num_failed + 1 };
         }
         if buckets.worst() < self.high {
