@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,3 +125,18 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
 
     # 16: the same step simulated.
     assert scheduler.predict_makespan_ns(schedule) == schedule.predicted_makespan_ns > 0
+
+
+def test_ctrl_c_ends_the_wait_for_a_schedule(tour):
+    scheduler = StepScheduler(
+        tour.file("plan.json"), tour.file("data_profile.parquet"), tour.file("model_profile.json"), SEED
+    )
+    batch = GlobalBatches(NUM_SAMPLES, BATCH, SEED).batch(0)
+    # So many stand before it that it takes far longer than this test.
+    for step in range(20_000):
+        scheduler.submit(step, batch, "aware")
+    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.take(19_999, "aware")
+    assert time.monotonic() - start < 2

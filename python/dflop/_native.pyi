@@ -273,7 +273,7 @@ class StepScheduler:
     def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
         """Queues the global batch of `step`; returns at once."""
     def take(self, step: int, arm: str) -> tuple[Schedule, int]:
-        """The schedule and the nanoseconds waited for it; blocks without the GIL.
+        """The schedule and the nanoseconds waited for it; blocks without the GIL, and Ctrl-C ends the wait.
 
         ScheduleError where none can be made.
         """

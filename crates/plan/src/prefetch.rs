@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A job's name: the step and the arm.
 pub type JobKey = (u64, Arm);
@@ -107,21 +108,29 @@ impl Prefetch {
     /// What [`StepScheduler::schedule`] answered; [`PlanError::NotSubmitted`] for a key that was never queued
     /// or was taken before; [`PlanError::Thread`] if the thread has ended.
     pub fn take(&self, key: JobKey) -> Result<Schedule, PlanError> {
-        let mut state = self.shared.lock();
         loop {
-            match state.jobs.get(&key) {
-                None => return Err(PlanError::NotSubmitted { step: key.0 }),
-                Some(None) if state.has_ended => {
-                    return Err(PlanError::Thread { cause: "it has ended before its answer".to_owned() });
-                }
-                Some(None) => {
-                    state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
-                Some(Some(_)) => {
-                    let answer = state.jobs.remove(&key).flatten();
-                    return answer.unwrap_or(Err(PlanError::NotSubmitted { step: key.0 }));
-                }
+            if let Some(schedule) = self.take_within(key, Duration::from_secs(1))? {
+                return Ok(schedule);
             }
+        }
+    }
+
+    /// As [`Prefetch::take`], but `None` if it is not there after `wait`: it can be asked for again.
+    ///
+    /// # Errors
+    /// As [`Prefetch::take`].
+    pub fn take_within(&self, key: JobKey, wait: Duration) -> Result<Option<Schedule>, PlanError> {
+        let is_awaited = |state: &mut State| matches!(state.jobs.get(&key), Some(None)) && !state.has_ended;
+        let (mut state, _) = (self.shared.changed)
+            .wait_timeout_while(self.shared.lock(), wait, is_awaited)
+            .unwrap_or_else(PoisonError::into_inner);
+        match state.jobs.get(&key) {
+            None => Err(PlanError::NotSubmitted { step: key.0 }),
+            Some(None) if state.has_ended => {
+                Err(PlanError::Thread { cause: "it has ended before its answer".to_owned() })
+            }
+            Some(None) => Ok(None),
+            Some(Some(_)) => state.jobs.remove(&key).flatten().transpose(),
         }
     }
 }

@@ -11,6 +11,7 @@ use dflop_types::{
 };
 use proptest::prelude::*;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn layout(encoder_dp: u32, llm_pp: u32, replicas: u32) -> Layout {
     Layout {
@@ -418,6 +419,28 @@ fn schedules_are_computed_in_a_thread_beside() {
     assert_eq!(prefetch.take((2, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 2 }));
     prefetch.submit((3, Arm::AWARE), vec![SampleIndex(99)]);
     assert!(matches!(prefetch.take((3, Arm::AWARE)), Err(PlanError::UnknownSample { .. })));
+}
+
+#[test]
+fn a_schedule_that_is_not_there_in_time_can_be_asked_for_again() {
+    let scheduler = Arc::new(scheduler(settings(layout(1, 1, 1), 4), fixture::shapes(8, 6), 3));
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    // The thread asks for a wall limit before it begins, and waits for it here.
+    let prefetch = Prefetch::new(
+        scheduler,
+        Box::new(move || {
+            gate.recv().unwrap();
+            Box::new(|| false)
+        }),
+    )
+    .unwrap();
+    let (key, short) = ((1, Arm::AWARE), Duration::from_millis(1));
+    prefetch.submit(key, indices(8));
+    assert_eq!(prefetch.take_within(key, short), Ok(None));
+    assert_eq!(prefetch.take_within(key, short), Ok(None));
+    go.send(()).unwrap();
+    assert_eq!(prefetch.take(key).unwrap().step, 1);
+    assert_eq!(prefetch.take_within(key, short), Err(PlanError::NotSubmitted { step: 1 }));
 }
 
 /// The memory model's microbatches in flight are those of the very action lists that run.

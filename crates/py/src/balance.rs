@@ -1,11 +1,12 @@
 //! `dflop.balance`: costs in, buckets out; and what others would make of the same costs.
 
+use crate::SIGNALS_EVERY;
 use crate::error::{Kind, map, raise};
 use dflop_schedule::baseline::{Baseline, SolverEnd};
 use dflop_schedule::{Assignment, Costs, EXACT_WORK, Limits, schedule_until};
 use pyo3::prelude::*;
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// An assignment of samples to buckets; see `_native.pyi`.
 #[pyclass(frozen, module = "dflop")]
@@ -98,9 +99,6 @@ pub(crate) fn balance(
     });
     interrupt.map_or_else(|| found.map(Balance).map_err(map(Kind::Schedule)), Err)
 }
-
-/// How often a search looks for Ctrl-C: Python's handler runs only where it holds the GIL.
-const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
 /// The judgement of an assignment made elsewhere; see `_native.pyi`.
 #[pyfunction]

@@ -9,6 +9,10 @@ mod family;
 mod plan;
 
 use pyo3::prelude::*;
+use std::time::Duration;
+
+/// How often what works without the GIL looks for Ctrl-C: Python's handler runs only where it is held.
+const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
 #[pymodule]
 mod _native {

@@ -1,5 +1,6 @@
 //! Plans, schedules and global batches, as the runtime sees them.
 
+use crate::SIGNALS_EVERY;
 use crate::error::{Kind, artifact, map, raise};
 use dflop_plan::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
 use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
@@ -321,7 +322,13 @@ impl StepScheduler {
     fn take(&self, py: Python<'_>, step: u64, arm: &str) -> PyResult<(Schedule, u64)> {
         let key = (step, self::arm(arm)?);
         let start = Instant::now();
-        let schedule = py.detach(|| self.prefetch.take(key)).map_err(map(Kind::Schedule))?;
+        let schedule = loop {
+            let found = py.detach(|| self.prefetch.take_within(key, SIGNALS_EVERY));
+            if let Some(schedule) = found.map_err(map(Kind::Schedule))? {
+                break schedule;
+            }
+            py.check_signals()?;
+        };
         Ok((Schedule(schedule), u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)))
     }
 

@@ -153,6 +153,41 @@ pub struct RejectionCount {
     pub count: u64,
 }
 
+/// The most ranks of a plan, and the most microbatches of all LLM replicas: a slip in a file written by hand becomes an
+/// error, not a demand for memory.
+const COUNT_MAX: u128 = 1 << 20;
+
+impl RankedPlan {
+    /// Adds what is wrong with the part `name` of a plan.
+    fn check(&self, name: &str, problems: &mut Vec<String>) {
+        let mut num_ranks = 0;
+        for (component, degrees) in [("encoder", self.layout.encoder), ("llm", self.layout.llm)] {
+            for (degree_name, degree) in [
+                ("tensor_parallel_degree", degrees.tp),
+                ("pipeline_parallel_degree", degrees.pp),
+                ("data_parallel_degree", degrees.dp),
+            ] {
+                if degree == 0 {
+                    problems.push(format!("{name}.layout.{component}.{degree_name}: must not be 0"));
+                }
+            }
+            num_ranks += u128::from(degrees.tp) * u128::from(degrees.pp) * u128::from(degrees.dp);
+        }
+        if self.num_microbatches == 0 {
+            problems.push(format!("{name}.num_microbatches: must not be 0"));
+        }
+        if num_ranks > COUNT_MAX {
+            problems.push(format!("{name}.layout: takes {num_ranks} ranks, at most {COUNT_MAX}"));
+        }
+        let num_buckets = u128::from(self.num_microbatches) * u128::from(self.layout.llm.dp);
+        if num_buckets > COUNT_MAX {
+            let what = "microbatches of all LLM replicas";
+            problems
+                .push(format!("{name}.num_microbatches: makes {num_buckets} {what}, at most {COUNT_MAX}"));
+        }
+    }
+}
+
 /// The chosen layout and its prediction, the runners-up, and why the others fell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -183,20 +218,10 @@ impl Artifact for Plan {
 
     fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let layout = &self.best.layout;
-        for (component, degrees) in [("encoder", layout.encoder), ("llm", layout.llm)] {
-            for (name, degree) in [
-                ("tensor_parallel_degree", degrees.tp),
-                ("pipeline_parallel_degree", degrees.pp),
-                ("data_parallel_degree", degrees.dp),
-            ] {
-                if degree == 0 {
-                    problems.push(format!("best.layout.{component}.{name}: must not be 0"));
-                }
-            }
-        }
-        if self.best.num_microbatches == 0 {
-            problems.push("best.num_microbatches: must not be 0".to_owned());
+        let runners_up = self.runners_up.iter().enumerate();
+        let named = runners_up.map(|(at, ranked)| (format!("runners_up[{at}]"), ranked));
+        for (name, ranked) in std::iter::once(("best".to_owned(), &self.best)).chain(named) {
+            ranked.check(&name, &mut problems);
         }
         if self.global_batch_size == 0 {
             problems.push("global_batch_size: must not be 0".to_owned());

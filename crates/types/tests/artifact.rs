@@ -4,7 +4,8 @@
 
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, to_text, write};
 use dflop_types::{
-    Artifact, ArtifactError, MadeFrom, MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile,
+    Artifact, ArtifactError, ComponentLayout, Layout, MadeFrom, MeasuredCurve, MeasuredPoint, ModelProfile,
+    ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -113,6 +114,38 @@ fn a_number_that_cannot_be_is_refused_by_its_place() {
     assert!(
         message.contains("modules.encoder_embedding.linear.points[0].forward_ns: must not be 0"),
         "{message}"
+    );
+}
+
+#[test]
+fn a_plan_of_more_ranks_than_there_are_is_refused() {
+    let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
+    let ranked = |encoder_dp, num_microbatches| RankedPlan {
+        layout: Layout { encoder: degrees(encoder_dp), llm: degrees(2) },
+        num_microbatches,
+        pipeline_order: PipelineOrder::OneFOneB,
+        prediction: PlanPrediction::default(),
+    };
+    let problems = |best, runner_up| {
+        let plan = Plan {
+            made_from: MadeFrom::default(),
+            global_batch_size: 8,
+            seed: 0,
+            num_sampled_batches: 1,
+            best,
+            runners_up: vec![runner_up],
+            rejections: vec![],
+        };
+        plan.problems()
+    };
+    assert!(problems(ranked(1, 4), ranked(2, 4)).is_empty());
+    assert_eq!(
+        problems(ranked(u32::MAX, 4), ranked(0, u32::MAX)),
+        [
+            "best.layout: takes 4294967297 ranks, at most 1048576",
+            "runners_up[0].layout.encoder.data_parallel_degree: must not be 0",
+            "runners_up[0].num_microbatches: makes 8589934590 microbatches of all LLM replicas, at most 1048576",
+        ]
     );
 }
 

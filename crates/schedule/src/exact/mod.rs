@@ -63,7 +63,7 @@ const _: () = assert!(SAMPLES_MAX <= bits::SAMPLES_MAX, "the search takes more s
 const LISTED_SAMPLES_MAX: usize = 64;
 
 /// The part of the work, one in this many, that large batches get in exchanges before the exact search.
-const MOVES_SHARE: u64 = 3;
+const MOVES_SHARE: u64 = 6;
 
 /// The part of the work, one in this many, that goes to parts of a large batch.
 const POLISH_SHARE: u64 = 8;
