@@ -22,7 +22,7 @@ pub const EXACT_WORK: u64 = 40_000_000;
 const PATIENT_MOVES_PER_SAMPLE: u64 = 12_000;
 const PATIENT_MOVES_MAX: u64 = 700_000;
 
-/// The same where few samples share a bucket, which leaves the widest gaps: up to 15 ms.
+/// The same where few samples share a bucket, which leaves the widest gaps: up to 20 ms.
 const FEW_PATIENT_MOVES_PER_SAMPLE: u64 = 20_000;
 const FEW_PATIENT_MOVES_MAX: u64 = 1_300_000;
 
@@ -153,7 +153,7 @@ impl Limits {
         bytes.into_iter().chain(tokens)
     }
 
-    /// Limits for one batch that may take some 8 ms though it be small, or 15 ms where few samples share a bucket; the
+    /// Limits for one batch that may take some 8 ms though it be small, or 20 ms where few samples share a bucket; the
     /// smallest of these are searched exactly as well. Without a cap, with seed 0.
     pub fn patient(num_samples: usize, num_buckets: u32) -> Self {
         let are_few = are_few(num_samples, num_buckets as usize);
@@ -172,7 +172,7 @@ impl Limits {
     /// Moves for a batch of this size: 30,000, 750 for each of the first 2,048 samples and 400 for each further one, at most
     /// 16 million.
     ///
-    /// A move takes some 10 ns: 1 ms for 64 samples, 15 ms for 2,048 (`docs/scheduler.md` has the measurements).
+    /// A move takes some 10 ns: 1 ms for 64 samples, 10 to 20 ms for 2,048 (`docs/scheduler.md` has the measurements).
     /// More moves help small batches little, and batches whose two components are equally busy the most.
     pub fn default_moves(num_samples: usize) -> u64 {
         let samples = num_samples as u64;

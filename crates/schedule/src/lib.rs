@@ -26,7 +26,7 @@
 //! optimum of 48 samples in 16 buckets in some 20 ms. [`schedule_until`] ends at the caller's word with the best so far.
 //!
 //! Everything is integer nanoseconds and counted moves: the same costs, limits and seed give the same answer on
-//! any machine. A batch of 2,048 samples and 128 buckets takes some 15 ms on one core.
+//! any machine. A batch of 2,048 samples and 128 buckets takes 10 to 20 ms on one core.
 //!
 //! Not modelled: the pipeline itself (the caller judges orders by its simulator), what a microbatch costs beyond
 //! the sum of its samples, and samples that could be cut. `docs/scheduler.md` has the algorithm, the proofs of the
