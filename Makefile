@@ -91,7 +91,7 @@ lint: setup .tools/bin/cargo-deny ## Formatting, clippy, ruff, types, import con
 	.tools/bin/cargo-deny --locked --offline check bans licenses sources
 
 .tools/bin/cargo-deny:
-	@# Not optimised: it reads a lock file, and takes half the time to build.
+	@# Not optimised: it reads a lock file once, and is built on every fresh machine.
 	CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --debug --locked cargo-deny --version $(DENY_VERSION) --root .tools
 
 snap: setup ## Accept changed snapshots (look at the diff)
