@@ -17,7 +17,7 @@ pub type JobKey = (u64, Arm);
 /// Made anew for each job: says when its wall limit has passed. This crate reads no clock.
 pub type WallLimit = Box<dyn Fn() -> Box<dyn Fn() -> bool> + Send>;
 
-/// Owns a [`StepScheduler`] in a thread; [`Prefetch::submit`] returns at once, [`Prefetch::take`] waits.
+/// Owns a [`StepScheduler`] in a thread; [`Prefetch::submit`] returns at once, [`Prefetch::take_within`] waits.
 ///
 /// Dropping it stops the job under way at its best so far, and leaves the others undone.
 #[derive(Debug)]
@@ -97,28 +97,16 @@ impl Prefetch {
         state.jobs.insert(key, None);
         drop(state);
         if let Some(jobs) = &self.jobs {
-            // A send fails only after the thread has ended, which `take` reports.
+            // A send fails only after the thread has ended, which `take_within` reports.
             let _ = jobs.send((key, samples));
         }
     }
 
-    /// The schedule of `key`, once; waits for it.
+    /// The schedule of `key`, once; `None` if it is not there after `wait`: it can be asked for again.
     ///
     /// # Errors
     /// What [`StepScheduler::schedule`] answered; [`PlanError::NotSubmitted`] for a key that was never queued
     /// or was taken before; [`PlanError::Thread`] if the thread has ended.
-    pub fn take(&self, key: JobKey) -> Result<Schedule, PlanError> {
-        loop {
-            if let Some(schedule) = self.take_within(key, Duration::from_secs(1))? {
-                return Ok(schedule);
-            }
-        }
-    }
-
-    /// As [`Prefetch::take`], but `None` if it is not there after `wait`: it can be asked for again.
-    ///
-    /// # Errors
-    /// As [`Prefetch::take`].
     pub fn take_within(&self, key: JobKey, wait: Duration) -> Result<Option<Schedule>, PlanError> {
         let is_awaited = |state: &mut State| matches!(state.jobs.get(&key), Some(None)) && !state.has_ended;
         let (mut state, _) = (self.shared.changed)
@@ -140,7 +128,7 @@ impl Drop for Prefetch {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // Its panic was reported by `take`; a drop has nobody to tell.
+            // Its panic was reported by `take_within`; a drop has nobody to tell.
             let _ = thread.join();
         }
     }

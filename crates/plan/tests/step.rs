@@ -402,23 +402,27 @@ fn measured_spans_come_back_as_they_were_predicted() {
     assert_eq!(measured.spans, predicted.spans);
 }
 
+/// Longer than any schedule here takes.
+const A_MINUTE: Duration = Duration::from_mins(1);
+
 #[test]
 fn schedules_are_computed_in_a_thread_beside() {
     let shapes = fixture::shapes(32, 6);
     let scheduler = Arc::new(scheduler(settings(layout(1, 1, 1), 8), shapes, 3));
     let batch = indices(32);
     let prefetch = Prefetch::new(Arc::clone(&scheduler), Box::new(|| Box::new(|| false))).unwrap();
+    let take = |key| prefetch.take_within(key, A_MINUTE).map(|found| found.expect("made within a minute"));
     prefetch.submit((1, Arm::AWARE), batch.clone());
     prefetch.submit((1, Arm::BLIND), batch.clone());
     prefetch.submit((1, Arm::BLIND), vec![]);
     for arm in [Arm::BLIND, Arm::AWARE] {
         let expected = scheduler.schedule(1, &batch, arm).unwrap();
-        assert_eq!(prefetch.take((1, arm)).unwrap(), expected);
+        assert_eq!(take((1, arm)).unwrap(), expected);
     }
-    assert_eq!(prefetch.take((1, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 1 }));
-    assert_eq!(prefetch.take((2, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 2 }));
+    assert_eq!(take((1, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 1 }));
+    assert_eq!(take((2, Arm::AWARE)), Err(PlanError::NotSubmitted { step: 2 }));
     prefetch.submit((3, Arm::AWARE), vec![SampleIndex(99)]);
-    assert!(matches!(prefetch.take((3, Arm::AWARE)), Err(PlanError::UnknownSample { .. })));
+    assert!(matches!(take((3, Arm::AWARE)), Err(PlanError::UnknownSample { .. })));
 }
 
 #[test]
@@ -439,7 +443,7 @@ fn a_schedule_that_is_not_there_in_time_can_be_asked_for_again() {
     assert_eq!(prefetch.take_within(key, short), Ok(None));
     assert_eq!(prefetch.take_within(key, short), Ok(None));
     go.send(()).unwrap();
-    assert_eq!(prefetch.take(key).unwrap().step, 1);
+    assert_eq!(prefetch.take_within(key, A_MINUTE).unwrap().unwrap().step, 1);
     assert_eq!(prefetch.take_within(key, short), Err(PlanError::NotSubmitted { step: 1 }));
 }
 

@@ -69,12 +69,15 @@ impl<'a> Buckets<'a> {
         self.values.first().copied().unwrap_or(0)
     }
 
-    /// Moves samples, each to a bucket. *Complexity*: O(log m) each, and a copy of the places that buckets rise or fall.
+    /// Moves samples, each to a bucket, if it is not there already. *Complexity*: O(log m) each, and a copy of the places that buckets rise or fall.
     pub(crate) fn put(&mut self, moves: impl IntoIterator<Item = (u32, u32)>) {
         let first = self.log.len();
         for (sample, to) in moves {
-            self.log.push((sample, self.bucket[sample as usize]));
-            self.shift(sample, to);
+            let from = self.bucket[sample as usize];
+            if from != to {
+                self.log.push((sample, from));
+                self.shift(sample, to);
+            }
         }
         for at in first..self.log.len() {
             let (sample, from) = self.log[at];

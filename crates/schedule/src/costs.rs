@@ -3,14 +3,12 @@
 use crate::error::BalanceError;
 use crate::exact;
 use crate::problem::are_few;
+use dflop_types::BUCKETS_MAX;
 
 /// The largest sum of a column: 2^60, in nanoseconds 36 years.
 ///
 /// Below it no sum, difference or doubled sum of loads can wrap, so the search needs no checks of its own.
 pub const TOTAL_MAX: u64 = 1 << 60;
-
-/// The most buckets: a slip such as -1 read as unsigned becomes an error, not a demand for memory.
-pub const BUCKETS_MAX: u32 = 1 << 20;
 
 /// Work of an exact search that may take about a second on one core; twice that where others share its caches.
 ///

@@ -13,13 +13,15 @@
 //! the window is looked at. The other resource and the caps are checked on what is left.
 
 use crate::buckets::Buckets;
-use crate::costs::BUCKETS_MAX;
 use crate::ladder::Ladder;
 use crate::problem::{Size, minus, plus, worse};
 use crate::stop::Stop;
 use crate::units::{Few, NONE, Units};
+use dflop_types::BUCKETS_MAX;
 use std::collections::BinaryHeap;
 use std::mem;
+
+const _: () = assert!(BUCKETS_MAX.is_power_of_two(), "a bucket's number takes the last bits of its room");
 
 /// A few samples of one bucket against a few of another; none on one side makes it a move.
 #[derive(Debug, Clone, Copy)]

@@ -168,9 +168,7 @@ impl Ladder {
                 return num_seen;
             }
             let Some(skipped) = self.first(costs, low, high) else {
-                next += costs.len();
-                num_seen += costs.len() as u64;
-                continue;
+                return num_seen + costs.len() as u64;
             };
             let cost = costs[skipped];
             let their = next + skipped;

@@ -57,7 +57,8 @@ mod stop;
 mod units;
 
 pub use assignment::Assignment;
-pub use costs::{BUCKETS_MAX, Costs, EXACT_WORK, Limits, TOTAL_MAX};
+pub use costs::{Costs, EXACT_WORK, Limits, TOTAL_MAX};
+pub use dflop_types::BUCKETS_MAX;
 pub use divide::divide;
 pub use error::BalanceError;
 pub use ordering::{order_microbatches, order_microbatches_from, small_ends};

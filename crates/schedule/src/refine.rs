@@ -318,9 +318,7 @@ impl Search<'_> {
             *into = (plus(into.0, cost), [into.1[0] + size[0], into.1[1] + size[1]]);
             target.push(bucket);
         }
-        let moves = samples.iter().map(|&(_, sample)| sample).zip(target);
-        let moves: Vec<_> = moves.filter(|&(s, to)| buckets.bucket[s as usize] != to).collect();
-        buckets.put(moves);
+        buckets.put(samples.iter().map(|&(_, sample)| sample).zip(target));
         self.memory.change(&chosen);
     }
 

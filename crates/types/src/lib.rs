@@ -64,7 +64,7 @@ pub use model_profile::{
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
 pub use number::{grouped, thousands};
-pub use plan::{PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
+pub use plan::{BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
 pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

@@ -153,9 +153,12 @@ pub struct RejectionCount {
     pub count: u64,
 }
 
-/// The most ranks of a plan, and the most microbatches of all LLM replicas: a slip in a file written by hand becomes an
-/// error, not a demand for memory.
-const COUNT_MAX: u128 = 1 << 20;
+/// The most buckets, microbatches times LLM replicas: a slip such as -1 read as unsigned becomes an error, not a demand for
+/// memory.
+pub const BUCKETS_MAX: u32 = 1 << 20;
+
+/// The most ranks of a plan, likewise.
+const RANKS_MAX: u128 = 1 << 20;
 
 impl RankedPlan {
     /// Adds what is wrong with the part `name` of a plan.
@@ -176,14 +179,14 @@ impl RankedPlan {
         if self.num_microbatches == 0 {
             problems.push(format!("{name}.num_microbatches: must not be 0"));
         }
-        if num_ranks > COUNT_MAX {
-            problems.push(format!("{name}.layout: takes {num_ranks} ranks, at most {COUNT_MAX}"));
+        if num_ranks > RANKS_MAX {
+            problems.push(format!("{name}.layout: takes {num_ranks} ranks, at most {RANKS_MAX}"));
         }
-        let num_buckets = u128::from(self.num_microbatches) * u128::from(self.layout.llm.dp);
-        if num_buckets > COUNT_MAX {
+        let num_buckets = u64::from(self.num_microbatches) * u64::from(self.layout.llm.dp);
+        if num_buckets > BUCKETS_MAX.into() {
             let what = "microbatches of all LLM replicas";
             problems
-                .push(format!("{name}.num_microbatches: makes {num_buckets} {what}, at most {COUNT_MAX}"));
+                .push(format!("{name}.num_microbatches: makes {num_buckets} {what}, at most {BUCKETS_MAX}"));
         }
     }
 }
