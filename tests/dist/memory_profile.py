@@ -147,4 +147,5 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
 def memory_profile(adapter, model_config, tiles, llm_tokens, label_tokens):
     """A model profile, format 2."""
     modules = count_modules(adapter, tiles, llm_tokens, label_tokens)
-    return made_up_profile(model_config, 4 * adapter.hidden_size, modules)
+    profile = made_up_profile(model_config, 4 * adapter.hidden_size, modules)
+    return {**profile, "is_tied": adapter.config.tie_word_embeddings}

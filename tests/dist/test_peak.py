@@ -19,12 +19,12 @@ OVER_MAX = 1.10
 """Predicted over measured, at most."""
 
 
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory):
+def prepare(directory, **changes):
     """Demo data, a profile whose bytes were counted on the demo's own modules, and a plan of two ranks."""
     torch.set_num_threads(1)
-    directory = tmp_path_factory.mktemp("demo")
     python(["-m", "dflop", "demo-data", str(directory), "--samples", "24"], directory)
+    model_config = directory / "model" / "config.json"
+    model_config.write_text(json.dumps({**json.loads(model_config.read_text()), **changes}))
     config = directory / "dflop.yaml"
     text = config.read_text()
     for key, value in {"global_batch_size": 8, "num_microbatches": 4, "video_max_frames": 3}.items():
@@ -37,6 +37,12 @@ def counted(tmp_path_factory):
     (directory / "model_profile.json").write_text(json.dumps(profile))
     python(["-m", "dflop", "plan"], directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """As `prepare` makes it."""
+    return prepare(tmp_path_factory.mktemp("demo"))
 
 
 def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
@@ -59,6 +65,19 @@ def test_the_peak_of_a_step_is_under_the_prediction(counted, tmp_path):
     assert len(summary) == test_train.RANKS
     assert "predicted" in summary[0]
     assert "MiB, measured" in summary[0]
+
+
+def test_a_matrix_that_embedding_and_head_share_is_held_once(tmp_path):
+    """With optimizer states: counted twice it would be far over the limit."""
+    directory = prepare(tmp_path, tie_word_embeddings=True)
+    out = tmp_path / "run"
+    assert results(run_training(request(directory, out, steps=2, measure_memory_step=1), tmp_path)) == [0, 0]
+    (record,) = lines(out / "memory.jsonl")
+    for rank in record["ranks"]:
+        measured = rank["measured"]["tensor_bytes"]
+        assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
+        static = sum(rank["predicted_parts"][part] for part in ("parameters", "gradients", "optimizer"))
+        assert static <= rank["measured"]["held_bytes"] <= static * 1.01 + 4096
 
 
 ALONE = "F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3"

@@ -330,6 +330,23 @@ def test_the_whole_has_the_parameters_of_the_model(name):
     assert counted["llm_layer"][0] == len(model.model.language_model.layers)
 
 
+@pytest.mark.parametrize("place", ["neither", "whole", "text"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if " " not in name])
+def test_embedding_and_head_are_tied_where_hugging_face_ties_them(name, place):
+    config = {**CONFIGS[name], "text_config": dict(CONFIGS[name]["text_config"])}
+    config.pop("tie_word_embeddings", None)
+    if place != "neither":
+        (config if place == "whole" else config["text_config"])["tie_word_embeddings"] = True
+    kind = {"qwen2_audio": Qwen2AudioForConditionalGeneration}.get(
+        name, AutoModelForImageTextToText.from_config
+    )
+    with torch.device("meta"):
+        model = kind(AutoConfig.for_model(**config))
+    _, total = _native.model_modules(json.dumps(config))
+    # A matrix that is shared comes once.
+    assert total == sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize("tokens", [[14], [3, 40, 1, 17]])
 def test_packed_attention_counts_alike(tokens):
     """The path of the training: segments of several sizes in one sequence."""

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from tiny_llava import TILE, Sample, hf_loss, num_features, num_tiles_of_image, pack, write_model_dir
 from tiny_llava import parts as tiny_parts
+from transformers import LlavaOnevisionForConditionalGeneration
 
 import dflop
 from dflop._native import media_shape
@@ -266,6 +267,13 @@ def test_tied_embeddings_share_one_tensor_and_refuse_a_cut(tmp_path):
     adapter = load_adapter(write_model_dir(tmp_path, tie_word_embeddings=True))
     sample = SAMPLES["image"]
     reference = adapter.reference_model(seed=1)
+    with torch.device("meta"):
+        published = LlavaOnevisionForConditionalGeneration(adapter.config)
+    # Each matrix once, as Hugging Face's own class counts them.
+    assert sum(p.numel() for p in reference.parameters()) == sum(p.numel() for p in published.parameters())
+    stage = adapter.build_llm_stage(0, 4, CPU, FLOAT, 1)
+    assert stage.lm_head.weight is stage.model.language_model.embed_tokens.weight
+    assert reference.lm_head.weight is reference.model.language_model.embed_tokens.weight
     expected_loss = hf_loss(reference, sample)[1]
     expected_loss.backward()
     encoder, stages = build(adapter, (4,), seed=1)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_families import REAL, TEXT, TINY, VOCABULARY, hugging_face_model, some_segments, tiny, write_config
+from tiny_llava import write_model_dir
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -183,6 +184,25 @@ def num_parameters(pieces):
         number = sum(parameter.numel() for parameter in module.parameters())
         total += number // piece.num_layers * piece.count
     return total
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("name", [*TINY, "llava_onevision"])
+def test_the_head_says_whether_its_matrix_is_the_embeddings(tmp_path, name, is_tied):
+    if name == "llava_onevision":
+        found = load_pieces(write_model_dir(tmp_path / name, tie_word_embeddings=is_tied))
+        directory = tmp_path / name
+    else:
+        directory = write_config(tmp_path / name, name, {**TINY[name], "tie_word_embeddings": is_tied})
+        found = load_pieces(directory)
+    with torch.device("meta"):
+        whole = hugging_face_model(directory)
+    # Qwen2-Audio ties nothing, whatever its configuration says.
+    expected = whole.lm_head.weight is whole.model.language_model.embed_tokens.weight
+    assert expected == (is_tied and name != "qwen2_audio")
+    assert {piece.name: piece.is_tied for piece in found} == {
+        piece.name: expected and piece.name == "llm_head" for piece in found
+    }
 
 
 @pytest.mark.parametrize("name", TINY)

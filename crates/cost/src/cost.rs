@@ -112,6 +112,7 @@ pub struct CostModel {
     pub(crate) head: Module,
     pub(crate) num_llm_layers: u32,
     pub(crate) hidden_bytes: u64,
+    pub(crate) is_tied: bool,
     pub(crate) links: Links,
     /// Between encoder and LLM backbone, and between stages.
     pub(crate) boundary: Route,
@@ -159,6 +160,7 @@ impl CostModel {
             head,
             num_llm_layers,
             hidden_bytes: profile.hidden_bytes,
+            is_tied: profile.is_tied,
             boundary: links.route(Collective::PointToPoint, LinkSpan::Node, 2),
             links,
             settings: *settings,
@@ -175,6 +177,11 @@ impl CostModel {
     /// Layers of the LLM backbone.
     pub const fn num_llm_layers(&self) -> u32 {
         self.num_llm_layers
+    }
+
+    /// Whether embedding and head are one matrix.
+    pub const fn is_tied(&self) -> bool {
+        self.is_tied
     }
 
     /// Whether the profile holds I and W apart, for every module that has a backward.
@@ -282,10 +289,14 @@ impl CostModel {
         self.encoder.iter().map(times).fold(0, u64::saturating_add)
     }
 
-    /// The sum of what `of_one` says of each module of a stage of the LLM backbone.
+    /// The sum of what `of_one` says of the parameters of each module of a stage of the LLM backbone; a matrix that
+    /// embedding and head share counts once.
     pub(crate) fn over_stage(&self, stage: StageLayers, of_one: impl Fn(&Module) -> u64) -> u64 {
+        // A head that is cut over ranks has no room for a whole embedding: then they are two.
+        let is_one = self.is_tied && self.head.num_parameters >= self.embedding.num_parameters;
+        let has_embedding = stage.is_first && !(is_one && stage.is_last);
         let mut sum = of_one(&self.layer).saturating_mul(u64::from(stage.num_layers));
-        for (module, is_held) in [(&self.embedding, stage.is_first), (&self.head, stage.is_last)] {
+        for (module, is_held) in [(&self.embedding, has_embedding), (&self.head, stage.is_last)] {
             if is_held {
                 sum = sum.saturating_add(of_one(module));
             }

@@ -122,6 +122,38 @@ fn what_a_rank_holds_whatever_the_samples() {
     assert_eq!((idle.moment, idle.total_bytes()), (Moment::Optimizer, 20 * parameters));
 }
 
+/// The embedding's matrix is the head's: one stage that has both holds, updates and reduces it once, two stages have
+/// one each.
+#[test]
+fn a_tied_matrix_is_held_once() {
+    let stage = |is_first, is_last| StageLayers { num_layers: 7, is_first, is_last };
+    let of = |is_tied, change: fn(&mut ModelProfile)| {
+        let mut profile = ModelProfile { is_tied, optimizer_ns_per_million: 1_000_000, ..profile() };
+        change(&mut profile);
+        CostModel::new(&profile).expect("the profile is sound")
+    };
+    let bytes = |model: &CostModel, stage| {
+        let fixed = model.fixed_memory(RankPart::Stage(stage), 1);
+        [fixed.parameter_bytes, fixed.gradient_bytes, fixed.optimizer_bytes, fixed.workspace_bytes]
+    };
+    let (apart, tied) = (of(false, |_| ()), of(true, |_| ()));
+    let embedding = profile().modules["llm_embedding"].num_parameters;
+    assert!(profile().modules["llm_head"].num_parameters > embedding);
+    let both = stage(true, true);
+    let less: Vec<u64> = bytes(&apart, both).iter().zip(bytes(&tied, both)).map(|(a, b)| a - b).collect();
+    assert_eq!(less, [4, 4, 8, 4].map(|bytes| bytes * embedding));
+    assert_eq!(apart.stage_tail(both, 1).ns - tied.stage_tail(both, 1).ns, embedding);
+    for one in [stage(true, false), stage(false, true), stage(false, false)] {
+        assert_eq!(bytes(&apart, one), bytes(&tied, one));
+    }
+    // A head cut over ranks is smaller than the whole embedding: nothing to share.
+    let cut = |profile: &mut ModelProfile| {
+        let head = profile.modules.get_mut("llm_head").expect("it is there");
+        (head.num_parameters, head.parameter_bytes) = (10, 40);
+    };
+    assert_eq!(bytes(&of(true, cut), both), bytes(&of(false, cut), both));
+}
+
 /// `M` equal microbatches on a stage in the middle: k of them in flight, each with two borders (the input is the
 /// first layer's own), messages open for the next actions, and the workspace of a layer.
 #[test]

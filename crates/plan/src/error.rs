@@ -59,6 +59,12 @@ pub enum PlanError {
         /// Layers there are.
         layers: u32,
     },
+    /// Several pipeline stages, and a head whose matrix is that of the embedding.
+    #[error("llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1")]
+    TiedStages {
+        /// Stages asked for.
+        stages: u32,
+    },
     /// A pipeline order that this version does not run: it needs several stages a rank.
     #[error("pipeline order `{order}` is not supported: a rank holds one stage")]
     UnsupportedOrder {
@@ -215,6 +221,9 @@ impl Hint for PlanError {
             Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
             Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
                 "make the plan anew with `dflop plan`"
+            }
+            Self::TiedStages { .. } => {
+                "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"
             }
             Self::SampleTooLarge { .. } => {
                 "raise `memory_budget_bytes`, or leave the sample out of the dataset"

@@ -79,7 +79,7 @@ impl Outcome {
             Rejection::TooFewSamples { buckets, .. } => {
                 Some(format!("raise `global_batch_size` to {buckets} or more, or lower `num_microbatches`"))
             }
-            Rejection::StagesExceedLayers { .. } => {
+            Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
             }
             Rejection::BucketTokens { needed_tokens, .. } => Some(format!(

@@ -110,7 +110,13 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     check_samples(&input.shapes, input.bucket_tokens_max)?;
     let model = Arc::new(CostModel::new(input.model_profile)?);
     let batches = sampled_batches(input)?;
-    let space = space(num_ranks, model.num_llm_layers(), input.global_batch_size, input.num_microbatches);
+    let space = space(
+        num_ranks,
+        model.num_llm_layers(),
+        model.is_tied(),
+        input.global_batch_size,
+        input.num_microbatches,
+    );
     let num_candidates = (space.candidates.len() + space.rejections.len()) as u64;
     let mut rejections = space.rejections;
     let mut contenders = contenders(input, &model, &space.candidates, &batches, &mut rejections)?;

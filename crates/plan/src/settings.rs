@@ -39,7 +39,7 @@ impl StepSettings {
     ///
     /// # Errors
     /// [`PlanError::Unsupported`], [`PlanError::Zero`], [`PlanError::StagesExceedLayers`],
-    /// [`PlanError::UnsupportedOrder`], [`PlanError::NoSplit`].
+    /// [`PlanError::TiedStages`], [`PlanError::UnsupportedOrder`], [`PlanError::NoSplit`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, PlanError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
         if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 {
@@ -64,6 +64,9 @@ impl StepSettings {
         let layers = model.num_llm_layers();
         if llm.pp > layers {
             return Err(PlanError::StagesExceedLayers { stages: llm.pp, layers });
+        }
+        if llm.pp > 1 && model.is_tied() {
+            return Err(PlanError::TiedStages { stages: llm.pp });
         }
         let cut = cut_layers(layers, llm.pp);
         let last = cut.len() - 1;

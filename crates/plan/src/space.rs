@@ -56,11 +56,12 @@ fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u32> {
     counts
 }
 
-/// All candidates, and the rejections that need no profile. `num_microbatches` is the one count to take, if
-/// given.
+/// All candidates, and the rejections that need no profile's times. `is_tied`: embedding and head are one matrix.
+/// `num_microbatches` is the one count to take, if given.
 pub(crate) fn space(
     num_ranks: u32,
     num_llm_layers: u32,
+    is_tied: bool,
     global_batch_size: u32,
     num_microbatches: Option<u32>,
 ) -> Space {
@@ -70,6 +71,10 @@ pub(crate) fn space(
             space
                 .rejections
                 .push(Rejection::StagesExceedLayers { stages: layout.llm.pp, layers: num_llm_layers });
+            continue;
+        }
+        if is_tied && layout.llm.pp > 1 {
+            space.rejections.push(Rejection::TiedStages { stages: layout.llm.pp });
             continue;
         }
         let counts = num_microbatches
@@ -109,7 +114,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_rejected_by_name() {
         // 3 ranks, 1 layer, 1 sample: pp 2 exceeds the layers, dp 2 exceeds the samples.
-        let space = space(3, 1, 1, None);
+        let space = space(3, 1, false, 1, None);
         assert_eq!(space.candidates.len(), 1);
         assert_eq!(
             space.rejections,
@@ -118,6 +123,16 @@ mod tests {
                 Rejection::StagesExceedLayers { stages: 2, layers: 1 },
             ]
         );
+    }
+
+    #[test]
+    fn a_tied_head_stays_with_its_embedding() {
+        let of = |is_tied| space(5, 8, is_tied, 64, Some(4));
+        let stages: Vec<u32> = of(true).candidates.iter().map(|c| c.layout.llm.pp).collect();
+        assert_eq!(stages, [1, 1, 1, 1]);
+        let fallen: Vec<_> = of(true).rejections;
+        assert_eq!(fallen, [2, 4, 3, 2].map(|stages| Rejection::TiedStages { stages }));
+        assert_eq!(of(false).candidates.len(), 8);
     }
 
     proptest! {

@@ -6,8 +6,8 @@ mod fixture;
 use dflop_cost::{CostModel, microbatches_in_flight};
 use dflop_plan::{Arm, PlanError, Prefetch, StepScheduler, StepSettings};
 use dflop_types::{
-    ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, PipelineOrder, Rank, SampleIndex,
-    SampleShape, Schedule, StageIndex,
+    ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, ModelProfile, PipelineOrder, Rank,
+    SampleIndex, SampleShape, Schedule, StageIndex,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -382,6 +382,14 @@ fn wrong_inputs_are_named() {
         "llm pp 9 exceeds the 4 layers of the LLM backbone"
     );
     assert_eq!(message(of(settings(layout(1, 1, 1), 0))), "`num_microbatches` is 0, must be at least 1");
+    let tied = CostModel::new(&ModelProfile { is_tied: true, ..fixture::model_profile() }).unwrap();
+    assert_eq!(
+        message(
+            StepScheduler::new(settings(layout(1, 2, 1), 2), tied.clone(), shapes.clone(), 0).unwrap_err()
+        ),
+        "llm pp 2 parts the embedding from the head it is tied to: llm pp must be 1"
+    );
+    assert!(StepScheduler::new(settings(layout(1, 1, 1), 2), tied, shapes.clone(), 0).is_ok());
     let mut tensor_parallel = layout(1, 1, 1);
     tensor_parallel.llm.tp = 2;
     assert_eq!(

@@ -245,6 +245,10 @@ pub struct ModelProfile {
     pub device: Device,
     /// Bytes of one feature token (and of one hidden state) as they pass between ranks.
     pub hidden_bytes: u64,
+    /// Whether the head's matrix is that of the embedding (`tie_word_embeddings`). Either module counts it among its
+    /// parameters; a rank that holds both has it once.
+    #[serde(default)]
+    pub is_tied: bool,
     /// Links between ranks.
     pub network: Network,
     /// By name ([`ModelProfile::MODULES`], and [`ModelProfile::WINDOW_LAYER`] where the encoder has such layers); whole and

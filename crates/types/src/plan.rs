@@ -86,6 +86,12 @@ pub enum Rejection {
         /// Layers there are.
         layers: u32,
     },
+    /// Several pipeline stages, and a head whose matrix is that of the embedding: the first and the last stage would
+    /// each hold one of the two.
+    TiedStages {
+        /// Stages asked for.
+        stages: u32,
+    },
     /// A rank would need more than its budget.
     Memory {
         /// The component whose rank is over.
@@ -124,6 +130,10 @@ impl fmt::Display for Rejection {
             Self::StagesExceedLayers { stages, layers } => {
                 write!(f, "llm pp {stages} exceeds the {layers} layers of the LLM backbone")
             }
+            Self::TiedStages { stages } => write!(
+                f,
+                "llm pp {stages} or more parts the embedding from the head it is tied to: llm pp must be 1"
+            ),
             Self::Memory { component, needed_bytes, budget_bytes } => write!(
                 f,
                 "{component} rank does not fit: needs at least {}, memory budget is {}",

@@ -66,7 +66,8 @@ def materialise(
 ) -> None:
     """Gives a piece of a model on the meta device memory and values.
 
-    `to_empty` leaves garbage in buffers, so the caller must replace every buffer by a real one beforehand.
+    A parameter that modules share (a head tied to the embedding) is made once, and they still share it.
+    Buffers have no values here: the caller replaces those on the meta device by real ones beforehand.
 
     Args:
         piece: its parameters are on the meta device and have their full names.
@@ -78,13 +79,15 @@ def materialise(
     """
     for name, buffer in piece.named_buffers():
         assert not buffer.is_meta, f"buffer `{name}` would hold garbage"
+    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for module in piece.modules():
         for kind, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:
+            if not parameter.is_meta:
+                continue
+            if parameter not in made:
                 empty = torch.empty(parameter.shape, dtype=dtype, device=device)
-                module.register_parameter(
-                    kind, torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                )
+                made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module.register_parameter(kind, made[parameter])
         for kind, buffer in module.named_buffers(recurse=False):
             # Only the device changes: frequencies of rotary embeddings stay float32 in every dtype.
             setattr(module, kind, buffer.to(device))

@@ -134,6 +134,7 @@ def _profile(asked: Request, progress: Progress | None, team: Team | None) -> di
         "is_estimated": False,
         "device": facts,
         "hidden_bytes": _hidden_size(asked) * DTYPES[asked.dtype].itemsize,
+        "is_tied": any(piece.is_tied for piece in pieces),
         "network": network,
         "modules": modules,
         "variants": variants,

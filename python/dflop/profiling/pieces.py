@@ -75,6 +75,8 @@ class Piece(Protocol):
     """Tokens of every segment, where the model knows no other: attention is then part of the linear time."""
     wants_input_gradient: bool
     """False for what reads pixels, sound or ids: its backward stops there."""
+    is_tied: bool
+    """Whether its matrix is that of `llm_embedding`: so it may be with `llm_head`."""
 
     def attention(self, settings: PieceSettings) -> AttentionKind | None:
         """The attention to be timed apart; None where there is none, or it is part of the linear time."""

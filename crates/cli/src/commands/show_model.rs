@@ -75,12 +75,16 @@ fn header(text: &mut String, profile: &ModelProfile) {
         ));
     }
     let _ = writeln!(text, "  device     {}", facts.join(", "));
+    // A matrix that embedding and head share is in either's numbers.
+    let twice = profile.modules.get("llm_embedding").filter(|_| profile.is_tied);
     let whole = |of: fn(&dflop_types::ModuleProfile) -> u64| -> u64 {
-        profile.modules.values().map(|module| of(module).saturating_mul(u64::from(module.count))).sum()
+        let all = profile.modules.values().map(|module| of(module).saturating_mul(u64::from(module.count)));
+        all.fold(0, u64::saturating_add).saturating_sub(twice.map_or(0, of))
     };
+    let tied = if profile.is_tied { ", head tied to the embedding" } else { "" };
     let _ = writeln!(
         text,
-        "  model      {} parameters ({}), {} encoder and {} LLM layers",
+        "  model      {} parameters ({}), {} encoder and {} LLM layers{tied}",
         thousands(whole(|module| module.num_parameters)),
         bytes(whole(|module| module.parameter_bytes) as f64),
         profile.num_encoder_layers(),

@@ -37,6 +37,10 @@ impl Architecture {
     }
 }
 
+/// Whether the head's matrix is that of the embedding. Most families ask either configuration; Hugging Face's classes
+/// decide (`test_flops.py` holds each against them).
+const TIED: &str = "tie_word_embeddings";
+
 /// A section that must be there.
 fn section<'a>(
     config: &'a Value,
@@ -78,7 +82,7 @@ fn llm(config: &Value, text: &Section, is_qwen: bool) -> Result<Llm, AnalyticErr
         None => text.divides("num_attention_heads", num_heads, width)?,
     };
     let whole = Section { path: "", object: config, defaults: &[] };
-    let is_tied = whole.flag("tie_word_embeddings", false)? || text.flag("tie_word_embeddings", false)?;
+    let is_tied = whole.flag(TIED, false)? || text.flag(TIED, false)?;
     let has_bias = text.flag("attention_bias", false)?;
     Ok(Llm {
         num_layers: text.count("num_hidden_layers")?,
@@ -191,7 +195,11 @@ fn llava(config: &Value, family: &str) -> Result<Architecture, AnalyticError> {
     whole.must_be("vision_feature_select_strategy", &["default", "full"])?;
     let strategy = whole.get("vision_feature_select_strategy").and_then(Value::as_str);
     let drops_class = strategy.unwrap_or(if is_next { "default" } else { "full" }) == "default";
-    let llm = text(config, "text_config", if is_next { "llama" } else { "qwen2" })?;
+    let mut llm = text(config, "text_config", if is_next { "llama" } else { "qwen2" })?;
+    if is_next {
+        // Not asked of the backbone here.
+        llm.is_tied = whole.flag(TIED, false)?;
+    }
     let projector = Projector {
         norm: None,
         merged_tokens: 1,
@@ -250,9 +258,9 @@ fn internvl(config: &Value, is_chat: bool) -> Result<Architecture, AnalyticError
     let side = ratio.filter(|ratio| *ratio > 0.0 && *ratio <= 1.0).map(|ratio| (1.0 / ratio) as u64);
     let side = side.ok_or_else(|| whole.error("downsample_ratio", "must be above 0 and at most 1"))?;
     let mut llm = text(config, if is_chat { "llm_config" } else { "text_config" }, "qwen2")?;
-    if !is_chat && whole.get("tie_word_embeddings").is_none() {
-        // `InternVLConfig` has it true where it is absent.
-        llm.is_tied = true;
+    if !is_chat {
+        // Not asked of the backbone here, and true where it is absent.
+        llm.is_tied = whole.flag(TIED, true)?;
     }
     let projector = Projector {
         norm: Some((NormKind::Layer, true)),
@@ -406,6 +414,7 @@ fn qwen2_audio(config: &Value) -> Result<Architecture, AnalyticError> {
         has_bias: true,
         num_table_parameters: 0,
     };
-    let llm = text(config, "text_config", "qwen2")?;
+    // Whatever the configuration says, Hugging Face's class ties nothing.
+    let llm = Llm { is_tied: false, ..text(config, "text_config", "qwen2")? };
     Ok(Architecture { family: "qwen2_audio".to_owned(), encoder, projector, llm })
 }

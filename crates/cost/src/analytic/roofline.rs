@@ -80,6 +80,7 @@ pub fn estimate(
             ..Device::default()
         },
         hidden_bytes: architecture.llm.width * size,
+        is_tied: architecture.llm.is_tied,
         network: network(hardware),
         modules: profiles(&modules),
         variants: variants.collect(),

@@ -52,43 +52,33 @@ impl Holding {
 }
 
 impl CostModel {
-    /// The modules of a part in the order of the forward, with how many of each it holds.
-    fn modules_of(&self, part: RankPart) -> Vec<(&Module, u64)> {
-        match part {
-            RankPart::Encoder => {
-                let mut held: Vec<_> = self.encoder.iter().collect();
-                held.sort_by_key(|(name, ..)| *name == "projector");
-                held.into_iter().map(|(_, module, count)| (module, *count)).collect()
-            }
-            RankPart::Stage(stage) => {
-                let held = [
-                    (&self.embedding, u64::from(stage.is_first)),
-                    (&self.layer, u64::from(stage.num_layers)),
-                    (&self.head, u64::from(stage.is_last)),
-                ];
-                held.into_iter().filter(|(_, count)| *count > 0).collect()
-            }
-        }
+    /// The modules of the encoder in the order of the forward, with how many of each it has.
+    fn encoder_modules(&self) -> Vec<(&Module, u64)> {
+        let mut held: Vec<_> = self.encoder.iter().collect();
+        held.sort_by_key(|(name, ..)| *name == "projector");
+        held.into_iter().map(|(_, module, count)| (module, *count)).collect()
     }
 
     /// What a rank holds whatever the samples, its optimizer states cut over `sharding_degree` ranks (at least 1;
     /// 1: not cut); its workspace is that of the optimizer.
     pub fn fixed_memory(&self, part: RankPart, sharding_degree: u32) -> RankMemory {
         let sharding_degree = u64::from(sharding_degree.max(1));
-        let context_bytes = self.holding.reserve.context_bytes;
-        let mut fixed = RankMemory { context_bytes, ..RankMemory::default() };
-        let mut num_trained = 0u64;
-        for (module, count) in self.modules_of(part) {
-            let add = |sum: &mut u64, bytes: u64| *sum = sum.saturating_add(bytes.saturating_mul(count));
-            add(&mut fixed.parameter_bytes, module.parameter_bytes);
-            add(&mut fixed.gradient_bytes, module.trained_bytes);
-            add(&mut num_trained, module.num_trained_parameters);
-        }
+        let sum = |of_one: fn(&Module) -> u64| match part {
+            RankPart::Encoder => self.over_encoder(of_one),
+            RankPart::Stage(stage) => self.over_stage(stage, of_one),
+        };
+        let gradient_bytes = sum(|module| module.trained_bytes);
+        let num_trained = sum(|module| module.num_trained_parameters);
         let states = num_trained.saturating_mul(self.holding.optimizer_bytes_per_parameter);
-        fixed.optimizer_bytes = states.div_ceil(sharding_degree);
-        // AdamW over all tensors at once: the denominators of the update.
-        fixed.workspace_bytes = fixed.gradient_bytes.div_ceil(sharding_degree);
-        fixed
+        RankMemory {
+            parameter_bytes: sum(|module| module.parameter_bytes),
+            gradient_bytes,
+            optimizer_bytes: states.div_ceil(sharding_degree),
+            // AdamW over all tensors at once: the denominators of the update.
+            workspace_bytes: gradient_bytes.div_ceil(sharding_degree),
+            context_bytes: self.holding.reserve.context_bytes,
+            ..RankMemory::default()
+        }
     }
 
     /// What a microbatch asks of a rank of `part`, and whether a curve was asked outside its measured range.
@@ -110,7 +100,7 @@ impl CostModel {
         }
         let segments = segments_of(&microbatch.shape.encoder_segments);
         let outgoing = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
-        let modules = self.modules_of(RankPart::Encoder);
+        let modules = self.encoder_modules();
         let bytes: Vec<(Bytes, u64)> = modules
             .into_iter()
             .map(|(module, count)| (module.footprint.at(total, segments.clone()), count))

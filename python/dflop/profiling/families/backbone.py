@@ -146,7 +146,8 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
         return AttentionKind(*heads, head_size, is_causal=True)
 
     count: int = text.num_hidden_layers
-    one = source.whole(1).model.language_model.layers[0]
+    few = source.whole(1)
+    backbone = few.model.language_model
     return [
         ModelPiece("llm_embedding", 1, source, take_embedding, feed_embedding, adapters="none"),
         ModelPiece(
@@ -155,11 +156,20 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
             source,
             take_layers,
             feed_layers,
-            num_layers=layers_at_once(count, one),
+            num_layers=layers_at_once(count, backbone.layers[0]),
             kind=kind,
             adapters="layers",
         ),
-        ModelPiece("llm_head", 1, source, take_head, feed_head, adapters="none"),
+        ModelPiece(
+            "llm_head",
+            1,
+            source,
+            take_head,
+            feed_head,
+            # Hugging Face decides: families differ in which configuration they ask.
+            is_tied=few.lm_head.weight is backbone.embed_tokens.weight,
+            adapters="none",
+        ),
     ]
 
 

@@ -89,6 +89,7 @@ class _Piece(ABC):
     num_layers = 1
     segment_tokens: int | None = None
     wants_input_gradient = True
+    is_tied = False
 
     def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
         self.adapter = adapter
@@ -300,6 +301,10 @@ class _Head(_LlmPiece):
     """Final norm, logits and loss; the tokens without a label are there but cost next to nothing."""
 
     name = "llm_head"
+
+    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+        super().__init__(adapter)
+        self.is_tied = adapter.config.tie_word_embeddings
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)

@@ -158,6 +158,7 @@ class ModelPiece:
     num_layers: int = 1
     segment_tokens: int | None = None
     wants_input_gradient: bool = True
+    is_tied: bool = False
     kind: Callable[[PieceSettings], AttentionKind] | None = None
     size_unit: int = 1
     adapters: str | None = None
