@@ -8,24 +8,33 @@ arm, in another order each time. A ratio is that of the geometric means of the s
 arm, with its 95 % confidence interval over the rounds. Three errors of the step time: that of the prediction,
 made before the step ran; that of the same corrected by how long the eight steps before took; and that of the
 simulator when it is given the durations that the step's own actions took.
+
+Beside them the machine's own noise, before and after the run: work that is the same each time, on as many
+processes, a step long. How far a run of it is from the mean of the eight before is what the corrected error
+would be if nothing but the machine were wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 METHODS = ("blind", "tokens", "balanced", "ordered", "shaped", "aware")
 ARMS = [f"{method}{suffix}" for suffix in ("", "-ahead") for method in METHODS]
 CAUSES = ("ramp", "imbalance", "transfer")
+# As long as a step of the demo, as many as the correction needs and some more; it looks at eight steps.
+NOISE_SECONDS, NOISE_RUNS, CORRECTION_STEPS = 1.5, 28, 8
 
 
 def dflop(*arguments: object, folder: Path) -> None:
@@ -117,6 +126,40 @@ def summarise(folder: Path, arms: list[str]) -> dict[str, Any]:
     return {**of(metrics), **waits, "arms": table}
 
 
+def time_equal_work(runs: int) -> list[float]:
+    """Seconds that equal work takes, again and again: products within a core's cache, passes over memory."""
+    import torch
+
+    torch.set_num_threads(1)
+    square, long = torch.randn(256, 256), torch.randn(1 << 20)
+
+    def work(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            for _ in range(16):
+                square @ square
+            torch.nn.functional.gelu(long)
+        return time.perf_counter() - start
+
+    work(20)
+    count = max(1, round(NOISE_SECONDS / (work(20) / 20)))
+    return [work(count) for _ in range(runs)]
+
+
+def noise_errors(num_processes: int) -> list[float]:
+    """Errors of the mean of the eight runs before, as a prediction of the next; of all processes."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(num_processes) as pool:
+        found = pool.map(time_equal_work, [NOISE_RUNS] * num_processes, chunksize=1)
+    errors = []
+    for seconds in found:
+        before: deque[float] = deque(seconds[:1], CORRECTION_STEPS)
+        for measured in seconds[1:]:
+            errors.append(abs(statistics.fmean(before) - measured) / measured)
+            before.append(measured)
+    return errors
+
+
 def hardware(folder: Path) -> dict[str, Any]:
     """What the numbers were measured on."""
     profile = json.loads((folder / "model_profile.json").read_text())
@@ -153,6 +196,11 @@ def show(result: dict[str, Any]) -> None:
     print(
         f"{'all':<95}{'':>8}{errors(result)[:16]}{'':>4}{errors(result)[16:32]}{'':>4}{errors(result)[32:]}"
     )
+    noise = result["machine_noise"]
+    print(
+        f"the machine's own noise, by equal work: {noise['median']:.2%} (median), {noise['p95']:.2%} "
+        "(95th percentile)"
+    )
     print(
         f"{result['rounds']} rounds; schedules were waited for {result['schedule_wait_ms']:.2f} ms, "
         f"{result['schedule_wait_ratio']:.4%} of the time of the steps"
@@ -183,7 +231,11 @@ def main() -> int:
         prepare(folder, asked.order, asked.profile_seconds)
         # Ranks get one thread each, and an allocator that keeps what it has: `dflop train` sees to both.
         flags = ("--arms", ",".join(arms), "--steps", asked.rounds, "--warmup-pairs", asked.warmup, "--force")
+        profile = json.loads((folder / "model_profile.json").read_text())
+        num_ranks = 1 + profile["device"]["num_neighbours"]
+        noise = noise_errors(num_ranks)
         dflop("train", "--compare", *flags, folder=folder)
+        noise += noise_errors(num_ranks)
         dflop("report", folder, folder=folder)
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
@@ -194,6 +246,7 @@ def main() -> int:
             "hardware": hardware(folder),
             "order": asked.order,
             "rounds": asked.rounds,
+            "machine_noise": errors_of(noise),
             **summarise(folder, arms),
         }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
