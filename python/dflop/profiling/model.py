@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.errors import profile_error
+from dflop.models.parameters import squared_norm
 from dflop.profiling.artifact import hash_config
 from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients
@@ -327,7 +328,7 @@ def _time_optimizer(built: Sequence[Built], device: torch.device) -> int:
     optimizer = torch.optim.AdamW(parameters, lr=0.0, foreach=True)
 
     def end_step() -> None:
-        torch.linalg.vector_norm(flat, dtype=torch.float64)
+        squared_norm(flat)
         optimizer.step()
         flat.zero_()
 

@@ -127,8 +127,8 @@ def connect(mesh: Mesh) -> None:
 
     NCCL connects two ranks at their first message, and the first of them to come blocks until the other comes
     too. Receives are opened ahead: an encoder would stand at that of its first gradient, and the LLM at that
-    of the features that the encoder has not sent yet, for ever. Here all ranks take the pairs in one order, in
-    which the two of the first pair that is left always meet.
+    of the features that the encoder has not sent yet, for ever. Here all ranks take the pairs in one order,
+    in which the two of the first pair that is left always meet.
 
     Args:
         mesh: This rank's place.
