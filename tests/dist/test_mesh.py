@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import results, run_ranks
 from toy_run import CPU, RankParts, make_schedule, warm_model_dir, write_plan
@@ -14,6 +15,7 @@ from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError
 from dflop.runtime.mesh import connect
 from dflop.runtime.stage import Stage
+from dflop.runtime.trainer import device_of
 
 LLM = {1: [[[5]], [[7, 1, 4]], [[0]], [[3, 6, 2]]], 2: [[[5], [3]], [[7, 4], [1]], [[], []], [[6, 0], [2]]]}
 
@@ -93,3 +95,12 @@ def test_without_it_the_first_step_hangs(model_dir, tmp_path):
             parts.step(schedule)
 
     results(run_ranks(plan.num_ranks, rank, tmp_path))
+
+
+def test_a_rank_without_a_gpu_says_so(monkeypatch):
+    """More ranks than GPUs: NCCL would say it later, and at length."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(RankError, match="local rank 2 has no GPU, this machine has 2"):
+        device_of("cuda")
