@@ -48,17 +48,16 @@ def _driver_version() -> str:
 
 
 def context_bytes(device: torch.device) -> int:
-    """Bytes of the device that are taken before the first tensor.
+    """Bytes of the device that are taken beside tensors: by kernels, libraries, and whoever else uses it.
 
     Args:
-        device: to measure on.
+        device: to measure on; what runs on it has run by now.
 
     Returns:
         0 on a CPU.
     """
     if device.type == "cpu":
         return 0
-    torch.cuda.init()
     free, total = torch.cuda.mem_get_info(device)
     return max(total - free - torch.cuda.memory_reserved(device), 0)
 
