@@ -60,7 +60,7 @@ class Gradients:
         groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for ranks in sorted(set(holders.values())):
             # Collective over all ranks, those outside the group too.
-            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            group = dist.new_group(list(ranks), timeout=mesh.timeout) if len(ranks) > 1 else None
             groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
         self._flats: list[_Flat] = []
         kinds = {(holders[name], p.dtype) for name, p in self.parameters.items()}

@@ -36,6 +36,8 @@ class Mesh:
     upward: dist.ProcessGroup
     """All ranks: gradients, towards the encoder. Apart from `downward` on NCCL, where a communicator runs its
     sends and receives one after the other and two neighbours would wait for each other."""
+    timeout: timedelta
+    """A rank that waits longer than this for another gives up."""
 
     @property
     def coordinates(self) -> str:
@@ -101,7 +103,7 @@ def join(
     else:
         control = upward = world
     component, replica, stage = plan.coordinates(rank)
-    mesh = Mesh(plan, rank, num_ranks, component, replica, stage, device, control, world, upward)
+    mesh = Mesh(plan, rank, num_ranks, component, replica, stage, device, control, world, upward, timeout)
     if backend == "nccl":
         connect(mesh)
     return mesh
