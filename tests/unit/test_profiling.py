@@ -570,3 +570,9 @@ def test_variants_hold_what_they_change(variants):
 def test_what_says_that_memory_ran_out(error, is_one):
     """A curve ends there; any other error ends the measuring."""
     assert is_out_of_memory(error) == is_one
+
+
+def test_no_gpu_is_an_error_before_anything_is_measured(model_dir, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(dflop.ProfileError, match="local rank 0 has no GPU: this machine has 0"):
+        profile_model({"model_dir": str(model_dir), **SIZES, "device": "cuda"})
