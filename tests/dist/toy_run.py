@@ -154,21 +154,21 @@ def make_schedule(llm, encoder_dp, step=0, actions=(), encoder=None):
 class RankParts:
     """One rank of a run without its loop: mesh, model piece, executor, gradients."""
 
-    def __init__(self, plan, model_dir, store, rank, timeout_s=20.0):
+    def __init__(self, plan, model_dir, store, rank, timeout_s=20.0, device=CPU):
         torch.set_num_threads(1)
         self.mesh = join(
-            plan, CPU, timeout_s, init_method=f"file://{store}", rank=rank, num_ranks=plan.num_ranks
+            plan, device, timeout_s, init_method=f"file://{store}", rank=rank, num_ranks=plan.num_ranks
         )
         adapter = load_adapter(model_dir)
         if self.mesh.component == "encoder":
-            self.module = adapter.build_encoder(CPU, torch.float32, SEED)
+            self.module = adapter.build_encoder(device, torch.float32, SEED)
         else:
             first, num = plan.llm_layers(self.mesh.stage, adapter.num_llm_layers)
-            self.module = adapter.build_llm_stage(first, num, CPU, torch.float32, SEED)
+            self.module = adapter.build_llm_stage(first, num, device, torch.float32, SEED)
         self.module.train()
         self.gradients = Gradients(self.module, self.mesh)
-        self.recorder = SpanRecorder(rank, CPU)
-        stage = Stage(self.module, self.mesh.is_last_stage, CPU)
+        self.recorder = SpanRecorder(rank, device)
+        stage = Stage(self.module, self.mesh.is_last_stage, device)
         self.executor = Executor(self.mesh, stage, self.recorder, adapter.hidden_size, torch.float32)
 
     def work(self, schedule):

@@ -6,6 +6,7 @@ from piece_bytes import peak_bytes
 from torch.utils.checkpoint import checkpoint
 
 from dflop.models.byte_counter import ByteCounter, Phase
+from dflop.models.parameters import squared_norm
 from dflop.models.split_backward import split_backward
 from dflop.profiling.memory import count_split, held_bytes, saved_for_backward
 
@@ -179,3 +180,14 @@ def test_what_layers_share_is_counted_for_each():
 
     assert saved_for_backward(forward, [], [], list(layers)).common_bytes == 2 * 400
     assert saved_for_backward(forward, [], [], []).common_bytes == 0
+
+
+def test_a_norm_copies_a_piece_at_a_time():
+    """Of all at once it would copy 4 MiB."""
+    values = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
+    counter = ByteCounter(CPU)
+    with counter:
+        counter.phase("norm")
+        found = squared_norm(values)
+    assert float(found) == pytest.approx(float(values.double().square().sum()), rel=1e-12)
+    assert counter.peak_bytes < 1 << 20

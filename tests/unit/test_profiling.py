@@ -26,6 +26,7 @@ from dflop.profiling.records import Records, key_of
 from dflop.profiling.request import Request
 from dflop.profiling.session import MIN_REPEATS_OTHER, Session
 from dflop.profiling.timer import Timing, summarise, time_on_cpu
+from dflop.profiling.workbench import is_out_of_memory
 
 CPU = torch.device("cpu")
 WHOLE = PieceSettings(CPU, torch.float32)
@@ -551,3 +552,27 @@ def test_variants_hold_what_they_change(variants):
         assert (point["weight_ns"], point["input_ns"]) == (0, point["backward_ns"])
     for point in lora["modules"]["llm_layer"]["linear"]["points"]:
         assert point["weight_ns"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error, is_one):
+    """A curve ends there; any other error ends the measuring."""
+    assert is_out_of_memory(error) == is_one
+
+
+def test_no_gpu_is_an_error_before_anything_is_measured(model_dir, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(dflop.ProfileError, match="local rank 0 has no GPU: this machine has 0"):
+        profile_model({"model_dir": str(model_dir), **SIZES, "device": "cuda"})

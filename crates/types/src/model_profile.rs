@@ -223,7 +223,7 @@ impl Network {
 /// Memory that no module accounts for, per rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReserve {
-    /// Held by the device's context and libraries before the first tensor, in bytes.
+    /// Held beside tensors by the device's context, kernels and libraries, in bytes.
     pub context_bytes: u64,
     /// What the allocator holds above what tensors take, in thousandths of the latter.
     pub allocator_overhead_permille: u32,

@@ -11,6 +11,7 @@ layers run unchanged.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ def _find_varlen() -> Callable[..., Any] | None:
     return varlen_attn
 
 
+# What PyTorch's flash attention asks for.
+_MAX_HEAD_SIZE, _AMPERE = 256, 8
 _VARLEN = _find_varlen()
 _VARLEN_ARGUMENTS = frozenset(inspect.signature(_VARLEN).parameters) if _VARLEN is not None else frozenset()
 
@@ -44,18 +47,27 @@ def uses_varlen(tensor: torch.Tensor, dropout: float = 0.0) -> bool:
     """Whether packed attention on `tensor` runs as one fused call; else it is a loop over the samples.
 
     Args:
-        tensor: a query; only its device and dtype count. The fused call has no float32.
+        tensor: a query; only its device, dtype and last size, the width of a head, count. The fused call has
+            no float32, and no widths but multiples of 8 up to 256.
         dropout: probability of dropping an attention weight; the fused call has none.
 
     Returns:
-        True on a CUDA device in half precision without dropout.
+        True on a CUDA device that has the call, in half precision without dropout.
     """
     return (
         _VARLEN is not None
         and tensor.is_cuda
         and tensor.dtype in (torch.float16, torch.bfloat16)
         and dropout == 0.0
+        and tensor.shape[-1] % 8 == 0
+        and tensor.shape[-1] <= _MAX_HEAD_SIZE
+        and _has_fused_call(tensor.device)
     )
+
+
+@functools.cache
+def _has_fused_call(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= _AMPERE
 
 
 def _repeat_heads(states_1GTd: torch.Tensor, times: int) -> torch.Tensor:

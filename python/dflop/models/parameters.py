@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# Values of a piece of a norm: its copy stays in the cache of a core, or fills a GPU and is small there.
+_NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
+
+
 def name_seed(seed: int, name: str) -> int:
     """Seed of the parameter `name`, from 0 to 2^63 - 1.
 
@@ -30,6 +34,23 @@ def name_seed(seed: int, name: str) -> int:
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def squared_norm(values: torch.Tensor) -> torch.Tensor:
+    """Sum of squares, in float64.
+
+    In pieces: PyTorch copies what it sums in another dtype, of all gradients of a rank four times their bytes
+    where they are bfloat16.
+
+    Args:
+        values: of one dimension.
+
+    Returns:
+        A scalar on the same device.
+    """
+    pieces = values.split(_NORM_SIZES.get(values.device.type, _NORM_SIZES["cuda"]))
+    norms = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces])
+    return norms.square().sum()
 
 
 @torch.no_grad()

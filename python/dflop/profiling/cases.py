@@ -218,7 +218,7 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(settings.device, settings.dtype)
 
-    probe = torch.empty(0, dtype=settings.dtype, device=settings.device)
+    probe = torch.empty(0, kind.head_size, dtype=settings.dtype, device=settings.device)
     # One call takes all segments where the kernel does; else each is a call of its own, as in the loop.
     fused = uses_varlen(probe)
     calls, tokens = (1, size * copies) if fused else (copies, size)

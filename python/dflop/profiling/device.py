@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+
+from dflop.models.errors import profile_error
 
 if TYPE_CHECKING:
     from dflop.profiling.request import Request
@@ -37,6 +40,29 @@ def device_facts(request: Request, device: torch.device) -> dict[str, Any]:
     }
 
 
+def take_device(kind: str) -> torch.device:
+    """This process's device, made the current one: on a machine with GPUs that of its local rank.
+
+    Args:
+        kind: `cpu` or `cuda`.
+
+    Returns:
+        The device.
+
+    Raises:
+        ProfileError: there is no GPU for this process.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= num_gpus:
+        message = f"`cluster.device` is cuda, local rank {index} has no GPU: this machine has {num_gpus}"
+        raise profile_error(message)
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
 def _driver_version() -> str:
     """Version of the GPU's driver, as `nvidia-smi` says it; else the newest CUDA that the driver knows."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -48,17 +74,16 @@ def _driver_version() -> str:
 
 
 def context_bytes(device: torch.device) -> int:
-    """Bytes of the device that are taken before the first tensor.
+    """Bytes of the device that are taken beside tensors: by kernels, libraries, and whoever else uses it.
 
     Args:
-        device: to measure on.
+        device: to measure on; what runs on it has run by now.
 
     Returns:
         0 on a CPU.
     """
     if device.type == "cpu":
         return 0
-    torch.cuda.init()
     free, total = torch.cuda.mem_get_info(device)
     return max(total - free - torch.cuda.memory_reserved(device), 0)
 

@@ -123,8 +123,9 @@ def _num_ranks(device: str, num_neighbours: int) -> int:
 
 
 def _under_torchrun(device: str, backend: str, is_quick: bool, budget_s: float) -> list[dict[str, Any]]:
-    import torch
     import torch.distributed as dist
+
+    from dflop.profiling.device import take_device
 
     num_ranks = int(os.environ["WORLD_SIZE"])
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -135,10 +136,7 @@ def _under_torchrun(device: str, backend: str, is_quick: bool, budget_s: float) 
 
         message = f"{num_ranks} ranks on nodes of {ranks_per_node}, must be as many on each node"
         raise ProfileError(message)
-    place = torch.device("cpu")
-    if device == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(place)
+    place = take_device(device)
     is_mine = not dist.is_initialized()
     if is_mine:
         dist.init_process_group(backend, timeout=timedelta(seconds=_TIMEOUT_S + budget_s))

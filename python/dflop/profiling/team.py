@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from dflop._native import Error
 from dflop.models.errors import profile_error
+from dflop.profiling.device import take_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,9 +60,11 @@ class Team:
 
         Args:
             device: `cpu` or `cuda`, whose current device becomes that of this rank.
+
+        Raises:
+            ProfileError: there is no GPU for this rank.
         """
-        if device == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        take_device(device)
         self._is_mine = not dist.is_initialized()
         if self._is_mine:
             backend = "nccl" if device == "cuda" else "gloo"

@@ -96,6 +96,8 @@ class Workbench:
             size: of the case.
         """
         self._curves[name].cases.pop(size, None)
+        # Cycles of what failed would take their memory from the next size, too.
+        gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -201,9 +203,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         error: any.
 
     Returns:
-        True for those of CUDA's and the CPU's allocator, and Python's own.
+        True for those of CUDA, its libraries and the CPU's allocator, and Python's own.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # The CPU allocator has no class of its own for it.
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    # These have no class of their own: the CPU's allocator; the CUDA driver, where a kernel is loaded; cuBLAS
+    # and cuDNN, for their handles and workspaces.
+    texts = ("allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)

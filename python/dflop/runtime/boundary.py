@@ -114,7 +114,7 @@ def _transfer(peer: int, message: Sequence[range], num_own_rows: int) -> list[Tr
 def split(rows_RD: torch.Tensor, transfers: Sequence[Transfer]) -> list[torch.Tensor]:
     """One contiguous [num_rows, D] tensor a transfer, out of all rows of this rank."""
     return [
-        (rows_RD if t.rows is None else rows_RD.index_select(0, t.rows.to(rows_RD.device))).contiguous()
+        (rows_RD if t.rows is None else rows_RD.index_select(0, _on(rows_RD.device, t.rows))).contiguous()
         for t in transfers
     ]
 
@@ -127,5 +127,10 @@ def join(messages: Sequence[torch.Tensor], transfers: Sequence[Transfer]) -> tor
     rows_RD = messages[0].new_empty(num_rows, messages[0].shape[1])
     for message, transfer in zip(messages, transfers, strict=True):
         assert transfer.rows is not None, "several transfers each name their rows"
-        rows_RD.index_copy_(0, transfer.rows.to(message.device), message)
+        rows_RD.index_copy_(0, _on(message.device, transfer.rows), message)
     return rows_RD
+
+
+def _on(device: torch.device, rows: torch.Tensor) -> torch.Tensor:
+    # A copy that blocks would wait for all that the device has to do before it.
+    return rows.to(device, non_blocking=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dflop.models.parameters import squared_norm
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 25 << 20
 """Bytes of one all-reduce; DDP's default, large enough that latency does not count."""
-NORM_SIZE = 1 << 16
-"""Gradients of one piece of the norm on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Gradients:
         groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for ranks in sorted(set(holders.values())):
             # Collective over all ranks, those outside the group too.
-            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            group = dist.new_group(list(ranks), timeout=mesh.timeout) if len(ranks) > 1 else None
             groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
         self._flats: list[_Flat] = []
         kinds = {(holders[name], p.dtype) for name, p in self.parameters.items()}
@@ -117,14 +116,8 @@ class Gradients:
         Raises:
             RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
         """
-        # A CPU copies what it sums in another dtype, hence small pieces there.
-        on_cpu = self._mesh.device.type == "cpu"
-        squares = [
-            torch.linalg.vector_norm(piece, dtype=torch.float64).square()
-            for flat in self._flats
-            if flat.holders[0] == self._mesh.rank
-            for piece in flat.gradients.split(NORM_SIZE if on_cpu else max(1, flat.gradients.numel()))
-        ]
+        mine = [flat.gradients for flat in self._flats if flat.holders[0] == self._mesh.rank]
+        squares = [squared_norm(gradients) for gradients in mine]
         total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
         with talking("sum the gradients' norm"):
             dist.all_reduce(total, group=self._mesh.control)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
-from dflop.runtime.failure import RankError
+from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
-    import torch
-
     from dflop._native import Plan
 
 
@@ -37,6 +36,8 @@ class Mesh:
     upward: dist.ProcessGroup
     """All ranks: gradients, towards the encoder. Apart from `downward` on NCCL, where a communicator runs its
     sends and receives one after the other and two neighbours would wait for each other."""
+    timeout: timedelta
+    """A rank that waits longer than this for another gives up."""
 
     @property
     def coordinates(self) -> str:
@@ -79,10 +80,12 @@ def join(
         This rank's place.
 
     Raises:
-        RankError: The number of processes is not that of the plan.
+        RankError: The number of processes is not that of the plan, or two ranks cannot talk.
     """
     timeout = timedelta(seconds=timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    # Without `device_id`: with it NCCL would run all messages of a group one after the other, whatever their
+    # peers, and a receive that is open ahead would hold up the send that the peer waits for.
     dist.init_process_group(
         backend, init_method=init_method, rank=rank, world_size=num_ranks, timeout=timeout
     )
@@ -100,4 +103,49 @@ def join(
     else:
         control = upward = world
     component, replica, stage = plan.coordinates(rank)
-    return Mesh(plan, rank, num_ranks, component, replica, stage, device, control, world, upward)
+    mesh = Mesh(plan, rank, num_ranks, component, replica, stage, device, control, world, upward, timeout)
+    if backend == "nccl":
+        connect(mesh)
+    return mesh
+
+
+def neighbours(plan: Plan) -> list[tuple[int, int]]:
+    """Ranks that may send each other messages, of two consecutive stages.
+
+    Args:
+        plan: The layout.
+
+    Returns:
+        (rank above, rank below), towards the loss; ascending.
+    """
+    encoders, replicas = range(plan.encoder_replicas), range(plan.llm_replicas)
+    pairs = [(plan.rank(e, 0), plan.rank(r, 1)) for e in encoders for r in replicas]
+    pairs += [(plan.rank(r, s), plan.rank(r, s + 1)) for r in replicas for s in range(1, plan.llm_stages)]
+    return sorted(pairs)
+
+
+def connect(mesh: Mesh) -> None:
+    """Sends one number each way between all neighbours. Every rank must call it; blocks until all have.
+
+    NCCL connects two ranks at their first message, and the first of them to come blocks until the other comes
+    too. Receives are opened ahead: an encoder would stand at that of its first gradient, and the LLM at that
+    of the features that the encoder has not sent yet, for ever. Here all ranks take the pairs in one order,
+    in which the two of the first pair that is left always meet.
+
+    Args:
+        mesh: This rank's place.
+
+    Raises:
+        RankError: A neighbour has gone, or cannot be reached.
+    """
+    number = torch.zeros(1, device=mesh.device)
+    for above, below in neighbours(mesh.plan):
+        ways = ((above, below, mesh.downward), (below, above, mesh.upward))
+        for source, target, group in ways if mesh.rank in (above, below) else ():
+            with talking(f"connect ranks {above} and {below}"):
+                if mesh.rank == source:
+                    dist.send(number, target, group=group)
+                else:
+                    dist.recv(number, source, group=group)
+                if mesh.device.type == "cuda":
+                    torch.cuda.synchronize(mesh.device)

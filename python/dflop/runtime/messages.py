@@ -22,7 +22,8 @@ class Messages:
 
     A message is known by its peer, its direction and its microbatch; the last two make its tag. NCCL has no
     tags: there, messages of one direction between two ranks are received in the order in which they are sent,
-    and so they are opened in that order everywhere (`actions.py`).
+    and so they are opened in that order everywhere (`actions.py`). On NCCL to wait for a message is to have
+    the device wait: this process goes on, and where a peer has gone NCCL's watchdog ends it, at the timeout.
     """
 
     def __init__(self, mesh: Mesh, width: int, dtype: torch.dtype) -> None:

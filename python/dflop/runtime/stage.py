@@ -74,14 +74,18 @@ class Stage:
         self._weights: dict[int, WeightQueue] = {}
         self.copies_inputs = False
         """Whether inputs that are on the device already are copied there all the same, to be counted."""
-        self.loss = 0.0
-        """This rank's share of the loss since `begin`, divided by the label tokens of the global batch."""
+        self._losses: list[torch.Tensor] = []
 
     def begin(self) -> None:
         """Starts a step."""
         assert not self._in_flight, "every forward had its backward"
         assert not self._weights, "every I had its W"
-        self.loss = 0.0
+        self._losses = []
+
+    @property
+    def loss(self) -> float:
+        """This rank's share of the loss since `begin`, divided by the label tokens of the global batch."""
+        return sum(torch.stack(self._losses).tolist()) if self._losses else 0.0
 
     def forward(
         self,
@@ -144,8 +148,8 @@ class Stage:
             if queue is not None:
                 self._weights[microbatch] = queue.take()
         if self._is_last:
-            # Read here and not in `forward`: on a GPU the read waits for the device, which by now has it.
-            self.loss += float(kept.outgoing.detach())
+            # Not read here: on a GPU that would wait for this backward, and the gradient go out after that.
+            self._losses.append(kept.outgoing.detach())
         incoming = kept.incoming
         if incoming is None:
             return None

@@ -363,12 +363,22 @@ def device_of(name: str) -> torch.device:
 
     Returns:
         The device; on a GPU it is also made the current one.
+
+    Raises:
+        RankError: There are fewer GPUs than ranks on this machine.
     """
     if name == "cpu":
         # Two threads on a core each serve nobody: a rank is one core here, unless the user says otherwise.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    # Messages of each neighbour have a stream. With the default of 8 queues to the device, compute may stand
+    # in one behind a receive that waits for what this compute gives. Read when CUDA starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= num_gpus:
+        message = f"local rank {index} has no GPU, this machine has {num_gpus}: a rank needs one of its own"
+        raise RankError(message)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 

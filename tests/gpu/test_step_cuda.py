@@ -1,0 +1,119 @@
+"""On GPUs: a training step over NCCL gives the loss and the gradients of one process on a CPU.
+
+One GPU a rank; where there are fewer, ranks share them if this NCCL lets them.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+
+import pytest
+import tiny_llava
+import torch
+import torch.distributed as dist
+from toy_run import (
+    CONTENTS,
+    SEED,
+    RankParts,
+    label_tokens,
+    make_schedule,
+    toy_sample,
+    warm_model_dir,
+    write_plan,
+)
+
+from dflop._native import Plan
+from dflop.models import load_adapter
+
+pytestmark = pytest.mark.gpu
+
+LLM = {
+    1: [[[5]], [[7, 1, 4]], [[]], [[3, 0, 6, 2]]],
+    2: [[[5, 1], [3]], [[7, 4], []], [[], []], [[6, 0], [2]]],
+}
+TIMEOUT_S = 120.0
+
+
+def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, answer):
+    """One rank: two steps, the second with all connections and kernels there."""
+    try:
+        device = torch.device("cpu")
+        if kind == "cuda":
+            device = torch.device("cuda", index % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+        plan = Plan.read(str(plan_path))
+        parts = RankParts(plan, model_dir, store, index, TIMEOUT_S, device)
+        found = []
+        for _ in range(2):
+            parts.gradients.zero()
+            loss = parts.step(make_schedule(llm, encoder_dp))
+            norm = parts.gradients.clip(None)
+            parts.recorder.add("tail", parts.recorder.now())
+            spans = parts.recorder.finish()
+            ends = [end for _, start, end in spans.actions for end in (start, end)]
+            found.append((loss, norm, ends == sorted(ends) and ends[0] >= spans.start_ns))
+        answer.send(found)
+        dist.destroy_process_group()
+    except Exception as error:
+        answer.send(f"{type(error).__name__}: {error}")
+
+
+def steps_of(kind, plan_path, num_ranks, model_dir, store, llm, encoder_dp):
+    """What each rank answers."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+    processes = [
+        context.Process(
+            target=play, args=(r, kind, plan_path, model_dir, store, llm, encoder_dp, sending), daemon=True
+        )
+        for r, (_, sending) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        answers = [receiving.recv() if receiving.poll(TIMEOUT_S) else "hangs" for receiving, _ in pipes]
+    finally:
+        for process in processes:
+            process.join(timeout=5.0)
+            if process.is_alive():
+                process.kill()
+    return answers
+
+
+def expected_of(model_dir):
+    """Loss and norm of the gradient of all samples, by Hugging Face's own model on the CPU."""
+    model = load_adapter(model_dir).reference_model(SEED)
+    model.train()
+    samples = range(len(CONTENTS))
+    total = 0.0
+    for sample in samples:
+        _, loss = tiny_llava.hf_loss(model, toy_sample(sample).oracle)
+        (loss / label_tokens(samples)).backward()
+        total += float(loss.detach()) / label_tokens(samples)
+    squares = sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None)
+    return total, math.sqrt(squares)
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 2), (2, 2, 2)], ids=str)
+def test_a_step_over_nccl_is_that_of_one_process(layout, tmp_path, monkeypatch):
+    """A first step that hangs is found here: NCCL connects ranks when they first talk."""
+    encoder_dp, llm_dp, llm_pp = layout
+    model_dir = warm_model_dir(tmp_path)
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(LLM[llm_dp]))
+    is_shared = torch.cuda.device_count() < plan.num_ranks
+    if is_shared:
+        monkeypatch.setitem(os.environ, "NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    paths = (tmp_path / "plan.json", plan.num_ranks, model_dir, tmp_path / "store")
+    answers = steps_of("cuda", *paths, LLM[llm_dp], encoder_dp)
+    if is_shared and any(
+        isinstance(a, str) and ("Duplicate GPU" in a or "invalid usage" in a) for a in answers
+    ):
+        pytest.skip("fewer GPUs than ranks, and this NCCL does not let ranks share one")
+    assert not [answer for answer in answers if isinstance(answer, str)], answers
+    loss, norm = expected_of(model_dir)
+    for step in range(2):
+        assert sum(answer[step][0] for answer in answers) == pytest.approx(loss, rel=1e-4)
+        assert all(answer[step][1] == pytest.approx(norm, rel=1e-3) for answer in answers)
+        assert all(answer[step][2] for answer in answers), "spans do not follow each other"
