@@ -82,6 +82,7 @@ def test_a_profile_has_the_fields_of_the_artifact(profiled, model_dir):
         "is_estimated",
         "device",
         "hidden_bytes",
+        "is_tied",
         "network",
         "modules",
         "variants",

@@ -54,6 +54,8 @@ def take_device(kind: str) -> torch.device:
     """
     if kind == "cpu":
         return torch.device("cpu")
+    # As in training, where it counts: kernels loaded at once take memory, which the profile is to hold.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= num_gpus:
         message = f"`cluster.device` is cuda, local rank {index} has no GPU: this machine has {num_gpus}"
