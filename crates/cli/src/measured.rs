@@ -29,6 +29,9 @@ pub(crate) struct StepMetrics {
     /// How long training waited for the schedule before the step, in nanoseconds.
     #[serde(default)]
     pub(crate) schedule_wait_ns: u64,
+    /// Whether the search for its schedule was cut short.
+    #[serde(default)]
+    pub(crate) was_stopped: bool,
     /// Position of the pair that this step belongs to, in a comparison; `null` otherwise.
     #[serde(default)]
     pub(crate) pair: Option<u64>,
@@ -365,6 +368,7 @@ mod tests {
             bubble_ratio: if arm == "blind" { 0.2 } else { 0.1 },
             data_wait_ns: 0,
             schedule_wait_ns: pair,
+            was_stopped: false,
             pair: Some(pair),
         }
     }

@@ -68,9 +68,13 @@ fn what_follows_from_an_estimate_is_marked() {
         let said = session.dflop(&[verb, "-c", "demo/dflop.yaml"]);
         assert!(said.contains("status: 0") && said.contains("estimated, not measured"), "{said}");
     }
+    // Whose memory is the budget, without one.
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(said.contains("memory budget 124.75 GiB, 95.0 % of the device's: none was given"), "{said}");
     let said = session.dflop(&["report", "demo"]);
     assert!(said.contains("status: 0"), "{said}");
     let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    assert!(page.contains("<li>estimated, not measured: times and bytes come from the analytic model</li>"));
     assert!(page.contains("The model, estimated") && page.matches("Estimated, not measured:").count() >= 2);
     // A model of the catalogue is not the one in `model.dir`.
     let other = session.dflop(&[&estimate[..], &["--model", "qwen2-vl-2b"]].concat());

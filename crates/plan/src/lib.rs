@@ -17,6 +17,7 @@ mod arm;
 mod aware;
 pub mod batches;
 mod bound;
+mod caveats;
 mod columns;
 mod correction;
 mod error;
@@ -46,6 +47,7 @@ mod step;
 mod tokens;
 
 pub use arm::{Arm, Method, ParseArmError};
+pub use caveats::Caveats;
 pub use correction::Correction;
 pub use error::PlanError;
 pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};

@@ -1,7 +1,8 @@
 //! The outcome of a search: ranked plans, rejections grouped and counted, why it stopped, and all of it in
 //! words.
 
-use dflop_types::{Layout, MadeFrom, Plan, RankedPlan, Rejection, RejectionCount};
+use crate::caveats::Caveats;
+use dflop_types::{Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount};
 use std::fmt::Write as _;
 
 /// Why a search ended.
@@ -39,15 +40,10 @@ pub struct Outcome {
     pub num_sampled_batches: u32,
     /// Bytes one rank may use; `None`: nothing was held against it.
     pub memory_budget_bytes: Option<u64>,
-    /// Whether the model profile comes from the analytic model, so that every time and every byte is estimated.
-    pub is_estimated: bool,
-    /// Whether transfers were measured; if not they were taken as free.
-    pub is_network_measured: bool,
-    /// Whether the reduction of the best plan's gradients stands on measurements of as many ranks and bytes; true where
-    /// nothing is reduced.
-    pub is_reduction_measured: bool,
-    /// Measured points that were repaired, as they fell with the size.
-    pub num_repaired_points: u32,
+    /// Whether somebody gave that budget; else it is a share of the device's memory.
+    pub is_budget_given: bool,
+    /// What the numbers of the best plan do not hold.
+    pub caveats: Caveats,
     /// Hashes of what the plan is made from.
     pub made_from: MadeFrom,
 }
@@ -73,6 +69,10 @@ impl Outcome {
             return None;
         }
         self.rejections.iter().find_map(|r| match &r.rejection {
+            Rejection::Memory { needed_bytes, .. } if !self.is_budget_given => Some(format!(
+                "give the cluster more ranks, or devices on which a rank may use {needed_bytes} bytes or more; \
+                 `cluster.memory_budget_bytes` says how many it may"
+            )),
             Rejection::Memory { needed_bytes, .. } => Some(format!(
                 "raise `memory_budget_bytes` to {needed_bytes} or more, or give the cluster more ranks"
             )),
@@ -129,11 +129,11 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn percent(ratio: f64) -> String {
+pub(crate) fn percent(ratio: f64) -> String {
     format!("{:.1} %", 100.0 * ratio)
 }
 
-fn plural(count: u64, noun: &str) -> String {
+pub(crate) fn plural(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -154,7 +154,12 @@ pub fn explain(outcome: &Outcome) -> String {
         }
         Some((best, runners_up)) => {
             let budget = match outcome.memory_budget_bytes {
-                Some(bytes) => format!("memory budget {}", size(bytes)),
+                Some(bytes) if outcome.is_budget_given => format!("memory budget {}", size(bytes)),
+                Some(bytes) => format!(
+                    "memory budget {}, {} of the device's: none was given",
+                    size(bytes),
+                    percent(ModelProfile::MEMORY_PERMILLE as f64 / 1e3)
+                ),
                 None => "no memory budget was given".to_owned(),
             };
             choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
@@ -166,7 +171,13 @@ pub fn explain(outcome: &Outcome) -> String {
                 let _ = writeln!(text, "\n{others} of {} fell", plural(outcome.num_candidates, "candidate"));
                 reasons(&mut text, outcome);
             }
-            notes(&mut text, outcome, best);
+            let notes = outcome.caveats.notes(&best.prediction);
+            if !notes.is_empty() {
+                text.push('\n');
+            }
+            for note in notes {
+                let _ = writeln!(text, "note: {note}");
+            }
         }
     }
     text
@@ -286,38 +297,6 @@ fn causes(text: &mut String, fell: Vec<(u64, String)>) {
     let width = fell.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
     for (count, cause) in fell {
         let _ = writeln!(text, "    {count:>width$}  {cause}");
-    }
-}
-
-/// What the numbers do not hold: nothing is guessed in silence.
-fn notes(text: &mut String, outcome: &Outcome, best: &RankedPlan) {
-    let mut notes = Vec::new();
-    if outcome.is_estimated {
-        notes.push("estimated, not measured: times and bytes come from the analytic model".to_owned());
-    }
-    if best.prediction.extrapolated_ratio > 0.0 {
-        let share = percent(best.prediction.extrapolated_ratio);
-        let (outside, all) = (best.prediction.num_extrapolated, best.prediction.num_predictions);
-        notes.push(format!("{share} of the predictions ({outside} of {all}) lie outside the measured range"));
-    }
-    if outcome.num_repaired_points > 0 {
-        let points = plural(outcome.num_repaired_points.into(), "measured point");
-        notes.push(format!(
-            "{points} fell with the size and {} repaired",
-            if outcome.num_repaired_points == 1 { "was" } else { "were" }
-        ));
-    }
-    if !outcome.is_network_measured {
-        notes.push("the network was not measured: transfers are taken as free".to_owned());
-    } else if !outcome.is_reduction_measured {
-        notes
-            .push("the reduction of the gradients was not measured as it is: its time is assumed".to_owned());
-    }
-    if !notes.is_empty() {
-        text.push('\n');
-    }
-    for note in notes {
-        let _ = writeln!(text, "note: {note}");
     }
 }
 

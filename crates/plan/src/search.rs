@@ -2,6 +2,7 @@
 
 use crate::batches::GlobalBatches;
 use crate::bound::{self, BatchWork};
+use crate::caveats::Caveats;
 use crate::error::PlanError;
 use crate::evaluate::{Verdict, evaluate};
 use crate::feasible;
@@ -11,7 +12,7 @@ use crate::settings::StepSettings;
 use crate::space::{Candidate, space};
 use crate::step::StepScheduler;
 use crate::tokens::check_samples;
-use dflop_cost::{Basis, CostModel};
+use dflop_cost::CostModel;
 use dflop_types::{
     Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
 };
@@ -50,6 +51,12 @@ pub struct SearchInput<'a> {
     pub made_from: MadeFrom,
     /// Called with candidates done and candidates in all, as the search goes on.
     pub progress: &'a dyn Fn(u64, u64),
+}
+
+impl SearchInput<'_> {
+    fn memory_budget_bytes(&self) -> Option<u64> {
+        self.model_profile.memory_budget_bytes(self.cluster.memory_budget_bytes)
+    }
 }
 
 impl fmt::Debug for SearchInput<'_> {
@@ -149,7 +156,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     }
     (input.progress)(num_candidates, num_candidates);
     ranked.truncate(NUM_RANKED);
-    let is_reduction_measured = ranked.first().is_none_or(|best| is_reduction_measured(&model, best));
+    let caveats = Caveats::of(input.model_profile, &model, ranked.first());
     Ok(Outcome {
         ranked,
         rejections: group(rejections),
@@ -160,22 +167,11 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         global_batch_size: input.global_batch_size,
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
-        memory_budget_bytes: input.cluster.memory_budget_bytes,
-        is_estimated: input.model_profile.is_estimated,
-        is_network_measured: model.is_network_measured(),
-        is_reduction_measured,
-        num_repaired_points: model.num_repaired_points(),
+        memory_budget_bytes: input.memory_budget_bytes(),
+        is_budget_given: input.cluster.memory_budget_bytes.is_some(),
+        caveats,
         made_from: input.made_from.clone(),
     })
-}
-
-/// Whether the reductions of a plan stand on measurements of as many ranks and bytes.
-fn is_reduction_measured(model: &CostModel, plan: &RankedPlan) -> bool {
-    let stages = StepSettings::from(plan).stages(model).unwrap_or_default();
-    let (encoder, llm) = (plan.layout.encoder, plan.layout.llm);
-    let mut of_stages = stages.into_iter().map(|stage| model.stage_tail(stage, llm.dp));
-    model.encoder_tail(encoder.dp).basis == Basis::Measured
-        && of_stages.all(|tail| tail.basis == Basis::Measured)
 }
 
 /// Global batches as training draws them, whole ones only where there are any: the smaller last batch of an
@@ -215,7 +211,7 @@ fn contenders(
             layout: candidate.layout,
             num_microbatches: candidate.num_microbatches,
             pipeline_order: input.order,
-            memory_budget_bytes: input.cluster.memory_budget_bytes,
+            memory_budget_bytes: input.memory_budget_bytes(),
         };
         let mut scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
             .with_ranks_per_node(input.cluster.ranks_per_node)

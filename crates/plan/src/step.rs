@@ -83,7 +83,8 @@ impl StepScheduler {
         })
     }
 
-    /// A scheduler for the best plan of `plan`, under the memory budget of the cluster: a plan does not carry one.
+    /// A scheduler for the best plan of `plan`, under the memory budget of the cluster, which a plan does not carry;
+    /// without one under that of the profile's device ([`ModelProfile::memory_budget_bytes`]).
     ///
     /// # Errors
     /// As [`StepScheduler::new`], and [`PlanError::Cost`].
@@ -94,6 +95,7 @@ impl StepScheduler {
         memory_budget_bytes: Option<u64>,
         seed: u64,
     ) -> Result<Self, PlanError> {
+        let memory_budget_bytes = model.memory_budget_bytes(memory_budget_bytes);
         let settings = StepSettings { memory_budget_bytes, ..StepSettings::from(&plan.best) };
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
         Self::new(settings, CostModel::new(model)?, shapes, seed)

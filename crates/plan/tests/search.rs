@@ -6,8 +6,8 @@ mod fixture;
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::batches::GlobalBatches;
 use dflop_plan::{
-    Arm, GiantPolicy, GiantRule, Outcome, PlanError, SearchInput, StepScheduler, StepSettings, StopReason,
-    explain, layouts, search,
+    Arm, Caveats, GiantPolicy, GiantRule, Outcome, PlanError, SearchInput, StepScheduler, StepSettings,
+    StopReason, explain, layouts, search,
 };
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
@@ -257,10 +257,13 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         seed: 11,
         num_sampled_batches: 8,
         memory_budget_bytes: Some(3 << 30),
-        is_estimated: false,
-        is_network_measured: false,
-        is_reduction_measured: false,
-        num_repaired_points: 2,
+        is_budget_given: true,
+        caveats: Caveats {
+            is_estimated: false,
+            is_network_measured: false,
+            is_reduction_measured: false,
+            num_repaired_points: 2,
+        },
         made_from: MadeFrom::new(),
     }
 }
@@ -302,6 +305,39 @@ fn the_explanation_of_a_plan() {
     insta::assert_snapshot!("feasible", explain(&outcome));
     let cut_short = Outcome { stop: StopReason::WorkBudget { num_left: 7 }, ..outcome };
     assert!(explain(&cut_short).contains("     7  not judged: the budget of judgements ended\n"));
+}
+
+/// A GPU's memory is known: without a budget most of it is one, for the search and for who trains the plan.
+#[test]
+fn without_a_budget_the_devices_memory_is_held_against_a_plan() {
+    let shapes = fixture::shapes(64, 12);
+    let free = fixture::model_profile();
+    let of = |memory_bytes, given| {
+        let mut profile = free.clone();
+        profile.device.memory_bytes = memory_bytes;
+        search(&SearchInput { cluster: fixture::cluster(3, given), ..input(&shapes, &profile, 3) }).unwrap()
+    };
+    let unlimited = of(0, None);
+    assert_eq!((unlimited.memory_budget_bytes, unlimited.is_budget_given), (None, false));
+    let peak = |outcome: &Outcome| {
+        let prediction = outcome.ranked[0].prediction;
+        prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak)
+    };
+    // Less than the best plan takes: another one, or none, and the reason says the budget.
+    let device = peak(&unlimited) - 1;
+    let limited = of(device, None);
+    assert_eq!(limited.memory_budget_bytes, Some(device / 1_000 * 950));
+    assert!(limited.ranked.iter().all(|plan| plan.prediction.llm_memory_bytes_peak <= device / 1_000 * 950));
+    assert_ne!(limited.ranked, unlimited.ranked);
+    let told = explain(&limited);
+    assert!(
+        limited.ranked.is_empty() || told.contains(", 95.0 % of the device's: none was given\n"),
+        "{told}"
+    );
+    // What is given counts, above the device's as well.
+    let given = of(device, Some(1 << 40));
+    assert_eq!((given.memory_budget_bytes, given.is_budget_given), (Some(1 << 40), true));
+    assert_eq!(given.ranked, unlimited.ranked);
 }
 
 #[test]

@@ -273,6 +273,16 @@ impl ModelProfile {
     /// An encoder layer whose attention stays within windows, which its `linear` holds: their size is the model's.
     pub const WINDOW_LAYER: &'static str = "encoder_window_layer";
 
+    /// Thousandths of a device's memory that a rank may use where nobody says how much: the rest is for what no
+    /// prediction holds (fragmentation, buffers of the communication library).
+    pub const MEMORY_PERMILLE: u64 = 950;
+
+    /// Bytes that a rank may use: those `given`, else most of the device's memory; `None` where that is not known.
+    pub fn memory_budget_bytes(&self, given: Option<u64>) -> Option<u64> {
+        let known = Some(self.device.memory_bytes).filter(|&bytes| bytes > 0);
+        given.or_else(|| known.map(|bytes| bytes / 1_000 * Self::MEMORY_PERMILLE))
+    }
+
     /// How many of this module the model has; 0 if the profile lacks it.
     pub fn count(&self, module: &str) -> u32 {
         self.modules.get(module).map_or(0, |module| module.count)

@@ -82,7 +82,8 @@ fn of_catalogue(name: &str, config: Option<&Config>) -> Result<Read, Failure> {
         Some(Ok((configured, _, hash))) if configured == architecture => hash,
         Some(Ok(_)) => {
             talk!(
-                "note: `model.dir` holds another model than `{}`: plans of it will not take this profile",
+                "note: `model.dir` holds another model than `{}`: plans of it will not take this profile; without \
+                 `--model` its own configuration is estimated",
                 model.name
             );
             artifact::hash_parts([model.config.to_string().as_bytes()])

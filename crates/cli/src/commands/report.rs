@@ -6,8 +6,9 @@ use crate::Failure;
 use crate::args;
 use crate::config;
 use crate::measured::{self, ArmSummary, Comparison, StepMetrics, StepSchedule, StepTrace, Waits};
+use dflop_cost::CostModel;
 use dflop_data::table;
-use dflop_plan::StepScheduler;
+use dflop_plan::{Caveats, StepScheduler};
 use dflop_report::{Report, StepView};
 use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
 use std::path::Path;
@@ -26,7 +27,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         outliers: found.outliers(&arguments.dir)?,
         model: found.model.clone(),
         loss: found.metrics.iter().map(|m| (m.step, m.loss)).collect(),
-        warnings: found.warnings(),
+        warnings: found.warnings()?,
     });
     let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
     artifact::write_text(&out, &page)?;
@@ -244,9 +245,8 @@ impl Found {
             return Ok(None);
         };
         // A report is also made of a directory without a configuration: then there is no budget to hold to.
-        let budget_bytes =
-            config::load(&dir.join("dflop.yaml")).ok().and_then(|c| c.cluster.memory_budget_bytes);
-        let scheduler = StepScheduler::of_plan(plan, data, model, budget_bytes, plan.seed)?;
+        let given = config::load(&dir.join("dflop.yaml")).ok().and_then(|c| c.cluster.memory_budget_bytes);
+        let scheduler = StepScheduler::of_plan(plan, data, model, given, plan.seed)?;
         let found = scheduler.outliers(plan.global_batch_size, NAMED);
         let ms = |ns: u64| ns as f64 / 1e6;
         let view = |o: &dflop_plan::Outlier| dflop_report::OutlierView {
@@ -262,7 +262,7 @@ impl Found {
             num_longer: found.num_longer,
             unfit: found.unfit.iter().map(view).collect(),
             num_unfit: found.num_unfit,
-            budget_bytes,
+            budget_bytes: scheduler.settings().memory_budget_bytes,
         }))
     }
 
@@ -283,7 +283,7 @@ impl Found {
     }
 
     /// Every act that changed the answer, as a sentence with its count.
-    fn warnings(&self) -> Vec<String> {
+    fn warnings(&self) -> Result<Vec<String>, Failure> {
         let mut warnings = self.stale();
         if let Some(data) = &self.data {
             let num_replaced = data.problems.iter().filter(|p| p.substitute.is_some()).count();
@@ -294,24 +294,29 @@ impl Found {
                     format!("{} could not be read: {act}", counted(count as u64, "sample"))
                 }),
             );
-        }
-        if let Some(plan) = &self.plan {
-            let prediction = &plan.best.prediction;
-            if prediction.extrapolated_ratio > 0.0 {
+            if !data.strata.is_empty() {
+                warnings.push("the data profile is of a random sample: no one trains with it".to_owned());
+            }
+            let num_silent = data.samples.iter().filter(|sample| sample.shape.label_tokens == 0).count();
+            if num_silent > 0 {
                 warnings.push(format!(
-                    "{:.1} % of the plan's predictions ({} of {}) lie outside the measured range",
-                    prediction.extrapolated_ratio * 100.0,
-                    prediction.num_extrapolated,
-                    prediction.num_predictions
+                    "{} without a label token: they cost time and teach nothing",
+                    counted(num_silent as u64, "sample")
                 ));
             }
         }
-        if let Some(model) = &self.model
-            && model.network.point_to_point().is_none()
-        {
-            warnings.push("transfers were not measured and are taken as free".to_owned());
+        if let (Some(plan), Some(profile)) = (&self.plan, &self.model) {
+            let model = CostModel::new(profile)?;
+            warnings.extend(Caveats::of(profile, &model, Some(&plan.best)).notes(&plan.best.prediction));
         }
-        warnings
+        let num_stopped = self.metrics.iter().filter(|step| step.was_stopped).count();
+        if num_stopped > 0 {
+            warnings.push(format!(
+                "the search for a schedule was stopped by its wall limit in {}",
+                counted(num_stopped as u64, "step")
+            ));
+        }
+        Ok(warnings)
     }
 }
 

@@ -1,0 +1,68 @@
+//! What the numbers of a plan do not hold, in words: nothing is guessed in silence.
+
+use crate::outcome::{percent, plural};
+use crate::settings::StepSettings;
+use dflop_cost::{Basis, CostModel};
+use dflop_types::{ModelProfile, PlanPrediction, RankedPlan};
+
+/// What the numbers of a plan stand on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caveats {
+    /// Whether the model profile comes from the analytic model, so that every time and every byte is estimated.
+    pub is_estimated: bool,
+    /// Whether transfers were measured; if not they were taken as free.
+    pub is_network_measured: bool,
+    /// Whether the reduction of the plan's gradients stands on measurements of as many ranks and bytes; true where
+    /// nothing is reduced.
+    pub is_reduction_measured: bool,
+    /// Measured points that were repaired, as they fell with the size.
+    pub num_repaired_points: u32,
+}
+
+impl Caveats {
+    /// Those of `plan`, if there is one, by the model of a profile.
+    pub fn of(profile: &ModelProfile, model: &CostModel, plan: Option<&RankedPlan>) -> Self {
+        Self {
+            is_estimated: profile.is_estimated,
+            is_network_measured: model.is_network_measured(),
+            is_reduction_measured: plan.is_none_or(|plan| is_reduction_measured(model, plan)),
+            num_repaired_points: model.num_repaired_points(),
+        }
+    }
+
+    /// A sentence for each that is one.
+    pub fn notes(&self, prediction: &PlanPrediction) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.is_estimated {
+            notes.push("estimated, not measured: times and bytes come from the analytic model".to_owned());
+        }
+        if prediction.extrapolated_ratio > 0.0 {
+            let share = percent(prediction.extrapolated_ratio);
+            let (outside, all) = (prediction.num_extrapolated, prediction.num_predictions);
+            notes.push(format!(
+                "{share} of the predictions ({outside} of {all}) lie outside the measured range"
+            ));
+        }
+        if self.num_repaired_points > 0 {
+            let points = plural(self.num_repaired_points.into(), "measured point");
+            let were = if self.num_repaired_points == 1 { "was" } else { "were" };
+            notes.push(format!("{points} fell with the size and {were} repaired"));
+        }
+        if !self.is_network_measured {
+            notes.push("the network was not measured: transfers are taken as free".to_owned());
+        } else if !self.is_reduction_measured {
+            notes.push(
+                "the reduction of the gradients was not measured as it is: its time is assumed".to_owned(),
+            );
+        }
+        notes
+    }
+}
+
+fn is_reduction_measured(model: &CostModel, plan: &RankedPlan) -> bool {
+    let stages = StepSettings::from(plan).stages(model).unwrap_or_default();
+    let (encoder, llm) = (plan.layout.encoder, plan.layout.llm);
+    let mut of_stages = stages.into_iter().map(|stage| model.stage_tail(stage, llm.dp));
+    model.encoder_tail(encoder.dp).basis == Basis::Measured
+        && of_stages.all(|tail| tail.basis == Basis::Measured)
+}
