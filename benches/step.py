@@ -120,6 +120,8 @@ def summarise(folder: Path, arms: list[str]) -> dict[str, Any]:
                 **{key: ratio[key] for key in ("ratio", "ratio_low", "ratio_high")},
                 **of(rows),
                 "steps_ms": [r["step_ns"] / 1e6 for r in rows],
+                "predicted_ms": [r["predicted_ns"] / 1e6 for r in rows],
+                "corrected_ms": [r["corrected_ns"] / 1e6 for r in rows],
             }
         )
     waits = {key: value for key, value in summary.items() if key.startswith("schedule_wait")}
