@@ -60,6 +60,12 @@ pub(crate) struct DemoData {
     /// Seed of everything that is drawn
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+    /// Overwrite files of the same names, as those of an earlier demo
+    ///
+    /// What it named demo_* in data/media is removed first, so that none is left that no sample refers to. All other
+    /// files stay, profiles and plans too.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,6 +1,6 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
-use super::{Inputs, beside, differs, replay};
+use super::{Inputs, beside, differs, out_path, replay};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
@@ -32,7 +32,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
     let hashes = dflop_data::model_hashes(&config.model.dir)?;
     artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
     let sizes = Sizes::of(&data, &config);
-    let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
+    let out = out_path::<ModelProfile>(&config, arguments.out.as_ref(), "model_profile.json")?;
     let mut partial = out.clone();
     partial.set_extension("partial.jsonl");
     Ok(Outcome::Python(Request {
