@@ -1,7 +1,7 @@
 //! The outcome of a search: ranked plans, rejections grouped and counted, why it stopped, and all of it in
 //! words.
 
-use dflop_types::{Layout, MadeFrom, Plan, RankedPlan, Rejection, RejectionCount};
+use dflop_types::{Layout, MadeFrom, Plan, RankedPlan, Rejection, RejectionCount, memory_size};
 use std::fmt::Write as _;
 
 /// Why a search ended.
@@ -121,14 +121,6 @@ fn ms(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e6)
 }
 
-fn size(bytes: u64) -> String {
-    if bytes < 1 << 30 {
-        format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-    } else {
-        format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
-    }
-}
-
 fn percent(ratio: f64) -> String {
     format!("{:.1} %", 100.0 * ratio)
 }
@@ -154,7 +146,7 @@ pub fn explain(outcome: &Outcome) -> String {
         }
         Some((best, runners_up)) => {
             let budget = match outcome.memory_budget_bytes {
-                Some(bytes) => format!("memory budget {}", size(bytes)),
+                Some(bytes) => format!("memory budget {}", memory_size(bytes)),
                 None => "no memory budget was given".to_owned(),
             };
             choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
@@ -225,8 +217,8 @@ fn choice(
     let _ = writeln!(
         text,
         "  memory  encoder rank {}, llm rank {}{}",
-        size(prediction.encoder_memory_bytes_peak),
-        size(prediction.llm_memory_bytes_peak),
+        memory_size(prediction.encoder_memory_bytes_peak),
+        memory_size(prediction.llm_memory_bytes_peak),
         budget.map(|budget| format!(", {budget}")).unwrap_or_default(),
     );
 }
