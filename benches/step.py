@@ -45,7 +45,7 @@ def dflop(*arguments: object, folder: Path) -> None:
 
 def prepare(folder: Path, order: str, profile_seconds: float) -> None:
     """Data, profiles and plan in `folder`."""
-    dflop("demo-data", folder, folder=folder)
+    dflop("demo-data", folder, "--force", folder=folder)
     config = folder / "dflop.yaml"
     config.write_text(config.read_text().replace("train:\n", f"train:\n  pipeline_order: {order}\n"))
     dflop("profile", "data", folder=folder)

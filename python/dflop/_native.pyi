@@ -1,6 +1,7 @@
 """The native module: everything that is not tensor math, in Rust."""
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Literal, final
 
 class Error(Exception): ...
@@ -17,6 +18,12 @@ def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, str |
     Returns the exit status and, for `train` and `profile model`, a JSON request that Python carries out; for
     `profile data` where the configuration has a `model.family`, the request to come back with that function
     as `family`.
+    """
+
+def write_text(path: str | PathLike[str], kind: str, text: str) -> None:
+    """Writes `text`, an artifact of this kind, whole to `path` or where links lead, or leaves the old file.
+
+    ArtifactError where it cannot be written, or a directory, a device or a file of another kind stands there.
     """
 
 def load_config(path: str) -> str:

@@ -403,7 +403,7 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     check_run(out, len(lines(metrics)))
-    # The log as it is; then as if of another plan; then over itself.
+    # The log as it is; then without its first step; then as if of another plan; then over itself.
     log = out / "schedules.jsonl"
     flags = ["train", "-c", str(demo / "dflop.yaml"), "--other-device", "--replay", str(log), "--out"]
     asked = python(["-c", ASK, *flags, str(tmp_path / "again")], demo).stdout
@@ -411,7 +411,9 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
     again = lines(tmp_path / "again" / "metrics.jsonl")
     assert [m["loss"] for m in again] == [m["loss"] for m in lines(metrics)]
     replay = ["-m", "dflop", *flags]
+    first = log_lines(log)[0] + "\n"
     for change, out, message in [
+        ((first, ""), "other", "schedules.jsonl` line 1: step 1, but step 0 is missing before it"),
         (('"plan": "sha256:', '"plan": "sha256:0'), "other", "schedules.jsonl` is of another plan: sha256:0"),
         (("", ""), "run", "is in the directory of this run, which would overwrite it"),
     ]:

@@ -503,22 +503,35 @@ def test_a_reader_that_left_is_no_error(is_read):
     assert child.wait() == 0
 
 
-def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_whole(tmp_path):
     path = tmp_path / "new" / "profile.json"
     write_artifact(path, {"family": "old"})
     old = path.read_text()
     assert json.loads(old) == {"dflop": "model_profile", "format_version": 2, "family": "old"}
 
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(dflop.ArtifactError, match=r"cannot write `.*profile\.json`: No space left"):
-        write_artifact(path, {"family": "new"})
-    assert path.read_text() == old
-    assert [p.name for p in path.parent.iterdir()] == ["profile.json"]
+    # No file has a longer name, so the neighbour that would take this one cannot be made.
+    longest = path.with_name("p" * 255)
+    longest.write_text(old)
+    with pytest.raises(dflop.ArtifactError, match=r"cannot write `.*/p+`: File name too long"):
+        write_artifact(longest, {"family": "new"})
+    assert longest.read_text() == old
+    assert sorted(p.name for p in path.parent.iterdir()) == [longest.name, "profile.json"]
     with pytest.raises(dflop.ArtifactError, match="cannot write"):
         write_artifact(path / "below.json", {})
+
+
+def test_a_write_follows_links_and_replaces_model_profiles_alone(tmp_path):
+    link, path = tmp_path / "link.json", tmp_path / "profile.json"
+    link.symlink_to(path.name)
+    write_artifact(link, {"family": "first"})
+    assert link.is_symlink()
+    assert json.loads(path.read_text())["family"] == "first"
+    path.write_text('{"dflop": "plan"}')
+    os.mkfifo(tmp_path / "pipe")
+    for taken, found in ((link, "a plan"), (tmp_path / "pipe", "a device, pipe or socket")):
+        with pytest.raises(dflop.ArtifactError, match=rf"`: it is {found}, must be "):
+            write_artifact(taken, {"family": "second"})
+    assert path.read_text() == '{"dflop": "plan"}'
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 // These comments are shown in a terminal as they stand, where backticks are noise.
 #![allow(clippy::doc_markdown)]
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use dflop_plan::Arm;
 use dflop_types::ProfilePart;
 use std::path::PathBuf;
@@ -60,6 +60,12 @@ pub(crate) struct DemoData {
     /// Seed of everything that is drawn
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+    /// Overwrite files of the same names, as those of an earlier demo
+    ///
+    /// What it named demo_* in data/media is removed first, so that none is left that no sample refers to. All other
+    /// files stay, profiles and plans too.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -275,7 +281,7 @@ pub(crate) struct Simulate {
     pub(crate) files: PlanFiles,
     /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}, and "input_ns" and
     /// "weight_ns" for backwards that can be split
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "data_profile", "model_profile", "plan", "steps"])]
     pub(crate) durations: Option<PathBuf>,
     /// Pipeline order, with --durations
     #[arg(long, value_enum, default_value_t = Order::OneFOneB, requires = "durations")]
@@ -387,7 +393,7 @@ pub(crate) struct Train {
     )]
     pub(crate) arms: Vec<Arm>,
     /// Pairs (rounds, with more arms than two) to run before measuring, with --compare
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "compare")]
     pub(crate) warmup_pairs: u32,
     /// Train with the schedules of an earlier run, from its schedules.jsonl, instead of computing them
     ///
@@ -395,7 +401,10 @@ pub(crate) struct Train {
     /// must be those of that run. With the same configuration, losses on a CPU are equal bit by bit.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "steps"])]
     pub(crate) replay: Option<PathBuf>,
-    /// Count the memory of each rank in this step (from 0; slow on a CPU) and hold it against the prediction
+    /// Count the memory of each rank in this step and hold it against the prediction
+    ///
+    /// Steps count from 0, those of a warm-up too; the least is 1, as the first update makes the
+    /// optimizer's states. Slow on a CPU.
     #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) measure_memory_step: Option<u64>,
     /// Allow more ranks than cores on a CPU; times then mean nothing
@@ -449,6 +458,7 @@ pub(crate) struct Show {
 ///
 /// Exit status 0 when all files were read, 1 when some were not.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("rule").args(["model", "family"])))]
 pub(crate) struct Probe {
     /// The files
     #[arg(required = true, value_name = "FILE")]
@@ -457,12 +467,12 @@ pub(crate) struct Probe {
     #[arg(long)]
     pub(crate) json: bool,
     /// Also give the shape that the model in this directory makes of it
-    #[arg(long, value_name = "DIR", conflicts_with = "family")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Also give the shape that a model family makes of it, with the settings it has where no file sets them
     #[arg(long, value_name = "MODEL_TYPE")]
     pub(crate) family: Option<String>,
     /// Frames taken of a video, at most, with --model or --family [default: as the family has it]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "rule", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) video_max_frames: Option<u32>,
 }

@@ -250,10 +250,10 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let directory =
         path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
     let mut problems = Vec::new();
-    let mut top = Section::new("", documents.first(), &mut problems);
+    let mut top = Section::new("", text, documents.first(), &mut problems);
 
     let node = top.child("model");
-    let mut section = Section::new("model", node, top.problems);
+    let mut section = Section::new("model", text, node, top.problems);
     let model = ModelSection {
         dir: directory.join(section.text("dir", None)),
         dtype: section.choice("dtype", &["float32", "bfloat16"], "float32"),
@@ -262,7 +262,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     section.finish();
 
     let node = top.child("data");
-    let mut section = Section::new("data", node, top.problems);
+    let mut section = Section::new("data", text, node, top.problems);
     let data = DataSection {
         mixture: beside(&directory, &section.text("mixture", None)),
         media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
@@ -275,7 +275,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     section.finish();
 
     let node = top.child("cluster");
-    let mut section = Section::new("cluster", node, top.problems);
+    let mut section = Section::new("cluster", text, node, top.problems);
+    let num_problems = section.problems.len();
     let num_ranks = section.count("num_ranks", 2..=100_000, None) as u32;
     let cluster = ClusterSection {
         num_ranks,
@@ -283,10 +284,15 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         memory_budget_bytes: section.optional_count("memory_budget_bytes", 1..=1 << 50),
         device: section.choice("device", &["cpu", "cuda"], "cpu"),
     };
+    // Links are measured and times predicted for nodes of one size. A number that is wrong by itself stands for nothing.
+    if section.problems.len() == num_problems && !cluster.num_ranks.is_multiple_of(cluster.ranks_per_node) {
+        let rule = format!("must divide `cluster.num_ranks`, {num_ranks}");
+        section.problem_at("ranks_per_node", format!("{}, {rule}", cluster.ranks_per_node));
+    }
     section.finish();
 
     let node = top.child("train");
-    let mut section = Section::new("train", node, top.problems);
+    let mut section = Section::new("train", text, node, top.problems);
     let train = TrainSection {
         global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
         num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
@@ -344,6 +350,46 @@ mod tests {
         assert_eq!(config.train.bucket_tokens_max, None);
         assert_eq!(config.train.schedule, "aware");
         assert_eq!(config.train.prefetch_depth, 2);
+    }
+
+    #[test]
+    fn whole_numbers_may_be_written_with_an_exponent() {
+        let budget = |written: &str| {
+            let cluster = format!("{{num_ranks: 2, memory_budget_bytes: {written}}}");
+            parse(Path::new("dflop.yaml"), &GOOD.replace("{num_ranks: 2}", &cluster))
+                .map(|config| config.cluster.memory_budget_bytes)
+                .map_err(|error| error.to_string())
+        };
+        for written in ["8e9", "8.0e+9", "8000000000.0", "8000000000"] {
+            assert_eq!(budget(written), Ok(Some(8_000_000_000)), "{written}");
+        }
+        // What is refused is shown as it was written, not as it was read.
+        for written in ["8.5e0", "-1e3", "0.0", "1e16", "18446744073709551615", ".inf", ".nan", "0x0"] {
+            let expected =
+                format!("memory_budget_bytes: {written}, must be an integer from 1 to 1125899906842624");
+            assert!(
+                budget(written).is_err_and(|text| text.contains(&expected)),
+                "{written}: {:?}",
+                budget(written)
+            );
+        }
+    }
+
+    #[test]
+    fn nodes_are_of_one_size() {
+        let parsed = |cluster: &str| {
+            parse(Path::new("dflop.yaml"), &GOOD.replace("{num_ranks: 2}", cluster))
+                .map(|config| config.cluster.ranks_per_node)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(parsed("{num_ranks: 6, ranks_per_node: 3}"), Ok(3));
+        for (ranks, expected) in [("4", "4, must divide `cluster.num_ranks`, 6"), ("8", "8, must divide")] {
+            let text = parsed(&format!("{{num_ranks: 6, ranks_per_node: {ranks}}}")).unwrap_err();
+            assert!(text.contains(&format!("line 3: cluster.ranks_per_node: {expected}")), "{text}");
+        }
+        // Where one of the two is wrong by itself, nothing is said of both.
+        let text = parsed("{num_ranks: 1, ranks_per_node: 4}").unwrap_err();
+        assert!(!text.contains("must divide"), "{text}");
     }
 
     #[test]

@@ -248,6 +248,45 @@ fn error_arms_and_replays() {
     snapshot("error_arms_and_replays", &text);
 }
 
+/// What an option asks is done or refused, never passed over.
+#[test]
+fn error_options_without_effect() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    fs::write(session.path("d.json"), "{}").unwrap();
+    fs::write(session.path("costs.csv"), "encoder_ns,llm_ns,llm_ns\n1,2,3\n").unwrap();
+    let train = ["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"];
+    let measured = |flags: &[&str]| session.dflop(&[&train, flags].concat());
+    let mut text = String::new();
+    for flags in [
+        &["--steps", "9"][..],
+        &["-c", "none.yaml"],
+        &["--plan", "none.json"],
+        &["--data-profile", "none.parquet", "--model-profile", "none.json"],
+    ] {
+        text.push_str(&session.dflop(&[&["simulate", "--durations", "d.json"], flags].concat()));
+    }
+    text.push_str(&session.dflop(&["probe", "a.gif", "--video-max-frames", "4"]));
+    text.push_str(&session.dflop(&["probe", "a.gif", "--model", "m", "--family", "f"]));
+    text.push_str(&session.dflop(&["schedule", "--costs", "costs.csv", "--buckets", "2"]));
+    text.push_str(&measured(&["--warmup-pairs", "1"]));
+    text.push_str(&measured(&["--measure-memory-step", "24"]));
+    text.push_str(&measured(&["--measure-memory-step", "4", "--steps", "4"]));
+    text.push_str(&measured(&["--measure-memory-step", "6", "--steps", "4", "--compare"]));
+    snapshot("error_options_without_effect", &text);
+    for flags in [
+        &["--measure-memory-step", "23"][..],
+        &["--measure-memory-step", "3", "--steps", "4"],
+        &["--measure-memory-step", "5", "--steps", "4", "--compare"],
+    ] {
+        let text = measured(flags);
+        assert!(text.contains("needs PyTorch"), "{text}");
+    }
+}
+
 #[test]
 fn error_unwritable_directory() {
     let session = Session::new();

@@ -85,7 +85,7 @@ fn what_follows_from_an_estimate_is_marked() {
 
 #[test]
 fn summaries() {
-    let session = Session::new();
+    let session = Session { directory: tempfile::tempdir().unwrap() };
     snapshot("demo_data", &session.dflop(&["demo-data", "demo", "--samples", "48"]));
     snapshot("profile_data", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
     session.record_model_profile();

@@ -21,6 +21,12 @@ pub enum DataError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A file stands where the demo would write its own.
+    #[error("`{}` exists, the demo would overwrite it", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file between the verbs cannot be used.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
@@ -263,6 +269,7 @@ impl Hint for DataError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Artifact(error) => error.hint(),
+            Self::Exists { .. } => Some("choose another directory, or pass `--force`".to_owned()),
             Self::Mixture { .. } => Some(
                 "a mixture is `datasets:`, a list of `path` or `json_path`, with `sampling_strategy`, `media_root`, \
                  `format`, `split` and `columns` where needed"

@@ -2,7 +2,7 @@
 
 use crate::error::DataError;
 use crate::table::neighbour::Neighbour;
-use dflop_types::{Artifact as _, ArtifactError, DataProfile, Fault, Place, Problem, SourceFile};
+use dflop_types::{Artifact as _, ArtifactError, DataProfile, Fault, Place, Problem, SourceFile, artifact};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 const COLUMNS: [&str; 10] =
     ["source", "position", "file", "offset", "id", "fault", "cause", "substitute", "file_index", "length"];
 
-/// Where the problems of the data profile at `profile` stand: `data_profile.problems.csv` for `data_profile.parquet`.
+/// Where the problems of the data profile at `profile` stand: `data_profile.problems.csv` for `data_profile.parquet`,
+/// beside the file that a link leads to.
 pub fn path(profile: &Path) -> PathBuf {
+    let profile = artifact::follow_links(profile);
     let name = profile.file_name().unwrap_or_default().to_string_lossy();
     profile.with_file_name(format!("{}.problems.csv", name.strip_suffix(".parquet").unwrap_or(&name)))
 }

@@ -17,7 +17,7 @@ use crate::problems;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
-use dflop_types::{Artifact as _, ArtifactError, DataProfile, ProfileHasher, ProfiledSample};
+use dflop_types::{Artifact as _, ArtifactError, DataProfile, ProfileHasher, ProfiledSample, artifact};
 use header::Header;
 use neighbour::Neighbour;
 use parquet::arrow::ArrowWriter;
@@ -70,14 +70,25 @@ impl fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// A writer of the file at `path`, which stays as it is until [`Writer::finish`].
+    /// A writer of the file at `path`, or where its links lead, which stays as it is until [`Writer::finish`].
     ///
     /// # Errors
-    /// [`ArtifactError::Io`] if the directory cannot be made or written to.
+    /// [`ArtifactError::Taken`] where something else stands there, a table of others too; [`ArtifactError::Io`] if the
+    /// directory cannot be made or written to.
     pub fn create(path: &Path) -> Result<Self, DataError> {
-        let target = Neighbour::create(path, "").map_err(|error| cannot_write(path, error))?;
+        let place = artifact::target(path, DataProfile::KIND)?;
+        if is_of_others(&place) {
+            return Err(ArtifactError::Taken {
+                kind: DataProfile::KIND.to_owned(),
+                path: path.to_owned(),
+                found: "a Parquet table of something else".to_owned(),
+                rule: format!("another {} or a new file", DataProfile::KIND),
+            }
+            .into());
+        }
+        let target = Neighbour::create(&place, "").map_err(|error| cannot_write(path, error))?;
         Ok(Self {
-            path: path.to_owned(),
+            path: place,
             rows: Vec::new(),
             bytes: 0,
             num_rows: 0,
@@ -172,6 +183,20 @@ impl Writer {
         target.take()?;
         problems::put(&problems_path, table)
     }
+}
+
+/// Whether a Parquet table that is no data profile stands at `path`, as a dataset does. A damaged one, of which nobody
+/// can tell, may be ours.
+fn is_of_others(path: &Path) -> bool {
+    let load = |source| guarded(|| parquet_source::load(&source, PageIndexPolicy::Skip)).ok();
+    let loaded = File::open(path).ok().and_then(|file| source(&file).ok()).and_then(load);
+    loaded.is_some_and(|metadata| header_text(&metadata).is_none())
+}
+
+/// What the footer says under the key of our header.
+fn header_text(metadata: &ArrowReaderMetadata) -> Option<&str> {
+    let pairs = metadata.metadata().file_metadata().key_value_metadata()?;
+    pairs.iter().find(|pair| pair.key == header::KEY)?.value.as_deref()
 }
 
 fn properties() -> WriterProperties {
@@ -293,9 +318,7 @@ impl Opened {
             return Err(malformed(path, other_columns(metadata.schema())));
         }
         let footer = metadata.metadata().file_metadata();
-        let text = footer.key_value_metadata().and_then(|pairs| pairs.iter().find(|p| p.key == header::KEY));
-        let text = text
-            .and_then(|pair| pair.value.as_deref())
+        let text = header_text(&metadata)
             .ok_or_else(|| malformed(path, format!("its footer has no `{}`", header::KEY)))?;
         let (profile, rest) = header::parse(path, text)?;
         if i64::try_from(rest.num_rows) != Ok(footer.num_rows()) {

@@ -10,6 +10,7 @@ use dflop_types::{
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..5_u64, any::<u64>()]
@@ -348,6 +349,52 @@ fn problems_stand_beside_the_profile() {
     assert_eq!(table::read(&path).unwrap(), profile);
     table::write(&path, &small(4)).unwrap();
     assert_eq!(names(directory.path()), [table::FILE_NAME], "no problem, no table");
+}
+
+/// Links stay, and what they lead to has its problems beside it under each name.
+#[cfg(unix)]
+#[test]
+fn a_profile_is_written_where_links_lead() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    std::fs::create_dir(place("far")).unwrap();
+    std::os::unix::fs::symlink("far/profile.parquet", place("link.parquet")).unwrap();
+    for count in [1, 2] {
+        let profile = DataProfile { problems: (0..count).map(bad).collect(), ..small(5) };
+        table::write(&place("link.parquet"), &profile).unwrap();
+        for name in ["link.parquet", "far/profile.parquet"] {
+            assert_eq!(table::read(&place(name)).unwrap().problems.len() as u64, count);
+        }
+    }
+    assert!(place("link.parquet").is_symlink());
+    assert_eq!(names(directory.path()), ["far", "link.parquet"]);
+    assert_eq!(names(&place("far")), ["profile.parquet", "profile.problems.csv"]);
+}
+
+/// A dataset is a Parquet table, too; a data profile that is damaged may be replaced.
+#[test]
+fn a_table_of_something_else_is_not_replaced() {
+    let (directory, path) = written(&small(5));
+    let others = directory.path().join("dataset.parquet");
+    let column: arrow_array::ArrayRef = Arc::new(arrow_array::Int64Array::from(vec![1, 2]));
+    let batch = arrow_array::RecordBatch::try_from_iter([("id", column)]).unwrap();
+    let file = std::fs::File::create(&others).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let before = std::fs::read(&others).unwrap();
+    let refused = table::write(&others, &small(5)).unwrap_err().to_string();
+    assert!(
+        refused.contains("it is a Parquet table of something else, must be another data_profile"),
+        "{refused}"
+    );
+    assert_eq!(std::fs::read(&others).unwrap(), before);
+    assert_eq!(names(directory.path()), [table::FILE_NAME, "dataset.parquet"]);
+
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    table::write(&path, &small(5)).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
 }
 
 /// What counts as content, and what does not.

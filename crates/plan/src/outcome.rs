@@ -2,7 +2,7 @@
 //! words.
 
 use crate::caveats::Caveats;
-use dflop_types::{Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount};
+use dflop_types::{Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, memory_size};
 use std::fmt::Write as _;
 
 /// Why a search ended.
@@ -121,14 +121,6 @@ fn ms(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e6)
 }
 
-fn size(bytes: u64) -> String {
-    if bytes < 1 << 30 {
-        format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-    } else {
-        format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
-    }
-}
-
 pub(crate) fn percent(ratio: f64) -> String {
     format!("{:.1} %", 100.0 * ratio)
 }
@@ -154,10 +146,10 @@ pub fn explain(outcome: &Outcome) -> String {
         }
         Some((best, runners_up)) => {
             let budget = match outcome.memory_budget_bytes {
-                Some(bytes) if outcome.is_budget_given => format!("memory budget {}", size(bytes)),
+                Some(bytes) if outcome.is_budget_given => format!("memory budget {}", memory_size(bytes)),
                 Some(bytes) => format!(
                     "memory budget {}, {} of the device's: none was given",
-                    size(bytes),
+                    memory_size(bytes),
                     percent(ModelProfile::MEMORY_PERMILLE as f64 / 1e3)
                 ),
                 None => "no memory budget was given".to_owned(),
@@ -236,8 +228,8 @@ fn choice(
     let _ = writeln!(
         text,
         "  memory  encoder rank {}, llm rank {}{}",
-        size(prediction.encoder_memory_bytes_peak),
-        size(prediction.llm_memory_bytes_peak),
+        memory_size(prediction.encoder_memory_bytes_peak),
+        memory_size(prediction.llm_memory_bytes_peak),
         budget.map(|budget| format!(", {budget}")).unwrap_or_default(),
     );
 }

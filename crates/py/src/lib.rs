@@ -19,7 +19,7 @@ mod _native {
     use super::PyModule;
     use crate::error::{Kind, map};
     use pyo3::prelude::*;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     #[pymodule_export]
     use crate::analytic::{model_modules, module_activation_bytes, module_flops};
@@ -57,6 +57,12 @@ mod _native {
                 Ok((0, Some(request)))
             }
         }
+    }
+
+    /// Writes the text of an artifact; see `_native.pyi`.
+    #[pyfunction]
+    fn write_text(py: Python<'_>, path: PathBuf, kind: &str, text: &str) -> PyResult<()> {
+        py.detach(|| dflop_types::artifact::write_text(&path, kind, text)).map_err(crate::error::artifact)
     }
 
     /// The configuration at `path` as JSON; see `_native.pyi`.

@@ -3,7 +3,8 @@
 //!
 //! A top-level field stands on a line of its own, and so does each element of a top-level list: a person can
 //! page through a long file, and `diff` shows what changed. A write goes to a neighbour file, is
-//! synced, and takes the name in one move: an interrupted write leaves the old file whole.
+//! synced, and takes the name in one move: an interrupted write leaves the old file whole. Links are followed, and what
+//! is no file of the same kind is not replaced: see [`target`].
 
 use crate::place;
 use serde::{Serialize, de::DeserializeOwned};
@@ -11,7 +12,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -62,6 +63,18 @@ pub enum ArtifactError {
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,
+    },
+    /// What stands where a file is to be written must not be replaced by it.
+    #[error("cannot write a {kind} to `{}`: it is {found}, must be {rule}", path.display())]
+    Taken {
+        /// What is to be written, as in `plan`.
+        kind: String,
+        /// Where it was to be written.
+        path: PathBuf,
+        /// What stands there, with its article.
+        found: String,
+        /// What may stand there.
+        rule: String,
     },
     /// The file is of another form or kind, or damaged.
     #[error("`{}` is not a {kind}: {cause}", path.display())]
@@ -132,7 +145,9 @@ impl Hint for ArtifactError {
             | Self::Version { mend, .. }
             | Self::Unsound { mend, .. }
             | Self::Stale { mend, .. } => Some(format!("make it anew with `{mend}`")),
-            Self::Io { act: "write", .. } => Some("choose another place with `--out`".to_owned()),
+            Self::Taken { .. } | Self::Io { act: "write", .. } => {
+                Some("choose another place with `--out`".to_owned())
+            }
             Self::Io { .. } => None,
         }
     }
@@ -191,32 +206,93 @@ pub fn to_text<A: Artifact + Serialize>(artifact: &A) -> String {
 /// Writes the artifact whole, or leaves what was there.
 ///
 /// # Errors
-/// [`ArtifactError::Io`] if the directory cannot be made or the file cannot be written.
+/// As [`write_text`].
 pub fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), ArtifactError> {
-    write_text(path, &to_text(artifact))
+    write_text(path, A::KIND, &to_text(artifact))
 }
 
-/// Writes `text` whole to `path`, or leaves what was there; makes the directory if it is missing.
+/// Writes `text`, which is a `kind`, whole to the [`target`] of `path`, or leaves what was there; makes the directory if
+/// it is missing.
 ///
 /// # Errors
-/// [`ArtifactError::Io`] if the directory cannot be made or the file cannot be written.
-pub fn write_text(path: &Path, text: &str) -> Result<(), ArtifactError> {
+/// [`ArtifactError::Taken`] where something else stands there, [`ArtifactError::Io`] if the directory cannot be made or
+/// the file cannot be written.
+pub fn write_text(path: &Path, kind: &str, text: &str) -> Result<(), ArtifactError> {
     let io = |source| ArtifactError::Io { act: "write", path: path.to_owned(), source };
-    let directory = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let target = target(path, kind)?;
+    let directory = target.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory).map_err(io)?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
+    let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let neighbour = directory.join(name);
     let written = std::fs::File::create(&neighbour).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&neighbour, path)
+        std::fs::rename(&neighbour, &target)
     });
     written.map_err(|source| {
         // The neighbour is ours alone; that it may not exist is no second error.
         let _ = std::fs::remove_file(&neighbour);
         io(source)
     })
+}
+
+/// The most symbolic links that a path may lead through, as in Linux.
+const LINKS_MAX: u32 = 40;
+
+/// Where the symbolic links at `path` lead, be there a file or not; `path` itself where it is no link.
+pub fn follow_links(path: &Path) -> PathBuf {
+    let mut target = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(link) = std::fs::read_link(&target) else { break };
+        target = target.parent().unwrap_or(Path::new("")).join(link);
+    }
+    target
+}
+
+/// The file that takes the place of `path` when a `kind` is written there: the one that links lead to, so that they stay.
+///
+/// Replaced is a file of the same kind or one that dflop does not know. Not replaced are a directory, device, pipe or
+/// socket, which a rename would take the place of; an artifact of another kind; and YAML, which a person wrote.
+///
+/// # Errors
+/// [`ArtifactError::Taken`]; [`ArtifactError::Io`] where links lead round in a circle, or the path through a file.
+pub fn target(path: &Path, kind: &str) -> Result<PathBuf, ArtifactError> {
+    let target = follow_links(path);
+    let taken = |found: String, rule: String| {
+        Err(ArtifactError::Taken { kind: kind.to_owned(), path: path.to_owned(), found, rule })
+    };
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(target),
+        Err(source) => return Err(ArtifactError::Io { act: "write", path: path.to_owned(), source }),
+    };
+    if !metadata.is_file() {
+        let found = if metadata.is_dir() { "a directory" } else { "a device, pipe or socket" };
+        return taken(found.to_owned(), "a regular file or a new one".to_owned());
+    }
+    let is_yaml = |path: &Path| path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+    let rule = format!("another {kind} or a new file");
+    match kind_of(&target) {
+        Some(found) if found == kind => Ok(target),
+        Some(found) => taken(format!("a {found}"), rule),
+        None if is_yaml(path) || is_yaml(&target) => taken("YAML, as a configuration is".to_owned(), rule),
+        None => Ok(target),
+    }
+}
+
+/// The kind of artifact that the first bytes of a file say it is; `None` where they say nothing, or cannot be read.
+fn kind_of(path: &Path) -> Option<String> {
+    const LONGEST: u64 = 256;
+    let mut start = Vec::new();
+    std::fs::File::open(path).ok()?.take(LONGEST).read_to_end(&mut start).ok()?;
+    if start.starts_with(b"PAR1") {
+        return Some("data_profile".to_owned());
+    }
+    let text = String::from_utf8_lossy(&start);
+    let (name, rest) = text.trim_start().strip_prefix('{')?.split_once(':')?;
+    let kind = rest.trim_start().strip_prefix('"')?.split_once('"')?.0;
+    (name.trim() == "\"dflop\"").then(|| kind.to_owned())
 }
 
 /// The artifact at `path`, checked.

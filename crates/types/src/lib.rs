@@ -63,7 +63,7 @@ pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
-pub use number::{grouped, thousands};
+pub use number::{grouped, memory_size, thousands};
 pub use plan::{BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};

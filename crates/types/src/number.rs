@@ -17,9 +17,26 @@ pub fn grouped(digits: &str) -> String {
     text
 }
 
+/// Bytes of memory: `2.00 GiB`, `3.4 MiB`, `1,000 bytes`.
+pub fn memory_size(bytes: u64) -> String {
+    // A toy model needs a few MiB: two equal numbers of GiB would explain nothing.
+    match bytes {
+        0..0x10_0000 => format!("{} bytes", thousands(bytes)),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_never_rounded_to_nothing() {
+        let bytes = [0, 1_000, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 3 << 29];
+        let expected = ["0 bytes", "1,000 bytes", "1,048,575 bytes", "1.0 MiB", "1024.0 MiB", "1.50 GiB"];
+        assert_eq!(bytes.map(memory_size), expected);
+    }
 
     #[test]
     fn digits_stand_in_threes() {

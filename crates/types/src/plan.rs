@@ -2,6 +2,7 @@
 
 use crate::artifact::{Artifact, MadeFrom};
 use crate::layout::Layout;
+use crate::number::memory_size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -121,11 +122,6 @@ pub enum Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A toy model needs a few MiB: two equal numbers of GiB would explain nothing.
-        let size = |bytes: &u64| match *bytes {
-            bytes if bytes < 1 << 30 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
-            bytes => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
-        };
         match self {
             Self::StagesExceedLayers { stages, layers } => {
                 write!(f, "llm pp {stages} exceeds the {layers} layers of the LLM backbone")
@@ -137,8 +133,8 @@ impl fmt::Display for Rejection {
             Self::Memory { component, needed_bytes, budget_bytes } => write!(
                 f,
                 "{component} rank does not fit: needs at least {}, memory budget is {}",
-                size(needed_bytes),
-                size(budget_bytes)
+                memory_size(*needed_bytes),
+                memory_size(*budget_bytes)
             ),
             Self::TooFewSamples { global_batch_size, buckets } => write!(
                 f,

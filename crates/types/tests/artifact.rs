@@ -4,8 +4,8 @@
 
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, to_text, write};
 use dflop_types::{
-    Artifact, ArtifactError, ComponentLayout, Layout, MadeFrom, MeasuredCurve, MeasuredPoint, ModelProfile,
-    ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan,
+    Artifact, ArtifactError, ComponentLayout, Hint as _, Layout, MadeFrom, MeasuredCurve, MeasuredPoint,
+    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -60,12 +60,98 @@ fn what_is_written_is_read_and_an_element_stands_on_a_line() {
 #[test]
 fn a_failed_write_leaves_what_was_there() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("note.json");
-    // A directory cannot be replaced by a file, so the last move of the write fails.
-    std::fs::create_dir_all(path.join("kept")).unwrap();
+    // No file has a longer name, so the neighbour that would take this one cannot be made.
+    let path = directory.path().join("n".repeat(255));
+    std::fs::write(&path, "kept").unwrap();
     assert!(matches!(write(&path, &note()), Err(ArtifactError::Io { act: "write", .. })));
-    assert!(path.join("kept").is_dir());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no neighbour file stays");
+}
+
+/// Files of `directory`, links as they are.
+fn names(directory: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(unix)]
+#[test]
+fn a_write_goes_where_links_lead() {
+    let directory = tempfile::tempdir().unwrap();
+    let (far, near) = (directory.path().join("far"), directory.path().join("near"));
+    for folder in [&far, &near] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    // A link to a link to a file that is made by the first write and replaced by the second.
+    std::os::unix::fs::symlink("hop.json", near.join("link.json")).unwrap();
+    std::os::unix::fs::symlink("../far/note.json", near.join("hop.json")).unwrap();
+    for _ in 0..2 {
+        write(&near.join("link.json"), &note()).unwrap();
+        let found: Note = read(&far.join("note.json")).unwrap();
+        assert_eq!(found, note());
+        assert!(near.join("link.json").is_symlink() && near.join("hop.json").is_symlink());
+    }
+    assert_eq!(
+        (names(&far), names(&near)),
+        (vec!["note.json".into()], vec!["hop.json".into(), "link.json".into()])
+    );
+    std::os::unix::fs::symlink("round.json", near.join("round.json")).unwrap();
+    assert!(matches!(write(&near.join("round.json"), &note()), Err(ArtifactError::Io { act: "write", .. })));
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_not_replaced() {
+    use std::os::unix::fs::FileTypeExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    let _socket = std::os::unix::net::UnixListener::bind(place("socket")).unwrap();
+    std::fs::create_dir(place("folder")).unwrap();
+    std::os::unix::fs::symlink("socket", place("link")).unwrap();
+    for (name, found) in [
+        ("socket", "a device, pipe or socket"),
+        ("link", "a device, pipe or socket"),
+        ("folder", "a directory"),
+    ] {
+        let path = place(name);
+        let error = write(&path, &note()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "cannot write a note to `{}`: it is {found}, must be a regular file or a new one",
+                path.display()
+            )
+        );
+        assert_eq!(error.hint().as_deref(), Some("choose another place with `--out`"));
+    }
+    assert!(std::fs::symlink_metadata(place("socket")).unwrap().file_type().is_socket());
+    assert_eq!(names(directory.path()), ["folder", "link", "socket"]);
+}
+
+#[test]
+fn a_file_of_another_kind_is_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let refused = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let answer = write(&path, &note()).map_err(|error| error.to_string());
+        assert_eq!(answer.is_err(), std::fs::read_to_string(&path).unwrap() == text, "{answer:?}");
+        answer.err().unwrap_or_default()
+    };
+    let plan = "{\n\"dflop\": \"plan\",\n\"format_version\": 1\n}\n";
+    assert!(refused("plan.json", plan).contains("`: it is a plan, must be another note or a new file"));
+    assert!(refused("compact.json", "{\"dflop\":\"plan\"}").contains("it is a plan"));
+    assert!(refused("table", "PAR1...").contains("it is a data_profile"));
+    assert!(refused("dflop.yaml", "model: {}").contains("it is YAML, as a configuration is"));
+    // Its own kind, whatever its name, its version or its end, and what says nothing of itself.
+    let own = "{\"dflop\": \"note\", \"format_ver";
+    for (name, text) in
+        [("own.json", own), ("own.yaml", own), ("cut.json", "{\"dflop\": \"no"), ("empty", "")]
+    {
+        assert_eq!(refused(name, text), "", "{name}");
+    }
 }
 
 #[test]

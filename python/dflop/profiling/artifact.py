@@ -1,14 +1,16 @@
-"""The artifact as a file: the same text, hash and whole-or-nothing write as the Rust side has."""
+"""The artifact as a file: the same text and hash as the Rust side has, which writes it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop._native import write_text
+
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Mapping
 
 KIND = "model_profile"
@@ -71,24 +73,7 @@ def write_artifact(path: str | os.PathLike[str], profile: Mapping[str, Any]) -> 
         profile: as `profile_model` returns it.
 
     Raises:
-        ArtifactError: the folder cannot be made or the file cannot be written.
+        ArtifactError: the folder cannot be made or the file cannot be written, or a folder, a device or a
+            file of another kind stands there.
     """
-    target = Path(path)
-    neighbour = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    text = to_text(profile)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with neighbour.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            neighbour.replace(target)
-        except BaseException:
-            neighbour.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        from dflop._native import ArtifactError
-
-        message = f"cannot write `{target}`: {error.strerror or error}"
-        raise ArtifactError(message) from error
+    write_text(path, KIND, to_text(profile))

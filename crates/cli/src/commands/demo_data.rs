@@ -6,6 +6,11 @@ use crate::args;
 use dflop_types::thousands;
 
 pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
+    if arguments.force {
+        dflop_data::demo::remove_media(&arguments.dir)?;
+    } else {
+        dflop_data::demo::check_free(&arguments.dir)?;
+    }
     let bar = progress_bar(u64::from(arguments.samples), "drawing samples");
     let report = dflop_data::demo::write(&arguments.dir, arguments.seed, arguments.samples, |done, _| {
         bar.set_position(done);

@@ -190,6 +190,13 @@ fn beside(config: &Config, flag: Option<&PathBuf>, name: &str) -> PathBuf {
     flag.cloned().unwrap_or_else(|| config.directory.join(name))
 }
 
+/// As [`beside`], of an artifact that will be written: what must not be replaced is told before the work begins.
+fn out_path<A: Artifact>(config: &Config, flag: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
+    let path = beside(config, flag, name);
+    artifact::target(&path, A::KIND)?;
+    Ok(path)
+}
+
 /// Writes an artifact and says so on stderr.
 fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), Failure> {
     artifact::write(path, artifact)?;

@@ -1,15 +1,16 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
-use super::{Inputs, beside, progress_bar, write};
+use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
 use dflop_plan::{SearchInput, explain, search};
-use dflop_types::{PipelineOrder, artifact, thousands};
+use dflop_types::{PipelineOrder, Plan, artifact, thousands};
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.files)?;
     inputs.note_device();
     let config = &inputs.config;
+    let out = out_path::<Plan>(config, arguments.out.as_ref(), "plan.json")?;
     if !inputs.data_profile.strata.is_empty() {
         let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
         talk!(
@@ -59,5 +60,5 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         return Err(Failure::answer(text, outcome.hint()));
     };
     out!("{text}");
-    write(&beside(config, arguments.out.as_ref(), "plan.json"), &plan)
+    write(&out, &plan)
 }

@@ -28,10 +28,11 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
         ..config.profile_settings()
     };
     let path = beside(&config, arguments.out.as_ref(), &default_name(arguments.shard));
+    // First of all: what must not be replaced is no earlier profile.
+    let mut rows = table::Writer::create(&path)?;
     let previous = if arguments.fresh { None } else { read_previous(&path) };
 
     let bar = ProfileBar::new();
-    let mut rows = table::Writer::create(&path)?;
     let outcome = profile_into(&settings, previous, &mut rows, &|at| bar.draw(at));
     bar.clear();
     let outcome = outcome.map_err(|error| leave_problems(&path, error))?;

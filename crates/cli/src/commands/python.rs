@@ -1,6 +1,6 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
-use super::{Inputs, beside, differs, replay};
+use super::{Inputs, beside, differs, out_path, replay};
 use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
@@ -32,7 +32,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
     let hashes = dflop_data::model_hashes(&config.model.dir)?;
     artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
     let sizes = Sizes::of(&data, &config);
-    let out = beside(&config, arguments.out.as_ref(), "model_profile.json");
+    let out = out_path::<ModelProfile>(&config, arguments.out.as_ref(), "model_profile.json")?;
     let mut partial = out.clone();
     partial.set_extension("partial.jsonl");
     Ok(Outcome::Python(Request {
@@ -157,9 +157,13 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     check_empty(&out, arguments.force)?;
     // Giants that are refused, before any rank starts.
     inputs.batches(&plan)?;
-    if let Some(log) = &arguments.replay {
-        replay::check(log, &out, &plan, &inputs, &made_from)?;
-    }
+    let steps = arguments.steps.unwrap_or(config.train.steps);
+    let num_steps = match &arguments.replay {
+        Some(log) => replay::check(log, &out, &plan, &inputs, &made_from)?,
+        None if arguments.compare => steps.saturating_add(arguments.warmup_pairs.into()),
+        None => steps,
+    };
+    check_measured_step(arguments.measure_memory_step, num_steps)?;
     Ok(Outcome::Python(Request {
         verb: "train".to_owned(),
         arguments: json!({
@@ -169,7 +173,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "data_profile": inputs.data_profile_path,
             "model_profile": inputs.model_profile_path,
             "out": out,
-            "steps": arguments.steps.unwrap_or(config.train.steps),
+            "steps": steps,
             "compare": arguments.compare,
             "arms": arguments.arms.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replay": arguments.replay,
@@ -194,6 +198,19 @@ fn check_arms(arms: &[Arm]) -> Result<(), Failure> {
             Err(Failure::new(format!("`--arms` names `{arm}` twice, each must stand once"), None))
         }
         None => Ok(()),
+    }
+}
+
+/// Nothing if the step whose memory is counted is one of the run.
+fn check_measured_step(step: Option<u64>, num_steps: u64) -> Result<(), Failure> {
+    match step {
+        Some(step) if step >= num_steps => Err(Failure::new(
+            format!(
+                "`--measure-memory-step` is {step}, must be below {num_steps}, the number of steps (from 0, with a warm-up's)"
+            ),
+            None,
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         warnings: found.warnings()?,
     });
     let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
-    artifact::write_text(&out, &page)?;
+    artifact::write_text(&out, "report", &page)?;
     if let Some(path) = &arguments.trace {
         let named: Vec<(String, &Timeline)> = views
             .iter()
@@ -57,8 +57,8 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
                 Some("train with `dflop train --compare`".to_owned()),
             ));
         };
-        artifact::write_text(path, &dflop_report::figure(blind, aware, &found.caption(comparison.as_ref())))
-            .map_err(|error| Failure::of_flag(error, "--figure"))?;
+        let figure = dflop_report::figure(blind, aware, &found.caption(comparison.as_ref()));
+        artifact::write_text(path, "figure", &figure).map_err(|error| Failure::of_flag(error, "--figure"))?;
         talk!("wrote {}", path.display());
     }
     if let Some(comparison) = &comparison {
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
             .map_err(|e| Failure::new(format!("cannot write the summary: {e}"), None))?;
         text.push('\n');
         let path = arguments.dir.join("summary.json");
-        artifact::write_text(&path, &text).map_err(|error| Failure {
+        artifact::write_text(&path, "summary", &text).map_err(|error| Failure {
             // The page is written, wherever `--out` says; the summary has one place.
             hint: Some(format!("it stands in the directory: make `{}` writable", arguments.dir.display())),
             ..error.into()
@@ -156,7 +156,9 @@ impl Found {
     }
 
     fn comparison(&self) -> Option<Comparison> {
-        let ranks = self.traces.iter().map(StepTrace::num_ranks).max().unwrap_or(0);
+        // The traces say it too, where there is no plan; either may be missing.
+        let traced = || self.traces.iter().map(StepTrace::num_ranks).max().unwrap_or(0);
+        let ranks = self.plan.as_ref().map_or_else(traced, |plan| plan.best.layout.num_ranks());
         Comparison::of(&self.metrics, ranks)
     }
 

@@ -127,6 +127,13 @@ impl Table {
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let header = lines.next().map_or("", |(_, line)| line.trim_start_matches('\u{feff}'));
         let columns: Vec<&str> = header.split(',').map(str::trim).collect();
+        let is_twice = |name: &&str| columns.iter().filter(|column| *column == name).count() > 1;
+        if let Some(name) = ["encoder_ns", "llm_ns", "bytes", "tokens"].iter().find(|name| is_twice(name)) {
+            return Err(Failure::new(
+                format!("`{}` has the column `{name}` more than once, must have it once", path.display()),
+                None,
+            ));
+        }
         let position = |name: &str| columns.iter().position(|column| *column == name);
         let (Some(encoder), Some(llm)) = (position("encoder_ns"), position("llm_ns")) else {
             return Err(Failure::new(

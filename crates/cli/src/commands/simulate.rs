@@ -218,7 +218,7 @@ fn print_notes(num_predictions: u64, num_extrapolated: u64, num_assumed: u64) {
 
 /// Writes a trace for ui.perfetto.dev.
 pub(super) fn write_trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<(), Failure> {
-    artifact::write_text(path, &dflop_sim::perfetto(timelines))
+    artifact::write_text(path, "trace", &dflop_sim::perfetto(timelines))
         .map_err(|error| Failure::of_flag(error, "--trace"))?;
     talk!("wrote {} (open it at ui.perfetto.dev)", path.display());
     Ok(())

@@ -6,10 +6,15 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+/// Integers up to this, 2^53, are told apart by a 64-bit floating-point number.
+const INTEGERS_MAX: f64 = 9_007_199_254_740_992.0;
+
 /// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
 pub(super) struct Section<'p, 'y> {
     name: &'static str,
     line: usize,
+    /// The whole file: numbers are shown as they were written.
+    text: &'y str,
     entries: Vec<(String, &'y MarkedYaml<'y>, usize)>,
     known: Vec<&'static str>,
     pub(super) problems: &'p mut Vec<ConfigProblem>,
@@ -18,12 +23,14 @@ pub(super) struct Section<'p, 'y> {
 impl<'p, 'y> Section<'p, 'y> {
     pub(super) fn new(
         name: &'static str,
+        text: &'y str,
         node: Option<&'y MarkedYaml<'y>>,
         problems: &'p mut Vec<ConfigProblem>,
     ) -> Self {
         let mut section = Self {
             name,
             line: node.map_or(0, |n| n.span.start.line()),
+            text,
             entries: vec![],
             known: vec![],
             problems,
@@ -96,10 +103,25 @@ impl<'p, 'y> Section<'p, 'y> {
         let (node, line) = self.scalar(key)?;
         match &node.data {
             YamlData::Value(Scalar::String(text)) if !text.is_empty() => Some(text.to_string()),
-            other => {
-                self.problem(line, key, format!("{}, must be text", shown(other)));
+            _ => {
+                self.problem(line, key, format!("{}, must be text", self.shown(node)));
                 None
             }
+        }
+    }
+
+    /// A value as the file has it; a list or a mapping by its name.
+    fn shown(&self, node: &MarkedYaml<'_>) -> String {
+        match &node.data {
+            YamlData::Value(Scalar::String(text)) => format!("`{text}`"),
+            YamlData::Value(Scalar::Integer(_) | Scalar::FloatingPoint(_) | Scalar::Boolean(_)) => {
+                let (start, end) = (node.span.start.index(), node.span.end.index());
+                let written: String = self.text.chars().skip(start).take(end - start).collect();
+                written.trim().to_owned()
+            }
+            YamlData::Sequence(_) => "a list".to_owned(),
+            YamlData::Mapping(_) => "a mapping".to_owned(),
+            _ => "this value".to_owned(),
         }
     }
 
@@ -137,16 +159,23 @@ impl<'p, 'y> Section<'p, 'y> {
 
     pub(super) fn optional_count(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let (node, line) = self.scalar(key)?;
-        if let YamlData::Value(Scalar::Integer(value)) = &node.data
-            && let Ok(value) = u64::try_from(*value)
-            && range.contains(&value)
-        {
+        let value = match &node.data {
+            YamlData::Value(Scalar::Integer(value)) => u64::try_from(*value).ok(),
+            // People write 8e9 bytes. Up to this a number with a point or an exponent is the integer it says.
+            YamlData::Value(Scalar::FloatingPoint(value)) => {
+                let value = value.into_inner();
+                let is_whole = value.fract() == 0.0 && (0.0..=INTEGERS_MAX).contains(&value);
+                is_whole.then_some(value as u64)
+            }
+            _ => None,
+        };
+        if let Some(value) = value.filter(|value| range.contains(value)) {
             return Some(value);
         }
         self.problem(
             line,
             key,
-            format!("{}, must be an integer from {} to {}", shown(&node.data), range.start(), range.end()),
+            format!("{}, must be an integer from {} to {}", self.shown(node), range.start(), range.end()),
         );
         None
     }
@@ -187,7 +216,7 @@ impl<'p, 'y> Section<'p, 'y> {
                 } else {
                     format!("from {} to {}", range.start(), range.end())
                 };
-                self.problem(line, key, format!("{}, must be a number {rule}", shown(&node.data)));
+                self.problem(line, key, format!("{}, must be a number {rule}", self.shown(node)));
                 None
             }
         }
@@ -210,18 +239,6 @@ impl<'p, 'y> Section<'p, 'y> {
                 self.problem(line, &name, message);
             }
         }
-    }
-}
-
-fn shown<'y>(data: &YamlData<'y, MarkedYaml<'y>>) -> String {
-    match data {
-        YamlData::Value(Scalar::String(text)) => format!("`{text}`"),
-        YamlData::Value(Scalar::Integer(value)) => format!("{value}"),
-        YamlData::Value(Scalar::FloatingPoint(value)) => format!("{value}"),
-        YamlData::Value(Scalar::Boolean(value)) => format!("{value}"),
-        YamlData::Sequence(_) => "a list".to_owned(),
-        YamlData::Mapping(_) => "a mapping".to_owned(),
-        _ => "this value".to_owned(),
     }
 }
 

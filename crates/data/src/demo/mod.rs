@@ -49,10 +49,70 @@ pub struct DemoReport {
     pub media_bytes: u64,
 }
 
+/// Files of a demo beside its media.
+const FILES: [&str; 9] = [
+    "dflop.yaml",
+    "data/images.jsonl",
+    "data/videos.json",
+    "data/mixture.yaml",
+    "model/config.json",
+    "model/preprocessor_config.json",
+    "model/processor_config.json",
+    "model/tokenizer.json",
+    "model/tokenizer_config.json",
+];
+
+/// Nothing if [`write()`] would overwrite no file in `dir`.
+///
+/// # Errors
+/// [`DataError::Exists`] with the first file that it would.
+pub fn check_free(dir: &Path) -> Result<(), DataError> {
+    let files = FILES.into_iter().map(|name| dir.join(name)).filter(|path| path.exists());
+    files.chain(media_of(dir)?).next().map_or(Ok(()), |path| Err(DataError::Exists { path }))
+}
+
+/// Removes the media of an earlier demo in `dir`: a smaller one would leave some that nothing refers to.
+///
+/// # Errors
+/// [`DataError::Io`].
+pub fn remove_media(dir: &Path) -> Result<(), DataError> {
+    for path in media_of(dir)? {
+        std::fs::remove_file(&path).map_err(|source| DataError::Io { act: "remove", path, source })?;
+    }
+    Ok(())
+}
+
+/// The files in the directory of media whose names are as [`write()`] makes them, in order.
+fn media_of(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let media = dir.join("data").join("media");
+    let entries = match std::fs::read_dir(&media) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.and_then(Iterator::collect::<std::io::Result<Vec<_>>>),
+    };
+    let entries = entries.map_err(|source| DataError::Io { act: "read", path: media, source })?;
+    let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_medium));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Whether a file is named as the demo names its media: `demo_0000.jpg`, of several `demo_0000_1.jpg`.
+fn is_medium(name: &str) -> bool {
+    let Some((numbers, ending)) = name.strip_prefix("demo_").and_then(|rest| rest.split_once('.')) else {
+        return false;
+    };
+    let (sample, image) = numbers.split_once('_').unwrap_or((numbers, "0"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    sample.len() >= 4
+        && is_number(sample)
+        && is_number(image)
+        && ["jpg", "png", "webp", "gif"].contains(&ending)
+}
+
 /// Writes demo data, a model directory and `dflop.yaml` to `dir`; the same seed gives the same bytes.
 ///
-/// `progress` is called with the samples done and all samples, from several threads. Files of an earlier demo are
-/// overwritten. *Complexity*: O(pixels of all media).
+/// `progress` is called with the samples done and all samples, from several threads. Files that are
+/// there are overwritten, see [`check_free`]. *Complexity*: O(pixels of all media).
 ///
 /// # Errors
 /// [`DataError::Io`] where a file cannot be written.
@@ -278,6 +338,40 @@ mod tests {
         for num_samples in [0, 1, 2, 3, 7, 19, 101] {
             assert_eq!(super::kinds(1, num_samples).len(), num_samples as usize);
         }
+    }
+
+    /// Each file that a demo writes stands in the way of the next, and `remove_media` takes its media and nothing else.
+    #[test]
+    fn a_demo_is_in_the_way_of_another_and_its_media_can_be_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        check_free(&dir.path().join("new")).unwrap();
+        write(dir.path(), 7, 24, |_, _| {}).unwrap();
+        let mut files: Vec<_> = ["", "data", "model"]
+            .iter()
+            .flat_map(|d| std::fs::read_dir(dir.path().join(d)).unwrap())
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_file())
+            .collect();
+        files.sort();
+        let mut named = FILES.map(|name| dir.path().join(name));
+        named.sort();
+        assert_eq!(files, named);
+        let media = dir.path().join("data/media");
+        let others =
+            ["demo_1.jpg", "demo_0000.jpeg", "demo_0000_.png", "demo_0000_x.png", "cat.jpg", "demo_0001"];
+        for name in others {
+            std::fs::write(media.join(name), "").unwrap();
+        }
+        for path in &files {
+            let text = check_free(dir.path()).unwrap_err().to_string();
+            assert!(text.contains("exists, the demo would overwrite it"), "{text}");
+            std::fs::remove_file(path).unwrap();
+        }
+        let error = check_free(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("data/media/demo_00"), "{error}");
+        remove_media(dir.path()).unwrap();
+        check_free(dir.path()).unwrap();
+        assert_eq!(std::fs::read_dir(&media).unwrap().count(), others.len());
     }
 
     #[test]

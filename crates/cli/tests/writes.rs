@@ -1,0 +1,107 @@
+//! What a write does to what stands in its place, of the real binary.
+
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::Session;
+use std::fmt::Write as _;
+use std::fs;
+
+/// A demo with profiles and a plan.
+fn planned() -> Session {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    session
+}
+
+/// A slip of `--out`: the configuration, artifacts of another kind and pipes stay, and it is told before the work.
+#[test]
+fn what_is_of_another_kind_is_not_replaced() {
+    let session = planned();
+    let all = ["demo/dflop.yaml", "demo/plan.json", "demo/model_profile.json", "demo/data_profile.parquet"];
+    let read = || all.map(|name| fs::read(session.path(name)).unwrap());
+    let before = read();
+    let pipe = session.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let estimate = ["profile", "model", "--estimate", "--hardware", "h100", "--model", "qwen2-vl-2b"];
+    let config = ["-c", "demo/dflop.yaml"];
+    for (verb, out, expected) in [
+        (&["plan"][..], "demo/dflop.yaml", "a plan to `demo/dflop.yaml`: it is YAML"),
+        (&["plan"], "demo/model_profile.json", "it is a model_profile, must be another plan or a new file"),
+        (&["plan"], "pipe", "it is a device, pipe or socket, must be a regular file"),
+        (&["profile", "data"], "demo/plan.json", "a data_profile to `demo/plan.json`: it is a plan"),
+        (&["profile", "data"], "demo/dflop.yaml", "a data_profile to `demo/dflop.yaml`: it is YAML"),
+        (&["profile", "model"], "demo/plan.json", "a model_profile to `demo/plan.json`: it is a plan"),
+        (&estimate, "demo/data_profile.parquet", "it is a data_profile, must be another model_profile"),
+    ] {
+        let said = session.dflop(&[verb, &config, &["--out", out]].concat());
+        assert!(said.contains("status: 2") && said.contains(expected), "{expected}\n{said}");
+        assert!(
+            said.contains("hint: choose another place with `--out`") && !said.contains("warning"),
+            "{said}"
+        );
+    }
+    for (flag, out, kind) in [
+        ("--out", "demo/plan.json", "report"),
+        ("--out", "demo/dflop.yaml", "report"),
+        ("--trace", "demo/model_profile.json", "trace"),
+        ("--trace", "pipe", "trace"),
+    ] {
+        let said = session.dflop(&["report", "demo", flag, out]);
+        let expected = format!("cannot write a {kind} to `{out}`: it is ");
+        assert!(said.contains("status: 2") && said.contains(&expected), "{said}");
+        assert!(said.contains(&format!("hint: choose another place with `{flag}`")), "{said}");
+    }
+    assert!(read() == before, "a file was replaced");
+    // Its own kind is, each time.
+    for _ in 0..2 {
+        let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+        assert!(said.contains("wrote demo/plan.json"), "{said}");
+    }
+}
+
+/// A directory with files of one's own is no place for a demo; `--force` takes an earlier one's media away.
+#[test]
+fn a_demo_overwrites_nothing_unasked() {
+    let session = Session::new();
+    session.edit("demo/dflop.yaml", |text| text.replace("steps: 24", "steps: 25"));
+    fs::write(session.path("demo/data/media/mine.jpg"), "mine").unwrap();
+    let before = fs::read(session.path("demo/dflop.yaml")).unwrap();
+    let said = session.dflop(&["demo-data", "demo", "--samples", "8"]);
+    let expected = "status: 2\n--- stdout\n--- stderr\nerror: `demo/dflop.yaml` exists, the demo would overwrite it\n\n\
+                    hint: choose another directory, or pass `--force`\n";
+    assert!(said.contains(expected), "{said}");
+    assert_eq!(fs::read(session.path("demo/dflop.yaml")).unwrap(), before);
+    let said = session.dflop(&["demo-data", "demo", "--samples", "8", "--force"]);
+    assert!(said.contains("status: 0"), "{said}");
+    assert_ne!(fs::read(session.path("demo/dflop.yaml")).unwrap(), before);
+    let media: Vec<_> = fs::read_dir(session.path("demo/data/media"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert!(media.contains(&"mine.jpg".to_owned()), "{media:?}");
+    assert!(media.iter().all(|name| !name.starts_with("demo_") || name.as_str() < "demo_0008"), "{media:?}");
+}
+
+/// The number of ranks is that of the plan, be there traces or not.
+#[test]
+fn a_report_without_traces_knows_the_ranks() {
+    let session = planned();
+    let mut metrics = String::new();
+    for pair in 0..3 {
+        for (arm, ns) in [("blind", 200_000_000), ("aware", 100_000_000)] {
+            let line = serde_json::json!({"step": pair, "arm": arm, "loss": 1.0, "step_ns": ns, "predicted_ns": ns,
+                "bubble_ratio": 0.5, "pair": pair});
+            let _ = writeln!(metrics, "{line}");
+        }
+    }
+    fs::create_dir(session.path("demo/run")).unwrap();
+    fs::write(session.path("demo/run/metrics.jsonl"), metrics).unwrap();
+    let said = session.dflop(&["report", "demo"]);
+    assert!(said.contains("On 2 ranks and 3 global batches"), "{said}");
+}
