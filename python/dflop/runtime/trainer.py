@@ -373,7 +373,7 @@ def device_of(name: str) -> torch.device:
         return torch.device("cpu")
     # Both are read when CUDA starts. Messages of each neighbour have a stream. With the default of 8 queues
     # to the device, compute may stand in one behind a receive that waits for what this compute gives. A
-    # kernel loaded at its first use may wait for all that runs, such as an open receive: so all are loaded now.
+    # kernel loaded at its first use may wait for all that runs, such as an open receive: all are loaded now.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
