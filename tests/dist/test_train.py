@@ -175,8 +175,8 @@ def test_a_run_writes_each_step_and_each_sample_once_an_epoch(demo, tmp_path):
 
 def test_giants_wait_for_each_other(demo, tmp_path):
     """One window of three steps: the three largest samples stand in its last batch, and each delay is told."""
-    shapes = profile_shapes(str(demo / "data_profile.parquet"))
-    tokens = [llm_tokens for _, llm_tokens in shapes]
+    shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
+    tokens = [llm_tokens for *_, llm_tokens in shapes]
     *_, limit, a, b, c = sorted(tokens)
     assert limit < a
     giants = {sample for sample, llm_tokens in enumerate(tokens) if llm_tokens > limit}
