@@ -39,7 +39,7 @@ def main() -> int:
         print("\nhint: pip install 'dflop[train]'", file=sys.stderr)
         return 2
     except (Error, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_text(error)}", file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(f"\nhint: {note}", file=sys.stderr)
         return 2
@@ -63,6 +63,13 @@ def _run(request: dict[str, object]) -> int:
 
         leave(status)
     return status
+
+
+def _text(error: Exception) -> str:
+    """An error in words, without the number of the system."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"`{error.filename}`: {error.strerror.lower()}"
+    return str(error)
 
 
 def _profile_data(name: str, directory: str) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Literal, final
+from typing import Any, Literal, Protocol, final
 
 class Error(Exception): ...
 class ProfileError(Error): ...
@@ -49,6 +49,11 @@ def module_activation_bytes(
 ) -> int:
     """Bytes that the forward of a module keeps for its backward, with values of 2 or 4 bytes."""
 
+class _Array(Protocol):
+    """An array or tensor: of integers and one dimension."""
+
+    def tolist(self) -> Any: ...
+
 @final
 class Balance:
     """An assignment of samples to buckets."""
@@ -62,22 +67,23 @@ class Balance:
     proven_optimal: bool
 
 def balance(
-    encoder_ns: Sequence[int],
-    llm_ns: Sequence[int],
+    encoder_ns: Sequence[int] | _Array,
+    llm_ns: Sequence[int] | _Array,
     num_buckets: int,
     *,
     seed: int = 0,
     exact: bool = False,
-    bytes: Sequence[int] | None = None,
+    bytes: Sequence[int] | _Array | None = None,
     bucket_bytes_max: int | None = None,
-    tokens: Sequence[int] | None = None,
+    tokens: Sequence[int] | _Array | None = None,
     bucket_tokens_max: int | None = None,
 ) -> Balance:
     """Samples in buckets whose worst load, of either component, is as light as the search finds.
 
     `exact` adds an exact search where few samples share a bucket, of about a second at most; up to 48 samples
     have a short one without it. The caps are hard and need the sizes of their unit; ScheduleError where they
-    cannot be kept, or for unsound input. Ctrl-C ends the search: KeyboardInterrupt.
+    cannot be kept, or for unsound input, such as a number out of its range; TypeError for what is no integer.
+    Each says which entry. Ctrl-C ends the search: KeyboardInterrupt.
     """
 
 def judge(
@@ -178,10 +184,11 @@ class Dataset:
     def digest(self, samples: Sequence[int]) -> str:
         """SHA-256 over (index, LLM tokens, label tokens, segments) of the samples: equal on all ranks."""
 
-def profile_shapes(data_profile_path: str) -> list[tuple[int, int]]:
-    """(encoder tokens, LLM tokens) of each sample of a data profile, in order.
+def profile_shapes(data_profile_path: str) -> tuple[list[tuple[int, int, int]], int]:
+    """(index, encoder tokens, LLM tokens) of each good sample of a data profile, in order; how many are bad.
 
-    Raises FileNotFoundError where there is none, ArtifactError where it is no profile of a whole dataset.
+    The index counts all records, bad ones too, source after source. Raises FileNotFoundError where there is
+    no profile, ArtifactError where it is not of a whole dataset or passes over records.
     """
 
 @final

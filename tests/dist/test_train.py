@@ -23,9 +23,10 @@ from ranks import results, run_ranks
 
 import dflop.runtime.trainer  # noqa: F401
 from dflop._native import GlobalBatches, load_config, profile_shapes
+from dflop.child import run_child
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
-from dflop.runtime.launch import launch, run_agent
+from dflop.runtime.launch import launch
 from dflop.runtime.turns import arms_in_order, log_lines, steps
 
 ENVIRONMENT = dict(os.environ)
@@ -175,8 +176,8 @@ def test_a_run_writes_each_step_and_each_sample_once_an_epoch(demo, tmp_path):
 
 def test_giants_wait_for_each_other(demo, tmp_path):
     """One window of three steps: the three largest samples stand in its last batch, and each delay is told."""
-    shapes = profile_shapes(str(demo / "data_profile.parquet"))
-    tokens = [llm_tokens for _, llm_tokens in shapes]
+    shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
+    tokens = [llm_tokens for *_, llm_tokens in shapes]
     *_, limit, a, b, c = sorted(tokens)
     assert limit < a
     giants = {sample for sample, llm_tokens in enumerate(tokens) if llm_tokens > limit}
@@ -403,6 +404,7 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     check_run(out, len(lines(metrics)))
+    assert f"interrupted after {len(lines(metrics))} steps; metrics are in {out}\n" in stderr
     # The log as it is; then without its first step; then as if of another plan; then over itself.
     log = out / "schedules.jsonl"
     flags = ["train", "-c", str(demo / "dflop.yaml"), "--other-device", "--replay", str(log), "--out"]
@@ -448,7 +450,7 @@ def test_a_signal_while_the_ranks_are_being_started_is_passed_on(number, tmp_pat
         return process
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    assert run_agent([sys.executable, "-c", code], ENVIRONMENT) == 128 + number
+    assert run_child([sys.executable, "-c", code], ENVIRONMENT) == (0, number)
     assert told.read_text() == "x"
 
 
@@ -463,10 +465,10 @@ def test_a_lost_terminal_ends_a_run_unless_nohup_was_asked_for(is_ignored):
     ).replace("IGNORED", str(is_ignored))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     try:
-        status = run_agent([sys.executable, "-c", code], ENVIRONMENT)
+        ended = run_child([sys.executable, "-c", code], ENVIRONMENT)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert status == (0 if is_ignored else 128 + signal.SIGHUP)
+    assert ended == ((0, None) if is_ignored else (3, signal.SIGHUP))
 
 
 def test_as_many_processes_as_the_plan_has_ranks(demo, tmp_path, monkeypatch):
@@ -497,3 +499,86 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     assert done.returncode == 1
     assert "error: rank 1 was killed by SIGKILL" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def ranks_of(path):
+    """Processes that have this request; one that has ended but is not yet buried has no arguments."""
+    commands = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            commands[process.name] = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+    return [name for name, command in commands.items() if str(path).encode() in command]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
+@pytest.mark.parametrize("killed", ["command", "agent"])
+def test_no_rank_outlives_a_command_that_is_killed(killed, demo, tmp_path):
+    """SIGKILL of the command, or of the agent: who waits below ends too, after the running step."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "dflop", "train", "--other-device", "--steps", "100000", "--out", str(out)]
+    process = subprocess.Popen(command, cwd=demo, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    metrics = out / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() or metrics.read_text().count("\n") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ranks = ranks_of(out / "request.json")
+    # The agent and its ranks.
+    assert len(ranks) == 1 + RANKS
+    os.kill(process.pid if killed == "command" else min(map(int, ranks)), signal.SIGKILL)
+    process.wait(timeout=60)
+    deadline = time.monotonic() + 40
+    while ranks_of(out / "request.json"):
+        assert time.monotonic() < deadline, "ranks train on"
+        time.sleep(0.05)
+    check_run(out, len(lines(metrics)))
+
+
+def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd):
+    """A family without an adapter, a directory that is a file, and GPUs that are not there; each has a hint."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config["model"]["dir"] = str(tmp_path)
+    with pytest.raises(ValueError, match="is of model family `qwen2_vl`, known are `llava_onevision`") as caught:
+        launch(request(demo, tmp_path / "run", config=json.dumps(config)))
+    assert "other families can be profiled" in caught.value.__notes__[0]
+    assert not (tmp_path / "run").exists()
+    for taken in (Path("/dev/full"), demo / "dflop.yaml"):
+        with pytest.raises(OSError, match=f"`{taken}`: it is no directory, the run must be") as caught:
+            launch(request(demo, taken))
+        assert "--out" in caught.value.__notes__[0]
+    capfd.readouterr()
+    config["model"]["dir"], config["cluster"]["device"] = str(demo / "model"), "cuda"
+    profile = json.loads((demo / "model_profile.json").read_text()) | {"is_estimated": True}
+    (tmp_path / "estimated.json").write_text(json.dumps(profile))
+    changes = {"config": json.dumps(config), "model_profile": str(tmp_path / "estimated.json")}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    asked = request(demo, tmp_path / "run", **changes, environment=hidden)
+    assert launch(asked) == 2
+    assert capfd.readouterr().err == (
+        "note: the model profile is estimated: steps will take other times than predicted\n"
+        "error: `cluster.device` is cuda, 2 ranks need a GPU each: PyTorch finds none on this machine\n"
+        "\nhint: look at `nvidia-smi`, or set `cluster.device` to cpu, then measure the model and plan again\n"
+    )
+
+
+def test_a_gradient_that_is_no_number_is_told_once(demo, tmp_path):
+    """All ranks find it at the same place: the first says it, with a hint."""
+
+    def before(index):
+        gradients = dflop.runtime.trainer.Gradients
+        reduce = gradients.reduce
+
+        def spoilt(self):
+            reduce(self)
+            for flat in self._flats:
+                flat.gradients.fill_(float("nan"))
+
+        gradients.reduce = spoilt
+
+    ranks = run_training(request(demo, tmp_path / "run"), tmp_path / "ranks", before)
+    assert [rank.result for rank in ranks] == [1, 1]
+    assert "error: [all ranks] step 0: the norm of the gradients is nan, must be finite\nhint: lower" in ranks[0].stderr
+    assert ranks[1].stderr == ""

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,112 @@ def test_entries_that_are_no_costs_are_refused(entry):
         ValueError, match=r"sample 0 is .*, must be a pair \(encoder cost, LLM cost\) or a shape"
     ):
         BalancedBatchSampler([entry] * 4, batch_size=2, num_buckets=2)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            [(1, 2, 999)] * 4,
+            r"sample 0 is \(1, 2, 999\), must be a pair \(encoder cost, LLM cost\) or a shape",
+        ),
+        ([(1, 2), (1, 2, 3)], r"sample 1 is \(1, 2, 3\), must be a pair .*, as sample 0 is"),
+        ([(1, 2), {"llm_tokens": 3}], "sample 1 is .*, must be a pair .*, as sample 0 is"),
+        ([{"llm_tokens": 3, "encoder_tokens": 0}, (1, 2)], "sample 1 is .*, must be a shape .*, as sample 0"),
+        (
+            [(1, 2), (1, float("nan"))],
+            r"the costs of sample 1 are \(1, nan\), must be numbers, finite and not",
+        ),
+        ([(1, 2), ("3", 4)], "the costs of sample 1 are .*, must be numbers, finite and not negative"),
+    ],
+)
+def test_a_wrong_entry_is_named(entries, message):
+    """By its index, its value and the rule; nothing of it is dropped in silence."""
+    with pytest.raises(ValueError, match=message):
+        BalancedBatchSampler(entries, batch_size=1)
+
+
+class Rows:
+    """What arrays and tensors have in common."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def tolist(self):  # noqa: D102
+        return self.rows
+
+
+def test_an_array_is_the_list_of_its_rows():
+    """Of tensor shape (samples, 2); another one is refused."""
+    pairs = costs(40, seed=3)
+    expected = epoch(pairs, 2, batch_size=4)
+    assert epoch(Rows([list(pair) for pair in pairs]), 2, batch_size=4) == expected
+    torch = pytest.importorskip("torch")
+    for array in (torch.tensor(pairs), torch.tensor(pairs).numpy()):
+        assert epoch(array, 2, batch_size=4) == expected
+    with pytest.raises(ValueError, match=r"sample 0 is \[1, 2, 3\], must be a pair"):
+        BalancedBatchSampler(torch.tensor([[1, 2, 3]]), 1)
+
+
+def bad_demo(folder, policy):
+    """A demo whose records 0, 2 and 3 of the first source cannot be read; its profile."""
+    assert run_cli(["dflop", "demo-data", str(folder), "--samples", "24"]) == (0, None)
+    config = folder / "dflop.yaml"
+    config.write_text(config.read_text().replace("on_bad_sample: fail", f"on_bad_sample: {policy}"))
+    images = folder / "data/images.jsonl"
+    lines = images.read_text().splitlines()
+    lines = ["{" if index in {0, 2, 3} else line for index, line in enumerate(lines)]
+    images.write_text("\n".join(lines) + "\n")
+    assert run_cli(["dflop", "profile", "data", "-c", str(config)]) == (0, None)
+    return folder / "data_profile.parquet"
+
+
+@pytest.mark.parametrize("policy", ["skip", "substitute"])
+def test_indices_of_a_profile_are_positions_in_the_dataset(policy, tmp_path):
+    """Bad samples keep their place and never come; each index has the sizes of its own record."""
+    path = bad_demo(tmp_path / "demo", policy)
+    with pytest.warns(UserWarning, match="data_profile.parquet`: 3 of 24 samples are bad and never come"):
+        sampler = BalancedBatchSampler(path, 4, shuffle=False)
+    good = [index for index in range(24) if index not in {0, 2, 3}]
+    assert sorted(i for batch in sampler for i in batch) == good
+    # A record's id says where it stands; ids of the second source are others.
+    rows = {row["id"]: row for row in parquet.read_table(path).to_pylist()}
+    records = []
+    lines = (tmp_path / "demo/data/images.jsonl").read_text().splitlines()
+    records += [None if line == "{" else json.loads(line) for line in lines]
+    records += json.loads((tmp_path / "demo/data/videos.json").read_text())
+    assert len(records) == 24
+    of_record = {i: rows[records[i]["id"]] for i in good}
+    cost = dict(zip(good, zip(sampler._encoder_cost, sampler._llm_cost, strict=True), strict=True))
+    largest = max(good, key=lambda i: of_record[i]["llm_tokens"])
+    assert max(good, key=lambda i: cost[i][1]) == largest
+    assert [cost[i][0] > 0 for i in good] == [of_record[i]["encoder_tokens"] > 0 for i in good]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BalancedBatchSampler(path, 4, num_replicas=2, rank=1)
+
+
+def test_a_profile_that_is_not_of_all_records_is_refused(tmp_path):
+    """A part, a random sample, a mixture that draws: a row stands for another sample of the dataset."""
+    folder = tmp_path / "demo"
+    assert run_cli(["dflop", "demo-data", str(folder), "--samples", "24"]) == (0, None)
+    config, path = str(folder / "dflop.yaml"), folder / "data_profile.parquet"
+    assert run_cli(["dflop", "profile", "data", "-c", config, "--sample", "10"]) == (0, None)
+    with pytest.raises(ArtifactError, match="holds 10 samples drawn of 24") as caught:
+        BalancedBatchSampler(path, 4)
+    assert "without `--sample`" in caught.value.__notes__[0]
+    assert run_cli(["dflop", "profile", "data", "-c", config, "--shard", "0/2"]) == (0, None)
+    with pytest.raises(ArtifactError, match="is part 0 of 2"):
+        BalancedBatchSampler(folder / "data_profile-0-of-2.parquet", 4)
+    mixture = folder / "data/mixture.yaml"
+    text = mixture.read_text()
+    assert "images.jsonl" in text
+    mixture.write_text(
+        text[: text.index("  - json_path: videos")].replace("strategy: all", "strategy: end:5")
+    )
+    assert run_cli(["dflop", "profile", "data", "-c", config]) == (0, None)
+    with pytest.raises(ArtifactError, match="no record 0 of source `images.jsonl`, which the mixture leaves"):
+        BalancedBatchSampler(path, 1)
 
 
 def epoch(shapes, num_replicas, **options):
@@ -312,6 +419,8 @@ def test_numbers_that_cannot_work_are_refused():
         ({"batch_size": 2, "num_replicas": 2, "num_buckets": 3}, "must be a multiple of `num_replicas` 2"),
         ({"batch_size": 1, "num_replicas": 11}, "10 samples for 11 buckets, each needs at least one"),
         ({"batch_size": 11, "drop_last": True}, "fewer than one global batch of 11"),
+        ({"batch_size": 1, "seed": -1}, "`seed` is -1, must be from 0 to 18446744073709551615"),
+        ({"batch_size": 1, "seed": 2**64}, "`seed` is 18446744073709551616, must be from 0"),
         ({"batch_size": 1, "giant_steps_max": -1}, "`giant_steps_max` is -1, must be at least 0"),
     ]:
         with pytest.raises(ValueError, match=message):

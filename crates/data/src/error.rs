@@ -131,6 +131,26 @@ pub enum DataError {
         /// Samples of the dataset.
         population: u64,
     },
+    /// A record that the mixture leaves out stands where every record is needed.
+    #[error(
+        "the data profile has no record {position} of source `{name}`, which the mixture leaves out: an index into all records needs every one"
+    )]
+    Drawn {
+        /// Name of the source.
+        name: String,
+        /// The first such record in it, from 0.
+        position: u64,
+    },
+    /// A fault of a source as a whole: how many records it has is not known.
+    #[error(
+        "source `{name}` could not be read to its end ({cause}): an index into all records needs their number"
+    )]
+    Uncounted {
+        /// Name of the source.
+        name: String,
+        /// What is wrong with it.
+        cause: String,
+    },
     /// What is asked of the profiler contradicts itself.
     #[error("`{option}`: {rule}")]
     Asked {
@@ -288,6 +308,13 @@ impl Hint for DataError {
                 Some("join the parts of all processes with `dflop profile merge`".to_owned())
             }
             Self::IsSample { .. } => Some("profile every sample: `dflop profile data` without `--sample`".to_owned()),
+            Self::Drawn { .. } => Some(
+                "take `all` of each source in a mixture and profile that, or give a cost for each sample of your dataset"
+                    .to_owned(),
+            ),
+            Self::Uncounted { .. } => {
+                Some("mend the source and run `dflop profile data` again, or give a cost for each sample of your dataset".to_owned())
+            }
             Self::Changed { .. } => Some("run `dflop profile data` again".to_owned()),
             Self::ShapeChanged { .. } | Self::Stale { .. } => {
                 Some("make the data profile anew with `dflop profile data`".to_owned())

@@ -3,7 +3,7 @@
 //! [`probe`] reads sizes and durations from headers, [`family`] turns them into the encoder segments and feature
 //! tokens of a model family, and [`tokens`] counts the text. [`profile::profile_into`] does so for every sample of a
 //! [`mixture`]; [`dataset::Dataset`] reads the same samples again for training and holds them to what was profiled;
-//! [`table`] is the profile's file, [`problems`] the table of bad samples beside it, [`merge`] makes one of the parts that
+//! [`table`] is the profile's file, [`records`] says which record of the data each row is, [`problems`] the table of bad samples beside it, [`merge`] makes one of the parts that
 //! several processes wrote, [`diff`] says what changed; [`summary`] says it to people; [`demo`] makes data to try it on; [`yaml`]
 //! loads what people write.
 
@@ -28,6 +28,7 @@ pub mod probe;
 pub mod problems;
 pub mod profile;
 pub mod readers;
+pub mod records;
 mod selection;
 pub mod store;
 pub mod summary;

@@ -148,7 +148,7 @@ fn difference(a: &DataProfile, b: &DataProfile) -> Option<String> {
 }
 
 /// The problems of all parts in the order of the mixture; those of a source as a whole come first in it.
-fn ordered_problems(headers: &[(DataProfile, u64)]) -> Result<Vec<(Key, Problem)>, DataError> {
+pub(crate) fn ordered_problems(headers: &[(DataProfile, u64)]) -> Result<Vec<(Key, Problem)>, DataError> {
     let mut problems = Vec::new();
     for (header, _) in headers {
         for problem in &header.problems {

@@ -45,6 +45,14 @@ pub enum PlanError {
         /// Samples of the profile.
         num_samples: usize,
     },
+    /// A sample that would be trained twice in one step.
+    #[error("sample {sample} stands twice in the global batch of step {step}, must stand there once")]
+    RepeatedSample {
+        /// The sample.
+        sample: SampleIndex,
+        /// The step.
+        step: u64,
+    },
     /// A layout that this version does not run.
     #[error("layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1")]
     Unsupported {
@@ -219,6 +227,7 @@ impl Hint for PlanError {
             }
             Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
             Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
+            Self::RepeatedSample { .. } => "take each sample once a step, as `GlobalBatches` does",
             Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
                 "make the plan anew with `dflop plan`"
             }

@@ -54,10 +54,15 @@ fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
 impl StepScheduler {
     /// The same scheduler for a cluster with so many ranks in a node: among placements that are as even, encoder
     /// replicas send to LLM replicas of their own node.
-    #[must_use]
-    pub fn with_ranks_per_node(mut self, ranks_per_node: u32) -> Self {
-        self.ranks_per_node = Some(ranks_per_node.max(1));
-        self
+    ///
+    /// # Errors
+    /// [`PlanError::Zero`].
+    pub fn with_ranks_per_node(mut self, ranks_per_node: u32) -> Result<Self, PlanError> {
+        if ranks_per_node == 0 {
+            return Err(PlanError::Zero { field: "ranks_per_node" });
+        }
+        self.ranks_per_node = Some(ranks_per_node);
+        Ok(self)
     }
 
     /// What crosses the boundary under a schedule.

@@ -214,7 +214,7 @@ fn contenders(
             memory_budget_bytes: input.memory_budget_bytes(),
         };
         let mut scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
-            .with_ranks_per_node(input.cluster.ranks_per_node)
+            .with_ranks_per_node(input.cluster.ranks_per_node)?
             .with_giants(input.giants);
         // Not by its builder, which looks at every sample of the data each time.
         scheduler.bucket_tokens_max = input.bucket_tokens_max;

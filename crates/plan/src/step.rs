@@ -17,6 +17,7 @@ use dflop_types::{
     DataProfile, EncoderShare, ModelProfile, PartRange, Plan, SampleIndex, SampleShape, Schedule, Span,
     Timeline,
 };
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Asked now and then whether to make do with what there is: the caller's clock, or its wish to end.
@@ -124,7 +125,7 @@ impl StepScheduler {
     /// (`docs/step.md`).
     ///
     /// # Errors
-    /// [`PlanError::UnknownSample`]; under a memory budget [`PlanError::SampleTooLarge`] and
+    /// [`PlanError::UnknownSample`], [`PlanError::RepeatedSample`]; under a memory budget [`PlanError::SampleTooLarge`] and
     /// [`PlanError::Memory`] where no schedule that fits was found, likewise [`PlanError::Tokens`] under a cap on tokens;
     /// [`PlanError::Balance`] and [`PlanError::Sim`] where times overflow.
     pub fn schedule(&self, step: u64, batch: &[SampleIndex], arm: Arm) -> Result<Schedule, PlanError> {
@@ -143,6 +144,10 @@ impl StepScheduler {
         arm: Arm,
         halt: Stop,
     ) -> Result<Schedule, PlanError> {
+        let mut seen = HashSet::with_capacity(batch.len());
+        if let Some(&sample) = batch.iter().find(|&&sample| !seen.insert(sample)) {
+            return Err(PlanError::RepeatedSample { sample, step });
+        }
         let costs = || self.costs(batch);
         let placed = match arm.method {
             Method::Blind => self.blind(step, batch, &costs()?).and_then(|s| self.fitting(s))?,

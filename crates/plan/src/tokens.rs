@@ -9,9 +9,13 @@ use dflop_schedule::BalanceError;
 use dflop_types::{SampleIndex, SampleShape, Schedule};
 use std::cmp::Reverse;
 
-/// Nothing if each sample alone keeps the cap; else the error of the longest, so that a cap that holds it holds all.
+/// Nothing if there may be such a cap and each sample alone keeps it; else the error of the longest, so that a cap
+/// that holds it holds all.
 pub(crate) fn check_samples(shapes: &[SampleShape], bucket_tokens_max: Option<u64>) -> Result<(), PlanError> {
     let Some(cap) = bucket_tokens_max else { return Ok(()) };
+    if cap == 0 {
+        return Err(PlanError::Zero { field: "train.bucket_tokens_max" });
+    }
     let longest = (0..).zip(shapes).max_by_key(|&(index, shape)| (shape.llm_tokens, Reverse(index)));
     match longest {
         Some((index, shape)) if u64::from(shape.llm_tokens) > cap => Err(PlanError::SampleOverTokens {
@@ -41,7 +45,7 @@ impl StepScheduler {
     /// Methods from [`crate::Method::Balanced`] on keep to it; a schedule of the others that passes it is refused.
     ///
     /// # Errors
-    /// [`PlanError::SampleOverTokens`] where a sample of the data profile is over the cap alone.
+    /// [`PlanError::Zero`]; [`PlanError::SampleOverTokens`] where a sample of the data profile is over the cap alone.
     pub fn with_bucket_tokens_max(mut self, bucket_tokens_max: Option<u64>) -> Result<Self, PlanError> {
         check_samples(&self.shapes, bucket_tokens_max)?;
         self.bucket_tokens_max = bucket_tokens_max;

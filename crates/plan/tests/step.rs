@@ -205,6 +205,31 @@ fn a_sample_that_fits_in_parts_is_not_too_large() {
     assert_eq!(with(4, budget).outliers(2, 2).num_unfit, 0);
 }
 
+/// Twice in a batch is twice in the gradient; the first that repeats is named, whatever the method.
+#[test]
+fn a_sample_that_stands_twice_is_refused() {
+    let scheduler = scheduler(settings(layout(1, 1, 1), 2), fixture::shapes(4, 2), 1);
+    let batch = [3, 1, 2, 1, 3].map(SampleIndex);
+    for arm in [Arm::AWARE, Arm::BLIND] {
+        let error = scheduler.schedule(7, &batch, arm).unwrap_err();
+        assert_eq!(error, PlanError::RepeatedSample { sample: SampleIndex(1), step: 7 });
+        assert_eq!(
+            error.to_string(),
+            "sample 1 stands twice in the global batch of step 7, must stand there once"
+        );
+    }
+}
+
+/// Neither a node without ranks nor a bucket without tokens is taken for another number.
+#[test]
+fn zero_is_no_limit() {
+    let scheduler = scheduler(settings(layout(1, 1, 1), 2), fixture::shapes(4, 2), 1);
+    let error = scheduler.clone().with_ranks_per_node(0).unwrap_err();
+    assert_eq!(error.to_string(), "`ranks_per_node` is 0, must be at least 1");
+    let error = scheduler.with_bucket_tokens_max(Some(0)).unwrap_err();
+    assert_eq!(error.to_string(), "`train.bucket_tokens_max` is 0, must be at least 1");
+}
+
 /// 8 encoder ranks, then 8 LLM ranks, in nodes of 12: LLM replicas 0 to 3 share the node of all encoder replicas. In
 /// nodes of 4, no encoder rank has an LLM rank beside it.
 #[test]
@@ -217,8 +242,9 @@ fn what_crosses_nodes_is_counted() {
         let samples = schedule.llm.iter().flat_map(|column| column[replicas.clone()].iter().flatten());
         samples.map(|s| u64::from(shapes[s.index()].feature_tokens)).sum()
     };
-    let across =
-        |ranks| plain.clone().with_ranks_per_node(ranks).traffic(&schedule).unwrap().feature_tokens_across;
+    let across = |ranks| {
+        plain.clone().with_ranks_per_node(ranks).unwrap().traffic(&schedule).unwrap().feature_tokens_across
+    };
     assert_eq!([across(16), across(12), across(4)], [0, to(4..8), to(0..8)]);
 }
 
@@ -229,7 +255,7 @@ fn what_is_sent_most_stays_on_its_node() {
     let shapes = fixture::shapes(40, 4);
     let batch = indices(40);
     let plain = scheduler(settings(layout(4, 1, 2), 3), shapes.clone(), 1);
-    let near = plain.clone().with_ranks_per_node(3);
+    let near = plain.clone().with_ranks_per_node(3).unwrap();
     let schedule = near.schedule(0, &batch, Arm::AWARE).unwrap();
     check(&near, &schedule, &batch, &shapes);
     for column in &schedule.encoder {

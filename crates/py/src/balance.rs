@@ -2,6 +2,7 @@
 
 use crate::SIGNALS_EVERY;
 use crate::error::{Kind, map, raise};
+use crate::numbers::{ANY, integer, integers};
 use dflop_schedule::baseline::{Baseline, SolverEnd};
 use dflop_schedule::{Assignment, Costs, EXACT_WORK, Limits, schedule_until};
 use pyo3::prelude::*;
@@ -63,20 +64,29 @@ impl Balance {
 
 /// Balances samples into `num_buckets` buckets; see `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, seed = 0, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None))]
+#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, seed = None, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None), text_signature = "(encoder_ns, llm_ns, num_buckets, *, seed=0, exact=False, bytes=None, bucket_bytes_max=None, tokens=None, bucket_tokens_max=None)")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn balance(
     py: Python<'_>,
-    encoder_ns: Vec<u64>,
-    llm_ns: Vec<u64>,
-    num_buckets: u32,
-    seed: u64,
+    encoder_ns: &Bound<'_, PyAny>,
+    llm_ns: &Bound<'_, PyAny>,
+    num_buckets: &Bound<'_, PyAny>,
+    seed: Option<&Bound<'_, PyAny>>,
     exact: bool,
-    bytes: Option<Vec<u64>>,
-    bucket_bytes_max: Option<u64>,
-    tokens: Option<Vec<u64>>,
-    bucket_tokens_max: Option<u64>,
+    bytes: Option<&Bound<'_, PyAny>>,
+    bucket_bytes_max: Option<&Bound<'_, PyAny>>,
+    tokens: Option<&Bound<'_, PyAny>>,
+    bucket_tokens_max: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Balance> {
+    let encoder_ns = integers("encoder_ns", encoder_ns)?;
+    let llm_ns = integers("llm_ns", llm_ns)?;
+    let num_buckets = buckets(num_buckets)?;
+    let seed = seed.map_or(Ok(0), |seed| integer("seed", seed, ANY))?;
+    let bytes = bytes.map(|bytes| integers("bytes", bytes)).transpose()?;
+    let bucket_bytes_max = bucket_bytes_max.map(|max| integer("bucket_bytes_max", max, ANY)).transpose()?;
+    let tokens = tokens.map(|tokens| integers("tokens", tokens)).transpose()?;
+    let bucket_tokens_max =
+        bucket_tokens_max.map(|max| integer("bucket_tokens_max", max, ANY)).transpose()?;
     let patient = Limits::patient(llm_ns.len(), num_buckets);
     let max_exact_work = if exact { EXACT_WORK } else { patient.max_exact_work };
     let limits = Limits { seed, max_exact_work, bucket_bytes_max, bucket_tokens_max, ..patient };
@@ -98,6 +108,12 @@ pub(crate) fn balance(
         (found, interrupt.take())
     });
     interrupt.map_or_else(|| found.map(Balance).map_err(map(Kind::Schedule)), Err)
+}
+
+/// As many buckets as there may be.
+fn buckets(given: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let number = integer("num_buckets", given, 1..=u64::from(u32::MAX))?;
+    Ok(u32::try_from(number).expect("the range ends there"))
 }
 
 /// The judgement of an assignment made elsewhere; see `_native.pyi`.

@@ -5,6 +5,7 @@ use dflop_data::conversation::Conversation;
 use dflop_data::family::{self, Clip, FamilyFiles, Marks, Piece, Size, Sound, VideoSampling};
 use dflop_data::location::{Location, MediaPlace};
 use dflop_data::profile::ProfileSettings;
+use dflop_data::records::{self, Record};
 use dflop_data::store::Stores;
 use dflop_data::tokens::ChatTokenizer;
 use dflop_data::{DataError, table};
@@ -163,26 +164,21 @@ fn parts(shape: &family::MediaShape) -> Vec<(u32, u32, u32)> {
     shape.encoder_parts().iter().map(|p| (p.count, p.segments, p.feature_tokens)).collect()
 }
 
-/// Encoder and LLM tokens of each sample of a data profile; see `_native.pyi`.
+/// Index, encoder and LLM tokens.
+type RecordSizes = (u64, u64, u32);
+
+/// [`RecordSizes`] of each good sample, and how many are bad; see `_native.pyi`.
 #[pyfunction]
-pub(crate) fn profile_shapes(py: Python<'_>, data_profile_path: PathBuf) -> PyResult<Vec<(u64, u32)>> {
-    let shapes = || {
-        let (header, _) = table::header(&data_profile_path)?;
-        if let Some(part) = header.part {
-            let cause = format!("it is part {} of {} of a dataset", part.index, part.num_parts);
-            return Err(DataError::Record(format!(
-                "`{}`: {cause}, must be the whole",
-                data_profile_path.display()
-            )));
-        }
-        let sizes =
-            |sample: dflop_types::ProfiledSample| (sample.shape.encoder_tokens(), sample.shape.llm_tokens);
-        table::rows(&data_profile_path)?.map(|sample| sample.map(sizes)).collect()
-    };
-    py.detach(shapes).map_err(|error: DataError| match error {
+pub(crate) fn profile_shapes(
+    py: Python<'_>,
+    data_profile_path: PathBuf,
+) -> PyResult<(Vec<RecordSizes>, u64)> {
+    let found = py.detach(|| records::read(&data_profile_path)).map_err(|error| match error {
         DataError::Artifact(error) => artifact(error),
         error => map(Kind::Artifact)(error),
-    })
+    })?;
+    let sizes = |r: &Record| (r.index, r.shape.encoder_tokens(), r.shape.llm_tokens);
+    Ok((found.good.iter().map(sizes).collect(), found.num_bad))
 }
 
 /// Conversations as tokens, by the tokenizer and the chat template of a model directory; see `_native.pyi`.

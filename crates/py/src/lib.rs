@@ -6,6 +6,7 @@ mod cost;
 mod dataset;
 mod error;
 mod family;
+mod numbers;
 mod plan;
 
 use pyo3::prelude::*;

@@ -299,7 +299,7 @@ impl StepScheduler {
             .map_err(map(Kind::Plan))?
             .with_giants(GiantRule { policy, ..GiantRule::default() });
         let scheduler = Arc::new(match ranks_per_node {
-            Some(ranks_per_node) => scheduler.with_ranks_per_node(ranks_per_node),
+            Some(ranks) => scheduler.with_ranks_per_node(ranks).map_err(map(Kind::Plan))?,
             None => scheduler,
         });
         let limit = Duration::try_from_secs_f64(schedule_seconds_max).map_err(|error| {

@@ -6,13 +6,14 @@ The order of an epoch is cut into global batches, each is balanced into buckets,
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflop._native import GlobalBatches, balance, profile_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _LARGEST_COST = 1_000_000_000
 """What the largest cost is scaled to where costs are no integers: nine digits, and sums far from 2^63."""
@@ -36,13 +37,20 @@ class BalancedBatchSampler:
     batches. The last global batch is smaller rather than dropped; where it has fewer samples than there are
     buckets, it is added to the one before, so that no batch is ever empty.
 
+    An index is a position in the user's dataset: of costs and shapes, that of their entry; of a data profile,
+    that of the record among all that its mixture takes, source after source in their order (of one JSONL
+    file, the line without empty ones). Bad samples, which a profile leaves out or replaces by a neighbour
+    (`data.on_bad_sample`), keep their place and never come: a warning says how many. A profile is refused
+    where such a position is not known: of a part, of a random sample (`--sample`), and of a mixture that
+    passes over records (`random:`, `end:`). With `first:` the dataset must hold only the first, too.
+
     NOTE: averaging a loss per batch weighs samples of small buckets more. Sum the loss and divide by the
     label tokens (or samples) of the global batch to keep the gradient that unbalanced batches give.
     """
 
     def __init__(
         self,
-        shapes_or_profile: Sequence[Any] | str | os.PathLike[str],
+        shapes_or_profile: Iterable[Any] | str | os.PathLike[str],
         batch_size: int,
         num_replicas: int = 1,
         rank: int = 0,
@@ -58,10 +66,10 @@ class BalancedBatchSampler:
 
         Args:
             shapes_or_profile: One entry a sample: `(encoder cost, LLM cost)` in any one unit, best measured
-                nanoseconds; or a shape with `llm_tokens` and `encoder_tokens` or `encoder_segments`, as
-                attributes or keys; or the path of a data profile. For shapes the cost is the token count,
-                scaled so that encoder and LLM weigh the same over the data set; attention's squares are not
-                in it.
+                nanoseconds, also as an array or tensor of tensor shape (samples, 2); or a shape with
+                `llm_tokens` and `encoder_tokens` or `encoder_segments`, as attributes or keys; or the path of
+                a data profile. For shapes the cost is the token count, scaled so that encoder and LLM weigh
+                the same over the data set; attention's squares are not in it.
             batch_size: Samples of a bucket, on average.
             num_replicas: Data-parallel replicas.
             rank: Which of them this is.
@@ -74,9 +82,9 @@ class BalancedBatchSampler:
             giant_steps_max: Global batches that a giant may be late, at most.
 
         Raises:
-            ValueError: A number that breaks one of the rules above, or fewer samples than buckets.
+            ValueError: A number or entry that breaks one of the rules above, or fewer samples than buckets.
             FileNotFoundError: There is no such profile.
-            ArtifactError: The file is not a data profile.
+            ArtifactError: The file is not a data profile, or one whose rows have no position in a dataset.
         """
         num_buckets = num_replicas if num_buckets is None else num_buckets
         for name, value in [
@@ -94,6 +102,12 @@ class BalancedBatchSampler:
         if num_buckets % num_replicas:
             message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
             raise ValueError(message)
+        if not 0 <= seed < 2**64:
+            message = f"`seed` is {seed}, must be from 0 to {2**64 - 1}"
+            raise ValueError(message)
+        self._indices: list[int] | None = None
+        if isinstance(shapes_or_profile, (str, os.PathLike)):
+            shapes_or_profile, self._indices = _profiled(shapes_or_profile, warns=rank == 0)
         entries = _entries(shapes_or_profile)
         self._encoder_cost, self._llm_cost = _costs(entries)
         giants: list[int] = []
@@ -222,7 +236,7 @@ class BalancedBatchSampler:
             global_batch: Position in the epoch, from 0.
 
         Returns:
-            Sample indices of each bucket; no bucket is empty.
+            Sample indices of each bucket, as the class says; no bucket is empty.
         """
         samples = self._samples(global_batch)
         encoder = [self._encoder_cost[i] for i in samples]
@@ -236,7 +250,9 @@ class BalancedBatchSampler:
                 # Samples without cost, or a giant that leaves no work: a DataLoader takes no empty list.
                 fullest = max(buckets, key=len)
                 bucket.append(fullest.pop(min(range(len(fullest)), key=lambda k: self._cost(fullest[k]))))
-        return sorted(buckets, key=lambda bucket: -sum(map(self._cost, bucket)))
+        buckets.sort(key=lambda bucket: -sum(map(self._cost, bucket)))
+        indices = self._indices
+        return buckets if indices is None else [[indices[sample] for sample in b] for b in buckets]
 
     def _cost(self, sample: int) -> int:
         return self._encoder_cost[sample] + self._llm_cost[sample]
@@ -248,33 +264,45 @@ class BalancedBatchSampler:
         return samples + self._order.batch(step + 1) if is_last and self._is_rest_added else samples
 
 
-def _entries(source: Sequence[Any] | str | os.PathLike[str]) -> list[Any]:
-    """One entry a sample, as given or as a data profile has them."""
-    entries = _profiled_shapes(source) if isinstance(source, (str, os.PathLike)) else list(source)
+def _entries(source: Iterable[Any]) -> list[Any]:
+    """One entry a sample, all pairs or all shapes."""
+    # Arrays and tensors: their rows as lists, from any device.
+    to_list = getattr(source, "tolist", None)
+    entries = list(source if to_list is None else to_list())
     if not entries:
         message = "there are no samples"
         raise ValueError(message)
+    pair, shape = "a pair (encoder cost, LLM cost)", "a shape with `llm_tokens`"
+    if _is_pair(entries[0]):
+        is_right, rule = _is_pair, f"{pair}, as sample 0 is"
+    elif _is_shape(entries[0]):
+        is_right, rule = _is_shape, f"{shape}, as sample 0 is"
+    else:
+        is_right, rule = _is_pair, f"{pair} or {shape}"
     for index, entry in enumerate(entries):
-        if not isinstance(entry, (tuple, list)) and not _is_shape(entry):
-            rule = "must be a pair (encoder cost, LLM cost) or a shape with `llm_tokens`"
-            message = f"sample {index} is {entry!r}, {rule}"
+        if not is_right(entry):
+            message = f"sample {index} is {entry!r}, must be {rule}"
             raise ValueError(message)
     return entries
 
 
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, (tuple, list)) and len(entry) == 2
+
+
 def _llm(entry: Any) -> Any:
     """The number that an entry gives for the LLM, in its own unit."""
-    return entry[1] if isinstance(entry, (tuple, list)) else float(_field(entry, "llm_tokens"))
+    return entry[1] if _is_pair(entry) else float(_field(entry, "llm_tokens"))
 
 
 def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
     """Encoder and LLM cost of each sample, as integers of one unit."""
     llm = [_llm(entry) for entry in entries]
-    if isinstance(entries[0], (tuple, list)):
+    if _is_pair(entries[0]):
         encoder = [entry[0] for entry in entries]
         for index, cost in enumerate(zip(encoder, llm, strict=True)):
-            if not all(0 <= c < float("inf") for c in cost):
-                message = f"the costs of sample {index} are {cost}, must be finite and not negative"
+            if not all(map(_is_cost, cost)):
+                message = f"the costs of sample {index} are {cost}, must be numbers, finite and not negative"
                 raise ValueError(message)
         if all(isinstance(c, int) for c in [*encoder, *llm]):
             return encoder, llm
@@ -290,9 +318,22 @@ def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
     )
 
 
-def _profiled_shapes(path: str | os.PathLike[str]) -> list[Any]:
-    sizes = profile_shapes(os.fspath(path))
-    return [{"encoder_tokens": encoder, "llm_tokens": llm} for encoder, llm in sizes]
+def _is_cost(value: Any) -> bool:
+    try:
+        return bool(0 <= value < float("inf"))
+    except TypeError:
+        return False
+
+
+def _profiled(path: str | os.PathLike[str], *, warns: bool) -> tuple[list[Any], list[int] | None]:
+    """The shapes of a data profile and their positions in the dataset; None where they are 0, 1, 2, ..."""
+    rows, num_bad = profile_shapes(os.fspath(path))
+    if num_bad and warns:
+        message = f"`{os.fspath(path)}`: {num_bad} of {len(rows) + num_bad} samples are bad and never come"
+        # The caller of the sampler.
+        warnings.warn(message, stacklevel=3)
+    shapes = [{"encoder_tokens": encoder, "llm_tokens": llm} for _, encoder, llm in rows]
+    return shapes, [index for index, _, _ in rows] if num_bad else None
 
 
 def _is_shape(entry: Any) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dflop.child import run_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,13 +34,11 @@ def launch(request: Mapping[str, Any]) -> int:
         json.dump(dict(request), file)
         file.flush()
         command = [sys.executable, "-m", "dflop.profiling.worker", file.name]
-        process = subprocess.Popen(command, env=environment)
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            # The terminal sent it to the child too; what it has measured is kept.
-            status = process.wait()
-            if is_first:
-                print("interrupted; the same command goes on from here", file=sys.stderr)
-            return 128 + signal.SIGINT
+        status, caught = run_child(command, environment)
+    # What was whole when the signal came is done: it has said what it wrote.
+    if caught is not None and status != 0:
+        # What it has measured is kept.
+        if is_first:
+            print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 128 + caught
     return 128 - status if status < 0 else status

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dflop._native import Error
+from dflop.child import end_with_parent
 from dflop.profiling.adaptive import Sample, gaps_of, largest_error
 
 
@@ -19,6 +20,7 @@ def main() -> int:
     Returns:
         The exit status: 0 done, 2 the model cannot be measured, 130 interrupted.
     """
+    end_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.get("network_only"):
         return _measure_network(request)

@@ -6,12 +6,27 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dflop.models.errors import hinted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class RankError(RuntimeError):
     """What stopped a rank and is explained in its message: no traceback is needed."""
+
+    def __init__(self, message: str, hint: str | None = None, *, is_of_all: bool = False) -> None:
+        """Carries a hint as its note.
+
+        Args:
+            message: What went wrong: value, rule.
+            hint: What to do about it.
+            is_of_all: All ranks raise it at the same place: one of them says it.
+        """
+        super().__init__(message)
+        self.is_of_all = is_of_all
+        if hint is not None:
+            hinted(self, hint)
 
 
 @contextmanager

@@ -124,7 +124,11 @@ class Gradients:
         norm = float(total.sqrt())
         if not torch.isfinite(total):
             message = f"the norm of the gradients is {norm}, must be finite"
-            raise RankError(message)
+            hint = (
+                "lower `train.learning_rate` or `train.max_grad_norm`; "
+                "`metrics.jsonl` shows how loss and norm went before"
+            )
+            raise RankError(message, hint, is_of_all=True)
         if max_norm is not None and norm > max_norm:
             for flat in self._flats:
                 flat.gradients.mul_(max_norm / norm)

@@ -43,6 +43,8 @@ class Journal:
         self._tensorboards: dict[str, SummaryWriter] = {}
         self._num_turns = num_turns
         self._num_done = 0
+        self.num_written = 0
+        """Steps in `metrics.jsonl`."""
         self._shown_s = 0.0
         self._step_ns = 0
         self._wait_ns = 0
@@ -61,6 +63,7 @@ class Journal:
         """
         self._line("trace", trace)
         self._line("metrics", metrics)
+        self.num_written += 1
         board = self._tensorboard(metrics["arm"])
         board.add_scalar("train/loss", metrics["loss"], metrics["step"])
         board.add_scalar("train/grad_norm", metrics["grad_norm"], metrics["step"])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop.child import run_child
+from dflop.models import FAMILIES
+from dflop.models.errors import hinted
+from dflop.models.rules import read_family
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
 def launch(request: Mapping[str, Any]) -> int:
@@ -24,9 +27,10 @@ def launch(request: Mapping[str, Any]) -> int:
         request: As the command line makes it; see `Options` of `runtime/options.py`.
 
     Returns:
-        The exit status: 0 done, 1 a rank failed, 130 interrupted.
+        The exit status: 0 done, 1 a rank failed, 2 this machine has no GPU for each rank, 130 interrupted.
 
     Raises:
+        Error: The model is of a family that cannot be trained.
         OSError: The output directory cannot be written.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -37,10 +41,8 @@ def launch(request: Mapping[str, Any]) -> int:
             names = ", ".join(missing)
             print(f"warning: the profile was measured with {names} set: times may differ", file=sys.stderr)
         return run(request)
-    out = Path(request["out"])
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "request.json"
-    path.write_text(json.dumps(dict(request), indent=1), encoding="utf-8")
+    _check_family(request)
+    path = _written(request)
     command = [
         sys.executable, "-m", "dflop.runtime.agent",
         "--standalone", "--local-addr", "127.0.0.1", "--nnodes", "1",
@@ -49,56 +51,41 @@ def launch(request: Mapping[str, Any]) -> int:
     ]  # fmt: skip
     # What the user has set stays.
     environment = {**request["environment"], **os.environ}
-    return run_agent(command, environment)
+    status, caught = run_child(command, environment)
+    if caught is None:
+        return 1 if status < 0 else status
+    metrics = path.parent / "metrics.jsonl"
+    if not metrics.exists() or metrics.stat().st_mtime_ns < path.stat().st_mtime_ns:
+        # No rank came as far as to say so.
+        print("interrupted before the first step", file=sys.stderr)
+    return 128 + caught
 
 
-def run_agent(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs the process that starts the ranks, and passes a signal on to it, once, as Ctrl-C.
-
-    Args:
-        command: Of the process.
-        environment: Of it.
-
-    Returns:
-        Its exit status, 1 where a signal ended it; 128 + the signal if one came to this process meanwhile, as
-        in 130 for Ctrl-C.
-
-    Raises:
-        OSError: It cannot be started.
-    """
-    caught: int | None = None
-    process: subprocess.Popen[bytes] | None = None
-    is_told = False
-
-    def pass_on() -> None:
-        nonlocal is_told
-        if process is not None and not is_told:
-            is_told = True
-            process.send_signal(signal.SIGINT)
-
-    def forward(number: int, _: object) -> None:
-        # SIGTERM and SIGHUP end this process alone where a queue or a lost terminal sends them: the ranks
-        # must not train on without it. They too finish their step.
-        nonlocal caught
-        if caught is None:
-            caught = number
-            pass_on()
-
-    # Before it starts: a signal that ended this process in between would leave it, and all ranks, behind.
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    # `nohup` ignores it, so that training outlives the terminal.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    handlers = {n: signal.signal(n, forward) for n in numbers}
+def _check_family(request: Mapping[str, Any]) -> None:
+    """Before any rank starts: seven families can be profiled, fewer trained. And a word on an estimate."""
     try:
-        # In a session of its own, or the terminal would send Ctrl-C to torchrun a second time.
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        if caught is not None:
-            pass_on()
-        status = process.wait()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if caught is not None:
-        return 128 + caught
-    return 1 if status < 0 else status
+        read_family(json.loads(request["config"])["model"]["dir"], FAMILIES)
+    except ValueError as error:
+        hint = "other families can be profiled, planned and simulated; set `model.dir` to a model of this one"
+        raise hinted(error, hint) from None
+    profile = json.loads(Path(request["model_profile"]).read_bytes())
+    if profile.get("is_estimated"):
+        print(
+            "note: the model profile is estimated: steps will take other times than predicted",
+            file=sys.stderr,
+        )
+
+
+def _written(request: Mapping[str, Any]) -> Path:
+    """The path of the request as a file in the output directory, which is made."""
+    out = Path(request["out"])
+    path = out / "request.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dict(request), indent=1), encoding="utf-8")
+    except OSError as error:
+        # mkdir says "exists" of a file.
+        cause = "it is no directory" if out.exists() and not out.is_dir() else str(error.strerror).lower()
+        message = f"`{out}`: {cause}, the run must be written there"
+        raise hinted(OSError(message), "choose another directory with `--out`") from error
+    return path

@@ -152,6 +152,13 @@ class Trainer:
             if self._journal is not None:
                 self._journal.close()
 
+    def say_interrupted(self) -> None:
+        """Tells people, on the leader, that `run` was ended early, and what there is."""
+        if self._journal is not None:
+            steps = self._journal.num_written
+            sys.stderr.write(f"interrupted after {steps} steps; metrics are in {self._options.out}\n")
+            sys.stderr.flush()
+
     def _run_turns(self) -> bool:
         turns = (
             steps(self._options, self._schedules, self._batches) if self._log is None else replayed(self._log)
@@ -333,7 +340,7 @@ def train(request: Mapping[str, Any]) -> int:
     Returns:
         The exit status: 0 done, 1 failed, 130 interrupted (all steps up to then are written).
     """
-    coordinates = "rank not placed yet"
+    coordinates, is_leader = "rank not placed yet", True
     trainer: Trainer | None = None
     try:
         options = Options.of_request(request)
@@ -341,15 +348,21 @@ def train(request: Mapping[str, Any]) -> int:
         device = device_of(options.device)
         check_device(options, device)
         mesh = join(plan, device, options.timeout_s)
-        coordinates = mesh.coordinates
+        coordinates, is_leader = mesh.coordinates, mesh.is_leader
         # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
         trainer = Trainer(options, mesh, Interrupt())
         is_done = trainer.run()
+        if not is_done:
+            trainer.say_interrupted()
         with talking("end together"):
             dist.barrier(group=mesh.control)
         dist.destroy_process_group()
     except Exception as error:  # noqa: BLE001
         step, action = (None, None) if trainer is None else (trainer.step, trainer.action)
+        if isinstance(error, RankError) and error.is_of_all:
+            coordinates = "all ranks"
+            if not is_leader:
+                return 1
         _complain(describe(coordinates, step, action, error), error)
         return 1
     return 0 if is_done else INTERRUPTED
@@ -379,7 +392,7 @@ def device_of(name: str) -> torch.device:
     index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= num_gpus:
         message = f"local rank {index} has no GPU, this machine has {num_gpus}: a rank needs one of its own"
-        raise RankError(message)
+        raise RankError(message, "look at `nvidia-smi`, or start fewer ranks here and plan for them")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

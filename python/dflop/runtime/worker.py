@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dflop.child import end_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -59,6 +61,7 @@ def leave(status: int) -> NoReturn:
 
 def main() -> NoReturn:
     """Reads the request and trains."""
+    end_with_parent()
     leave(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
 
 
