@@ -5,6 +5,11 @@ pub fn thousands(number: u64) -> String {
     grouped(&number.to_string())
 }
 
+/// A number of things: `1 sample`, `2,000 samples`.
+pub fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", thousands(number), if number == 1 { "" } else { "s" })
+}
+
 /// Digits of a whole number with a comma before each three: `1234567` as `1,234,567`.
 pub fn grouped(digits: &str) -> String {
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -20,6 +25,12 @@ pub fn grouped(digits: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn things_are_one_or_several() {
+        let said = [0, 1, 2_000].map(|number| counted(number, "sample"));
+        assert_eq!(said, ["0 samples", "1 sample", "2,000 samples"]);
+    }
 
     #[test]
     fn digits_stand_in_threes() {
