@@ -469,7 +469,8 @@ pub(crate) struct Probe {
     /// Also give the shape that the model in this directory makes of it
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Also give the shape that a model family makes of it, with the settings it has where no file sets them
+    /// Also give the shape that a model family makes of it, with the settings it has where no file sets them:
+    /// llava_onevision, qwen2_vl or qwen2_5_vl (a model of another family has settings of its own: --model)
     #[arg(long, value_name = "MODEL_TYPE")]
     pub(crate) family: Option<String>,
     /// Frames taken of a video, at most, with --model or --family [default: as the family has it]

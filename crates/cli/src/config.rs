@@ -220,7 +220,14 @@ impl Hint for ConfigError {
                 Some("name one with `--config FILE`, or make a demo with `dflop demo-data demo`".to_owned())
             }
             Self::Unsound { .. } => Some("docs/configuration.md lists every field".to_owned()),
-            Self::Io { .. } | Self::Syntax { .. } => None,
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => {
+                Some("save it as UTF-8".to_owned())
+            }
+            Self::Syntax { .. } => Some(
+                "mend that line: indent with spaces, quote text that holds `: ` or ` #`, close what is open"
+                    .to_owned(),
+            ),
+            Self::Io { .. } => None,
         }
     }
 }

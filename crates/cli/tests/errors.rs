@@ -327,3 +327,70 @@ fn error_unknown_key() {
     });
     snapshot("error_unknown_key", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
 }
+
+/// Sources and configurations that cannot be read each say what to do.
+#[test]
+fn errors_of_sources_have_hints() {
+    let session = Session::new();
+    let good = fs::read_to_string(session.path("demo/dflop.yaml")).unwrap();
+    let profile = |mixture: &str| {
+        session.edit("demo/dflop.yaml", |_| good.replace("data/mixture.yaml", mixture));
+        session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"])
+    };
+    fs::create_dir(session.path("shards")).unwrap();
+    fs::write(session.path("shards/train-00000-of-00002.parquet"), "").unwrap();
+    fs::write(session.path("cut.tar"), [0; 100]).unwrap();
+    fs::write(session.path("packed.tar"), [&[0x1f, 0x8b][..], &[7; 2000]].concat()).unwrap();
+    fs::write(session.path("mixture.yaml"), "datasets:\n- path: none.jsonl\n- path: shards\n").unwrap();
+    let mut text = String::new();
+    for source in ["none.jsonl", "../shards", "../cut.tar", "../packed.tar", "../mixture.yaml"] {
+        text.push_str(&profile(source));
+    }
+    for config in [&b"model: {dir: model\n"[..], b"model: {dir: \xe9}\n"] {
+        fs::write(session.path("demo/dflop.yaml"), config).unwrap();
+        text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    }
+    assert_eq!(text.matches("\nhint: ").count(), 7, "{text}");
+    snapshot("errors_of_sources_have_hints", &text);
+}
+
+/// What is not read of a record is told; media among it are a bad sample. Names do not reach the terminal raw.
+#[test]
+fn fields_that_are_not_read() {
+    let session = Session::new();
+    let pair = "\"question\": \"a\", \"answer\": \"b\"";
+    fs::write(
+        session.path("told.jsonl"),
+        format!(
+            "{{\"id\": \"\\u001b[2J\\n\", {pair}, \"meta\": 1}}\n{{{pair}, \"meta\": 2, \"score\": 3}}\n"
+        ),
+    )
+    .unwrap();
+    fs::write(
+        session.path("refused.jsonl"),
+        format!("{{\"id\": \"\\u001b\", {pair}, \"img\": \"a.jpg\"}}\n"),
+    )
+    .unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("data/mixture.yaml", "../told.jsonl"));
+    let mut text = session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]);
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("../told.jsonl", "../refused.jsonl"));
+    text.push_str(&session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    snapshot("fields_that_are_not_read", &text);
+}
+
+/// A family is offered where its rule needs no file.
+#[test]
+fn families_without_a_model() {
+    let session = Session::new();
+    let mut text = String::new();
+    for family in ["qwen2_vl", "qwen2_5_vl", "internvl", "mammoth_vl"] {
+        text.push_str(&session.dflop(&["probe", "--family", family, "demo/data/media/demo_0000_1.jpg"]));
+    }
+    snapshot("families_without_a_model", &text);
+    let help = session.dflop(&["probe", "--help"]);
+    let named = text.rsplit_once("must be one of: ").unwrap().1.lines().next().unwrap();
+    let (most, last) = named.rsplit_once(", ").unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains(&format!("{most} or {last}")), "{help}");
+}

@@ -1,6 +1,7 @@
 //! A record as a conversation: turns of text with places for images, videos and sounds.
 //!
-//! A record says its turns in one of these ways, the first that it has a field of; its other fields are ignored.
+//! A record says its turns in one of these ways, the first that it has a field of; its other fields are not read, which
+//! is told, and refused where they hold media and nothing else of the record does.
 //!
 //! | way | fields |
 //! |---|---|
@@ -30,8 +31,10 @@
 mod media;
 mod places;
 mod turns;
+mod unread;
 
 use crate::probe::MediaKind;
+use crate::unread::UnreadField;
 use serde_json::Value;
 
 /// Who speaks.
@@ -125,19 +128,35 @@ impl Conversation {
     /// # Errors
     /// What is wrong: field, value, rule.
     pub fn parse(record: &Value) -> Result<Self, String> {
+        Self::parse_whole(record).map(|(conversation, _)| conversation)
+    }
+
+    /// The conversation in a record, and the fields of the record that are not read.
+    pub(crate) fn parse_whole(record: &Value) -> Result<(Self, Vec<UnreadField>), String> {
         if !record.is_object() {
             return Err(format!("it is {}, must be an object", type_of(record)));
         }
         let listed = media::of_record(record)?;
-        let mut said = turns::of_record(record, listed.iter().any(|list| !list.is_empty()))?;
-        places::place(&mut said, &listed)?;
-        places::name(said, listed).map(|(turns, media)| Self { id: id_of(record), turns, media })
+        let has_media = listed.iter().any(|list| !list.is_empty());
+        let parsed = turns::of_record(record, has_media).and_then(|mut said| {
+            places::place(&mut said, &listed)?;
+            let read = said.read;
+            places::name(said, listed).map(|(turns, media)| (turns, media, read))
+        });
+        // A medium that is not read says more than what it leads to, as a place without a medium.
+        if !has_media && parsed.as_ref().map_or(true, |(_, media, _)| media.is_empty()) {
+            unread::refuse_media(record)?;
+        }
+        let (turns, media, read) = parsed?;
+        let unread = unread::of_record(record, read, media.is_empty());
+        Ok((Self { id: id_of(record), turns, media }, unread))
     }
 }
 
 /// The id of a record that may be broken otherwise.
 pub fn id_of(record: &Value) -> Option<String> {
     match record.get("id")? {
+        Value::String(id) if id.is_empty() => None,
         Value::String(id) => Some(id.clone()),
         Value::Number(id) => Some(id.to_string()),
         _ => None,
@@ -181,6 +200,8 @@ enum Piece {
 #[derive(Debug)]
 struct Turns {
     said: Vec<Said>,
+    /// The fields that say them.
+    read: [&'static str; 2],
     /// Where no place is marked all media stand before the first question, not a single one alone.
     asks_with_all: bool,
 }
@@ -242,6 +263,96 @@ mod tests {
             ["system", "user", "assistant"]
         );
         assert_eq!(conversation.turns[2].parts, []);
+    }
+
+    #[test]
+    fn fields_that_are_not_read_are_told() {
+        let told = |record: &Value| {
+            let (_, unread) = Conversation::parse_whole(record).unwrap();
+            let mark = |may_be_media| if may_be_media { "?" } else { "" };
+            unread
+                .iter()
+                .map(|field| format!("{}{}", field.name, mark(field.may_be_media)))
+                .collect::<Vec<_>>()
+        };
+        let beside = json!({"meta": {"a": 1}, "source": "x", "weight": 2, "url": "https://x/A.JPG?w=1", "none": null,
+                            "empty": "", "caption": "unused"});
+        let expected = ["meta", "source", "weight", "url?", "caption"];
+        assert_eq!(told(&record(&beside, "x")), expected);
+        // With a medium, another field's is no more than told.
+        let mut with_media = record(&beside, "x");
+        with_media["image"] = json!("a.png");
+        with_media["image_path"] = json!("b.png");
+        assert_eq!(told(&with_media), ["meta", "source", "weight", "url", "caption", "image_path"]);
+        let turns = json!({"messages": [
+            {"role": "user", "from": "user", "content": [{"type": "text", "text": "x", "index": 3},
+                {"type": "image_url", "image_url": {"url": "a.png"}, "max_pixels": 9}], "name": "n"},
+            {"role": "assistant", "content": "y", "weight": 1, "name": "m", "loss": true}]});
+        let expected = [
+            "messages[].role",
+            "messages[].name",
+            "messages[].content[].index",
+            "messages[].content[].max_pixels",
+            "messages[].loss",
+        ];
+        assert_eq!(told(&turns), expected);
+        assert_eq!(told(&json!({"question": "q", "answer": "a", "text": "t", "choices": []})), ["text"]);
+        assert_eq!(told(&json!({"image": "a.png", "text": "t", "id": 3, "system": "s"})), [""; 0]);
+    }
+
+    #[test]
+    fn media_of_names_we_do_not_know_are_refused() {
+        let names = [
+            "img",
+            "image_path",
+            "image_file",
+            "image_url",
+            "video_path",
+            "audio_path",
+            "jpg",
+            "media",
+            "file_name",
+            "Image",
+        ];
+        let long = "QUJD".repeat(100);
+        for name in names {
+            for value in [
+                json!("a/b.jpg"),
+                json!(["x.mp4"]),
+                json!({"bytes": "AA", "path": null}),
+                json!("s3://b/k"),
+                json!({"path": "a"}),
+                json!(long),
+                json!({"attachment": 0}),
+            ] {
+                let error = Conversation::parse(&record(&json!({name: value}), "what")).unwrap_err();
+                assert!(error.starts_with(&format!("`{name}` is ")), "{error}");
+                assert!(error.contains("`columns: {"), "{error}");
+            }
+            for value in [json!(3), json!("none"), json!({}), json!([1, 2]), json!(null)] {
+                Conversation::parse(&record(&json!({name: value}), "what")).unwrap();
+            }
+        }
+        let error = |record: &Value| Conversation::parse(record).unwrap_err();
+        let in_turn = json!({"conversations": [{"from": "human", "value": "x", "image": "a.png"},
+                                               {"from": "gpt", "value": "y"}]});
+        let errors = [
+            error(&in_turn),
+            error(&json!({"video_path": "a.mp4", "question": "<video> what", "answer": "y"})),
+            error(&json!({"Image": ["a.png"], "caption": "a cup"})),
+            error(&json!({"conversations": [], "messages": [{"role": "user", "content": "x"}]})),
+        ];
+        insta::assert_snapshot!(errors.join("\n"), @r"
+        `conversations[].image` is `a.png`, media under this name are not read: media stand under `image`, `video` or `audio` of the record, or are parts of the content
+        `video_path` is `a.mp4`, media under this name are not read: give it our name in the mixture, `columns: {video: video_path}`, or list it under `ignore` there
+        `Image` is a list, media under this name are not read: give it our name in the mixture, `columns: {image: Image}`, or list it under `ignore` there
+        both `conversations` and `messages` are there
+        ");
+    }
+
+    #[test]
+    fn an_empty_id_is_none() {
+        assert_eq!(parse(&json!({"id": "", "question": "x", "answer": "y"})).id, None);
     }
 
     #[test]

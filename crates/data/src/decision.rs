@@ -3,7 +3,8 @@
 use crate::error::DataError;
 use crate::profile::{OnBadSample, RowSink};
 use crate::tally::Tally;
-use dflop_types::{DatasetHasher, Problem, ProfiledSample};
+use crate::unread::UnreadCounts;
+use dflop_types::{DatasetHasher, Problem, ProfiledSample, counted};
 
 /// Takes samples in order, hands rows on in order, and keeps count.
 pub(crate) struct Decision<'s> {
@@ -17,6 +18,8 @@ pub(crate) struct Decision<'s> {
     waiting: Vec<usize>,
     source: u32,
     pub(crate) tally: Tally,
+    /// What their records hold that is not read.
+    pub(crate) unread: UnreadCounts,
     pub(crate) hash: DatasetHasher,
     pub(crate) problems: Vec<Problem>,
     /// Samples seen, bad ones included.
@@ -43,6 +46,7 @@ impl<'s> Decision<'s> {
             waiting: Vec::new(),
             source: 0,
             tally: Tally::new(sources),
+            unread: UnreadCounts::new(sources.len()),
             hash: DatasetHasher::default(),
             problems: Vec::new(),
             num_samples: 0,
@@ -111,17 +115,20 @@ impl<'s> Decision<'s> {
         let mut notices = Vec::new();
         if self.num_silent > 0 {
             notices.push(format!(
-                "{} samples have no label token: they cost time and teach nothing",
-                self.num_silent
+                "{} no label token: what has none costs time and teaches nothing",
+                samples_have(self.num_silent)
             ));
         }
         if let Some(max) = self.max_positions.filter(|_| self.num_long > 0) {
             notices.push(format!(
-                "{} samples have more LLM tokens than the model's `max_position_embeddings` {max}: they are kept \
-                 whole",
-                self.num_long
+                "{} more LLM tokens than the model's `max_position_embeddings` {max}: each is kept whole",
+                samples_have(self.num_long)
             ));
         }
         notices
     }
+}
+
+fn samples_have(number: u64) -> String {
+    format!("{} {}", counted(number, "sample"), if number == 1 { "has" } else { "have" })
 }

@@ -6,6 +6,7 @@
 
 use crate::error::DataError;
 use crate::table;
+use crate::width;
 use dflop_types::{DataProfile, ProfiledSample};
 use serde::Serialize;
 use std::collections::hash_map::DefaultHasher;
@@ -426,8 +427,8 @@ fn put_sizes(text: &mut String, groups: &[Group], size: usize, name: &str) {
         };
         let _ = writeln!(
             text,
-            "{:<NAME$} {mean:>17} {moved:>9} {:>15} {:>15} {:>7.2}{}",
-            short(&group.name, NAME),
+            "{} {mean:>17} {moved:>9} {:>15} {:>15} {:>7.2}{}",
+            width::pad(&short(&group.name, NAME), NAME),
             pair(drift.p50),
             pair(drift.p95),
             drift.distance,
@@ -442,18 +443,16 @@ fn put_shares(text: &mut String, groups: &[Group]) {
     let _ = writeln!(text, "\n{:<NAME$} {:>17} {:>19}", "share of samples", "before", "after");
     for group in groups.iter().take(SHOWN) {
         let [before, after] = group.share.map(|share| share * 100.0);
-        let _ = writeln!(text, "{:<NAME$} {before:>15.1} % {after:>17.1} %", short(&group.name, NAME));
+        let _ = writeln!(
+            text,
+            "{} {before:>15.1} % {after:>17.1} %",
+            width::pad(&short(&group.name, NAME), NAME)
+        );
     }
     put_more(text, groups.len());
 }
 
-/// `text` in so many columns, cut in the middle.
+/// `text` within so many columns.
 fn short(text: &str, columns: usize) -> String {
-    let characters: Vec<char> = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    if characters.len() <= columns {
-        return characters.into_iter().collect();
-    }
-    let head = (columns - 3) / 2;
-    let tail = characters.len() - (columns - 3 - head);
-    characters[..head].iter().collect::<String>() + "..." + &characters[tail..].iter().collect::<String>()
+    width::cut(text, columns, "...")
 }

@@ -1,6 +1,6 @@
 //! Why a dataset, a media file or a model's configuration gives no shape.
 
-use dflop_types::{ArtifactError, Fault, Hint, Problem, ProfilePart, SourceFile};
+use dflop_types::{ArtifactError, Fault, Hint, Problem, ProfilePart, SourceFile, counted, printable};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -80,8 +80,9 @@ pub enum DataError {
     },
     /// Samples cannot be used; the first are listed, and all are counted.
     #[error(
-        "{} of {num_samples} samples cannot be used{}{}",
+        "{} of {} cannot be used{}{}",
         problems.len(),
+        counted(*num_samples, "sample"),
         list(&lines(problems), problems.len()),
         by_fault(problems)
     )]
@@ -105,7 +106,8 @@ pub enum DataError {
     },
     /// A sample that was sound when it was profiled cannot be read any more.
     #[error(
-        "sample `{id}` of `{file}` was sound when it was profiled, now it cannot be read ({fault}): {cause}"
+        "sample `{}` of `{file}` was sound when it was profiled, now it cannot be read ({fault}): {cause}",
+        printable(id)
     )]
     TurnedBad {
         /// The sample.
@@ -170,6 +172,24 @@ pub enum DataError {
     /// A record is not a sample, or a file not a list of records: place, value, rule.
     #[error("{0}")]
     Record(String),
+    /// A file of records is not there, or damaged: place, value, rule.
+    #[error("{cause}")]
+    Damaged {
+        /// What is wrong.
+        cause: String,
+        /// The act that mends it.
+        mend: &'static str,
+    },
+    /// Sources of the mixture cannot be opened; all of them are listed.
+    #[error("`{}` is not a sound mixture{}", path.display(), list(problems, problems.len()))]
+    Sources {
+        /// The mixture.
+        path: PathBuf,
+        /// Every problem.
+        problems: Vec<String>,
+        /// The act that mends the first.
+        mend: Option<String>,
+    },
     /// A file of the model directory cannot be used.
     #[error("`{}`: {cause}", path.display())]
     Model {
@@ -195,7 +215,12 @@ pub enum DataError {
         known: Vec<&'static str>,
     },
     /// A sample is no longer what was profiled.
-    #[error("sample `{id}` is not as profiled: `{what}` is {found}, profiled was {expected}")]
+    #[error(
+        "sample `{}` is not as profiled: `{what}` is {}, profiled was {}",
+        printable(id),
+        printable(found),
+        printable(expected)
+    )]
     ShapeChanged {
         /// The sample.
         id: String,
@@ -228,7 +253,7 @@ pub(crate) fn line(problem: &Problem) -> String {
         let _ = write!(text, " (`{id}`)");
     }
     let _ = write!(text, ": {}", problem.cause);
-    text
+    printable(&text).into_owned()
 }
 
 /// Why no sample is left, where `num_bad` were left out.
@@ -292,7 +317,7 @@ impl Hint for DataError {
             Self::Exists { .. } => Some("choose another directory, or pass `--force`".to_owned()),
             Self::Mixture { .. } => Some(
                 "a mixture is `datasets:`, a list of `path` or `json_path`, with `sampling_strategy`, `media_root`, \
-                 `format`, `split` and `columns` where needed"
+                 `format`, `split`, `columns` and `ignore` where needed"
                     .to_owned(),
             ),
             Self::Samples { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
@@ -331,6 +356,15 @@ impl Hint for DataError {
                         .to_owned(),
                 )
             }
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Some(
+                "name what is there: paths in `dflop.yaml` start at its directory, those in a mixture at the mixture's"
+                    .to_owned(),
+            ),
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => {
+                Some("save it as UTF-8".to_owned())
+            }
+            Self::Damaged { mend, .. } => Some((*mend).to_owned()),
+            Self::Sources { mend, .. } => mend.clone(),
             Self::Io { .. } | Self::Record(_)
             | Self::Model { .. }
             | Self::Asked { .. } => None,

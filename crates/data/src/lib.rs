@@ -36,6 +36,8 @@ pub mod table;
 pub mod tally;
 mod template;
 pub mod tokens;
+mod unread;
+mod width;
 pub mod yaml;
 
 pub use error::DataError;

@@ -12,7 +12,8 @@ use crate::profile::ProfileSettings;
 use crate::readers::{self, Body, RawRecord, Reader};
 use crate::store::Stores;
 use crate::tokens::{ChatTokenizer, TokenizedConversation};
-use dflop_types::{EncoderParts, Fault, SampleKind, SampleShape};
+use crate::unread::UnreadField;
+use dflop_types::{EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
@@ -238,12 +239,15 @@ pub(crate) fn first_eight(digest: &[u8]) -> u64 {
 
 /// [`RawRecord::hash`], and of the names that the mixture gives its columns: other names, another sample.
 fn hash_of(record: &RawRecord, from: &Source) -> u64 {
-    if from.columns.is_empty() {
+    if from.has_our_names() {
         return record.hash();
     }
     let mut hash = Sha256::new();
     hash.update(record.hash().to_be_bytes());
     hash.update(format!("{:?}", from.columns));
+    if !from.ignore.is_empty() {
+        hash.update(format!("{:?}", from.ignore));
+    }
     first_eight(&hash.finalize())
 }
 
@@ -253,6 +257,8 @@ pub(crate) struct ParsedRecord {
     conversation: Conversation,
     /// Where each medium is, in the order of [`Conversation::media`].
     places: Vec<MediaPlace>,
+    /// Fields of the record that are not read.
+    pub(crate) unread: Vec<UnreadField>,
     /// Of what the record says, as the mixture reads it.
     pub(crate) hash: u64,
 }
@@ -262,14 +268,14 @@ impl ParsedRecord {
     pub(crate) fn new(record: &RawRecord, from: &Source) -> Result<Self, BadSample> {
         let mut value =
             record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
-        if !from.columns.is_empty() {
-            value = Cow::Owned(mixture::renamed(value.into_owned(), &from.columns));
+        if !from.has_our_names() {
+            value = Cow::Owned(from.renamed(value.into_owned()));
         }
         let bad = |cause| BadSample { id: crate::conversation::id_of(&value), fault: Fault::Record, cause };
-        let conversation = Conversation::parse(&value).map_err(bad)?;
+        let (conversation, unread) = Conversation::parse_whole(&value).map_err(bad)?;
         let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));
         let places = places.collect::<Result<_, _>>().map_err(bad)?;
-        Ok(Self { conversation, places, hash: hash_of(record, from) })
+        Ok(Self { conversation, places, unread, hash: hash_of(record, from) })
     }
 
     /// The record's own id, or `fallback`.
@@ -395,16 +401,19 @@ impl Corpus {
     /// Opens every source of the mixture.
     ///
     /// # Errors
-    /// [`DataError::Mixture`] with every source that cannot be read; the error itself where there is one source.
+    /// [`DataError::Sources`] with every source that cannot be read; the error itself where there is one source.
     pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
         let stores = Stores::new(settings.store_options.iter().cloned());
         let mixture = mixture::read(&settings.mixture, settings.media_root.as_deref())?;
         let opened: Vec<_> = mixture.sources.iter().map(|source| readers::open(source, &stores)).collect();
         if opened.len() > 1 {
-            let problems: Vec<_> =
-                opened.iter().filter_map(|one| one.as_ref().err()).map(ToString::to_string).collect();
-            if !problems.is_empty() {
-                return Err(DataError::Mixture { path: settings.mixture.clone(), problems });
+            let errors: Vec<_> = opened.iter().filter_map(|one| one.as_ref().err()).collect();
+            if let Some(first) = errors.first() {
+                return Err(DataError::Sources {
+                    path: settings.mixture.clone(),
+                    problems: errors.iter().map(ToString::to_string).collect(),
+                    mend: first.hint(),
+                });
             }
         }
         let readers: Vec<Box<dyn Reader>> = opened.into_iter().collect::<Result<_, _>>()?;

@@ -11,6 +11,7 @@
 //!     format: huggingface             # optional: told by the name otherwise
 //!     split: train                    # where the source has several
 //!     columns: {image: img}           # our name: theirs
+//!     ignore: [thumbnail]             # fields that are not to be read, without a word
 //! ```
 //!
 //! A source alone, as a `.jsonl` file or a directory, is a mixture of one.
@@ -23,7 +24,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use saphyr::{MarkedYaml, Scalar, YamlData};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The files of a dataset, in order.
@@ -50,9 +51,12 @@ pub struct Source {
     pub split: Option<String>,
     /// Our name of a field, and theirs.
     pub columns: BTreeMap<String, String>,
+    /// Their names of fields that are not read, and not told of.
+    pub ignore: BTreeSet<String>,
 }
 
-/// Names that a field of a record has for us; columns of other names are not read.
+/// Names that a field of a record has for us; columns of other names are not read, unless their name
+/// is one of media.
 pub const FIELDS: [&str; 27] = [
     "id",
     "image",
@@ -83,6 +87,9 @@ pub const FIELDS: [&str; 27] = [
     "tool_calls",
     "function_call",
 ];
+
+/// Those of media.
+pub(crate) const MEDIA: [&str; 6] = ["image", "images", "video", "videos", "audio", "audios"];
 
 /// Endings of files; another name without `format` is that of a directory.
 const ENDINGS: [&str; 9] = ["json", "jsonl", "parquet", "arrow", "tar", "gz", "tgz", "zst", "zstd"];
@@ -148,7 +155,24 @@ impl Source {
             format: None,
             split: None,
             columns: BTreeMap::new(),
+            ignore: BTreeSet::new(),
         }
+    }
+
+    /// Whether a record of it is read as it stands.
+    pub fn has_our_names(&self) -> bool {
+        self.columns.is_empty() && self.ignore.is_empty()
+    }
+
+    /// The record with its fields under our names, those to be ignored left out.
+    #[must_use]
+    pub fn renamed(&self, mut record: Value) -> Value {
+        if let Value::Object(fields) = &mut record {
+            for name in &self.ignore {
+                fields.shift_remove(name);
+            }
+        }
+        renamed(record, &self.columns)
     }
 }
 
@@ -367,6 +391,9 @@ fn source(
         }
         return None;
     };
+    if let Some(name) = read.columns.values().find(|theirs| read.ignore.contains(*theirs)) {
+        problems.push((line, format!("{field}.ignore: `{name}` is named under `columns` too")));
+    }
     let location = directory.join(name);
     let root = read.root.or_else(|| media_root.cloned());
     Some(Source {
@@ -377,6 +404,7 @@ fn source(
         format: read.format,
         split: read.split,
         columns: read.columns,
+        ignore: read.ignore,
     })
 }
 
@@ -390,6 +418,7 @@ struct Entry<'y> {
     format: Option<Format>,
     split: Option<String>,
     columns: BTreeMap<String, String>,
+    ignore: BTreeSet<String>,
 }
 
 impl<'y> Entry<'y> {
@@ -400,7 +429,7 @@ impl<'y> Entry<'y> {
         directory: &Location,
         problems: &mut Vec<(usize, String)>,
     ) {
-        const KNOWN: [&str; 8] = [
+        const KNOWN: [&str; 9] = [
             "path",
             "json_path",
             "sampling_strategy",
@@ -409,6 +438,7 @@ impl<'y> Entry<'y> {
             "format",
             "split",
             "columns",
+            "ignore",
         ];
         let field = self.field;
         let line = value.span.start.line();
@@ -418,6 +448,10 @@ impl<'y> Entry<'y> {
         };
         if key_name == "columns" {
             self.columns = columns(field, value, problems);
+            return;
+        }
+        if key_name == "ignore" {
+            self.ignore = ignore(field, value, problems);
             return;
         }
         let mut problem = |text: String| problems.push((line, format!("{field}.{key_name}: {text}")));
@@ -479,6 +513,19 @@ fn columns(
         }
     }
     found
+}
+
+/// `ignore`: their names of fields.
+fn ignore(field: &str, node: &MarkedYaml<'_>, problems: &mut Vec<(usize, String)>) -> BTreeSet<String> {
+    let names = match &node.data {
+        YamlData::Sequence(names) => names.iter().map(|name| text_of(name).map(str::to_owned)).collect(),
+        _ => None,
+    };
+    names.unwrap_or_else(|| {
+        let rule = "it must be a list of names, as in [thumbnail]";
+        problems.push((node.span.start.line(), format!("{field}.ignore: {rule}")));
+        BTreeSet::new()
+    })
 }
 
 #[cfg(test)]

@@ -183,6 +183,14 @@ fn profile_in_chunks(
     notices.extend(run.all(&workers, selections, limits, &mut decision)?);
     check_unchanged(&corpus, &header.files)?;
 
+    for (source, reader) in corpus.readers.iter().enumerate() {
+        for file in 0..reader.files().len() {
+            for column in reader.unread(file) {
+                decision.unread.push_column(source, corpus.first_file[source] as usize + file, column);
+            }
+        }
+    }
+    notices.extend(decision.unread.notices(&header.sources));
     notices.extend(decision.notices());
     let num_reused = run.num_reused.into_inner();
     let Decision { tally, hash, problems, num_samples, num_rows, .. } = decision;

@@ -3,7 +3,8 @@
 use crate::error::line;
 use crate::estimate::{Bounds, Intervals, ValueCounts};
 use crate::tally::Tally;
-use dflop_types::{DataProfile, SampleKind, thousands};
+use crate::width;
+use dflop_types::{DataProfile, SampleKind, counted, printable, thousands};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
@@ -187,7 +188,7 @@ pub fn text_of(header: &DataProfile, statistics: &Statistics, notices: &[String]
     }
     let _ = write_heaviest(out, &statistics.heaviest);
     for notice in notices {
-        let _ = write!(out, "\nnotice: {notice}\n");
+        let _ = write!(out, "\nnotice: {}\n", printable(notice));
     }
     let _ = write_problems(out, header);
     text
@@ -200,7 +201,7 @@ fn write_problems(out: &mut String, header: &DataProfile) -> std::fmt::Result {
         if problems.is_empty() {
             continue;
         }
-        write!(out, "\n{act}: {} samples\n", thousands(problems.len() as u64))?;
+        write!(out, "\n{act}: {}\n", counted(problems.len() as u64, "sample"))?;
         for problem in problems.iter().take(NAMED) {
             writeln!(out, "  {}", line(problem))?;
         }
@@ -224,9 +225,9 @@ fn write_intervals(
 ) -> std::fmt::Result {
     writeln!(
         out,
-        "\na random sample of {} of {} samples: means and percentiles are estimates;",
+        "\na random sample of {} of {}: means and percentiles are estimates;",
         thousands(num_samples),
-        thousands(population)
+        counted(population, "sample")
     )?;
     writeln!(out, "their 95 % confidence intervals (?: the sample is too small to bound it)\n")?;
     write!(out, "{:<16}", "95 % interval")?;
@@ -251,7 +252,7 @@ fn write_intervals(
 }
 
 fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
-    write!(out, "{} samples", thousands(statistics.num_samples))?;
+    write!(out, "{}", counted(statistics.num_samples, "sample"))?;
     if statistics.media_bytes > 0 {
         write!(out, ", {:.1} MB of media", statistics.media_bytes as f64 / 1e6)?;
     }
@@ -271,7 +272,7 @@ fn write_shares(out: &mut String, head: &str, shares: &[Share], all: &Statistics
     for share in shares {
         writeln!(
             out,
-            "{:<NAME$}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
+            "{}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
             short(&share.name),
             thousands(share.samples),
             percent(share.samples, all.num_samples),
@@ -326,7 +327,7 @@ fn write_heaviest(out: &mut String, heaviest: &[HeavySample]) -> std::fmt::Resul
     for sample in heaviest {
         writeln!(
             out,
-            "{:<NAME$}  {:<12}{:>16}{:>16}",
+            "{}  {:<12}{:>16}{:>16}",
             short(&sample.id),
             sample.kind,
             thousands(sample.encoder_tokens),
@@ -349,15 +350,9 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.1}", part as f64 * 100.0 / whole as f64) }
 }
 
-/// A name within [`NAME`] columns: the middle gives way, since paths differ at their ends.
+/// A name in [`NAME`] columns, two of them a gap.
 fn short(name: &str) -> String {
-    let letters: Vec<char> = name.chars().collect();
-    if letters.len() <= NAME {
-        return name.to_owned();
-    }
-    let head: String = letters[..NAME / 2 - 2].iter().collect();
-    let tail: String = letters[letters.len() - NAME / 2 + 2..].iter().collect();
-    format!("{head}..{tail}")
+    width::pad(&width::cut(name, NAME - 2, ".."), NAME)
 }
 
 #[cfg(test)]
@@ -413,6 +408,28 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 100 && !line.ends_with(' ')), "{text}");
         assert!(text.is_ascii());
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn names_of_the_data_do_not_reach_the_terminal_raw() {
+        let mut profile = profile();
+        profile.samples.truncate(1);
+        profile.samples[0].id = "\u{1b}[2J\nid".to_owned();
+        profile.problems.truncate(1);
+        profile.problems[0].id = Some("\u{7}\n".to_owned());
+        profile.sources[0] = "\u{732b}.json".to_owned();
+        let text = text(&profile, &["`a\rb` is odd".to_owned()]);
+        assert!(!text.chars().any(|letter| letter.is_control() && letter != '\n'), "{text:?}");
+        for line in [
+            "1 sample\n",
+            &format!("\n{:<36}text ", r"\u{1b}[2J\nid"),
+            // One letter, two columns.
+            &format!("\n{:<33}{:>9}  100.0 ", "\u{732b}.json", 1),
+            "\nleft out: 1 sample\n  videos.json: sample 0 (`\\u{7}\\n`): `videos.json` is odd\n",
+            "\nnotice: `a\\rb` is odd\n",
+        ] {
+            assert!(text.contains(line), "{line:?} in {text}");
+        }
     }
 
     #[test]

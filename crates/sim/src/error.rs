@@ -22,7 +22,7 @@ pub enum SimError {
         problems: Vec<Problem>,
     },
     /// A sum of times does not fit 64 bits.
-    #[error("the times of {num_ranks} ranks add up to more than {} ns", u64::MAX)]
+    #[error("the times of {} add up to more than {} ns", counted(*num_ranks, "rank"), u64::MAX)]
     Overflow {
         /// Ranks that take part.
         num_ranks: usize,

@@ -49,6 +49,7 @@ mod place;
 mod plan;
 mod schedule;
 mod shape;
+mod text;
 mod timeline;
 
 pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
@@ -63,8 +64,9 @@ pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
-pub use number::{grouped, memory_size, thousands};
+pub use number::{counted, grouped, memory_size, thousands};
 pub use plan::{BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
+pub use text::{printable, printable_lines};
 pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

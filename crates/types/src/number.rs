@@ -5,6 +5,11 @@ pub fn thousands(number: u64) -> String {
     grouped(&number.to_string())
 }
 
+/// A number of things: `1 sample`, `2,000 samples`.
+pub fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", thousands(number), if number == 1 { "" } else { "s" })
+}
+
 /// Digits of a whole number with a comma before each three: `1234567` as `1,234,567`.
 pub fn grouped(digits: &str) -> String {
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -36,6 +41,12 @@ mod tests {
         let bytes = [0, 1_000, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 3 << 29];
         let expected = ["0 bytes", "1,000 bytes", "1,048,575 bytes", "1.0 MiB", "1024.0 MiB", "1.50 GiB"];
         assert_eq!(bytes.map(memory_size), expected);
+    }
+
+    #[test]
+    fn things_are_one_or_several() {
+        let said = [0, 1, 2_000].map(|number| counted(number, "sample"));
+        assert_eq!(said, ["0 samples", "1 sample", "2,000 samples"]);
     }
 
     #[test]

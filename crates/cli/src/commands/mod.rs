@@ -23,7 +23,7 @@ use dflop_data::family::GivenFamily;
 use dflop_data::table;
 use dflop_plan::batches::GlobalBatches;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
-use dflop_types::{artifact, thousands};
+use dflop_types::{artifact, counted, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -227,11 +227,6 @@ fn milliseconds(ns: u64) -> String {
         100_000..100_000_000 => format!("{ms:.2} ms"),
         _ => format!("{ms:.0} ms"),
     }
-}
-
-/// A number of things: `1 sample`, `2,000 samples`.
-fn counted(number: u64, thing: &str) -> String {
-    format!("{} {thing}{}", thousands(number), if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

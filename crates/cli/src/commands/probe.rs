@@ -6,6 +6,7 @@ use crate::args::Probe;
 use dflop_data::DataError;
 use dflop_data::family::{self, Clip, FamilyFiles, MediaShape, Size, Sound, VideoSampling};
 use dflop_data::probe::{self, MediaKind};
+use dflop_types::printable;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -45,19 +46,27 @@ pub(super) fn run(arguments: &Probe) -> Result<u8, Failure> {
     Ok(status)
 }
 
-/// The rule of a family with the settings it has where no file sets them.
+/// The rule of a family with the settings it has where no file sets them; some have none.
 fn by_name(name: &str) -> Result<Box<dyn family::Family>, Failure> {
-    let files = FamilyFiles {
-        config: json!({"model_type": name}),
-        preprocessor: json!({}),
-        video_preprocessor: json!({}),
+    let open = |name: &str| {
+        let files = FamilyFiles {
+            config: json!({"model_type": name}),
+            preprocessor: json!({}),
+            video_preprocessor: json!({}),
+        };
+        family::open(&files)
     };
-    family::open(&files)?.ok_or_else(|| {
-        Failure::new(
-            format!("`--family` is `{name}`, must be one of: {}", family::known().join(", ")),
-            Some("give a model's own settings with `--model DIR`".to_owned()),
-        )
-    })
+    if let Ok(Some(family)) = open(name) {
+        return Ok(family);
+    }
+    let known: Vec<_> = family::known().into_iter().filter(|name| open(name).is_ok()).collect();
+    let (mut text, mut hint) =
+        (format!("`--family` is `{name}`"), "give a model's own settings with `--model DIR`");
+    if family::known().contains(&name) {
+        text += ", whose models each have settings of their own";
+        hint = "give those of a model with `--model DIR`";
+    }
+    Err(Failure::new(format!("{text}, must be one of: {}", known.join(", ")), Some(hint.to_owned())))
 }
 
 /// What the family makes of the file; `None` where it has no rule for its kind.
@@ -111,7 +120,8 @@ impl Line<'_> {
     }
 
     fn print(&self) {
-        let name = self.file.display();
+        let name = self.file.to_string_lossy();
+        let name = printable(&name);
         let Some(found) = &self.found else {
             outln!("{name}: {}", self.error.as_deref().unwrap_or("not read"));
             return;
@@ -137,10 +147,10 @@ impl Line<'_> {
         }
         if let Some(shape) = &self.shape {
             facts.push(format!(
-                "{} tiles, {} encoder tokens, {} LLM tokens",
-                shape.num_tiles,
-                shape.encoder_tokens(),
-                shape.feature_tokens()
+                "{}, {}, {}",
+                counted(shape.num_tiles.into(), "tile"),
+                counted(shape.encoder_tokens(), "encoder token"),
+                counted(shape.feature_tokens().into(), "LLM token")
             ));
         }
         outln!("{name}: {}", facts.join(", "));

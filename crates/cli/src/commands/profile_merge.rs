@@ -3,11 +3,11 @@
 use crate::Failure;
 use crate::args;
 use dflop_data::{merge, problems};
-use dflop_types::thousands;
+use dflop_types::{counted, thousands};
 
 pub(super) fn run(arguments: &args::ProfileMerge) -> Result<(), Failure> {
     let merged = merge::merge(&arguments.parts, &arguments.out)?;
-    outln!("{} parts: {} samples", arguments.parts.len(), thousands(merged.num_rows));
+    outln!("{}: {}", counted(arguments.parts.len() as u64, "part"), counted(merged.num_rows, "sample"));
     let bad = &merged.header.problems;
     if !bad.is_empty() {
         let num_substituted = bad.iter().filter(|problem| problem.substitute.is_some()).count() as u64;

@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::args;
 use dflop_plan::{Arm, StepScheduler};
 use dflop_sim::Durations;
-use dflop_types::{PipelineOrder, Plan, Timeline, artifact};
+use dflop_types::{PipelineOrder, Plan, Timeline, artifact, counted};
 use serde_json::json;
 use std::path::Path;
 
@@ -35,12 +35,13 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
     let timeline = match (order, arguments.ranks) {
         (PipelineOrder::Interleaved, Some(ranks)) => dflop_sim::simulate_interleaved(&durations, ranks)?,
         (PipelineOrder::Interleaved, None) => {
-            let hint = format!("give `--ranks`, a divisor of the {num_stages} stages");
+            let hint = format!("give `--ranks`, a divisor of the number of stages, {num_stages}");
             return Err(Failure::new(format!("`{order}` needs to know the ranks"), Some(hint)));
         }
         (_, Some(ranks)) if ranks as usize != num_stages => {
             let hint = "leave out `--ranks`, or take `--order interleaved-1f1b`".to_owned();
-            let message = format!("`--ranks {ranks}`: `{order}` has one rank a stage, {num_stages} stages");
+            let stages = counted(num_stages as u64, "stage");
+            let message = format!("`--ranks {ranks}`: `{order}` has one rank a stage, {stages}");
             return Err(Failure::new(message, Some(hint)));
         }
         _ => dflop_sim::simulate(&durations, order)?,
@@ -60,11 +61,12 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
                    "idle_ns": timeline.idle_ns, "spans": spans})
         );
     } else {
+        let num_microbatches = durations.forward_ns.first().map_or(0, Vec::len);
         outln!(
-            "{order}, {num_stages} stages, {} rank{}, {} microbatches",
-            timeline.num_ranks,
-            if timeline.num_ranks == 1 { "" } else { "s" },
-            durations.forward_ns.first().map_or(0, Vec::len)
+            "{order}, {}, {}, {num_microbatches} microbatch{}",
+            counted(num_stages as u64, "stage"),
+            counted(timeline.num_ranks.into(), "rank"),
+            if num_microbatches == 1 { "" } else { "es" }
         );
         outln!("{}", summary(&timeline));
         let ideal_ns = timeline.ideal_ns();

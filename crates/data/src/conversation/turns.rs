@@ -4,21 +4,23 @@ use super::{MARKS, Piece, Role, Said, Turns, field, media, type_of};
 use crate::probe::MediaKind;
 use serde_json::Value;
 
+/// Fields that list turns.
+pub(super) const LISTS: [&str; 2] = ["conversations", "messages"];
 const QUESTIONS: [&str; 4] = ["question", "query", "problem", "instruction"];
 const ANSWERS: [&str; 5] = ["answer", "label", "response", "solution", "output"];
 const CAPTIONS: [&str; 2] = ["caption", "text"];
 /// Left out, these would change what is asked.
 const PARTS_OF_QUESTIONS: [&str; 3] = ["input", "choices", "options"];
-const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
+/// Types of parts that are text.
+pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
+pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
 const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_call", "observation", "ipython"];
 
 /// The turns of the record, media not yet named.
 pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String> {
     refuse_tools("", record)?;
-    if let Some((key, list)) =
-        ["conversations", "messages"].into_iter().find_map(|key| Some((key, field(record, key)?)))
-    {
-        return listed(record, key, list).map(|said| Turns { said, asks_with_all: false });
+    if let Some((key, list)) = only(record, &LISTS)? {
+        return listed(record, key, list).map(|said| Turns { said, read: [key; 2], asks_with_all: false });
     }
     if let Some((key, question)) = only(record, &QUESTIONS)? {
         if let Some(part) = PARTS_OF_QUESTIONS
@@ -51,7 +53,11 @@ fn only<'r>(record: &'r Value, names: &[&'static str]) -> Result<Option<(&'stati
     }
 }
 
-fn pair(record: &Value, question: Option<(&str, &Value)>, answer: (&str, &Value)) -> Result<Turns, String> {
+fn pair(
+    record: &Value,
+    question: Option<(&'static str, &Value)>,
+    answer: (&'static str, &Value),
+) -> Result<Turns, String> {
     let mut said = system(record)?;
     let pieces = |(key, value): (&str, &Value)| {
         let text = value.as_str().ok_or_else(|| format!("`{key}`: {}, must be text", type_of(value)))?;
@@ -61,7 +67,8 @@ fn pair(record: &Value, question: Option<(&str, &Value)>, answer: (&str, &Value)
     };
     said.push(Said { role: Role::User, pieces: question.map(pieces).transpose()?.unwrap_or_default() });
     said.push(Said { role: Role::Assistant, pieces: pieces(answer)? });
-    Ok(Turns { said, asks_with_all: true })
+    let read = [question.map_or(answer.0, |(key, _)| key), answer.0];
+    Ok(Turns { said, read, asks_with_all: true })
 }
 
 /// The system turn that a record has beside its turns.
@@ -139,7 +146,7 @@ fn refuse_tools(place: &str, fields: &Value) -> Result<(), String> {
     }
 }
 
-fn is_empty(value: &Value) -> bool {
+pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::String(text) => text.is_empty(),
         Value::Array(list) => list.is_empty(),
@@ -175,7 +182,7 @@ fn one_part(
         None => return Err(format!("`{place}`: `type` is missing")),
     };
     let kind = match part_type {
-        "text" | "input_text" | "output_text" => {
+        text if TEXTS.contains(&text) => {
             let text = field(part, "text").ok_or_else(|| format!("`{place}`: `text` is missing"))?;
             let text =
                 text.as_str().ok_or_else(|| format!("`{place}.text`: {}, must be text", type_of(text)))?;

@@ -32,7 +32,7 @@ fn every_problem_is_named_with_its_line() {
         panic!("a broken mixture was taken");
     };
     insta::assert_snapshot!(problems.join("\n"), @r"
-    line 3: datasets[0].sampling_stratgy: unknown key, known are path, json_path, sampling_strategy, media_root, image_folder, format, split, columns
+    line 3: datasets[0].sampling_stratgy: unknown key, known are path, json_path, sampling_strategy, media_root, image_folder, format, split, columns, ignore
     line 4: datasets[1].sampling_strategy: `some`, must be all, first:N, end:N or random:N, N a count or a percentage up to 100%
     line 4: datasets[1]: `path` or `json_path` is missing
     line 5: datasets[2]: it must be a mapping with `path` or `json_path`
@@ -57,7 +57,8 @@ fn a_source_has_a_form_a_split_and_columns() {
 #[test]
 fn problems_of_forms_and_columns_are_named() {
     let text = "datasets:\n- path: a\n  json_path: b\n  format: csv\n  split: 3\n- path: a\n  columns: [x]\n\
-                - path: a\n  columns:\n    imagee: x\n    image: x\n    images: x\n    id: 4\n";
+                - path: a\n  columns:\n    imagee: x\n    image: x\n    images: x\n    id: 4\n\
+                - path: a\n  ignore: x\n- path: a\n  columns: {image: x}\n  ignore: [x]\n";
     let Err(DataError::Mixture { problems, .. }) = parse(Path::new("m.yaml"), text, None) else {
         panic!("a broken mixture was taken");
     };
@@ -70,6 +71,8 @@ fn problems_of_forms_and_columns_are_named() {
     line 10: datasets[2].columns.imagee: unknown key, known are FIELDS
     line 12: datasets[2].columns.images: `x` has another name already
     line 13: datasets[2].columns.id: it must be text
+    line 15: datasets[3].ignore: it must be a list of names, as in [thumbnail]
+    line 16: datasets[4].ignore: `x` is named under `columns` too
     ");
 }
 
@@ -96,6 +99,12 @@ fn columns_are_renamed_all_at_once() {
     assert_eq!(swapped, serde_json::json!({"id": 1, "image": "b", "video": "a"}));
     let gone = renamed(record, &columns(&[("image", "img")]));
     assert_eq!(gone, serde_json::json!({"video": "b", "id": 1}));
+    let source = Source {
+        columns: columns(&[("image", "video")]),
+        ignore: ["id".to_owned()].into(),
+        ..Source::new(Location::parse("x.jsonl"))
+    };
+    assert_eq!(source.renamed(serde_json::json!({"video": "b", "id": 1})), serde_json::json!({"image": "b"}));
     assert_eq!(renamed(Value::from(3), &columns(&[("image", "img")])), Value::from(3));
 }
 

@@ -8,6 +8,7 @@ use crate::location::Location;
 use crate::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
 use crate::previous::KnownSamples;
 use crate::selection::Selection;
+use crate::unread::UnreadField;
 use dflop_types::{Place, Problem, ProfiledSample, SourceFile};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -123,21 +124,27 @@ impl Run<'_> {
         for chunk in chunks {
             let measured: Vec<_> = workers.run(|| chunk.par_iter().map(|taken| self.row(taken)).collect());
             for (taken, measured) in chunk.iter().zip(measured) {
+                let measured = measured.map(|(sample, unread)| {
+                    decision.unread.push(taken.source, sample.place.file, unread);
+                    sample
+                });
                 decision.take(taken.source, measured)?;
             }
         }
         Ok(())
     }
 
-    /// The row of a record.
-    fn row(&self, taken: &TakenRecord) -> Result<ProfiledSample, Box<Problem>> {
+    /// The row of a record, and what the record has that is not read.
+    fn row(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Vec<UnreadField>), Box<Problem>> {
         let TakenRecord { source, position, record } = taken;
         let file = self.corpus.first_file[*source as usize] + record.place.file;
         let place = Place { file, ..record.place };
         let measured = self.sample(taken).map_err(|bad| with_line(record, bad));
         (self.progress)(self.clock.tick(place));
         match measured {
-            Ok(sample) => Ok(ProfiledSample { source: *source, position: *position, place, ..sample }),
+            Ok((sample, unread)) => {
+                Ok((ProfiledSample { source: *source, position: *position, place, ..sample }, unread))
+            }
             Err(bad) => Err(Box::new(Problem {
                 file: self.corpus.mixture.sources[*source as usize].name.clone(),
                 position: Some(*position),
@@ -151,16 +158,16 @@ impl Run<'_> {
     }
 
     /// The record as a sample, its place left open.
-    fn sample(&self, taken: &TakenRecord) -> Result<ProfiledSample, BadSample> {
+    fn sample(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Vec<UnreadField>), BadSample> {
         let from = &self.corpus.mixture.sources[taken.source as usize];
         let fallback_id = self.corpus.fallback_id(taken.source, taken.position);
         let parsed = ParsedRecord::new(&taken.record, from)?;
         if let Some(sample) = self.known_sample(taken.source, &parsed, &fallback_id) {
             self.num_reused.fetch_add(1, Ordering::Relaxed);
-            return Ok(sample);
+            return Ok((sample, parsed.unread));
         }
         let sample = self.rule.measure_parsed(&parsed, &fallback_id, &self.corpus.stores)?;
-        Ok(ProfiledSample {
+        let sample = ProfiledSample {
             id: sample.id,
             kind: sample.kind,
             shape: sample.shape,
@@ -169,7 +176,8 @@ impl Run<'_> {
             record_hash: sample.record_hash,
             media_hash: sample.media_hash,
             ..ProfiledSample::default()
-        })
+        };
+        Ok((sample, parsed.unread))
     }
 
     /// The sample as the earlier profile has it, where record and media are the same.

@@ -315,3 +315,67 @@ proptest! {
         prop_assert_eq!(problems, whole.problems);
     }
 }
+
+#[test]
+fn fields_that_are_not_read_are_told_by_source() {
+    let (dir, mut settings) = made(1);
+    let line = |more: &str| format!("{{\"question\": \"a\", \"answer\": \"b\"{more}}}\n");
+    let write = |name: &str, lines: &[String]| std::fs::write(dir.path().join(name), lines.concat()).unwrap();
+    let many = [0, 1, 2, 3, 4, 5, 6].map(|n| format!(", \"f{n}\": 1")).concat();
+    write("t.jsonl", &[line(", \"url\": \"x.jpg\""), line(&many), line(", \"f3\": 2"), line("")]);
+    write("u.jsonl", &[line("")]);
+    settings.mixture = dir.path().join("m.yaml");
+    let mixture = |more: &str| format!("datasets:\n- path: t.jsonl\n{more}- path: u.jsonl\n");
+    std::fs::write(&settings.mixture, mixture("")).unwrap();
+    let (outcome, before) = rows(&settings).unwrap();
+    let told = "`t.jsonl`, not read: `url` (1 record), `f3` (2 records), `f0` (1 record), `f1` (1 record), \
+                `f2` (1 record) and 3 more; where `url` holds media, give it our name in the mixture, \
+                `columns: {image: url}`, or list it under `ignore` there";
+    assert_eq!(outcome.notices, [told]);
+    // Rows that are taken over are told of too.
+    assert_eq!(again(&settings, Some(&before)).unwrap().0.notices, [told]);
+
+    std::fs::write(&settings.mixture, mixture("  ignore: [url, f0, f1, f2, f3, f4, f5]\n")).unwrap();
+    assert_eq!(rows(&settings).unwrap().0.notices, ["`t.jsonl`, not read: `f6` (1 record)"]);
+}
+
+#[test]
+fn media_under_an_unknown_name_are_bad_samples() {
+    let (dir, mut settings) = made(1);
+    settings.mixture = dir.path().join("t.jsonl");
+    let line = "{\"question\": \"a\", \"answer\": \"b\"";
+    std::fs::write(&settings.mixture, format!("{line}, \"img\": \"a.jpg\"}}\n{line}}}\n")).unwrap();
+    let error = rows(&settings).unwrap_err().to_string();
+    assert!(error.contains("line 1: `img` is `a.jpg`, media under this name are not read"), "{error}");
+    let parts = [0, 1].map(|index| {
+        let part = ProfilePart { index, num_parts: 2 };
+        rows(&ProfileSettings { part: Some(part), ..settings.clone() }).unwrap().1
+    });
+    assert_eq!(parts.map(|part| part.problems.len()), [1, 0], "a part leaves it to the merge");
+    settings.on_bad_sample = OnBadSample::Skip;
+    let (_, profile) = rows(&settings).unwrap();
+    assert_eq!((profile.samples.len(), profile.problems[0].fault), (1, Fault::Record));
+}
+
+#[test]
+fn columns_that_are_not_read_are_told() {
+    use arrow_array::{ArrayRef, BinaryArray, RecordBatch, StringArray};
+    let (dir, mut settings) = made(1);
+    settings.mixture = dir.path().join("t.parquet");
+    let write = |bytes: &str| {
+        let text = || -> ArrayRef { std::sync::Arc::new(StringArray::from(vec!["a", "b"])) };
+        let cells: ArrayRef = std::sync::Arc::new(BinaryArray::from_vec(vec![b"x", b"y"]));
+        let columns = [("query", text()), ("answer", text()), ("source", text()), (bytes, cells)];
+        let batch =
+            RecordBatch::try_from_iter(columns.into_iter().filter(|(name, _)| !name.is_empty())).unwrap();
+        let file = std::fs::File::create(&settings.mixture).unwrap();
+        let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+    };
+    write("");
+    assert_eq!(rows(&settings).unwrap().0.notices, ["`t.parquet`, not read: `source` (2 records)"]);
+    write("img");
+    let error = rows(&settings).unwrap_err().to_string();
+    assert!(error.contains("column `img` holds bytes, and no column that is read holds media"), "{error}");
+}

@@ -10,12 +10,13 @@ use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
 use crate::foreign::guarded;
 use crate::location::Location;
+use crate::mixture::Source;
 use crate::store::{ReadSeek, Stores};
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_ipc::{MessageHeader, MetadataVersion, convert, reader};
 use arrow_schema::SchemaRef;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{ErrorKind, Read, SeekFrom};
 use std::ops::Range;
@@ -33,7 +34,7 @@ const UNPACKED_BYTES: (u64, u64) = (16 << 20, 4096);
 #[derive(Debug)]
 pub(super) struct ArrowFile {
     location: Location,
-    columns: BTreeMap<String, String>,
+    source: Source,
     index: OnceLock<Arc<Index>>,
     /// The batch that was read whole last.
     whole: Mutex<Option<(usize, RecordBatch)>>,
@@ -44,6 +45,8 @@ pub(super) struct ArrowFile {
 struct Index {
     schema: SchemaRef,
     needed: Vec<usize>,
+    /// The other columns.
+    unread: Vec<String>,
     batches: Vec<Batch>,
     dictionaries: Vec<Message>,
     num_rows: u64,
@@ -87,8 +90,8 @@ pub(super) fn unsound(cause: impl fmt::Display) -> Failure {
 }
 
 impl ArrowFile {
-    pub(super) const fn new(location: Location, columns: BTreeMap<String, String>) -> Self {
-        Self { location, columns, index: OnceLock::new(), whole: Mutex::new(None) }
+    pub(super) const fn new(location: Location, source: Source) -> Self {
+        Self { location, source, index: OnceLock::new(), whole: Mutex::new(None) }
     }
 
     fn index(&self, stores: &Stores) -> Result<Arc<Index>, DataError> {
@@ -99,8 +102,9 @@ impl ArrowFile {
         let mut file = opened.reader;
         let mut index =
             Index::read(file.as_mut(), opened.len).map_err(|failure| named(&self.location, failure))?;
-        index.needed = fields::needed(&index.schema, &self.columns)
+        let chosen = fields::choose(&index.schema, &self.source)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
+        (index.needed, index.unread) = (chosen.read, chosen.unread);
         Ok(Arc::clone(self.index.get_or_init(|| Arc::new(index))))
     }
 }
@@ -115,6 +119,10 @@ fn named(location: &Location, failure: Failure) -> DataError {
 }
 
 impl TableFile for ArrowFile {
+    fn unread(&self) -> &[String] {
+        self.index.get().map_or(&[], |index| &index.unread)
+    }
+
     fn num_rows(&self, stores: &Stores) -> Result<u64, DataError> {
         self.index(stores).map(|index| index.num_rows)
     }
@@ -199,7 +207,7 @@ impl Index {
         }
         let num_rows = batches.last().map_or(0, |batch| batch.first_row + batch.num_rows);
         let schema = schema.ok_or_else(|| unsound("it has no schema"))?;
-        Ok(Self { schema, needed: Vec::new(), batches, dictionaries, num_rows })
+        Ok(Self { schema, needed: Vec::new(), unread: Vec::new(), batches, dictionaries, num_rows })
     }
 
     /// The needed columns of some rows of a batch; `whole` keeps a batch that had to be read whole.

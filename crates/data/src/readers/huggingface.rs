@@ -204,11 +204,15 @@ fn check_shards(files: &[Location]) -> Result<(), DataError> {
     }
     for (count, indices) in there {
         if let Some(missing) = (0..count).find(|index| !indices.contains(index)) {
-            return Err(DataError::Record(format!(
-                "`{}`: shard {missing} of {count} is missing, {} are there",
-                files[0].parent(),
-                indices.len()
-            )));
+            let verb = if indices.len() == 1 { "is" } else { "are" };
+            return Err(DataError::Damaged {
+                cause: format!(
+                    "`{}`: shard {missing} of {count} is missing, {} {verb} there",
+                    files[0].parent(),
+                    indices.len()
+                ),
+                mend: "copy or download the shards that are missing",
+            });
         }
     }
     Ok(())

@@ -22,6 +22,8 @@ use std::borrow::Cow;
 use std::fmt;
 use tables::{TableFile, Tables};
 
+pub(crate) use webdataset::media_kind;
+
 /// A record before it is parsed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawRecord {
@@ -86,6 +88,13 @@ pub trait Reader: Send + Sync + fmt::Debug {
     /// The files that records are read from, in order; [`Place::file`] counts these.
     fn files(&self) -> &[Location];
 
+    /// Columns that are not read of the file at this position, as far as it was looked into; a form without columns has
+    /// none.
+    fn unread(&self, file: usize) -> &[String] {
+        let _ = file;
+        &[]
+    }
+
     /// How many records there are. *Complexity*: O(bytes) for text files; O(1) where the file has an index.
     ///
     /// # Errors
@@ -116,12 +125,11 @@ pub fn open(source: &Source, stores: &Stores) -> Result<Box<dyn Reader>, DataErr
     if source.split.is_some() && !is_directory && !matches!(format, Format::WebDataset | Format::Energon) {
         return refuse("`split` is set, a file has no splits".to_owned());
     }
-    let columns = &source.columns;
     let parquet = |file: &Location| -> Box<dyn TableFile> {
-        Box::new(parquet::ParquetFile::new(file.clone(), columns.clone()))
+        Box::new(parquet::ParquetFile::new(file.clone(), source.clone()))
     };
     let arrow = |file: &Location| -> Box<dyn TableFile> {
-        Box::new(arrow::ArrowFile::new(file.clone(), columns.clone()))
+        Box::new(arrow::ArrowFile::new(file.clone(), source.clone()))
     };
     match format {
         Format::Json => Ok(Box::new(json::JsonFile::new(location.clone(), json::Form::Array))),

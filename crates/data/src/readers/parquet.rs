@@ -1,10 +1,11 @@
 //! Parquet files: rows by row group, single rows by their pages.
 
-use super::fields;
+use super::fields::{self, Chosen};
 use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
 use crate::foreign::guarded;
 use crate::location::Location;
+use crate::mixture::Source;
 use crate::parquet_source::{self, SharedFile};
 use crate::store::Stores;
 use arrow_array::RecordBatch;
@@ -14,7 +15,6 @@ use parquet::arrow::arrow_reader::{
 };
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{PageIndexPolicy, RowGroupMetaData};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(super) struct ParquetFile {
     location: Location,
-    columns: BTreeMap<String, String>,
+    source: Source,
     footer: OnceLock<Arc<Footer>>,
 }
 
@@ -31,14 +31,16 @@ pub(super) struct ParquetFile {
 struct Footer {
     metadata: ArrowReaderMetadata,
     mask: ProjectionMask,
+    /// Columns outside of the mask.
+    unread: Vec<String>,
     /// Rows of each row group.
     group_rows: Vec<u64>,
     num_rows: u64,
 }
 
 impl ParquetFile {
-    pub(super) const fn new(location: Location, columns: BTreeMap<String, String>) -> Self {
-        Self { location, columns, footer: OnceLock::new() }
+    pub(super) const fn new(location: Location, source: Source) -> Self {
+        Self { location, source, footer: OnceLock::new() }
     }
 
     fn footer(&self, file: &SharedFile) -> Result<Arc<Footer>, DataError> {
@@ -47,9 +49,9 @@ impl ParquetFile {
         }
         let metadata = guarded(|| parquet_source::load(file, PageIndexPolicy::Optional))
             .map_err(|cause| unsound(&self.location, cause))?;
-        let needed = fields::needed(metadata.schema(), &self.columns)
+        let Chosen { read, unread } = fields::choose(metadata.schema(), &self.source)
             .map_err(|cause| DataError::Record(format!("`{}`: {cause}", self.location)))?;
-        let mask = ProjectionMask::roots(metadata.parquet_schema(), needed);
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), read);
         let rows_of = |group: &RowGroupMetaData| u64::try_from(group.num_rows()).ok();
         let group_rows: Option<Vec<_>> = metadata.metadata().row_groups().iter().map(rows_of).collect();
         let counted = group_rows.and_then(|rows| {
@@ -58,7 +60,7 @@ impl ParquetFile {
         });
         let (group_rows, num_rows) =
             counted.ok_or_else(|| unsound(&self.location, "the rows of its row groups are no sum"))?;
-        let footer = Footer { metadata, mask, group_rows, num_rows };
+        let footer = Footer { metadata, mask, unread, group_rows, num_rows };
         Ok(Arc::clone(self.footer.get_or_init(|| Arc::new(footer))))
     }
 
@@ -71,6 +73,10 @@ impl ParquetFile {
 }
 
 impl TableFile for ParquetFile {
+    fn unread(&self) -> &[String] {
+        self.footer.get().map_or(&[], |footer| &footer.unread)
+    }
+
     fn num_rows(&self, stores: &Stores) -> Result<u64, DataError> {
         match self.footer.get() {
             Some(footer) => Ok(footer.num_rows),

@@ -59,6 +59,9 @@ pub(super) fn past_the_end(location: &Location, index: u64, num_rows: u64) -> Da
 
 /// One columnar file.
 pub(super) trait TableFile: Send + Sync + fmt::Debug {
+    /// Columns that are not read, once its schema was looked at.
+    fn unread(&self) -> &[String];
+
     /// How many rows it has.
     ///
     /// # Errors
@@ -107,6 +110,10 @@ impl Tables {
 impl Reader for Tables {
     fn files(&self) -> &[Location] {
         &self.locations
+    }
+
+    fn unread(&self, file: usize) -> &[String] {
+        self.files.get(file).map_or(&[], |file| file.unread())
     }
 
     fn count(&self, stores: &Stores) -> Result<u64, DataError> {

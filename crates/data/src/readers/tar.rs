@@ -9,6 +9,8 @@ use crate::location::Location;
 use crate::store::{ReadSeek, Stores};
 use std::io::{Read as _, Seek as _, SeekFrom};
 
+/// What is wrong with a packed archive.
+const GZIP: &str = "it is compressed (gzip), must be a plain tar archive";
 /// Bytes of a header, and what bodies are padded to.
 pub(super) const BLOCK: u64 = 512;
 /// Bytes of one extended header, at most; it holds a name, or a few `key=value`.
@@ -115,7 +117,12 @@ impl<'a> Tar<'a> {
 
     /// The error for what is wrong at byte `at`.
     pub(super) fn unsound(&self, at: u64, cause: &str) -> DataError {
-        DataError::Record(format!("`{}`: at byte {at}: {cause}", self.location))
+        let mend = if cause == GZIP {
+            "unpack it with `gzip -d`: records are sought by their bytes"
+        } else {
+            "copy or download the archive again, or write it anew"
+        };
+        DataError::Damaged { cause: format!("`{}`: at byte {at}: {cause}", self.location), mend }
     }
 
     /// The next file; directories are passed over. `None` at the end.
@@ -312,7 +319,7 @@ fn parse(block: &[u8]) -> Result<Header, String> {
     // Some old writers summed signed bytes.
     if stated.as_ref() != Ok(&checked(false)) && stated.as_ref() != Ok(&checked(true)) {
         return Err(match block {
-            [0x1f, 0x8b, ..] => "it is compressed (gzip), must be a plain tar archive".to_owned(),
+            [0x1f, 0x8b, ..] => GZIP.to_owned(),
             _ => {
                 "no tar header stands here (its checksum does not fit): corrupt, or no tar archive".to_owned()
             }

@@ -47,7 +47,7 @@ fn ending(part: &str) -> &str {
 }
 
 /// What the ending of a part says that it shows.
-pub(in crate::readers) fn media_kind(part: &str) -> Option<MediaKind> {
+pub(crate) fn media_kind(part: &str) -> Option<MediaKind> {
     let ending = ending(part);
     let kinds = [
         (IMAGES.as_slice(), MediaKind::Image),

@@ -59,7 +59,7 @@ impl<'a> Walk<'a> {
     /// The next sample; texts are read where `layout` is given and asks for them.
     pub(super) fn next(&mut self, layout: Option<&dyn Layout>) -> Result<Option<Sample>, DataError> {
         let sample = match self.gather(layout) {
-            Err(DataError::Record(cause)) if self.is_jumped => {
+            Err(DataError::Record(cause) | DataError::Damaged { cause, .. }) if self.is_jumped => {
                 let index = self.index.as_ref().map(|index| index.location.to_string()).unwrap_or_default();
                 let from = format!("where `{index}` says that sample {} begins", self.position);
                 return Err(DataError::Record(format!("{cause} ({from})")));
