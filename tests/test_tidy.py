@@ -61,3 +61,42 @@ def test_no_file_is_a_hall() -> None:
 def test_sources_are_ascii() -> None:
     bad = [p.relative_to(ROOT).as_posix() for p in tracked("*.rs", "*.py") if not p.read_text().isascii()]
     assert not bad
+
+
+def rooms_of_the_data_crate() -> dict[str, set[str]]:
+    """What each room of `crates/data` may import, as the table in its `lib.rs` says."""
+    text = (ROOT / "crates/data/src/lib.rs").read_text()
+    rows = re.findall(r"^//! \| `(\w+)` \|[^|]*\|([^|]*)\|$", text, flags=re.M)
+    return {room: set(re.findall(r"`(\w+)`", names)) for room, names in rows}
+
+
+def test_rooms_of_the_data_crate_have_an_order() -> None:
+    """No room may import, through others, itself; and every directory is a room."""
+    rooms = rooms_of_the_data_crate()
+    assert set(rooms) == {p.name for p in (ROOT / "crates/data/src").iterdir() if p.is_dir()}
+    done: set[str] = set()
+    while ready := {room for room, may in rooms.items() if room not in done and may <= done}:
+        done |= ready
+    assert done == set(rooms), f"these import each other: {sorted(set(rooms) - done)}"
+
+
+@pytest.mark.parametrize("room", sorted(rooms_of_the_data_crate()))
+def test_a_room_of_the_data_crate_imports_what_its_row_names(room: str) -> None:
+    src = ROOT / "crates/data/src"
+    allowed = rooms_of_the_data_crate()[room] | {room, "DataError"} | {p.stem for p in src.glob("*.rs")}
+    bad = []
+    for path in sorted((src / room).rglob("*.rs")):
+        if path.name == "tests.rs":
+            continue
+        code = path.read_text().split("#[cfg(test)]\nmod tests {")[0]
+        named = set(re.findall(r"^(?!\s*//).*?\bcrate::(\w+)", code, flags=re.M))
+        assert "use crate::{" not in code, f"{path.name}: one line a room"
+        bad += [f"{path.relative_to(src)}: crate::{name}" for name in sorted(named - allowed)]
+    assert not bad, f"`{room}` may import {sorted(rooms_of_the_data_crate()[room])}"
+
+
+def test_root_files_of_the_data_crate_import_no_room() -> None:
+    rooms = set(rooms_of_the_data_crate())
+    for path in (ROOT / "crates/data/src").glob("*.rs"):
+        if path.name != "lib.rs":
+            assert not rooms & set(re.findall(r"\bcrate::(\w+)", path.read_text())), path.name

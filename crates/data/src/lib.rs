@@ -1,45 +1,52 @@
 //! Measure: a dataset in, one shape a sample out, no pixel decoded.
 //!
-//! [`probe`] reads sizes and durations from headers, [`family`] turns them into the encoder segments and feature
-//! tokens of a model family, and [`tokens`] counts the text. [`profile::profile_into`] does so for every sample of a
-//! [`mixture`]; [`dataset::Dataset`] reads the same samples again for training and holds them to what was profiled;
-//! [`table`] is the profile's file, [`records`] says which record of the data each row is, [`problems`] the table of bad samples beside it, [`merge`] makes one of the parts that
-//! several processes wrote, [`diff`] says what changed; [`summary`] says it to people; [`demo`] makes data to try it on; [`yaml`]
-//! loads what people write.
+//! The crate is a few rooms. [`probe`] reads sizes and durations from the headers of media; [`readers`] read the
+//! records of a [`mixture`]; [`family`] turns sizes into the encoder segments and feature tokens of a model family;
+//! [`tokens`] counts the text of a [`conversation`]. [`profile::profile_into`] does all of this for every sample, and
+//! [`dataset::Dataset`] reads the same samples again for training and holds them to what was profiled. [`table`] is
+//! the profile's file, [`records`] says which record of the data each of its rows is, [`problems`] is the table of bad
+//! samples beside it, [`merge`] makes one profile of the parts that several processes wrote. [`summary`] tells people
+//! what a profile holds, [`diff`] what changed between two. [`demo`] makes data to try all of it on.
+//!
+//! # Rooms
+//!
+//! A room imports only those that its row names, so that no two rooms import each other; `tests/test_tidy.py` reads
+//! this table and compares the code with it. The files at the root (`error`, `foreign`, `digest`, `read_seek`, `width`,
+//! `yaml`) are for every room and import none. Tests may import any room.
+//!
+//! | room | holds | may import |
+//! |---|---|---|
+//! | `media` | kinds of media, and what their headers say | |
+//! | `source` | where records and media are: locations, stores, readers, the mixture | `media` |
+//! | `family` | shape rules of model families, and the files of a model directory | `media` |
+//! | `text` | conversations, chat templates, tokens | `media`, `source`, `family` |
+//! | `table` | the data profile as a file: rows, problems, parts | `source` |
+//! | `statistics` | what the samples of a profile come to | `table` |
+//! | `profile` | the verb: records measured, and read again for training | `media`, `source`, `family`, `text`, `table`, `statistics` |
+//! | `demo` | a made dataset and model | |
 
-mod chunks;
-pub mod conversation;
-pub mod dataset;
-mod decision;
 pub mod demo;
-pub mod diff;
+mod digest;
 pub mod error;
-pub mod estimate;
 pub mod family;
 mod foreign;
-pub mod location;
-mod measure;
-pub mod merge;
-pub mod mixture;
-mod model_files;
-mod parquet_source;
-mod previous;
-pub mod probe;
-pub mod problems;
+mod media;
 pub mod profile;
-pub mod readers;
-pub mod records;
-mod selection;
-pub mod store;
-pub mod summary;
+mod read_seek;
+mod source;
+mod statistics;
 pub mod table;
-pub mod tally;
-mod template;
-pub mod tokens;
-mod unread;
+mod text;
 mod width;
 pub mod yaml;
 
 pub use error::DataError;
-pub use measure::{Media, MediaUse};
-pub use model_files::{family_of, model_hashes};
+pub use family::model_files::{family_of, model_hashes};
+pub use media::probe;
+pub use profile::dataset;
+pub use profile::measure::Media;
+pub use read_seek::ReadSeek;
+pub use source::{location, mixture, readers, store};
+pub use statistics::{diff, estimate, summary, tally};
+pub use table::{merge, problems, records};
+pub use text::{conversation, tokens};

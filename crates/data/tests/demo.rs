@@ -4,9 +4,10 @@
 
 use dflop_data::dataset::Dataset;
 use dflop_data::demo;
+use dflop_data::probe::MediaKind;
 use dflop_data::profile::{OnBadSample, ProfileSettings, profile};
 use dflop_data::summary::{self, Statistics};
-use dflop_data::{DataError, MediaUse, table};
+use dflop_data::{DataError, table};
 use dflop_types::{SampleIndex, SampleKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +60,7 @@ fn what_is_profiled_is_what_is_encoded() {
             shape.num_segments()
         );
         for media in &sample.media {
-            assert_eq!(media.kind == MediaUse::Video, !media.shape.frame_indices.is_empty());
+            assert_eq!(media.kind == MediaKind::Video, !media.shape.frame_indices.is_empty());
             assert!(media.shape.frame_indices.len() <= 32);
             assert!(media.place.to_string().starts_with(&*dir.path().to_string_lossy()), "{}", media.place);
         }

@@ -4,6 +4,7 @@ use crate::error::{Kind, artifact, map, raise};
 use dflop_data::conversation::Conversation;
 use dflop_data::family::{self, Clip, FamilyFiles, Marks, Piece, Size, Sound, VideoSampling};
 use dflop_data::location::{Location, MediaPlace};
+use dflop_data::probe::MediaKind;
 use dflop_data::profile::ProfileSettings;
 use dflop_data::records::{self, Record};
 use dflop_data::store::Stores;
@@ -107,9 +108,10 @@ impl Dataset {
             Py::new(
                 py,
                 Media {
+                    // Before its place is taken apart.
+                    kind: medium.use_name(),
                     place: medium.place.alone(),
                     stores: self.0.stores().clone(),
-                    kind: medium.kind.name(),
                     num_tiles: medium.shape.num_tiles,
                     height: medium.height,
                     width: medium.width,
@@ -192,12 +194,11 @@ pub(crate) fn encode_conversations(
     py.detach(|| {
         let mut of_kinds = [None, None, None];
         for (kind, placeholder, feature_token) in marks {
-            let index = ["image", "video", "audio"].iter().position(|name| *name == kind);
-            let index = index.ok_or_else(|| {
+            let known = MediaKind::parse(&kind).ok_or_else(|| {
                 let message = format!("kind `{kind}`, must be one of: image, video, audio");
                 raise(Kind::Profile, &message, None)
             })?;
-            of_kinds[index] = Some(Marks { placeholder, feature_token, id_fields: &[] });
+            of_kinds[known.index()] = Some(Marks { placeholder, feature_token, id_fields: &[] });
         }
         let tokenizer = ChatTokenizer::of_model(&model_dir, of_kinds).map_err(map(Kind::Profile))?;
         samples.iter().map(|(record, shapes)| encode_one(&tokenizer, record, shapes)).collect()

@@ -28,7 +28,7 @@ pub(crate) fn find(
 /// The rule of a `dflop.data.family.CallableFamily`.
 fn made(family: &Bound<'_, PyAny>) -> PyResult<GivenFamily> {
     let mut marks = Vec::new();
-    for kind in [MediaKind::Image, MediaKind::Video, MediaKind::Audio] {
+    for kind in MediaKind::ALL {
         let found = family.getattr("marks")?.call_method1("get", (kind.as_str(),))?;
         if let Some((placeholder, feature_token)) = found.extract::<Option<(String, String)>>()? {
             marks.push((kind, Marks { placeholder, feature_token, id_fields: &[] }));

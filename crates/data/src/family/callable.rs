@@ -6,7 +6,7 @@
 
 use super::{Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words};
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 use dflop_types::EncoderParts;
 use std::collections::HashMap;
 use std::fmt;

@@ -17,7 +17,7 @@ use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
 };
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 

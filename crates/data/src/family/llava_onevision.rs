@@ -23,7 +23,7 @@ use super::{
     unread,
 };
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 

@@ -9,6 +9,7 @@ mod internvl;
 mod internvl_video;
 mod llava_next;
 mod llava_onevision;
+pub(crate) mod model_files;
 mod patches;
 mod qwen2_audio;
 mod qwen2_vl;
@@ -25,7 +26,7 @@ pub use qwen2_vl::Qwen2Vl;
 pub use qwen3_vl::Qwen3Vl;
 
 use crate::error::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 use std::fmt;

@@ -20,7 +20,7 @@
 use super::fields::{CONFIG, Fields, PREPROCESSOR};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 use dflop_types::EncoderSegments;
 
 const FAMILY: &str = "qwen2_audio";

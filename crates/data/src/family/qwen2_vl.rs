@@ -25,7 +25,7 @@ use super::qwen_vl::{self, Generation, Settings};
 use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 
 /// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };

@@ -23,7 +23,7 @@ use super::qwen_vl::{self, Generation, Settings};
 use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 
 const GENERATION: Generation = Generation {
     families: ["qwen3_vl", "qwen3_vl_moe"],

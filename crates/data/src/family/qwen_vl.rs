@@ -5,7 +5,7 @@ use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
 use super::video_settings::VideoSettings;
 use super::{Clip, FamilyFiles, Marks, MediaShape, Size};
 use crate::DataError;
-use crate::probe::MediaKind;
+use crate::media::MediaKind;
 
 /// Name of the video processor's own file in errors.
 const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";

@@ -1,14 +1,14 @@
 //! Records measured in chunks by many threads, and handed on in order.
 
 use super::Progress;
-use crate::chunks::{self, Limits, TakenRecord};
-use crate::decision::Decision;
+use super::chunks::{self, Limits, TakenRecord};
+use super::decision::Decision;
+use super::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
+use super::previous::KnownSamples;
+use super::selection::Selection;
 use crate::error::DataError;
-use crate::location::Location;
-use crate::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
-use crate::previous::KnownSamples;
-use crate::selection::Selection;
-use crate::unread::UnreadField;
+use crate::source::location::Location;
+use crate::source::unread::UnreadField;
 use dflop_types::{Place, Problem, ProfiledSample, SourceFile};
 use rayon::prelude::*;
 use std::collections::HashMap;

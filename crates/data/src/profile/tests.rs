@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
 
 use super::*;
-use crate::dataset::Dataset;
 use crate::demo;
+use crate::profile::dataset::Dataset;
 use dflop_types::{Fault, ProfilePart, SampleIndex, SampleKind, Stratum};
 use proptest::prelude::*;
 use std::fmt::Write as _;
@@ -185,7 +185,7 @@ fn a_neighbour_stands_in_for_a_bad_sample() {
     let (two, three) = (Some("t0.jsonl#2"), Some("t0.jsonl#3"));
     assert_eq!(substitutes, [two, two, three, three, None, None, Some("t2.jsonl#0")]);
     assert_eq!((outcome.num_samples, outcome.statistics.num_samples), (10, 8));
-    let text = crate::summary::text_of(&outcome.header, &outcome.statistics, &[]);
+    let text = crate::statistics::summary::text_of(&outcome.header, &outcome.statistics, &[]);
     assert!(
         text.contains("replaced by a neighbour: 5 samples") && text.contains("left out: 2 samples"),
         "{text}"
@@ -207,7 +207,7 @@ fn failing_lists_all_and_names_the_files() {
     assert!(problems.iter().all(|problem| problem.place.unwrap().file == 1));
     assert!(error.to_string().ends_with("and 10 more\n  by fault: record 30"), "{error}");
     let dir = tempfile::tempdir().unwrap();
-    let table = crate::problems::write(&dir.path().join("p.parquet"), problems, files).unwrap();
+    let table = crate::table::problems::write(&dir.path().join("p.parquet"), problems, files).unwrap();
     let table = std::fs::read_to_string(table).unwrap();
     assert_eq!(table.lines().count(), 31);
     assert!(table.contains("t1.jsonl,0,") && table.contains(",record,"), "{table}");

@@ -1,0 +1,170 @@
+//! The samples of a data profile, read again for training, and held to what was profiled.
+
+use super::measure::{Corpus, MeasuredSample, Media, Rule};
+use super::{ProfileSettings, check_complete};
+use crate::error::DataError;
+use crate::source::location::Location;
+use crate::source::store::Stores;
+use crate::text::tokens::Tokens;
+use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex};
+
+/// A sample as tokens and media; features take the places where `feature_mask` is true.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedSample {
+    /// The sample's id, as in the data profile.
+    pub id: String,
+    /// Token ids; placeholder ids where features go.
+    pub input_ids: Vec<u32>,
+    /// True where a feature takes the place of the embedding, in order.
+    pub feature_mask: Vec<bool>,
+    /// The id at each position that carries loss, [`crate::text::tokens::NO_LABEL`] elsewhere; not shifted.
+    pub labels: Vec<i64>,
+    /// In the order of their features.
+    pub media: Vec<Media>,
+}
+
+/// The samples of a data profile.
+#[derive(Debug)]
+pub struct Dataset {
+    profile: DataProfile,
+    corpus: Corpus,
+    rule: Rule,
+}
+
+impl Dataset {
+    /// The dataset that `profile` was made from with the same `settings`. Records are read when they are asked for.
+    ///
+    /// Records and media are not looked at yet: [`Dataset::encode`] compares each with the profile.
+    ///
+    /// # Errors
+    /// [`DataError::IsPart`] and [`DataError::IsSample`] where the profile is not of every sample; [`DataError::Stale`] where tokenizer, processor, settings or the files of the mixture (by name and size) are not those of the
+    /// profile; and the errors of reading them.
+    pub fn open(settings: &ProfileSettings, profile: DataProfile) -> Result<Self, DataError> {
+        check_complete(&profile)?;
+        let rule = Rule::open(settings)?;
+        let corpus = Corpus::open(settings)?;
+        let stale = |name, found: Option<&String>, expected: String| {
+            if found == Some(&expected) {
+                return Ok(());
+            }
+            let found = found.cloned().unwrap_or_else(|| "nothing".to_owned());
+            Err(DataError::Stale { name, found, expected })
+        };
+        stale("tokenizer", profile.made_from.get("tokenizer"), rule.tokenizer_hash.clone())?;
+        stale("processor", profile.made_from.get("processor"), rule.processor_hash.clone())?;
+        stale("family", Some(&profile.family), rule.family.name().to_owned())?;
+        let template = profile.made_from.get("chat_template");
+        if template.is_some() || rule.template_hash.is_some() {
+            let now = rule.template_hash.clone().unwrap_or_else(|| "that of the model".to_owned());
+            stale("chat_template", template, now)?;
+        }
+        for (name, value) in settings.facts() {
+            stale(name, profile.settings.get(name), value)?;
+        }
+        let files: Vec<_> = corpus.readers.iter().flat_map(|reader| reader.files()).collect();
+        let listed = |files: usize| format!("{files} files");
+        stale("dataset", Some(&listed(profile.files.len())), listed(files.len()))?;
+        for (then, now) in profile.files.iter().zip(files) {
+            // Only a file of this machine is looked at: a look at each remote one costs a request.
+            if matches!(now, Location::Local(_)) {
+                let (bytes, _) = corpus.stores.about(now)?;
+                // By its own name: a dataset may move, or be named from another directory.
+                let facts = |location: &Location, bytes| format!("`{}` of {bytes} bytes", location.name());
+                let then = facts(&Location::parse(&then.path), then.bytes);
+                stale("dataset", Some(&then), facts(now, bytes))?;
+            }
+        }
+        Ok(Self { profile, corpus, rule })
+    }
+
+    /// The data profile.
+    pub const fn profile(&self) -> &DataProfile {
+        &self.profile
+    }
+
+    /// The stores that samples and media are read from.
+    pub const fn stores(&self) -> &Stores {
+        &self.corpus.stores
+    }
+
+    /// Number of samples.
+    pub const fn len(&self) -> usize {
+        self.profile.samples.len()
+    }
+
+    /// Whether there is no sample; a data profile has at least one.
+    pub const fn is_empty(&self) -> bool {
+        self.profile.samples.is_empty()
+    }
+
+    /// The sample as tokens and media, of exactly the shape that was profiled.
+    ///
+    /// *Complexity*: O(characters and LLM tokens), and one read of each medium's header.
+    ///
+    /// # Errors
+    /// [`DataError::ShapeChanged`] where the sample is not what was profiled; [`DataError::TurnedBad`] where it cannot
+    /// be read any more; those of the reader where its file cannot.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub fn encode(&self, sample: SampleIndex) -> Result<EncodedSample, DataError> {
+        let profiled = &self.profile.samples[sample.index()];
+        let index = profiled.source as usize;
+        let changed = || DataError::Stale {
+            name: "dataset",
+            found: format!("file {} of source {index}", profiled.place.file),
+            expected: format!("{} sources", self.corpus.readers.len()),
+        };
+        let reader = self.corpus.readers.get(index).ok_or_else(changed)?;
+        let file = profiled.place.file.checked_sub(self.corpus.first_file[index]);
+        let file = file.filter(|&file| (file as usize) < reader.files().len()).ok_or_else(changed)?;
+        let record = reader.fetch(&self.corpus.stores, Place { file, ..profiled.place })?;
+        // A sample that stands in for another has the other's position; its id tells it.
+        let measured = self.corpus.measure(&self.rule, profiled.source, &profiled.id, &record);
+        let measured = measured.map_err(|bad| DataError::TurnedBad {
+            id: profiled.id.clone(),
+            file: reader.files()[file as usize].to_string(),
+            fault: bad.fault,
+            cause: bad.cause,
+        })?;
+        compare(profiled, &measured)?;
+        let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand();
+        Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media })
+    }
+}
+
+/// Whether a sample is what was profiled.
+fn compare(profiled: &ProfiledSample, measured: &MeasuredSample) -> Result<(), DataError> {
+    let differs = |what, found: String, expected: String| {
+        if found == expected {
+            Ok(())
+        } else {
+            Err(DataError::ShapeChanged { id: profiled.id.clone(), what, found, expected })
+        }
+    };
+    let (now, then) = (&measured.shape, &profiled.shape);
+    differs(
+        "record_hash",
+        format!("{:016x}", measured.record_hash),
+        format!("{:016x}", profiled.record_hash),
+    )?;
+    differs("id", measured.id.clone(), profiled.id.clone())?;
+    differs("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string())?;
+    let segments = |shape: &dflop_types::SampleShape| {
+        let groups = shape.encoder_segments.iter().map(|s| format!("{} x {}", s.count, s.tokens));
+        format!("[{}]", groups.collect::<Vec<_>>().join(", "))
+    };
+    differs("encoder_segments", segments(now), segments(then))?;
+    // A profile made before there were parts does not name them.
+    if !then.encoder_parts.is_empty() {
+        let parts = |shape: &dflop_types::SampleShape| {
+            let groups = shape.encoder_parts.iter();
+            let groups = groups.map(|p| format!("{} x ({}, {})", p.count, p.segments, p.feature_tokens));
+            format!("[{}]", groups.collect::<Vec<_>>().join(", "))
+        };
+        differs("encoder_parts", parts(now), parts(then))?;
+    }
+    differs("feature_tokens", now.feature_tokens.to_string(), then.feature_tokens.to_string())?;
+    differs("llm_tokens", now.llm_tokens.to_string(), then.llm_tokens.to_string())?;
+    differs("label_tokens", now.label_tokens.to_string(), then.label_tokens.to_string())
+}

@@ -1,0 +1,449 @@
+//! One record measured: its conversation, its media's headers, its shape. Profiling and training both come here, so
+//! that a sample cannot have one shape for the planner and another for the trainer.
+
+use super::ProfileSettings;
+use crate::digest::first_eight;
+use crate::error::DataError;
+use crate::family::model_files::ModelFiles;
+use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
+use crate::media::MediaKind;
+use crate::media::probe::Probe;
+use crate::source::location::{Location, MediaPlace};
+use crate::source::mixture::{self, Mixture, Source};
+use crate::source::readers::{self, Body, RawRecord, Reader};
+use crate::source::store::Stores;
+use crate::source::unread::UnreadField;
+use crate::text::conversation::{Conversation, MediaReference, MediaSource};
+use crate::text::tokens::{ChatTokenizer, TokenizedConversation};
+use dflop_types::{EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
+
+/// Picture formats that may hold several frames.
+const PICTURES: [&str; 3] = ["gif", "png", "webp"];
+
+/// One medium of a sample, as its header shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Media {
+    /// Where its bytes are.
+    pub place: MediaPlace,
+    /// What the encoder reads it as: a GIF that a record calls an image is one.
+    pub kind: MediaKind,
+    /// Whether its sample has several images; some families give one of several fewer tiles than one alone.
+    pub is_one_of_several: bool,
+    /// Height as displayed, in pixels; 0 for a sound.
+    pub height: u32,
+    /// Width as displayed, in pixels; 0 for a sound.
+    pub width: u32,
+    /// What it costs.
+    pub shape: MediaShape,
+}
+
+impl Media {
+    /// The name by which Python's model adapters know what it is to the encoder: its kind, or `multi_image`.
+    pub const fn use_name(&self) -> &'static str {
+        if self.is_one_of_several { "multi_image" } else { self.kind.as_str() }
+    }
+}
+
+/// A sample as its record and its media's headers show it.
+#[derive(Debug)]
+pub(crate) struct MeasuredSample {
+    pub(crate) id: String,
+    pub(crate) kind: SampleKind,
+    pub(crate) shape: SampleShape,
+    pub(crate) media: Vec<Media>,
+    pub(crate) media_bytes: u64,
+    pub(crate) media_ms: u64,
+    pub(crate) record_hash: u64,
+    pub(crate) media_hash: u64,
+    pub(crate) tokens: TokenizedConversation,
+}
+
+/// Why one record gives no sample, and its id where there is one.
+#[derive(Debug)]
+pub(crate) struct BadSample {
+    pub(crate) id: Option<String>,
+    pub(crate) fault: Fault,
+    pub(crate) cause: String,
+}
+
+/// What turns a conversation into a shape: the family's rule, the tokenizer, and how videos are sampled.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    pub(crate) family: Box<dyn Family>,
+    pub(crate) tokenizer_hash: String,
+    pub(crate) processor_hash: String,
+    /// Of the chat template in place of the model's.
+    pub(crate) template_hash: Option<String>,
+    /// Positions the LLM backbone was made for, where its configuration says.
+    pub(crate) max_positions: Option<u64>,
+    tokenizer: ChatTokenizer,
+    sampling: VideoSampling,
+}
+
+impl Rule {
+    /// The rule for the model directory of `settings`.
+    ///
+    /// # Errors
+    /// [`DataError::Io`], [`DataError::Model`], [`DataError::UnknownFamily`] and [`DataError::Config`].
+    pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
+        let files =
+            ModelFiles::read(&settings.model_dir)?.with_template(settings.chat_template.as_deref())?;
+        let hashes = files.hashes();
+        let config = files.config.json()?;
+        let family = match &settings.family {
+            Some(given) => Box::new(given.clone()),
+            None => files.family()?,
+        };
+        Ok(Self {
+            tokenizer_hash: hashes["tokenizer"].clone(),
+            processor_hash: hashes["processor"].clone(),
+            template_hash: files.own_template_hash(),
+            max_positions: ["/text_config/max_position_embeddings", "/max_position_embeddings"]
+                .into_iter()
+                .find_map(|field| config.pointer(field).and_then(Value::as_u64)),
+            tokenizer: ChatTokenizer::open(&files, &config, family.as_ref())?,
+            family,
+            sampling: VideoSampling { max_frames: settings.video_max_frames, fps: settings.video_fps },
+        })
+    }
+
+    /// The sample in `record` of the source `from`.
+    pub(crate) fn measure(
+        &self,
+        record: &RawRecord,
+        fallback_id: &str,
+        from: &Source,
+        stores: &Stores,
+    ) -> Result<MeasuredSample, BadSample> {
+        self.measure_parsed(&ParsedRecord::new(record, from)?, fallback_id, stores)
+    }
+
+    /// The sample in a record whose conversation is known.
+    pub(crate) fn measure_parsed(
+        &self,
+        record: &ParsedRecord,
+        fallback_id: &str,
+        stores: &Stores,
+    ) -> Result<MeasuredSample, BadSample> {
+        let conversation = &record.conversation;
+        let bad = |fault, cause| record.bad(fault, cause);
+        let num_images = record.count(MediaKind::Image);
+        let mut media = Vec::with_capacity(record.places.len());
+        let mut media_ms = 0;
+        let mut stamp = MediaStamp::default();
+        for (reference, place) in conversation.media.iter().zip(&record.places) {
+            let (header, version) = stores.probe(place).map_err(|error| {
+                let fault = match error {
+                    DataError::Io { .. } => Fault::MediaMissing,
+                    _ => Fault::MediaUnsound,
+                };
+                bad(fault, error.to_string())
+            })?;
+            stamp.add(place, header.bytes, &version);
+            if reference.kind != MediaKind::Image {
+                media_ms += header.duration_s.map_or(0, |seconds| (seconds * 1000.0).round() as u64);
+            }
+            let medium = self.media(place.clone(), reference.kind, num_images, &header);
+            media.push(medium.map_err(|(fault, cause)| bad(fault, cause))?);
+        }
+        let shapes: Vec<&MediaShape> = media.iter().map(|medium| &medium.shape).collect();
+        let tokens =
+            self.tokenizer.tokenize(conversation, &shapes).map_err(|cause| bad(Fault::Text, cause))?;
+        let (llm_tokens, label_tokens) = tokens
+            .count()
+            .ok_or_else(|| bad(Fault::Shape, "its LLM tokens must be fewer than 2^32".to_owned()))?;
+        // As the text holds them, which is the order of their features.
+        let shapes = tokens.in_text_order(shapes);
+        let shape = SampleShape {
+            encoder_segments: shapes.iter().flat_map(|shape| shape.segments.iter().copied()).collect(),
+            encoder_parts: EncoderParts::joined(shapes.iter().flat_map(|shape| shape.encoder_parts())),
+            feature_tokens: shapes.iter().map(|shape| shape.feature_tokens()).sum(),
+            llm_tokens,
+            label_tokens,
+        };
+        Ok(MeasuredSample {
+            id: record.id(fallback_id),
+            kind: record.kind(),
+            shape,
+            media_bytes: stamp.bytes,
+            media_ms,
+            record_hash: record.hash,
+            media_hash: stamp.hash(),
+            media: tokens.in_text_order(media),
+            tokens,
+        })
+    }
+
+    /// A medium by its header.
+    fn media(
+        &self,
+        place: MediaPlace,
+        kind: MediaKind,
+        num_images: usize,
+        header: &Probe,
+    ) -> Result<Media, (Fault, String)> {
+        let unsound = |cause: &str| (Fault::MediaUnsound, format!("`{place}` {cause}"));
+        if kind == MediaKind::Audio {
+            let (Some(duration_s), Some(sample_rate)) = (header.duration_s, header.sample_rate) else {
+                return Err(unsound("does not say how long its sound lasts"));
+            };
+            let shape = self
+                .family
+                .audio(&Sound { duration_s, sample_rate })
+                .map_err(|error| (Fault::Shape, error.to_string()))?;
+            return Ok(Media { place, kind, is_one_of_several: false, height: 0, width: 0, shape });
+        }
+        let (Some(height), Some(width)) = (header.height, header.width) else {
+            return Err(unsound("has no picture"));
+        };
+        let size = Size { height, width };
+        // The first frame of an animated picture serves as an image; a video container does not.
+        let is_clip = header.kind == MediaKind::Video && !PICTURES.contains(&header.format);
+        let is_one_of_several = kind == MediaKind::Image && num_images > 1;
+        let shape = match kind {
+            MediaKind::Image if is_clip => return Err(unsound("is a video, the record calls it an image")),
+            MediaKind::Video => {
+                let num_frames =
+                    num_frames(header).ok_or_else(|| unsound("does not say how many frames it has"))?;
+                let clip = Clip { size, num_frames, fps: header.fps, duration_s: header.duration_s };
+                self.family.video(&clip, self.sampling)
+            }
+            _ => self.family.image(size, num_images),
+        };
+        let shape = shape.map_err(|error| (Fault::Shape, error.to_string()))?;
+        Ok(Media { place, kind, is_one_of_several, height, width, shape })
+    }
+}
+
+/// [`RawRecord::hash`], and of the names that the mixture gives its columns: other names, another sample.
+fn hash_of(record: &RawRecord, from: &Source) -> u64 {
+    if from.has_our_names() {
+        return record.hash();
+    }
+    let mut hash = Sha256::new();
+    hash.update(record.hash().to_be_bytes());
+    hash.update(format!("{:?}", from.columns));
+    if !from.ignore.is_empty() {
+        hash.update(format!("{:?}", from.ignore));
+    }
+    first_eight(&hash.finalize())
+}
+
+/// A record whose conversation is known and whose media are found, but not looked at.
+#[derive(Debug)]
+pub(crate) struct ParsedRecord {
+    conversation: Conversation,
+    /// Where each medium is, in the order of [`Conversation::media`].
+    places: Vec<MediaPlace>,
+    /// Fields of the record that are not read.
+    pub(crate) unread: Vec<UnreadField>,
+    /// Of what the record says, as the mixture reads it.
+    pub(crate) hash: u64,
+}
+
+impl ParsedRecord {
+    /// The conversation in a record of the source `from`.
+    pub(crate) fn new(record: &RawRecord, from: &Source) -> Result<Self, BadSample> {
+        let mut value =
+            record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        if !from.has_our_names() {
+            value = Cow::Owned(from.renamed(value.into_owned()));
+        }
+        let bad =
+            |cause| BadSample { id: crate::text::conversation::id_of(&value), fault: Fault::Record, cause };
+        let (conversation, unread) = Conversation::parse_whole(&value).map_err(bad)?;
+        let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));
+        let places = places.collect::<Result<_, _>>().map_err(bad)?;
+        Ok(Self { conversation, places, unread, hash: hash_of(record, from) })
+    }
+
+    /// The record's own id, or `fallback`.
+    pub(crate) fn id(&self, fallback: &str) -> String {
+        self.conversation.id.clone().unwrap_or_else(|| fallback.to_owned())
+    }
+
+    /// What the sample holds.
+    pub(crate) fn kind(&self) -> SampleKind {
+        if self.count(MediaKind::Video) > 0 {
+            SampleKind::Video
+        } else if self.count(MediaKind::Audio) > 0 {
+            SampleKind::Audio
+        } else {
+            [SampleKind::Text, SampleKind::Image, SampleKind::MultiImage][self.count(MediaKind::Image).min(2)]
+        }
+    }
+
+    /// Size and version of all its media without a look into them; `None` where one is not there, or its store names
+    /// no version. `about` gives size and version of a file.
+    pub(crate) fn stamp(
+        &self,
+        about: impl Fn(&Location) -> Result<(u64, String), DataError>,
+    ) -> Option<MediaStamp> {
+        let mut stamp = MediaStamp::default();
+        for place in &self.places {
+            match place {
+                MediaPlace::Whole(location) => {
+                    let (bytes, version) = about(location).ok().filter(|(_, version)| !version.is_empty())?;
+                    stamp.add(place, bytes, &version);
+                }
+                MediaPlace::Range { file, len, .. } => {
+                    let (_, version) = about(file).ok().filter(|(_, version)| !version.is_empty())?;
+                    stamp.add(place, *len, &version);
+                }
+                MediaPlace::Bytes { bytes, .. } => stamp.add(place, bytes.len() as u64, ""),
+            }
+        }
+        Some(stamp)
+    }
+
+    fn count(&self, kind: MediaKind) -> usize {
+        self.conversation.media.iter().filter(|media| media.kind == kind).count()
+    }
+
+    fn bad(&self, fault: Fault, cause: String) -> BadSample {
+        BadSample { id: self.conversation.id.clone(), fault, cause }
+    }
+}
+
+/// What tells the media of a sample from other ones and from later versions of themselves, without their headers.
+#[derive(Debug, Default)]
+pub(crate) struct MediaStamp {
+    /// Of all media.
+    pub(crate) bytes: u64,
+    num_media: usize,
+    parts: Sha256,
+}
+
+impl MediaStamp {
+    /// Bytes at either end of a cell that count; the record that it came with may be equal where the cell is not.
+    const ENDS: usize = 4096;
+
+    /// Counts one medium in: a file by size and version, the member of a shard by its name too, a cell by its ends.
+    fn add(&mut self, place: &MediaPlace, bytes: u64, version: &str) {
+        self.bytes += bytes;
+        self.num_media += 1;
+        self.parts.update(bytes.to_le_bytes());
+        self.parts.update(version.as_bytes());
+        match place {
+            MediaPlace::Whole(_) => {}
+            MediaPlace::Range { name, .. } => self.parts.update(name.as_bytes()),
+            MediaPlace::Bytes { bytes, .. } => {
+                self.parts.update(&bytes[..bytes.len().min(Self::ENDS)]);
+                self.parts.update(&bytes[bytes.len().saturating_sub(Self::ENDS)..]);
+            }
+        }
+    }
+
+    /// First eight bytes of the SHA-256 of all that counts; 0 of no medium.
+    pub(crate) fn hash(&self) -> u64 {
+        if self.num_media == 0 { 0 } else { first_eight(&self.parts.clone().finalize()) }
+    }
+}
+
+/// Where the medium's bytes are.
+fn place_of(
+    reference: &MediaReference,
+    record: &RawRecord,
+    media_root: &Location,
+) -> Result<MediaPlace, String> {
+    match &reference.source {
+        MediaSource::Name(name) => Ok(MediaPlace::Whole(media_root.join(name))),
+        MediaSource::Attachment(index) => record
+            .attachments
+            .get(*index)
+            .cloned()
+            .ok_or_else(|| format!("attachment {index} of {} is missing", record.attachments.len())),
+    }
+}
+
+/// Frames of a clip: counted, or duration times rate where the container counts none; an image is one.
+fn num_frames(header: &Probe) -> Option<u64> {
+    match (header.frames, header.duration_s, header.fps) {
+        (Some(frames), _, _) => Some(frames.max(1)),
+        (None, Some(seconds), Some(fps)) => Some(((seconds * fps).round() as u64).max(1)),
+        (None, _, _) => (header.kind == MediaKind::Image).then_some(1),
+    }
+}
+
+/// The sources of a mixture, opened.
+#[derive(Debug)]
+pub(crate) struct Corpus {
+    pub(crate) mixture: Mixture,
+    /// One a source.
+    pub(crate) readers: Vec<Box<dyn Reader>>,
+    /// Position of each source's first file among the files of all.
+    pub(crate) first_file: Vec<u32>,
+    pub(crate) stores: Stores,
+}
+
+impl Corpus {
+    /// Opens every source of the mixture.
+    ///
+    /// # Errors
+    /// [`DataError::Sources`] with every source that cannot be read; the error itself where there is one source.
+    pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
+        let stores = Stores::new(settings.store_options.iter().cloned());
+        let mixture = mixture::read(&settings.mixture, settings.media_root.as_deref())?;
+        let opened: Vec<_> = mixture.sources.iter().map(|source| readers::open(source, &stores)).collect();
+        if opened.len() > 1 {
+            let errors: Vec<_> = opened.iter().filter_map(|one| one.as_ref().err()).collect();
+            if let Some(first) = errors.first() {
+                return Err(DataError::Sources {
+                    path: settings.mixture.clone(),
+                    problems: errors.iter().map(ToString::to_string).collect(),
+                    mend: first.hint(),
+                });
+            }
+        }
+        let readers: Vec<Box<dyn Reader>> = opened.into_iter().collect::<Result<_, _>>()?;
+        let mut next = 0;
+        let first_file = readers
+            .iter()
+            .map(|reader| {
+                let first = next;
+                next += reader.files().len() as u32;
+                first
+            })
+            .collect();
+        Ok(Self { mixture, readers, first_file, stores })
+    }
+
+    /// The id of a record that has none: its source and its position there.
+    pub(crate) fn fallback_id(&self, source: u32, position: u64) -> String {
+        format!("{}#{position}", self.mixture.sources[source as usize].name)
+    }
+
+    /// The record of `source` as a sample; `fallback_id` names it where it has no id.
+    pub(crate) fn measure(
+        &self,
+        rule: &Rule,
+        source: u32,
+        fallback_id: &str,
+        record: &RawRecord,
+    ) -> Result<MeasuredSample, BadSample> {
+        let from = &self.mixture.sources[source as usize];
+        rule.measure(record, fallback_id, from, &self.stores).map_err(|bad| with_line(record, bad))
+    }
+
+    /// Whether a file or object is known to lie in a remote store; records may name others.
+    pub(crate) fn is_remote(&self) -> bool {
+        let of_sources =
+            self.mixture.sources.iter().flat_map(|source| [&source.location, &source.media_root]);
+        let of_files = self.readers.iter().flat_map(|reader| reader.files());
+        of_sources.chain(of_files).any(|location| matches!(location, Location::Remote(_)))
+    }
+}
+
+/// The fault with the line of its record in front, where that is known.
+pub(crate) fn with_line(record: &RawRecord, bad: BadSample) -> BadSample {
+    match &record.body {
+        // A text that does not parse names its line and column itself.
+        Body::Json { line, .. } if *line > 0 && !bad.cause.starts_with("line ") => {
+            BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
+        }
+        _ => bad,
+    }
+}

@@ -1,0 +1,461 @@
+//! Rows of columnar files as fields: JSON values, with media that stand in cells as attachments.
+
+use crate::source::location::MediaPlace;
+use crate::source::mixture::{FIELDS, MEDIA, Source};
+use crate::source::unread;
+use arrow_array::cast::AsArray as _;
+use arrow_array::types::{
+    Date32Type, Date64Type, DurationMicrosecondType, DurationMillisecondType, DurationNanosecondType,
+    DurationSecondType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+    Time32MillisecondType, Time32SecondType, Time64MicrosecondType, Time64NanosecondType,
+    TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType,
+    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+};
+use arrow_array::{Array, RecordBatch, StructArray};
+use arrow_schema::{DataType, Field, Fields, Schema, TimeUnit};
+use bytes::Bytes;
+use serde_json::{Map, Number, Value, json};
+use std::collections::BTreeMap;
+
+/// Values of one row, at most: lists of nulls take no bytes in a file, but do in memory.
+const MAX_VALUES: usize = 1 << 24;
+/// Bytes of cells read at once, where rows are small enough.
+const BATCH_BYTES: u64 = 16 << 20;
+/// Rows read at once, at most.
+const BATCH_ROWS: u64 = 64;
+
+/// Rows to read at once where `num_rows` rows have `bytes` bytes: at least one.
+pub(super) fn batch_rows(num_rows: u64, bytes: u64) -> usize {
+    let row_bytes = bytes / num_rows.max(1);
+    (BATCH_BYTES / row_bytes.max(1)).clamp(1, BATCH_ROWS) as usize
+}
+
+/// The columns of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    /// Positions of those that are read.
+    pub(super) read: Vec<usize>,
+    /// Names of the others, those that the mixture has ignored left out.
+    pub(super) unread: Vec<String>,
+}
+
+/// The columns that conversations are made of: those of a name we know, and those that `columns` of the mixture names.
+/// Where no medium is among these, those whose name is one of media are read too: a record with a medium under such a
+/// name is refused, and a column of bytes is at once.
+///
+/// # Errors
+/// Which column is missing, stands twice, is of a type that has no JSON form, or holds media under a name we do not know.
+pub(super) fn choose(schema: &Schema, source: &Source) -> Result<Chosen, String> {
+    let columns = &source.columns;
+    let names =
+        || schema.fields().iter().map(|field| format!("`{}`", field.name())).collect::<Vec<_>>().join(", ");
+    if let Some(theirs) =
+        columns.values().chain(&source.ignore).find(|theirs| schema.column_with_name(theirs).is_none())
+    {
+        return Err(format!("there is no column `{theirs}`, there are {}", names()));
+    }
+    let is_needed = |name: &String| {
+        let is_ours = FIELDS.contains(&name.as_str()) && !columns.contains_key(name);
+        is_ours && !source.ignore.contains(name) || columns.values().any(|theirs| theirs == name)
+    };
+    let mut found: Vec<usize> = Vec::new();
+    for (index, field) in schema.fields().iter().enumerate().filter(|(_, field)| is_needed(field.name())) {
+        if found.iter().any(|&other| schema.field(other).name() == field.name()) {
+            return Err(format!("two columns are named `{}`", field.name()));
+        }
+        check(field.data_type()).map_err(|cause| format!("column `{}` {cause}", field.name()))?;
+        found.push(index);
+    }
+    if found.is_empty() {
+        return Err(format!(
+            "none of its columns is one that a conversation is made of: {}; name them in the mixture under `columns`",
+            names()
+        ));
+    }
+    let is_told = |name: &String| !is_needed(name) && !source.ignore.contains(name);
+    if !found.iter().any(|&index| is_media(schema.field(index), columns)) {
+        for (index, field) in schema.fields().iter().enumerate().filter(|(_, field)| is_told(field.name())) {
+            if holds_bytes(field.data_type()) {
+                let name = field.name();
+                return Err(format!(
+                    "column `{name}` holds bytes, and no column that is read holds media: {}",
+                    unread::mend(name)
+                ));
+            }
+            if unread::names_media(field.name()) && check(field.data_type()).is_ok() {
+                found.push(index);
+            }
+        }
+        found.sort_unstable();
+    }
+    let unread = schema.fields().iter().enumerate().filter(|(index, field)| {
+        !found.contains(index) && is_told(field.name()) && *field.data_type() != DataType::Null
+    });
+    let unread = unread.map(|(_, field)| field.name().clone()).collect();
+    Ok(Chosen { read: found, unread })
+}
+
+/// Whether a column that is read is one of media, by our name or by what it holds.
+fn is_media(field: &Field, columns: &BTreeMap<String, String>) -> bool {
+    let ours = columns.iter().find(|(_, theirs)| *theirs == field.name()).map(|(ours, _)| ours);
+    MEDIA.contains(&ours.unwrap_or(field.name()).as_str()) || holds_bytes(field.data_type())
+}
+
+/// Whether a cell may hold a medium: bytes of one length for all are hashes and the like.
+fn holds_bytes(data_type: &DataType) -> bool {
+    use DataType as D;
+    match data_type {
+        D::Binary | D::LargeBinary | D::BinaryView => true,
+        D::List(field) | D::LargeList(field) | D::FixedSizeList(field, _) | D::Map(field, _) => {
+            holds_bytes(field.data_type())
+        }
+        D::Struct(fields) => fields.iter().any(|field| holds_bytes(field.data_type())),
+        D::Dictionary(_, values) => holds_bytes(values),
+        _ => false,
+    }
+}
+
+/// Whether values of this type have a JSON form.
+fn check(data_type: &DataType) -> Result<(), String> {
+    use DataType as D;
+    match data_type {
+        D::Null
+        | D::Boolean
+        | D::Int8
+        | D::Int16
+        | D::Int32
+        | D::Int64
+        | D::UInt8
+        | D::UInt16
+        | D::UInt32
+        | D::UInt64
+        | D::Float16
+        | D::Float32
+        | D::Float64
+        | D::Timestamp(..)
+        | D::Date32
+        | D::Date64
+        | D::Time32(_)
+        | D::Time64(_)
+        | D::Duration(_)
+        | D::Binary
+        | D::FixedSizeBinary(_)
+        | D::LargeBinary
+        | D::BinaryView
+        | D::Utf8
+        | D::LargeUtf8
+        | D::Utf8View => Ok(()),
+        D::List(field) | D::LargeList(field) | D::FixedSizeList(field, _) | D::Map(field, _) => {
+            check(field.data_type())
+        }
+        D::Struct(fields) => fields.iter().try_for_each(|field| check(field.data_type())),
+        D::Dictionary(_, values) => check(values),
+        other => {
+            Err(format!("holds values of type {other}, which have no JSON form: cast it, or leave it out"))
+        }
+    }
+}
+
+/// The row at `at` of the batch, and the media in its cells; `row` counts in `file`, both are for names.
+///
+/// Null fields are left out, at every level, since a table has no other way to say that a field is not there.
+///
+/// # Errors
+/// Column and cause.
+pub(super) fn row(
+    batch: &RecordBatch,
+    at: usize,
+    file: &str,
+    row: u64,
+) -> Result<(Value, Vec<MediaPlace>), String> {
+    let mut cells = Cells { file, row, column: "", attachments: Vec::new(), num_values: 0 };
+    let schema = batch.schema_ref();
+    let mut fields = Map::new();
+    for (field, array) in schema.fields().iter().zip(batch.columns()) {
+        cells.column = field.name();
+        let value = cells
+            .value(array.as_ref(), at)
+            .map_err(|cause| format!("row {row}, column `{}`: {cause}", field.name()))?;
+        if !value.is_null() {
+            fields.insert(field.name().clone(), value);
+        }
+    }
+    Ok((Value::Object(fields), cells.attachments))
+}
+
+/// The cells of one row.
+struct Cells<'a> {
+    file: &'a str,
+    row: u64,
+    column: &'a str,
+    attachments: Vec<MediaPlace>,
+    num_values: usize,
+}
+
+impl Cells<'_> {
+    fn value(&mut self, array: &dyn Array, at: usize) -> Result<Value, String> {
+        use DataType as D;
+        self.num_values += 1;
+        if self.num_values > MAX_VALUES {
+            return Err(format!("it holds more than {MAX_VALUES} values, must be at most that"));
+        }
+        if array.is_null(at) {
+            return Ok(Value::Null);
+        }
+        macro_rules! primitive {
+            ($kind:ty) => {
+                Value::from(array.as_primitive::<$kind>().value(at))
+            };
+        }
+        Ok(match array.data_type() {
+            D::Null => Value::Null,
+            D::Boolean => array.as_boolean().value(at).into(),
+            D::Int8 => primitive!(Int8Type),
+            D::Int16 => primitive!(Int16Type),
+            D::Int32 => primitive!(Int32Type),
+            D::Int64 => primitive!(Int64Type),
+            D::UInt8 => primitive!(UInt8Type),
+            D::UInt16 => primitive!(UInt16Type),
+            D::UInt32 => primitive!(UInt32Type),
+            D::UInt64 => primitive!(UInt64Type),
+            D::Float16 => float(array.as_primitive::<Float16Type>().value(at).to_f64()),
+            D::Float32 => float(f64::from(array.as_primitive::<Float32Type>().value(at))),
+            D::Float64 => float(array.as_primitive::<Float64Type>().value(at)),
+            // Times count in their own unit: no conversation is made of them, but records carry them.
+            D::Date32 => primitive!(Date32Type),
+            D::Date64 => primitive!(Date64Type),
+            D::Time32(TimeUnit::Second) => primitive!(Time32SecondType),
+            D::Time32(_) => primitive!(Time32MillisecondType),
+            D::Time64(TimeUnit::Microsecond) => primitive!(Time64MicrosecondType),
+            D::Time64(_) => primitive!(Time64NanosecondType),
+            D::Timestamp(TimeUnit::Second, _) => primitive!(TimestampSecondType),
+            D::Timestamp(TimeUnit::Millisecond, _) => primitive!(TimestampMillisecondType),
+            D::Timestamp(TimeUnit::Microsecond, _) => primitive!(TimestampMicrosecondType),
+            D::Timestamp(TimeUnit::Nanosecond, _) => primitive!(TimestampNanosecondType),
+            D::Duration(TimeUnit::Second) => primitive!(DurationSecondType),
+            D::Duration(TimeUnit::Millisecond) => primitive!(DurationMillisecondType),
+            D::Duration(TimeUnit::Microsecond) => primitive!(DurationMicrosecondType),
+            D::Duration(TimeUnit::Nanosecond) => primitive!(DurationNanosecondType),
+            D::Utf8 => array.as_string::<i32>().value(at).into(),
+            D::LargeUtf8 => array.as_string::<i64>().value(at).into(),
+            D::Utf8View => array.as_string_view().value(at).into(),
+            D::List(_) => self.list(array.as_list::<i32>().value(at).as_ref())?,
+            D::LargeList(_) => self.list(array.as_list::<i64>().value(at).as_ref())?,
+            D::FixedSizeList(..) => self.list(array.as_fixed_size_list().value(at).as_ref())?,
+            D::Map(..) => self.map(&array.as_map().value(at))?,
+            D::Struct(fields) => self.structure(array.as_struct(), fields, at)?,
+            D::Dictionary(..) => {
+                let dictionary = array.as_any_dictionary();
+                let key = self.value(dictionary.keys(), at)?.as_u64().unwrap_or(u64::MAX) as usize;
+                if key >= dictionary.values().len() {
+                    return Err(format!("key {key} is past the {} values", dictionary.values().len()));
+                }
+                self.value(dictionary.values().as_ref(), key)?
+            }
+            other => match binary(array, at) {
+                Some(bytes) => self.attach(bytes, None),
+                None => return Err(format!("values of type {other} have no JSON form")),
+            },
+        })
+    }
+
+    fn list(&mut self, items: &dyn Array) -> Result<Value, String> {
+        // No capacity beforehand: lengths are claims of the file.
+        let mut values = Vec::new();
+        for at in 0..items.len() {
+            values.push(self.value(items, at)?);
+        }
+        Ok(Value::Array(values))
+    }
+
+    fn map(&mut self, entries: &StructArray) -> Result<Value, String> {
+        let mut fields = Map::new();
+        for at in 0..entries.len() {
+            let key = match self.value(entries.column(0).as_ref(), at)? {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            let value = self.value(entries.column(1).as_ref(), at)?;
+            if !value.is_null() {
+                fields.insert(key, value);
+            }
+        }
+        Ok(Value::Object(fields))
+    }
+
+    fn structure(&mut self, cell: &StructArray, fields: &Fields, at: usize) -> Result<Value, String> {
+        if let Some((bytes, path)) = media_columns(fields) {
+            let path = self.value(cell.column(path).as_ref(), at)?;
+            let bytes = cell.column(bytes);
+            return Ok(match binary(bytes.as_ref(), at).filter(|_| bytes.is_valid(at)) {
+                Some(bytes) => self.attach(bytes, path.as_str()),
+                None => path,
+            });
+        }
+        let mut values = Map::new();
+        for (field, column) in fields.iter().zip(cell.columns()) {
+            let value = self.value(column.as_ref(), at)?;
+            if !value.is_null() {
+                values.insert(field.name().clone(), value);
+            }
+        }
+        Ok(Value::Object(values))
+    }
+
+    /// Bytes of a medium. They are copied, so that one medium does not hold the batch it came with.
+    fn attach(&mut self, bytes: &[u8], path: Option<&str>) -> Value {
+        let mut name = format!("{}, row {}, column {}", self.file, self.row, self.column);
+        if let Some(path) = path {
+            name = format!("{path} ({name})");
+        }
+        self.attachments.push(MediaPlace::Bytes { bytes: Bytes::copy_from_slice(bytes), name });
+        json!({"attachment": self.attachments.len() - 1})
+    }
+}
+
+/// A number; text where JSON has none, as in "NaN".
+fn float(value: f64) -> Value {
+    Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number)
+}
+
+fn binary(array: &dyn Array, at: usize) -> Option<&[u8]> {
+    Some(match array.data_type() {
+        DataType::Binary => array.as_binary::<i32>().value(at),
+        DataType::LargeBinary => array.as_binary::<i64>().value(at),
+        DataType::BinaryView => array.as_binary_view().value(at),
+        DataType::FixedSizeBinary(_) => array.as_fixed_size_binary().value(at),
+        _ => return None,
+    })
+}
+
+/// Positions of `bytes` and `path`, where the fields are those of a medium as `datasets` writes it.
+fn media_columns(fields: &Fields) -> Option<(usize, usize)> {
+    let find = |name, is_of: fn(&Field) -> bool| {
+        fields.find(name).filter(|(_, field)| is_of(field)).map(|(index, _)| index)
+    };
+    let bytes = find("bytes", |field| {
+        use DataType::{Binary, BinaryView, LargeBinary, Null};
+        matches!(field.data_type(), Binary | LargeBinary | BinaryView | Null)
+    })?;
+    let path = find("path", |field| {
+        use DataType::{LargeUtf8, Null, Utf8, Utf8View};
+        matches!(field.data_type(), Utf8 | LargeUtf8 | Utf8View | Null)
+    })?;
+    (fields.len() == 2).then_some((bytes, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::location::Location;
+    use arrow_array::builder::{Int32Builder, ListBuilder, MapBuilder, StringBuilder};
+    use arrow_array::types::Int8Type;
+    use arrow_array::{ArrayRef, BinaryArray, DictionaryArray, Float64Array, NullArray, StringArray};
+    use std::sync::Arc;
+
+    fn columns(mapping: &[(&str, &str)]) -> Source {
+        let columns =
+            mapping.iter().map(|(ours, theirs)| ((*ours).to_owned(), (*theirs).to_owned())).collect();
+        Source { columns, ..Source::new(Location::parse("x.parquet")) }
+    }
+
+    fn needed(schema: &Schema, source: &Source) -> Result<Vec<usize>, String> {
+        choose(schema, source).map(|chosen| chosen.read)
+    }
+
+    #[test]
+    fn columns_of_use_are_chosen_by_name() {
+        let field = |name: &str| Field::new(name, DataType::Utf8, true);
+        let schema =
+            Schema::new(vec![field("id"), field("img"), field("image"), field("score"), field("messages")]);
+        assert_eq!(needed(&schema, &columns(&[])), Ok(vec![0, 2, 4]));
+        assert_eq!(needed(&schema, &columns(&[("image", "img")])), Ok(vec![0, 1, 4]));
+        let missing = needed(&schema, &columns(&[("image", "picture")])).unwrap_err();
+        assert_eq!(
+            missing,
+            "there is no column `picture`, there are `id`, `img`, `image`, `score`, `messages`"
+        );
+        let none = needed(&Schema::new(vec![field("x")]), &columns(&[])).unwrap_err();
+        assert!(none.contains("none of its columns"), "{none}");
+        let twice = needed(&Schema::new(vec![field("id"), field("id")]), &columns(&[])).unwrap_err();
+        assert_eq!(twice, "two columns are named `id`");
+        let odd = Schema::new(vec![Field::new("id", DataType::Decimal128(9, 2), true)]);
+        assert!(
+            needed(&odd, &columns(&[]))
+                .unwrap_err()
+                .starts_with("column `id` holds values of type Decimal128")
+        );
+    }
+
+    #[test]
+    fn no_column_of_media_is_passed_over() {
+        let text = |name: &str| Field::new(name, DataType::Utf8, true);
+        let bytes = |name: &str| Field::new(name, DataType::Binary, true);
+        let file = |more: Vec<Field>| Schema::new([vec![text("query"), text("answer")], more].concat());
+        let refused = choose(&file(vec![bytes("img")]), &columns(&[])).unwrap_err();
+        assert_eq!(
+            refused,
+            "column `img` holds bytes, and no column that is read holds media: give it our name in the mixture, \
+             `columns: {image: img}`, or list it under `ignore` there"
+        );
+        let inside = Field::new("pictures", DataType::List(Arc::new(bytes("item"))), true);
+        assert!(choose(&file(vec![inside]), &columns(&[])).is_err());
+        // Bytes of one length for all are no media.
+        let hash = Field::new("sha256", DataType::FixedSizeBinary(32), true);
+        let chosen = |read: &[usize], unread: &[&str]| {
+            let unread = unread.iter().map(|name| (*name).to_owned()).collect();
+            Ok(Chosen { read: read.to_vec(), unread })
+        };
+        assert_eq!(
+            choose(&file(vec![hash, text("url")]), &columns(&[])),
+            chosen(&[0, 1], &["sha256", "url"])
+        );
+        // What may be media by its name is read, where no other medium is.
+        let named = file(vec![text("url"), text("image_path")]);
+        assert_eq!(choose(&named, &columns(&[])), chosen(&[0, 1, 3], &["url"]));
+        let beside = file(vec![text("image"), text("image_path"), bytes("thumbnail")]);
+        assert_eq!(choose(&beside, &columns(&[])), chosen(&[0, 1, 2], &["image_path", "thumbnail"]));
+        let ignored = Source { ignore: ["img".to_owned()].into(), ..columns(&[]) };
+        assert_eq!(choose(&file(vec![bytes("img")]), &ignored), chosen(&[0, 1], &[]));
+        assert_eq!(
+            choose(&file(vec![]), &ignored).unwrap_err(),
+            "there is no column `img`, there are `query`, `answer`"
+        );
+    }
+
+    #[test]
+    fn values_are_json_and_nulls_are_left_out() {
+        let mut list = ListBuilder::new(Int32Builder::new());
+        list.append_value([Some(1), None]);
+        let mut map = MapBuilder::new(None, StringBuilder::new(), Int32Builder::new());
+        map.keys().append_value("k");
+        map.values().append_value(7);
+        map.append(true).unwrap();
+        let dictionary: DictionaryArray<Int8Type> = ["word"].into_iter().collect();
+        let arrays: Vec<(&str, ArrayRef)> = vec![
+            ("list", Arc::new(list.finish())),
+            ("map", Arc::new(map.finish())),
+            ("dictionary", Arc::new(dictionary)),
+            ("nan", Arc::new(Float64Array::from(vec![f64::NAN]))),
+            ("nothing", Arc::new(NullArray::new(1))),
+            ("null", Arc::new(StringArray::from(vec![None::<&str>]))),
+            ("bytes", Arc::new(BinaryArray::from_vec(vec![b"abc"]))),
+        ];
+        let batch =
+            RecordBatch::try_from_iter_with_nullable(arrays.into_iter().map(|(n, a)| (n, a, true))).unwrap();
+        let (fields, attachments) = row(&batch, 0, "x.parquet", 9).unwrap();
+        let expected = json!({"list": [1, null], "map": {"k": 7}, "dictionary": "word", "nan": "NaN",
+                              "bytes": {"attachment": 0}});
+        assert_eq!(fields, expected);
+        let name = "x.parquet, row 9, column bytes".to_owned();
+        assert_eq!(attachments, [MediaPlace::Bytes { bytes: Bytes::from_static(b"abc"), name }]);
+    }
+
+    #[test]
+    fn batches_are_bounded_by_rows_and_bytes() {
+        assert_eq!(batch_rows(1000, 1000), 64);
+        assert_eq!(batch_rows(100, 100 << 20), 16);
+        assert_eq!(batch_rows(1, 1 << 40), 1);
+        assert_eq!(batch_rows(0, 0), 64);
+    }
+}

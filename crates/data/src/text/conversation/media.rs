@@ -1,0 +1,78 @@
+//! Names of media: those of the record, and those of a part.
+
+use super::{MediaSource, field, type_of};
+use crate::media::MediaKind;
+use serde_json::Value;
+
+/// The media under a record's own fields, by kind in the order of [`MediaKind::ALL`].
+pub(super) fn of_record(record: &Value) -> Result<[Vec<MediaSource>; 3], String> {
+    let mut listed = [Vec::new(), Vec::new(), Vec::new()];
+    for (kind, list) in MediaKind::ALL.into_iter().zip(&mut listed) {
+        let (kind, plural) = (kind.as_str(), kind.plural());
+        for key in [kind, plural] {
+            match field(record, key) {
+                None => {}
+                Some(Value::Array(empty)) if empty.is_empty() => {}
+                Some(_) if !list.is_empty() => return Err(format!("both `{kind}` and `{key}` are there")),
+                Some(Value::Array(all)) => {
+                    *list = all.iter().map(|value| named(key, value)).collect::<Result<_, _>>()?;
+                }
+                Some(value) => *list = vec![named(key, value)?],
+            }
+        }
+    }
+    Ok(listed)
+}
+
+/// The medium that a part names; `None` where it is the next of the record's.
+pub(super) fn of_part(
+    place: &str,
+    part: &Value,
+    part_type: &str,
+    kind: &str,
+) -> Result<Option<MediaSource>, String> {
+    let with_url = format!("{kind}_url");
+    let mut found: Option<(&str, MediaSource)> = None;
+    let mut seen = Vec::new();
+    for key in [part_type, kind, &with_url, "url", "path", "attachment"] {
+        if seen.contains(&key) {
+            continue;
+        }
+        seen.push(key);
+        let Some(value) = field(part, key) else { continue };
+        let source =
+            if key == "attachment" { named(place, part) } else { named(&format!("{place}.{key}"), value) }?;
+        if let Some((other, _)) = found {
+            return Err(format!("`{place}`: both `{other}` and `{key}` are there"));
+        }
+        found = Some((key, source));
+    }
+    Ok(found.map(|(_, source)| source))
+}
+
+/// A path or URL, an object of one, or what came with the record.
+fn named(key: &str, value: &Value) -> Result<MediaSource, String> {
+    match value {
+        Value::String(text) if text.is_empty() => Err(format!("`{key}`: a path is empty")),
+        Value::String(text) if text.starts_with("data:") => {
+            Err(format!("`{key}`: a `data:` URL, must be a path or URL: write the medium to a file"))
+        }
+        Value::String(text) => Ok(MediaSource::Name(text.clone())),
+        Value::Object(_) => match field(value, "attachment") {
+            Some(index) => index
+                .as_u64()
+                .and_then(|index| usize::try_from(index).ok())
+                .map(MediaSource::Attachment)
+                .ok_or_else(|| format!("`{key}.attachment`: {}, must be a number", type_of(index))),
+            None => match ["path", "url"].into_iter().find_map(|name| Some((name, field(value, name)?))) {
+                Some((name, inner @ Value::String(_))) => named(&format!("{key}.{name}"), inner),
+                Some((name, inner)) => Err(format!("`{key}.{name}`: {}, must be text", type_of(inner))),
+                None if field(value, "data").or_else(|| field(value, "bytes")).is_some() => {
+                    Err(format!("`{key}`: bytes in text, must be a path or URL: write the medium to a file"))
+                }
+                None => Err(format!("`{key}`: an object without `path` or `url`")),
+            },
+        },
+        _ => Err(format!("`{key}`: {}, must be a path or a list of paths", type_of(value))),
+    }
+}

@@ -1,0 +1,223 @@
+//! The turns of a record, in each of the ways in which records have them.
+
+use super::{Piece, Role, Said, Turns, field, media, type_of};
+use crate::media::MediaKind;
+use serde_json::Value;
+
+/// Fields that list turns.
+pub(super) const LISTS: [&str; 2] = ["conversations", "messages"];
+const QUESTIONS: [&str; 4] = ["question", "query", "problem", "instruction"];
+const ANSWERS: [&str; 5] = ["answer", "label", "response", "solution", "output"];
+const CAPTIONS: [&str; 2] = ["caption", "text"];
+/// Left out, these would change what is asked.
+const PARTS_OF_QUESTIONS: [&str; 3] = ["input", "choices", "options"];
+/// Types of parts that are text.
+pub(super) const TEXTS: [&str; 3] = ["text", "input_text", "output_text"];
+pub(super) const TOOLS: [&str; 3] = ["tools", "tool_calls", "function_call"];
+const TOOL_SPEAKERS: [&str; 6] = ["tool", "function", "function_call", "tool_call", "observation", "ipython"];
+
+/// The turns of the record, media not yet named.
+pub(super) fn of_record(record: &Value, has_media: bool) -> Result<Turns, String> {
+    refuse_tools("", record)?;
+    if let Some((key, list)) = only(record, &LISTS)? {
+        return listed(record, key, list).map(|said| Turns { said, read: [key; 2], asks_with_all: false });
+    }
+    if let Some((key, question)) = only(record, &QUESTIONS)? {
+        if let Some(part) = PARTS_OF_QUESTIONS
+            .into_iter()
+            .find(|part| field(record, part).is_some_and(|value| !is_empty(value)))
+        {
+            return Err(format!("`{part}` stands beside `{key}`, must be part of it: it would be left out"));
+        }
+        let answer = match only(record, &ANSWERS)? {
+            Some(answer) => answer,
+            None => field(record, CAPTIONS[0])
+                .map(|caption| (CAPTIONS[0], caption))
+                .ok_or_else(|| format!("`{key}` is there, but no `answer`"))?,
+        };
+        return pair(record, Some((key, question)), answer);
+    }
+    if has_media && let Some(caption) = only(record, &CAPTIONS)? {
+        return pair(record, None, caption);
+    }
+    Err("`conversations` is missing".to_owned())
+}
+
+/// The one of these fields that is there.
+fn only<'r>(record: &'r Value, names: &[&'static str]) -> Result<Option<(&'static str, &'r Value)>, String> {
+    let mut there = names.iter().filter_map(|name| Some((*name, field(record, name)?)));
+    let first = there.next();
+    match (first, there.next()) {
+        (Some((one, _)), Some((other, _))) => Err(format!("both `{one}` and `{other}` are there")),
+        _ => Ok(first),
+    }
+}
+
+fn pair(
+    record: &Value,
+    question: Option<(&'static str, &Value)>,
+    answer: (&'static str, &Value),
+) -> Result<Turns, String> {
+    let mut said = system(record)?;
+    let pieces = |(key, value): (&str, &Value)| {
+        let text = value.as_str().ok_or_else(|| format!("`{key}`: {}, must be text", type_of(value)))?;
+        let mut pieces = Vec::new();
+        cut(text, &mut pieces);
+        Ok::<_, String>(pieces)
+    };
+    said.push(Said { role: Role::User, pieces: question.map(pieces).transpose()?.unwrap_or_default() });
+    said.push(Said { role: Role::Assistant, pieces: pieces(answer)? });
+    let read = [question.map_or(answer.0, |(key, _)| key), answer.0];
+    Ok(Turns { said, read, asks_with_all: true })
+}
+
+/// The system turn that a record has beside its turns.
+fn system(record: &Value) -> Result<Vec<Said>, String> {
+    match field(record, "system") {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) if text.is_empty() => Ok(Vec::new()),
+        Some(Value::String(text)) => {
+            let mut pieces = Vec::new();
+            cut(text, &mut pieces);
+            Ok(vec![Said { role: Role::System, pieces }])
+        }
+        Some(other) => Err(format!("`system`: {}, must be text", type_of(other))),
+    }
+}
+
+fn listed(record: &Value, key: &str, list: &Value) -> Result<Vec<Said>, String> {
+    let list =
+        list.as_array().ok_or_else(|| format!("`{key}`: {}, must be a list of turns", type_of(list)))?;
+    if list.is_empty() {
+        return Err(format!("`{key}` is empty, at least one turn is needed"));
+    }
+    let mut said = system(record)?;
+    let has_system = !said.is_empty();
+    let mut marks_media = [false; 2];
+    for (index, turn) in list.iter().enumerate() {
+        let place = format!("{key}[{index}]");
+        refuse_tools(&format!("{place}."), turn)?;
+        let role = role(&place, turn)?;
+        if has_system && role == Role::System {
+            return Err(format!("`{place}` is a system turn, and `system` is there too"));
+        }
+        let (name, content) = named(&place, turn, ["value", "content"])?;
+        let place = format!("{place}.{name}");
+        said.push(Said { role, pieces: pieces(&place, content, &mut marks_media)? });
+    }
+    if marks_media == [true, true] {
+        return Err(format!("`{key}` has media as parts and as marks in texts, must have them one way"));
+    }
+    Ok(said)
+}
+
+fn named<'r>(
+    place: &str,
+    turn: &'r Value,
+    names: [&'static str; 2],
+) -> Result<(&'static str, &'r Value), String> {
+    names
+        .into_iter()
+        .find_map(|name| Some((name, field(turn, name)?)))
+        .ok_or_else(|| format!("`{place}`: `{}` or `{}` is missing", names[0], names[1]))
+}
+
+fn role(place: &str, turn: &Value) -> Result<Role, String> {
+    let (name, role) = named(place, turn, ["from", "role"])?;
+    let role = role.as_str().ok_or_else(|| format!("`{place}.{name}`: {}, must be text", type_of(role)))?;
+    if TOOL_SPEAKERS.contains(&role) {
+        return Err(format!("`{place}.{name}`: `{role}`, turns of tools are not read"));
+    }
+    Role::parse(role)
+        .ok_or_else(|| format!("`{place}.{name}`: `{role}`, must be human, gpt, user, assistant or system"))
+}
+
+/// Refuses tools, and a loss other than all or nothing.
+fn refuse_tools(place: &str, fields: &Value) -> Result<(), String> {
+    let is_used = |value: &Value| !is_empty(value) && value.as_str() != Some("[]");
+    if let Some(name) = TOOLS.into_iter().find(|name| field(fields, name).is_some_and(is_used)) {
+        return Err(format!("`{place}{name}` is there, tools are not read"));
+    }
+    match field(fields, "weight") {
+        Some(weight) if !place.is_empty() && weight.as_f64() != Some(1.0) => {
+            Err(format!("`{place}weight` is {weight}, must be 1: every answer carries loss"))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// What a turn holds; notes whether parts, or marks, place media.
+fn pieces(place: &str, content: &Value, marks_media: &mut [bool; 2]) -> Result<Vec<Piece>, String> {
+    let mut pieces = Vec::new();
+    match content {
+        Value::String(text) => marks_media[1] |= cut(text, &mut pieces),
+        Value::Array(parts) => {
+            for (index, part) in parts.iter().enumerate() {
+                one_part(&format!("{place}[{index}]"), part, &mut pieces, marks_media)?;
+            }
+        }
+        _ => return Err(format!("`{place}`: {}, must be text", type_of(content))),
+    }
+    Ok(pieces)
+}
+
+fn one_part(
+    place: &str,
+    part: &Value,
+    pieces: &mut Vec<Piece>,
+    marks_media: &mut [bool; 2],
+) -> Result<(), String> {
+    let part_type = match field(part, "type") {
+        Some(Value::String(name)) => name.as_str(),
+        Some(other) => return Err(format!("`{place}.type`: {}, must be text", type_of(other))),
+        None => return Err(format!("`{place}`: `type` is missing")),
+    };
+    let kind = match part_type {
+        text if TEXTS.contains(&text) => {
+            let text = field(part, "text").ok_or_else(|| format!("`{place}`: `text` is missing"))?;
+            let text =
+                text.as_str().ok_or_else(|| format!("`{place}.text`: {}, must be text", type_of(text)))?;
+            marks_media[1] |= cut(text, pieces);
+            return Ok(());
+        }
+        "image" | "image_url" | "input_image" => MediaKind::Image,
+        "video" | "video_url" => MediaKind::Video,
+        "audio" | "audio_url" | "input_audio" => MediaKind::Audio,
+        other => {
+            return Err(format!("`{place}.type`: `{other}`, must be text, image, video or audio"));
+        }
+    };
+    marks_media[0] = true;
+    let source = media::of_part(place, part, part_type, kind.as_str())?;
+    pieces.push(Piece::Place { kind, source });
+    Ok(())
+}
+
+/// Cuts a text at its marks; whether it has any.
+fn cut(text: &str, pieces: &mut Vec<Piece>) -> bool {
+    let mut rest = text;
+    let mut has_mark = false;
+    loop {
+        let next = MediaKind::ALL
+            .into_iter()
+            .filter_map(|kind| rest.find(kind.mark()).map(|at| (at, kind)))
+            .min_by_key(|(at, _)| *at);
+        let before = next.map_or(rest, |(at, _)| &rest[..at]);
+        if !before.is_empty() {
+            pieces.push(Piece::Text(before.to_owned()));
+        }
+        let Some((at, kind)) = next else { return has_mark };
+        has_mark = true;
+        pieces.push(Piece::Place { kind, source: None });
+        rest = &rest[at + kind.mark().len()..];
+    }
+}

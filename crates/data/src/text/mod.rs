@@ -1,0 +1,5 @@
+//! Text: a record as a conversation, written by a chat template, as tokens.
+
+pub mod conversation;
+pub(crate) mod template;
+pub mod tokens;

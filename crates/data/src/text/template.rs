@@ -1,0 +1,486 @@
+//! A model's chat template: a conversation in, the text that the model was taught and where the answers stand in it.
+//!
+//! Templates are Jinja, rendered as transformers renders them: `trim_blocks` and `lstrip_blocks`, `messages`,
+//! `add_generation_prompt`, `tools` and `documents` (none) and the special tokens as variables, `raise_exception`,
+//! `tojson` without HTML escapes, Python's methods of texts, lists and mappings. `strftime_now` is refused: a sample
+//! must have the same tokens tomorrow.
+//!
+//! What a message's `content` is, a list of parts (`[{"type": "image"}, {"type": "text", "text": ..}]`) or a text
+//! with the placeholders in it, is found by a probe when the template is opened: the list where the template writes
+//! the probe's text from a list, and one placeholder for one medium; the text where it does so from a text. User,
+//! assistant and system turns are probed apart, for templates that take a list from the user alone.
+//!
+//! Where the answers stand:
+//!
+//! ```text
+//! the template has {% generation %}          what stands inside these tags
+//! it has none                                the assistant's content, found
+//!   1. by marks around the content, where the text without the marks is that of a rendering without marks
+//!   2. else (a template that trims) between the rendering of what is before the answer, with
+//!      `add_generation_prompt`, and the rendering up to it
+//!   3. else not at all: an error
+//! ```
+
+mod jinja;
+
+use crate::foreign::guarded;
+use crate::media::MediaKind;
+use crate::text::conversation::{Conversation, Part, Role, Turn};
+use jinja::{environment, generation_as_filter, strip_as_python, words};
+use minijinja::{Environment, Value, context};
+use std::ops::Range;
+
+/// Where an answer begins. Unicode keeps this character for the use inside programs; records must not have it.
+const BEGIN: char = '\u{fdd0}';
+/// Where an answer ends.
+const END: char = '\u{fdd1}';
+/// The one template of the environment.
+const NAME: &str = "chat_template";
+/// A text that a template writes as it is, or does not understand: a list that is printed escapes its line break.
+const PROBE: &str = "a 'probe' of\n\"two\" lines";
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    has_generation: bool,
+    forms: Forms,
+    /// The placeholders of the family's media, by [`MediaKind::index`].
+    placeholders: [Option<String>; 3],
+}
+
+/// What a message's content is, for each role; whether media of a kind are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Forms {
+    user_is_list: bool,
+    assistant_is_list: bool,
+    system_is_list: bool,
+    /// By [`MediaKind::index`]: the template writes the kind's placeholder for a part of a list.
+    writes: [bool; 3],
+}
+
+/// A conversation as the template writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rendered {
+    /// The text, a placeholder where each medium stands.
+    pub(crate) text: String,
+    /// Where the answers stand, in bytes, ascending.
+    pub(crate) answers: Vec<Range<usize>>,
+}
+
+impl ChatTemplate {
+    /// The template of this source, with the special tokens by name and the placeholders by kind ([`MediaKind::index`]).
+    ///
+    /// # Errors
+    /// What is wrong with the template: it does not parse, or writes no conversation.
+    pub(crate) fn new(
+        source: &str,
+        special_tokens: &[(String, String)],
+        placeholders: [Option<String>; 3],
+    ) -> Result<Self, String> {
+        if source.contains([BEGIN, END]) {
+            return Err("the chat template holds the character U+FDD0 or U+FDD1, must not".to_owned());
+        }
+        // Jinja reads every line break as `\n`.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (source, has_generation) = generation_as_filter(&source);
+        let mut environment = environment();
+        for (name, token) in special_tokens {
+            environment.add_global(name.clone(), Value::from(token.as_str()));
+        }
+        guarded(|| environment.add_template_owned(NAME, source).map_err(|error| words(&error)))
+            .map_err(|cause| format!("the chat template does not parse: {cause}"))?;
+        let mut template = Self { environment, has_generation, forms: Forms::default(), placeholders };
+        template.forms = template.probe()?;
+        Ok(template)
+    }
+
+    /// Whether the template says itself where answers stand.
+    pub(crate) const fn has_generation(&self) -> bool {
+        self.has_generation
+    }
+
+    /// The conversation as text.
+    ///
+    /// *Complexity*: one rendering where the template has `{% generation %}` or nobody answers, two where marks find
+    /// the answers, and two more an answer where they do not.
+    ///
+    /// # Errors
+    /// What the template says, or what it does not write.
+    pub(crate) fn render(&self, conversation: &Conversation) -> Result<Rendered, String> {
+        for medium in &conversation.media {
+            let kind = medium.kind.index();
+            if self.placeholders[kind].is_none() {
+                return Err(format!("the model's family reads no {}", MediaKind::ALL[kind].as_str()));
+            }
+            if self.forms.user_is_list && !self.forms.writes[kind] {
+                let name = MediaKind::ALL[kind].as_str();
+                return Err(format!("the chat template writes nothing for a part of type `{name}`"));
+            }
+        }
+        let turns = &conversation.turns;
+        let has_reserved = |part: &Part| matches!(part, Part::Text(text) if text.contains([BEGIN, END]));
+        if turns.iter().any(|turn| turn.parts.iter().any(has_reserved)) {
+            return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
+        }
+        let messages: Vec<Value> = turns.iter().map(|turn| self.message(conversation, turn, false)).collect();
+        let text = self.expand(messages.clone(), false)?;
+        if self.has_generation {
+            return strip(&text).ok_or_else(|| {
+                "the chat template opens a `{% generation %}` inside another, must not".to_owned()
+            });
+        }
+        let num_answers = turns.iter().filter(|turn| turn.role == Role::Assistant).count();
+        if num_answers == 0 {
+            return Ok(Rendered { text, answers: Vec::new() });
+        }
+        let marked = turns.iter().zip(&messages).map(|(turn, message)| match turn.role {
+            Role::Assistant => self.message(conversation, turn, true),
+            _ => message.clone(),
+        });
+        let marked = self.expand(marked.collect(), false).ok().as_deref().and_then(strip);
+        match marked {
+            Some(marked) if marked.text == text && marked.answers.len() == num_answers => Ok(marked),
+            _ => self.between_prefixes(turns, &messages, text),
+        }
+    }
+
+    /// The answers of `text` by what the template writes before and up to each.
+    fn between_prefixes(&self, turns: &[Turn], messages: &[Value], text: String) -> Result<Rendered, String> {
+        let mut answers = Vec::new();
+        for (index, turn) in turns.iter().enumerate().filter(|(_, turn)| turn.role == Role::Assistant) {
+            let found = || -> Option<Range<usize>> {
+                let before = self.expand(messages[..index].to_vec(), true).ok()?;
+                let up_to = self.expand(messages[..=index].to_vec(), false).ok()?;
+                if !text.starts_with(&before) || !text.starts_with(&up_to) {
+                    return None;
+                }
+                let inside = locate(text.get(before.len()..up_to.len())?, &plain(turn))?;
+                Some(before.len() + inside.start..before.len() + inside.end)
+            };
+            answers.push(found().ok_or_else(|| {
+                format!(
+                    "the answer of turn {index} is not found in what the chat template writes: mark answers in \
+                     the template with `{{% generation %}}`"
+                )
+            })?);
+        }
+        Ok(Rendered { text, answers })
+    }
+
+    /// What the template writes of the messages.
+    fn expand(&self, messages: Vec<Value>, add_generation_prompt: bool) -> Result<String, String> {
+        let template = self.environment.get_template(NAME).expect("`new` adds it");
+        let variables = context! {
+            messages,
+            add_generation_prompt,
+            tools => Value::from(()),
+            documents => Value::from(()),
+        };
+        guarded(|| template.render(variables).map_err(|error| words(&error)))
+            .map_err(|cause| format!("the chat template: {cause}"))
+    }
+
+    /// The turn as the template takes it; with marks around what the assistant says where `is_marked`.
+    fn message(&self, conversation: &Conversation, turn: &Turn, is_marked: bool) -> Value {
+        let is_list = match turn.role {
+            Role::User => self.forms.user_is_list,
+            Role::Assistant => self.forms.assistant_is_list,
+            Role::System => self.forms.system_is_list,
+        };
+        let is_marked = is_marked && turn.role == Role::Assistant;
+        if !is_list || turn.role == Role::Assistant {
+            let mut text = String::new();
+            if is_marked {
+                text.push(BEGIN);
+            }
+            for part in &turn.parts {
+                match part {
+                    Part::Text(part) => text.push_str(part),
+                    Part::Media(index) => {
+                        let kind = conversation.media[*index].kind.index();
+                        text.push_str(self.placeholders[kind].as_deref().unwrap_or_default());
+                    }
+                }
+            }
+            if is_marked {
+                text.push(END);
+            }
+            let content = Value::from(text);
+            return message(turn.role, if is_list { Value::from(vec![text_part(content)]) } else { content });
+        }
+        let parts = turn.parts.iter().map(|part| match part {
+            Part::Text(text) => text_part(Value::from(text.as_str())),
+            Part::Media(index) => media_part(conversation.media[*index].kind.index()),
+        });
+        message(turn.role, parts.collect())
+    }
+
+    /// What the template takes, by what it writes of a probe.
+    fn probe(&self) -> Result<Forms, String> {
+        let content = |is_list: bool| {
+            let text = Value::from(PROBE);
+            if is_list { Value::from(vec![text_part(text)]) } else { text }
+        };
+        let num_probes =
+            |messages: Vec<Value>| self.expand(messages, false).map(|text| text.matches(PROBE).count());
+        let mut refusal = String::new();
+        for (user_is_list, assistant_is_list) in [(true, true), (true, false), (false, false)] {
+            let user = message(Role::User, content(user_is_list));
+            let assistant = message(Role::Assistant, content(assistant_is_list));
+            match num_probes(vec![user.clone(), assistant.clone()]) {
+                Ok(2) => {}
+                Ok(n) => {
+                    refusal = format!("it writes {n} of 2 turns as they are");
+                    continue;
+                }
+                Err(cause) => {
+                    refusal = cause;
+                    continue;
+                }
+            }
+            let writes =
+                [0, 1, 2].map(|kind| user_is_list && self.writes_medium(kind, &content, assistant_is_list));
+            let reads_media = self.placeholders.iter().any(Option::is_some);
+            if user_is_list && reads_media && writes == [false; 3] {
+                "it writes no medium of a list".clone_into(&mut refusal);
+                continue;
+            }
+            let with_system = |is_list| {
+                num_probes(vec![message(Role::System, content(is_list)), user.clone(), assistant.clone()])
+                    == Ok(3)
+            };
+            // Where neither is written the template says why when a record has such a turn.
+            let system_is_list = user_is_list && (with_system(true) || !with_system(false));
+            return Ok(Forms { user_is_list, assistant_is_list, system_is_list, writes });
+        }
+        Err(format!(
+            "the chat template does not write a question and an answer, neither as text nor as a list of parts: \
+             {refusal}"
+        ))
+    }
+
+    fn writes_medium(&self, kind: usize, content: &impl Fn(bool) -> Value, assistant_is_list: bool) -> bool {
+        let Some(placeholder) = &self.placeholders[kind] else { return false };
+        let parts = Value::from(vec![media_part(kind), text_part(Value::from(PROBE))]);
+        let messages = vec![message(Role::User, parts), message(Role::Assistant, content(assistant_is_list))];
+        self.expand(messages, false)
+            .is_ok_and(|text| text.matches(placeholder).count() == 1 && text.matches(PROBE).count() == 2)
+    }
+}
+
+fn message(role: Role, content: Value) -> Value {
+    context! { role => role.name(), content }
+}
+
+fn text_part(text: Value) -> Value {
+    context! { type => "text", text }
+}
+
+fn media_part(kind: usize) -> Value {
+    context! { type => MediaKind::ALL[kind].as_str() }
+}
+
+/// What an assistant says; it shows no media.
+fn plain(turn: &Turn) -> String {
+    let text = |part: &Part| match part {
+        Part::Text(text) => Some(text.clone()),
+        Part::Media(_) => None,
+    };
+    turn.parts.iter().filter_map(text).collect()
+}
+
+/// The text without its marks, and where they were; `None` if they do not pair.
+fn strip(marked: &str) -> Option<Rendered> {
+    let mut text = String::with_capacity(marked.len());
+    let mut answers = Vec::new();
+    let mut begin = None;
+    let mut rest = marked;
+    while let Some(at) = rest.find([BEGIN, END]) {
+        text.push_str(&rest[..at]);
+        let after = &rest[at..];
+        match (after.starts_with(BEGIN), begin) {
+            (true, None) => begin = Some(text.len()),
+            (false, Some(start)) => {
+                answers.push(start..text.len());
+                begin = None;
+            }
+            _ => return None,
+        }
+        rest = &after[BEGIN.len_utf8()..];
+    }
+    text.push_str(rest);
+    begin.is_none().then_some(Rendered { text, answers })
+}
+
+/// Where `content` stands at the start of `written`, whatever spaces the template took off it or put before it.
+fn locate(written: &str, content: &str) -> Option<Range<usize>> {
+    if written.starts_with(content) {
+        return Some(0..content.len());
+    }
+    let core = strip_as_python(content, None, true, true);
+    let start = written.len() - strip_as_python(written, None, true, false).len();
+    if core.is_empty() {
+        return Some(0..0);
+    }
+    if !written[start..].starts_with(core) {
+        return None;
+    }
+    let end = start + core.len();
+    // Spaces of the content that the template left.
+    let lead = content.len() - strip_as_python(content, None, true, false).len();
+    let left: usize = content[..lead]
+        .chars()
+        .rev()
+        .zip(written[..start].chars().rev())
+        .take_while(|(a, b)| a == b)
+        .map(|(c, _)| c.len_utf8())
+        .sum();
+    let right: usize = content[lead + core.len()..]
+        .chars()
+        .zip(written[end..].chars())
+        .take_while(|(a, b)| a == b)
+        .map(|(c, _)| c.len_utf8())
+        .sum();
+    Some(start - left..end + right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const CHATML: &str =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+
+    fn open(source: &str) -> ChatTemplate {
+        let placeholders = [Some("<image>".to_owned()), None, None];
+        ChatTemplate::new(source, &[("bos_token".to_owned(), "<s>".to_owned())], placeholders).unwrap()
+    }
+
+    fn refused(source: &str) -> String {
+        ChatTemplate::new(source, &[], [None, None, None]).unwrap_err()
+    }
+
+    fn conversation(turns: &[(&str, &str)]) -> Conversation {
+        let images = turns.iter().map(|(_, text)| text.matches("<image>").count()).sum();
+        let turns: Vec<_> = turns.iter().map(|(role, text)| json!({"from": role, "value": text})).collect();
+        let images = vec!["a.png"; images];
+        Conversation::parse(&json!({"images": images, "conversations": turns})).unwrap()
+    }
+
+    fn answers(source: &str, turns: &[(&str, &str)]) -> (String, Vec<String>) {
+        let rendered = open(source).render(&conversation(turns)).unwrap();
+        let answers = rendered.answers.iter().map(|span| rendered.text[span.clone()].to_owned()).collect();
+        (rendered.text, answers)
+    }
+
+    const TALK: [(&str, &str); 4] =
+        [("human", "<image>\nwhat?"), ("gpt", " a cup \n"), ("human", "red?"), ("gpt", "")];
+
+    #[test]
+    fn a_template_of_texts_gets_placeholders_in_the_text() {
+        let (text, answers) = answers(CHATML, &TALK);
+        assert_eq!(
+            text,
+            "<|im_start|>user\n<image>\nwhat?<|im_end|>\n<|im_start|>assistant\n a cup \n<|im_end|>\n\
+             <|im_start|>user\nred?<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+        );
+        assert_eq!(answers, [" a cup \n", ""]);
+    }
+
+    #[test]
+    fn a_template_of_lists_gets_lists() {
+        let lists = "{{ bos_token }}{% for m in messages %}{{ m.role.upper() }}: {% for p in m.content %}\
+            {% if p.type == 'image' %}[<image>]{% else %}{{ p.text }}{% endif %}{% endfor %}</s>{% endfor %}";
+        let (text, answers) = answers(lists, &TALK);
+        assert_eq!(
+            text,
+            "<s>USER: [<image>]\nwhat?</s>ASSISTANT:  a cup \n</s>USER: red?</s>ASSISTANT: </s>"
+        );
+        assert_eq!(answers, [" a cup \n", ""]);
+        // Pixtral's way: lists from the user alone.
+        let mixed = "{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}\
+            {% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}\
+            {% else %}{{ '[' + m.content + ']' }}{% endif %}{% endfor %}";
+        let (text, _) = self::answers(mixed, &[("system", "be calm"), TALK[0], TALK[1]]);
+        assert_eq!(text, "[be calm]<image>\nwhat?[ a cup \n]");
+    }
+
+    #[test]
+    fn a_template_that_trims_is_followed() {
+        let trims = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}\
+            {% if add_generation_prompt %}<|assistant|>{% endif %}";
+        let (text, answers) = answers(trims, &TALK);
+        assert_eq!(
+            text,
+            "<|user|><image>\nwhat?<|end|><|assistant|>a cup<|end|><|user|>red?<|end|><|assistant|><|end|>"
+        );
+        assert_eq!(answers, ["a cup", ""]);
+    }
+
+    #[test]
+    fn an_answer_that_is_rewritten_is_refused() {
+        let shouts = "{% for m in messages %}{% if m.role == 'assistant' and m.content.startswith('a') %}\
+            {{ m.content.upper() }}{% else %}{{ m.content }}{% endif %}|{% endfor %}";
+        let template = open(&shouts.replace("startswith('a')", "startswith('b')"));
+        assert_eq!(template.render(&conversation(&[("human", "x"), ("gpt", "a")])).unwrap().answers[0], 2..3);
+        let error = template.render(&conversation(&[("human", "x"), ("gpt", "b")])).unwrap_err();
+        assert!(
+            error.starts_with("the answer of turn 1 is not found in what the chat template writes"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn generation_tags_are_the_answers() {
+        let tags = "{% for m in messages %}\n  {%- if m.role == 'assistant' %}\n    {% generation %}\n{{ m.content }}|\
+            {%- endgeneration %}\n  {%- else %}{# {% generation %} #}{{ m.content }}{{ '{% generation %}' }}\
+            {% endif %}\n{% endfor %}";
+        let (text, answers) = answers(tags, &TALK[1..3]);
+        assert_eq!(text, " a cup \n|red?{% generation %}");
+        assert_eq!(answers, [" a cup \n|"]);
+    }
+
+    #[test]
+    fn what_a_template_may_not_is_named() {
+        assert!(refused("{% for %}").starts_with("the chat template does not parse: line 1: "));
+        assert!(refused("{{ messages[0].content[0] }}").contains("writes 0 of 2 turns"));
+        assert!(refused("{{ strftime_now('%d') }}").contains("it asks for the date"));
+        assert!(refused("{{ raise_exception('no talk') }}").ends_with("the chat template: line 1: no talk"));
+        assert!(refused("{{ 1|tojson(indent=65) }}").ends_with("an indent of 65, must be at most 64"));
+        let alternates = format!(
+            "{{% if messages[0].role == 'assistant' %}}{{{{ raise_exception('ask') }}}}{{% endif %}}{CHATML}"
+        );
+        let error = open(&alternates).render(&conversation(&[("gpt", "x")])).unwrap_err();
+        assert_eq!(error, "the chat template: line 1: ask");
+        let video = json!({"video": "a.mp4", "conversations": [{"from": "human", "value": "<video>"}]});
+        let error = open(CHATML).render(&Conversation::parse(&video).unwrap()).unwrap_err();
+        assert_eq!(error, "the model's family reads no video");
+        let reserved = conversation(&[("gpt", "a\u{fdd1}b")]);
+        assert_eq!(
+            open(CHATML).render(&reserved).unwrap_err(),
+            "a turn holds the character U+FDD0 or U+FDD1, must not"
+        );
+    }
+
+    /// Python 3.11, e with an acute: `json.dumps({"b": "<e>\n", "a": [1, True, None, {}]}, ensure_ascii=False)`, and so on.
+    #[test]
+    fn json_is_that_of_python() {
+        let json = |call: &str| {
+            let source =
+                format!("{{{{ {{'b': '<\u{e9}>\\n', 'a': [1, true, none, {{}}]}} | {call} }}}}{CHATML}");
+            let text = open(&source).render(&conversation(&[("human", "x")])).unwrap().text;
+            text.split("<|im_start|>").next().unwrap().to_owned()
+        };
+        assert_eq!(json("tojson"), "{\"b\": \"<\u{e9}>\\n\", \"a\": [1, true, null, {}]}");
+        assert_eq!(
+            json("tojson(ensure_ascii=true, sort_keys=true)"),
+            r#"{"a": [1, true, null, {}], "b": "<\u00e9>\n"}"#
+        );
+        assert_eq!(
+            json("tojson(indent=2)"),
+            "{\n  \"b\": \"<\u{e9}>\\n\",\n  \"a\": [\n    1,\n    true,\n    null,\n    {}\n  ]\n}"
+        );
+    }
+}

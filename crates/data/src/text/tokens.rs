@@ -1,0 +1,508 @@
+//! Conversations as token ids: counted by the profiler, laid out for training, by one and the same walk.
+//!
+//! ```text
+//! conversation -> chat template -> text with a placeholder a medium     (template.rs)
+//!              -> the k-th placeholder of a kind becomes the pieces of its k-th medium, one feature token a run
+//!              -> tokens of the whole text at once
+//!              -> each feature token repeated as often as the medium has features
+//! ```
+//!
+//! That equals `processor.apply_chat_template(tokenize=True)` of transformers 5.23: the tokenizer adds its special
+//! tokens unless the text begins with `bos_token` already. The text is tokenised whole, so a merge may join the
+//! header of an assistant's turn with its answer, as it does there; the model sees them apart when it answers.
+//!
+//! Loss is carried by tokens that overlap an answer. Where the template marks answers by `{% generation %}` those
+//! are the tokens of `return_assistant_tokens_mask`. Where it does not, an answer is the assistant's content, and the
+//! special token that follows it at once (the end of the turn) carries loss too.
+
+use crate::error::DataError;
+use crate::family::model_files::ModelFiles;
+use crate::family::{Family, Marks, MediaShape, Piece};
+use crate::foreign::guarded;
+use crate::media::MediaKind;
+use crate::text::conversation::{Conversation, Part};
+use crate::text::template::{ChatTemplate, Rendered};
+use serde_json::Value;
+use std::ops::Range;
+use std::path::Path;
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, Encoding, Tokenizer};
+
+/// The label of a position without loss, as PyTorch's cross entropy ignores it.
+pub const NO_LABEL: i64 = -100;
+
+/// A Hugging Face tokenizer with the chat template and the placeholders of a model.
+#[derive(Debug)]
+pub struct ChatTokenizer {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    /// A text that begins with it gets no special tokens.
+    bos_token: Option<String>,
+    /// Ids of special tokens, ascending.
+    special_ids: Vec<u32>,
+    /// By [`MediaKind::index`]; `None` where the family reads no such media.
+    marks: [Option<Mark>; 3],
+}
+
+/// How the media of one kind are written.
+#[derive(Debug)]
+struct Mark {
+    placeholder: String,
+    feature_token: String,
+    /// `None` where the tokenizer lacks it.
+    feature_id: Option<u32>,
+}
+
+impl ChatTokenizer {
+    /// The tokenizer of a model directory, whose `config.json` is `config`, with the marks of its family.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] and [`DataError::NoTemplate`].
+    pub(crate) fn open(files: &ModelFiles, config: &Value, family: &dyn Family) -> Result<Self, DataError> {
+        Self::with_marks(files, config, MediaKind::ALL.map(|kind| family.marks(kind)))
+    }
+
+    /// The tokenizer of a model directory, with media written as `marks` says: images, videos, sounds.
+    ///
+    /// # Errors
+    /// [`DataError::Io`], [`DataError::Model`] and [`DataError::NoTemplate`].
+    pub fn of_model(model_dir: &Path, marks: [Option<Marks>; 3]) -> Result<Self, DataError> {
+        let files = ModelFiles::read(model_dir)?;
+        let config = files.family_files()?.config;
+        Self::with_marks(&files, &config, marks)
+    }
+
+    fn with_marks(
+        files: &ModelFiles,
+        config: &Value,
+        of_family: [Option<Marks>; 3],
+    ) -> Result<Self, DataError> {
+        let (template_path, source) = files.template()?;
+        let special_tokens = files.special_tokens()?;
+        let settings = files.tokenizer_config.json()?;
+        let model = |cause| files.tokenizer.unsound(cause);
+        let tokenizer =
+            guarded(|| tokenizer(&files.tokenizer.bytes, &settings, &special_tokens)).map_err(model)?;
+        let vocabulary = vocabulary(config);
+        if let Some(size) = vocabulary {
+            let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
+            if u64::from(largest) >= size {
+                let cause =
+                    format!("its largest id is {largest}, must be below the model's `vocab_size` {size}");
+                return Err(model(cause));
+            }
+        }
+        let mut marks = [None, None, None];
+        for (mark, of_kind) in marks.iter_mut().zip(of_family) {
+            *mark = of_kind
+                .map(|of_kind| checked_mark(&tokenizer, config, vocabulary, of_kind))
+                .transpose()
+                .map_err(model)?;
+        }
+        let placeholders = marks.each_ref().map(|mark| mark.as_ref().map(|mark| mark.placeholder.clone()));
+        let template = ChatTemplate::new(&source, &special_tokens, placeholders)
+            .map_err(|cause| DataError::Model { path: template_path, cause })?;
+        let mut special_ids: Vec<u32> = tokenizer
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter(|(_, token)| token.special)
+            .map(|(id, _)| id)
+            .collect();
+        special_ids.sort_unstable();
+        let bos_token =
+            special_tokens.into_iter().find(|(name, _)| name == "bos_token").map(|(_, token)| token);
+        Ok(Self { tokenizer, template, bos_token, special_ids, marks })
+    }
+
+    /// The conversation's tokens, each run of features a number still.
+    ///
+    /// *Complexity*: O(characters), the cost of the tokenizer.
+    ///
+    /// # Errors
+    /// What the template, or the tokenizer, does not take.
+    pub fn tokenize(
+        &self,
+        conversation: &Conversation,
+        shapes: &[&MediaShape],
+    ) -> Result<TokenizedConversation, String> {
+        self.refuse_marks(conversation)?;
+        let rendered = self.template.render(conversation)?;
+        // As `startswith` of Python: an empty token begins every text.
+        let has_bos = self.bos_token.as_ref().is_some_and(|bos| rendered.text.starts_with(bos.as_str()));
+        let filled = self.fill(conversation, rendered, shapes)?;
+        let text = filled.text.as_str();
+        let encoding = guarded(|| match filled.answers.as_slice() {
+            [] => self.tokenizer.encode_fast(text, !has_bos),
+            _ => self.tokenizer.encode(text, !has_bos),
+        })
+        .map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
+        let is_label = self.labels(&encoding, &filled.answers);
+        Self::runs(&encoding, &is_label, filled)
+    }
+
+    /// Refuses a turn that writes what stands for a medium: the processor would take it for one.
+    fn refuse_marks(&self, conversation: &Conversation) -> Result<(), String> {
+        for (index, turn) in conversation.turns.iter().enumerate() {
+            for part in &turn.parts {
+                let Part::Text(text) = part else { continue };
+                let held = self
+                    .marks
+                    .iter()
+                    .flatten()
+                    .flat_map(|mark| [&mark.placeholder, &mark.feature_token])
+                    .find(|token| text.contains(token.as_str()));
+                if let Some(token) = held {
+                    return Err(format!(
+                        "the text of turn {index} holds `{token}`, which stands for a medium: must not"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The text with the pieces of the media where the placeholders stood.
+    fn fill(
+        &self,
+        conversation: &Conversation,
+        rendered: Rendered,
+        shapes: &[&MediaShape],
+    ) -> Result<Filled, String> {
+        if conversation.media.is_empty() {
+            return Ok(Filled { text: rendered.text, answers: rendered.answers, ..Filled::default() });
+        }
+        let of_kind = |kind: usize| {
+            let all = conversation.media.iter().enumerate();
+            all.filter(move |(_, medium)| medium.kind.index() == kind).map(|(index, _)| index)
+        };
+        let used: Vec<(usize, &Mark)> = (0..3)
+            .filter(|&kind| of_kind(kind).next().is_some())
+            .filter_map(|kind| Some((kind, self.marks[kind].as_ref()?)))
+            .collect();
+        for (nth, (kind, mark)) in used.iter().enumerate() {
+            if let Some((other, _)) =
+                used[..nth].iter().find(|(_, other)| other.placeholder == mark.placeholder)
+            {
+                return Err(format!(
+                    "`{}` stands for {} and {} alike, a sample must have one of them",
+                    mark.placeholder,
+                    MediaKind::ALL[*other].as_str(),
+                    MediaKind::ALL[*kind].as_str()
+                ));
+            }
+        }
+        let mut queues = [0, 1, 2].map(of_kind);
+        let mut filled = Filled::default();
+        let (mut done, mut counts) = (0, [0_usize; 3]);
+        // Ends of placeholders before, and the shift of what follows them.
+        let mut shifts = vec![(0, 0)];
+        while let Some((at, kind, mark)) = next_placeholder(&rendered.text, done, &used) {
+            filled.text.push_str(&rendered.text[done..at]);
+            done = at + mark.placeholder.len();
+            counts[kind] += 1;
+            if let Some(index) = queues[kind].next() {
+                filled.order.push(index);
+                let id = mark.feature_id.ok_or_else(|| {
+                    format!(
+                        "the tokenizer lacks the token `{}` of {}",
+                        mark.feature_token,
+                        MediaKind::ALL[kind].as_str()
+                    )
+                })?;
+                for piece in &shapes[index].pieces {
+                    match piece {
+                        Piece::Text(text) => filled.text.push_str(text),
+                        Piece::Features(count) => {
+                            filled.text.push_str(&mark.feature_token);
+                            filled.features.push((id, *count));
+                        }
+                    }
+                }
+            }
+            shifts.push((done, filled.text.len()));
+        }
+        for (kind, mark) in &used {
+            let media = of_kind(*kind).count();
+            if counts[*kind] != media {
+                return Err(format!(
+                    "the chat template writes {} `{}`, but the sample has {media} under {}: must be as many",
+                    counts[*kind],
+                    mark.placeholder,
+                    MediaKind::ALL[*kind].as_str()
+                ));
+            }
+        }
+        filled.text.push_str(&rendered.text[done..]);
+        let shifted = |at: usize| {
+            let (end, new_end) = shifts[shifts.partition_point(|(end, _)| *end <= at) - 1];
+            at - end + new_end
+        };
+        filled.answers = rendered.answers.iter().map(|span| shifted(span.start)..shifted(span.end)).collect();
+        Ok(filled)
+    }
+
+    /// Which tokens carry loss.
+    fn labels(&self, encoding: &Encoding, answers: &[Range<usize>]) -> Vec<bool> {
+        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let mut is_label = vec![false; ids.len()];
+        let mut first = 0;
+        for answer in answers {
+            let overlaps = |&(start, end): &(usize, usize)| start < answer.end && end > answer.start;
+            while first < offsets.len() && offsets[first].1 <= answer.start {
+                first += 1;
+            }
+            let mut token = first;
+            while token < offsets.len() && offsets[token].0 < answer.end {
+                // One of no width was put there by the tokenizer, or is a space that it leaves out of the text.
+                is_label[token] |= overlaps(&offsets[token]);
+                token += 1;
+            }
+            if self.template.has_generation() {
+                continue;
+            }
+            // A space inside an answer belongs to it.
+            if let Some(last) = is_label[first..token].iter().rposition(|label| *label) {
+                let begin = is_label[first..token].iter().position(|label| *label).unwrap_or(last);
+                is_label[first + begin..=first + last].fill(true);
+            }
+            if let (Some(&id), Some(&(start, end))) = (ids.get(token), offsets.get(token))
+                && start == answer.end
+                && end > start
+                && self.special_ids.binary_search(&id).is_ok()
+            {
+                is_label[token] = true;
+            }
+        }
+        is_label
+    }
+
+    /// The tokens in runs of text and features.
+    fn runs(encoding: &Encoding, is_label: &[bool], filled: Filled) -> Result<TokenizedConversation, String> {
+        let mut tokens = TokenizedConversation { runs: Vec::new(), order: filled.order };
+        let mut features = filled.features.iter().copied().peekable();
+        let is_feature = |id: u32| filled.features.iter().any(|(feature, _)| *feature == id);
+        let ids = encoding.get_ids();
+        let (mut from, mut found) = (0, 0_usize);
+        for at in 0..=ids.len() {
+            let is_medium = at < ids.len() && !filled.features.is_empty() && is_feature(ids[at]);
+            let is_break = at == ids.len() || is_medium || is_label[at] != is_label[from];
+            if is_break && from < at {
+                tokens.push(ids[from..at].to_vec(), is_label[from]);
+                from = at;
+            }
+            if is_medium {
+                found += 1;
+                if let Some((id, count)) = features.next_if(|(id, _)| *id == ids[at]) {
+                    tokens.runs.push(Run::Features { count, id });
+                }
+                from = at + 1;
+            }
+        }
+        if found != filled.features.len() || features.peek().is_some() {
+            return Err(format!(
+                "the tokenizer makes {found} feature tokens of a text with {}: must be as many",
+                filled.features.len()
+            ));
+        }
+        Ok(tokens)
+    }
+}
+
+/// A text with the pieces of its media.
+#[derive(Debug, Default)]
+struct Filled {
+    text: String,
+    answers: Vec<Range<usize>>,
+    /// Id and length of each run of features, in the order of the text.
+    features: Vec<(u32, u32)>,
+    /// Positions of the conversation's media, in the order of the text.
+    order: Vec<usize>,
+}
+
+/// The next placeholder from `done` on: the first, and of several there the longest.
+fn next_placeholder<'m>(
+    text: &str,
+    done: usize,
+    used: &[(usize, &'m Mark)],
+) -> Option<(usize, usize, &'m Mark)> {
+    used.iter()
+        .filter_map(|(kind, mark)| Some((done + text[done..].find(mark.placeholder.as_str())?, *kind, *mark)))
+        .min_by_key(|(at, _, mark)| (*at, usize::MAX - mark.placeholder.len()))
+}
+
+/// Size of the LLM backbone's vocabulary, where the configuration says.
+fn vocabulary(config: &Value) -> Option<u64> {
+    match config.get("text_config") {
+        Some(text) => text.get("vocab_size"),
+        None => config.get("vocab_size"),
+    }
+    .and_then(Value::as_u64)
+}
+
+/// How media of this kind are written, the ids checked against each other and the vocabulary.
+fn checked_mark(
+    tokenizer: &Tokenizer,
+    config: &Value,
+    vocabulary: Option<u64>,
+    marks: Marks,
+) -> Result<Mark, String> {
+    let token = &marks.feature_token;
+    // Only an added token is read as one whatever stands beside it.
+    let is_added = |id: &u32| tokenizer.get_added_tokens_decoder().contains_key(id);
+    let feature_id = tokenizer.token_to_id(token).filter(is_added);
+    let field = marks.id_fields.iter().find_map(|field| Some((*field, config.get(*field)?.as_u64()?)));
+    if let Some((field, id)) = field {
+        if let Some(size) = vocabulary.filter(|size| id >= *size) {
+            return Err(format!(
+                "`{field}` of config.json is {id}, must be below the model's `vocab_size` {size}"
+            ));
+        }
+        if let Some(found) = feature_id.filter(|found| u64::from(*found) != id) {
+            return Err(format!("`{token}` has the id {found}, must be `{field}` of config.json, {id}"));
+        }
+    }
+    Ok(Mark { placeholder: marks.placeholder, feature_token: marks.feature_token, feature_id })
+}
+
+/// The tokenizer as transformers sets it up: no truncation and no padding, the special tokens of
+/// `tokenizer_config.json` added, and `add_bos_token`, `add_eos_token` obeyed where they are there.
+fn tokenizer(
+    tokenizer_json: &[u8],
+    settings: &Value,
+    special_tokens: &[(String, String)],
+) -> Result<Tokenizer, String> {
+    let mut tokenizer =
+        Tokenizer::from_bytes(tokenizer_json).map_err(|error| format!("it is no tokenizer: {error}"))?;
+    tokenizer.with_truncation(None).map_err(|error| format!("its truncation cannot be undone: {error}"))?;
+    tokenizer.with_padding(None);
+    for (_, token) in special_tokens {
+        let added = tokenizer.get_added_tokens_decoder();
+        let is_plain = tokenizer.token_to_id(token).is_some_and(|id| !added.contains_key(&id));
+        if is_plain {
+            tokenizer.add_special_tokens(&[AddedToken::from(token.clone(), true)]);
+        }
+    }
+    let asked = ["add_bos_token", "add_eos_token"].map(|name| settings.get(name));
+    if asked.iter().any(Option::is_some) {
+        let token =
+            |name: &str| special_tokens.iter().find(|(found, _)| found == name).map(|(_, token)| token);
+        let tokens = [token("bos_token"), token("eos_token")];
+        let [bos, eos] =
+            [0, 1].map(|k| tokens[k].filter(|_| asked[k].and_then(Value::as_bool) == Some(true)));
+        let mut builder = TemplateProcessing::builder();
+        let mut single = Vec::new();
+        let mut known = Vec::new();
+        for (token, is_first) in [(bos, true), (None, false), (eos, true)] {
+            if let Some(token) = token {
+                let id = tokenizer
+                    .token_to_id(token)
+                    .ok_or_else(|| format!("it lacks `{token}`, which tokenizer_config.json has it add"))?;
+                single.push(token.clone());
+                known.push((token.clone(), id));
+            } else if !is_first {
+                single.push("$A".to_owned());
+            }
+        }
+        let cause = |error: String| format!("its special tokens cannot be added: {error}");
+        let processor = builder
+            .try_single(single)
+            .map_err(cause)?
+            .special_tokens(known)
+            .build()
+            .map_err(|error| cause(error.to_string()))?;
+        tokenizer.with_post_processor(Some(processor));
+    }
+    Ok(tokenizer)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Run {
+    Text { ids: Vec<u32>, is_label: bool },
+    Features { count: u32, id: u32 },
+}
+
+/// Token ids of a conversation, with places for media of any number of features.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenizedConversation {
+    runs: Vec<Run>,
+    order: Vec<usize>,
+}
+
+/// A sample as the LLM backbone reads it. The three lists are equally long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tokens {
+    /// Token ids; placeholder ids where features go.
+    pub input_ids: Vec<u32>,
+    /// True where a feature takes the place of the embedding.
+    pub feature_mask: Vec<bool>,
+    /// The id at each position that carries loss, [`NO_LABEL`] elsewhere; not shifted.
+    pub labels: Vec<i64>,
+}
+
+impl Tokens {
+    /// Positions whose token is predicted from the one before with loss: those with a label, the first aside.
+    pub fn label_tokens(&self) -> u32 {
+        self.labels.iter().skip(1).filter(|&&label| label != NO_LABEL).count() as u32
+    }
+}
+
+impl TokenizedConversation {
+    /// What belongs to the conversation's media, in the order in which the text shows them: a template may write
+    /// images before videos, whatever their order in the record.
+    pub(crate) fn in_text_order<T>(&self, of_media: Vec<T>) -> Vec<T> {
+        let mut slots: Vec<Option<T>> = of_media.into_iter().map(Some).collect();
+        self.order.iter().filter_map(|&index| slots[index].take()).collect()
+    }
+
+    fn push(&mut self, ids: Vec<u32>, is_label: bool) {
+        if !ids.is_empty() {
+            self.runs.push(Run::Text { ids, is_label });
+        }
+    }
+
+    /// (LLM tokens, label tokens): what [`TokenizedConversation::expand`] would give, without giving it. `None` from
+    /// 2^32 tokens.
+    pub fn count(&self) -> Option<(u32, u32)> {
+        let (mut llm, mut label) = (0_u64, 0_u64);
+        for run in &self.runs {
+            match run {
+                Run::Text { ids, is_label } => {
+                    if *is_label {
+                        // The first position of a sample is predicted from nothing.
+                        label += ids.len() as u64 - u64::from(llm == 0);
+                    }
+                    llm += ids.len() as u64;
+                }
+                Run::Features { count, .. } => llm += u64::from(*count),
+            }
+        }
+        Some((u32::try_from(llm).ok()?, label as u32))
+    }
+
+    /// The tokens.
+    pub fn expand(&self) -> Tokens {
+        let mut tokens = Tokens { input_ids: vec![], feature_mask: vec![], labels: vec![] };
+        for run in &self.runs {
+            match run {
+                Run::Text { ids, is_label } => {
+                    tokens.input_ids.extend_from_slice(ids);
+                    tokens
+                        .labels
+                        .extend(ids.iter().map(|&id| if *is_label { i64::from(id) } else { NO_LABEL }));
+                }
+                Run::Features { count, id } => {
+                    let length = tokens.input_ids.len() + *count as usize;
+                    tokens.feature_mask.resize(tokens.input_ids.len(), false);
+                    tokens.input_ids.resize(length, *id);
+                    tokens.feature_mask.resize(length, true);
+                    tokens.labels.resize(length, NO_LABEL);
+                }
+            }
+        }
+        tokens.feature_mask.resize(tokens.input_ids.len(), false);
+        tokens
+    }
+}
+
+#[cfg(test)]
+mod tests;
