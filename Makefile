@@ -13,7 +13,7 @@ DENY_VERSION := 0.20.2
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-plan docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,7 +102,7 @@ lock: $(VENV)/.dependencies ## Renew the lock files
 	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra dev pyproject.toml -o requirements.lock
 	cargo update
 
-bench: bench-data bench-cost bench-step bench-schedule bench-sim bench-plan ## All benchmarks
+bench: bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare ## All benchmarks
 
 bench-data: setup ## Header reading and tokenization against Pillow and Hugging Face -> bench/out/data.json
 	cargo build --release --locked --quiet -p dflop-data --example speed
@@ -119,20 +119,20 @@ CPSAT_SECONDS ?= 10
 
 bench-schedule: setup ## Scheduler beside others: gap to the bound and time by size (15 minutes, a quiet machine) -> bench/out/schedule.json
 	@mkdir -p bench/out
-	cargo run --release --locked --quiet -p dflop-plan --example makespan -- bench/out/makespan.json > /dev/null
+	cargo run --release --locked --quiet -p dflop-step --example makespan -- bench/out/makespan.json > /dev/null
 	$(BIN)/python benches/schedule.py bench/out/schedule.json --cpsat-seconds $(CPSAT_SECONDS) --makespan bench/out/makespan.json
 
 bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
-	$(call criterion,sim)
+	$(call criterion,sim,sim)
 
-bench-plan: ## The schedule of one training step -> bench/out/plan.json
-	$(call criterion,plan)
+bench-prepare: ## The schedule of one training step, and its action lists -> bench/out/prepare.json
+	$(call criterion,step,prepare)
 
-# criterion adds to what stands in its folder: begin with an empty one.
+# The benches of crate $(1) -> bench/out/$(2).json. Criterion adds to what stands in its folder: begin with an empty one.
 define criterion
 	@rm -rf target/criterion-$(1)
 	CRITERION_HOME=$(abspath target/criterion-$(1)) cargo bench --locked -p dflop-$(1)
-	@$(PYTHON) benches/collect.py $(1) target/criterion-$(1) bench/out/$(1).json
+	@$(PYTHON) benches/collect.py $(2) target/criterion-$(1) bench/out/$(2).json
 endef
 
 docs: ## Rust documentation; warnings are errors

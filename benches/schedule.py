@@ -257,7 +257,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", default=",".join(f"{n}x{m}" for n, m in SIZES))
     parser.add_argument("--sets", help="names, with commas between them [default: all]")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--makespan", type=Path, help="what the example `makespan` of dflop-plan wrote")
+    parser.add_argument("--makespan", type=Path, help="what the example `makespan` of dflop-step wrote")
     return parser.parse_args()
 
 

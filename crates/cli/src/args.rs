@@ -4,7 +4,7 @@
 #![allow(clippy::doc_markdown)]
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use dflop_plan::Arm;
+use dflop_step::Arm;
 use dflop_types::ProfilePart;
 use std::path::PathBuf;
 

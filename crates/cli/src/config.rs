@@ -8,7 +8,7 @@ mod section;
 use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_data::yaml;
-use dflop_plan::{Arm, GiantPolicy, GiantRule};
+use dflop_step::{Arm, GiantPolicy, GiantRule};
 use dflop_types::{Cluster, Hint};
 use saphyr::MarkedYaml;
 use section::Section;

@@ -2,8 +2,8 @@
 //! batch.
 
 use crate::space::Candidate;
-use crate::step::StepScheduler;
 use dflop_cost::{CostModel, StageLayers, WorkMin};
+use dflop_step::StepScheduler;
 use dflop_types::{MicrobatchShape, SampleIndex, SampleShape};
 
 /// What every layout must do for one global batch.
@@ -82,13 +82,14 @@ pub(crate) fn makespan_min_ns(
 
 /// The bound for each batch under the scheduler's settings.
 pub(crate) fn bounds_ns(scheduler: &StepScheduler, candidate: &Candidate, works: &[BatchWork]) -> Vec<u64> {
-    works.iter().map(|work| makespan_min_ns(&scheduler.model, candidate, &scheduler.stages, work)).collect()
+    works.iter().map(|work| makespan_min_ns(scheduler.model(), candidate, scheduler.stages(), work)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{StepSettings, fixture, layouts};
+    use crate::{fixture, layouts};
+    use dflop_step::{Method, StepSettings};
     use dflop_types::PipelineOrder;
     use proptest::prelude::*;
 
@@ -116,7 +117,7 @@ mod tests {
             let work = BatchWork::new(&model, &shapes, &batch);
             let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();
             let bound_ns = bounds_ns(&scheduler, &candidate, &[work])[0];
-            let pair = scheduler.pair(0, &batch, crate::Method::Aware, &|| false).unwrap();
+            let pair = scheduler.pair(0, &batch, Method::Aware, &|| false).unwrap();
             prop_assert!(bound_ns <= pair.aware.predicted_makespan_ns);
             prop_assert!(bound_ns <= pair.blind.predicted_makespan_ns);
             prop_assert!(bound_ns > pair.aware.predicted_makespan_ns / 12);

@@ -1,8 +1,8 @@
 //! What the numbers of a plan do not hold, in words: nothing is guessed in silence.
 
 use crate::outcome::{percent, plural};
-use crate::settings::StepSettings;
 use dflop_cost::{Basis, CostModel};
+use dflop_step::StepSettings;
 use dflop_types::{ModelProfile, PlanPrediction, RankedPlan};
 
 /// What the numbers of a plan stand on.

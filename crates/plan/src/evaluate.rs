@@ -1,9 +1,8 @@
 //! A candidate's judgement: sampled global batches, each filled by the scheduler that trains and timed by the
 //! simulator.
 
-use crate::arm::Method;
 use crate::error::PlanError;
-use crate::step::StepScheduler;
+use dflop_step::{Method, StepError, StepScheduler};
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 
 /// What became of a candidate.
@@ -61,14 +60,14 @@ pub(crate) fn evaluate(
         let pair = match scheduler.pair(step, batch, Method::Aware, &|| false) {
             Ok(pair) => pair,
             Err(
-                PlanError::Memory { component, needed_bytes, budget_bytes, .. }
-                | PlanError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }
-                | PlanError::GiantMemory { component, needed_bytes, budget_bytes, .. },
+                StepError::Memory { component, needed_bytes, budget_bytes, .. }
+                | StepError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }
+                | StepError::GiantMemory { component, needed_bytes, budget_bytes, .. },
             ) => return Ok(Verdict::Falls(Rejection::Memory { component, needed_bytes, budget_bytes })),
-            Err(PlanError::Tokens { needed_tokens, bucket_tokens_max, .. }) => {
+            Err(StepError::Tokens { needed_tokens, bucket_tokens_max, .. }) => {
                 return Ok(Verdict::Falls(Rejection::BucketTokens { needed_tokens, bucket_tokens_max }));
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         let aware = pair.aware;
         let coverage = scheduler.coverage(&aware)?;
@@ -76,7 +75,7 @@ pub(crate) fn evaluate(
         idle_ratio += timeline.bubble_ratio();
         num_predictions += coverage.num_predictions;
         num_extrapolated += coverage.num_extrapolated;
-        let encoder_ranks = scheduler.settings.layout.encoder.num_ranks() as usize;
+        let encoder_ranks = scheduler.settings().layout.encoder.num_ranks() as usize;
         for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
             let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
             *peak = memory.total_bytes().max(*peak);

@@ -1,8 +1,7 @@
 //! What cannot fit whatever the schedule, found without scheduling: one sample alone on its ranks.
 
-use crate::predict;
-use crate::step::StepScheduler;
 use dflop_cost::{CostModel, RankPart, StageLayers};
+use dflop_step::StepScheduler;
 use dflop_types::{MicrobatchShape, Rejection, SampleShape};
 use std::cmp::Reverse;
 
@@ -27,8 +26,8 @@ pub(crate) fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> 
 /// Why no schedule of the candidate can fit, if that is certain: the rank that a sample of `heaviest` alone
 /// overfills most.
 pub(crate) fn rejection(scheduler: &StepScheduler, heaviest: &[usize]) -> Option<Rejection> {
-    let budget_bytes = scheduler.settings.memory_budget_bytes?;
-    let needs = heaviest.iter().map(|&position| predict::alone(scheduler, &scheduler.shapes[position]));
+    let budget_bytes = scheduler.settings().memory_budget_bytes?;
+    let needs = heaviest.iter().map(|&position| scheduler.alone(&scheduler.shapes()[position]));
     let (component, needed_bytes) = needs.max_by_key(|&(_, needed_bytes)| needed_bytes)?;
     (needed_bytes > budget_bytes).then_some(Rejection::Memory { component, needed_bytes, budget_bytes })
 }

@@ -1,18 +1,15 @@
 //! The search: candidates by ascending lower bound, judged until no other can be among the best.
 
-use crate::batches::GlobalBatches;
 use crate::bound::{self, BatchWork};
 use crate::caveats::Caveats;
 use crate::error::PlanError;
 use crate::evaluate::{Verdict, evaluate};
 use crate::feasible;
-use crate::giants::{GiantPolicy, GiantRule};
 use crate::outcome::{Outcome, StopReason, group};
-use crate::settings::StepSettings;
 use crate::space::{Candidate, space};
-use crate::step::StepScheduler;
-use crate::tokens::check_samples;
 use dflop_cost::CostModel;
+use dflop_step::batches::GlobalBatches;
+use dflop_step::{GiantPolicy, GiantRule, StepScheduler, StepSettings, check_samples};
 use dflop_types::{
     Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
 };
@@ -98,9 +95,8 @@ impl Contender {
 /// *Complexity*: candidates x sampled batches x one [`StepScheduler::schedule`], at most 2,000 candidates.
 ///
 /// # Errors
-/// [`PlanError::TooFewRanks`], [`PlanError::NoSamples`], [`PlanError::Zero`], [`PlanError::Cost`],
-/// [`PlanError::SampleOverTokens`];
-/// [`PlanError::Balance`] and [`PlanError::Sim`] where times overflow. No plan that fits is no error.
+/// [`PlanError::TooFewRanks`], [`PlanError::Zero`], [`PlanError::Cost`]; [`PlanError::Step`] where no global batch can be
+/// drawn, a sample alone is over the cap on tokens, or times overflow. No plan that fits is no error.
 pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let num_ranks = input.cluster.num_ranks;
     if num_ranks < 2 {
@@ -213,11 +209,10 @@ fn contenders(
             pipeline_order: input.order,
             memory_budget_bytes: input.memory_budget_bytes(),
         };
-        let mut scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
+        let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
             .with_ranks_per_node(input.cluster.ranks_per_node)?
-            .with_giants(input.giants);
-        // Not by its builder, which looks at every sample of the data each time.
-        scheduler.bucket_tokens_max = input.bucket_tokens_max;
+            .with_giants(input.giants)
+            .with_checked_tokens_max(input.bucket_tokens_max);
         if let Some(rejection) = feasible::rejection(&scheduler, &heaviest) {
             rejections.push(rejection);
             continue;

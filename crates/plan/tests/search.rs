@@ -1,14 +1,13 @@
 //! The search through its verb: agreement with brute force, memory, pruning, determinism, errors, and its
 //! words.
 
+#[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 
 use dflop_cost::{CostModel, RankMemory};
-use dflop_plan::batches::GlobalBatches;
-use dflop_plan::{
-    Arm, Caveats, GiantPolicy, GiantRule, Outcome, PlanError, SearchInput, StepScheduler, StepSettings,
-    StopReason, explain, layouts, search,
-};
+use dflop_plan::{Caveats, Outcome, SearchInput, StopReason, explain, layouts, search};
+use dflop_step::batches::GlobalBatches;
+use dflop_step::{Arm, GiantPolicy, GiantRule, StepError, StepScheduler, StepSettings};
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
     PlanPrediction, RankedPlan, Rejection, RejectionCount, SampleShape,
@@ -184,7 +183,7 @@ fn a_given_microbatch_count_is_kept_or_refused() {
         too_many.rejections[0].rejection,
         Rejection::TooFewSamples { global_batch_size: 32, buckets: 34 }
     );
-    assert_eq!(of(0).unwrap_err(), PlanError::Zero { field: "num_microbatches" });
+    assert_eq!(of(0).unwrap_err(), StepError::Zero { field: "num_microbatches" });
 }
 
 #[test]

@@ -141,7 +141,7 @@ impl Dataset {
 
     fn giants(&self, llm_tokens_max: u64) -> Vec<u32> {
         let shapes = self.0.profile().samples.iter().map(|sample| &sample.shape);
-        dflop_plan::giants(shapes, llm_tokens_max).map(|(sample, _)| sample.0).collect()
+        dflop_step::giants(shapes, llm_tokens_max).map(|(sample, _)| sample.0).collect()
     }
 
     fn digest(&self, samples: Vec<u32>) -> String {

@@ -2,7 +2,7 @@
 
 use crate::SIGNALS_EVERY;
 use crate::error::{Kind, artifact, map, raise};
-use dflop_plan::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
+use dflop_step::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
 use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Which samples form the global batch of each step; see `_native.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
-pub(crate) struct GlobalBatches(dflop_plan::batches::GlobalBatches);
+pub(crate) struct GlobalBatches(dflop_step::batches::GlobalBatches);
 
 #[pymethods]
 impl GlobalBatches {
@@ -30,7 +30,7 @@ impl GlobalBatches {
         drop_last: bool,
     ) -> PyResult<Self> {
         let giants: Vec<SampleIndex> = giants.into_iter().map(SampleIndex).collect();
-        dflop_plan::batches::GlobalBatches::new(num_samples, global_batch_size, seed)
+        dflop_step::batches::GlobalBatches::new(num_samples, global_batch_size, seed)
             .map(|batches| if shuffle { batches } else { batches.unshuffled() })
             .and_then(|batches| if drop_last { batches.whole_only() } else { Ok(batches) })
             .and_then(|batches| batches.with_deferred(&giants, giant_steps_max))
@@ -238,7 +238,7 @@ impl Schedule {
 }
 
 fn arm(name: &str) -> PyResult<Arm> {
-    name.parse().map_err(|error: dflop_plan::ParseArmError| raise(Kind::Schedule, &error.to_string(), None))
+    name.parse().map_err(|error: dflop_step::ParseArmError| raise(Kind::Schedule, &error.to_string(), None))
 }
 
 fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
@@ -290,7 +290,7 @@ impl StepScheduler {
     ) -> PyResult<Self> {
         let policy = giants
             .parse()
-            .map_err(|e: dflop_plan::ParseGiantPolicyError| raise(Kind::Plan, &e.to_string(), None))?;
+            .map_err(|e: dflop_step::ParseGiantPolicyError| raise(Kind::Plan, &e.to_string(), None))?;
         let plan: dflop_types::Plan = dflop_types::artifact::read(&plan_path).map_err(artifact)?;
         let data = dflop_data::table::read(&data_profile_path).map_err(artifact)?;
         let model: ModelProfile = dflop_types::artifact::read(&model_profile_path).map_err(artifact)?;

@@ -1,8 +1,7 @@
 //! Actions a second: a whole timeline with idle by cause, and one makespan of a search, over growing steps; a swap
-//! against a whole pass; lists with I and W; and making lists.
+//! against a whole pass; lists with I and W.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_sim::listing::{EFFORT, Holding, data_aware_within};
 use dflop_sim::{Durations, Simulator, StepInput, simulate, simulate_step};
 use dflop_types::{ComponentLayout, Layout, PipelineOrder, Rank};
 use std::hint::black_box;
@@ -85,34 +84,5 @@ fn steps(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Making the lists of a step: one pass by one rule, and the search with its usual effort.
-fn lists(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("listing");
-    group.sample_size(20);
-    for (p, m) in [(8, 32), (16, 64)] {
-        let component = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
-        let input = StepInput {
-            layout: Layout { encoder: component(1), llm: component(p - 1) },
-            order: PipelineOrder::OneFOneB,
-            num_microbatches: m,
-            forward_ns: rows(p as usize, m as usize, 1),
-            backward_ns: rows(p as usize, m as usize, 5),
-            input_ns: rows(p as usize, m as usize, 5),
-            weight_ns: rows(p as usize, m as usize, 9),
-            feeds: vec![vec![vec![true]]; m as usize],
-            transfer_ns: 3_000,
-            tail_ns: vec![1_000_000; p as usize],
-            ready_ns: Vec::new(),
-        };
-        let holding = Holding::of_one_f_one_b(&input, 1);
-        for (name, effort) in [("one pass", 0), ("search", EFFORT)] {
-            group.bench_function(BenchmarkId::new(name, format!("{p}x{m}")), |bencher| {
-                bencher.iter(|| data_aware_within(black_box(&input), &holding, true, effort));
-            });
-        }
-    }
-    group.finish();
-}
-
-criterion_group!(benches, pipelines, steps, lists);
+criterion_group!(benches, pipelines, steps);
 criterion_main!(benches);

@@ -8,88 +8,8 @@
 
 use crate::error::SimError;
 use crate::lists::Lists;
+use crate::wiring::{Feeds, Place, Source};
 use dflop_types::{Action, ActionKind, Rank, StageIndex};
-
-/// Where an action's input comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// From nowhere but the rank itself: the first forward, the last backward.
-    Nothing,
-    /// From the same action of a neighbouring stage, in this row.
-    Row(u32),
-    /// Over the boundary, from the replicas of the other component that share samples of the microbatch with
-    /// this replica.
-    Boundary {
-        /// Replica of this rank's component.
-        replica: u32,
-    },
-}
-
-/// What a row is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) stage: StageIndex,
-    /// The rank that runs it.
-    pub(crate) rank: u32,
-    pub(crate) forward: Source,
-    pub(crate) backward: Source,
-    /// Ranks with the same number meet before their tails.
-    pub(crate) component: usize,
-}
-
-/// Who shares samples over the boundary, as ranks: rows of one flat list.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Feeds {
-    /// Encoder ranks of `[microbatch][llm replica]`.
-    pub(crate) forward: Rows,
-    /// LLM ranks of `[microbatch][encoder replica]`.
-    pub(crate) backward: Rows,
-}
-
-/// Rows of ranks of `[microbatch][replica]`.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Rows {
-    replicas: usize,
-    /// Row r is `ranks[starts[r]..starts[r + 1]]`.
-    starts: Vec<usize>,
-    ranks: Vec<u32>,
-}
-
-impl Rows {
-    pub(crate) fn new(replicas: usize) -> Self {
-        Self { replicas, starts: vec![0], ranks: Vec::new() }
-    }
-
-    /// Adds the next row: by microbatch, then by replica.
-    pub(crate) fn push(&mut self, ranks: impl Iterator<Item = u32>) {
-        self.ranks.extend(ranks);
-        self.starts.push(self.ranks.len());
-    }
-
-    /// Whether the rows of microbatch `at` are all the rows of `other`.
-    pub(crate) fn has_equal_rows(&self, at: usize, other: &Self) -> bool {
-        (0..self.replicas as u32).all(|replica| self.row(at, replica) == other.row(0, replica))
-    }
-
-    /// These rows with those of microbatch `at` replaced by all the rows of `other`.
-    pub(crate) fn with_rows(&self, at: usize, other: &Self) -> Self {
-        let mut rows = Self::new(self.replicas);
-        let num_microbatches = (self.starts.len() - 1) / self.replicas.max(1);
-        for microbatch in 0..num_microbatches {
-            for replica in 0..self.replicas as u32 {
-                let row =
-                    if microbatch == at { other.row(0, replica) } else { self.row(microbatch, replica) };
-                rows.push(row.iter().copied());
-            }
-        }
-        rows
-    }
-
-    pub(crate) fn row(&self, microbatch: usize, replica: u32) -> &[u32] {
-        let row = microbatch * self.replicas + replica as usize;
-        &self.ranks[self.starts[row]..self.starts[row + 1]]
-    }
-}
 
 /// One action in topological order. `source` is a slot, [`NOTHING`] or [`BOUNDARY`].
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@
 //! step: [`simulate`] for one pipeline given as [`Durations`], [`simulate_step`] for a whole layout with
 //! encoder and LLM replicas given as [`StepInput`]. Both give a [`Timeline`] with the makespan, every span,
 //! and the idle time split into ramp, imbalance, transfer and data wait. [`order::actions`] are the lists that are
-//! timed, and the lists that the runtime runs; [`listing::data_aware`] makes lists for the durations of one step;
+//! timed, and the lists that the runtime runs; lists made for the durations of one step come from `dflop_step::lists`.
 //! [`idle_of`] splits a measured step by the same causes, and [`perfetto`] lays both one above the other.
 //! [`Simulator`] is for searches that time one step many times.
 //!
@@ -46,8 +46,6 @@ mod bubble;
 mod durations;
 mod engine;
 mod error;
-mod greedy;
-pub mod listing;
 mod lists;
 pub mod order;
 mod patch;
@@ -55,6 +53,7 @@ mod simulator;
 mod step;
 mod swap;
 mod trace;
+pub mod wiring;
 
 pub use bubble::{durations_of, idle_of, measured_lists, measured_timeline};
 pub use durations::Durations;
@@ -69,10 +68,10 @@ use dflop_types::{Action, PipelineOrder, Timeline};
 /// The timeline of one pipeline: p stages on p ranks, stage s on rank s.
 ///
 /// Each action starts as soon as its rank is free and its input has arrived. Transfers take `transfer_ns` and
-/// do not occupy the rank. 0 microbatches give an empty timeline. Data-aware lists are made within the microbatches
-/// that 1F1B has in flight.
+/// do not occupy the rank. 0 microbatches give an empty timeline.
+/// Data-aware lists are not made here: the order stands for 1F1B, as in [`order::actions`].
 ///
-/// *Complexity*: O(p m); data-aware as [`listing::data_aware_within`].
+/// *Complexity*: O(p m).
 ///
 /// # Errors
 /// [`SimError::Unsound`] with every problem of `durations`, zero-bubble without times of I and W and interleaved

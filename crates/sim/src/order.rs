@@ -12,7 +12,7 @@ use dflop_types::{Action, ActionKind, PipelineOrder, Rank, StageIndex};
 /// 1F1B. Every replica of a stage runs the same list.
 ///
 /// *Interleaved* is 1F1B where a rank has one stage, as here; [`interleaved`] is for several. *Data-aware* has no
-/// list before the durations are known ([`crate::listing::data_aware`]); until then it is 1F1B.
+/// list before the durations are known (`dflop_step::lists::data_aware`); until then it is 1F1B.
 ///
 /// *Complexity*: O(m).
 ///

@@ -1,7 +1,7 @@
 //! One microbatch of a simulator replaced: what a search changes between two timings.
 
-use crate::engine::Rows;
 use crate::simulator::Simulator;
+use crate::wiring::Rows;
 use dflop_types::Layout;
 
 /// What one microbatch takes on every rank, and who feeds whom.

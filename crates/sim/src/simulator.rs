@@ -2,12 +2,13 @@
 
 use crate::bubble;
 use crate::durations::Durations;
-use crate::engine::{Clock, Feeds, Graph, Place, Source, Times};
+use crate::engine::{Clock, Graph, Times};
 use crate::error::SimError;
 use crate::lists::Lists;
 use crate::order;
 use crate::step::StepInput;
 use crate::swap::Swaps;
+use crate::wiring::{Feeds, Place, Source};
 use dflop_types::{Action, PipelineOrder, Rank, Span, StageIndex, Timeline};
 
 /// A step made ready for timing: checked, with its graph sorted and its durations in one flat list.
@@ -102,15 +103,9 @@ impl Simulator {
     pub(crate) fn of_pipeline(durations: &Durations, order: PipelineOrder) -> Result<Self, SimError> {
         let (p, m) = durations.sizes()?;
         durations.check_order(order)?;
-        let mut ordered = Self::of_lists(durations, chain(p, p), ordered(order, p, m))?;
-        if order != PipelineOrder::DataAware {
-            ordered.is_ordered = true;
-            return Ok(ordered);
-        }
-        let places = chain(p, p);
-        let lists = crate::listing::of_pipeline(durations, &places);
-        let mut aware = Self::of_lists(durations, places, lists)?;
-        Ok(if ordered.makespan_ns() <= aware.makespan_ns() { ordered } else { aware })
+        let mut simulator = Self::of_lists(durations, chain(p, p), ordered(order, p, m))?;
+        simulator.is_ordered = true;
+        Ok(simulator)
     }
 
     /// The simulator of one pipeline whose stages are dealt round over `num_ranks`.

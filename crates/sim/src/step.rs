@@ -1,9 +1,10 @@
 //! Step input: a layout, its pipeline order and the duration of every action on every rank.
 
-use crate::engine::{Feeds, Place, Rows, SLOTS_MAX, Source};
+use crate::engine::SLOTS_MAX;
 use crate::error::{Problem, SimError};
 use crate::lists::Lists;
 use crate::simulator::DurationRows;
+use crate::wiring::{Feeds, Place, Rows, Source};
 use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +85,7 @@ impl StepInput {
     }
 
     /// Whether there are times of I and W.
-    pub(crate) fn has_split(&self) -> bool {
+    pub fn has_split(&self) -> bool {
         !self.input_ns.is_empty() || !self.weight_ns.is_empty()
     }
 
@@ -161,8 +162,8 @@ impl StepInput {
         }
     }
 
-    /// What each rank holds. The input has been checked.
-    pub(crate) fn places(&self) -> Vec<Place> {
+    /// What each rank holds, by rank. The input has been checked.
+    pub fn places(&self) -> Vec<Place> {
         let layout = self.layout;
         let (boundary, last) = (layout.encoder.pp, layout.num_stages() - 1);
         let replicas = (0..layout.encoder.dp).map(|r| (r, 0..boundary));
@@ -196,7 +197,7 @@ impl StepInput {
     }
 
     /// Who shares samples over the boundary. The input has been checked.
-    pub(crate) fn boundary(&self) -> Feeds {
+    pub fn boundary(&self) -> Feeds {
         let layout = self.layout;
         let (encoders, llms) = (layout.encoder.dp, layout.llm.dp);
         let mut feeds = Feeds { forward: Rows::new(llms as usize), backward: Rows::new(encoders as usize) };

@@ -21,7 +21,7 @@ use crate::config::{self, Config};
 use crate::{Failure, Outcome};
 use dflop_data::family::GivenFamily;
 use dflop_data::table;
-use dflop_plan::batches::GlobalBatches;
+use dflop_step::batches::GlobalBatches;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
 use dflop_types::{artifact, counted, thousands};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};

@@ -5,7 +5,7 @@ use crate::args;
 use crate::config;
 use crate::{Failure, Outcome, Request};
 use dflop_data::table;
-use dflop_plan::Arm;
+use dflop_step::Arm;
 use dflop_types::artifact::MadeFrom;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, artifact};
 use serde_json::json;

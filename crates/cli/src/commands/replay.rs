@@ -3,7 +3,7 @@
 use super::Inputs;
 use crate::Failure;
 use crate::measured::{self, StepSchedule};
-use dflop_plan::{Arm, StepScheduler};
+use dflop_step::{Arm, StepScheduler};
 use dflop_types::artifact::MadeFrom;
 use dflop_types::{DataProfile, Plan};
 use std::path::Path;

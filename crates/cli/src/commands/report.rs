@@ -8,8 +8,9 @@ use crate::config;
 use crate::measured::{self, ArmSummary, Comparison, StepMetrics, StepSchedule, StepTrace, Waits};
 use dflop_cost::CostModel;
 use dflop_data::table;
-use dflop_plan::{Caveats, StepScheduler};
+use dflop_plan::Caveats;
 use dflop_report::{Report, StepView};
+use dflop_step::StepScheduler;
 use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
 use std::path::Path;
 
@@ -251,7 +252,7 @@ impl Found {
         let scheduler = StepScheduler::of_plan(plan, data, model, given, plan.seed)?;
         let found = scheduler.outliers(plan.global_batch_size, NAMED);
         let ms = |ns: u64| ns as f64 / 1e6;
-        let view = |o: &dflop_plan::Outlier| dflop_report::OutlierView {
+        let view = |o: &dflop_step::Outlier| dflop_report::OutlierView {
             id: data.samples[o.sample.index()].id.clone(),
             encoder_ms: ms(o.encoder_ns),
             llm_ms: ms(o.llm_ns),

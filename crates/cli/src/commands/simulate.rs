@@ -3,8 +3,8 @@
 use super::{Inputs, beside, milliseconds};
 use crate::Failure;
 use crate::args;
-use dflop_plan::{Arm, StepScheduler};
 use dflop_sim::Durations;
+use dflop_step::{Arm, StepScheduler};
 use dflop_types::{PipelineOrder, Plan, Timeline, artifact, counted};
 use serde_json::json;
 use std::path::Path;
@@ -44,6 +44,7 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
             let message = format!("`--ranks {ranks}`: `{order}` has one rank a stage, {stages}");
             return Err(Failure::new(message, Some(hint)));
         }
+        (PipelineOrder::DataAware, _) => dflop_step::lists::simulate_pipeline(&durations)?,
         _ => dflop_sim::simulate(&durations, order)?,
     };
     if let Some(path) = &arguments.trace {

@@ -1,0 +1,92 @@
+//! Wiring: which rank waits for which, as the data flows through a step.
+//!
+//! A place is a stage of one replica. Its actions wait for those of the places next to it in its own replica, and over
+//! the boundary for those replicas of the other component that share samples of the microbatch with it.
+
+use dflop_types::StageIndex;
+
+/// Where an action's input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// From nowhere but the rank itself: the first forward, the last backward.
+    Nothing,
+    /// From the same action of a neighbouring stage, in this row.
+    Row(u32),
+    /// Over the boundary, from the replicas of the other component that share samples of the microbatch with
+    /// this replica.
+    Boundary {
+        /// Replica of this rank's component.
+        replica: u32,
+    },
+}
+
+/// What a row is.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// The stage, counted over both components.
+    pub stage: StageIndex,
+    /// The rank that runs it.
+    pub rank: u32,
+    /// Where its forwards get their input.
+    pub forward: Source,
+    /// Where its backwards get their gradient.
+    pub backward: Source,
+    /// Ranks with the same number meet before their tails.
+    pub component: usize,
+}
+
+/// Who shares samples over the boundary, as ranks: rows of one flat list.
+#[derive(Debug, Clone, Default)]
+pub struct Feeds {
+    /// Encoder ranks of `[microbatch][llm replica]`.
+    pub forward: Rows,
+    /// LLM ranks of `[microbatch][encoder replica]`.
+    pub backward: Rows,
+}
+
+/// Rows of ranks of `[microbatch][replica]`.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    replicas: usize,
+    /// Row r is `ranks[starts[r]..starts[r + 1]]`.
+    starts: Vec<usize>,
+    ranks: Vec<u32>,
+}
+
+impl Rows {
+    /// No rows yet, for so many replicas a microbatch.
+    pub(crate) fn new(replicas: usize) -> Self {
+        Self { replicas, starts: vec![0], ranks: Vec::new() }
+    }
+
+    /// Adds the next row: by microbatch, then by replica.
+    pub(crate) fn push(&mut self, ranks: impl Iterator<Item = u32>) {
+        self.ranks.extend(ranks);
+        self.starts.push(self.ranks.len());
+    }
+
+    /// Whether the rows of microbatch `at` are all the rows of `other`.
+    pub(crate) fn has_equal_rows(&self, at: usize, other: &Self) -> bool {
+        (0..self.replicas as u32).all(|replica| self.row(at, replica) == other.row(0, replica))
+    }
+
+    /// These rows with those of microbatch `at` replaced by all the rows of `other`.
+    pub(crate) fn with_rows(&self, at: usize, other: &Self) -> Self {
+        let mut rows = Self::new(self.replicas);
+        let num_microbatches = (self.starts.len() - 1) / self.replicas.max(1);
+        for microbatch in 0..num_microbatches {
+            for replica in 0..self.replicas as u32 {
+                let row =
+                    if microbatch == at { other.row(0, replica) } else { self.row(microbatch, replica) };
+                rows.push(row.iter().copied());
+            }
+        }
+        rows
+    }
+
+    /// The ranks of a microbatch and replica.
+    pub fn row(&self, microbatch: usize, replica: u32) -> &[u32] {
+        let row = microbatch * self.replicas + replica as usize;
+        &self.ranks[self.starts[row]..self.starts[row + 1]]
+    }
+}

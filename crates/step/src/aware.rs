@@ -1,0 +1,151 @@
+//! The aware arm: the search for places and lists, within the memory budget, against arrival order.
+
+use crate::arm::{Arm, Method};
+use crate::error::StepError;
+use crate::judge::memory::{SHARE_ONE, least};
+use crate::lists::within::Making;
+use crate::place::search::{Effort, Search};
+use crate::scheduler::{BatchCosts, Pair, StepScheduler, Stop};
+use dflop_types::{PipelineOrder, SampleIndex, Schedule};
+use std::cell::Cell;
+
+/// The error of a giant that is refused, of one about the memory that it needs beside others.
+fn giant_error(error: StepError, step: u64, sample: SampleIndex) -> StepError {
+    match error {
+        StepError::Memory { component, needed_bytes, budget_bytes, .. } => {
+            StepError::GiantMemory { step, sample, component, needed_bytes, budget_bytes }
+        }
+        other => other,
+    }
+}
+
+impl StepScheduler {
+    /// Both arms on one batch. The aware one, [`Method::Shaped`] or [`Method::Aware`], is the better of the two that
+    /// fits; it says whether `halt` cut its search short, also where the blind one's places are taken.
+    pub fn pair(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        method: Method,
+        halt: Stop,
+    ) -> Result<Pair, StepError> {
+        let was_stopped = Cell::new(false);
+        let halt = || {
+            was_stopped.set(was_stopped.get() || halt());
+            was_stopped.get()
+        };
+        let Pair { aware, blind } = self.searched(step, batch, method, &halt)?;
+        Ok(Pair { aware: Schedule { was_stopped: was_stopped.get(), ..aware }, blind })
+    }
+
+    fn searched(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        method: Method,
+        halt: Stop,
+    ) -> Result<Pair, StepError> {
+        let costs = self.costs(batch)?;
+        let blind = self.blind(step, batch, &costs)?;
+        let order = self.search_order(method);
+        let effort = Effort::of_step(blind.predicted_makespan_ns);
+        let search =
+            Search { scheduler: self, step, batch, costs: &costs, shares: None, order, effort, halt };
+        let arm = Arm { method, is_ahead: false };
+        let found = |search: &Search| {
+            let placed = search.best().and_then(|schedule| self.fitting(schedule))?;
+            self.listed(placed, arm)
+        };
+        let mut worst = match found(&search) {
+            Ok(aware) => return Ok(self.better(aware, blind)),
+            Err(error @ StepError::Memory { .. }) => error,
+            Err(error) => return Err(error),
+        };
+        // Only now are buckets capped: a cap costs balance, and it speaks of one sample's share where the
+        // memory model speaks of whole microbatches. Hence the reserve, and the check of what came out.
+        for reserve_percent in [0, 15, 30] {
+            let Some(shares) = self.shares(batch, costs.typical, reserve_percent) else { break };
+            match found(&Search { shares: Some(&shares), ..search }) {
+                Ok(aware) => return Ok(self.better(aware, blind)),
+                Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
+                Err(StepError::Balance(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let drained = self.drained(&search)?;
+        match (drained, self.check_limits(&blind)) {
+            (Some(aware), Err(_)) if self.refuses_giants => Err(giant_error(worst, step, aware.giants[0])),
+            (Some(aware), _) if !self.refuses_giants => Ok(self.better(aware, blind)),
+            (_, Ok(())) => Ok(Pair { aware: blind.clone(), blind }),
+            (_, Err(error)) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
+        }
+    }
+
+    /// A schedule for samples that fit a rank alone but not beside others: each has a bucket of its own, and action
+    /// lists that let the pipeline run empty around it. `None` where there is no such sample, or where even that does
+    /// not fit.
+    fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
+        let batch = search.batch;
+        let Some(mut shares) = self.shares(batch, search.costs.typical, 0) else { return Ok(None) };
+        let held = batch.iter().zip(&shares);
+        let giants: Vec<SampleIndex> =
+            held.filter(|&(_, &share)| share > SHARE_ONE).map(|(&sample, _)| sample).collect();
+        if giants.is_empty() || self.too_large(batch).is_some() {
+            return Ok(None);
+        }
+        for share in &mut shares {
+            *share = (*share).min(SHARE_ONE);
+        }
+        let capped = Search { shares: Some(&shares), ..*search };
+        let mut best: Option<Schedule> = None;
+        // The search for the shortest step knows of no memory, and parts giants; side by side they empty the pipeline
+        // once.
+        for placed in [capped.best(), capped.of_like_load()] {
+            let placed = match placed {
+                Err(StepError::Balance(_)) => return Ok(None),
+                placed => placed?,
+            };
+            // Between I and W a microbatch takes more than in one backward: a giant has no room for that.
+            let making = Making { input: &self.input_of(&placed), is_split: false, effort: search.effort };
+            let is_shorter = |found: &Schedule, best: &Option<Schedule>| {
+                best.as_ref().is_none_or(|best| found.predicted_makespan_ns < best.predicted_makespan_ns)
+            };
+            best = match self.filling(&placed, &making)? {
+                Some(found) if is_shorter(&found, &best) => Some(found),
+                _ => best,
+            };
+        }
+        Ok(best.map(|schedule| Schedule { giants, ..schedule }))
+    }
+
+    /// The aware schedule, or the blind one's places where those are predicted faster and fit.
+    fn better(&self, aware: Schedule, blind: Schedule) -> Pair {
+        if blind.predicted_makespan_ns < aware.predicted_makespan_ns && self.check_limits(&blind).is_ok() {
+            let aware = Schedule { lower_bound_ns: aware.lower_bound_ns, ..blind.clone() };
+            return Pair { aware, blind };
+        }
+        Pair { aware, blind }
+    }
+
+    /// The pipeline order under which a method compares places: the plan's, or the one nearest to the lists that are
+    /// made at the end.
+    pub(crate) fn search_order(&self, method: Method) -> PipelineOrder {
+        match (method, self.settings.pipeline_order) {
+            (Method::Aware, PipelineOrder::DataAware) if self.model.has_split() => PipelineOrder::ZeroBubble,
+            (_, order) => order,
+        }
+    }
+
+    /// Balanced buckets in the best order found.
+    pub(crate) fn ordered(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        halt: Stop,
+    ) -> Result<Schedule, StepError> {
+        let effort = Effort::of_step(self.blind(step, batch, costs)?.predicted_makespan_ns);
+        let order = self.search_order(Method::Ordered);
+        Search { scheduler: self, step, batch, costs, shares: None, order, effort, halt }.ordered()
+    }
+}

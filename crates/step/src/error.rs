@@ -1,0 +1,256 @@
+//! Why there is no schedule: wrong inputs, or a global batch that fits no rank.
+
+use dflop_cost::CostError;
+use dflop_schedule::BalanceError;
+use dflop_sim::SimError;
+use dflop_types::{Component, Hint, Layout, PipelineOrder, SampleIndex};
+use thiserror::Error;
+
+/// Why there is no schedule.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum StepError {
+    /// There is nothing to schedule.
+    #[error("the data profile has 0 samples, at least 1 is needed")]
+    NoSamples,
+    /// Smaller global batches shall be left out, and there is no other.
+    #[error(
+        "{num_samples} samples are fewer than one global batch of {global_batch_size}, and a smaller one is left out"
+    )]
+    NoWholeBatch {
+        /// Samples of the data.
+        num_samples: u32,
+        /// Samples of a global batch.
+        global_batch_size: u32,
+    },
+    /// A count that must be at least 1.
+    #[error("`{field}` is 0, must be at least 1")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A sample index past the data profile.
+    #[error("sample {sample} is not in the data profile: it has {num_samples} samples, counted from 0")]
+    UnknownSample {
+        /// The sample.
+        sample: SampleIndex,
+        /// Samples of the profile.
+        num_samples: usize,
+    },
+    /// A sample that would be trained twice in one step.
+    #[error("sample {sample} stands twice in the global batch of step {step}, must stand there once")]
+    RepeatedSample {
+        /// The sample.
+        sample: SampleIndex,
+        /// The step.
+        step: u64,
+    },
+    /// A layout that this version does not run.
+    #[error("layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1")]
+    Unsupported {
+        /// The layout.
+        layout: Layout,
+    },
+    /// More pipeline stages than layers.
+    #[error("llm pp {stages} exceeds the {layers} layers of the LLM backbone")]
+    StagesExceedLayers {
+        /// Stages asked for.
+        stages: u32,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// Several pipeline stages, and a head whose matrix is that of the embedding.
+    #[error("llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1")]
+    TiedStages {
+        /// Stages asked for.
+        stages: u32,
+    },
+    /// A pipeline order that this version does not run: it needs several stages a rank.
+    #[error("pipeline order `{order}` is not supported: a rank holds one stage")]
+    UnsupportedOrder {
+        /// The order.
+        order: PipelineOrder,
+    },
+    /// A pipeline order that splits the backward, and a profile that did not.
+    #[error(
+        "pipeline order `{order}` splits the backward, the model profile has it measured in one piece only"
+    )]
+    NoSplit {
+        /// The order.
+        order: PipelineOrder,
+    },
+    /// A schedule made for another layout or number of microbatches.
+    #[error(
+        "the schedule of step {step} has {found} {what} in microbatch {microbatch}, the plan has {expected}"
+    )]
+    ForeignSchedule {
+        /// The step.
+        step: u64,
+        /// `encoder replicas`, `llm replicas`, `microbatches` or `parts of a sample`.
+        what: &'static str,
+        /// The microbatch at fault; 0 where their number is wrong.
+        microbatch: usize,
+        /// What the schedule has.
+        found: usize,
+        /// What the plan has.
+        expected: usize,
+    },
+    /// One sample alone is over the memory budget of a rank.
+    #[error(
+        "sample {sample} does not fit: {component} rank needs {needed_bytes} bytes for it alone, memory budget is {budget_bytes} bytes"
+    )]
+    SampleTooLarge {
+        /// The sample.
+        sample: SampleIndex,
+        /// The component whose rank is over.
+        component: Component,
+        /// What the rank would need, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// No schedule of the global batch that fits was found.
+    #[error(
+        "step {step} does not fit: {component} rank needs {needed_bytes} bytes, memory budget is {budget_bytes} bytes"
+    )]
+    Memory {
+        /// The step.
+        step: u64,
+        /// The component whose rank is over.
+        component: Component,
+        /// What the fullest rank would need in the best schedule found, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// The rule for giants refuses samples by their tokens.
+    #[error(
+        "samples with more than {llm_tokens_max} LLM tokens (`train.giant_llm_tokens`): {num_giants}, the largest is sample {sample} with {llm_tokens}, and `train.giants` is `refuse`"
+    )]
+    GiantTokens {
+        /// Samples over the limit.
+        num_giants: usize,
+        /// The largest of them.
+        sample: SampleIndex,
+        /// Its LLM tokens.
+        llm_tokens: u32,
+        /// The limit.
+        llm_tokens_max: u64,
+    },
+    /// The rule for giants refuses a sample that fits a rank alone, but not beside others.
+    #[error(
+        "step {step}: sample {sample} fits into {budget_bytes} bytes only in a pipeline that is empty around it, and `train.giants` is `refuse`"
+    )]
+    GiantMemory {
+        /// The step.
+        step: u64,
+        /// The first such sample of the step.
+        sample: SampleIndex,
+        /// The component whose rank is over with others beside it.
+        component: Component,
+        /// What that rank would need then, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// One sample alone is over the cap on LLM tokens.
+    #[error(
+        "sample {sample} has {tokens} LLM tokens, `bucket_tokens_max` is {bucket_tokens_max} for a bucket (microbatch x LLM replica)"
+    )]
+    SampleOverTokens {
+        /// The sample.
+        sample: SampleIndex,
+        /// Its LLM tokens.
+        tokens: u64,
+        /// The cap, in LLM tokens.
+        bucket_tokens_max: u64,
+    },
+    /// No schedule of the global batch that keeps the cap on LLM tokens was found.
+    #[error(
+        "step {step} does not fit: the fullest of {num_buckets} buckets (microbatches x LLM replicas) has {needed_tokens} LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
+    )]
+    Tokens {
+        /// The step.
+        step: u64,
+        /// Buckets of the step.
+        num_buckets: u32,
+        /// Tokens of the fullest bucket: of the schedule, of the best packing found, or at least, where none can keep the
+        /// cap.
+        needed_tokens: u64,
+        /// The cap, in LLM tokens.
+        bucket_tokens_max: u64,
+        /// Whether the method looks at the cap; else another one may keep it.
+        is_balanced: bool,
+    },
+    /// A schedule was asked for that was never ordered, or was taken before.
+    #[error("the schedule of step {step} was not submitted, or was taken before")]
+    NotSubmitted {
+        /// The step.
+        step: u64,
+    },
+    /// The thread that computes schedules cannot be started, or has ended.
+    #[error("the thread that computes schedules failed: {cause}")]
+    Thread {
+        /// What the system says.
+        cause: String,
+    },
+    /// No cost model can be made of the model profile.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// Samples cannot be put into buckets.
+    #[error(transparent)]
+    Balance(#[from] BalanceError),
+    /// The step cannot be simulated.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+}
+
+impl Hint for StepError {
+    fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::NoSamples => {
+                "point the data configuration at a dataset with samples and run `dflop profile data`"
+            }
+            Self::NoWholeBatch { .. } => "take smaller global batches, or keep the last one of an epoch",
+            Self::UnsupportedOrder { .. } => "set `train.pipeline_order` to `1f1b` or `data-aware`",
+            Self::NoSplit { .. } => {
+                "measure the model anew with `dflop profile model`, or set `train.pipeline_order` to `1f1b`"
+            }
+            Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
+            Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
+            Self::RepeatedSample { .. } => "take each sample once a step, as `GlobalBatches` does",
+            Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
+                "make the plan anew with `dflop plan`"
+            }
+            Self::TiedStages { .. } => {
+                "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"
+            }
+            Self::SampleTooLarge { .. } => {
+                "raise `memory_budget_bytes`, or leave the sample out of the dataset"
+            }
+            Self::GiantTokens { .. } => {
+                "raise `train.giant_llm_tokens`, or set `train.giants` to `alone` or `defer`, or leave them out of the dataset"
+            }
+            Self::GiantMemory { .. } => {
+                "raise `memory_budget_bytes`, or set `train.giants` to `alone`, or leave the sample out of the dataset"
+            }
+            Self::Memory { .. } => "raise `memory_budget_bytes` or the number of microbatches",
+            Self::SampleOverTokens { tokens, .. } => {
+                return Some(format!(
+                    "raise `train.bucket_tokens_max` to {tokens} or more, or leave the sample out of the dataset"
+                ));
+            }
+            Self::Tokens { is_balanced: true, .. } => {
+                "raise `train.bucket_tokens_max` or `train.num_microbatches`, or take fewer samples a step"
+            }
+            Self::Tokens { is_balanced: false, .. } => {
+                "take an arm that keeps to the cap (balanced, ordered, shaped, aware), or raise `train.bucket_tokens_max`"
+            }
+            Self::NotSubmitted { .. } => "call `submit` once for each step and arm, then `take`",
+            Self::Thread { .. } => return None,
+            Self::Cost(error) => return error.hint(),
+            Self::Balance(error) => return error.hint(),
+            Self::Sim(error) => return error.hint(),
+        };
+        Some(text.to_owned())
+    }
+}

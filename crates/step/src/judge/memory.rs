@@ -1,0 +1,108 @@
+//! The memory budget in the scheduler: who holds it, what share of it a sample takes, and the errors where it
+//! does not hold.
+
+use crate::error::StepError;
+use crate::judge::predict;
+use crate::scheduler::StepScheduler;
+use dflop_cost::{RankPart, Typical};
+use dflop_types::{Component, Rank, SampleIndex, Schedule};
+
+/// What a bucket may hold, where samples are measured by the share of it that they take.
+pub(crate) const SHARE_ONE: u64 = 1 << 30;
+
+/// The memory error that is nearer to fitting.
+pub(crate) fn least(a: StepError, b: StepError) -> StepError {
+    let needed = |error: &StepError| match error {
+        StepError::Memory { needed_bytes, .. } => *needed_bytes,
+        _ => u64::MAX,
+    };
+    if needed(&b) < needed(&a) { b } else { a }
+}
+
+impl StepScheduler {
+    /// Share that each sample takes of the memory a bucket may use, in parts of [`SHARE_ONE`], with
+    /// `reserve_percent` kept free: the largest over all ranks, so that a bucket within the cap is within it
+    /// on each. `None` without a budget.
+    pub(crate) fn shares(
+        &self,
+        batch: &[SampleIndex],
+        typical: Typical,
+        reserve_percent: u64,
+    ) -> Option<Vec<u64>> {
+        let budget = self.settings.memory_budget_bytes?;
+        let usable = |part: RankPart, in_flight: u32| {
+            let free = budget.saturating_sub(self.model.fixed_memory(part, 1).static_bytes());
+            let kept = u128::from(free) * u128::from(100 - reserve_percent) / 100;
+            // No more than `free`.
+            kept as u64 / u64::from(in_flight.max(1))
+        };
+        let share = |bytes: u64, usable: u64| {
+            let share = u128::from(bytes) * u128::from(SHARE_ONE) / u128::from(usable.max(1));
+            u64::try_from(share).unwrap_or(u64::MAX).min(SHARE_ONE * 1_000)
+        };
+        let (llm_dp, encoder_dp) =
+            (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));
+        let encoder = {
+            let in_flight = predict::in_flight(&self.settings, 0);
+            // One share of a microbatch on each of `encoder_dp` replicas, out of `llm_dp` buckets.
+            usable(RankPart::Encoder, in_flight).saturating_mul(encoder_dp) / llm_dp
+        };
+        let mut shares: Vec<u64> = batch
+            .iter()
+            .map(|&s| share(self.model.sample_encoder_bytes(self.shape(s), typical), encoder))
+            .collect();
+        for (stage, layers) in (1..).zip(&self.stages) {
+            let in_flight = predict::in_flight(&self.settings, stage);
+            let usable = usable(RankPart::Stage(*layers), in_flight);
+            for (most, &s) in shares.iter_mut().zip(batch) {
+                *most =
+                    share(self.model.sample_stage_bytes(self.shape(s), typical, *layers), usable).max(*most);
+            }
+        }
+        Some(shares)
+    }
+
+    pub(crate) fn fitting(&self, schedule: Schedule) -> Result<Schedule, StepError> {
+        self.check_limits(&schedule).map(|()| schedule)
+    }
+
+    /// Nothing if the schedule keeps the cap on tokens and the memory budget, where there are any.
+    pub(crate) fn check_limits(&self, schedule: &Schedule) -> Result<(), StepError> {
+        self.check_tokens(schedule)?;
+        self.check_memory(schedule)
+    }
+
+    /// Nothing if every rank stays within the memory budget, or if there is none.
+    pub(crate) fn check_memory(&self, schedule: &Schedule) -> Result<(), StepError> {
+        let Some(budget_bytes) = self.settings.memory_budget_bytes else { return Ok(()) };
+        let (component, needed_bytes) = self.fullest(schedule);
+        if needed_bytes <= budget_bytes {
+            return Ok(());
+        }
+        Err(StepError::Memory { step: schedule.step, component, needed_bytes, budget_bytes })
+    }
+
+    /// The component of the fullest rank and its predicted peak, in bytes.
+    fn fullest(&self, schedule: &Schedule) -> (Component, u64) {
+        let peaks = predict::memory(self, schedule);
+        let fullest = (0..).zip(&peaks).max_by_key(|(_, memory)| memory.total_bytes());
+        fullest.map_or((Component::Encoder, 0), |(rank, memory)| {
+            let at = self.settings.layout.coordinates(Rank(rank));
+            (at.map_or(Component::Llm, |at| at.component), memory.total_bytes())
+        })
+    }
+
+    /// The error of a sample that is over the budget alone, if there is one.
+    pub(crate) fn too_large(&self, batch: &[SampleIndex]) -> Option<StepError> {
+        let budget_bytes = self.settings.memory_budget_bytes?;
+        batch.iter().find_map(|&sample| {
+            let (component, needed_bytes) = predict::alone(self, self.shape(sample));
+            (needed_bytes > budget_bytes).then_some(StepError::SampleTooLarge {
+                sample,
+                component,
+                needed_bytes,
+                budget_bytes,
+            })
+        })
+    }
+}

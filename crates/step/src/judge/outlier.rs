@@ -1,0 +1,89 @@
+//! Outliers: what the heaviest samples of a dataset do to a step, and which fit on no rank.
+
+use crate::judge::predict;
+use crate::scheduler::StepScheduler;
+use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape};
+
+/// A sample that is heavy for this plan, alone in a microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outlier {
+    /// The sample.
+    pub sample: SampleIndex,
+    /// Forward and backward on an encoder replica, in nanoseconds.
+    pub encoder_ns: u64,
+    /// The same on the LLM stage that takes longest.
+    pub llm_ns: u64,
+    /// Component of the rank that it fills most.
+    pub component: Component,
+    /// What that rank needs with this sample alone, in bytes.
+    pub needed_bytes: u64,
+}
+
+/// The outliers of a dataset under a plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outliers {
+    /// Those that take longest of their even share, the worst first.
+    pub heaviest: Vec<Outlier>,
+    /// Mean time of an even microbatch on an encoder replica: of the mean samples of a step, in nanoseconds.
+    pub even_encoder_ns: u64,
+    /// The same on the LLM stage that takes longest.
+    pub even_llm_ns: u64,
+    /// Samples that take longer alone than an even microbatch, on either component: no packing hides them.
+    pub num_longer: u64,
+    /// Samples over the memory budget alone, the largest first, at most as many as `heaviest`.
+    pub unfit: Vec<Outlier>,
+    /// All of those.
+    pub num_unfit: u64,
+}
+
+impl StepScheduler {
+    /// What the heaviest samples of the data profile do to a step of `global_batch_size` samples; `most` are named.
+    ///
+    /// *Complexity*: O(n log n) in the samples.
+    pub fn outliers(&self, global_batch_size: u32, most: usize) -> Outliers {
+        let mut all: Vec<Outlier> = (0..)
+            .zip(self.shapes.iter())
+            .map(|(index, shape)| self.outlier(SampleIndex(index), shape))
+            .collect();
+        if all.is_empty() {
+            return Outliers::default();
+        }
+        let layout = self.settings.layout;
+        let buckets = |replicas: u32| f64::from(self.settings.num_microbatches) * f64::from(replicas.max(1));
+        let even = |sum: f64, replicas: u32| {
+            let of_step = sum / all.len() as f64 * f64::from(global_batch_size);
+            (of_step / buckets(replicas)).round() as u64
+        };
+        // Microbatches are counted on each LLM replica; the encoder's replicas share all of them.
+        let encoder_ns: f64 = all.iter().map(|o| o.encoder_ns as f64).sum();
+        let llm_ns: f64 = all.iter().map(|o| o.llm_ns as f64).sum();
+        let (even_encoder_ns, even_llm_ns) =
+            (even(encoder_ns, layout.encoder.dp), even(llm_ns, layout.llm.dp));
+        let weight = |o: &Outlier| {
+            let part = |ns: u64, even: u64| ns as f64 / even.max(1) as f64;
+            part(o.encoder_ns, even_encoder_ns).max(part(o.llm_ns, even_llm_ns))
+        };
+        let num_longer = all.iter().filter(|o| weight(o) > 1.0).count() as u64;
+        let budget = self.settings.memory_budget_bytes.unwrap_or(u64::MAX);
+        let mut unfit: Vec<Outlier> = all.iter().filter(|o| o.needed_bytes > budget).copied().collect();
+        unfit.sort_by_key(|o| (std::cmp::Reverse(o.needed_bytes), o.sample));
+        let num_unfit = unfit.len() as u64;
+        unfit.truncate(most);
+        all.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(a.sample.cmp(&b.sample)));
+        all.truncate(most);
+        Outliers { heaviest: all, even_encoder_ns, even_llm_ns, num_longer, unfit, num_unfit }
+    }
+
+    fn outlier(&self, sample: SampleIndex, shape: &SampleShape) -> Outlier {
+        let alone = MicrobatchShape::pack([shape]);
+        let sum = |p: dflop_cost::Prediction| p.forward_ns.saturating_add(p.backward_ns);
+        let encoder_ns = if shape.encoder_segments.is_empty() { 0 } else { sum(self.model.encoder(&alone)) };
+        let stages = self.stages.iter();
+        let llm_ns = stages
+            .map(|s| sum(self.model.llm_stage(&alone, s.num_layers, s.is_first, s.is_last)))
+            .max()
+            .unwrap_or(0);
+        let (component, needed_bytes) = predict::alone(self, shape);
+        Outlier { sample, encoder_ns, llm_ns, component, needed_bytes }
+    }
+}

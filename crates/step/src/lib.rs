@@ -1,0 +1,39 @@
+//! Prepare: one global batch in, the schedule of one step out.
+//!
+//! A global batch is uneven: texts, images and videos take times that differ a hundredfold, and every rank waits for
+//! the fullest one. [`StepScheduler`] decides which sample goes into which microbatch on which replica and in which
+//! order each rank works: samples are placed (`place`), action lists are made for the step ([`lists`]), and the result
+//! is judged by its predicted time and memory (`judge`). An [`Arm`] says how much of that is done, so that the ways to
+//! schedule can be compared. [`batches::GlobalBatches`] says which samples form the batch of a step; [`Prefetch`]
+//! computes schedules in a thread beside the training. The planner and the training use the same code.
+//!
+//! *Not modelled*: tensor parallelism and encoder stages (their degrees stay at 1), colocated layouts, recomputation,
+//! uneven layer cuts. See `docs/step.md`.
+//!
+//! *References*: DFLOP, arXiv 2603.25120, for balancing both components by predicted time.
+
+mod arm;
+mod aware;
+pub mod batches;
+mod error;
+mod giants;
+mod judge;
+pub mod lists;
+mod methods;
+mod place;
+mod prefetch;
+mod scheduler;
+mod settings;
+mod tokens;
+
+pub use arm::{Arm, Method, ParseArmError};
+pub use error::StepError;
+pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
+pub use judge::correction::Correction;
+pub use judge::outlier::{Outlier, Outliers};
+pub use judge::predict::Coverage;
+pub use place::nodes::Traffic;
+pub use prefetch::{JobKey, Prefetch, WallLimit};
+pub use scheduler::{Pair, StepScheduler, Stop};
+pub use settings::StepSettings;
+pub use tokens::check_samples;

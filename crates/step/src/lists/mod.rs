@@ -1,0 +1,7 @@
+//! Lists: the actions of every rank, in an order made for the durations of one step.
+
+mod greedy;
+mod making;
+pub(crate) mod within;
+
+pub use making::{EFFORT, Holding, data_aware, data_aware_within, simulate_pipeline};

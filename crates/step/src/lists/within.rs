@@ -1,0 +1,109 @@
+//! Action lists of a schedule: made for its predicted durations, within what a rank may hold.
+
+use crate::arm::{Arm, Method};
+use crate::error::StepError;
+use crate::judge::predict;
+use crate::lists::{Holding, data_aware_within};
+use crate::place::search::Effort;
+use crate::scheduler::StepScheduler;
+use dflop_sim::{Simulator, StepInput};
+use dflop_types::{PipelineOrder, Rank, Schedule};
+
+/// Actions that may be placed over all passes that make lists, in a step of a second: some 5 ms on one core.
+const ACTIONS: u64 = 50_000;
+
+/// Parts of the memory budget that lists are made for, in eighths, the most first: microbatches one by one say too
+/// little or too much of a step in which many are in flight, so the memory model judges the whole list, and less is
+/// tried where it does not fit.
+const FILLED_EIGHTHS: [u64; 6] = [8, 7, 6, 5, 4, 2];
+
+impl StepScheduler {
+    /// The schedule with the action lists of `arm`, where those are predicted no slower and fit the memory budget;
+    /// else as it is.
+    ///
+    /// An arm that runs ahead fills the memory budget, or has all forwards free where there is none; else no more
+    /// microbatches are in flight than under 1F1B. Only [`Method::Aware`] splits the backward.
+    pub(crate) fn listed(&self, schedule: Schedule, arm: Arm) -> Result<Schedule, StepError> {
+        let is_free = arm.method == Method::Aware && self.settings.pipeline_order == PipelineOrder::DataAware;
+        if !is_free && !arm.is_ahead {
+            return Ok(schedule);
+        }
+        let is_split = is_free && self.model.has_split();
+        let input = self.input_of(&schedule);
+        let making =
+            Making { input: &input, is_split, effort: Effort::of_step(schedule.predicted_makespan_ns) };
+        let p = self.settings.layout.num_stages();
+        let mut holdings = vec![self.counted(|stage| p - stage)];
+        if arm.is_ahead && self.settings.memory_budget_bytes.is_none() {
+            holdings.push(self.counted(|_| u32::MAX));
+        }
+        let mut best = schedule;
+        for holding in &holdings {
+            let listed = making.lists(&best, holding)?;
+            if listed.predicted_makespan_ns <= best.predicted_makespan_ns
+                && self.check_memory(&listed).is_ok()
+            {
+                best = listed;
+            }
+        }
+        if arm.is_ahead {
+            let filled = self.filling(&best, &making)?;
+            best = filled.filter(|f| f.predicted_makespan_ns <= best.predicted_makespan_ns).unwrap_or(best);
+        }
+        Ok(best)
+    }
+
+    /// The schedule with lists that fill the memory budget as far as it goes; `None` without a budget, or where no
+    /// list fits.
+    pub(crate) fn filling(
+        &self,
+        schedule: &Schedule,
+        making: &Making,
+    ) -> Result<Option<Schedule>, StepError> {
+        let Some(budget) = self.settings.memory_budget_bytes else { return Ok(None) };
+        let (held, fixed) = predict::alone_bytes(self, schedule, making.is_split);
+        for eighths in FILLED_EIGHTHS {
+            let cap_of = |(held, fixed): (&Vec<u64>, &u64)| {
+                let most = held.iter().copied().max().unwrap_or(0);
+                (budget.saturating_sub(*fixed) / 8 * eighths).max(most)
+            };
+            let cap = held.iter().zip(&fixed).map(cap_of).collect();
+            let listed = making.lists(schedule, &Holding { held: held.clone(), cap })?;
+            if self.check_memory(&listed).is_ok() {
+                return Ok(Some(listed));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Durations of a schedule whose degrees and samples have been checked.
+    pub(crate) fn input_of(&self, schedule: &Schedule) -> StepInput {
+        predict::predict(self, &schedule.llm, &schedule.encoder, self.settings.pipeline_order).input
+    }
+
+    /// So many microbatches in flight at each stage.
+    fn counted(&self, most: impl Fn(u32) -> u32) -> Holding {
+        let (layout, m) = (self.settings.layout, self.settings.num_microbatches);
+        let stage = |rank| layout.coordinates(Rank(rank)).map_or(0, |at| at.stage.0);
+        let cap = (0..layout.num_ranks()).map(|rank| u64::from(most(stage(rank)).clamp(1, m))).collect();
+        Holding { held: vec![vec![1; m as usize]; layout.num_ranks() as usize], cap }
+    }
+}
+
+/// What lists are made for.
+pub(crate) struct Making<'a> {
+    pub(crate) input: &'a StepInput,
+    /// Whether backwards may be split.
+    pub(crate) is_split: bool,
+    pub(crate) effort: Effort,
+}
+
+impl Making<'_> {
+    /// The schedule with lists for `holding`, and what the simulator gives for them.
+    fn lists(&self, schedule: &Schedule, holding: &Holding) -> Result<Schedule, StepError> {
+        let num_actions = self.effort.of(ACTIONS) as usize;
+        let actions = data_aware_within(self.input, holding, self.is_split, num_actions)?;
+        let predicted_makespan_ns = Simulator::with_lists(self.input, &actions)?.makespan_ns();
+        Ok(Schedule { actions, predicted_makespan_ns, ..schedule.clone() })
+    }
+}

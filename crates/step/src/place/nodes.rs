@@ -1,0 +1,172 @@
+//! Nodes: what crosses the boundary between encoder and LLM replicas, and how much of it leaves a node.
+
+use crate::error::StepError;
+use crate::judge::predict;
+use crate::scheduler::StepScheduler;
+use dflop_types::{EncoderShare, Rank, SampleIndex, Schedule, StageIndex};
+use std::cmp::Reverse;
+
+/// What crosses the boundary from encoder to LLM replicas in the forward pass of a step; as much comes back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Pairs of an encoder and an LLM replica that talk, over all microbatches.
+    pub num_messages: u64,
+    /// Feature tokens sent.
+    pub feature_tokens: u64,
+    /// Of those, sent to a rank of another node; 0 where the ranks of a node are not known.
+    pub feature_tokens_across: u64,
+    /// Samples that several encoder replicas encode.
+    pub num_cut_samples: u64,
+}
+
+/// The replica of each share such that much of what it sends stays on its node: `sent[share][node]` are its tokens, and
+/// `node_of` the node of each replica. The largest amounts choose first.
+fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
+    let mut wishes: Vec<(u64, usize, usize)> = Vec::new();
+    for (share, by_node) in sent.iter().enumerate() {
+        wishes
+            .extend(by_node.iter().enumerate().filter(|w| *w.1 > 0).map(|(node, &sent)| (sent, share, node)));
+    }
+    wishes.sort_unstable_by_key(|&(sent, share, node)| (Reverse(sent), share, node));
+    let mut replica_of: Vec<Option<usize>> = vec![None; sent.len()];
+    let mut is_free = vec![true; node_of.len()];
+    for (_, share, node) in wishes {
+        let at_home = (node_of[share] == node && is_free[share]).then_some(share);
+        let free = || (0..node_of.len()).find(|&r| is_free[r] && node_of[r] == node);
+        if replica_of[share].is_none()
+            && let Some(replica) = at_home.or_else(free)
+        {
+            replica_of[share] = Some(replica);
+            is_free[replica] = false;
+        }
+    }
+    for (share, chosen) in replica_of.iter_mut().enumerate() {
+        if chosen.is_none() {
+            let replica = if is_free[share] { Some(share) } else { is_free.iter().position(|&free| free) };
+            let replica = replica.expect("there are as many replicas as shares");
+            *chosen = Some(replica);
+            is_free[replica] = false;
+        }
+    }
+    replica_of.into_iter().flatten().collect()
+}
+
+impl StepScheduler {
+    /// The same scheduler for a cluster with so many ranks in a node: among placements that are as even, encoder
+    /// replicas send to LLM replicas of their own node.
+    ///
+    /// # Errors
+    /// [`StepError::Zero`].
+    pub fn with_ranks_per_node(mut self, ranks_per_node: u32) -> Result<Self, StepError> {
+        if ranks_per_node == 0 {
+            return Err(StepError::Zero { field: "ranks_per_node" });
+        }
+        self.ranks_per_node = Some(ranks_per_node);
+        Ok(self)
+    }
+
+    /// What crosses the boundary under a schedule.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::step_input`].
+    pub fn traffic(&self, schedule: &Schedule) -> Result<Traffic, StepError> {
+        self.check_is_ours(schedule)?;
+        let mut traffic = Traffic::default();
+        for (llm, encoder) in schedule.llm.iter().zip(&schedule.encoder) {
+            let feeds = predict::feeds(llm, encoder);
+            traffic.num_messages += feeds.iter().flatten().filter(|&&feeds| feeds).count() as u64;
+            let mut cut: Vec<SampleIndex> = encoder
+                .iter()
+                .flatten()
+                .filter(|share| share.parts.is_some())
+                .map(|share| share.sample)
+                .collect();
+            cut.sort_unstable();
+            cut.dedup();
+            traffic.num_cut_samples += cut.len() as u64;
+            for (replica, by_node) in self.sent(llm, encoder).iter().enumerate() {
+                let sent: u64 = by_node.iter().sum();
+                traffic.feature_tokens += sent;
+                traffic.feature_tokens_across += sent - by_node[self.node(Rank(replica as u32))];
+            }
+        }
+        Ok(traffic)
+    }
+
+    /// Node of a rank; 0 where the ranks of a node are not known.
+    pub(crate) fn node(&self, rank: Rank) -> usize {
+        self.ranks_per_node.map_or(0, |ranks| rank.index() / ranks as usize)
+    }
+
+    /// Feature tokens that each encoder replica sends, by node of the LLM replica.
+    fn sent(&self, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u64>> {
+        let layout = self.settings.layout;
+        let first_ranks = (0..layout.llm.dp).map(|replica| self.node(layout.rank(replica, StageIndex(1))));
+        let node_of: Vec<usize> = first_ranks.collect();
+        let num_nodes = 1 + self.node(Rank(layout.num_ranks() - 1));
+        let holders = predict::holders(llm);
+        let of_replica = |shares: &Vec<EncoderShare>| {
+            let mut by_node = vec![0; num_nodes];
+            for share in shares {
+                if let Some(holder) = predict::holder(&holders, share.sample) {
+                    by_node[node_of[holder]] += self.feature_tokens(share);
+                }
+            }
+            by_node
+        };
+        encoder.iter().map(of_replica).collect()
+    }
+
+    pub(crate) fn feature_tokens(&self, share: &EncoderShare) -> u64 {
+        let sample = self.shape(share.sample);
+        share.parts.map_or_else(
+            || u64::from(sample.feature_tokens),
+            |parts| u64::from(sample.share(parts).feature_tokens),
+        )
+    }
+
+    /// The shares on replicas near those they send to; as they are where no node is known, or there is one.
+    pub(crate) fn near(
+        &self,
+        llm: &[Vec<SampleIndex>],
+        encoder: Vec<Vec<EncoderShare>>,
+    ) -> Vec<Vec<EncoderShare>> {
+        let layout = self.settings.layout;
+        if self.node(Rank(layout.num_ranks() - 1)) == 0 {
+            return encoder;
+        }
+        let node_of: Vec<usize> = (0..layout.encoder.dp).map(|replica| self.node(Rank(replica))).collect();
+        let mut placed = vec![Vec::new(); encoder.len()];
+        for (share, replica) in encoder.iter().zip(near(&self.sent(llm, &encoder), &node_of)) {
+            placed[replica].clone_from(share);
+        }
+        placed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_largest_amounts_choose_their_node_first() {
+        // Replicas 0 and 1 on node 0, 2 on node 1. Share 0 sends most to node 1, share 2 a little.
+        let sent = [vec![0, 90], vec![5, 0], vec![10, 20]];
+        assert_eq!(near(&sent, &[0, 0, 1]), [2, 1, 0]);
+        // Nothing to win: all stay.
+        assert_eq!(near(&[vec![0, 0], vec![0, 0]], &[0, 1]), [0, 1]);
+        assert_eq!(near(&[vec![3, 0], vec![0, 3]], &[0, 1]), [0, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_share_has_a_replica_of_its_own(
+            sent in prop::collection::vec(prop::collection::vec(0u64..9, 3), 1..9), nodes in prop::collection::vec(0usize..3, 9)
+        ) {
+            let mut chosen = near(&sent, &nodes[..sent.len()]);
+            chosen.sort_unstable();
+            prop_assert_eq!(chosen, (0..sent.len()).collect::<Vec<_>>());
+        }
+    }
+}

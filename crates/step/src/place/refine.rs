@@ -1,0 +1,284 @@
+//! Refinement: single samples change places as long as that shortens the simulated step.
+//!
+//! Balanced buckets are not the shortest step. A small first microbatch fills the pipeline sooner, a small
+//! last one drains it sooner, and a long encoder part can hide behind a long LLM part of the microbatch
+//! before. Only the simulator sees that.
+
+use crate::batches::below;
+use crate::error::StepError;
+use crate::judge::memory::SHARE_ONE;
+use crate::judge::predict::{self, Column};
+use crate::place::search::{Effort, Search};
+use crate::scheduler::BatchCosts;
+use dflop_sim::{MicrobatchDurations, Simulator};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+
+/// Actions that all trials may time together in a step of a second, some 10 ms on one core; a trial also costs as much
+/// as [`TRIAL_ACTIONS`] beside its own, and where microbatches are large as [`SAMPLE_ACTIONS`] for each sample of one.
+const ACTIONS: u64 = 2_000_000;
+const TRIAL_ACTIONS: u64 = 1_000;
+const SAMPLE_ACTIONS: u64 = 15;
+
+/// Trials between two questions whether to stop.
+const TRIALS_UNASKED: u64 = 32;
+
+/// Trials in a row, per sample, that win nothing, after which the search leaves the best places by a few
+/// random moves.
+const PATIENCE: u64 = 3;
+
+/// What places are worth, less being better: the simulated makespan in nanoseconds, then the sum of the
+/// squared loads of all buckets.
+///
+/// The second decides between steps of equal length. Without it the search leaves uneven what a longer action
+/// elsewhere happens to hide, and then a little noise shows it.
+type Judgement = (u64, u128);
+
+/// Where the samples are, what each microbatch takes with them, and what that makes of the step.
+struct Places<'a> {
+    search: &'a Search<'a>,
+    /// Place of each sample, microbatch * replicas + replica.
+    bucket: Vec<u32>,
+    /// Positions of the samples of each microbatch, in no order.
+    members: Vec<Vec<usize>>,
+    columns: Vec<Column>,
+    /// Load of each bucket on the encoder and on the LLM backbone, in nanoseconds.
+    load_ns: Vec<[u64; 2]>,
+    /// Share of each bucket's memory that is taken.
+    held: Vec<u64>,
+    /// LLM tokens of each bucket; all 0 without a cap on them.
+    tokens: Vec<u64>,
+    squares: u128,
+    simulator: Simulator,
+}
+
+/// How to take back what was tried: the samples with the places they came from, and the microbatches as they were.
+struct Undo {
+    moves: Vec<(usize, u32)>,
+    columns: Vec<(usize, Column)>,
+}
+
+impl<'a> Places<'a> {
+    fn new(search: &'a Search<'a>, bucket: Vec<u32>) -> Result<Self, StepError> {
+        let Search { scheduler, costs, shares, .. } = *search;
+        let settings = &scheduler.settings;
+        let num_buckets = settings.num_buckets() as usize;
+        let mut members = vec![Vec::new(); settings.num_microbatches as usize];
+        let mut load_ns = vec![[0, 0]; num_buckets];
+        let (mut held, mut tokens) = (vec![0; num_buckets], vec![0; num_buckets]);
+        for (position, &at) in bucket.iter().enumerate() {
+            members[(at / settings.layout.llm.dp) as usize].push(position);
+            let load: &mut [u64; 2] = &mut load_ns[at as usize];
+            *load = add(*load, cost(costs, position));
+            held[at as usize] += shares.map_or(0, |shares| shares[position]);
+            tokens[at as usize] += tokens_of(costs, position);
+        }
+        let squares = load_ns.iter().map(|&load| square(load)).sum();
+        let columns: Vec<Column> = members.iter().map(|members| search.column_of(&bucket, members)).collect();
+        let simulator = Simulator::new(&predict::assemble(scheduler, &columns, search.order).input)?;
+        Ok(Self { search, bucket, members, columns, load_ns, held, tokens, squares, simulator })
+    }
+
+    fn judgement(&mut self) -> Judgement {
+        (self.simulator.makespan_ns(), self.squares)
+    }
+
+    /// Takes samples to other places.
+    fn put(&mut self, moves: &[(usize, u32)]) -> Undo {
+        let mut undo = Undo { moves: Vec::with_capacity(moves.len()), columns: Vec::new() };
+        for &(position, to) in moves {
+            undo.moves.push((position, self.shift(position, to)));
+        }
+        let replicas = self.search.scheduler.settings.layout.llm.dp;
+        let mut touched: Vec<usize> =
+            moves.iter().chain(&undo.moves).map(|&(_, bucket)| (bucket / replicas) as usize).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        for at in touched {
+            let column = self.search.column_of(&self.bucket, &self.members[at]);
+            self.set(at, &column);
+            undo.columns.push((at, std::mem::replace(&mut self.columns[at], column)));
+        }
+        undo
+    }
+
+    fn take_back(&mut self, undo: Undo) {
+        for (position, from) in undo.moves.into_iter().rev() {
+            self.shift(position, from);
+        }
+        for (at, column) in undo.columns {
+            self.set(at, &column);
+            self.columns[at] = column;
+        }
+    }
+
+    /// Takes one sample to another place, and gives the one it came from.
+    fn shift(&mut self, position: usize, to: u32) -> u32 {
+        let from = std::mem::replace(&mut self.bucket[position], to);
+        let replicas = self.search.scheduler.settings.layout.llm.dp;
+        let members = &mut self.members[(from / replicas) as usize];
+        if let Some(at) = members.iter().position(|&member| member == position) {
+            members.swap_remove(at);
+        }
+        self.members[(to / replicas) as usize].push(position);
+        let share = self.search.shares.map_or(0, |shares| shares[position]);
+        let tokens = tokens_of(self.search.costs, position);
+        let cost = cost(self.search.costs, position);
+        for (bucket, is_in) in [(from as usize, false), (to as usize, true)] {
+            let load = self.load_ns[bucket];
+            let after = if is_in { add(load, cost) } else { [load[0] - cost[0], load[1] - cost[1]] };
+            self.squares = self.squares - square(load) + square(after);
+            self.load_ns[bucket] = after;
+            for (held, size) in [(&mut self.held[bucket], share), (&mut self.tokens[bucket], tokens)] {
+                *held = if is_in { *held + size } else { *held - size };
+            }
+        }
+        from
+    }
+
+    fn set(&mut self, at: usize, column: &Column) {
+        let by_rank = |of: fn(&dflop_cost::Prediction) -> u64| column.predictions.iter().map(of).collect();
+        let with = MicrobatchDurations {
+            forward_ns: by_rank(|p| p.forward_ns),
+            backward_ns: by_rank(|p| p.backward_ns),
+            input_ns: by_rank(|p| p.input_ns),
+            weight_ns: by_rank(|p| p.weight_ns),
+            feeds: column.feeds.clone(),
+        };
+        self.simulator.set_microbatch(at, self.search.scheduler.settings.layout, &with);
+    }
+
+    /// Whether no place holds more than its share of the memory, or more tokens than the cap.
+    fn is_within(&self) -> bool {
+        let within = |held: &[u64], cap: Option<u64>| cap.is_none_or(|cap| held.iter().all(|&h| h <= cap));
+        within(&self.held, self.search.shares.map(|_| SHARE_ONE))
+            && within(&self.tokens, self.search.scheduler.bucket_tokens_max)
+    }
+}
+
+fn cost(costs: &BatchCosts, position: usize) -> [u64; 2] {
+    [costs.costs.encoder_ns[position], costs.costs.llm_ns[position]]
+}
+
+/// LLM tokens of a sample; 0 without a cap on them.
+fn tokens_of(costs: &BatchCosts, position: usize) -> u64 {
+    costs.costs.tokens.as_ref().map_or(0, |tokens| tokens[position])
+}
+
+fn add(a: [u64; 2], b: [u64; 2]) -> [u64; 2] {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+fn square(load_ns: [u64; 2]) -> u128 {
+    load_ns.iter().map(|&ns| u128::from(ns) * u128::from(ns)).sum()
+}
+
+impl Search<'_> {
+    /// Places of the samples, microbatch * replicas + replica, that the simulator finds no slower than
+    /// `bucket`.
+    ///
+    /// A move takes a random sample to a random place, or exchanges two samples; it is kept if the step is no
+    /// longer, and if no place holds more than its share of the memory, where the search has shares, or more tokens than
+    /// the cap. Equal steps are kept too, so that the search walks along plateaus; after many failures it goes on from near the
+    /// best.
+    pub(crate) fn refine(&self, bucket: Vec<u32>) -> Result<Vec<u32>, StepError> {
+        let num_buckets = self.scheduler.settings.num_buckets();
+        if num_buckets < 2 || self.batch.is_empty() {
+            return Ok(bucket);
+        }
+        let mut best = bucket.clone();
+        let mut places = Places::new(self, bucket)?;
+        let mut current = places.judgement();
+        let mut best_judgement = current;
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed());
+        let (mut failures, mut moves) = (0, Vec::new());
+        let of_microbatch = self.batch.len() as u64 / u64::from(self.scheduler.settings.num_microbatches);
+        let num_trials = num_trials(self.effort, self.scheduler.num_actions(), of_microbatch);
+        for trial in 0..num_trials {
+            if trial % TRIALS_UNASKED == 0 && (self.halt)() {
+                break;
+            }
+            let is_shaken = failures >= PATIENCE * self.batch.len() as u64;
+            moves.clear();
+            if is_shaken {
+                let away = places.bucket.iter().zip(&best).enumerate().filter(|(_, (now, best))| now != best);
+                let back: Vec<(usize, u32)> = away.map(|(position, (_, &best))| (position, best)).collect();
+                places.put(&back);
+                for _ in 0..3 {
+                    change(&places.bucket, num_buckets, &mut random, &mut moves);
+                }
+            } else {
+                change(&places.bucket, num_buckets, &mut random, &mut moves);
+            }
+            let undo = places.put(&moves);
+            let found = if places.is_within() { places.judgement() } else { (u64::MAX, u128::MAX) };
+            if is_shaken || found <= current {
+                failures = if is_shaken || found < current { 0 } else { failures + 1 };
+                current = found;
+            } else {
+                failures += 1;
+                places.take_back(undo);
+            }
+            if current < best_judgement {
+                best_judgement = current;
+                best.clone_from(&places.bucket);
+            }
+        }
+        Ok(best)
+    }
+
+    /// What a microbatch takes with the samples at `positions`.
+    fn column_of(&self, bucket: &[u32], positions: &[usize]) -> Column {
+        let scheduler = self.scheduler;
+        // In the order of the batch, as they are placed at the end: packing order is part of a prediction.
+        let mut positions = positions.to_vec();
+        positions.sort_unstable();
+        let share = |column: &[usize]| scheduler.share_quickly(self.costs, column);
+        let (llm, encoder) = scheduler.place_column(self.batch, bucket, &positions, share);
+        predict::column(scheduler, &llm, &encoder)
+    }
+}
+
+/// Trials of a step of so many actions, with so many samples in a microbatch.
+fn num_trials(effort: Effort, num_actions: u64, of_microbatch: u64) -> u64 {
+    effort.of(ACTIONS) / (TRIAL_ACTIONS.max(SAMPLE_ACTIONS * of_microbatch) + num_actions)
+}
+
+/// Takes one sample to another place, or exchanges two samples of different places.
+fn change(bucket: &[u32], num_buckets: u32, random: &mut ChaCha8Rng, moves: &mut Vec<(usize, u32)>) {
+    let mut draw = |end: u64| below(random, end);
+    let one = draw(bucket.len() as u64) as usize;
+    let other = draw(bucket.len() as u64) as usize;
+    if draw(2) == 0 || bucket[one] == bucket[other] {
+        let step = 1 + draw(u64::from(num_buckets) - 1) as u32;
+        moves.push((one, ((u64::from(bucket[one]) + u64::from(step)) % u64::from(num_buckets)) as u32));
+    } else {
+        moves.extend([(one, bucket[other]), (other, bucket[one])]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step of a second with 32 actions: 2,000,000 / 1,032, and where a trial packs 4,096 samples 2,000,000 / 61,472.
+    #[test]
+    fn large_microbatches_cost_trials() {
+        let of = |of_microbatch| num_trials(Effort::of_step(1_000_000_000), 32, of_microbatch);
+        assert_eq!([0, 1, 66, 4_096].map(of), [1_937, 1_937, 1_937, 32]);
+    }
+
+    #[test]
+    fn a_change_moves_one_sample_or_exchanges_two() {
+        let mut random = ChaCha8Rng::seed_from_u64(7);
+        let start: Vec<u32> = (0..12).map(|i| i % 4).collect();
+        let mut kinds = [0; 2];
+        for _ in 0..500 {
+            let mut moves = Vec::new();
+            change(&start, 4, &mut random, &mut moves);
+            assert!(moves.iter().all(|&(position, to)| to < 4 && to != start[position]));
+            kinds[moves.len() - 1] += 1;
+        }
+        assert!(kinds[0] > 100 && kinds[1] > 100, "{kinds:?}");
+    }
+}

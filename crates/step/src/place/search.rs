@@ -1,0 +1,214 @@
+//! The search for places: balanced buckets, the shape and the order of the microbatches that the simulator finds
+//! shortest.
+
+use crate::error::StepError;
+use crate::judge::memory::SHARE_ONE;
+use crate::judge::predict;
+use crate::methods::with_bound;
+use crate::place::columns::{self, Columns};
+use crate::place::ramp::Ramp;
+use crate::scheduler::{BatchCosts, StepScheduler, Stop, loads};
+use crate::tokens;
+use dflop_schedule::{Assignment, Costs, Limits, order_microbatches_from, small_ends};
+use dflop_sim::Simulator;
+use dflop_types::{PipelineOrder, SampleIndex, Schedule};
+
+/// Actions that the search for an order of microbatches may time in a step of a second: some 3 ms on one core.
+const ORDER_ACTIONS: u64 = 1_000_000;
+
+/// Orders timed of each shape before the best are searched: those that the search begins with.
+const QUICK_EVALUATIONS: u64 = 5;
+
+/// The part of the moves that a ramp gets to balance: one in this many. Single samples are moved later anyway.
+const RAMP_SHARE: u64 = 8;
+
+/// Shapes whose order is searched.
+const NUM_ORDERED: usize = 2;
+
+/// Samples in places, microbatch * replicas + replica, and what the simulator gives for them.
+struct Candidate {
+    makespan_ns: u64,
+    bucket: Vec<u32>,
+}
+
+/// One search for places: of what, and what it may spend.
+pub(crate) struct Search<'a> {
+    pub(crate) scheduler: &'a StepScheduler,
+    pub(crate) step: u64,
+    pub(crate) batch: &'a [SampleIndex],
+    pub(crate) costs: &'a BatchCosts,
+    /// Part of a bucket's memory that each sample takes; none without a budget.
+    pub(crate) shares: Option<&'a [u64]>,
+    /// The pipeline order under which places are compared.
+    pub(crate) order: PipelineOrder,
+    pub(crate) effort: Effort,
+    pub(crate) halt: Stop<'a>,
+}
+
+/// What a search may spend, in thousandths of what suits a step of one second.
+///
+/// A long step can hide a long search, and a short one cannot. The length is the predicted one, so that the search is
+/// the same on any machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Effort(u64);
+
+impl Effort {
+    /// For a step of this length in arrival order.
+    pub(crate) fn of_step(makespan_ns: u64) -> Self {
+        Self((makespan_ns / 1_000_000).clamp(250, 8_000))
+    }
+
+    /// This part of `amount`.
+    pub(crate) fn of(self, amount: u64) -> u64 {
+        amount / 1_000 * self.0
+    }
+}
+
+impl Search<'_> {
+    /// Balanced buckets in the best order found.
+    pub(crate) fn ordered(&self) -> Result<Schedule, StepError> {
+        let assignment = self.even()?;
+        let bucket = self.in_best_order(&assignment, self.max_evaluations())?.bucket;
+        Ok(with_bound(self.shared(&bucket)?, &assignment))
+    }
+
+    /// The schedule of these places, the encoder's part shared out in the way with the shortest step.
+    fn shared(&self, bucket: &[u32]) -> Result<Schedule, StepError> {
+        let placement = self.scheduler.place_best(self.batch, self.costs, bucket, self.order)?;
+        self.scheduler.judge_placement(self.step, self.batch, self.costs, bucket, placement)
+    }
+
+    /// Balanced buckets of the best shape, in the best order found, refined.
+    pub(crate) fn best(&self) -> Result<Schedule, StepError> {
+        let even = self.even()?;
+        let mut tried = vec![self.in_best_order(&even, QUICK_EVALUATIONS)?];
+        let mut assignments = vec![even];
+        for ramp in Ramp::candidates(&self.scheduler.settings, self.batch.len()) {
+            if (self.halt)() {
+                break;
+            }
+            // A ramp takes room: under a cap it may not exist.
+            let assignment = match self.shaped(&ramp) {
+                Err(StepError::Balance(_)) => continue,
+                found => found?,
+            };
+            tried.push(self.in_best_order(&assignment, QUICK_EVALUATIONS)?);
+            assignments.push(assignment);
+        }
+        let mut ranked: Vec<usize> = (0..tried.len()).collect();
+        ranked.sort_by_key(|&at| (tried[at].makespan_ns, at));
+        let max_evaluations = self.max_evaluations() / NUM_ORDERED as u64;
+        let mut best: Option<Candidate> = None;
+        for &at in ranked.iter().take(NUM_ORDERED) {
+            let candidate = self.in_best_order(&assignments[at], max_evaluations)?;
+            if best.as_ref().is_none_or(|best| candidate.makespan_ns < best.makespan_ns) {
+                best = Some(candidate);
+            }
+        }
+        let best = best.expect("even buckets are a shape");
+        let bucket = self.refine(best.bucket)?;
+        Ok(with_bound(self.shared(&bucket)?, &assignments[0]))
+    }
+
+    /// Balanced buckets, those of like LLM load in one microbatch.
+    pub(crate) fn of_like_load(&self) -> Result<Schedule, StepError> {
+        let assignment = self.shaped(&Ramp::EVEN)?;
+        let replicas = self.scheduler.settings.layout.llm.dp as usize;
+        let columns = columns::by_llm_load(&assignment.llm_load_ns, replicas);
+        let bucket = columns::places(&assignment.bucket, columns.iter());
+        Ok(with_bound(self.shared(&bucket)?, &assignment))
+    }
+
+    /// Orders that one search may time.
+    fn max_evaluations(&self) -> u64 {
+        (self.effort.of(ORDER_ACTIONS) / self.scheduler.num_actions()).clamp(16, 8_192)
+    }
+
+    /// Even buckets. Where the cap on tokens alone cannot be kept, that is the answer; beside shares of memory, which
+    /// speak too cautiously, it may be theirs.
+    fn even(&self) -> Result<Assignment, StepError> {
+        self.shaped(&Ramp::EVEN).map_err(|error| match self.shares {
+            None => tokens::of_step(self.step, error),
+            Some(_) => error,
+        })
+    }
+
+    /// Buckets of the shape `ramp`, balanced.
+    fn shaped(&self, ramp: &Ramp) -> Result<Assignment, StepError> {
+        let (settings, costs) = (&self.scheduler.settings, &self.costs.costs);
+        let (num_buckets, num_samples) = (settings.num_buckets(), costs.num_samples());
+        let balanced = Costs { bytes: self.shares.map(<[u64]>::to_vec), ..costs.clone() };
+        let balanced = ramp.with_phantoms(balanced, settings);
+        let limits = Limits::new(num_samples, num_buckets);
+        let limits = Limits {
+            bucket_bytes_max: self.shares.map(|_| SHARE_ONE),
+            bucket_tokens_max: self.scheduler.bucket_tokens_max,
+            seed: self.seed(),
+            max_moves: if *ramp == Ramp::EVEN { limits.max_moves } else { limits.max_moves / RAMP_SHARE },
+            ..limits
+        };
+        let mut assignment = dflop_schedule::schedule(&balanced, &limits)?;
+        assignment.bucket.truncate(num_samples);
+        (assignment.encoder_load_ns, assignment.llm_load_ns) = loads(costs, &assignment.bucket, num_buckets);
+        Ok(assignment)
+    }
+
+    /// The buckets of an assignment as places: the best of the ways to form microbatches of them, in the best order
+    /// found when the simulator may be asked `max_evaluations` times.
+    fn in_best_order(&self, assignment: &Assignment, max_evaluations: u64) -> Result<Candidate, StepError> {
+        let scheduler = self.scheduler;
+        let mut best: Option<(u64, Columns, Simulator)> = None;
+        for columns in scheduler.columns(assignment) {
+            let bucket = columns::places(&assignment.bucket, columns.iter());
+            let placement = scheduler.place_quickly(self.batch, self.costs, &bucket);
+            let input = predict::predict(scheduler, &placement.llm, &placement.encoder, self.order).input;
+            let mut simulator = Simulator::new(&input)?;
+            let makespan_ns = simulator.makespan_ns();
+            if best.as_ref().is_none_or(|b| makespan_ns < b.0) {
+                best = Some((makespan_ns, columns, simulator));
+            }
+        }
+        let (_, columns, mut simulator) = best.expect("there is at least one way to form microbatches");
+        let load_ns = |bucket_ns: &[u64]| -> Vec<u64> {
+            columns.iter().map(|column| column.iter().map(|&bucket| bucket_ns[bucket]).sum()).collect()
+        };
+        let (encoder_ns, llm_ns) = (load_ns(&assignment.encoder_load_ns), load_ns(&assignment.llm_load_ns));
+        let ascending = |load_ns: &[u64]| {
+            let mut order: Vec<usize> = (0..load_ns.len()).collect();
+            order.sort_by_key(|&at| (load_ns[at], at));
+            order
+        };
+        let descending = |load_ns: &[u64]| ascending(load_ns).into_iter().rev().collect();
+        let starts = [
+            (0..columns.len()).collect(),
+            small_ends(&llm_ns),
+            small_ends(&encoder_ns),
+            ascending(&llm_ns),
+            descending(&llm_ns),
+        ];
+        let order = order_microbatches_from(&starts, self.seed(), max_evaluations, |order| {
+            simulator.makespan_in_order(order)
+        });
+        Ok(Candidate {
+            makespan_ns: simulator.makespan_in_order(&order),
+            bucket: columns::places(&assignment.bucket, order.iter().map(|&column| &columns[column])),
+        })
+    }
+
+    /// The seed of all its draws.
+    pub(crate) fn seed(&self) -> u64 {
+        self.scheduler.seed_of(self.step)
+    }
+}
+
+impl StepScheduler {
+    /// Ways to form microbatches of buckets; one where there is one LLM replica.
+    fn columns(&self, assignment: &Assignment) -> Vec<Columns> {
+        let replicas = self.settings.layout.llm.dp as usize;
+        let (encoder_ns, llm_ns) = (&assignment.encoder_load_ns, &assignment.llm_load_ns);
+        if replicas == 1 {
+            return vec![columns::as_given(llm_ns.len(), 1)];
+        }
+        vec![columns::by_llm_load(llm_ns, replicas), columns::by_encoder_load(encoder_ns, llm_ns, replicas)]
+    }
+}

@@ -1,0 +1,130 @@
+//! Sharing: which encoder replica encodes which parts of a microbatch's samples.
+//!
+//! Samples are kept whole where that is even. Where one is large against the even share of a replica it is cut into
+//! runs of parts, as few as the room on the replicas allows: each run is a message of its own.
+
+use crate::error::StepError;
+use crate::judge::predict::{self, Placement};
+use crate::place::shares::{PartCosts, Shares, fullest_ns, num_parts, spread, total, whole};
+use crate::scheduler::{BatchCosts, StepScheduler};
+use dflop_schedule::{baseline, divide};
+use dflop_sim::Simulator;
+use dflop_types::{PartRange, PipelineOrder, Rank, SampleIndex, SampleShape};
+use std::cmp::Reverse;
+
+/// A way to share out the samples at these positions of a batch.
+type Way<'a> = &'a dyn Fn(&[usize]) -> Shares;
+
+/// Whole samples stay where their fullest replica has at most this much more than the even share: a part of 16.
+const EVEN_ENOUGH: u64 = 16;
+
+impl StepScheduler {
+    /// Time of the parts of a sample; one part where it cannot be cut.
+    pub(crate) fn part_costs(
+        &self,
+        shape: &SampleShape,
+        sample_ns: u64,
+        typical: dflop_cost::Typical,
+    ) -> PartCosts {
+        if shape.num_parts() < 2 {
+            return vec![(1, sample_ns)];
+        }
+        let mut first = 0;
+        let groups = shape.encoder_parts.iter().map(|group| {
+            // Alike in segments and features, so in time: but for segments of other sizes, which average out.
+            let run = shape.share(PartRange { first, count: group.count });
+            first += group.count;
+            (group.count, self.model.sample_encoder_ns(&run, typical) / u64::from(group.count))
+        });
+        groups.collect()
+    }
+
+    /// Shares of a microbatch: whole samples by LPT where that is even enough, else cut where that is more even. What a
+    /// search can afford.
+    pub(crate) fn share_quickly(&self, costs: &BatchCosts, column: &[usize]) -> Shares {
+        let replicas = self.settings.layout.encoder.dp;
+        let part_ns: Vec<&PartCosts> = column.iter().map(|&position| &costs.part_ns[position]).collect();
+        let cost_ns: Vec<u64> = part_ns.iter().map(|costs| total(costs)).collect();
+        let kept = whole(&baseline::single_cost_lpt(&cost_ns, replicas), replicas);
+        let even_ns =
+            cost_ns.iter().fold(0, |sum: u64, &ns| sum.saturating_add(ns)) / u64::from(replicas.max(1));
+        let kept_ns = fullest_ns(&part_ns, &kept);
+        if kept_ns <= even_ns.saturating_add(even_ns / EVEN_ENOUGH)
+            || part_ns.iter().all(|c| num_parts(c) < 2)
+        {
+            return kept;
+        }
+        let cut = spread(&part_ns, replicas);
+        if fullest_ns(&part_ns, &cut) < kept_ns { cut } else { kept }
+    }
+
+    /// The same shares on other replicas of their node: of each microbatch in turn the longest goes to the replica that
+    /// has worked least before it. Each microbatch may be even only as a whole, as where it has one image for two
+    /// replicas.
+    fn turned(&self, mut placement: Placement) -> Placement {
+        let replicas = self.settings.layout.encoder.dp as usize;
+        let node_of: Vec<usize> = (0..replicas as u32).map(|replica| self.node(Rank(replica))).collect();
+        let mut worked_ns = vec![0u64; replicas];
+        for (llm, encoder) in placement.llm.iter().zip(&mut placement.encoder) {
+            let column = predict::column(self, llm, encoder);
+            let ns = |replica: usize| {
+                let prediction = &column.predictions[replica];
+                prediction.forward_ns.saturating_add(prediction.backward_ns)
+            };
+            let mut longest: Vec<usize> = (0..replicas).collect();
+            longest.sort_by_key(|&share| (node_of[share], Reverse(ns(share)), share));
+            let mut freest: Vec<usize> = (0..replicas).collect();
+            freest.sort_by_key(|&replica| (node_of[replica], worked_ns[replica], replica));
+            let mut turned = vec![Vec::new(); replicas];
+            for (share, replica) in longest.into_iter().zip(freest) {
+                worked_ns[replica] = worked_ns[replica].saturating_add(ns(share));
+                turned[replica] = std::mem::take(&mut encoder[share]);
+            }
+            *encoder = turned;
+        }
+        placement
+    }
+
+    /// The samples in the places of `bucket`: of the ways to share out the encoder's part, as they are and turned, the one
+    /// with the shortest step under `order` within the memory budget; samples are cut only where that wins.
+    pub(crate) fn place_best(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        bucket: &[u32],
+        order: PipelineOrder,
+    ) -> Result<Placement, StepError> {
+        let replicas = self.settings.layout.encoder.dp;
+        let part_ns = |column: &[usize]| -> Vec<&PartCosts> {
+            column.iter().map(|&position| &costs.part_ns[position]).collect()
+        };
+        let cost_ns = |column: &[usize]| -> Vec<u64> {
+            column.iter().map(|&position| costs.encoder_ns[position]).collect()
+        };
+        let ways: [Way<'_>; 4] = [
+            &|column| whole(&baseline::single_cost_lpt(&cost_ns(column), replicas), replicas),
+            &|column| whole(&divide(&cost_ns(column), replicas), replicas),
+            &|column| self.share_quickly(costs, column),
+            &|column| spread(&part_ns(column), replicas),
+        ];
+        let mut best: Option<(bool, u64, Placement)> = None;
+        let placed = ways.map(|way| self.place(batch, bucket, way));
+        let turned = placed.clone().map(|placement| self.turned(placement));
+        for placement in placed.into_iter().chain(turned) {
+            if best.as_ref().is_some_and(|b| b.2 == placement) {
+                continue;
+            }
+            let input = predict::predict(self, &placement.llm, &placement.encoder, order).input;
+            let makespan_ns = Simulator::new(&input)?.makespan_ns();
+            let is_over = self.settings.memory_budget_bytes.is_some_and(|budget| {
+                let peaks = predict::memory(self, &self.as_schedule(0, batch, placement.clone()));
+                peaks.iter().any(|memory| memory.total_bytes() > budget)
+            });
+            if best.as_ref().is_none_or(|b| (is_over, makespan_ns) < (b.0, b.1)) {
+                best = Some((is_over, makespan_ns, placement));
+            }
+        }
+        let (_, _, placement) = best.expect("the first way is better than none");
+        Ok(placement)
+    }
+}

@@ -1,0 +1,83 @@
+//! Settings: what of a plan the scheduler of a step needs to know.
+
+use crate::error::StepError;
+use dflop_cost::{CostModel, StageLayers};
+use dflop_types::{Layout, PipelineOrder, RankedPlan, cut_layers};
+
+/// What of a plan the scheduler of a step needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSettings {
+    /// Degrees of both components; tensor parallelism and encoder stages must be 1.
+    pub layout: Layout,
+    /// Microbatches of a step, on each LLM replica; at least 1.
+    pub num_microbatches: u32,
+    /// Order of actions.
+    pub pipeline_order: PipelineOrder,
+    /// Bytes one rank may use; `None`: nothing is held against it.
+    pub memory_budget_bytes: Option<u64>,
+}
+
+impl From<&RankedPlan> for StepSettings {
+    /// The settings of a plan, without a memory budget: a plan does not carry one.
+    fn from(plan: &RankedPlan) -> Self {
+        Self {
+            layout: plan.layout,
+            num_microbatches: plan.num_microbatches,
+            pipeline_order: plan.pipeline_order,
+            memory_budget_bytes: None,
+        }
+    }
+}
+
+impl StepSettings {
+    /// Buckets of a step: microbatches x LLM replicas.
+    pub const fn num_buckets(&self) -> u32 {
+        self.num_microbatches * self.layout.llm.dp
+    }
+
+    /// Layers that each stage of the LLM backbone holds.
+    ///
+    /// # Errors
+    /// [`StepError::Unsupported`], [`StepError::Zero`], [`StepError::StagesExceedLayers`],
+    /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`].
+    pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
+        let (encoder, llm) = (self.layout.encoder, self.layout.llm);
+        if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 {
+            return Err(StepError::Unsupported { layout: self.layout });
+        }
+        for (field, value) in [
+            ("layout.encoder.data_parallel_degree", encoder.dp),
+            ("layout.llm.data_parallel_degree", llm.dp),
+            ("layout.llm.pipeline_parallel_degree", llm.pp),
+            ("num_microbatches", self.num_microbatches),
+        ] {
+            if value == 0 {
+                return Err(StepError::Zero { field });
+            }
+        }
+        if self.pipeline_order == PipelineOrder::Interleaved {
+            return Err(StepError::UnsupportedOrder { order: self.pipeline_order });
+        }
+        if self.pipeline_order == PipelineOrder::ZeroBubble && !model.has_split() {
+            return Err(StepError::NoSplit { order: self.pipeline_order });
+        }
+        let layers = model.num_llm_layers();
+        if llm.pp > layers {
+            return Err(StepError::StagesExceedLayers { stages: llm.pp, layers });
+        }
+        if llm.pp > 1 && model.is_tied() {
+            return Err(StepError::TiedStages { stages: llm.pp });
+        }
+        let cut = cut_layers(layers, llm.pp);
+        let last = cut.len() - 1;
+        Ok(cut
+            .into_iter()
+            .enumerate()
+            .map(|(stage, num_layers)| StageLayers {
+                num_layers,
+                is_first: stage == 0,
+                is_last: stage == last,
+            })
+            .collect())
+    }
+}

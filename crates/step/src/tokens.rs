@@ -1,0 +1,92 @@
+//! The cap on LLM tokens in the scheduler: who keeps it, and the errors where it does not hold.
+//!
+//! Tokens are exact where bytes are predicted: a bucket (microbatch x LLM replica) has the sum of its samples' tokens,
+//! so the cap goes to the balancer as it is, and no schedule needs a second look but those of arms that do not know it.
+
+use crate::error::StepError;
+use crate::scheduler::StepScheduler;
+use dflop_schedule::BalanceError;
+use dflop_types::{SampleIndex, SampleShape, Schedule};
+use std::cmp::Reverse;
+
+/// Nothing if there may be such a cap and each sample alone keeps it; else the error of the longest, so that a cap
+/// that holds it holds all.
+pub fn check_samples(shapes: &[SampleShape], bucket_tokens_max: Option<u64>) -> Result<(), StepError> {
+    let Some(cap) = bucket_tokens_max else { return Ok(()) };
+    if cap == 0 {
+        return Err(StepError::Zero { field: "train.bucket_tokens_max" });
+    }
+    let longest = (0..).zip(shapes).max_by_key(|&(index, shape)| (shape.llm_tokens, Reverse(index)));
+    match longest {
+        Some((index, shape)) if u64::from(shape.llm_tokens) > cap => Err(StepError::SampleOverTokens {
+            sample: SampleIndex(index),
+            tokens: u64::from(shape.llm_tokens),
+            bucket_tokens_max: cap,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The error of balanced buckets in the words of a step, where it is the cap on tokens that cannot be kept.
+pub(crate) fn of_step(step: u64, error: StepError) -> StepError {
+    match error {
+        StepError::Balance(
+            BalanceError::CapsInfeasible { unit: "tokens", needed: needed_tokens, num_buckets, cap, .. }
+            | BalanceError::NoPacking { unit: "tokens", best: needed_tokens, num_buckets, cap, .. },
+        ) => {
+            StepError::Tokens { step, num_buckets, needed_tokens, bucket_tokens_max: cap, is_balanced: true }
+        }
+        other => other,
+    }
+}
+
+impl StepScheduler {
+    /// The same scheduler with a hard cap on the LLM tokens of a bucket, which is a microbatch on one LLM replica.
+    /// Methods from [`crate::Method::Balanced`] on keep to it; a schedule of the others that passes it is refused.
+    ///
+    /// # Errors
+    /// [`StepError::Zero`]; [`StepError::SampleOverTokens`] where a sample of the data profile is over the cap alone.
+    pub fn with_bucket_tokens_max(mut self, bucket_tokens_max: Option<u64>) -> Result<Self, StepError> {
+        check_samples(&self.shapes, bucket_tokens_max)?;
+        self.bucket_tokens_max = bucket_tokens_max;
+        Ok(self)
+    }
+
+    /// As [`StepScheduler::with_bucket_tokens_max`] for a cap that [`check_samples`] has passed for the same samples: a
+    /// search makes many schedulers of one dataset and looks at its samples once.
+    #[must_use]
+    pub const fn with_checked_tokens_max(mut self, bucket_tokens_max: Option<u64>) -> Self {
+        self.bucket_tokens_max = bucket_tokens_max;
+        self
+    }
+
+    /// LLM tokens of each sample of a batch; `None` without a cap.
+    pub(crate) fn capped_tokens(&self, batch: &[SampleIndex]) -> Option<Vec<u64>> {
+        self.bucket_tokens_max?;
+        Some(batch.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).collect())
+    }
+
+    /// Nothing if no bucket of a schedule passes the cap on tokens, or if there is none.
+    ///
+    /// # Errors
+    /// [`StepError::Tokens`]; [`StepError::UnknownSample`] and [`StepError::ForeignSchedule`] for a schedule that is
+    /// not of this plan and data.
+    pub fn check_tokens(&self, schedule: &Schedule) -> Result<(), StepError> {
+        self.check_is_ours(schedule)?;
+        let Some(bucket_tokens_max) = self.bucket_tokens_max else { return Ok(()) };
+        let tokens = |bucket: &Vec<SampleIndex>| -> u64 {
+            bucket.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).sum()
+        };
+        let needed_tokens = schedule.llm.iter().flatten().map(tokens).max().unwrap_or(0);
+        if needed_tokens <= bucket_tokens_max {
+            return Ok(());
+        }
+        Err(StepError::Tokens {
+            step: schedule.step,
+            num_buckets: self.settings.num_buckets(),
+            needed_tokens,
+            bucket_tokens_max,
+            is_balanced: false,
+        })
+    }
+}
