@@ -34,17 +34,15 @@
 //! ```
 //!
 //! How the model is run stands in [`CostSettings`]: what trains, what is recomputed, over how many ranks a layer is
-//! cut. [`Load`] keeps the prediction of a bucket while a scheduler moves samples about.
+//! cut.
 //!
 //! *Not modelled*: sharded states, contention.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, section on profiling; `docs/cost_model.md`.
 
-pub mod analytic;
 mod cost;
 mod error;
 mod grid;
-mod load;
 pub mod memory;
 mod module;
 mod network;
@@ -56,7 +54,6 @@ mod work;
 pub use cost::{CostModel, Prediction, StageLayers};
 pub use error::CostError;
 pub use grid::{Curve, GridError, Growth, Reading};
-pub use load::Load;
 pub use memory::{
     MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
 };

@@ -1,7 +1,7 @@
 //! The analytic model's integers, for those who check or use them.
 
 use crate::error::{Kind, map};
-use dflop_cost::analytic::{AnalyticError, Architecture};
+use dflop_analytic::{AnalyticError, Architecture};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub(crate) fn module_activation_bytes(
     Ok(found.operations.iter().map(|operation| operation.kept_bytes(&segments, value_bytes)).sum())
 }
 
-fn find(config: &str, name: &str) -> PyResult<dflop_cost::analytic::Module> {
+fn find(config: &str, name: &str) -> PyResult<dflop_analytic::Module> {
     let modules = architecture(config)?.modules();
     let known = modules.iter().map(|module| module.name).collect::<Vec<_>>().join(", ");
     let missing = || AnalyticError::UnknownModule { name: name.to_owned(), known };

@@ -9,8 +9,8 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
+use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_cost::CostModel;
-use dflop_cost::analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_step::{Arm, StepScheduler, StepSettings};
 use dflop_types::{
     ComponentLayout, EncoderParts, EncoderSegments, Layout, MadeFrom, PipelineOrder, SampleIndex, SampleShape,

@@ -4,7 +4,7 @@ use super::write;
 use crate::Failure;
 use crate::args;
 use crate::config::{self, Config};
-use dflop_cost::analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
+use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_types::thousands;
 use dflop_types::{MadeFrom, ModelProfile, artifact};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::args;
-use dflop_cost::analytic::{CatalogueModel, EFFICIENCY, HARDWARE, Hardware, catalogue};
+use dflop_analytic::{CatalogueModel, EFFICIENCY, HARDWARE, Hardware, catalogue};
 use dflop_types::thousands;
 use serde_json::json;
 

@@ -1,11 +1,11 @@
 //! From `config.json` to integers: one function a family, with the defaults of its classes in transformers 5.23.
 
-use super::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
-use super::defaults::{
+use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
+use crate::defaults::{
     CLIP, INTERNVIT, LLAMA, QWEN2, QWEN2_5_VL_VISION, QWEN2_AUDIO, QWEN2_VL_TEXT, QWEN2_VL_VISION, SIGLIP,
 };
-use super::error::AnalyticError;
-use super::fields::Section;
+use crate::error::AnalyticError;
+use crate::fields::Section;
 use serde_json::Value;
 
 /// Families whose configuration we read.

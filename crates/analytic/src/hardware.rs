@@ -4,7 +4,7 @@
 //! made on 2026-11-21 and compared that day with public copies of the documents; those of the nodes' network cards were not.
 //! What a program reaches of a peak is in none of them: [`Efficiency`] is assumed.
 
-use super::error::AnalyticError;
+use crate::error::AnalyticError;
 
 /// Who makes a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,12 @@
-//! The analytic model: what a model costs on a device that nobody has measured, from integers and a table.
+//! Estimate: a model's configuration and a device in, a model profile out, nothing measured.
 //!
+//! A plan for a cluster that is not there yet needs times that nobody can measure. This crate counts what a model does
+//! and divides it by what a device is said to do, so that `dflop plan` and `dflop simulate` can answer all the same.
 //! [`Architecture`] says what a model is made of; [`Module`] counts floating point operations as
 //! `torch.utils.flop_counter` does, parameters and bytes; [`Hardware`] has peak rates, each with its source;
 //! [`estimate`] puts them together into a model profile that is marked as estimated.
+//!
+//! *Not modelled*: see `docs/analytic.md`, which says what is counted and what is assumed.
 
 mod architecture;
 mod catalogue;

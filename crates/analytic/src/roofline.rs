@@ -5,11 +5,11 @@
 //! module = max(sum over steps, kernels * DISPATCH_NS)
 //! ```
 
-use super::architecture::Architecture;
-use super::error::AnalyticError;
-use super::hardware::{Hardware, Vendor};
-use super::modules::Module;
-use super::operations::{Kind, Operation, Phase, Work};
+use crate::architecture::Architecture;
+use crate::error::AnalyticError;
+use crate::hardware::{Hardware, Vendor};
+use crate::modules::Module;
+use crate::operations::{Kind, Operation, Phase, Work};
 use dflop_types::{
     Collective, Device, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MemoryReserve,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,

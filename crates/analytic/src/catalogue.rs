@@ -4,8 +4,8 @@
 //! publishes the number of parameters, or others have read it from the checkpoint (the note says who), the test below holds
 //! ours to it; the other entries are marked as not verified.
 
-use super::architecture::Architecture;
-use super::error::AnalyticError;
+use crate::architecture::Architecture;
+use crate::error::AnalyticError;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -83,9 +83,9 @@ fn file<T: for<'de> Deserialize<'de>>(text: &str) -> File<T> {
 }
 
 static MODELS: LazyLock<Vec<CatalogueModel>> = LazyLock::new(|| {
-    let encoders: File<Part> = file(include_str!("../../catalogue/encoders.json"));
-    let backbones: File<Part> = file(include_str!("../../catalogue/backbones.json"));
-    let models: File<Pairing> = file(include_str!("../../catalogue/models.json"));
+    let encoders: File<Part> = file(include_str!("../catalogue/encoders.json"));
+    let backbones: File<Part> = file(include_str!("../catalogue/backbones.json"));
+    let models: File<Pairing> = file(include_str!("../catalogue/models.json"));
     let date = models.date;
     models
         .entries
@@ -187,7 +187,7 @@ mod tests {
     /// The backbones alone: embedding, layers, norm, and a head where it is not the embedding.
     #[test]
     fn backbones_are_as_published() {
-        let backbones: File<Part> = file(include_str!("../../catalogue/backbones.json"));
+        let backbones: File<Part> = file(include_str!("../catalogue/backbones.json"));
         for backbone in backbones.entries {
             let Some(published) = backbone.num_parameters else { continue };
             let vision = json!({"vision_use_head": false});
@@ -195,7 +195,7 @@ mod tests {
                 "model_type": "llava_onevision", "vision_config": vision, "text_config": backbone.config,
             });
             let architecture = Architecture::from_config(&whole).unwrap();
-            let llm = |module: &super::super::Module| module.name.starts_with("llm_");
+            let llm = |module: &crate::Module| module.name.starts_with("llm_");
             let modules = architecture.modules();
             let all: u64 = modules.iter().filter(|m| llm(m)).map(|m| m.count * m.num_parameters()).sum();
             let tied = architecture.llm.vocabulary * architecture.llm.width;

@@ -1,6 +1,6 @@
 //! The steps of a module's forward, and what each costs: products as `torch.utils.flop_counter` counts them.
 
-use super::architecture::NormKind;
+use crate::architecture::NormKind;
 
 /// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

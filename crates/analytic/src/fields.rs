@@ -1,6 +1,6 @@
 //! Integers of a section of `config.json`, with the defaults that the section's class has in transformers.
 
-use super::error::AnalyticError;
+use crate::error::AnalyticError;
 use serde_json::Value;
 
 /// A section of `config.json`.

@@ -3,11 +3,11 @@
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
-use dflop_cost::CostModel;
-use dflop_cost::analytic::{
+use dflop_analytic::{
     Architecture, EstimateSettings, HARDWARE, Hardware, Module, ModuleFlops, catalogue, catalogue_model,
     estimate,
 };
+use dflop_cost::CostModel;
 use dflop_types::{Artifact, LinkSpan, MadeFrom, MicrobatchShape, ModelProfile, Recompute};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! The modules of a model as steps: by the names that a model profile has.
 
-use super::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches};
-use super::operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
+use crate::architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches};
+use crate::operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
 use dflop_types::ModelProfile;
 
 /// One module of a model.
