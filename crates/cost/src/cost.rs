@@ -1,83 +1,15 @@
 //! The cost model: what a packed microbatch takes on the encoder and on a stage of the LLM backbone.
 
+use crate::choice::Choice;
 use crate::error::CostError;
-use crate::memory::Holding;
+use crate::memory::holding::Holding;
 use crate::module::Module;
 use crate::network::{Links, Route, Transfer};
-use crate::phases::Repair;
-use crate::settings::{Choice, CostSettings};
-use dflop_types::{Collective, EncoderSegments, LinkSpan, MicrobatchShape, ModelProfile};
-
-/// Predicted time of one microbatch on one stage.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Prediction {
-    /// Forward (F), in nanoseconds; 0 for no work.
-    pub forward_ns: u64,
-    /// Backward in one pass (B), as far as there is one, recomputation included, in nanoseconds; 0 for no work.
-    pub backward_ns: u64,
-    /// Gradient of the inputs alone (I), recomputation included, in nanoseconds; 0 where none is wanted, and where
-    /// the profile does not hold it ([`CostModel::has_split`]).
-    pub input_ns: u64,
-    /// Gradient of the weights alone (W), after I, in nanoseconds; 0 where nothing trains, and where the profile does
-    /// not hold it.
-    pub weight_ns: u64,
-    /// Standard error of `forward_ns` plus `backward_ns` that the spread of the measured points leaves, in
-    /// nanoseconds: no more than this, as the errors of all parts are added as if they all fell to one side. The
-    /// error of the model itself is not in it.
-    pub uncertainty_ns: u64,
-    /// Whether a curve was asked outside its measured range, or for segments unlike those it was measured with.
-    pub extrapolated: bool,
-    /// Whether it holds transfers that nobody measured.
-    pub assumed: bool,
-}
-
-impl Prediction {
-    /// Forward and backward together, in nanoseconds.
-    pub const fn total_ns(&self) -> u64 {
-        self.forward_ns.saturating_add(self.backward_ns)
-    }
-
-    /// Adds `times` runs of `one`.
-    pub(crate) fn add(&mut self, one: &Self, times: u64) {
-        if times == 0 {
-            return;
-        }
-        let add = |sum: &mut u64, ns: u64| *sum = sum.saturating_add(ns.saturating_mul(times));
-        add(&mut self.forward_ns, one.forward_ns);
-        add(&mut self.backward_ns, one.backward_ns);
-        add(&mut self.input_ns, one.input_ns);
-        add(&mut self.weight_ns, one.weight_ns);
-        add(&mut self.uncertainty_ns, one.uncertainty_ns);
-        self.extrapolated |= one.extrapolated;
-        self.assumed |= one.assumed;
-    }
-
-    /// Makes the backward longer, and that of its halves which runs first.
-    pub(crate) fn lengthen(&mut self, ns: u64, is_of_weight: bool) {
-        self.backward_ns = self.backward_ns.saturating_add(ns);
-        let half = if is_of_weight { &mut self.weight_ns } else { &mut self.input_ns };
-        *half = half.saturating_add(ns);
-    }
-}
-
-/// The layers that one stage of the LLM backbone holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StageLayers {
-    /// Layers of the stage.
-    pub num_layers: u32,
-    /// Whether it holds the embedding.
-    pub is_first: bool,
-    /// Whether it holds the final norm, the head and the loss.
-    pub is_last: bool,
-}
-
-pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
-    segments.iter().map(|s| (u64::from(s.count), u64::from(s.tokens)))
-}
-
-pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
-    llm_tokens.iter().map(|&tokens| (1, u64::from(tokens)))
-}
+use crate::prediction::Prediction;
+use crate::repair::Repair;
+use crate::settings::CostSettings;
+use crate::stage::{StageLayers, samples_of, segments_of};
+use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile};
 
 /// Durations and bytes predicted from a [`ModelProfile`].
 ///

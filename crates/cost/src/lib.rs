@@ -40,25 +40,33 @@
 //!
 //! *References*: DFLOP, arXiv 2603.25120, section on profiling; `docs/cost_model.md`.
 
+mod choice;
 mod cost;
 mod error;
 mod grid;
 pub mod memory;
+mod mode;
 mod module;
 mod network;
 mod phases;
+mod prediction;
+mod repair;
 mod sample;
 mod settings;
+mod stage;
+mod transfers;
 mod work;
 
-pub use cost::{CostModel, Prediction, StageLayers};
+pub use cost::CostModel;
 pub use error::CostError;
 pub use grid::{Curve, GridError, Growth, Reading};
 pub use memory::{
     MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
 };
 pub use network::{Basis, Transfer};
-pub use phases::Repair;
+pub use prediction::Prediction;
+pub use repair::Repair;
 pub use sample::Typical;
 pub use settings::{ComponentSettings, CostSettings, Trained};
+pub use stage::StageLayers;
 pub use work::WorkMin;

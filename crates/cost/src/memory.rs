@@ -11,176 +11,16 @@
 //! not be the one with most of them in flight.
 
 pub(crate) mod footprint;
+pub(crate) mod holding;
+mod parts;
 mod rank;
 mod walk;
 
-use crate::cost::{CostModel, StageLayers};
-use dflop_types::{Action, MicrobatchShape, PipelineOrder, StageIndex};
-pub(crate) use rank::Holding;
-use thiserror::Error;
-
-/// When a rank is fullest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Moment {
-    /// While it runs this action.
-    Action(Action),
-    /// While the optimizer updates the parameters, after the last action.
-    #[default]
-    Optimizer,
-}
-
-impl std::fmt::Display for Moment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Action(action) => action.fmt(f),
-            Self::Optimizer => f.write_str("optimizer"),
-        }
-    }
-}
-
-/// Predicted bytes of one rank at its fullest moment, by what they hold.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RankMemory {
-    /// Parameters, in the dtype of the profile.
-    pub parameter_bytes: u64,
-    /// Gradients of the parameters that train, in the dtype of the profile.
-    pub gradient_bytes: u64,
-    /// `AdamW` states: two moments in fp32, and an fp32 master copy where the parameters are bfloat16.
-    pub optimizer_bytes: u64,
-    /// What the forwards in flight keep for their backwards, the head's apart.
-    pub activation_bytes: u64,
-    /// What the head keeps: logits and what the loss needs of them.
-    pub logits_bytes: u64,
-    /// What the action of that moment needs for a while.
-    pub workspace_bytes: u64,
-    /// Messages, open, received and sent; results at the rank's border, and one gradient of the like.
-    pub boundary_bytes: u64,
-    /// Inputs and output gradients between I and W.
-    pub weight_queue_bytes: u64,
-    /// What the allocator holds above the tensors.
-    pub allocator_bytes: u64,
-    /// The device's context and libraries.
-    pub context_bytes: u64,
-    /// When.
-    pub moment: Moment,
-    /// Whether a curve was asked outside its measured range.
-    pub is_extrapolated: bool,
-}
-
-impl RankMemory {
-    /// The parts by name, in the order in which people see them.
-    pub const fn parts(&self) -> [(&'static str, u64); 10] {
-        [
-            ("parameters", self.parameter_bytes),
-            ("gradients", self.gradient_bytes),
-            ("optimizer", self.optimizer_bytes),
-            ("activations", self.activation_bytes),
-            ("logits", self.logits_bytes),
-            ("workspace", self.workspace_bytes),
-            ("boundary", self.boundary_bytes),
-            ("weight queue", self.weight_queue_bytes),
-            ("allocator", self.allocator_bytes),
-            ("context", self.context_bytes),
-        ]
-    }
-
-    /// All parts together, in bytes.
-    pub fn total_bytes(&self) -> u64 {
-        self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.1))
-    }
-
-    /// What tensors take: all but the allocator's overhead and the device's context, in bytes.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.total_bytes().saturating_sub(self.allocator_bytes).saturating_sub(self.context_bytes)
-    }
-
-    /// What the rank holds whatever the samples: parameters, gradients, optimizer states, context, in bytes.
-    pub const fn static_bytes(&self) -> u64 {
-        self.parameter_bytes
-            .saturating_add(self.gradient_bytes)
-            .saturating_add(self.optimizer_bytes)
-            .saturating_add(self.context_bytes)
-    }
-}
-
-/// One microbatch as one rank sees it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RankMicrobatch {
-    /// What the rank computes.
-    pub shape: MicrobatchShape,
-    /// Feature tokens that pass the boundary.
-    pub feature_tokens: u64,
-}
-
-/// The part of the model that a rank holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RankPart {
-    /// The encoder with its projector.
-    Encoder,
-    /// A stage of the LLM backbone.
-    Stage(StageLayers),
-}
-
-/// One rank's work in a step.
-#[derive(Debug, Clone, Copy)]
-pub struct RankSteps<'a> {
-    /// What it holds.
-    pub part: RankPart,
-    /// Its microbatches, by number; those without a sample of this rank are empty.
-    pub microbatches: &'a [RankMicrobatch],
-    /// Its actions, in order.
-    pub actions: &'a [Action],
-    /// Whether the rows of a message are gathered from those of the rank, and scattered into them: so it is where a
-    /// component has several replicas.
-    pub copies_rows: bool,
-    /// Ranks that its optimizer states are cut over, at least 1; 1: it holds all of its own.
-    pub sharding_degree: u32,
-}
-
-/// An action list that cannot be run.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum MemoryError {
-    /// A microbatch that the step does not have.
-    #[error("action `{action}`: the step has {num_microbatches} microbatches, counted from 0")]
-    UnknownMicrobatch {
-        /// The action.
-        action: Action,
-        /// Microbatches of the step.
-        num_microbatches: usize,
-    },
-    /// A backward before its forward, or an action twice.
-    #[error("action `{action}`: out of turn, a microbatch has one F, then one B or one I and W")]
-    OutOfTurn {
-        /// The action.
-        action: Action,
-    },
-}
-
-/// Microbatches whose forward has run and whose backward has not, at the peak of `stage`.
-///
-/// ```text
-/// 1F1B, data-aware:  min(M, p - s)      GPipe:  M      zero-bubble:  min(M, p), up to the W
-/// ```
-///
-/// Interleaved stages are no layout's: counted as 1F1B.
-///
-/// # Panics
-/// If `stage` is not one of the stages.
-pub fn microbatches_in_flight(
-    order: PipelineOrder,
-    stage: StageIndex,
-    num_stages: u32,
-    num_microbatches: u32,
-) -> u32 {
-    assert!(stage.0 < num_stages, "a stage is one of the stages");
-    match order {
-        PipelineOrder::GPipe => num_microbatches,
-        PipelineOrder::ZeroBubble => num_microbatches.min(num_stages),
-        PipelineOrder::OneFOneB | PipelineOrder::Interleaved | PipelineOrder::DataAware => {
-            num_microbatches.min(num_stages - stage.0)
-        }
-    }
-}
+use crate::cost::CostModel;
+use dflop_types::MicrobatchShape;
+pub use parts::{
+    MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+};
 
 impl CostModel {
     /// Bytes that one microbatch keeps on a rank from its forward to its backward, borders apart.
@@ -224,19 +64,5 @@ impl CostModel {
         }
         memory.allocator_bytes = self.holding.allocator_bytes(memory.tensor_bytes());
         Ok(memory)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn in_flight_follows_the_order() {
-        let at = |order, stage| microbatches_in_flight(order, StageIndex(stage), 3, 8);
-        assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::OneFOneB, s)), [3, 2, 1]);
-        assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::GPipe, s)), [8, 8, 8]);
-        assert_eq!([0, 1, 2].map(|s| at(PipelineOrder::ZeroBubble, s)), [3, 3, 3]);
-        assert_eq!(microbatches_in_flight(PipelineOrder::OneFOneB, StageIndex(0), 4, 2), 2);
     }
 }

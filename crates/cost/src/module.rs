@@ -1,53 +1,14 @@
 //! One measured module as it runs under given settings: its parts, and what ranks do together in it.
 
-use crate::cost::Prediction;
 use crate::error::CostError;
 use crate::grid::marginal;
 use crate::memory::footprint::Footprint;
+use crate::mode::{Mode, Runs, mode_name};
 use crate::network::{Basis, Route};
-use crate::phases::{Phases, Repair};
+use crate::phases::Phases;
+use crate::prediction::Prediction;
+use crate::repair::Repair;
 use dflop_types::{MeasuredPoint, ModuleProfile, Recompute};
-
-/// What a module runs, by what trains in it and before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Runs {
-    /// Frozen, and so is all before it: the forward alone.
-    Forward,
-    /// Frozen behind something that trains: forward and gradient of the input.
-    Input,
-    /// Trained, nothing before it: forward and gradient of the weights.
-    Weight,
-    /// Trained behind something that trains: all of it.
-    Whole,
-}
-
-impl Runs {
-    pub(crate) const fn of(is_trained: bool, trains_before: bool) -> Self {
-        match (is_trained, trains_before) {
-            (false, false) => Self::Forward,
-            (false, true) => Self::Input,
-            (true, false) => Self::Weight,
-            (true, true) => Self::Whole,
-        }
-    }
-}
-
-/// How a module is run.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Mode {
-    pub(crate) name: &'static str,
-    pub(crate) runs: Runs,
-    pub(crate) recompute: Recompute,
-}
-
-/// The name of a mode of recomputation, as files and flags write it.
-pub(crate) const fn mode_name(recompute: Recompute) -> &'static str {
-    match recompute {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
-    }
-}
 
 /// What ranks of one layer do together, where its times do not hold it.
 #[derive(Debug, Clone)]

@@ -1,9 +1,8 @@
 //! Transfers between ranks: what a message or a collective takes, by what was measured, and marked where nothing was.
 
-use crate::cost::CostModel;
 use crate::error::CostError;
 use crate::grid::{Curve, scale};
-use crate::phases::Repair;
+use crate::repair::Repair;
 use dflop_types::{Collective, LinkProfile, LinkSpan, Network};
 use std::sync::Arc;
 
@@ -176,40 +175,5 @@ impl Links {
             (num_points > 0).then_some(Repair { module: "network", part, phase: "time", num_points })
         };
         self.links.iter().filter_map(repaired)
-    }
-}
-
-impl CostModel {
-    /// Time of one message or collective of `bytes` (the whole tensor that each rank has) over `num_ranks` ranks, with
-    /// what stands behind it; 0 where nothing is sent, or fewer than two ranks take part.
-    ///
-    /// Exact at measured points, linear between them. Above them, and over a number of ranks that was not measured,
-    /// latency plus bytes over bandwidth by the steps of a ring. Where the collective was not measured at all, a ring
-    /// of point-to-point messages; where nothing was, 0. All but the first two are marked.
-    ///
-    /// *Complexity*: O(l + log n) for l links of n points.
-    ///
-    /// *Not modelled*: contention between messages.
-    pub fn transfer(&self, collective: Collective, span: LinkSpan, num_ranks: u32, bytes: u64) -> Transfer {
-        if num_ranks < 2 {
-            return Transfer::default();
-        }
-        self.links.route(collective, span, num_ranks).transfer(bytes)
-    }
-
-    /// Time of one message of `tokens` features or hidden states between the nearest pair of ranks that is known, in
-    /// nanoseconds.
-    ///
-    /// 0 where the network was not measured ([`CostModel::is_network_measured`]), and where nothing is sent.
-    ///
-    /// *Not modelled*: contention between messages, other links inside a node than between nodes.
-    pub fn transfer_ns(&self, tokens: u64) -> u64 {
-        self.boundary.transfer(tokens.saturating_mul(self.hidden_bytes)).ns
-    }
-
-    /// Whether transfers were measured; if not they are taken as free, which whoever shows a prediction must
-    /// say.
-    pub const fn is_network_measured(&self) -> bool {
-        self.boundary.is_known()
     }
 }

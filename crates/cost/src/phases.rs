@@ -1,24 +1,12 @@
 //! One part of a module, linear or attention, as it runs under given settings: which of its curves count, read side by
 //! side.
 
-use crate::cost::Prediction;
 use crate::error::CostError;
 use crate::grid::{Curve, Growth, Place, along, marginal, scale};
-use crate::module::{Mode, Runs};
+use crate::mode::{Mode, Runs};
+use crate::prediction::Prediction;
+use crate::repair::Repair;
 use dflop_types::{MeasuredCurve, MeasuredPoint, Recompute, RecomputePoint};
-
-/// Points of one curve that had to be repaired because a larger size was measured faster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Repair {
-    /// The module, as in `llm_layer`; `network` for messages.
-    pub module: &'static str,
-    /// `linear` or `attention`; the collective, as in `all_reduce`, for messages.
-    pub part: &'static str,
-    /// `forward`, `backward`, `input`, `weight`, `recompute` or `activation`; `time` for messages.
-    pub phase: &'static str,
-    /// Points replaced.
-    pub num_points: u32,
-}
 
 /// The measured quantities of one part of a module, as far as it runs them.
 #[derive(Debug, Clone)]

@@ -1,6 +1,7 @@
 //! The cost of one sample: what it adds to a microbatch of the usual size, in time and in bytes.
 
-use crate::cost::{CostModel, StageLayers, segments_of};
+use crate::cost::CostModel;
+use crate::stage::{StageLayers, segments_of};
 use dflop_types::SampleShape;
 
 /// The size of a microbatch on one replica around which the cost of a single sample is read.

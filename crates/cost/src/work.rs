@@ -1,8 +1,9 @@
 //! A certified lower bound on the work of a global batch: what lets the planner drop a candidate without
 //! simulating it.
 
-use crate::cost::{CostModel, StageLayers, samples_of, segments_of};
+use crate::cost::CostModel;
 use crate::module::Module;
+use crate::stage::{StageLayers, samples_of, segments_of};
 use dflop_types::MicrobatchShape;
 
 /// Certified least forward and backward time of one global batch, in nanoseconds over all replicas, however

@@ -2,7 +2,7 @@
 
 use crate::error::CostError;
 use crate::grid::Curve;
-use crate::module::Runs;
+use crate::mode::Runs;
 use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute, SplitBytes};
 
 /// Bytes with a mark whether a curve was asked outside its measured range.

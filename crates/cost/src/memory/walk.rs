@@ -2,7 +2,7 @@
 //! back. Microbatches differ in size, so the moment is searched for and not counted.
 
 use crate::memory::footprint::Bytes;
-use crate::memory::{MemoryError, Moment};
+use crate::memory::parts::{MemoryError, Moment};
 use dflop_types::{Action, ActionKind, SplitBytes};
 
 /// One module (or the run of equal layers) that a microbatch passes on a rank.

@@ -1,0 +1,139 @@
+//! Choice: which of the measured modules stands for one of the model's, under given settings.
+
+use crate::error::CostError;
+use crate::mode::{Mode, Runs};
+use crate::module::{Collectives, Module};
+use crate::network::Links;
+use crate::settings::{ComponentSettings, CostSettings};
+use dflop_types::{Collective, LinkSpan, ModelProfile, ModuleProfile, Recompute, Variant};
+
+/// The measured module that stands for one of the model's.
+struct Chosen<'a> {
+    measured: &'a ModuleProfile,
+    /// It is cut over ranks, and its times do not hold what they do together.
+    lacks_collectives: bool,
+    /// It holds the adapters that train.
+    has_adapters: bool,
+    /// Parameters beside the adapters, number and bytes.
+    frozen: (u64, u64),
+}
+
+/// Makes the modules of a cost model.
+pub(crate) struct Choice<'a> {
+    pub(crate) profile: &'a ModelProfile,
+    pub(crate) settings: &'a CostSettings,
+    pub(crate) links: &'a Links,
+}
+
+impl<'a> Choice<'a> {
+    /// The module of the encoder by this name, as the settings run it.
+    pub(crate) fn encoder(&self, name: &'static str) -> Result<Module, CostError> {
+        let component = self.settings.encoder;
+        let chosen = self.choose(name, component.tensor_parallel_degree, 0)?;
+        self.module(name, component, &chosen, self.settings.encoder_runs(name))
+    }
+
+    /// The module of the LLM backbone by this name, as the settings run it.
+    pub(crate) fn llm(&self, name: &'static str) -> Result<Module, CostError> {
+        let (component, trained) = (self.settings.llm, self.settings.trained);
+        if trained.lora_rank > 0 && !trained.llm {
+            return Err(CostError::AdaptersFrozen { lora_rank: trained.lora_rank });
+        }
+        let chosen = self.choose(name, component.tensor_parallel_degree, trained.lora_rank)?;
+        self.module(name, component, &chosen, self.settings.llm_runs(name, chosen.has_adapters))
+    }
+
+    fn module(
+        &self,
+        name: &'static str,
+        component: ComponentSettings,
+        chosen: &Chosen<'_>,
+        runs: Runs,
+    ) -> Result<Module, CostError> {
+        let is_layer = name.ends_with("_layer");
+        let recompute = if is_layer { component.recompute } else { Recompute::None };
+        let mode = Mode { name, runs, recompute };
+        let collectives = chosen.lacks_collectives.then(|| self.collectives(mode, component));
+        let mut module = Module::new(mode, chosen.measured, collectives)?;
+        if chosen.has_adapters {
+            module.num_trained_parameters = module.num_parameters - chosen.frozen.0;
+            module.trained_bytes = module.parameter_bytes - chosen.frozen.1;
+        }
+        Ok(module)
+    }
+
+    /// What the ranks of a cut module sum up together, in the way of Megatron: the outputs of attention and of the MLP
+    /// in a layer, and the gradients of their inputs; the output of a projector and of an embedding, the gradient of a
+    /// projector's and of the head's input. Recomputing a whole layer sums its outputs again.
+    ///
+    /// *References*: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3.
+    fn collectives(&self, mode: Mode, component: ComponentSettings) -> Collectives {
+        let (num_forward, num_backward) = match mode.name {
+            "encoder_embedding" | "llm_embedding" => (1, 0),
+            "projector" => (1, 1),
+            "llm_head" => (0, 1),
+            _ => (2, if mode.recompute == Recompute::Full { 4 } else { 2 }),
+        };
+        let degree = component.tensor_parallel_degree;
+        Collectives {
+            route: self.links.route(Collective::AllReduce, LinkSpan::Node, degree),
+            bytes_per_token: self.profile.hidden_bytes,
+            num_forward,
+            num_backward,
+        }
+    }
+
+    fn variant(
+        &self,
+        degree: u32,
+        lora_rank: u32,
+        name: &str,
+    ) -> Option<(&'a Variant, Option<&'a ModuleProfile>)> {
+        let fits = |v: &&Variant| v.tensor_parallel_degree == degree && v.lora_rank == lora_rank;
+        // Of two that were measured the one that misses least: it holds the module, and its collectives.
+        let fitting = self.profile.variants.iter().filter(fits).map(|v| (v, v.modules.get(name)));
+        fitting.max_by_key(|(variant, module)| (module.is_some(), variant.has_collectives))
+    }
+
+    fn choose(&self, name: &'static str, degree: u32, lora_rank: u32) -> Result<Chosen<'a>, CostError> {
+        let whole = self.profile.modules.get(name).ok_or(CostError::MissingModule { module: name })?;
+        let base = Chosen {
+            measured: whole,
+            lacks_collectives: false,
+            has_adapters: false,
+            frozen: (whole.num_parameters, whole.parameter_bytes),
+        };
+        if degree == 1 && lora_rank == 0 {
+            return Ok(base);
+        }
+        let not_measured = || CostError::VariantNotMeasured { degree, lora_rank, measured: self.measured() };
+        let of = |(variant, measured): (&Variant, &'a ModuleProfile), frozen| Chosen {
+            measured,
+            lacks_collectives: variant.tensor_parallel_degree > 1 && !variant.has_collectives,
+            has_adapters: variant.lora_rank > 0,
+            frozen,
+        };
+        let both = |found: Option<(&'a Variant, Option<&'a ModuleProfile>)>| {
+            found.and_then(|(variant, module)| module.map(|module| (variant, module)))
+        };
+        let cut = if degree == 1 { None } else { both(self.variant(degree, 0, name)) };
+        let cut = cut.map(|found| of(found, (found.1.num_parameters, found.1.parameter_bytes)));
+        let frozen = cut.as_ref().unwrap_or(&base).frozen;
+        let wanted = self.variant(degree, lora_rank, name).ok_or_else(not_measured)?;
+        if let Some(found) = both(Some(wanted)) {
+            let of_adapters = |all: u64, frozen: u64| if frozen < all { frozen } else { 0 };
+            let (number, bytes) = (found.1.num_parameters, found.1.parameter_bytes);
+            return Ok(of(found, (of_adapters(number, frozen.0), of_adapters(bytes, frozen.1))));
+        }
+        Ok(cut.unwrap_or(base))
+    }
+
+    /// Degrees and ranks of adapters that the profile holds, ascending.
+    fn measured(&self) -> Vec<(u32, u32)> {
+        let variants = self.profile.variants.iter().map(|v| (v.tensor_parallel_degree, v.lora_rank));
+        let mut measured: Vec<(u32, u32)> = std::iter::once((1, 0)).chain(variants).collect();
+        measured.sort_unstable();
+        measured.dedup();
+        measured
+    }
+}

@@ -1,0 +1,22 @@
+//! A stage of the LLM backbone, and the sizes that its modules are asked for.
+
+use dflop_types::EncoderSegments;
+
+/// The layers that one stage of the LLM backbone holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageLayers {
+    /// Layers of the stage.
+    pub num_layers: u32,
+    /// Whether it holds the embedding.
+    pub is_first: bool,
+    /// Whether it holds the final norm, the head and the loss.
+    pub is_last: bool,
+}
+
+pub(crate) fn segments_of(segments: &[EncoderSegments]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
+    segments.iter().map(|s| (u64::from(s.count), u64::from(s.tokens)))
+}
+
+pub(crate) fn samples_of(llm_tokens: &[u32]) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
+    llm_tokens.iter().map(|&tokens| (1, u64::from(tokens)))
+}
