@@ -130,11 +130,6 @@ impl Module {
         tokens > 0 && self.segment_tokens.is_some_and(|measured| measured != tokens)
     }
 
-    /// Whether [`Module::segment`] ever says anything.
-    pub(crate) const fn looks_at_segments(&self) -> bool {
-        self.attention.is_some() || self.segment_tokens.is_some()
-    }
-
     /// The attention of one run over segments (count, tokens).
     pub(crate) fn segments(&self, segments: impl Iterator<Item = (u64, u64)>) -> Prediction {
         let mut sum = Prediction::default();

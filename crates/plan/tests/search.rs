@@ -5,9 +5,9 @@
 mod fixture;
 
 use dflop_cost::{CostModel, RankMemory};
-use dflop_plan::{Caveats, Outcome, SearchInput, StopReason, explain, layouts, search};
+use dflop_plan::{Caveats, Outcome, PlanError, SearchInput, StopReason, explain, layouts, search};
 use dflop_step::batches::GlobalBatches;
-use dflop_step::{Arm, GiantPolicy, GiantRule, StepError, StepScheduler, StepSettings};
+use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
     PlanPrediction, RankedPlan, Rejection, RejectionCount, SampleShape,
@@ -183,7 +183,7 @@ fn a_given_microbatch_count_is_kept_or_refused() {
         too_many.rejections[0].rejection,
         Rejection::TooFewSamples { global_batch_size: 32, buckets: 34 }
     );
-    assert_eq!(of(0).unwrap_err(), StepError::Zero { field: "num_microbatches" });
+    assert_eq!(of(0).unwrap_err(), PlanError::Zero { field: "num_microbatches" });
 }
 
 #[test]

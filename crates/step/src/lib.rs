@@ -16,6 +16,9 @@ mod arm;
 mod aware;
 pub mod batches;
 mod error;
+#[cfg(test)]
+#[path = "../tests/fixture/mod.rs"]
+mod fixture;
 mod giants;
 mod judge;
 pub mod lists;

@@ -96,7 +96,7 @@ impl StepScheduler {
     pub(crate) fn too_large(&self, batch: &[SampleIndex]) -> Option<StepError> {
         let budget_bytes = self.settings.memory_budget_bytes?;
         batch.iter().find_map(|&sample| {
-            let (component, needed_bytes) = predict::alone(self, self.shape(sample));
+            let (component, needed_bytes) = self.alone(self.shape(sample));
             (needed_bytes > budget_bytes).then_some(StepError::SampleTooLarge {
                 sample,
                 component,

@@ -1,6 +1,5 @@
 //! Outliers: what the heaviest samples of a dataset do to a step, and which fit on no rank.
 
-use crate::judge::predict;
 use crate::scheduler::StepScheduler;
 use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape};
 
@@ -83,7 +82,7 @@ impl StepScheduler {
             .map(|s| sum(self.model.llm_stage(&alone, s.num_layers, s.is_first, s.is_last)))
             .max()
             .unwrap_or(0);
-        let (component, needed_bytes) = predict::alone(self, shape);
+        let (component, needed_bytes) = self.alone(shape);
         Outlier { sample, encoder_ns, llm_ns, component, needed_bytes }
     }
 }

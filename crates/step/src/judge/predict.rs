@@ -266,33 +266,29 @@ impl StepScheduler {
     /// least that any schedule with this sample needs, its parts being divided over the encoder replicas in equal
     /// counts.
     pub fn alone(&self, sample: &SampleShape) -> (Component, u64) {
-        alone(self, sample)
-    }
-}
-
-fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> (Component, u64) {
-    let need = |stage: usize, part: RankPart, sample: &SampleShape| {
-        let microbatch = [RankMicrobatch {
-            shape: MicrobatchShape::pack([sample]),
-            feature_tokens: u64::from(sample.feature_tokens),
-        }];
-        let list = order::actions(scheduler.settings.pipeline_order, StageIndex(0), 1, 1);
-        rank_peak(scheduler, stage, part, &microbatch, &list).total_bytes()
-    };
-    let (num_parts, replicas) = (sample.num_parts(), scheduler.settings.layout.encoder.dp);
-    let encoder = if num_parts < 2 || replicas < 2 {
-        need(0, RankPart::Encoder, sample)
-    } else {
-        let count = num_parts.div_ceil(replicas);
-        (0..num_parts.div_ceil(count))
-            .map(|at| need(0, RankPart::Encoder, &sample.share(PartRange { first: at * count, count })))
-            .max()
-            .unwrap_or(0)
-    };
-    let stages = parts(scheduler).into_iter().enumerate().skip(1);
-    match stages.map(|(stage, part)| need(stage, part, sample)).max() {
-        Some(llm) if llm > encoder => (Component::Llm, llm),
-        _ => (Component::Encoder, encoder),
+        let need = |stage: usize, part: RankPart, sample: &SampleShape| {
+            let microbatch = [RankMicrobatch {
+                shape: MicrobatchShape::pack([sample]),
+                feature_tokens: u64::from(sample.feature_tokens),
+            }];
+            let list = order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1);
+            rank_peak(self, stage, part, &microbatch, &list).total_bytes()
+        };
+        let (num_parts, replicas) = (sample.num_parts(), self.settings.layout.encoder.dp);
+        let encoder = if num_parts < 2 || replicas < 2 {
+            need(0, RankPart::Encoder, sample)
+        } else {
+            let count = num_parts.div_ceil(replicas);
+            (0..num_parts.div_ceil(count))
+                .map(|at| need(0, RankPart::Encoder, &sample.share(PartRange { first: at * count, count })))
+                .max()
+                .unwrap_or(0)
+        };
+        let stages = parts(self).into_iter().enumerate().skip(1);
+        match stages.map(|(stage, part)| need(stage, part, sample)).max() {
+            Some(llm) if llm > encoder => (Component::Llm, llm),
+            _ => (Component::Encoder, encoder),
+        }
     }
 }
 
