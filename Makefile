@@ -9,7 +9,6 @@ BIN    := $(VENV)/bin
 DFLOP  := $(BIN)/dflop
 UV     := $(BIN)/uv
 UV_VERSION   := 0.13.8
-DENY_VERSION := 0.20.2
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
@@ -36,17 +35,34 @@ prerequisites:
 
 setup: $(VENV)/.wheel ## Make .venv, install locked dependencies, build and install the wheel
 
+# What comes, how many of them there are, and how long it takes on two free cores. stderr: it is no one's output.
+say = @printf '\033[1m[%s/4] %s\033[0m\n' '$(1)' '$(2)' >&2
+
 $(VENV)/.dependencies: requirements.lock | prerequisites
+	$(call say,1,Python packages (half a minute where uv has them; else 3 GB are downloaded))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(UV) && [ "$$($(UV) --version | cut -d' ' -f2)" = "$(UV_VERSION)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@# Its bars where someone looks; else each package's name, when all are done, is no news.
+	@[ -t 2 ] || quiet=--quiet; $(UV) pip install $$quiet --python $(BIN)/python --require-hashes -r requirements.lock
 	@touch $@
 
 $(VENV)/.wheel: $(VENV)/.dependencies $(RUST_SOURCES) $(PYTHON_SOURCES)
 	@rm -f dist/dflop-*.whl
-	$(BIN)/maturin build --release --locked --quiet --interpreter $(BIN)/python --out dist
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --reinstall dist/dflop-*.whl
+	$(call say,2,Sources of the Rust crates (half a minute where cargo has none))
+	@# Not left to maturin, whose cargo names each of the 400.
+	@cargo fetch --locked --quiet
+	$(call say,3,Build of the native module (4 minutes where nothing is built yet))
+	@num=$$(cargo tree --locked --offline --package dflop-py --edges normal,build --prefix none | cut -d' ' -f1,2 | sort -u | wc -l); \
+	build() { $(BIN)/maturin build --release --locked --interpreter $(BIN)/python --out dist; }; \
+	if [ -t 2 ]; then build; else set -o pipefail; build 2>&1 | awk -v num=$$num '$(COUNT_CRATES)' >&2; fi
+	$(call say,4,Installation of the wheel)
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --reinstall dist/dflop-*.whl
 	@touch $@
+
+# Without a terminal there is no bar, and a line a crate is too many: one a tenth of them.
+define COUNT_CRATES
+/^ *Compiling / { if (++done % int(num / 10 + 1) == 0) { printf "  crate %d of %d\n", done, num; fflush() } next } { print; fflush() }
+endef
 
 demo: setup ## Profile, plan, train and report on this machine's CPU; ends with demo/summary.json
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh demo
@@ -78,7 +94,7 @@ fmt: setup ## Format all sources
 	$(BIN)/ruff format python tests benches
 	$(BIN)/ruff check --fix --quiet python tests benches
 
-lint: setup .tools/bin/cargo-deny ## Formatting, clippy, ruff, types, import contracts, spelling, licences
+lint: setup ## Formatting, clippy, ruff, types, import contracts, spelling
 	cargo fmt --all --check
 	cargo clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff format --check python tests benches
@@ -88,11 +104,6 @@ lint: setup .tools/bin/cargo-deny ## Formatting, clippy, ruff, types, import con
 	$(BIN)/pydoclint --quiet python/dflop
 	$(BIN)/lint-imports
 	$(BIN)/typos
-	.tools/bin/cargo-deny --locked --offline check bans licenses sources
-
-.tools/bin/cargo-deny:
-	@# Not optimised: it reads a lock file once, and is built on every fresh machine.
-	CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --debug --locked cargo-deny --version $(DENY_VERSION) --root .tools
 
 snap: setup ## Accept changed snapshots (look at the diff)
 	INSTA_UPDATE=always cargo test --release --locked --workspace --exclude dflop-py --quiet || true
@@ -141,4 +152,4 @@ docs: ## Rust documentation; warnings are errors
 check: test lint docs ## What CI runs, but for the demo
 
 clean: ## Remove what was built and the demo
-	rm -rf target $(VENV) dist demo .tools bench/out
+	rm -rf target $(VENV) dist demo bench/out

@@ -4,13 +4,19 @@
 set -euo pipefail
 dir=${1:-demo}
 config="$dir/dflop.yaml"
-step() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; "$@"; }
+steps=7 count=0
+# What comes next and about how long it takes, then the command as one would type it.
+step() {
+    count=$((count + 1))
+    printf '\n\033[1m[%d/%d] %s\n$ %s\033[0m\n' "$count" "$steps" "$1" "${*:2}" >&2
+    "${@:2}"
+}
 
-step dflop demo-data "$dir" --force
-step dflop profile data --config "$config"
+step "Make a dataset and a model (2 s)" dflop demo-data "$dir" --force
+step "Read the sizes of all samples (1 s)" dflop profile data --config "$config"
 # Measured anew each time: the demo compares predictions with this very hour of this machine.
-step dflop profile model --config "$config" --budget-seconds 25 --recompute none --fresh
-step dflop plan --config "$config"
-step dflop simulate --config "$config"
-step dflop train --config "$config" --compare --force
-step dflop report "$dir"
+step "Measure the model's modules (40 s)" dflop profile model --config "$config" --budget-seconds 25 --recompute none --fresh
+step "Search the layouts (3 s)" dflop plan --config "$config"
+step "Simulate both arms (1 s)" dflop simulate --config "$config"
+step "Train with both arms in turns (2 minutes; 20 s until the first step)" dflop train --config "$config" --compare --force
+step "Write the report (1 s)" dflop report "$dir"

@@ -1,0 +1,118 @@
+"""Licences and sources of all Rust crates, by the list of `deny.toml`.
+
+cargo-deny would say the same, but a fresh machine builds it for minutes. Advisories are left to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+CRATES_IO = "registry+https://github.com/rust-lang/crates.io-index"
+
+
+def is_allowed(expression: str, allowed: set[str]) -> bool:
+    """Whether an SPDX expression can be met with the licences of a set.
+
+    Args:
+        expression: with AND, OR, WITH and parentheses; an old `MIT/Apache-2.0` counts as OR.
+        allowed: licences, each with its exception as one text where it has one.
+
+    Returns:
+        True where it can.
+
+    Raises:
+        ValueError: it is no such expression.
+    """
+    words = re.findall(r"[()]|[^\s()]+", expression.replace("/", " OR "))
+    terms: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word in {"AND", "OR", "(", ")"}:
+            terms.append(word.lower())
+            continue
+        if words[:1] == ["WITH"]:
+            word = " ".join([word, *words[:2]])
+            del words[:2]
+        terms.append(str(word in allowed))
+    try:
+        # AND binds closer than OR, in SPDX as in Python. Nothing but the words above can stand here.
+        return bool(eval(" ".join(terms), {"__builtins__": {}}))
+    except SyntaxError as error:
+        message = f"`{expression}`: it must be an SPDX expression"
+        raise ValueError(message) from error
+
+
+@pytest.fixture(scope="module")
+def crates() -> list[dict[str, Any]]:
+    """All crates of the lock file, those of other platforms and of tests among them."""
+    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
+    answer = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300)
+    found = json.loads(answer.stdout)["packages"]
+    assert len(found) > 100
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_met"),
+    [
+        ("MIT", True),
+        ("GPL-3.0-only", False),
+        ("MIT/GPL-3.0-only", True),
+        ("MIT AND GPL-3.0-only", False),
+        ("GPL-3.0-only OR MIT AND ISC", True),
+        ("(GPL-3.0-only OR MIT) AND Zlib", False),
+        ("Apache-2.0 WITH LLVM-exception OR GPL-3.0-only", True),
+        ("Apache-2.0", False),
+    ],
+)
+def test_an_expression_is_met_by_some_licences(expression: str, is_met: bool) -> None:
+    assert is_allowed(expression, {"MIT", "ISC", "Apache-2.0 WITH LLVM-exception"}) is is_met
+
+
+@pytest.mark.parametrize("expression", ["MIT OR", "MIT Apache-2.0", "", "(MIT"])
+def test_what_is_no_expression_is_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match="must be an SPDX expression"):
+        is_allowed(expression, {"MIT", "ISC"})
+
+
+def test_every_crate_has_a_licence_of_the_list(crates: list[dict[str, Any]]) -> None:
+    allowed = set(tomllib.loads((ROOT / "deny.toml").read_text())["licenses"]["allow"])
+    bad = {
+        f"{crate['name']} {crate['version']}": crate["license"]
+        for crate in crates
+        if crate["source"] is not None and not is_allowed(crate["license"] or "none", allowed)
+    }
+    assert not bad, "add the licence to `deny.toml`, or choose another crate"
+
+
+def test_the_list_has_no_licence_that_no_crate_has(crates: list[dict[str, Any]]) -> None:
+    allowed = tomllib.loads((ROOT / "deny.toml").read_text())["licenses"]["allow"]
+    texts = [crate["license"] or "" for crate in crates]
+    assert not [name for name in allowed if not any(name in text for text in texts)]
+
+
+def test_every_crate_comes_from_the_registry_with_a_version(crates: list[dict[str, Any]]) -> None:
+    foreign = [crate["name"] for crate in crates if crate["source"] not in {None, CRATES_IO}]
+    assert not foreign
+    ours = [crate for crate in crates if crate["source"] is None]
+    assert len(ours) > 5
+    loose = [
+        f"{c['name']}: {d['name']}"
+        for c in ours
+        for d in c["dependencies"]
+        if d["req"] == "*" and not d.get("path")
+    ]
+    assert not loose, "a version must be named"
