@@ -1,6 +1,6 @@
 """The native module: everything that is not tensor math, in Rust."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, final
 
@@ -54,23 +54,31 @@ class _Array(Protocol):
 
     def tolist(self) -> Any: ...
 
+Meets = Literal["step", "phase", "pipeline"]
+
 @final
 class Balance:
     """An assignment of samples to buckets."""
 
     assignment: list[int]
+    """Bucket of each sample: `b` is microbatch `b // num_ranks` of rank `b % num_ranks`."""
     encoder_load_ns: list[int]
     llm_load_ns: list[int]
     max_load_ns: int
+    """What ranks wait for, by `meets`."""
     lower_bound_ns: int
+    """No assignment makes them wait less."""
     gap: float
+    """How far the first is above the second, as a ratio of it."""
     proven_optimal: bool
 
 def balance(
     encoder_ns: Sequence[int] | _Array,
     llm_ns: Sequence[int] | _Array,
-    num_buckets: int,
+    num_buckets: int | None,
     *,
+    meets: Meets = "step",
+    num_microbatches: int = 1,
     seed: int = 0,
     exact: bool = False,
     bytes: Sequence[int] | _Array | None = None,
@@ -78,7 +86,13 @@ def balance(
     tokens: Sequence[int] | _Array | None = None,
     bucket_tokens_max: int | None = None,
 ) -> Balance:
-    """Samples in buckets whose worst load, of either component, is as light as the search finds.
+    """Samples in buckets such that ranks wait for each other as little as the search finds.
+
+    `meets` is what they wait for. `step` (DDP, ZeRO-1, ZeRO-2): the largest sum of encoder and LLM work that
+    a rank has in a step. `phase` (ZeRO-3, FSDP): the largest encoder load and the largest LLM load of each
+    microbatch. `pipeline`: the largest load of a bucket on either component. A rank takes `num_microbatches`
+    buckets in a step; `num_buckets` counts those of all ranks. None: the fewest, a multiple of
+    `num_microbatches`, for which a packing under the caps is found.
 
     `exact` adds an exact search where few samples share a bucket, of about a second at most; up to 48 samples
     have a short one without it. The caps are hard and need the sizes of their unit; ScheduleError where they
@@ -87,7 +101,13 @@ def balance(
     """
 
 def judge(
-    encoder_ns: Sequence[int], llm_ns: Sequence[int], num_buckets: int, assignment: Sequence[int]
+    encoder_ns: Sequence[int],
+    llm_ns: Sequence[int],
+    num_buckets: int,
+    assignment: Sequence[int],
+    *,
+    meets: Meets = "step",
+    num_microbatches: int = 1,
 ) -> Balance:
     """An assignment made elsewhere, by the loads and the bound of `balance`; ScheduleError if it is none."""
 
@@ -192,6 +212,64 @@ def profile_shapes(data_profile_path: str) -> tuple[list[tuple[int, int, int]], 
     """
 
 @final
+class SampleCosts:
+    """What the samples of a dataset cost, frozen; `dflop.costs` makes it.
+
+    Chunks are the bytes of whole rows, in the machine's order; the code is a letter of `struct`: `d`, `f`,
+    or an integer. A cut is (buckets, microbatches of a rank, `meets`, most bytes, most tokens, seed).
+    ScheduleError for a number that is none, of negative sign, or past what the search can add up.
+    """
+
+    num_bad: int
+    digest: str
+    """SHA-256 over all columns."""
+    @staticmethod
+    def of_rows(chunks: Iterable[bytes], code: str) -> SampleCosts:
+        """Of rows (encoder cost, LLM cost): integers as they are, other numbers with nine digits."""
+    @staticmethod
+    def of_list(entries: Iterable[object]) -> SampleCosts:
+        """Of pairs, likewise."""
+    @staticmethod
+    def of_token_rows(chunks: Iterable[bytes], code: str) -> SampleCosts:
+        """Of rows (encoder tokens, LLM tokens): both weigh the same over the dataset."""
+    @staticmethod
+    def of_profile(data_profile_path: str) -> SampleCosts:
+        """Of the tokens of a data profile; errors as for `profile_shapes`."""
+    @staticmethod
+    def of_model(
+        data_profile_path: str,
+        model_profile_path: str | None,
+        estimated: tuple[str, str, str] | None,
+        batch_size: int,
+    ) -> tuple[SampleCosts, int]:
+        """By a model profile, or (model, device, dtype) of the catalogue; how many are extrapolated."""
+    @staticmethod
+    def of_state(columns: Sequence[bytes | None], unit: float | None, num_bad: int) -> SampleCosts:
+        """What was pickled."""
+    def with_costs(self, entries: Iterable[object]) -> SampleCosts:
+        """The same samples with the costs in a list of pairs; tokens and positions stay."""
+    def with_sizes(
+        self,
+        *,
+        tokens: tuple[Iterable[bytes], str] | None = None,
+        bytes: tuple[Iterable[bytes], str] | None = None,
+    ) -> SampleCosts:
+        """The same with the tokens or bytes of each sample."""
+    def __len__(self) -> int: ...
+    def column(self, name: str) -> bytes | None:
+        """`encoder_ns`, `llm_ns`, `bytes`, `tokens` or `positions`, eight bytes each; None: there is none."""
+    def giants(self, llm_cost_max: float) -> list[int]:
+        """Samples above that LLM cost in the unit that was given; in tokens, where those were."""
+    def check(self, cut: _Cut, num_samples: int) -> None:
+        """Nothing, or ScheduleError where a global batch of so many samples could not be cut."""
+    def buckets(self, samples: Sequence[int], cut: _Cut) -> list[list[int]]:
+        """Positions in the dataset of the samples in each bucket; none is empty that need not be."""
+    def fitting(self, samples: Sequence[int], cut: _Cut) -> int:
+        """How many of the first of `samples` fit one global batch under its caps."""
+
+_Cut = tuple[int, int, str, int | None, int | None, int]
+
+@final
 class GlobalBatches:
     """Which samples form the global batch of each step: each sample once an epoch.
 
@@ -212,6 +290,8 @@ class GlobalBatches:
         drop_last: bool = False,
     ) -> None: ...
     def batch(self, step: int) -> list[int]: ...
+    def samples(self, epoch: int, first: int, count: int) -> list[int]:
+        """At most `count` samples of an epoch from place `first` of its order on; none behind its end."""
     def deferred(self, step: int) -> list[tuple[int, int]]:
         """Samples that stand in the batch of `step` instead of an earlier one, with the steps they waited."""
     def epoch(self, step: int) -> int: ...

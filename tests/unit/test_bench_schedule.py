@@ -96,7 +96,7 @@ def test_cpsat_finds_the_best_of_all(bench, batches):
     costs = batches.lognormal(8, 5, sigma=0.8, text_share=0.3)
     report, assignment = bench.cpsat(costs, 3, 20)
     assert report["status"] == "optimal"
-    worst = _native.judge(costs.encoder_ns, costs.llm_ns, 3, assignment).max_load_ns
+    worst = _native.judge(costs.encoder_ns, costs.llm_ns, 3, assignment, meets="pipeline").max_load_ns
     # Its integers are rounded to 1e-7 of a bucket's load.
     assert worst == pytest.approx(best_of_all(costs, 3), rel=1e-6)
 
@@ -137,7 +137,7 @@ def test_the_summary_counts_rows(bench):
 
 
 def test_a_judged_assignment_has_the_loads_of_its_buckets():
-    judged = _native.judge([9, 9, 1, 1], [1, 1, 9, 9], 2, [0, 0, 1, 1])
+    judged = _native.judge([9, 9, 1, 1], [1, 1, 9, 9], 2, [0, 0, 1, 1], meets="pipeline")
     assert (judged.encoder_load_ns, judged.llm_load_ns) == ([18, 2], [2, 18])
     assert (judged.max_load_ns, judged.lower_bound_ns, judged.proven_optimal) == (18, 10, False)
     with pytest.raises(ValueError, match="sample 1 is put into bucket 2, there are 2 buckets"):
@@ -163,7 +163,7 @@ def test_caps_of_both_units_are_kept():
 def test_the_exact_search_is_no_worse_and_its_bound_no_lower(batches):
     # More than are searched exactly without asking.
     costs = batches.lognormal(54, 1, sigma=0.5)
-    plain = _native.balance(costs.encoder_ns, costs.llm_ns, 18)
-    exact = _native.balance(costs.encoder_ns, costs.llm_ns, 18, exact=True)
+    plain = _native.balance(costs.encoder_ns, costs.llm_ns, 18, meets="pipeline")
+    exact = _native.balance(costs.encoder_ns, costs.llm_ns, 18, meets="pipeline", exact=True)
     assert exact.max_load_ns <= plain.max_load_ns
     assert exact.lower_bound_ns > plain.lower_bound_ns

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
 import subprocess
 import sys
+import tracemalloc
 import warnings
 from types import SimpleNamespace
 
 import pytest
 from pyarrow import parquet
 
-from dflop import ArtifactError, BalancedBatchSampler
+from dflop import ArtifactError, BalancedBatchSampler, balance
+from dflop import costs as costs_of
 from dflop._native import run_cli
 
 
@@ -117,7 +121,9 @@ def test_indices_of_a_profile_are_positions_in_the_dataset(policy, tmp_path):
     records += json.loads((tmp_path / "demo/data/videos.json").read_text())
     assert len(records) == 24
     of_record = {i: rows[records[i]["id"]] for i in good}
-    cost = dict(zip(good, zip(sampler._encoder_cost, sampler._llm_cost, strict=True), strict=True))
+    found = costs_of(path)
+    assert list(found.positions) == good
+    cost = dict(zip(good, zip(found.encoder_ns, found.llm_ns, strict=True), strict=True))
     largest = max(good, key=lambda i: of_record[i]["llm_tokens"])
     assert max(good, key=lambda i: cost[i][1]) == largest
     assert [cost[i][0] > 0 for i in good] == [of_record[i]["encoder_tokens"] > 0 for i in good]
@@ -191,7 +197,7 @@ def test_work_is_more_even_than_in_arrival_order():
         return max(max(sum(shapes[i][k] for i in bucket) for bucket in buckets) for k in (0, 1))
 
     balanced = arrival = 0
-    sampler = BalancedBatchSampler(shapes, 8, num_replicas=8, shuffle=False)
+    sampler = BalancedBatchSampler(shapes, 8, num_replicas=8, shuffle=False, meets="pipeline")
     for number in range(8):
         balanced += slowest(sampler.buckets(number))
         arrival += slowest([range(64 * number + 8 * k, 64 * number + 8 * k + 8) for k in range(8)])
@@ -201,12 +207,44 @@ def test_work_is_more_even_than_in_arrival_order():
 def test_replicas_that_run_together_have_neighbouring_buckets():
     """With several buckets a replica, each slot takes the next heaviest: none waits for a giant."""
     shapes = costs(64, seed=4)
-    sampler = BalancedBatchSampler(shapes, 4, num_replicas=2, num_buckets=8, shuffle=False)
-    loads = [sum(sum(shapes[i]) for i in bucket) for bucket in sampler.buckets(0)]
-    assert loads == sorted(loads, reverse=True)
-    replicas = epoch(shapes, 2, batch_size=4, num_buckets=8, shuffle=False)
-    together = [b for pair in zip(*replicas, strict=True) for b in pair]
-    assert together[:8] == sampler.buckets(0)
+    for meets in ("phase", "pipeline"):
+        options = {"num_buckets": 8, "shuffle": False, "meets": meets}
+        sampler = BalancedBatchSampler(shapes, 4, num_replicas=2, **options)
+        loads = [sum(sum(shapes[i]) for i in bucket) for bucket in sampler.buckets(0)]
+        if meets == "pipeline":
+            assert loads == sorted(loads, reverse=True)
+        replicas = epoch(shapes, 2, batch_size=4, **options)
+        together = [b for pair in zip(*replicas, strict=True) for b in pair]
+        assert together[:8] == sampler.buckets(0)
+
+
+def waits(shapes, buckets, num_replicas, meets):
+    """What replicas wait for in a global batch, by the definition of each layout."""
+    loads = [[sum(shapes[i][k] for i in bucket) for k in (0, 1)] for bucket in buckets]
+    if meets == "step":
+        return max(sum(sum(load) for load in loads[rank::num_replicas]) for rank in range(num_replicas))
+    slots = [loads[at : at + num_replicas] for at in range(0, len(loads), num_replicas)]
+    most = [[max(load[k] for load in slot) for k in (0, 1)] for slot in slots]
+    return sum(map(sum, most)) if meets == "phase" else max(map(max, most))
+
+
+@pytest.mark.parametrize(("batch_size", "num_replicas", "num_buckets"), [(4, 16, 16), (4, 4, 16)])
+def test_each_objective_is_the_best_of_the_three_for_its_layout(batch_size, num_replicas, num_buckets):
+    """Lognormal costs, one bucket a replica and four: the sum over three global batches."""
+    shapes = costs(3 * batch_size * num_buckets, seed=21)
+    options = {"num_replicas": num_replicas, "num_buckets": num_buckets}
+    layouts = ("step", "phase", "pipeline")
+    samplers = {meets: BalancedBatchSampler(shapes, batch_size, meets=meets, **options) for meets in layouts}
+    for layout in layouts:
+        waited = {
+            meets: sum(waits(shapes, sampler.buckets(k), num_replicas, layout) for k in range(3))
+            for meets, sampler in samplers.items()
+        }
+        assert waited[layout] == min(waited.values()), (layout, waited)
+        if layout == "step":
+            # No replica waits for more than the work itself.
+            assert waited["step"] < 1.01 * sum(map(sum, shapes)) / num_replicas
+            assert waited["pipeline"] > 1.01 * waited["step"]
 
 
 def test_the_order_changes_with_epoch_and_seed_alone():
@@ -352,6 +390,7 @@ def test_a_loaded_state_goes_on_exactly_once(new_replicas):
     assert states[0] == states[1], "no buffer of a rank is in the state"
     assert states[0] == before[0].state_dict(num_batches=6)
     assert (states[0]["global_batch"], states[0]["buckets_taken"]) == (1, 4)
+    assert not {"rank", "num_replicas"} & set(states[0])
     rest = []
     for rank in range(new_replicas):
         sampler = BalancedBatchSampler(shapes, num_replicas=new_replicas, rank=rank, **options)
@@ -370,6 +409,355 @@ def test_a_state_of_something_else_is_refused():
             BalancedBatchSampler(shapes, 2, num_replicas=4, **options).load_state_dict(state)
     with pytest.raises(ValueError, match="do not divide among 4 replicas"):
         BalancedBatchSampler(costs(80, 6), 2, num_replicas=4).load_state_dict(state | {"buckets_taken": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"buckets_taken": 8}, "`buckets_taken` is 8, must be from 0 to 7"),
+        ({"buckets_taken": -2}, "`buckets_taken` is -2, must be from 0 to 7"),
+        ({"buckets_taken": 3}, "5 buckets remain of a global batch, they do not divide among 2 replicas"),
+        ({"buckets_taken": "4"}, "`buckets_taken` is '4', must be an integer"),
+        ({"buckets_taken": 4, "balanced_for": 3}, "`balanced_for` is 3, must divide the 8 buckets"),
+        ({"global_batch": 6}, "`global_batch` is 6, must be from 0 to 5"),
+        ({"epoch": -1}, "`epoch` is -1, must be from 0"),
+        ({"epoch": None}, "`epoch` is None, must be an integer"),
+    ],
+)
+def test_a_place_that_is_none_is_refused(change, message):
+    """A state of 80 samples in five global batches of eight buckets, changed."""
+    sampler = BalancedBatchSampler(costs(80, 6), 2, num_replicas=2, num_buckets=8)
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict(sampler.state_dict(num_batches=6) | change)
+    with pytest.raises(ValueError, match="the state has no `epoch`, it is none of"):
+        sampler.load_state_dict({"step": 3})
+
+
+def test_other_costs_are_refused_inside_a_global_batch():
+    """They would repeat and lose samples in silence; between global batches they are welcome."""
+    old, new = costs(80, 6), costs(80, 7)
+    options = {"num_replicas": 2, "num_buckets": 8}
+    inside = BalancedBatchSampler(old, 2, **options).state_dict(num_batches=6)
+    between = BalancedBatchSampler(old, 2, **options).state_dict(num_batches=8)
+    assert (inside["buckets_taken"], between["buckets_taken"]) == (4, 0)
+    for shapes, changed, name in [
+        (new, {}, "costs"),
+        (old, {"meets": "phase"}, "meets"),
+        (costs_of(old, tokens=[1] * 80), {"max_tokens": 100}, "costs"),
+    ]:
+        other = BalancedBatchSampler(shapes, 2, **options, **changed)
+        with pytest.raises(ValueError, match=f"inside a global batch that was balanced with `{name}`"):
+            other.load_state_dict(inside)
+        other.load_state_dict(between)
+        # 2 global batches of 16 samples are trained: of the same order, 48 are left.
+        assert (
+            len({i for rank in (0, 1) for b in rest_of(shapes, rank, between, options | changed) for i in b})
+            == 48
+        )
+    # A state of the first version inside a global batch knew one objective and no digest.
+    for name in ("costs", "meets", "max_tokens", "max_bytes", "balanced_for", "first_sample"):
+        del inside[name]
+    with pytest.raises(ValueError, match="balanced with `costs` None"):
+        BalancedBatchSampler(old, 2, **options).load_state_dict(inside)
+    BalancedBatchSampler(old, 2, **options, meets="pipeline").load_state_dict(inside)
+
+
+def rest_of(shapes, rank, state, options):
+    """What a replica still yields from a state on."""
+    sampler = BalancedBatchSampler(shapes, 2, rank=rank, **options)
+    sampler.load_state_dict(state)
+    return list(sampler)
+
+
+@pytest.mark.parametrize("trained", [0, 1, 15, 28, 29, 30, 31, 32])
+def test_workers_that_read_ahead_lose_nothing(trained):
+    """64 samples, two workers: they have taken all batches of the epoch while the trainer is still in it."""
+    torch = pytest.importorskip("torch")
+    shapes = costs(64, seed=14)
+    sampler = BalancedBatchSampler(shapes, 2)
+    loader = torch.utils.data.DataLoader(range(64), batch_sampler=sampler, num_workers=2)
+    seen = []
+    state = sampler.state_dict(num_batches=0) if trained == 0 else {}
+    for number, batch in enumerate(loader, 1):
+        seen += batch.tolist()
+        if number == trained:
+            state = sampler.state_dict(num_batches=number)
+            break
+    resumed = BalancedBatchSampler(shapes, 2)
+    resumed.load_state_dict(state)
+    rest = [i for batch in resumed for i in batch]
+    if trained < 32:
+        assert state["epoch"] == 0
+        assert sorted((seen if trained else []) + rest) == list(range(64))
+    else:
+        # The epoch is over: all of the next one comes.
+        assert (state["epoch"], state["global_batch"]) == (1, 0)
+        assert sorted(rest) == list(range(64))
+
+
+def test_num_batches_counts_from_where_the_loop_began():
+    """As `enumerate` in the resumed loop does; more than there are is an error."""
+    shapes = costs(64, seed=14)
+    first = BalancedBatchSampler(shapes, 2, num_buckets=4)
+    second = BalancedBatchSampler(shapes, 2, num_buckets=4)
+    second.load_state_dict(first.state_dict(num_batches=5))
+    batches = iter(second)
+    for _ in range(7):
+        next(batches)
+    assert second.state_dict(num_batches=6) == first.state_dict(num_batches=11)
+    assert second.state_dict() == first.state_dict(num_batches=12)
+    assert second.state_dict(num_batches=27)["epoch"] == 1
+    with pytest.raises(
+        ValueError, match="`num_batches` is 28, must be at most 27, all that the epoch had left"
+    ):
+        second.state_dict(num_batches=28)
+
+
+def test_iterators_and_set_epoch_do_not_mix():
+    """Two of one epoch, and one that goes on while another epoch is chosen: each has its own order."""
+    shapes = costs(64, seed=15)
+    sampler = BalancedBatchSampler(shapes, 4)
+    zero = list(sampler)
+    one = list(sampler)
+    sampler.set_epoch(0)
+    pairs = list(zip(iter(sampler), iter(sampler), strict=True))
+    assert [a for a, _ in pairs] == [b for _, b in pairs] == zero
+    assert list(sampler) == one
+    sampler.set_epoch(0)
+    batches = iter(sampler)
+    seen = [next(batches) for _ in range(6)]
+    sampler.set_epoch(1)
+    assert seen + list(batches) == zero
+    assert list(sampler) == one
+    # An iterator that nobody read took nothing.
+    sampler.load_state_dict(sampler.state_dict())
+    iter(sampler)
+    assert list(sampler) == list_of(shapes, 2)
+
+
+def list_of(shapes, epoch_index):
+    sampler = BalancedBatchSampler(shapes, 4)
+    sampler.set_epoch(epoch_index)
+    return list(sampler)
+
+
+@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
+def test_a_sampler_can_be_copied(how, profile):
+    """The copy yields the same, with giants and bad samples, from the place where it was."""
+    ways = {"pickle": lambda s: pickle.loads(pickle.dumps(s)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+    shapes, _ = with_giants(80, seed=6)
+    for source, options in [
+        (shapes, {"giant_llm_cost": 10**6, "meets": "phase"}),
+        ([(e / 7, t / 7) for e, t in shapes], {"shuffle": False}),
+        (profile, {"max_tokens": 100_000}),
+    ]:
+        sampler = BalancedBatchSampler(source, 2, num_replicas=2, **options)
+        sampler.set_epoch(3)
+        sampler.load_state_dict(sampler.state_dict(num_batches=2))
+        copied = ways[how](sampler)
+        assert copied.state_dict() == sampler.state_dict()
+        assert list(copied) == list(sampler)
+        assert list(copied) == list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([(2**62, 2**62)] * 8, r"costs are too large: `encoder_ns \+ llm_ns` of the 4 largest samples is"),
+        ([(2**64, 1)] * 8, r"costs are too large|must be numbers"),
+        (
+            [{"llm_tokens": float("nan"), "encoder_tokens": 0}] * 8,
+            "`llm_tokens` of sample 0 is nan, must be a whole",
+        ),
+        (
+            [{"llm_tokens": 3, "encoder_tokens": float("inf")}] * 8,
+            "`encoder_tokens` of sample 0 is inf, must be",
+        ),
+        ([{"llm_tokens": -3, "encoder_tokens": 0}] * 8, "`llm_tokens` of sample 0 is -3, must be"),
+        ([{"llm_tokens": 2.5, "encoder_tokens": 0}] * 8, "`llm_tokens` of sample 0 is 2.5, must be"),
+    ],
+)
+def test_costs_that_cannot_be_added_up_are_refused_at_once(entries, message):
+    """Before the first batch, by sample, value and rule."""
+    with pytest.raises(ValueError, match=message):
+        BalancedBatchSampler(entries, 2, num_replicas=2)
+
+
+def test_arrays_are_read_from_memory():
+    """Of every kind of number, contiguous or not: the batches of the same lists."""
+    numpy = pytest.importorskip("numpy")
+    torch = pytest.importorskip("torch")
+    pairs = [(e % 200, t % 120) for e, t in costs(40, seed=3)]
+    expected = epoch(pairs, 2, batch_size=4)
+    for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        small = numpy.array([(e % 100, t) for e, t in pairs] if kind == "int8" else pairs)
+        array = small.astype(kind)
+        assert epoch(array, 2, batch_size=4) == epoch(
+            [tuple(map(int, row)) for row in small], 2, batch_size=4
+        )
+        wide = numpy.zeros((80, 4), dtype=kind)
+        wide[::2, 1:3] = small
+        assert epoch(wide[::2, 1:3], 2, batch_size=4) == epoch(array, 2, batch_size=4)
+    halves = numpy.array(pairs) / 2
+    of_floats = epoch([tuple(map(float, row)) for row in halves], 2, batch_size=4)
+    for kind in ("float32", "float64", ">f8", "float16"):
+        assert epoch(halves.astype(kind), 2, batch_size=4) == of_floats
+    assert epoch(torch.tensor(pairs), 2, batch_size=4) == expected
+    assert epoch(torch.tensor(halves, dtype=torch.bfloat16).float(), 2, batch_size=4)
+    for array, message in [
+        (numpy.array([[1, -2]] * 4), r"the costs of sample 0 are \(1, -2\), must be numbers, finite and not"),
+        (numpy.array([[1, 2], [1, numpy.nan]]), r"the costs of sample 1 are \(1.0, NaN\), must be numbers"),
+        (numpy.zeros((0, 2)), "there are no samples"),
+        (numpy.array([1, 2, 3]), "sample 0 is 1, must be a pair"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            BalancedBatchSampler(array, 1)
+
+
+def test_costs_are_a_function_of_the_index():
+    """Called once for each sample; without their number it is an error."""
+    pairs = costs(40, seed=3)
+    calls = []
+
+    def cost(index):
+        calls.append(index)
+        return pairs[index]
+
+    expected = list(BalancedBatchSampler(pairs, 4))
+    assert list(BalancedBatchSampler(cost, 4, num_samples=40)) == expected
+    assert calls == list(range(40))
+    with pytest.raises(
+        ValueError, match="`num_samples` is None, must be at least 1 where costs are a function"
+    ):
+        BalancedBatchSampler(cost, 4)
+
+
+def test_costs_are_columns_that_others_can_read(profile):
+    """Of a profile with its tokens; the answer is a source again."""
+    rows = parquet.read_table(profile).to_pylist()
+    found = costs_of(profile)
+    assert len(found) == len(found.encoder_ns) == 24
+    assert list(found.tokens) == [row["llm_tokens"] for row in rows]
+    assert (found.positions, found.num_bad, found.bytes) == (None, 0, None)
+    assert list(BalancedBatchSampler(found, 3)) == list(BalancedBatchSampler(profile, 3))
+    pairs = costs(10, seed=1)
+    assert list(zip(costs_of(pairs).encoder_ns, costs_of(pairs).llm_ns, strict=True)) == pairs
+    sized = costs_of(pairs, tokens=range(10), bytes=[7] * 10)
+    assert (list(sized.tokens), list(sized.bytes)) == (list(range(10)), [7] * 10)
+    for given, message in [
+        ([1] * 9, "`tokens` has 9 samples, the costs have 10"),
+        ([1] * 9 + [-1], "`tokens` of sample 9 is -1, must be a whole number"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            costs_of(pairs, tokens=given)
+
+
+def test_no_bucket_passes_its_caps():
+    """With a batch size they are hard: kept, or an error that names value and limit."""
+    shapes = costs(96, seed=16)
+    draw = random.Random(16)
+    tokens, sizes = [draw.randint(1, 60) for _ in shapes], [draw.randint(1, 9) for _ in shapes]
+    found = costs_of(shapes, tokens=tokens, bytes=sizes)
+    for meets in ("step", "phase", "pipeline"):
+        options = {"max_tokens": 140, "max_bytes": 26, "num_buckets": 8, "meets": meets}
+        batches = [b for replica in epoch(found, 2, batch_size=4, **options) for b in replica]
+        assert sorted(i for batch in batches for i in batch) == list(range(96))
+        assert max(sum(tokens[i] for i in batch) for batch in batches) <= 140
+        assert max(sum(sizes[i] for i in batch) for batch in batches) <= 26
+    with pytest.raises(ValueError, match="sample .* needs .* tokens, a bucket holds at most 50"):
+        BalancedBatchSampler(found, 4, max_tokens=50)
+    with pytest.raises(ValueError, match="tokens in the fullest of 8 buckets, a bucket holds at most 60"):
+        list(BalancedBatchSampler(found, 4, num_buckets=8, max_tokens=60))
+    with pytest.raises(ValueError, match="cannot keep `bucket_tokens_max` 60: `tokens` is missing"):
+        BalancedBatchSampler(shapes, 4, max_tokens=60)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_without_a_batch_size_as_many_come_as_fit(num_replicas, shuffle):
+    """Each sample once, no bucket over its cap, nearly full; resumed exactly once on other replicas."""
+    shapes = costs(500, seed=17)
+    draw = random.Random(17)
+    tokens = [draw.randint(1, 400) for _ in shapes]
+    found = costs_of(shapes, tokens=tokens)
+    options = {"max_tokens": 1000, "num_buckets": 4, "shuffle": shuffle}
+    samplers = [
+        BalancedBatchSampler(found, num_replicas=num_replicas, rank=r, **options) for r in range(num_replicas)
+    ]
+    lengths = [len(sampler) for sampler in samplers]
+    replicas = [list(sampler) for sampler in samplers]
+    assert [len(batches) for batches in replicas] == lengths
+    assert len(set(lengths)) == 1
+    batches = [batch for batches in replicas for batch in batches]
+    assert sorted(i for batch in batches for i in batch) == list(range(500))
+    assert max(sum(tokens[i] for i in batch) for batch in batches) <= 1000
+    # Nearly full: what one sample more would not fit.
+    assert len(batches) <= 1.06 * sum(tokens) / 1000 + 4
+    again = [
+        BalancedBatchSampler(found, num_replicas=num_replicas, rank=r, **options) for r in range(num_replicas)
+    ]
+    slots = 4 // num_replicas
+    state = again[0].state_dict(num_batches=3 * slots + slots // 2)
+    seen = [b for batches in replicas for b in batches[: 3 * slots + slots // 2]]
+    rest = []
+    for rank in range(2):
+        if state["buckets_taken"] % 2:
+            break
+        other = BalancedBatchSampler(found, num_replicas=2, rank=rank, **options)
+        other.load_state_dict(json.loads(json.dumps(state)))
+        rest += list(other)
+    else:
+        assert sorted(i for batch in seen + rest for i in batch) == list(range(500))
+
+
+def test_eight_samples_of_seven_tokens_take_eight_buckets_of_eight():
+    """By the sum of their tokens seven would do (56 / 8); no bucket holds two."""
+    found = costs_of([(0, 7)] * 8, tokens=[7] * 8)
+    for num_buckets in (1, 2, 4, 8):
+        batches = list(BalancedBatchSampler(found, num_buckets=num_buckets, max_tokens=8))
+        assert sorted(map(len, batches)) == [1] * 8
+    answer = balance([0] * 8, [7] * 8, None, tokens=[7] * 8, bucket_tokens_max=8)
+    assert sorted(answer.assignment) == list(range(8))
+    with pytest.raises(
+        ValueError, match="8 samples need at least 14 tokens in the fullest of 7 buckets, .* at most 8"
+    ):
+        balance([0] * 8, [7] * 8, 7, tokens=[7] * 8, bucket_tokens_max=8)
+    with pytest.raises(ValueError, match="cannot choose a number of buckets for 8 samples: there is no cap"):
+        balance([0] * 8, [7] * 8, None)
+
+
+def test_an_uneven_tail_leaves_no_batch_empty():
+    """It takes samples of the global batch before it; where that has none to spare, it is an error."""
+    # 4 buckets of at most 3 samples: 12, 12, and 2 left, which take two of those before them.
+    found = costs_of([(0, 1)] * 26, tokens=[1] * 26)
+    for num_replicas in (1, 2, 4):
+        replicas = epoch(found, num_replicas, num_buckets=4, max_tokens=3)
+        assert sorted(i for batches in replicas for batch in batches for i in batch) == list(range(26))
+        assert all(batch for batches in replicas for batch in batches)
+        sizes = [sum(len(batches[k]) for batches in replicas) for k in range(len(replicas[0]))]
+        assert sum(sizes[: len(sizes) // 3]) == 12
+        assert sum(sizes[-len(sizes) // 3 :]) == 4
+    nine = costs_of([(0, 7)] * 9, tokens=[7] * 9)
+    with pytest.raises(
+        ValueError, match=r"the last 1 samples of epoch 0 cannot fill 8 buckets.*`drop_last=True`"
+    ):
+        list(BalancedBatchSampler(nine, num_buckets=8, max_tokens=8))
+    assert len(list(BalancedBatchSampler(nine, num_buckets=8, max_tokens=8, drop_last=True))) == 8
+    assert len(BalancedBatchSampler(nine, num_buckets=8, max_tokens=8, drop_last=True)) == 8
+
+
+def test_a_large_dataset_is_held_outside_python():
+    """A million samples of an array: their costs and order, and no Python object for each."""
+    numpy = pytest.importorskip("numpy")
+    array = numpy.random.default_rng(1).lognormal(0, 1, (1_000_000, 2))
+    sampler = BalancedBatchSampler(array, 4, num_replicas=64)
+    tracemalloc.start()
+    batch = next(iter(sampler))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(batch) > 0
+    assert peak < 200_000
+    assert len(sampler) == 3907
 
 
 def test_costs_come_from_pairs_and_shapes():
@@ -421,7 +809,11 @@ def test_numbers_that_cannot_work_are_refused():
         ({"batch_size": 11, "drop_last": True}, "fewer than one global batch of 11"),
         ({"batch_size": 1, "seed": -1}, "`seed` is -1, must be from 0 to 18446744073709551615"),
         ({"batch_size": 1, "seed": 2**64}, "`seed` is 18446744073709551616, must be from 0"),
-        ({"batch_size": 1, "giant_steps_max": -1}, "`giant_steps_max` is -1, must be at least 0"),
+        ({"batch_size": 1, "giant_steps_max": -1}, "`giant_steps_max` is -1, must be from 0 to 4294967295"),
+        ({"batch_size": 1, "meets": "often"}, "`meets` is 'often', must be one of: step, phase, pipeline"),
+        ({"batch_size": 1.5}, "`batch_size` is 1.5, must be an integer at least 1"),
+        ({"batch_size": None}, "`batch_size` is None, must be at least 1 where there is no `max_tokens`"),
+        ({"batch_size": 1, "max_tokens": 0}, "`max_tokens` is 0, must be from 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             BalancedBatchSampler(shapes, **options)
@@ -462,3 +854,28 @@ def test_a_plain_dataloader_takes_it():
     loader = torch.utils.data.DataLoader(range(40), batch_sampler=sampler)
     assert len(loader) == 4
     assert [batch.tolist() for batch in loader] == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("trained", [0, 1, 7, 15, 16])
+def test_a_stateful_dataloader_resumes_it(num_workers, trained):
+    """The real torchdata: its state alone is enough, though workers read ahead; the next epoch is whole."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    shapes = costs(64, seed=18)
+
+    def loader():
+        sampler = BalancedBatchSampler(shapes, 4, num_buckets=2)
+        return stateful.StatefulDataLoader(range(64), batch_sampler=sampler, num_workers=num_workers)
+
+    first = loader()
+    batches = iter(first)
+    seen = [next(batches).tolist() for _ in range(trained)]
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    del batches
+    second = loader()
+    second.load_state_dict(state)
+    seen += [batch.tolist() for batch in second]
+    assert sorted(i for batch in seen for i in batch) == list(range(64))
+    following = BalancedBatchSampler(shapes, 4, num_buckets=2)
+    following.set_epoch(1)
+    assert [batch.tolist() for batch in second] == list(following)

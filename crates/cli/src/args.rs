@@ -32,6 +32,7 @@ pub(crate) enum Verb {
     Plan(Plan),
     Simulate(Simulate),
     Schedule(Schedule),
+    Costs(Costs),
     Train(Train),
     Report(Report),
     Models(Models),
@@ -317,6 +318,34 @@ pub(crate) enum Order {
     /// Lists made for these durations, with 1F1B's microbatches in flight; splits the backward where the file can
     #[value(name = "data-aware")]
     DataAware,
+}
+
+/// What each sample costs on the encoder and on the LLM: a CSV on stdout.
+///
+/// From a data profile and the model profile beside it, or a model of the catalogue on a device of the table (dflop
+/// models lists both). Its columns are those that dflop schedule --costs reads, and the position of each sample in the
+/// dataset. A time is forward and backward of what the sample adds to a microbatch of mean samples, in nanoseconds;
+/// bytes are its activations on a rank with both components.
+#[derive(Debug, Args)]
+pub(crate) struct Costs {
+    /// The data profile
+    #[arg(value_name = "DATA_PROFILE", default_value = "data_profile.parquet")]
+    pub(crate) data_profile: PathBuf,
+    /// The model profile [default: model_profile.json beside the data profile]
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub(crate) model_profile: Option<PathBuf>,
+    /// A model of the catalogue, as in qwen2.5-vl-7b, instead of a model profile
+    #[arg(long, value_name = "NAME", requires = "hardware")]
+    pub(crate) model: Option<String>,
+    /// The device to estimate, as in h100
+    #[arg(long, value_name = "NAME", requires = "model")]
+    pub(crate) hardware: Option<String>,
+    /// Of parameters and activations, with --model
+    #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
+    pub(crate) dtype: String,
+    /// Samples of a microbatch, about: what a sample adds is read around that size
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_size: u32,
 }
 
 const SCHEDULE_EXAMPLE: &str = r"Example, two buckets of 32,768 tokens at most:

@@ -12,6 +12,7 @@ mod speech;
 mod args;
 mod commands;
 pub mod config;
+pub mod costs;
 mod diagnostics;
 mod measured;
 

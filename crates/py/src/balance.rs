@@ -4,7 +4,9 @@ use crate::SIGNALS_EVERY;
 use crate::error::{Kind, map, raise};
 use crate::numbers::{ANY, integer, integers};
 use dflop_schedule::baseline::{Baseline, SolverEnd};
-use dflop_schedule::{Assignment, Costs, EXACT_WORK, Limits, schedule_until};
+use dflop_schedule::{
+    Assignment, Costs, EXACT_WORK, Limits, Meets, ParseMeetsError, fewest_buckets, schedule_for,
+};
 use pyo3::prelude::*;
 use std::cell::Cell;
 use std::time::Instant;
@@ -64,13 +66,15 @@ impl Balance {
 
 /// Balances samples into `num_buckets` buckets; see `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, seed = None, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None), text_signature = "(encoder_ns, llm_ns, num_buckets, *, seed=0, exact=False, bytes=None, bucket_bytes_max=None, tokens=None, bucket_tokens_max=None)")]
+#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, meets = "step", num_microbatches = None, seed = None, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None), text_signature = "(encoder_ns, llm_ns, num_buckets, *, meets='step', num_microbatches=1, seed=0, exact=False, bytes=None, bucket_bytes_max=None, tokens=None, bucket_tokens_max=None)")]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn balance(
     py: Python<'_>,
     encoder_ns: &Bound<'_, PyAny>,
     llm_ns: &Bound<'_, PyAny>,
     num_buckets: &Bound<'_, PyAny>,
+    meets: &str,
+    num_microbatches: Option<&Bound<'_, PyAny>>,
     seed: Option<&Bound<'_, PyAny>>,
     exact: bool,
     bytes: Option<&Bound<'_, PyAny>>,
@@ -80,17 +84,27 @@ pub(crate) fn balance(
 ) -> PyResult<Balance> {
     let encoder_ns = integers("encoder_ns", encoder_ns)?;
     let llm_ns = integers("llm_ns", llm_ns)?;
-    let num_buckets = buckets(num_buckets)?;
+    let num_buckets = if num_buckets.is_none() { None } else { Some(count("num_buckets", num_buckets)?) };
+    let meets = self::meets(meets)?;
+    let num_microbatches = num_microbatches.map_or(Ok(1), |number| count("num_microbatches", number))?;
     let seed = seed.map_or(Ok(0), |seed| integer("seed", seed, ANY))?;
     let bytes = bytes.map(|bytes| integers("bytes", bytes)).transpose()?;
     let bucket_bytes_max = bucket_bytes_max.map(|max| integer("bucket_bytes_max", max, ANY)).transpose()?;
     let tokens = tokens.map(|tokens| integers("tokens", tokens)).transpose()?;
     let bucket_tokens_max =
         bucket_tokens_max.map(|max| integer("bucket_tokens_max", max, ANY)).transpose()?;
-    let patient = Limits::patient(llm_ns.len(), num_buckets);
+    let costs = Costs { encoder_ns, llm_ns, bytes, tokens };
+    let num_samples = costs.llm_ns.len();
+    let capped = Limits { seed, bucket_bytes_max, bucket_tokens_max, ..Limits::new(num_samples, 1) };
+    let num_buckets = match num_buckets {
+        Some(num_buckets) => num_buckets,
+        None => {
+            py.detach(|| fewest_buckets(&costs, &capped, num_microbatches)).map_err(map(Kind::Schedule))?
+        }
+    };
+    let patient = Limits::patient(num_samples, num_buckets);
     let max_exact_work = if exact { EXACT_WORK } else { patient.max_exact_work };
     let limits = Limits { seed, max_exact_work, bucket_bytes_max, bucket_tokens_max, ..patient };
-    let costs = Costs { encoder_ns, llm_ns, bytes, tokens };
     let (found, interrupt) = py.detach(|| {
         let (interrupt, asked) = (Cell::new(None), Cell::new(Instant::now()));
         let stop = || {
@@ -104,30 +118,41 @@ pub(crate) fn balance(
             interrupt.set(raised.or(interrupt.take()));
             is_raised
         };
-        let found = schedule_until(&costs, &limits, &stop);
+        let found = schedule_for(&costs, &limits, meets, num_microbatches, 0, &stop);
         (found, interrupt.take())
     });
     interrupt.map_or_else(|| found.map(Balance).map_err(map(Kind::Schedule)), Err)
 }
 
-/// As many buckets as there may be.
-fn buckets(given: &Bound<'_, PyAny>) -> PyResult<u32> {
-    let number = integer("num_buckets", given, 1..=u64::from(u32::MAX))?;
+/// A number of buckets, or of microbatches of a rank.
+fn count(name: &str, given: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let number = integer(name, given, 1..=u64::from(u32::MAX))?;
     Ok(u32::try_from(number).expect("the range ends there"))
+}
+
+/// What ranks wait for, by its name.
+pub(crate) fn meets(name: &str) -> PyResult<Meets> {
+    name.parse().map_err(|error: ParseMeetsError| raise(Kind::Schedule, &error.to_string(), None))
 }
 
 /// The judgement of an assignment made elsewhere; see `_native.pyi`.
 #[pyfunction]
+#[pyo3(signature = (encoder_ns, llm_ns, num_buckets, assignment, *, meets = "step", num_microbatches = 1))]
 pub(crate) fn judge(
     py: Python<'_>,
     encoder_ns: Vec<u64>,
     llm_ns: Vec<u64>,
     num_buckets: u32,
     assignment: Vec<u32>,
+    meets: &str,
+    num_microbatches: u32,
 ) -> PyResult<Balance> {
+    let meets = self::meets(meets)?;
     let limits = Limits::new(llm_ns.len(), num_buckets);
     let costs = Costs { encoder_ns, llm_ns, ..Costs::default() };
-    py.detach(|| Assignment::judge(&costs, &limits, assignment)).map(Balance).map_err(map(Kind::Schedule))
+    py.detach(|| Assignment::judge_for(&costs, &limits, meets, num_microbatches, assignment))
+        .map(Balance)
+        .map_err(map(Kind::Schedule))
 }
 
 /// Names of all baselines; see `_native.pyi`.

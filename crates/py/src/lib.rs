@@ -8,6 +8,7 @@ mod error;
 mod family;
 mod numbers;
 mod plan;
+mod sampler;
 
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -34,6 +35,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::plan::{GlobalBatches, Plan, Schedule, StepScheduler};
+    #[pymodule_export]
+    use crate::sampler::SampleCosts;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -42,6 +42,10 @@ impl GlobalBatches {
         self.0.batch(step).into_iter().map(|sample| sample.0).collect()
     }
 
+    fn samples(&self, epoch: u64, first: usize, count: usize) -> Vec<u32> {
+        self.0.samples(epoch, first, count).into_iter().map(|sample| sample.0).collect()
+    }
+
     fn deferred(&self, step: u64) -> Vec<(u32, u64)> {
         self.0.deferred(step).into_iter().map(|(sample, steps)| (sample.0, steps)).collect()
     }

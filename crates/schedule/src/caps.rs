@@ -5,6 +5,7 @@ use crate::buckets::Buckets;
 use crate::costs::{Costs, Limits, TOTAL_MAX};
 use crate::error::BalanceError;
 use crate::greedy::greedy;
+use crate::packing::best_fit;
 use crate::problem::{Problem, Size};
 use crate::refine::refine;
 use crate::stop::Stop;
@@ -44,6 +45,10 @@ pub(crate) fn pack(problem: &Problem, limits: &Limits) -> Result<(Vec<u32>, u64)
     let packed = Buckets::new(problem, bucket);
     if packed.keeps_caps() {
         return Ok((packed.bucket, num_moves));
+    }
+    // Balanced sizes are not packed ones: where room is scarce the largest first may find what exchanges did not.
+    if let Some(bucket) = best_fit(&problem.sizes, problem.caps, problem.num_buckets) {
+        return Ok((bucket, num_moves));
     }
     let fullest = |column: usize| packed.size.iter().map(|size| size[column]).max().unwrap_or(0);
     let broken = units(problem).max_by(|a, b| {

@@ -54,18 +54,37 @@ impl Costs {
     /// # Errors
     /// [`BalanceError::Lengths`], [`BalanceError::TooMany`], [`BalanceError::Overflow`].
     pub fn check(&self) -> Result<(), BalanceError> {
-        let columns = [
+        self.check_lengths()?;
+        for (column, values) in self.named() {
+            let mut total = 0_u64;
+            for (sample, &value) in values.into_iter().flatten().enumerate() {
+                total = total.saturating_add(value);
+                if total > TOTAL_MAX {
+                    return Err(BalanceError::Overflow { column, sample, limit: TOTAL_MAX });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The columns by their names.
+    fn named(&self) -> [(&'static str, Option<&Vec<u64>>); 4] {
+        [
             ("encoder_ns", Some(&self.encoder_ns)),
             ("llm_ns", Some(&self.llm_ns)),
             ("bytes", self.bytes.as_ref()),
             ("tokens", self.tokens.as_ref()),
-        ];
+        ]
+    }
+
+    /// Nothing if the columns agree in length, and 32 bits can name each sample.
+    pub(crate) fn check_lengths(&self) -> Result<(), BalanceError> {
         let num_samples = self.num_samples();
         if u32::try_from(num_samples).is_err() {
             let limit = u64::from(u32::MAX);
             return Err(BalanceError::TooMany { what: "samples", found: num_samples as u64, limit });
         }
-        for (column, values) in columns {
+        for (column, values) in self.named() {
             let Some(values) = values else { continue };
             if values.len() != num_samples {
                 return Err(BalanceError::Lengths {
@@ -73,13 +92,6 @@ impl Costs {
                     other: column,
                     found: values.len(),
                 });
-            }
-            let mut total = 0_u64;
-            for (sample, &value) in values.iter().enumerate() {
-                total = total.saturating_add(value);
-                if total > TOTAL_MAX {
-                    return Err(BalanceError::Overflow { column, sample, limit: TOTAL_MAX });
-                }
             }
         }
         Ok(())

@@ -30,6 +30,14 @@ pub enum BalanceError {
         /// The cap, in that unit.
         cap: u64,
     },
+    /// Without a cap any number of buckets would do.
+    #[error(
+        "cannot choose a number of buckets for {num_samples} samples: there is no cap, `bucket_tokens_max` or `bucket_bytes_max` is needed"
+    )]
+    NoCap {
+        /// Samples that were given.
+        num_samples: usize,
+    },
     /// More buckets or samples than 32-bit indices can name.
     #[error("too many {what}: {found}, at most {limit} are supported")]
     TooMany {
@@ -43,12 +51,36 @@ pub enum BalanceError {
     /// The sum of a column does not fit the arithmetic.
     #[error("sum of `{column}` is too large: over {limit} at sample {sample}, the sum must not pass it")]
     Overflow {
-        /// `encoder_ns`, `llm_ns`, `bytes` or `tokens`.
+        /// `encoder_ns`, `llm_ns`, their sum, `bytes` or `tokens`.
         column: &'static str,
         /// The sample at which the running sum passed the limit.
         sample: usize,
         /// The largest sum, [`crate::TOTAL_MAX`].
         limit: u64,
+    },
+    /// The sum of the largest costs, which may come to stand in one global batch, does not fit the arithmetic.
+    #[error(
+        "costs are too large: `{column}` of the {num_samples} largest samples is {sum}, that of a global batch must not pass {limit}"
+    )]
+    BatchOverflow {
+        /// What is added up.
+        column: &'static str,
+        /// Samples of a global batch.
+        num_samples: usize,
+        /// The sum over as many of the largest.
+        sum: u128,
+        /// The largest sum, [`crate::TOTAL_MAX`].
+        limit: u64,
+    },
+    /// Ranks would take different numbers of buckets.
+    #[error(
+        "`num_buckets` is {num_buckets}, must be a multiple of the {num_microbatches} microbatches of a rank"
+    )]
+    Undivided {
+        /// Buckets of all ranks.
+        num_buckets: u32,
+        /// Buckets that a rank takes in a step.
+        num_microbatches: u32,
     },
     /// One sample alone is over the cap of a bucket.
     #[error("sample {sample} needs {size} {unit}, a bucket holds at most {cap}")]
@@ -126,8 +158,10 @@ impl Hint for BalanceError {
             Self::NoSizes { unit, .. } => {
                 return Some(format!("fill `{unit}`, or leave `bucket_{unit}_max` out"));
             }
+            Self::NoCap { .. } => "give `num_buckets`, or a cap",
+            Self::Undivided { .. } => "give each rank as many microbatches as any other, at least 1",
             Self::TooMany { .. } => "schedule one global batch at a time",
-            Self::Overflow { .. } => {
+            Self::Overflow { .. } | Self::BatchOverflow { .. } => {
                 "give times in nanoseconds and sizes in bytes, without sentinels for infinity"
             }
             Self::SampleOverCap { unit, .. } => {

@@ -1,10 +1,18 @@
 //! A first assignment: longest processing time first, on two resources.
 
-use crate::problem::{Problem, plus, worse};
+use crate::problem::{Pair, Problem, plus, worse};
 use crate::stop::Stop;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// Buckets looked at between two questions whether to stop: some tenths of a millisecond.
 const ASKED_EVERY: usize = 1 << 16;
+
+/// Samples times buckets that are all compared: some two seconds.
+const COMPARED_MAX: usize = 1 << 31;
+
+/// Buckets of the least load that a sample chooses among beyond that: by the encoder's, the LLM's and the worse one each.
+const LEAST_LOOKED_AT: usize = 24;
 
 /// Bucket of each sample: costliest first (by its worse resource), each into the bucket whose worse load stays
 /// the least.
@@ -13,10 +21,20 @@ const ASKED_EVERY: usize = 1 << 16;
 /// samples that cost nothing are spread. `None` if a sample finds no bucket with room for it,
 /// or if `stop` strikes.
 ///
-/// *Complexity*: O(n m).
+/// Beyond [`COMPARED_MAX`] comparisons only those buckets are looked at that have the least load of either resource, or
+/// the least worse load: a sample that finds no room in them has the choice of all.
+///
+/// *Complexity*: O(n log m) where one resource has no costs and nothing is capped, else O(n m) up to
+/// [`COMPARED_MAX`], and O(n log m) beyond.
 ///
 /// *References*: Graham, "Bounds on multiprocessing timing anomalies", 1969, for one resource.
 pub(crate) fn greedy(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
+    if problem.sizes.is_empty() && problem.total.contains(&0) {
+        return greedy_alone(problem, stop);
+    }
+    if problem.num_samples().saturating_mul(problem.num_buckets) > COMPARED_MAX {
+        return greedy_among_least(problem, stop);
+    }
     let mut until_asked = 0;
     let mut load = vec![[0, 0]; problem.num_buckets];
     let mut count = vec![0_usize; problem.num_buckets];
@@ -48,6 +66,69 @@ pub(crate) fn greedy(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
         load[b] = plus(load[b], cost);
         count[b] += 1;
         held[b] = [held[b][0] + size[0], held[b][1] + size[1]];
+        bucket.push(b as u32);
+    }
+    Some(bucket)
+}
+
+/// The same answer where only one resource has costs: the least loaded bucket is on top of a heap.
+fn greedy_alone(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
+    let mut least: BinaryHeap<Reverse<(i64, usize, u32)>> =
+        (0..problem.num_buckets as u32).map(|b| Reverse((0, 0, b))).collect();
+    let mut bucket = Vec::with_capacity(problem.num_samples());
+    for (sample, &cost) in problem.cost.iter().enumerate() {
+        if sample.is_multiple_of(ASKED_EVERY / 16) && stop.strikes() {
+            return None;
+        }
+        let mut top = least.peek_mut()?;
+        let Reverse((load, count, b)) = &mut *top;
+        bucket.push(*b);
+        (*load, *count) = (*load + worse(cost), *count + 1);
+    }
+    Some(bucket)
+}
+
+/// Loads that a bucket is sought by, then samples in it, then its number.
+type Place = (i64, i64, usize, u32);
+
+/// Greedy among the least loaded buckets alone.
+fn greedy_among_least(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
+    let m = problem.num_buckets;
+    let (mut load, mut count, mut held) = (vec![[0, 0]; m], vec![0_usize; m], vec![[0_u64; 2]; m]);
+    let places = |load: Pair, count: usize, b: u32| -> [Place; 3] {
+        let sum = load[0] + load[1];
+        [worse(load), load[0], load[1]].map(|first| (first, sum, count, b))
+    };
+    let mut sought: [BTreeSet<Place>; 3] = Default::default();
+    for b in 0..m as u32 {
+        for (set, place) in sought.iter_mut().zip(places([0, 0], 0, b)) {
+            set.insert(place);
+        }
+    }
+    let mut bucket = Vec::with_capacity(problem.num_samples());
+    for (sample, &cost) in problem.cost.iter().enumerate() {
+        if sample.is_multiple_of(ASKED_EVERY / 256) && stop.strikes() {
+            return None;
+        }
+        let size = problem.size(sample as u32);
+        let has_room = |&b: &usize| (0..2).all(|c| size[c] <= problem.caps[c] - held[b][c]);
+        let key = |&b: &usize| {
+            let after = plus(load[b], cost);
+            (worse(after), after[0] + after[1], count[b], b)
+        };
+        let least =
+            sought.iter().flat_map(|set| set.iter().take(LEAST_LOOKED_AT)).map(|place| place.3 as usize);
+        let found = least.filter(has_room).min_by_key(key);
+        let b = found.or_else(|| (0..m).filter(has_room).min_by_key(key))?;
+        for (set, place) in sought.iter_mut().zip(places(load[b], count[b], b as u32)) {
+            set.remove(&place);
+        }
+        load[b] = plus(load[b], cost);
+        count[b] += 1;
+        held[b] = [held[b][0] + size[0], held[b][1] + size[1]];
+        for (set, place) in sought.iter_mut().zip(places(load[b], count[b], b as u32)) {
+            set.insert(place);
+        }
         bucket.push(b as u32);
     }
     Some(bucket)

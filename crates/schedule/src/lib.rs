@@ -42,6 +42,7 @@ mod bounds;
 mod buckets;
 mod caps;
 mod costs;
+mod dataset;
 mod differencing;
 mod divide;
 mod error;
@@ -49,7 +50,9 @@ mod exact;
 mod exchange;
 mod greedy;
 mod ladder;
+mod meets;
 mod ordering;
+mod packing;
 mod problem;
 mod random;
 mod refine;
@@ -58,10 +61,13 @@ mod units;
 
 pub use assignment::Assignment;
 pub use costs::{Costs, EXACT_WORK, Limits, TOTAL_MAX};
+pub use dataset::{Cut, DatasetCosts, of_tokens, scaled};
 pub use dflop_types::BUCKETS_MAX;
 pub use divide::divide;
 pub use error::BalanceError;
+pub use meets::{Meets, NEAR, ParseMeetsError, schedule_for};
 pub use ordering::{order_microbatches, order_microbatches_from, small_ends};
+pub use packing::{fewest_buckets, filled, fitting};
 
 use buckets::Buckets;
 use problem::{Pair, Problem};
@@ -111,31 +117,56 @@ pub fn schedule_until(
     limits: &Limits,
     stop: &dyn Fn() -> bool,
 ) -> Result<Assignment, BalanceError> {
+    schedule_to(costs, limits, Precision::default(), &Stop::when(stop))
+}
+
+/// How near to the bound a search goes on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Precision {
+    /// The search ends where the worst load is within this many powers of two of the bound; 0: only at the bound.
+    near: u32,
+}
+
+impl Precision {
+    /// The load at which the search ends.
+    fn target(self, bound: i64) -> i64 {
+        if self.near == 0 { bound } else { bound + (bound >> self.near) }
+    }
+}
+
+/// As [`schedule_until`], ended within `precision` of the bound.
+fn schedule_to(
+    costs: &Costs,
+    limits: &Limits,
+    precision: Precision,
+    stop: &Stop,
+) -> Result<Assignment, BalanceError> {
     costs.check()?;
     limits.check(costs)?;
-    let stop = Stop::when(stop);
     let problem = Problem::new(costs, limits);
-    let (start, packing_moves) = start(&problem, limits, &stop)?;
+    let (start, packing_moves) = start(&problem, limits, stop)?;
     let mut buckets = Buckets::new(&problem, start);
     let mut bound = bounds::lower_bound(&problem, buckets.worst());
+    let target = precision.target(bound);
     let is_exact = limits.max_exact_work > 0 && exact::can_take(&problem);
     let before = if is_exact { exact_after(&problem, limits.max_moves) } else { limits.max_moves };
-    let mut num_moves = refine::refine(&mut buckets, bound, before, limits.seed, &stop);
-    if is_exact && exact::is_open(bound, buckets.worst()) {
+    let mut num_moves = refine::refine(&mut buckets, target, before, limits.seed, stop);
+    if is_exact && exact::is_open(target, buckets.worst()) {
         let left = limits.max_moves - num_moves;
         let first = exact::moves_before(&problem, limits.max_exact_work);
-        num_moves += refine::refine(&mut buckets, bound, first, limits.seed.wrapping_add(1), &stop);
-        let found = exact::improve(&buckets, bound, limits.max_exact_work - first, &stop);
+        num_moves += refine::refine(&mut buckets, target, first, limits.seed.wrapping_add(1), stop);
+        let found = exact::improve(&buckets, bound, limits.max_exact_work - first, stop);
         bound = found.bound;
         if let Some(bucket) = found.bucket {
             buckets = Buckets::new(&problem, bucket);
         }
         // The exact search looks at the worst bucket alone.
-        num_moves += refine::refine(&mut buckets, bound, left, limits.seed.wrapping_add(2), &stop);
-    } else if exact::is_open(bound, buckets.worst()) {
+        num_moves +=
+            refine::refine(&mut buckets, precision.target(bound), left, limits.seed.wrapping_add(2), stop);
+    } else if exact::is_open(target, buckets.worst()) {
         // More samples than the exact search takes: its work goes to exchanges, some 10 ns each.
         let seed = limits.seed.wrapping_add(1);
-        num_moves += refine::refine(&mut buckets, bound, limits.max_exact_work / 2, seed, &stop);
+        num_moves += refine::refine(&mut buckets, target, limits.max_exact_work / 2, seed, stop);
     }
     let bucket = problem.by_caller_order(&buckets.bucket);
     Ok(Assignment::new(costs, limits, bucket, bound, num_moves + packing_moves, stop.has_struck()))

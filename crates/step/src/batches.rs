@@ -6,10 +6,16 @@ use dflop_types::SampleIndex;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The samples of an epoch in the order in which they are trained, each with its place among those that arrive.
-type EpochOrder = Arc<[(u32, SampleIndex)]>;
+/// The samples of an epoch in the order in which they are trained: four bytes each, as a dataset may have ten million.
+#[derive(Debug)]
+struct EpochOrder {
+    samples: Vec<SampleIndex>,
+    /// The place of each among those that arrive; empty where nothing is deferred, and each stands at its own.
+    arrivals: Vec<u32>,
+}
 
 /// Epochs whose order is kept: where schedules are computed ahead, steps of two are asked for in turn.
 const EPOCHS_KEPT: usize = 2;
@@ -27,7 +33,7 @@ pub struct GlobalBatches {
     is_whole_only: bool,
     deferral: Option<Deferral>,
     /// Epochs with their orders, the one drawn last at the back.
-    drawn: Arc<Mutex<VecDeque<(u64, EpochOrder)>>>,
+    drawn: Arc<Mutex<VecDeque<(u64, Arc<EpochOrder>)>>>,
 }
 
 /// Samples that wait for a later global batch.
@@ -122,7 +128,18 @@ impl GlobalBatches {
     /// *Complexity*: O(number of samples) at the first step asked of an epoch, where its order is drawn; then as many
     /// as a global batch has.
     pub fn batch(&self, step: u64) -> Vec<SampleIndex> {
-        self.with_placed(step, |placed| placed.iter().map(|&(_, sample)| sample).collect())
+        let order = self.order(self.epoch(step));
+        order.samples[self.range(step, &order)].to_vec()
+    }
+
+    /// At most `count` samples of `epoch` from place `first` of its order on, as they stand in its global batches one after
+    /// another; none behind its end.
+    ///
+    /// *Complexity*: as [`GlobalBatches::batch`].
+    pub fn samples(&self, epoch: u64, first: usize, count: usize) -> Vec<SampleIndex> {
+        let order = self.order(epoch);
+        let first = first.min(order.samples.len());
+        order.samples[first..first.saturating_add(count).min(order.samples.len())].to_vec()
     }
 
     /// Those samples of `step` that would stand in an earlier one, had they not been deferred, with the steps they have
@@ -130,27 +147,31 @@ impl GlobalBatches {
     pub fn deferred(&self, step: u64) -> Vec<(SampleIndex, u64)> {
         let at = step % self.steps_per_epoch();
         let waited = |arrival: u32| at.saturating_sub(u64::from(arrival / self.global_batch_size));
-        self.with_placed(step, |placed| {
-            let placed = placed.iter().map(|&(arrival, sample)| (sample, waited(arrival)));
-            placed.filter(|&(_, steps)| steps > 0).collect()
-        })
+        let order = self.order(self.epoch(step));
+        if order.arrivals.is_empty() {
+            return Vec::new();
+        }
+        let range = self.range(step, &order);
+        let placed = order.arrivals[range.clone()].iter().zip(&order.samples[range]);
+        let placed = placed.map(|(&arrival, &sample)| (sample, waited(arrival)));
+        placed.filter(|&(_, steps)| steps > 0).collect()
     }
 
-    /// What `see` makes of the samples of `step`, with the places at which they arrive in their epoch.
-    fn with_placed<T>(&self, step: u64, see: impl Fn(&[(u32, SampleIndex)]) -> T) -> T {
-        let (size, order) = (self.global_batch_size as usize, self.order(self.epoch(step)));
+    /// Where the samples of `step` stand in the order of their epoch.
+    fn range(&self, step: u64, order: &EpochOrder) -> Range<usize> {
+        let size = self.global_batch_size as usize;
         let first = (step % self.steps_per_epoch()) as usize * size;
-        see(&order[first..(first + size).min(order.len())])
+        first..(first + size).min(order.samples.len())
     }
 
     /// The order of `epoch`, drawn where it is not kept.
-    fn order(&self, epoch: u64) -> EpochOrder {
+    fn order(&self, epoch: u64) -> Arc<EpochOrder> {
         // A panic elsewhere cannot leave half an order: what is there is whole.
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = drawn.iter().find(|(of, _)| *of == epoch) {
             return Arc::clone(order);
         }
-        let order: EpochOrder = self.draw(epoch).into();
+        let order = Arc::new(self.draw(epoch));
         if drawn.len() == EPOCHS_KEPT {
             drawn.pop_front();
         }
@@ -159,18 +180,20 @@ impl GlobalBatches {
     }
 
     /// The order of an epoch: as its samples arrive, then giants to the ends of their windows.
-    fn draw(&self, epoch: u64) -> Vec<(u32, SampleIndex)> {
-        let samples = if self.is_shuffled {
+    fn draw(&self, epoch: u64) -> EpochOrder {
+        let mut samples = if self.is_shuffled {
             self.permutation(epoch)
         } else {
             (0..self.num_samples).map(SampleIndex).collect()
         };
-        let mut order: Vec<(u32, SampleIndex)> = (0..).zip(samples).collect();
         let size = self.global_batch_size as usize;
         if self.is_whole_only {
-            order.truncate(order.len() / size * size);
+            samples.truncate(samples.len() / size * size);
         }
-        let Some(Deferral { is_giant, steps_max }) = &self.deferral else { return order };
+        let Some(Deferral { is_giant, steps_max }) = &self.deferral else {
+            return EpochOrder { samples, arrivals: Vec::new() };
+        };
+        let mut order: Vec<(u32, SampleIndex)> = (0..).zip(samples).collect();
         let window = (*steps_max as usize).saturating_add(1).saturating_mul(size);
         let mut giants = Vec::new();
         for run in order.chunks_mut(window) {
@@ -187,7 +210,8 @@ impl GlobalBatches {
             run[num_others..].copy_from_slice(&giants);
             giants.clear();
         }
-        order
+        let (arrivals, samples) = order.into_iter().unzip();
+        EpochOrder { samples, arrivals }
     }
 
     /// Fisher and Yates on a generator whose stream is the epoch: the order depends on nothing but seed and
@@ -336,6 +360,16 @@ mod tests {
         );
         let deferring = batches.with_deferred(&[SampleIndex(0)], 1).unwrap();
         assert_eq!([0, 1, 2].map(|step| of(&deferring, step)), [vec![1, 2], vec![3, 0], vec![4]]);
+    }
+
+    #[test]
+    fn the_order_of_an_epoch_can_be_read_from_any_place() {
+        let batches = GlobalBatches::new(500, 32, 3).unwrap();
+        let order: Vec<SampleIndex> = (16..32).flat_map(|step| batches.batch(step)).collect();
+        assert_eq!(batches.samples(1, 0, 1_000), order);
+        assert_eq!(batches.samples(1, 70, 9), order[70..79]);
+        assert_eq!(batches.samples(1, 499, 9), order[499..]);
+        assert_eq!(batches.samples(1, 600, 9), []);
     }
 
     #[test]

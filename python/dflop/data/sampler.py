@@ -1,22 +1,43 @@
 """Balanced batches for anyone's DataLoader; needs no torch.
 
-The order of an epoch is cut into global batches, each is balanced into buckets, each replica gets its share.
+    order of an epoch --> global batches --> buckets, balanced by cost --> every replica its share
+
+A place in an epoch is a global batch and the buckets of it that all replicas have taken. It holds no replica,
+so that a state goes on with any number of them.
 """
 
 from __future__ import annotations
 
+import operator
 import os
-import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from dflop._native import GlobalBatches, balance, profile_shapes
+from dflop._native import GlobalBatches
+from dflop.data.costs import Costs, costs, warn_of_bad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-_LARGEST_COST = 1_000_000_000
-"""What the largest cost is scaled to where costs are no integers: nine digits, and sums far from 2^63."""
+Meets = Literal["step", "phase", "pipeline"]
+"""What replicas wait for."""
+
+MEETS = ("step", "phase", "pipeline")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an epoch stands, for all replicas."""
+
+    epoch: int
+    global_batch: int = 0
+    buckets_taken: int = 0
+    """Of that global batch, by all replicas."""
+    first: int = 0
+    """Samples of the epoch that stand before that global batch."""
+    balanced_for: int = 0
+    """The replicas that its buckets were made for, where some are taken; else 0."""
 
 
 class BalancedBatchSampler:
@@ -24,8 +45,13 @@ class BalancedBatchSampler:
 
     Each global batch of `batch_size * num_buckets` samples is balanced into `num_buckets` buckets: one a
     replica, or several a replica where gradients are accumulated. Buckets hold different numbers of samples,
-    `batch_size` on average, and about equal work. The samples of a global batch are those of the shuffled
-    order, so balancing changes no batch statistics, only which replica computes what.
+    `batch_size` on average, and about equal work: `meets` says which work, as replicas that meet once a step
+    wait for other things than those that meet in each layer. The samples of a global batch are those of the
+    shuffled order, so balancing changes no batch statistics, only which replica computes what.
+
+    With `max_tokens` (or `max_bytes`) no bucket ever holds more. Beside a `batch_size` that is a cap: a
+    global batch that cannot keep it is an error. Without a `batch_size` each global batch takes as many
+    samples of the order as fit, so that their number varies.
 
     One giant in a global batch makes all replicas but one wait; as many as there are buckets do so once. With
     `giant_llm_cost`, samples above it wait for each other: of each `giant_steps_max + 1` global batches in a
@@ -35,7 +61,12 @@ class BalancedBatchSampler:
 
     Each sample comes exactly once an epoch over all replicas, and each replica yields the same number of
     batches. The last global batch is smaller rather than dropped; where it has fewer samples than there are
-    buckets, it is added to the one before, so that no batch is ever empty.
+    buckets, it is added to the one before (with `max_tokens` alone it takes samples from that one), so that
+    no batch is ever empty.
+
+    An iterator keeps the epoch that it was made for: `set_epoch` and other iterators do not touch it. A
+    sampler can be copied and pickled; the copy starts where the last state was loaded, or at the epoch's
+    begin.
 
     An index is a position in the user's dataset: of costs and shapes, that of their entry; of a data profile,
     that of the record among all that its mixture takes, source after source in their order (of one JSONL
@@ -44,100 +75,110 @@ class BalancedBatchSampler:
     where such a position is not known: of a part, of a random sample (`--sample`), and of a mixture that
     passes over records (`random:`, `end:`). With `first:` the dataset must hold only the first, too.
 
-    NOTE: averaging a loss per batch weighs samples of small buckets more. Sum the loss and divide by the
-    label tokens (or samples) of the global batch to keep the gradient that unbalanced batches give.
+    NOTE: averaging a loss per batch gives samples of small buckets too much weight. Sum the loss and divide
+    by the label tokens (or samples) of the global batch to keep the gradient that unbalanced batches give;
+    under DDP, which averages gradients over ranks, multiply by the number of ranks.
     """
 
     def __init__(
         self,
-        shapes_or_profile: Iterable[Any] | str | os.PathLike[str],
-        batch_size: int,
+        source: Costs | Iterable[Any] | Callable[[int], Any] | str | os.PathLike[str],
+        batch_size: int | None = None,
         num_replicas: int = 1,
         rank: int = 0,
         *,
+        meets: Meets = "step",
         num_buckets: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        max_tokens: int | None = None,
+        max_bytes: int | None = None,
+        num_samples: int | None = None,
         giant_llm_cost: float | None = None,
         giant_steps_max: int = 7,
     ) -> None:
         """Reads the costs; balances nothing yet.
 
         Args:
-            shapes_or_profile: One entry a sample: `(encoder cost, LLM cost)` in any one unit, best measured
-                nanoseconds, also as an array or tensor of tensor shape (samples, 2); or a shape with
-                `llm_tokens` and `encoder_tokens` or `encoder_segments`, as attributes or keys; or the path of
-                a data profile. For shapes the cost is the token count, scaled so that encoder and LLM weigh
-                the same over the data set; attention's squares are not in it.
-            batch_size: Samples of a bucket, on average.
+            source: What `dflop.costs` takes, or its answer.
+            batch_size: Samples of a bucket, on average; None: as many as `max_tokens` and `max_bytes` allow.
             num_replicas: Data-parallel replicas.
             rank: Which of them this is.
+            meets: What replicas wait for: `step` where they meet once a step (DDP, ZeRO-1, ZeRO-2), `phase`
+                where they meet in each component of each microbatch (ZeRO-3, FSDP), `pipeline` where the
+                encoder and the LLM stand on different ranks. `dflop.balance` says what each makes even.
             num_buckets: Buckets of a global batch, a multiple of `num_replicas`, which is the default.
             seed: Of the order of samples and of ties in balancing; equal on all replicas.
             shuffle: New order each epoch; otherwise the order of the data.
-            drop_last: Leave out the last global batch of an epoch where it is smaller.
+            drop_last: Leave out the last global batch of an epoch where it is smaller; without a
+                `batch_size`, where it has fewer samples than there are buckets.
+            max_tokens: The most LLM tokens of a bucket. Costs that are pairs need `dflop.costs(...,
+                tokens=)`.
+            max_bytes: The most bytes of a bucket; they need `dflop.costs(..., bytes=)`.
+            num_samples: Samples of the dataset, where `source` is a function of the index.
             giant_llm_cost: Samples whose LLM cost (as given; of shapes and profiles, `llm_tokens`) is above
                 it are giants, which wait for each other; None: none is.
             giant_steps_max: Global batches that a giant may be late, at most.
 
         Raises:
-            ValueError: A number or entry that breaks one of the rules above, or fewer samples than buckets.
+            ValueError: A number or entry that breaks one of the rules above, a sample over a cap, costs too
+                large to add up, or fewer samples than buckets.
             FileNotFoundError: There is no such profile.
             ArtifactError: The file is not a data profile, or one whose rows have no position in a dataset.
         """
-        num_buckets = num_replicas if num_buckets is None else num_buckets
-        for name, value in [
-            ("batch_size", batch_size), ("num_replicas", num_replicas), ("num_buckets", num_buckets),
-        ]:  # fmt: skip
-            if value < 1:
-                message = f"`{name}` is {value}, must be at least 1"
-                raise ValueError(message)
-        if giant_steps_max < 0:
-            message = f"`giant_steps_max` is {giant_steps_max}, must be at least 0"
+        if meets not in MEETS:
+            message = f"`meets` is {meets!r}, must be one of: {', '.join(MEETS)}"
             raise ValueError(message)
-        if not 0 <= rank < num_replicas:
-            message = f"`rank` is {rank}, must be from 0 to {num_replicas - 1}"
-            raise ValueError(message)
+        num_replicas = whole_number("num_replicas", num_replicas, 1)
+        num_buckets = num_replicas if num_buckets is None else whole_number("num_buckets", num_buckets, 1)
+        rank = whole_number("rank", rank, 0, num_replicas - 1)
         if num_buckets % num_replicas:
             message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
             raise ValueError(message)
-        if not 0 <= seed < 2**64:
-            message = f"`seed` is {seed}, must be from 0 to {2**64 - 1}"
+        seed = whole_number("seed", seed, 0, 2**64 - 1)
+        giant_steps_max = whole_number("giant_steps_max", giant_steps_max, 0, 2**32 - 1)
+        max_tokens = None if max_tokens is None else whole_number("max_tokens", max_tokens, 1, 2**53)
+        max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1, 2**53)
+        if batch_size is not None:
+            batch_size = whole_number("batch_size", batch_size, 1)
+        elif max_tokens is None and max_bytes is None:
+            message = "`batch_size` is None, must be at least 1 where there is no `max_tokens` or `max_bytes`"
             raise ValueError(message)
-        self._indices: list[int] | None = None
-        if isinstance(shapes_or_profile, (str, os.PathLike)):
-            shapes_or_profile, self._indices = _profiled(shapes_or_profile, warns=rank == 0)
-        entries = _entries(shapes_or_profile)
-        self._encoder_cost, self._llm_cost = _costs(entries)
-        giants: list[int] = []
-        if giant_llm_cost is not None:
-            giants = [index for index, entry in enumerate(entries) if _llm(entry) > giant_llm_cost]
-        self._num_samples = len(entries)
+        elif giant_llm_cost is not None:
+            message = "`giant_llm_cost` needs a `batch_size`: without one no global batch is known in advance"
+            raise ValueError(message)
+        found = costs(source, num_samples=num_samples, batch_size=batch_size or 1)
+        if rank == 0:
+            warn_of_bad(found, source, stacklevel=2)
+        self._costs = found._native
+        self._num_samples = len(found)
         if self._num_samples < num_buckets:
             message = f"{self._num_samples} samples for {num_buckets} buckets, each needs at least one"
             raise ValueError(message)
+        self._meets: Meets = meets
         self._num_replicas = num_replicas
         self._rank = rank
         self._num_buckets = num_buckets
         self._seed = seed
-        self._global_batch_size = batch_size * num_buckets
-        self._order = GlobalBatches(
-            self._num_samples,
-            self._global_batch_size,
-            seed,
-            giants,
-            giant_steps_max,
-            shuffle=shuffle,
-            drop_last=drop_last,
+        self._caps = (max_bytes, max_tokens)
+        self._drop_last = drop_last
+        # None: as many samples as fit.
+        self._global_batch_size = None if batch_size is None else batch_size * num_buckets
+        giants = [] if giant_llm_cost is None else self._costs.giants(giant_llm_cost)
+        self._of_order: tuple[Any, ...] = (giants, giant_steps_max, shuffle, drop_last)
+        self._make_order()
+        size = self._global_batch_size or self._num_samples
+        whole, rest = divmod(self._num_samples, size)
+        self._is_rest_added = (
+            self._global_batch_size is not None and not drop_last and 0 < rest < num_buckets and whole > 0
         )
-        whole, rest = divmod(self._num_samples, self._global_batch_size)
-        self._is_rest_added = not drop_last and 0 < rest < num_buckets and whole > 0
-        self._num_global_batches = self._order.steps_per_epoch - self._is_rest_added
+        largest = size + rest if self._is_rest_added else size
+        self._costs.check(self._cut(num_replicas), min(largest, self._num_samples))
         # What decides which samples stand where: a state goes on only where all of it is equal.
         self._identity = {
             "num_samples": self._num_samples,
-            "global_batch_size": self._global_batch_size,
+            "global_batch_size": self._global_batch_size or 0,
             "num_buckets": num_buckets,
             "seed": seed,
             "shuffle": int(shuffle),
@@ -146,91 +187,73 @@ class BalancedBatchSampler:
             "giant_steps_max": giant_steps_max if giants else 0,
             "drop_last": int(drop_last) if giants else 0,
         }
-        self._epoch = 0
-        # Where the next iteration starts, and where the running one stands: (global batch, buckets taken).
-        self._start = (0, 0)
-        self._position = (0, 0)
+        # Where the next iteration starts, and the one that began last.
+        self._start = _Place(epoch=0)
+        self._running: _Iteration | None = None
+        # Global batches of an epoch, where they must be counted.
+        self._counted: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Batches this replica yields in a whole epoch."""
-        return self._num_global_batches * (self._num_buckets // self._num_replicas)
+        """Batches that this replica yields in a whole epoch.
+
+        Without a `batch_size` epochs differ: this is of the current one, and the first call packs all of it.
+        """
+        return self._num_global_batches(self._start.epoch) * (self._num_buckets // self._num_replicas)
 
     def __iter__(self) -> Iterator[list[int]]:
         """This replica's batches of the epoch, from a loaded state's place on; then the next epoch begins."""
-        first, taken = self._start
-        self._start = (0, 0)
-        for global_batch in range(first, self._num_global_batches):
-            buckets = self.buckets(global_batch)
-            while taken < self._num_buckets:
-                bucket = buckets[taken + self._rank]
-                taken += self._num_replicas
-                self._position = (global_batch, taken) if taken < self._num_buckets else (global_batch + 1, 0)
-                yield bucket
-            taken = 0
-        self._epoch += 1
-        self._position = (0, 0)
+        return _Iteration(self, self._start)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of an epoch; keeps the position if that epoch is the current one.
 
+        An iterator that has begun goes on with its own epoch.
+
         Args:
             epoch: From 0.
         """
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._start = self._position = (0, 0)
+        epoch = whole_number("epoch", epoch, 0, 2**40)
+        if epoch != self._start.epoch:
+            self._start = _Place(epoch=epoch)
+            self._running = None
+        elif self._running is not None and self._running.epoch != epoch:
+            self._running = None
 
-    def state_dict(self, num_batches: int | None = None) -> dict[str, int]:
+    def state_dict(self, num_batches: int | None = None) -> dict[str, int | str]:
         """Where the epoch stands, equal on all replicas; load it on any number of them.
 
         Args:
-            num_batches: Batches of this epoch that this replica has trained on. Give it where the DataLoader
-                has workers: they take batches ahead of the trainer, and without it those count too.
+            num_batches: Batches that this replica has trained on since the loop over them began. Give it
+                where the DataLoader has workers: they take batches ahead of the trainer, and without it those
+                count too.
 
         Returns:
-            Numbers, for `load_state_dict`.
+            Numbers and texts, for `load_state_dict`.
         """
-        global_batch, taken = self._position
-        if num_batches is not None:
-            slots = self._num_buckets // self._num_replicas
-            global_batch, taken = num_batches // slots, num_batches % slots * self._num_replicas
-        return {
-            "epoch": self._epoch,
-            "global_batch": global_batch,
-            "buckets_taken": taken,
-            **self._identity,
-        }
+        iteration = self._running or _Iteration(self, self._start)
+        count = iteration.num_yielded if num_batches is None else whole_number("num_batches", num_batches, 0)
+        return self._state(self._settled(iteration.place_after(count)))
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where the state was taken, on this or another number of replicas.
 
         Args:
             state: Of `state_dict`.
 
         Raises:
-            ValueError: The state is of other data, global batch size, buckets, seed, order or giants, or
-                stands inside a global batch whose remaining buckets do not divide among the replicas.
+            ValueError: The state is of other data, global batch size, buckets, seed, order or giants; or it
+                stands inside a global batch that was balanced by other costs, caps or `meets`, or whose
+                remaining buckets do not divide among the replicas.
         """
-        for name, mine in self._identity.items():
-            # States of the first version do not say whether samples were shuffled, and knew no giants.
-            theirs = state.get(name, mine if name == "shuffle" else 0)
-            if theirs != mine:
-                message = f"the state has `{name}` {theirs}, this sampler {mine}, must be equal"
-                raise ValueError(message)
-        remaining = self._num_buckets - state["buckets_taken"]
-        if remaining % self._num_replicas:
-            message = (
-                f"{remaining} buckets remain of a global batch, "
-                f"they do not divide among {self._num_replicas} replicas"
-            )
-            raise ValueError(message)
-        self._epoch = state["epoch"]
-        self._start = self._position = (state["global_batch"], state["buckets_taken"])
+        self._start = self._settled(self._place_of(state))
+        self._running = None
 
     def buckets(self, global_batch: int) -> list[list[int]]:
-        """All buckets of a global batch of this epoch, heaviest first.
+        """All buckets of a global batch of this epoch.
 
-        Replicas take `num_replicas` neighbours at a time, so what runs together is of nearly equal work.
+        Replicas take `num_replicas` neighbours at a time: bucket `k * num_replicas + rank` is the k-th of a
+        replica. With `phase` and `pipeline` the heaviest come first, so that what runs together is of nearly
+        equal work; with `step` a replica's buckets together have as much work as any other's.
 
         Args:
             global_batch: Position in the epoch, from 0.
@@ -238,115 +261,288 @@ class BalancedBatchSampler:
         Returns:
             Sample indices of each bucket, as the class says; no bucket is empty.
         """
-        samples = self._samples(global_batch)
-        encoder = [self._encoder_cost[i] for i in samples]
-        llm = [self._llm_cost[i] for i in samples]
-        assignment = balance(encoder, llm, self._num_buckets, seed=self._seed).assignment
-        buckets: list[list[int]] = [[] for _ in range(self._num_buckets)]
-        for sample, bucket in zip(samples, assignment, strict=True):
-            buckets[bucket].append(sample)
-        for bucket in buckets:
-            if not bucket:
-                # Samples without cost, or a giant that leaves no work: a DataLoader takes no empty list.
-                fullest = max(buckets, key=len)
-                bucket.append(fullest.pop(min(range(len(fullest)), key=lambda k: self._cost(fullest[k]))))
-        buckets.sort(key=lambda bucket: -sum(map(self._cost, bucket)))
-        indices = self._indices
-        return buckets if indices is None else [[indices[sample] for sample in b] for b in buckets]
+        epoch = self._start.epoch
+        place = _Place(epoch=epoch, global_batch=whole_number("global_batch", global_batch, 0))
+        if self._global_batch_size is None:
+            place = _Place(epoch=epoch)
+            while place.global_batch < global_batch and self._is_inside(place):
+                place = self._after(place)
+        if not self._is_inside(place):
+            message = f"`global_batch` is {global_batch}, must be below {self._num_global_batches(epoch)}"
+            raise ValueError(message)
+        return self._buckets(place)
 
-    def _cost(self, sample: int) -> int:
-        return self._encoder_cost[sample] + self._llm_cost[sample]
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_order", "_running", "_counted")}
 
-    def _samples(self, global_batch: int) -> list[int]:
-        step = self._epoch * self._order.steps_per_epoch + global_batch
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._running = None
+        self._counted = {}
+        self._make_order()
+
+    def _make_order(self) -> None:
+        giants, steps_max, shuffle, drop_last = self._of_order
+        # Where as many come as fit, only the order counts.
+        size = self._global_batch_size
+        self._order = GlobalBatches(
+            self._num_samples,
+            size or self._num_samples,
+            self._seed,
+            giants,
+            steps_max,
+            shuffle=shuffle,
+            drop_last=drop_last and size is not None,
+        )
+
+    def _cut(self, num_replicas: int) -> tuple[int, int, str, int | None, int | None, int]:
+        slots = self._num_buckets // num_replicas
+        return (self._num_buckets, slots, self._meets, *self._caps, self._seed)
+
+    def _samples(self, place: _Place) -> list[int]:
+        """The samples of the global batch at a place."""
+        if self._global_batch_size is None:
+            return self._order.samples(place.epoch, place.first, self._num_fitting(place))
+        step = place.epoch * self._order.steps_per_epoch + place.global_batch
         samples = self._order.batch(step)
-        is_last = global_batch == self._num_global_batches - 1
+        is_last = place.global_batch == self._num_global_batches(place.epoch) - 1
         return samples + self._order.batch(step + 1) if is_last and self._is_rest_added else samples
 
+    def _buckets(self, place: _Place) -> list[list[int]]:
+        cut = self._cut(place.balanced_for or self._num_replicas)
+        return self._costs.buckets(self._samples(place), cut)
 
-def _entries(source: Iterable[Any]) -> list[Any]:
-    """One entry a sample, all pairs or all shapes."""
-    # Arrays and tensors: their rows as lists, from any device.
-    to_list = getattr(source, "tolist", None)
-    entries = list(source if to_list is None else to_list())
-    if not entries:
-        message = "there are no samples"
-        raise ValueError(message)
-    pair, shape = "a pair (encoder cost, LLM cost)", "a shape with `llm_tokens`"
-    if _is_pair(entries[0]):
-        is_right, rule = _is_pair, f"{pair}, as sample 0 is"
-    elif _is_shape(entries[0]):
-        is_right, rule = _is_shape, f"{shape}, as sample 0 is"
-    else:
-        is_right, rule = _is_pair, f"{pair} or {shape}"
-    for index, entry in enumerate(entries):
-        if not is_right(entry):
-            message = f"sample {index} is {entry!r}, must be {rule}"
-            raise ValueError(message)
-    return entries
-
-
-def _is_pair(entry: Any) -> bool:
-    return isinstance(entry, (tuple, list)) and len(entry) == 2
-
-
-def _llm(entry: Any) -> Any:
-    """The number that an entry gives for the LLM, in its own unit."""
-    return entry[1] if _is_pair(entry) else float(_field(entry, "llm_tokens"))
-
-
-def _costs(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Encoder and LLM cost of each sample, as integers of one unit."""
-    llm = [_llm(entry) for entry in entries]
-    if _is_pair(entries[0]):
-        encoder = [entry[0] for entry in entries]
-        for index, cost in enumerate(zip(encoder, llm, strict=True)):
-            if not all(map(_is_cost, cost)):
-                message = f"the costs of sample {index} are {cost}, must be numbers, finite and not negative"
+    def _num_fitting(self, place: _Place) -> int:
+        """Samples of the global batch at a place, where as many come as fit."""
+        remaining = self._num_samples - place.first
+        cut = self._cut(self._num_replicas)
+        # Always the same lengths, so that an epoch is cut alike wherever it is begun.
+        length = 4 * self._num_buckets
+        while True:
+            samples = self._order.samples(place.epoch, place.first, length)
+            count = self._costs.fitting(samples, cut)
+            if count < length or length >= remaining:
+                break
+            length *= 2
+        rest = remaining - count
+        if 0 < rest < self._num_buckets and not self._drop_last:
+            # The last global batch needs a sample for each bucket: this one leaves it some of its own.
+            spared = count - (self._num_buckets - rest)
+            if spared < self._num_buckets:
+                message = (
+                    f"the last {rest} samples of epoch {place.epoch} cannot fill {self._num_buckets} "
+                    "buckets, "
+                    f"and the {count} before them fill theirs with at least one each: no batch may be empty. "
+                    "Give `drop_last=True`, a higher cap or fewer buckets"
+                )
                 raise ValueError(message)
-        if all(isinstance(c, int) for c in [*encoder, *llm]):
-            return encoder, llm
-    else:
-        encoder = [_encoder_tokens(entry) for entry in entries]
-        if sum(encoder) > 0:
-            scale = sum(llm) / sum(encoder)
-            encoder = [tokens * scale for tokens in encoder]
-    largest = max(*encoder, *llm) or 1.0
-    return (
-        [round(c / largest * _LARGEST_COST) for c in encoder],
-        [round(c / largest * _LARGEST_COST) for c in llm],
-    )
+            return spared
+        return count
+
+    def _is_inside(self, place: _Place) -> bool:
+        """Whether a place is before the end of its epoch."""
+        if self._global_batch_size is not None:
+            return place.global_batch < self._num_global_batches(place.epoch)
+        remaining = self._num_samples - place.first
+        return remaining >= self._num_buckets or (remaining > 0 and not self._drop_last)
+
+    def _after(self, place: _Place) -> _Place:
+        """The begin of the next global batch."""
+        first = 0
+        if self._global_batch_size is None:
+            first = place.first + self._num_fitting(place)
+        return _Place(epoch=place.epoch, global_batch=place.global_batch + 1, first=first)
+
+    def _num_global_batches(self, epoch: int) -> int:
+        if self._global_batch_size is not None:
+            return self._order.steps_per_epoch - self._is_rest_added
+        if epoch not in self._counted:
+            place = _Place(epoch=epoch)
+            while self._is_inside(place):
+                place = self._after(place)
+            self._counted = {epoch: place.global_batch}
+        return self._counted[epoch]
+
+    def _inside(self) -> dict[str, int | str]:
+        """What decides which buckets the rest of a global batch has."""
+        max_bytes, max_tokens = self._caps
+        return {
+            "costs": self._costs.digest,
+            "meets": self._meets,
+            "max_tokens": max_tokens or 0,
+            "max_bytes": max_bytes or 0,
+        }
+
+    def _state(self, place: _Place) -> dict[str, int | str]:
+        return {
+            "epoch": place.epoch,
+            "global_batch": place.global_batch,
+            "buckets_taken": place.buckets_taken,
+            "first_sample": place.first,
+            "balanced_for": place.balanced_for,
+            **self._identity,
+            **self._inside(),
+        }
+
+    def _place_of(self, state: Mapping[str, Any]) -> _Place:
+        """The place of a state, checked."""
+        for name in ("epoch", "global_batch", "buckets_taken"):
+            if name not in state:
+                message = f"the state has no `{name}`, it is none of `BalancedBatchSampler.state_dict`"
+                raise ValueError(message)
+        for name, mine in self._identity.items():
+            # States of the first version do not say whether samples were shuffled, and knew no giants.
+            theirs = state.get(name, mine if name == "shuffle" else 0)
+            if theirs != mine:
+                message = f"the state has `{name}` {theirs}, this sampler {mine}, must be equal"
+                raise ValueError(message)
+        epoch = whole_number("epoch", state["epoch"], 0, 2**40)
+        taken = whole_number("buckets_taken", state["buckets_taken"], 0, self._num_buckets - 1)
+        if self._global_batch_size is not None:
+            last = self._num_global_batches(epoch)
+            place = _Place(epoch, whole_number("global_batch", state["global_batch"], 0, last), taken)
+        else:
+            first = whole_number("first_sample", state.get("first_sample", -1), 0, self._num_samples)
+            place = _Place(epoch, whole_number("global_batch", state["global_batch"], 0), taken, first)
+        if taken:
+            place = replace(place, balanced_for=self._balanced_for(state, taken))
+        return place
+
+    def _settled(self, place: _Place) -> _Place:
+        """The place, or the begin of the next epoch where this one is over."""
+        return place if self._is_inside(place) else _Place(epoch=place.epoch + 1)
+
+    def _balanced_for(self, state: Mapping[str, Any], taken: int) -> int:
+        """The replicas a begun global batch was balanced for; ValueError where its rest would be another."""
+        remaining = self._num_buckets - taken
+        if remaining % self._num_replicas:
+            message = (
+                f"{remaining} buckets remain of a global batch, "
+                f"they do not divide among {self._num_replicas} replicas"
+            )
+            raise ValueError(message)
+        inside = self._inside()
+        if "costs" not in state and self._meets == "pipeline" and self._caps == (None, None):
+            # The first version knew this objective alone, and no digest.
+            return self._num_replicas
+        for name, mine in inside.items():
+            theirs = state.get(name)
+            if theirs != mine:
+                message = (
+                    f"the state stands inside a global batch that was balanced with `{name}` {theirs}, "
+                    f"this sampler has {mine}: samples would be lost and repeated. Give the same `{name}`, "
+                    "or a state between global batches"
+                )
+                raise ValueError(message)
+        balanced_for = whole_number("balanced_for", state.get("balanced_for"), 1, self._num_buckets)
+        if self._num_buckets % balanced_for:
+            message = f"`balanced_for` is {balanced_for}, must divide the {self._num_buckets} buckets"
+            raise ValueError(message)
+        return balanced_for
+
+    def _begin(self, iteration: _Iteration, start: _Place) -> None:
+        """An iteration yields its first batch: the next one will start over, from the begin of the epoch."""
+        self._running = iteration
+        if self._start == start:
+            self._start = _Place(epoch=start.epoch)
+
+    def _end(self, iteration: _Iteration) -> None:
+        """An iteration has yielded its last batch: the epoch after it begins, unless another was chosen."""
+        if self._start.epoch == iteration.epoch:
+            self._start = _Place(epoch=iteration.epoch + 1)
 
 
-def _is_cost(value: Any) -> bool:
+class _Iteration:
+    """One replica's batches of an epoch, from a place on; its own, whatever becomes of the sampler."""
+
+    def __init__(self, sampler: BalancedBatchSampler, start: _Place) -> None:
+        self._sampler = sampler
+        self._reset(start)
+
+    def _reset(self, start: _Place) -> None:
+        self._start = start
+        self.num_yielded = 0
+        self._place = start
+        # Begins of the global batches so far, the first one being the start.
+        self._begins = [start]
+        # Buckets of the global batch at `_place`, all replicas'; none before it is balanced.
+        self._buckets: list[list[int]] | None = None
+        self._is_over = False
+
+    @property
+    def epoch(self) -> int:
+        return self._start.epoch
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> list[int]:
+        sampler, place = self._sampler, self._place
+        if not self._is_over and not sampler._is_inside(place):
+            self._is_over = True
+            sampler._end(self)
+        if self._is_over:
+            raise StopIteration
+        if self.num_yielded == 0:
+            sampler._begin(self, self._start)
+        if self._buckets is None:
+            self._buckets = sampler._buckets(place)
+        bucket = self._buckets[place.buckets_taken + sampler._rank]
+        self._place = self._next(place)
+        if self._place.buckets_taken == 0:
+            self._buckets = None
+            self._begins.append(self._place)
+        self.num_yielded += 1
+        return bucket
+
+    def _next(self, place: _Place, count: int = 1) -> _Place:
+        """The place after this replica's `count` next batches, all of the same global batch."""
+        sampler = self._sampler
+        taken = place.buckets_taken + count * sampler._num_replicas
+        if taken == sampler._num_buckets:
+            return sampler._after(place)
+        return replace(place, buckets_taken=taken, balanced_for=place.balanced_for or sampler._num_replicas)
+
+    def place_after(self, num_batches: int) -> _Place:
+        """The place after so many batches of this iteration."""
+        sampler, start = self._sampler, self._start
+        of_first = (sampler._num_buckets - start.buckets_taken) // sampler._num_replicas
+        place, left = start, num_batches
+        if num_batches >= of_first:
+            # The last global batch that is known and is not behind the place.
+            passed, _ = divmod(num_batches - of_first, sampler._num_buckets // sampler._num_replicas)
+            passed = min(passed + 1, len(self._begins) - 1)
+            if passed:
+                place = self._begins[passed]
+                left -= of_first + (passed - 1) * (sampler._num_buckets // sampler._num_replicas)
+        while left and sampler._is_inside(place):
+            count = min(left, (sampler._num_buckets - place.buckets_taken) // sampler._num_replicas)
+            place = self._next(place, count)
+            left -= count
+        if left:
+            most = num_batches - left
+            message = f"`num_batches` is {num_batches}, must be at most {most}, all that the epoch had left"
+            raise ValueError(message)
+        return place
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Where this iteration stands, its end too; `torchdata.StatefulDataLoader` asks for it."""
+        return self._sampler._state(self.place_after(self.num_yielded))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a state was taken."""
+        self._reset(self._sampler._place_of(state))
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """An integer in its range; a ValueError that names it where it is none."""
+    rule = f"at least {least}" if most is None else f"from {least} to {most}"
     try:
-        return bool(0 <= value < float("inf"))
+        number = operator.index(value)
     except TypeError:
-        return False
-
-
-def _profiled(path: str | os.PathLike[str], *, warns: bool) -> tuple[list[Any], list[int] | None]:
-    """The shapes of a data profile and their positions in the dataset; None where they are 0, 1, 2, ..."""
-    rows, num_bad = profile_shapes(os.fspath(path))
-    if num_bad and warns:
-        message = f"`{os.fspath(path)}`: {num_bad} of {len(rows) + num_bad} samples are bad and never come"
-        # The caller of the sampler.
-        warnings.warn(message, stacklevel=3)
-    shapes = [{"encoder_tokens": encoder, "llm_tokens": llm} for _, encoder, llm in rows]
-    return shapes, [index for index, _, _ in rows] if num_bad else None
-
-
-def _is_shape(entry: Any) -> bool:
-    return "llm_tokens" in entry if isinstance(entry, Mapping) else hasattr(entry, "llm_tokens")
-
-
-def _field(shape: Any, name: str) -> Any:
-    return shape[name] if isinstance(shape, Mapping) else getattr(shape, name)
-
-
-def _encoder_tokens(shape: Any) -> float:
-    has_tokens = "encoder_tokens" in shape if isinstance(shape, Mapping) else hasattr(shape, "encoder_tokens")
-    if has_tokens:
-        return float(_field(shape, "encoder_tokens"))
-    segments = _field(shape, "encoder_segments")
-    return float(sum(_field(s, "count") * _field(s, "tokens") for s in segments))
+        message = f"`{name}` is {value!r}, must be an integer {rule}"
+        raise ValueError(message) from None
+    if number < least or (most is not None and number > most):
+        message = f"`{name}` is {number}, must be {rule}"
+        raise ValueError(message)
+    return number

@@ -1,5 +1,6 @@
 //! The verbs, one file each.
 
+mod costs;
 mod demo_data;
 mod estimate;
 mod models;
@@ -43,6 +44,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Plan(arguments) => done(plan::run(&arguments)),
         Verb::Simulate(arguments) => done(simulate::run(&arguments)),
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),
+        Verb::Costs(arguments) => done(costs::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),

@@ -32,9 +32,21 @@ pub struct Records {
 /// The records of the data profile at `path`. *Complexity*: O(rows + bad samples).
 ///
 /// # Errors
+/// As [`visit`].
+pub fn read(path: &Path) -> Result<Records, DataError> {
+    let mut good = Vec::new();
+    let num_bad = visit(path, &mut |index, shape| good.push(Record { index, shape: shape.clone() }))?;
+    Ok(Records { good, num_bad })
+}
+
+/// Hands the position and the shape of each good sample to `take`, in order; returns how many are bad.
+///
+/// What `take` keeps is all that is held of them: a profile of ten million samples needs no more.
+///
+/// # Errors
 /// [`DataError::IsPart`] and [`DataError::IsSample`] where the profile is not of every sample, [`DataError::Drawn`]
 /// where the mixture passes over records, [`DataError::Uncounted`]; and those of [`table::rows`].
-pub fn read(path: &Path) -> Result<Records, DataError> {
+pub fn visit(path: &Path, take: &mut dyn FnMut(u64, &SampleShape)) -> Result<u64, DataError> {
     let header = table::header(path)?;
     check_complete(&header.0)?;
     let mut bad = BTreeSet::new();
@@ -45,15 +57,14 @@ pub fn read(path: &Path) -> Result<Records, DataError> {
         bad.insert((source, position));
     }
     let mut counting = Counting { header: &header.0, bad: &bad, source: 0, position: 0, before: 0 };
-    let mut good = Vec::new();
     for row in table::rows(path)? {
         let row = row?;
         let index = counting.reach(&row)?;
         if !bad.contains(&(row.source, row.position)) {
-            good.push(Record { index, shape: row.shape });
+            take(index, &row.shape);
         }
     }
-    Ok(Records { good, num_bad: bad.len() as u64 })
+    Ok(bad.len() as u64)
 }
 
 /// How far the records are counted.

@@ -1,0 +1,54 @@
+//! `dflop costs`: what each sample costs on encoder and LLM, as a table.
+
+use crate::Failure;
+use crate::args;
+use crate::costs::{self, SampleTimes};
+use dflop_types::{ModelProfile, artifact, counted, thousands};
+use std::path::Path;
+
+/// Lines written at a time.
+const LINES_EACH: usize = 4_096;
+
+pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
+    let data = &arguments.data_profile;
+    let beside = data.parent().unwrap_or(Path::new("")).join("model_profile.json");
+    let model: ModelProfile = match (&arguments.model, &arguments.hardware, &arguments.model_profile) {
+        (Some(model), Some(device), _) => costs::estimated(model, device, &arguments.dtype)?,
+        (_, _, Some(path)) => artifact::read(path)?,
+        _ => artifact::read(&beside)?,
+    };
+    let found = costs::of_profiles(data, &model, arguments.batch_size)?;
+    write_table(&found);
+    let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
+    talk!(
+        "{} by {} on {} ({kind})",
+        counted(found.positions.len() as u64, "sample"),
+        model.model,
+        model.device.name
+    );
+    if found.num_extrapolated > 0 {
+        talk!("note: {} outside the sizes that were measured", counted(found.num_extrapolated, "sample"));
+    }
+    if found.num_bad > 0 {
+        talk!("note: {} bad samples have no line", thousands(found.num_bad));
+    }
+    Ok(())
+}
+
+/// The columns that `dflop schedule --costs` reads, and the position of each sample in the dataset.
+fn write_table(found: &SampleTimes) {
+    outln!("sample,encoder_ns,llm_ns,tokens,bytes");
+    let lines = (0..found.positions.len()).map(|at| {
+        let SampleTimes { positions, encoder_ns, llm_ns, tokens, bytes, .. } = found;
+        format!("{},{},{},{},{}\n", positions[at], encoder_ns[at], llm_ns[at], tokens[at], bytes[at])
+    });
+    let mut text = String::new();
+    for (number, line) in lines.enumerate() {
+        text.push_str(&line);
+        if number % LINES_EACH == LINES_EACH - 1 {
+            out!("{text}");
+            text.clear();
+        }
+    }
+    out!("{text}");
+}

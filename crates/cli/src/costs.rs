@@ -1,0 +1,92 @@
+//! What each sample of a dataset costs, from a data profile and a model profile, measured or estimated.
+
+use crate::Failure;
+use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
+use dflop_cost::{CostModel, StageLayers, Typical};
+use dflop_data::records;
+use dflop_types::{MadeFrom, MicrobatchShape, ModelProfile, SampleShape, artifact};
+use std::path::Path;
+
+/// What each good sample of a dataset costs, in the order of the dataset; one entry a sample in each column.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SampleTimes {
+    /// Position of the sample among all records, bad ones counted.
+    pub positions: Vec<u64>,
+    /// Forward and backward on the encoder, in nanoseconds; 0 for text.
+    pub encoder_ns: Vec<u64>,
+    /// Forward and backward on the LLM backbone, in nanoseconds.
+    pub llm_ns: Vec<u64>,
+    /// LLM tokens.
+    pub tokens: Vec<u64>,
+    /// Bytes of activations that it adds to a rank that holds both components.
+    pub bytes: Vec<u64>,
+    /// Bad samples, which have no entry.
+    pub num_bad: u64,
+    /// Samples for which a curve was asked outside its measured range.
+    pub num_extrapolated: u64,
+}
+
+/// The costs of the samples of the data profile at `data`, by `model`; a microbatch holds `batch_size` samples, about.
+///
+/// A sample's cost is what it adds to a microbatch of mean samples: launching kernels is paid by the microbatch. The
+/// file is read twice, as the mean must be known first.
+///
+/// # Errors
+/// Those of [`records::visit`] and [`CostModel::new`].
+pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result<SampleTimes, Failure> {
+    let cost = CostModel::new(model)?;
+    let whole = StageLayers { num_layers: model.num_llm_layers(), is_first: true, is_last: true };
+    let mut count = 0_u64;
+    let mut sum = Typical::default();
+    let mut found = SampleTimes::default();
+    found.num_bad = records::visit(data, &mut |_, shape| {
+        count += 1;
+        sum.encoder_tokens += shape.encoder_tokens();
+        sum.llm_tokens += u64::from(shape.llm_tokens);
+        sum.label_tokens += u64::from(shape.label_tokens);
+    })?;
+    let mean = |sum: u64| (u128::from(sum) * u128::from(batch_size) / u128::from(count.max(1))) as u64;
+    let typical = Typical {
+        encoder_tokens: mean(sum.encoder_tokens),
+        llm_tokens: mean(sum.llm_tokens),
+        label_tokens: mean(sum.label_tokens),
+    };
+    records::visit(data, &mut |position, shape| {
+        let (encoder_ns, llm_ns) = cost.sample_cost(shape, typical);
+        found.positions.push(position);
+        found.encoder_ns.push(encoder_ns);
+        found.llm_ns.push(llm_ns);
+        found.tokens.push(shape.llm_tokens.into());
+        let bytes =
+            cost.sample_encoder_bytes(shape, typical) + cost.sample_stage_bytes(shape, typical, whole);
+        found.bytes.push(bytes);
+        found.num_extrapolated += u64::from(is_extrapolated(&cost, model.num_llm_layers(), shape));
+    })?;
+    Ok(found)
+}
+
+/// Whether a sample alone is outside of what was measured.
+fn is_extrapolated(cost: &CostModel, num_layers: u32, shape: &SampleShape) -> bool {
+    let alone = MicrobatchShape {
+        encoder_segments: shape.encoder_segments.clone(),
+        llm_tokens: vec![shape.llm_tokens],
+        label_tokens: shape.label_tokens.into(),
+    };
+    cost.encoder(&alone).extrapolated || cost.llm_stage(&alone, num_layers, true, true).extrapolated
+}
+
+/// The model profile of a model of the catalogue on a device of the table: counted from its configuration, not measured.
+///
+/// # Errors
+/// A name that is in neither, with those that are; a dtype that the device has no rate for.
+pub fn estimated(model: &str, device: &str, dtype: &str) -> Result<ModelProfile, Failure> {
+    let model = catalogue_model(model)?;
+    let hash = artifact::hash_parts([model.config.to_string().as_bytes()]);
+    let settings = EstimateSettings {
+        model: model.name.clone(),
+        dtype: dtype.to_owned(),
+        made_from: MadeFrom::from([("model_config".to_owned(), hash)]),
+    };
+    let architecture: Architecture = model.architecture()?;
+    Ok(estimate(&architecture, Hardware::named(device)?, &settings)?)
+}

@@ -1,0 +1,369 @@
+"""What the samples of a dataset cost: pairs, shapes, arrays, profiles and functions in, two columns out.
+
+source --> Costs(encoder_ns, llm_ns, tokens) --> BalancedBatchSampler, balance
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dflop._native import ProfileError, SampleCosts, profile_shapes
+
+_CHUNK_BYTES = 1 << 24
+"""Of an array as many bytes are handed over at a time."""
+
+_CODES = {"d": "d", "f": "f", "b": "b", "B": "B", "h": "h", "H": "H", "i": "i", "I": "I", "q": "q", "Q": "Q"}
+"""Formats of `struct` whose size is the same on every machine; `l` and `n` are not."""
+
+_LONGS = {4: {"l": "i", "L": "I"}, 8: {"l": "q", "L": "Q", "n": "q", "N": "Q"}}
+
+
+class Costs:
+    """What each sample of a dataset costs, held outside Python.
+
+    Frozen, and as large as its numbers: 16 bytes a sample, 8 more for tokens and bytes each. The columns are
+    read through `memoryview`, so that `numpy.asarray(costs.llm_ns)` copies nothing more.
+    """
+
+    def __init__(self, native: SampleCosts, *, num_extrapolated: int = 0) -> None:
+        """Wraps the columns; `dflop.costs` makes them.
+
+        Args:
+            native: The columns.
+            num_extrapolated: Samples outside the range that was measured.
+        """
+        self._native = native
+        self.num_extrapolated = num_extrapolated
+        """Samples whose cost is outside what the model profile measured."""
+
+    def __len__(self) -> int:
+        """Samples that have a cost; bad ones of a profile have none."""
+        return len(self._native)
+
+    @property
+    def encoder_ns(self) -> memoryview:
+        """Encoder cost of each sample, of format `Q`; nanoseconds where they are measured or estimated."""
+        return _column(self._native, "encoder_ns") or memoryview(array("Q"))
+
+    @property
+    def llm_ns(self) -> memoryview:
+        """LLM cost of each sample, likewise."""
+        return _column(self._native, "llm_ns") or memoryview(array("Q"))
+
+    @property
+    def tokens(self) -> memoryview | None:
+        """LLM tokens of each sample; None where they are not known."""
+        return _column(self._native, "tokens")
+
+    @property
+    def bytes(self) -> memoryview | None:
+        """Bytes of each sample; None where they are not known."""
+        return _column(self._native, "bytes")
+
+    @property
+    def positions(self) -> memoryview | None:
+        """Position in the dataset of each sample; None where they are 0, 1, 2, ..."""
+        return _column(self._native, "positions")
+
+    @property
+    def num_bad(self) -> int:
+        """Samples of the dataset that are bad and have no cost."""
+        return self._native.num_bad
+
+    def __repr__(self) -> str:
+        return f"Costs({len(self)} samples, {self.num_bad} bad, {self.num_extrapolated} extrapolated)"
+
+
+def costs(
+    source: Costs | Iterable[Any] | Callable[[int], Any] | str | os.PathLike[str],
+    model_profile: str | os.PathLike[str] | None = None,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    device: str | None = None,
+    dtype: str = "bfloat16",
+    cost: Callable[[Any], tuple[float, float]] | None = None,
+    batch_size: int = 1,
+    num_samples: int | None = None,
+    tokens: Any = None,
+    bytes: Any = None,
+) -> Costs:
+    """Encoder and LLM cost of each sample of a dataset.
+
+    Args:
+        source: One entry a sample: `(encoder cost, LLM cost)` in any one unit, best measured nanoseconds,
+            also as an array or tensor of tensor shape (samples, 2); or a shape with `llm_tokens` and
+            `encoder_tokens` or `encoder_segments`, as attributes or keys. Or a function that gives such an
+            entry for an index. Or the path of a data profile. Or a `datasets.Dataset`, which is profiled as
+            `dflop profile data` does it, in a temporary copy: for a large one make the profile once and give
+            its path. Integers are taken as they are; other numbers keep nine digits of the largest. Of
+            shapes the cost is the token count, scaled so that encoder and LLM weigh the same over the
+            dataset; attention's squares are not in it.
+        model_profile: The path of a model profile, by which the samples of a data profile are costed in
+            nanoseconds. By default, for a path, the `model_profile.json` beside the data profile, if there
+            is one; without any, a data profile's samples are shapes.
+        model_dir: The directory of the model whose processor and tokenizer decide the sizes of a
+        `datasets.Dataset`.
+        model: A model of the catalogue, as in `qwen2.5-vl-7b` (`dflop models` lists them), instead of a model
+            profile: times are then estimated.
+        device: The device they are estimated for, as in `h100`.
+        dtype: Its numbers: `bfloat16`, `float16` or `float32`.
+        cost: Gives `(encoder cost, LLM cost)` for each entry of `source`, or for each (encoder tokens, LLM
+            tokens) of a data profile.
+        batch_size: Samples of a microbatch, about: what a sample adds to it is read around that size.
+        num_samples: Samples of the dataset, where `source` is a function.
+        tokens: LLM tokens of each sample, for `max_tokens`; shapes and profiles have them.
+        bytes: Bytes that each sample takes on a device, for `max_bytes`; with a model profile or a `model`
+            they are those of its activations.
+
+    Returns:
+        The costs, frozen. A warning says where some are outside of what was measured.
+
+    Raises:
+        ValueError: A number or entry that is none, or arguments that exclude each other.
+        FileNotFoundError: There is no such profile.
+        ArtifactError: The file is not a profile, or one whose rows have no position in a dataset.
+    """
+    if (model is None) != (device is None):
+        message = f"`model` is {model!r} and `device` is {device!r}, both are needed to estimate costs"
+        raise ValueError(message)
+    ways = [name for name, way in (("model_profile", model_profile), ("model", model), ("cost", cost)) if way]
+    if len(ways) > 1:
+        message = f"costs come from one of `model_profile`, `model` and `cost`, given are: {', '.join(ways)}"
+        raise ValueError(message)
+    estimated = None if model is None else (model, str(device), dtype)
+    if isinstance(source, (str, os.PathLike)):
+        found = _of_profile(source, model_profile, estimated, cost, batch_size)
+    elif hasattr(source, "save_to_disk") and hasattr(source, "column_names"):
+        with TemporaryDirectory(prefix="dflop-") as folder:
+            path = _profiled(source, model_dir, Path(folder))
+            found = _of_profile(path, model_profile, estimated, cost, batch_size)
+    else:
+        if model_profile is not None or model is not None:
+            what = type(source).__name__
+            message = (
+                f"`{ways[0]}` needs the path of a data profile, a {what} does not say what the encoder reads"
+            )
+            raise ValueError(message)
+        found = _of_source(source, cost, num_samples)
+    if tokens is None and bytes is None:
+        return found
+    sizes = {
+        name: _numbers(given, name)
+        for name, given in (("tokens", tokens), ("bytes", bytes))
+        if given is not None
+    }
+    return Costs(found._native.with_sizes(**sizes), num_extrapolated=found.num_extrapolated)
+
+
+def _profiled(dataset: Any, model_dir: str | os.PathLike[str] | None, folder: Path) -> Path:
+    """The data profile of a `datasets.Dataset`, made in a folder by the command line's own verb."""
+    if model_dir is None:
+        message = "`model_dir` is None, must be the directory of a model, whose processor decides the sizes"
+        raise ValueError(message)
+    dataset.save_to_disk(folder / "data")
+    config = {
+        "model": {"dir": str(Path(model_dir).resolve())},
+        "data": {"mixture": str(folder / "data")},
+        "cluster": {"num_ranks": 2, "device": "cpu"},
+        "train": {"global_batch_size": 2, "steps": 1},
+    }
+    (folder / "dflop.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "dflop", "profile", "data", "--config", str(folder / "dflop.yaml")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        message = f"the dataset cannot be profiled: {done.stderr.strip()}"
+        raise ProfileError(message)
+    return folder / "data_profile.parquet"
+
+
+def _of_source(
+    source: Any, cost: Callable[[Any], tuple[float, float]] | None, num_samples: int | None
+) -> Costs:
+    """Costs of what is no file."""
+    if isinstance(source, Costs):
+        if cost is not None:
+            message = "`cost` gives costs to samples, these have theirs already"
+            raise ValueError(message)
+        return source
+    if callable(source) and not isinstance(source, Iterable):
+        source = list(map(source, range(_counted(num_samples))))
+    return Costs(_of_entries(source if cost is None else list(map(cost, source))))
+
+
+def _of_profile(
+    path: str | os.PathLike[str],
+    model_profile: str | os.PathLike[str] | None,
+    estimated: tuple[str, str, str] | None,
+    cost: Callable[[Any], tuple[float, float]] | None,
+    batch_size: int,
+) -> Costs:
+    """Costs of the samples of a data profile: by the user's function, by a model, or as shapes."""
+    beside = Path(path).parent / "model_profile.json"
+    if (
+        model_profile is None
+        and estimated is None
+        and cost is None
+        and beside.exists()
+        and Path(path).exists()
+    ):
+        model_profile = beside
+    if model_profile is None and estimated is None:
+        native = SampleCosts.of_profile(os.fspath(path))
+        if cost is not None:
+            rows, _ = profile_shapes(os.fspath(path))
+            native = native.with_costs([cost((encoder, llm)) for _, encoder, llm in rows])
+        return Costs(native)
+    for file in (path, model_profile):
+        if file is not None and not Path(file).exists():
+            message = f"`{os.fspath(file)}` does not exist"
+            raise FileNotFoundError(message)
+    model_path = None if model_profile is None else os.fspath(model_profile)
+    native, num_extrapolated = SampleCosts.of_model(os.fspath(path), model_path, estimated, batch_size)
+    if num_extrapolated:
+        message = (
+            f"{num_extrapolated} of {len(native)} samples are outside of what the model profile measured"
+        )
+        warnings.warn(message, stacklevel=4)
+    return Costs(native, num_extrapolated=num_extrapolated)
+
+
+def warn_of_bad(found: Costs, source: Any, stacklevel: int) -> None:
+    """Warns where samples of a profile never come.
+
+    Args:
+        found: Of `costs`.
+        source: What it was made from.
+        stacklevel: Of the caller whose line is shown.
+    """
+    if found.num_bad:
+        total = len(found) + found.num_bad
+        message = f"`{os.fspath(source)}`: {found.num_bad} of {total} samples are bad and never come"
+        warnings.warn(message, stacklevel=stacklevel + 1)
+
+
+def _column(native: SampleCosts, name: str) -> memoryview | None:
+    found = native.column(name)
+    return None if found is None else memoryview(found).cast("Q")
+
+
+def _counted(num_samples: int | None) -> int:
+    if num_samples is None or num_samples < 1:
+        message = (
+            f"`num_samples` is {num_samples}, must be at least 1 where costs are a function of the index"
+        )
+        raise ValueError(message)
+    return num_samples
+
+
+def _of_entries(source: Iterable[Any]) -> SampleCosts:
+    """One entry a sample, all pairs or all shapes."""
+    view = _buffer(source, num_columns=2)
+    if view is not None:
+        chunks, code, num_rows = view
+        if num_rows == 0:
+            message = "there are no samples"
+            raise ValueError(message)
+        return SampleCosts.of_rows(chunks, code)
+    # Arrays and tensors of other kinds: their rows as lists, from any device.
+    to_list = getattr(source, "tolist", None)
+    given = source if to_list is None else to_list()
+    entries = given if isinstance(given, Sequence) else list(given)
+    if not entries:
+        message = "there are no samples"
+        raise ValueError(message)
+    if _is_pair(entries[0]):
+        return SampleCosts.of_list(entries)
+    pair, shape = "a pair (encoder cost, LLM cost)", "a shape with `llm_tokens`"
+    if not _is_shape(entries[0]):
+        message = f"sample 0 is {entries[0]!r}, must be {pair} or {shape}"
+        raise ValueError(message)
+    rows = array("Q")
+    for index, entry in enumerate(entries):
+        if not _is_shape(entry):
+            message = f"sample {index} is {entry!r}, must be {shape}, as sample 0 is"
+            raise ValueError(message)
+        rows.append(_tokens(index, "encoder_tokens", _encoder_tokens(entry)))
+        rows.append(_tokens(index, "llm_tokens", _field(entry, "llm_tokens")))
+    return SampleCosts.of_token_rows([rows.tobytes()], "Q")
+
+
+def _numbers(source: Any, name: str) -> tuple[Iterable[bytes], str]:
+    """A column of integers from 0 as chunks and the letter of their format."""
+    view = _buffer(source, num_columns=1)
+    if view is not None:
+        return view[:2]
+    to_list = getattr(source, "tolist", None)
+    column = array("Q")
+    for index, entry in enumerate(source if to_list is None else to_list()):
+        column.append(_tokens(index, name, entry))
+    return [column.tobytes()], "Q"
+
+
+def _tokens(index: int, name: str, value: Any) -> int:
+    """A count, as an integer; a ValueError that names the sample where it is none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1
+    if number != value or not 0 <= number < 2**53:
+        message = f"`{name}` of sample {index} is {value!r}, must be a whole number from 0 to 2^53"
+        raise ValueError(message)
+    return number
+
+
+def _buffer(source: Any, num_columns: int) -> tuple[Iterator[bytes], str, int] | None:
+    """Rows of an array in memory as chunks, the letter of their format, and their number; else None."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(source, torch.Tensor):
+        try:
+            source = source.detach().cpu().numpy()
+        except (TypeError, RuntimeError):  # bfloat16; or no numpy.
+            return None
+    try:
+        view = memoryview(source)
+    except TypeError:
+        return None
+    letter = view.format[1:] if view.format[:1] in ("@", "=") else view.format
+    if view.format[:1] == "<" and sys.byteorder == "little":
+        letter = view.format[1:]
+    code = _LONGS.get(view.itemsize, {}).get(letter) or _CODES.get(letter)
+    shape = (view.shape or ())[1:]
+    if (
+        code is None
+        or view.ndim != (1 if num_columns == 1 else 2)
+        or (num_columns > 1 and shape != (num_columns,))
+    ):
+        return None
+    num_rows = len(view)
+    step = max(1, _CHUNK_BYTES // (view.itemsize * num_columns))
+    return (view[at : at + step].tobytes() for at in range(0, num_rows, step)), code, num_rows
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, (tuple, list)) and len(entry) == 2
+
+
+def _is_shape(entry: Any) -> bool:
+    return "llm_tokens" in entry if isinstance(entry, Mapping) else hasattr(entry, "llm_tokens")
+
+
+def _field(shape: Any, name: str) -> Any:
+    return shape[name] if isinstance(shape, Mapping) else getattr(shape, name)
+
+
+def _encoder_tokens(shape: Any) -> Any:
+    has_tokens = "encoder_tokens" in shape if isinstance(shape, Mapping) else hasattr(shape, "encoder_tokens")
+    if has_tokens:
+        return _field(shape, "encoder_tokens")
+    segments = _field(shape, "encoder_segments")
+    return sum(_field(s, "count") * _field(s, "tokens") for s in segments)

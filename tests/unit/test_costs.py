@@ -1,0 +1,165 @@
+"""`dflop.costs` and `dflop costs`: nanoseconds by a model profile, the catalogue or a function."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from pyarrow import parquet
+
+import dflop
+from dflop import BalancedBatchSampler
+from dflop._native import CostModel, Dataset, run_cli
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A demo with its data profile and no model profile."""
+    folder = tmp_path_factory.mktemp("costs") / "demo"
+    assert run_cli(["dflop", "demo-data", str(folder), "--samples", "48"]) == (0, None)
+    assert run_cli(["dflop", "profile", "data", "-c", str(folder / "dflop.yaml")]) == (0, None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(folder, tmp_path_factory):
+    """A copy of it with a model profile beside the data profile."""
+    copy = tmp_path_factory.mktemp("measured") / "demo"
+    shutil.copytree(folder, copy)
+    arguments = ["--estimate", "--hardware", "a100", "-c", str(copy / "dflop.yaml")]
+    assert run_cli(["dflop", "profile", "model", *arguments]) == (0, None)
+    return copy
+
+
+def test_costs_add_up_to_those_of_a_packed_microbatch(measured):
+    """Samples of each kind: what they add is what the cost model says of all of them packed together."""
+    found = dflop.costs(measured / "data_profile.parquet", batch_size=48)
+    model = CostModel.read(str(measured / "model_profile.json"))
+    rows = parquet.read_table(measured / "data_profile.parquet").to_pylist()
+    segments = [(s["count"], s["tokens"]) for row in rows for s in row["encoder_segments"]]
+    layers = json.loads((measured / "model_profile.json").read_text())["modules"]["llm_layer"]["count"]
+    labels = sum(row["label_tokens"] for row in rows)
+    forward, backward, _ = model.encoder(segments)
+    assert sum(found.encoder_ns) == pytest.approx(forward + backward, rel=0.05)
+    tokens = [row["llm_tokens"] for row in rows]
+    forward, backward, _ = model.llm_stage(tokens, labels, layers, True, True)
+    assert sum(found.llm_ns) == pytest.approx(forward + backward, rel=0.05)
+    assert list(found.tokens) == tokens
+    assert [ns > 0 for ns in found.encoder_ns] == [bool(row["encoder_segments"]) for row in rows]
+    assert min(found.bytes) > 0
+
+
+def test_a_path_alone_takes_the_model_profile_beside_it(folder, measured):
+    """Nanoseconds instead of token counts; without one, and by its own path, as before."""
+    by_tokens = dflop.costs(folder / "data_profile.parquet")
+    beside = dflop.costs(measured / "data_profile.parquet")
+    named = dflop.costs(folder / "data_profile.parquet", measured / "model_profile.json")
+    assert list(beside.llm_ns) == list(named.llm_ns)
+    # Tokens lose the squares of attention: the ratio of two samples is another one.
+    assert list(beside.llm_ns) != list(by_tokens.llm_ns)
+    assert list(beside.tokens) == list(by_tokens.tokens)
+    path = measured / "data_profile.parquet"
+    sampler = BalancedBatchSampler(path, 6, num_replicas=2)
+    assert list(sampler) == list(BalancedBatchSampler(dflop.costs(path, batch_size=6), 6, num_replicas=2))
+    # Giants are named by tokens, whatever the costs are.
+    limit = sorted(beside.tokens)[-3]
+    assert BalancedBatchSampler(path, 6, giant_llm_cost=limit).state_dict()["num_giants"] == 2
+
+
+def test_the_catalogue_needs_no_profile_of_the_model(folder):
+    """A model and a device by name; a faster device takes less time."""
+    path = folder / "data_profile.parquet"
+    h100 = dflop.costs(path, model="qwen2.5-vl-7b", device="h100")
+    a100 = dflop.costs(path, model="qwen2.5-vl-7b", device="a100")
+    assert sum(h100.llm_ns) < sum(a100.llm_ns)
+    assert list(h100.tokens) == list(a100.tokens)
+    for options, message in [
+        ({"model": "qwen2.5-vl-7b"}, "`device` is None, both are needed"),
+        ({"device": "h100"}, "`model` is None and `device` is 'h100', both are needed"),
+        ({"model": "gpt-9", "device": "h100"}, "gpt-9"),
+        ({"model": "qwen2.5-vl-7b", "device": "abacus"}, "abacus"),
+        (
+            {"model": "qwen2.5-vl-7b", "device": "h100", "cost": len},
+            "costs come from one of .*given are: model, cost",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            dflop.costs(path, **options)
+    with pytest.raises(ValueError, match="`model` needs the path of a data profile"):
+        dflop.costs([(1, 2)], model="qwen2.5-vl-7b", device="h100")
+    with pytest.raises(FileNotFoundError, match="nothing.parquet"):
+        dflop.costs(folder / "nothing.parquet", model="qwen2.5-vl-7b", device="h100")
+    with pytest.raises(FileNotFoundError, match="nothing.json"):
+        dflop.costs(path, folder / "nothing.json")
+
+
+def test_a_function_gives_the_costs_of_entries_and_profiles(folder):
+    """Called with each entry, or with the tokens of each row."""
+    rows = parquet.read_table(folder / "data_profile.parquet").to_pylist()
+    found = dflop.costs(folder / "data_profile.parquet", cost=lambda tokens: (tokens[0], tokens[1] ** 2))
+    assert list(found.encoder_ns) == [row["encoder_tokens"] for row in rows]
+    assert list(found.llm_ns) == [row["llm_tokens"] ** 2 for row in rows]
+    assert list(found.tokens) == [row["llm_tokens"] for row in rows]
+    texts = ["a", "bcd", "ef"]
+    assert list(dflop.costs(texts, cost=lambda text: (0, len(text))).llm_ns) == [1, 3, 2]
+    with pytest.raises(ValueError, match="`cost` gives costs to samples, these have theirs already"):
+        dflop.costs(dflop.costs([(1, 2)]), cost=len)
+
+
+def test_the_command_prints_what_schedule_reads(measured, capfd, tmp_path):
+    """A line a sample, in the order of the dataset, with the numbers of `dflop.costs`."""
+    path = measured / "data_profile.parquet"
+    assert run_cli(["dflop", "costs", str(path)]) == (0, None)
+    said = capfd.readouterr()
+    lines = list(csv.DictReader(io.StringIO(said.out)))
+    found = dflop.costs(path)
+    assert [int(line["sample"]) for line in lines] == list(range(48))
+    for name in ("encoder_ns", "llm_ns", "tokens", "bytes"):
+        assert [int(line[name]) for line in lines] == list(getattr(found, name))
+    assert "48 samples by" in said.err
+    assert "estimated, not measured" in said.err
+    (tmp_path / "costs.csv").write_text(said.out)
+    assert run_cli(["dflop", "schedule", "--costs", str(tmp_path / "costs.csv"), "--buckets", "4"]) == (
+        0,
+        None,
+    )
+    assert "48 samples in 4 buckets" in capfd.readouterr().out
+    catalogue = ["--model", "qwen2.5-vl-7b", "--hardware", "h100"]
+    assert run_cli(["dflop", "costs", str(path), *catalogue]) == (0, None)
+    of_catalogue = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
+    expected = dflop.costs(path, model="qwen2.5-vl-7b", device="h100")
+    assert [int(line["llm_ns"]) for line in of_catalogue] == list(expected.llm_ns)
+    assert run_cli(["dflop", "costs", str(measured / "none.parquet")])[0] == 2
+    assert "none.parquet" in capfd.readouterr().err
+
+
+def test_a_dataset_of_hugging_face_is_profiled(folder):
+    """The real `datasets`: sizes are those that `dflop profile data` gives, in the dataset's own order."""
+    datasets = pytest.importorskip("datasets")
+    lines = [json.loads(line) for line in (folder / "data/text.jsonl").read_text().splitlines()]
+    dataset = datasets.Dataset.from_list(lines).select(range(len(lines) - 1, -1, -1))
+    found = dflop.costs(dataset, model_dir=folder / "model")
+    native = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
+    sizes = {native.encode(i).id: native.shape(i)[1] for i in range(len(native))}
+    assert list(found.tokens) == [sizes[line["id"]] for line in reversed(lines)]
+    with pytest.raises(ValueError, match="`model_dir` is None, must be the directory of a model"):
+        dflop.costs(dataset)
+    with pytest.raises(dflop.ProfileError, match="the dataset cannot be profiled: error: "):
+        dflop.costs(dataset, model_dir=folder / "data")
+
+
+def test_importing_dflop_leaves_torch_alone():
+    """`BalancedStream` is a dataset of torch, and imported when it is named."""
+    code = (
+        "import sys, dflop; assert 'torch' not in sys.modules\n"
+        "assert issubclass(dflop.BalancedStream, sys.modules['torch'].utils.data.IterableDataset)\n"
+        "try: dflop.nothing\n"
+        "except AttributeError as error: assert 'no attribute `nothing`' in str(error)\n"
+        "else: raise SystemExit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
