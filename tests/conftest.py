@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,9 @@ _TESTS = Path(__file__).parent
 for folder in (_TESTS / "unit", _TESTS / "dist"):
     sys.path.insert(0, str(folder))
 
+# A shell starts `nohup make test &` with these ignored, and children inherit it; tests send them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before torch is imported anywhere: two ranks with two threads each would fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # So that a failed assertion in it says what was compared.

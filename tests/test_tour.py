@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +127,10 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
 
 
 def test_ctrl_c_ends_the_wait_for_a_schedule(tour):
+    """The wait looks for signals all along: three are handled in it, each sent when the one before has been.
+
+    The last of them ends it from within. Who looked only when the schedule is there would handle one.
+    """
     scheduler = StepScheduler(
         tour.file("plan.json"), tour.file("data_profile.parquet"), tour.file("model_profile.json"), SEED
     )
@@ -135,8 +138,25 @@ def test_ctrl_c_ends_the_wait_for_a_schedule(tour):
     # So many stand before it that it takes far longer than this test.
     for step in range(20_000):
         scheduler.submit(step, batch, "aware")
-    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        scheduler.take(19_999, "aware")
-    assert time.monotonic() - start < 2
+    handled, again = [], threading.Event()
+
+    def handle(*_):
+        handled.append(True)
+        again.set()
+        if len(handled) == 3:
+            raise KeyboardInterrupt
+
+    def strike():
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+            again.wait(60)
+            again.clear()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        threading.Timer(0.1, strike).start()
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.take(19_999, "aware")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(handled) == 3

@@ -21,8 +21,11 @@ def main() -> int:
     Returns:
         The exit status: 0 done, 1 the answer is no, 2 wrong arguments or files, 130 interrupted.
     """
-    # While Rust runs, Python's own handler would only set a flag that nobody reads.
-    python_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    python_handler = signal.getsignal(signal.SIGINT)
+    # A shell that starts a job in the background of a script has it ignore Ctrl-C, which stays so.
+    if python_handler is not signal.SIG_IGN:
+        # While Rust runs, Python's own handler would only set a flag that nobody reads.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     status, request = run_cli(["dflop", *sys.argv[1:]])
     if request is None:
         return status
@@ -77,7 +80,8 @@ def _profile_data(name: str, directory: str) -> int:
     from dflop.data.family import load
 
     family = load(name, directory)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     status, _ = run_cli(["dflop", *sys.argv[1:]], family)
     return status
 

@@ -1,4 +1,11 @@
-"""Processes that hear of each other's end: a signal goes down, and none outlives the one it works for."""
+"""Processes that hear of each other's end: a signal goes down, and none outlives the one it works for.
+
+    signal to us          what the child gets
+    SIGINT, SIGTERM       SIGINT, once; it may end its step, or write what it has
+    SIGHUP                the same, unless it was ignored when we started (`nohup`)
+    SIGINT, ignored       nothing, if it was ignored when we started (a script's job in the background)
+    after the grace       SIGKILL, if it has not ended since
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,14 +24,23 @@ _PARENT = "DFLOP_PARENT"
 """Environment variable with the id of the process that a child works for."""
 _PR_SET_PDEATHSIG = 1
 """Of `prctl(2)`."""
+GRACE_S = 60.0
+"""A child that was told to end is killed after so many seconds. torchrun gives its ranks 30 of them."""
 
 
-def run_child(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int | None]:
+def run_child(
+    command: Sequence[str], environment: Mapping[str, str], what: str, grace_s: float = GRACE_S
+) -> tuple[int, int | None]:
     """Runs a process to its end, and passes a signal on to it, once, as Ctrl-C.
+
+    A child that is stopped is woken to hear it. One that does not end within the grace is killed, and
+    stderr says so; it also says where something else killed the child.
 
     Args:
         command: Of the process; it calls `end_with_parent` first.
         environment: Of it.
+        what: The process in words, for errors, as in "the process that measures".
+        grace_s: Seconds that it may take to end once it was told to.
 
     Returns:
         Its exit status, as of `subprocess`, and the first signal that came to this process meanwhile.
@@ -33,13 +50,27 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> tuple[i
     """
     caught: int | None = None
     process: subprocess.Popen[bytes] | None = None
-    is_told = False
+    killer: threading.Timer | None = None
+
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            print(
+                f"{what} (process {process.pid}) did not end within {grace_s:g} s: it is killed",
+                file=sys.stderr,
+            )
+            process.kill()
 
     def pass_on() -> None:
-        nonlocal is_told
-        if process is not None and not is_told:
-            is_told = True
-            process.send_signal(signal.SIGINT)
+        nonlocal killer
+        # Once: a wrapper such as `uv run` sends again what the terminal has sent already.
+        if process is None or killer is not None:
+            return
+        killer = threading.Timer(grace_s, kill, [process])
+        killer.daemon = True
+        process.send_signal(signal.SIGINT)
+        # Stopped (`kill -STOP`, a debugger), it would not hear of it.
+        process.send_signal(signal.SIGCONT)
+        killer.start()
 
     def forward(number: int, _: object) -> None:
         # SIGTERM and SIGHUP end this process alone where a queue or a lost terminal sends them: the child
@@ -47,14 +78,17 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> tuple[i
         nonlocal caught
         if caught is None:
             caught = number
-            pass_on()
+        pass_on()
 
     # Before it starts: a signal that ended this process in between would leave it, and all below it, behind.
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    # `nohup` ignores it, so that the work outlives the terminal.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    handlers = {n: signal.signal(n, forward) for n in numbers}
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        is_ignored = signal.getsignal(number) is signal.SIG_IGN
+        if not is_ignored or number == signal.SIGTERM:
+            handlers[number] = signal.signal(number, forward)
+        elif number == signal.SIGINT:
+            # A child inherits what is ignored, not what is handled: it must hear what we pass on.
+            handlers[number] = signal.signal(number, lambda *_: None)
     try:
         # In a session of its own, or the terminal would send Ctrl-C to it a second time.
         process = subprocess.Popen(command, env={**environment, **as_parent()}, start_new_session=True)
@@ -62,9 +96,21 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> tuple[i
             pass_on()
         status = process.wait()
     finally:
+        if killer is not None:
+            killer.cancel()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if status < 0 and caught is None:
+        _say_killed(what, process.pid, -status)
     return status, caught
+
+
+def _say_killed(what: str, process: int, number: int) -> None:
+    """An error for people: the child could say nothing itself."""
+    name = signal.Signals(number).name
+    print(f"error: {what} (process {process}) was killed by {name}", file=sys.stderr)
+    if number == signal.SIGKILL:
+        print("\nhint: look for the out-of-memory killer in `dmesg`", file=sys.stderr)
 
 
 def as_parent() -> dict[str, str]:

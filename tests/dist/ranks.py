@@ -17,7 +17,7 @@ class Rank:
         self.status, self.result, self.stderr = status, result, stderr
 
 
-def run_ranks(num_ranks, function, directory, timeout_s=60.0):
+def run_ranks(num_ranks, function, directory, timeout_s=240.0):
     """Runs `function(rank)` in one forked process a rank; the ranks' `Rank` in order.
 
     A rank still running after `timeout_s` is killed and the test fails: nothing may hang.

@@ -67,11 +67,12 @@ def test_the_actions_run_are_those_of_the_plan(order, model_dir, tmp_path):
 
 
 def test_a_rank_that_raises_stops_the_others(model_dir, tmp_path):
-    """The encoder fails in its third action; the others end within the timeout, and say at which action."""
+    """The encoder fails in its third action; the others end long before the timeout, and say at which action."""
     llm = [[[5]], [[7, 1, 4]], [[3]], [[0, 6, 2]]]
     plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(llm))
     schedule = make_schedule(llm, 1)
-    timeout_s = 20.0
+    # They end by the closed connection: this test does not last as long as the timeout.
+    timeout_s = 3600.0
 
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s)
@@ -93,9 +94,7 @@ def test_a_rank_that_raises_stops_the_others(model_dir, tmp_path):
             action = parts.executor.running
             raise SystemExit(print_error(describe(parts.mesh.coordinates, 37, action, error))) from error
 
-    began = time.monotonic()
-    ranks = run_ranks(plan.num_ranks, rank, tmp_path, timeout_s=2 * timeout_s)
-    assert time.monotonic() - began < timeout_s, "a closed connection ends the others before the timeout"
+    ranks = run_ranks(plan.num_ranks, rank, tmp_path)
     assert [r.status for r in ranks] == [7, 7, 7]
     # 1F1B of three stages: 0F0, 0F1 (text alone: nothing to run), 0F2.
     assert "[encoder dp 0/1] step 37, action 0F2: the device caught fire" in ranks[0].stderr
@@ -114,22 +113,22 @@ def print_error(line):
 
 
 def test_a_silent_rank_ends_the_others_at_the_timeout(model_dir, tmp_path):
-    """A rank that neither sends nor dies: its peer gives up when the timeout has passed."""
+    """A rank that neither sends nor dies: its peer gives up while it is still there."""
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 1)
     schedule = make_schedule([[[0]]], 1)
 
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s=1.0)
         if index == 0:
-            time.sleep(4.0)
-            return None
-        began = time.monotonic()
+            # Nothing else ends the other's wait; if it never gave up, both would be killed in the end.
+            while not (tmp_path / "given up").exists():
+                time.sleep(0.02)
+            return
         with pytest.raises(RankError, match="no message from rank 0"):
             parts.step(schedule)
-        return time.monotonic() - began
+        (tmp_path / "given up").touch()
 
-    _, waited_s = results(run_ranks(plan.num_ranks, rank, tmp_path))
-    assert 0.8 < waited_s < 3.5
+    results(run_ranks(plan.num_ranks, rank, tmp_path))
 
 
 def test_ranks_that_disagree_are_named(model_dir, tmp_path):

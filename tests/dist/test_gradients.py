@@ -18,7 +18,6 @@ from toy_run import (
     write_plan,
 )
 
-from dflop.models import load_adapter
 from dflop.runtime import messages
 from dflop.runtime.failure import RankError
 from dflop.runtime.gradients import Gradients
@@ -33,14 +32,16 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(model_dir):
-    """(loss, gradients by name) of Hugging Face's own model: one process, sample after sample, unpacked."""
-    reference = load_adapter(model_dir).reference_model(SEED)
-    reference.train()
+def expected(model_dir, tmp_path_factory):
+    """(loss, gradients by name) of Hugging Face's own model: one process, sample after sample, unpacked.
+
+    It is loaded with `from_pretrained`, and its loss is the one that it gives for `labels=`.
+    """
+    reference = tiny_llava.pretrained(model_dir, tmp_path_factory.mktemp("pretrained"), SEED)
     total = 0.0
     samples = range(len(CONTENTS))
     for sample in samples:
-        _, loss = tiny_llava.hf_loss(reference, toy_sample(sample).oracle)
+        loss = tiny_llava.labels_loss(reference, toy_sample(sample).oracle)
         (loss / label_tokens(samples)).backward()
         total += float(loss.detach()) / label_tokens(samples)
     # What no sample reaches (the tower's last norm) has no gradient there and one of zeros here.
@@ -57,13 +58,17 @@ def name(layout):
 BLIND = {
     1: [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]],
     2: [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]],
+    3: [[[0], [1], [2]], [[3], [4], [5]], [[6], [7], []]],
 }
 AWARE = {
     1: [[[5]], [[7, 1, 4]], [[]], [[3, 0, 6, 2]]],
     2: [[[5, 1], [3]], [[7, 4], []], [[], []], [[6, 0], [2]]],
+    3: [[[5], [3], [7, 1]], [[4], [], []], [[], [], []], [[], [6, 0], [2]]],
 }
 # Replicas of the encoder, replicas of the LLM, stages of the LLM.
 LAYOUTS = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)]
+# Stages that are neither first nor last, of one layer and of two; three replicas.
+LAYOUTS += [(1, 1, 3), (1, 1, 4), (1, 3, 1), (2, 3, 2)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,9 @@ def test_gradients_equal_those_of_one_process(arm, order, layout, model_dir, exp
     check(plan, schedule, model_dir, expected, tmp_path)
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2)], ids=name)
+@pytest.mark.parametrize(
+    "layout", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (2, 3, 1)], ids=name
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_gradients_under_any_action_list_equal_those_of_one_process(
     seed, layout, model_dir, expected, tmp_path
@@ -179,7 +186,7 @@ def test_a_sample_in_parts_has_the_gradients_of_one_process(layout, model_dir, e
     assert float(gradients["model.image_newline"].norm()) > zero_of(gradients)
 
 
-@pytest.mark.parametrize("layout", [(1, 2, 1), (2, 1, 1), (1, 1, 2)], ids=name)
+@pytest.mark.parametrize("layout", [(1, 2, 1), (2, 1, 1), (1, 1, 3)], ids=name)
 def test_the_norm_that_clips_is_that_of_one_process(layout, model_dir, expected, tmp_path):
     """Over all components and stages, replicas counted once; clipping scales every gradient alike."""
     encoder_dp, llm_dp, llm_pp = layout

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from ranks import results, run_ranks
 from toy_run import CPU, RankParts, make_schedule, warm_model_dir, write_plan
 
+from dflop import Error
+from dflop.device import take_device
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError
 from dflop.runtime.mesh import connect
 from dflop.runtime.stage import Stage
-from dflop.runtime.trainer import device_of
 
 LLM = {1: [[[5]], [[7, 1, 4]], [[0]], [[3, 6, 2]]], 2: [[[5], [3]], [[7, 4], [1]], [[], []], [[6, 0], [2]]]}
 
@@ -102,5 +103,6 @@ def test_a_rank_without_a_gpu_says_so(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(RankError, match="local rank 2 has no GPU, this machine has 2"):
-        device_of("cuda")
+    with pytest.raises(Error, match="local rank 2 has no GPU, this machine has 2") as caught:
+        take_device("cuda")
+    assert "nvidia-smi" in caught.value.__notes__[0]

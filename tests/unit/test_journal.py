@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from dflop.runtime.journal import FILES, Journal
+
+LIMITED = """
+import pathlib, resource
 from dflop.runtime.journal import Journal
 
-if TYPE_CHECKING:
-    from pathlib import Path
+journal = Journal(pathlib.Path("run"), 1)
+journal.schedule({"step": 0, "text": "a" * 100})
+# As a disk that becomes full: the file takes some bytes more, then none.
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+try:
+    journal.schedule({"step": 1, "text": "b" * 100})
+except OSError as error:
+    print(error)
+journal.close()
+"""
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -27,3 +41,31 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 1)
     with pytest.raises(OSError, match=r"No space left on device: .*schedules\.jsonl"):
         journal.schedule({"step": 0})
+
+
+def test_a_line_that_has_no_room_is_taken_back(tmp_path: Path) -> None:
+    """The file ends in a whole line, and the error names it."""
+    command = [sys.executable, "-c", LIMITED]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[Errno 27] File too large: 'run/schedules.jsonl'\n"
+    assert (tmp_path / "run/schedules.jsonl").read_text() == json.dumps({"step": 0, "text": "a" * 100}) + "\n"
+
+
+def test_an_earlier_run_is_there_until_a_step_has_ended(tmp_path: Path) -> None:
+    """A run that comes to nothing leaves what was there; one that begins leaves nothing of it."""
+    earlier = {f"{name}.jsonl": '{"step": 7}\n' for name in (*FILES, "memory")} | {"request.json": "{}"}
+    for name, text in earlier.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tensorboard/blind").mkdir(parents=True)
+    request = tmp_path / "request.new.json"
+    request.write_text("new")
+    Journal(tmp_path, 1, request).close()
+    assert {name: (tmp_path / name).read_text() for name in earlier} == earlier
+    journal = Journal(tmp_path, 1, request)
+    assert not journal.has_begun
+    journal.schedule({"step": 0})
+    journal.close()
+    assert journal.has_begun
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    empty = dict.fromkeys(("metrics.jsonl", "trace.jsonl"), "")
+    assert found == {**empty, "schedules.jsonl": '{"step": 0}\n', "request.json": "new"}

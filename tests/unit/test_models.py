@@ -17,6 +17,7 @@ from dflop.data.collate import encoder_input
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.media import MediaBytes
+from dflop.models.rules import dropout_rules
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 SAMPLES = {
@@ -300,6 +301,18 @@ def test_a_configuration_that_cannot_be_packed_is_refused(tmp_path):
     changed = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     with pytest.raises(dflop.ProfileError, match="use_sliding_window"):
         load_adapter(write_model_dir(tmp_path, **changed))
+
+
+def test_dropout_is_refused_by_name(tmp_path):
+    """What it drops depends on how samples are packed and dealt out, and so would the gradient."""
+    rule = "is 0.1, must be 0: what is dropped at random would depend on the schedule"
+    with pytest.raises(dflop.ProfileError, match=f"`text_config.attention_dropout` {rule}"):
+        load_adapter(write_model_dir(tmp_path, attention_dropout=0.1))
+    load_adapter(write_model_dir(tmp_path, attention_dropout=0.0))
+    found = dropout_rules({"resid_pdrop": 0.1, "a": {"layerdrop": 0.0, "b": {"drop_path_rate": 1}}, "x": 3})
+    assert [(rule.field, rule.holds) for rule in found] == [
+        ("resid_pdrop", False), ("a.layerdrop", True), ("a.b.drop_path_rate", False),
+    ]  # fmt: skip
 
 
 def picture(width, height, seed=0):

@@ -588,5 +588,5 @@ def test_what_says_that_memory_ran_out(error, is_one):
 
 def test_no_gpu_is_an_error_before_anything_is_measured(model_dir, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(dflop.ProfileError, match="local rank 0 has no GPU: this machine has 0"):
+    with pytest.raises(dflop.Error, match="local rank 0 has no GPU, PyTorch finds none on this machine"):
         profile_model({"model_dir": str(model_dir), **SIZES, "device": "cuda"})

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+from dflop.models import load_adapter
 from dflop.models.adapter import EncoderInput, LlmInput, MediaGrid
 
 IMAGE_TOKEN, VIDEO_TOKEN, VOCABULARY = 298, 299, 300
@@ -157,6 +158,33 @@ def hf_arguments(sample):
     if videos:
         arguments["pixel_values_videos"] = torch.stack(videos)
     return arguments
+
+
+def pretrained(model_dir, directory, seed):
+    """Hugging Face's own model as its users get it: saved, and loaded with `from_pretrained`; in training mode.
+
+    Its parameters are those that the pieces start from, under the names that Hugging Face gives them.
+    """
+    from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+
+    adapter, cpu = load_adapter(model_dir), torch.device("cpu")
+    pieces = [
+        adapter.build_encoder(cpu, torch.float32, seed),
+        adapter.build_llm_stage(0, adapter.num_llm_layers, cpu, torch.float32, seed),
+    ]
+    values = {name: p.detach() for piece in pieces for name, p in piece.named_parameters()}
+    model = LlavaOnevisionForConditionalGeneration(LlavaOnevisionConfig.from_pretrained(model_dir))
+    own = {name for name, _ in model.named_parameters()}
+    assert set(values) == own, "the pieces' parameters are Hugging Face's"
+    model.load_state_dict(values, strict=False)
+    model.save_pretrained(directory)
+    return LlavaOnevisionForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).train()
+
+
+def labels_loss(model, sample):
+    """Sum of the loss over the label tokens of one sample, by the model's own `labels=`, a mean over them."""
+    num_targets = sum(target != -100 for target in sample.targets)
+    return num_targets * model(**hf_arguments(sample), labels=torch.tensor([sample.labels])).loss
 
 
 def hf_loss(reference, sample):

@@ -388,7 +388,8 @@ pub(crate) struct Schedule {
 /// Train as planned (starts torchrun itself, or runs under one).
 ///
 /// On one machine it starts torchrun itself; under an external torchrun (RANK and WORLD_SIZE are set) it runs as
-/// that rank. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
+/// that rank. Ctrl-C, SIGTERM and SIGHUP let the running step end; SIGHUP under nohup, and Ctrl-C in a script's
+/// background job, were ignored when it started and stay so: end it with SIGTERM. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
 /// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl, from which
 /// --replay trains the same again.
 #[derive(Debug, Args)]

@@ -261,9 +261,10 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
 
     let node = top.child("model");
     let mut section = Section::new("model", text, node, top.problems);
-    let model = ModelSection {
+    let mut model = ModelSection {
         dir: directory.join(section.text("dir", None)),
-        dtype: section.choice("dtype", &["float32", "bfloat16"], "float32"),
+        // The default stands below, where the device is known.
+        dtype: section.choice("dtype", &["float32", "bfloat16"], ""),
         family: section.function("family"),
     };
     section.finish();
@@ -297,6 +298,11 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         section.problem_at("ranks_per_node", format!("{}, {rule}", cluster.ranks_per_node));
     }
     section.finish();
+
+    if model.dtype.is_empty() {
+        let default = if cluster.device == "cuda" { "bfloat16" } else { "float32" };
+        default.clone_into(&mut model.dtype);
+    }
 
     let node = top.child("train");
     let mut section = Section::new("train", text, node, top.problems);
@@ -350,6 +356,12 @@ mod tests {
         let config = parse(Path::new("here/dflop.yaml"), GOOD).unwrap();
         assert_eq!(config.model.dir, Path::new("here/model"));
         assert_eq!(config.model.dtype, "float32");
+        let dtype_of = |model: &str, device: &str| {
+            let text = GOOD.replace("{dir: model}", model).replace("num_ranks: 2", device);
+            parse(Path::new("here/dflop.yaml"), &text).unwrap().model.dtype
+        };
+        assert_eq!(dtype_of("{dir: model}", "num_ranks: 2, device: cuda"), "bfloat16");
+        assert_eq!(dtype_of("{dir: model, dtype: float32}", "num_ranks: 2, device: cuda"), "float32");
         assert_eq!(config.data.video_max_frames, None);
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);

@@ -24,7 +24,7 @@ from dflop.models.errors import profile_error
 from dflop.models.llava_onevision_pieces import LlavaOnevisionEncoder, LlavaOnevisionLlmStage
 from dflop.models.packing import PACKED
 from dflop.models.parameters import materialise
-from dflop.models.rules import Rule, check_rules, rope_rule
+from dflop.models.rules import Rule, check_rules, dropout_rules, rope_rule
 from dflop.models.towers import inner_tower
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class LlavaOnevisionAdapter:
                 is_one_number,
                 "one number, as is `patch_size`",
             ),
+            *dropout_rules(self.config.to_dict()),
         ]
         check_rules(self.model_dir / "config.json", rules)
 

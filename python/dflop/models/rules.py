@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,12 @@ from dflop.models.errors import profile_error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+# Of fields, as in `attention_dropout`, `layerdrop`, `drop_path_rate`, `resid_pdrop`.
+_DROPS = ("dropout", "layerdrop", "drop_path", "pdrop")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,27 @@ def rope_rule(text: Any) -> Rule:
     rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
     wanted = f"none of {_LENGTH_DEPENDENT_ROPE}"
     return Rule("text_config.rope_parameters.rope_type", rope, rope not in _LENGTH_DEPENDENT_ROPE, wanted)
+
+
+def dropout_rules(config: Mapping[str, Any]) -> list[Rule]:
+    """Nothing may be dropped at random: what is drawn would depend on how samples are packed and dealt out.
+
+    The gradient of a global batch must not depend on its schedule.
+
+    Args:
+        config: the fields of `config.json`, or of Hugging Face's configuration.
+
+    Returns:
+        A rule for each field that drops, in each part of the configuration.
+    """
+    rules = []
+    for name, value in config.items():
+        if hasattr(value, "items"):
+            rules += [replace(rule, field=f"{name}.{rule.field}") for rule in dropout_rules(value)]
+        elif any(word in str(name) for word in _DROPS) and isinstance(value, (int, float)):
+            wanted = "0: what is dropped at random would depend on the schedule, and with it the gradient"
+            rules.append(Rule(name, value, value == 0, wanted))
+    return rules
 
 
 def read_family(model_dir: str | os.PathLike[str], families: Sequence[str]) -> str:

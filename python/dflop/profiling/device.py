@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-
-from dflop.models.errors import profile_error
 
 if TYPE_CHECKING:
     from dflop.profiling.request import Request
@@ -38,31 +35,6 @@ def device_facts(request: Request, device: torch.device) -> dict[str, Any]:
         # Ranks on a CPU share what there is.
         "memory_bytes": 0 if is_cpu else torch.cuda.get_device_properties(device).total_memory,
     }
-
-
-def take_device(kind: str) -> torch.device:
-    """This process's device, made the current one: on a machine with GPUs that of its local rank.
-
-    Args:
-        kind: `cpu` or `cuda`.
-
-    Returns:
-        The device.
-
-    Raises:
-        ProfileError: there is no GPU for this process.
-    """
-    if kind == "cpu":
-        return torch.device("cpu")
-    # As in training, where it counts: kernels loaded at once take memory, which the profile is to hold.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if index >= num_gpus:
-        message = f"`cluster.device` is cuda, local rank {index} has no GPU: this machine has {num_gpus}"
-        raise profile_error(message)
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _driver_version() -> str:

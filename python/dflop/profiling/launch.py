@@ -34,7 +34,7 @@ def launch(request: Mapping[str, Any]) -> int:
         json.dump(dict(request), file)
         file.flush()
         command = [sys.executable, "-m", "dflop.profiling.worker", file.name]
-        status, caught = run_child(command, environment)
+        status, caught = run_child(command, environment, "the process that measures")
     # What was whole when the signal came is done: it has said what it wrote.
     if caught is not None and status != 0:
         # What it has measured is kept.

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.device import take_device
 from dflop.models.errors import profile_error
 from dflop.models.parameters import squared_norm
 from dflop.profiling.artifact import hash_config
 from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
-from dflop.profiling.device import context_bytes, device_facts, take_device
+from dflop.profiling.device import context_bytes, device_facts
 from dflop.profiling.families import family_of, load_pieces
 from dflop.profiling.memory import touch_heap
 from dflop.profiling.neighbour import busy_neighbours
@@ -72,8 +73,8 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
     Raises:
         FileNotFoundError: there is no model.
         LeaderStoppedError: on ranks above 0, where another rank has failed and said why.
-        ProfileError: there is no GPU where one was asked for; the model cannot be built, or not even the
-            smallest size of a module fits the device; or a rank failed, which the message names.
+        Error: there is no GPU where one was asked for.
+        ProfileError: the model cannot be built, or not even the smallest size of a module fits the device; or a rank failed, which the message names.
         ValueError: the request is not sound.
     """
     asked = Request.parse(request)

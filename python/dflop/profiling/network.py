@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop.device import num_gpus, take_device
 from dflop.profiling.artifact import FORMAT_VERSION, KIND, write_artifact
 
 if TYPE_CHECKING:
@@ -116,16 +117,12 @@ def _network(backend: str, links: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _num_ranks(device: str, num_neighbours: int) -> int:
     if device == "cuda":
-        import torch
-
-        return torch.cuda.device_count()
+        return num_gpus()
     return min(os.cpu_count() or 1, num_neighbours + 1, _MAX_FORKED)
 
 
 def _under_torchrun(device: str, backend: str, is_quick: bool, budget_s: float) -> list[dict[str, Any]]:
     import torch.distributed as dist
-
-    from dflop.profiling.device import take_device
 
     num_ranks = int(os.environ["WORLD_SIZE"])
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from dflop._native import Error
+from dflop.device import take_device
 from dflop.models.errors import profile_error
-from dflop.profiling.device import take_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +62,7 @@ class Team:
             device: `cpu` or `cuda`, whose current device becomes that of this rank.
 
         Raises:
-            ProfileError: there is no GPU for this rank.
+            Error: there is no GPU for this rank.
         """
         take_device(device)
         self._is_mine = not dist.is_initialized()

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def main() -> int:
         return status
     # The ranks' parent is this process.
     os.environ.update(as_parent())
+    # Ranks inherit that it waits, until they have said what it shall do (`runtime/worker.py`): while Python starts,
+    # it would be a traceback. Another thread takes what is meant for this process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=_take_interrupts, daemon=True).start()
     # It logs each exit of a rank with a table; what matters is on stderr already.
     logging.disable(logging.ERROR)
     try:
@@ -57,24 +62,27 @@ def main() -> int:
     return 0
 
 
+def _take_interrupts() -> None:
+    """Receives SIGINT for this process, in a thread; Python runs the handler in the main one."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Event().wait()
+
+
 def _check_gpus(request: dict[str, Any]) -> int:
     """Zero if each rank of this machine has a GPU, or needs none; else 2, and stderr says why."""
     if json.loads(request["config"])["cluster"]["device"] != "cuda":
         return 0
-    import torch
+    from dflop import Error
+    from dflop.device import check_gpus
 
-    num_ranks, num_gpus = request["num_ranks"], torch.cuda.device_count()
-    if num_ranks <= num_gpus:
-        return 0
-    has = f"this machine has {num_gpus}" if num_gpus else "PyTorch finds none on this machine"
-    sys.stderr.write(f"error: `cluster.device` is cuda, {num_ranks} ranks need a GPU each: {has}\n")
-    hint = (
-        f"set `cluster.num_ranks` to {num_gpus} and plan again, or use more nodes (`torchrun`)"
-        if num_gpus > 1
-        else "look at `nvidia-smi`, or set `cluster.device` to cpu, then measure the model and plan again"
-    )
-    sys.stderr.write(f"\nhint: {hint}\n")
-    return 2
+    try:
+        check_gpus(int(request["num_ranks"]))
+    except Error as error:
+        sys.stderr.write(f"error: {error}\n")
+        for note in getattr(error, "__notes__", []):
+            sys.stderr.write(f"\nhint: {note}\n")
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,45 +1,89 @@
 """What a run writes, on the leader: a line a step in three files, TensorBoard events, progress on stderr.
 
-Every line is flushed when its step ends, so a run that is stopped leaves all steps it finished.
+Every line is on disk when its step ends, so a run that is stopped leaves all steps it finished. No file of an
+earlier run is touched before the first step has ended: a run that comes to nothing leaves what was there.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch.utils.tensorboard import SummaryWriter
 
 
+FILES = ("metrics", "trace", "schedules")
+"""Files with a line a step, `.jsonl`."""
+
+
+class Lines:
+    """A file of whole lines: one that the disk has no room for is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file anew.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._path = path
+        # Without a buffer, which would try once more what failed when it is closed.
+        self._file = path.open("wb", buffering=0)
+        self._num_bytes = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Writes a record as a line.
+
+        Args:
+            record: Of the step.
+
+        Raises:
+            OSError: The disk is full, or gone; the error names the file, which ends as before.
+        """
+        left = memoryview((json.dumps(record) + "\n").encode())
+        num_bytes = len(left)
+        try:
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError as error:
+            # A device has no size to set.
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._num_bytes)
+            # A full disk does not say which file it had no room for.
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._num_bytes += num_bytes
+
+    def close(self) -> None:
+        """Nothing is left to be written."""
+        self._file.close()
+
+
 class Journal:
     """The files of one run."""
 
-    def __init__(self, out: Path, num_turns: int) -> None:
-        """Opens `metrics.jsonl`, `trace.jsonl` and `schedules.jsonl` anew.
+    def __init__(self, out: Path, num_turns: int, request: Path | None = None) -> None:
+        """Writes nothing yet.
 
         Args:
-            out: Directory; made if missing.
+            out: Directory; made if missing, once there is something to write.
             num_turns: Training steps to come, for the progress line.
-
-        Raises:
-            OSError: The directory cannot be written.
+            request: File with what the run was asked to do, which becomes `request.json` beside the others.
         """
-        out.mkdir(parents=True, exist_ok=True)
         self._out = out
+        self._request = request
         self._memory: list[str] = []
-        (out / "memory.jsonl").unlink(missing_ok=True)
-        # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
-        shutil.rmtree(out / "tensorboard", ignore_errors=True)
-        self._files: dict[str, TextIO] = {
-            name: (out / f"{name}.jsonl").open("w", encoding="utf-8")
-            for name in ("metrics", "trace", "schedules")
-        }
+        self._files: dict[str, Lines] = {}
         self._tensorboards: dict[str, SummaryWriter] = {}
         self._num_turns = num_turns
         self._num_done = 0
@@ -50,12 +94,31 @@ class Journal:
         self._wait_ns = 0
         self._longest_wait = (0, 0)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the files are those of this run."""
+        return bool(self._files)
+
+    def _begin(self) -> None:
+        """Makes the files of an earlier run go, all of them before there is a line of this one."""
+        out = self._out
+        out.mkdir(parents=True, exist_ok=True)
+        files = {name: Lines(out / f"{name}.jsonl") for name in FILES}
+        (out / "memory.jsonl").unlink(missing_ok=True)
+        # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
+        shutil.rmtree(out / "tensorboard", ignore_errors=True)
+        if self._request is None:
+            (out / "request.json").unlink(missing_ok=True)
+        else:
+            self._request.replace(out / "request.json")
+        self._files = files
+
     def schedule(self, record: dict[str, Any]) -> None:
-        """One line in `schedules.jsonl`, flushed; of every turn, warm-up too: a run can be replayed."""
+        """One line in `schedules.jsonl`, of every turn, warm-up too: a run can be replayed."""
         self._line("schedules", record)
 
     def write(self, metrics: dict[str, Any], trace: dict[str, Any]) -> None:
-        """One line in each file, flushed; then TensorBoard.
+        """One line in each file; then TensorBoard.
 
         Args:
             metrics: For `metrics.jsonl`; its numbers go to TensorBoard.
@@ -64,20 +127,26 @@ class Journal:
         self._line("trace", trace)
         self._line("metrics", metrics)
         self.num_written += 1
-        board = self._tensorboard(metrics["arm"])
-        board.add_scalar("train/loss", metrics["loss"], metrics["step"])
-        board.add_scalar("train/grad_norm", metrics["grad_norm"], metrics["step"])
-        board.add_scalar("step/ms", metrics["step_ns"] / 1e6, metrics["step"])
-        board.add_scalar("step/predicted_ms", metrics["predicted_ns"] / 1e6, metrics["step"])
-        board.add_scalar("step/bubble_ratio", metrics["bubble_ratio"], metrics["step"])
-        board.add_scalar("step/data_wait_ms", metrics["data_wait_ns"] / 1e6, metrics["step"])
-        board.add_scalar("step/tokens_per_s", metrics["tokens"] / (metrics["step_ns"] / 1e9), metrics["step"])
-        board.flush()
+        values = {
+            "train/loss": metrics["loss"],
+            "train/grad_norm": metrics["grad_norm"],
+            "step/ms": metrics["step_ns"] / 1e6,
+            "step/predicted_ms": metrics["predicted_ns"] / 1e6,
+            "step/bubble_ratio": metrics["bubble_ratio"],
+            "step/data_wait_ms": metrics["data_wait_ns"] / 1e6,
+            "step/tokens_per_s": metrics["tokens"] / (metrics["step_ns"] / 1e9),
+        }
+        with _naming(self._out / "tensorboard" / metrics["arm"]):
+            board = self._tensorboard(metrics["arm"])
+            for name, value in values.items():
+                board.add_scalar(name, value, metrics["step"])
+            board.flush()
 
     def memory(self, record: dict[str, Any], summary: list[str]) -> None:
         """One line in `memory.jsonl`; `summary` is shown when the run ends."""
-        with (self._out / "memory.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if "memory" not in self._files:
+            self._files["memory"] = Lines(self._out / "memory.jsonl")
+        self._line("memory", record)
         self._memory += summary
 
     def note(self, text: str) -> None:
@@ -130,13 +199,9 @@ class Journal:
             board.close()
 
     def _line(self, name: str, record: dict[str, Any]) -> None:
-        file = self._files[name]
-        try:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-        except OSError as error:
-            # A full disk does not say which file it had no room for.
-            raise OSError(error.errno, error.strerror, file.name) from error
+        if not self._files:
+            self._begin()
+        self._files[name].add(record)
 
     def _tensorboard(self, arm: str) -> SummaryWriter:
         # A run each, so that TensorBoard draws the arms of a comparison over each other.
@@ -145,3 +210,12 @@ class Journal:
 
             self._tensorboards[arm] = SummaryWriter(str(self._out / "tensorboard" / arm))
         return self._tensorboards[arm]
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Around what writes below `path` and may find the disk full: its error alone names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dflop.child import run_child
 from dflop.models import FAMILIES
 from dflop.models.errors import hinted
-from dflop.models.rules import read_family
+from dflop.models.rules import check_rules, dropout_rules, read_family
+from dflop.runtime.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,7 @@ def launch(request: Mapping[str, Any]) -> int:
         The exit status: 0 done, 1 a rank failed, 2 this machine has no GPU for each rank, 130 interrupted.
 
     Raises:
-        Error: The model is of a family that cannot be trained.
+        Error: The model cannot be trained: its family, or dropout in its configuration.
         OSError: The output directory cannot be written.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -51,23 +52,30 @@ def launch(request: Mapping[str, Any]) -> int:
     ]  # fmt: skip
     # What the user has set stays.
     environment = {**request["environment"], **os.environ}
-    status, caught = run_child(command, environment)
+    say(f"starting {request['num_ranks']} ranks")
+    try:
+        status, caught = run_child(command, environment, "torchrun's agent, which starts the ranks,")
+        has_begun = not path.exists()
+    finally:
+        # Left where no step has ended; then an earlier run is as it was.
+        path.unlink(missing_ok=True)
     if caught is None:
         return 1 if status < 0 else status
-    metrics = path.parent / "metrics.jsonl"
-    if not metrics.exists() or metrics.stat().st_mtime_ns < path.stat().st_mtime_ns:
-        # No rank came as far as to say so.
-        print("interrupted before the first step", file=sys.stderr)
+    if not has_begun:
+        print("interrupted before the first step; nothing is written", file=sys.stderr)
     return 128 + caught
 
 
 def _check_family(request: Mapping[str, Any]) -> None:
     """Before any rank starts: seven families can be profiled, fewer trained. And a word on an estimate."""
+    model_dir = Path(json.loads(request["config"])["model"]["dir"])
     try:
-        read_family(json.loads(request["config"])["model"]["dir"], FAMILIES)
+        read_family(model_dir, FAMILIES)
     except ValueError as error:
         hint = "other families can be profiled, planned and simulated; set `model.dir` to a model of this one"
         raise hinted(error, hint) from None
+    path = model_dir / "config.json"
+    check_rules(path, dropout_rules(json.loads(path.read_bytes())))
     profile = json.loads(Path(request["model_profile"]).read_bytes())
     if profile.get("is_estimated"):
         print(
@@ -77,12 +85,16 @@ def _check_family(request: Mapping[str, Any]) -> None:
 
 
 def _written(request: Mapping[str, Any]) -> Path:
-    """The path of the request as a file in the output directory, which is made."""
+    """The path of the request as a file in the output directory, which is made.
+
+    It takes the place of an earlier run's `request.json` with the first step.
+    """
     out = Path(request["out"])
-    path = out / "request.json"
+    path = out / "request.new.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dict(request), indent=1), encoding="utf-8")
+        text = json.dumps({**request, "request_path": str(path)}, indent=1)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         # mkdir says "exists" of a file.
         cause = "it is no directory" if out.exists() and not out.is_dir() else str(error.strerror).lower()

@@ -62,6 +62,8 @@ class Options:
     """LLM tokens a bucket (microbatch on one LLM replica) may hold; schedules keep to it. None: no limit."""
     profile_device: str | None
     """Name of the device that the model profile was measured on; None: any will do."""
+    request_path: Path | None
+    """File with all of this, where one command started the ranks; the run takes it into its directory."""
     timeout_s: float
     """A rank that waits longer than this for another gives up."""
 
@@ -108,6 +110,7 @@ class Options:
             memory_budget_bytes=config["cluster"]["memory_budget_bytes"],
             bucket_tokens_max=train["bucket_tokens_max"],
             profile_device=request.get("profile_device"),
+            request_path=Path(path) if (path := request.get("request_path")) else None,
             # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
             timeout_s=float(request.get("timeout_s", 1800.0)),
         )

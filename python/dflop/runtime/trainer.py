@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 from dflop._native import Dataset, Error, GlobalBatches, Plan
 from dflop.data.dataset import SampleLoader
+from dflop.device import take_device
 from dflop.models import load_adapter
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.executor import Executor
@@ -34,6 +34,7 @@ from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
+from dflop.runtime.progress import say
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
@@ -126,7 +127,7 @@ class Trainer:
         num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
         if self._log is not None:
             num_turns = len(self._log)
-        self._journal = Journal(options.out, num_turns) if mesh.is_leader else None
+        self._journal = Journal(options.out, num_turns, options.request_path) if mesh.is_leader else None
         self.step: int | None = None
         """The step under way, for error messages."""
 
@@ -154,10 +155,18 @@ class Trainer:
 
     def say_interrupted(self) -> None:
         """Tells people, on the leader, that `run` was ended early, and what there is."""
-        if self._journal is not None:
-            steps = self._journal.num_written
-            sys.stderr.write(f"interrupted after {steps} steps; metrics are in {self._options.out}\n")
-            sys.stderr.flush()
+        journal = self._journal
+        if journal is None:
+            return
+        if journal.has_begun:
+            words = f"after {journal.num_written} steps; metrics are in {self._options.out}"
+        elif self._options.request_path is None:
+            words = "before the first step; nothing is written"
+        else:
+            # The command that started the ranks says so, as it does where they did not come this far.
+            return
+        sys.stderr.write(f"interrupted {words}\n")
+        sys.stderr.flush()
 
     def _run_turns(self) -> bool:
         turns = (
@@ -345,12 +354,16 @@ def train(request: Mapping[str, Any]) -> int:
     try:
         options = Options.of_request(request)
         plan = Plan.read(options.plan_path)
-        device = device_of(options.device)
+        device = take_device(options.device)
         check_device(options, device)
+        say("waiting for all ranks")
         mesh = join(plan, device, options.timeout_s)
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
         # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
-        trainer = Trainer(options, mesh, Interrupt())
+        interrupt = Interrupt()
+        say("building the model and reading the data profile")
+        trainer = Trainer(options, mesh, interrupt)
+        say("the first step: its schedule, its media, the step itself")
         is_done = trainer.run()
         if not is_done:
             trainer.say_interrupted()
@@ -366,36 +379,6 @@ def train(request: Mapping[str, Any]) -> int:
         _complain(describe(coordinates, step, action, error), error)
         return 1
     return 0 if is_done else INTERRUPTED
-
-
-def device_of(name: str) -> torch.device:
-    """This process's device: on a machine with GPUs, that of its local rank.
-
-    Args:
-        name: `cpu` or `cuda`.
-
-    Returns:
-        The device; on a GPU it is also made the current one.
-
-    Raises:
-        RankError: There are fewer GPUs than ranks on this machine.
-    """
-    if name == "cpu":
-        # Two threads on a core each serve nobody: a rank is one core here, unless the user says otherwise.
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return torch.device("cpu")
-    # Both are read when CUDA starts. Messages of each neighbour have a stream. With the default of 8 queues
-    # to the device, compute may stand in one behind a receive that waits for what this compute gives. A
-    # kernel loaded at its first use may wait for all that runs, such as an open receive: all are loaded now.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    index, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if index >= num_gpus:
-        message = f"local rank {index} has no GPU, this machine has {num_gpus}: a rank needs one of its own"
-        raise RankError(message, "look at `nvidia-smi`, or start fewer ranks here and plan for them")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
 
 
 def check_device(options: Options, device: torch.device) -> None:

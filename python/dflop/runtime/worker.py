@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dflop.child import end_with_parent
+from dflop.runtime.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,9 @@ def run(request: Mapping[str, Any]) -> int:
     # Until the trainer takes the signal over there is nothing to write, and an import that Python's own
     # handler breaks into may swallow it, and train on with half a module.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # One that came while this process started has waited (`runtime/agent.py`): it ends it now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    say("importing PyTorch")
     from dflop.runtime.trainer import train
 
     if os.environ.get("MALLOC_MMAP_MAX_") == "0":

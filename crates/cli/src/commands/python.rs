@@ -227,11 +227,12 @@ fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Res
     Ok(())
 }
 
-/// Nothing if `out` holds no earlier run, or may be overwritten.
+/// Nothing if `out` holds no earlier run, or may be overwritten. A run that ended before its first step is none.
 fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
     // Every rank of an external torchrun comes here, and only the first may find the directory without its own files.
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
-    if is_first && !force && out.join("metrics.jsonl").exists() {
+    let holds_steps = || std::fs::metadata(out.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
+    if is_first && !force && holds_steps() {
         return Err(Failure::new(
             format!("`{}` holds an earlier run, it would be overwritten", out.display()),
             Some("choose another directory with `--out`, or pass `--force`".to_owned()),

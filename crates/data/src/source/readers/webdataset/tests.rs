@@ -279,7 +279,6 @@ fn a_cut_shard_gives_what_is_whole_and_then_one_error() {
 fn flipped_bytes_give_an_answer() {
     let directory = copy();
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
-    let start = std::time::Instant::now();
     for number in 0..3 {
         let shard = directory.path().join(format!("shard-00000{number}.tar"));
         let bytes = std::fs::read(&shard).unwrap();
@@ -296,7 +295,6 @@ fn flipped_bytes_give_an_answer() {
             }
         }
     }
-    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
 
 #[test]

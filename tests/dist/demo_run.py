@@ -1,0 +1,129 @@
+"""Runs of `dflop train` on demo data, with ranks as forked processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import torch
+from made_up import made_up_profile
+from ranks import run_ranks
+
+from dflop._native import load_config
+from dflop.models import load_adapter
+from dflop.profiling.artifact import hash_config
+from dflop.runtime.launch import launch
+
+ENVIRONMENT = dict(os.environ)
+VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+"""Of the demo's model made smaller: what is tested does not depend on its size, the time does."""
+
+
+def python(arguments, directory):
+    """Runs `python ARGUMENTS` in `directory`, apart: forked ranks must not inherit Rust's thread pool."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=directory, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def model_profile(model_config):
+    """A made-up profile: a microsecond a token and 50 us a call."""
+
+    def curve(per_token_ns):
+        zeros = dict.fromkeys(("input_ns", "weight_ns", "spread_ns", "activation_bytes", "workspace_bytes"), 0)
+        point = {**zeros, "repeats": 1}
+        times = [(n, 50_000 + n * per_token_ns) for n in (1, 4096)]
+        return {
+            "points": [point | {"size": n, "forward_ns": ns, "backward_ns": 2 * ns} for n, ns in times],
+        }
+
+    module = {"attention": {"points": []}, "num_parameters": 1000, "parameter_bytes": 4000}
+    counts = {
+        "encoder_embedding": 1, "encoder_layer": 2, "projector": 1, "llm_embedding": 1, "llm_layer": 2, "llm_head": 1,
+    }  # fmt: skip
+    modules = {name: module | {"count": count, "linear": curve(1000)} for name, count in counts.items()}
+    return made_up_profile(model_config, 4 * TEXT["hidden_size"], modules)
+
+
+def write_demo(directory, num_samples, batch, num_microbatches, spoil=None, **data):
+    """Demo data with a small model, profiles and a plan of two ranks; `spoil` changes the data before it is profiled.
+
+    `data` goes into the section of that name.
+    """
+    torch.set_num_threads(1)
+    directory.mkdir(parents=True, exist_ok=True)
+    python(["-m", "dflop", "demo-data", str(directory), "--samples", str(num_samples)], directory)
+    config = directory / "dflop.yaml"
+    text = config.read_text()
+    sizes = {"global_batch_size": batch, "num_microbatches": num_microbatches, "video_max_frames": 3} | data
+    for key, value in sizes.items():
+        text, count = re.subn(rf"{key}: \w+", f"{key}: {value}", text)
+        assert count == 1, key
+    config.write_text(text)
+    path = directory / "model/config.json"
+    model = json.loads(path.read_text())
+    # Larger than usual, so that every part of so small a model changes the loss.
+    model["vision_config"] |= VISION | {"initializer_range": 0.1}
+    model["text_config"] |= TEXT | {"initializer_range": 0.1}
+    path.write_text(json.dumps(model))
+    if spoil is not None:
+        spoil(directory)
+    python(["-m", "dflop", "profile", "data"], directory)
+    profile = model_profile(hash_config(directory / "model"))
+    (directory / "model_profile.json").write_text(json.dumps(profile))
+    python(["-m", "dflop", "plan"], directory)
+    load_adapter(directory / "model")
+    return directory
+
+
+def request(demo, out, num_ranks=2, **changes):
+    """What the command line would ask for."""
+    return {
+        "config_path": str(demo / "dflop.yaml"),
+        "config": load_config(str(demo / "dflop.yaml")),
+        "plan": str(demo / "plan.json"),
+        "data_profile": str(demo / "data_profile.parquet"),
+        "model_profile": str(demo / "model_profile.json"),
+        "out": str(out),
+        "steps": 3,
+        "compare": False,
+        "arms": ["blind", "aware"],
+        "made_from": {"plan": "a hash", "data_profile": "another"},
+        "warmup_pairs": 0,
+        "num_ranks": num_ranks,
+        "environment": {},
+        "timeout_s": 100.0,
+        **changes,
+    }
+
+
+def run_training(asked, directory, before=None):
+    """Ranks of a run in forked processes, as an external torchrun would start them; their exit statuses."""
+    num_ranks = asked["num_ranks"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def rank(index):
+        os.environ |= {
+            "RANK": str(index), "LOCAL_RANK": str(index),
+            "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        if before is not None:
+            before(index)
+        return launch(asked)
+
+    return run_ranks(num_ranks, rank, directory)
+
+
+def lines(path):
+    """The records of a journal."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
