@@ -1,10 +1,10 @@
 """Processes that hear of each other's end: a signal goes down, and none outlives the one it works for.
 
-    signal to us          what the child gets
-    SIGINT, SIGTERM       SIGINT, once; it may end its step, or write what it has
-    SIGHUP                the same, unless it was ignored when we started (`nohup`)
-    SIGINT, ignored       nothing, if it was ignored when we started (a script's job in the background)
-    after the grace       SIGKILL, if it has not ended since
+signal to us          what the child gets
+SIGINT, SIGTERM       SIGINT, once; it may end its step, or write what it has
+SIGHUP                the same, unless it was ignored when we started (`nohup`)
+SIGINT, ignored       nothing, if it was ignored when we started (a script's job in the background)
+after the grace       SIGKILL, if it has not ended since
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The device of this process and the GPUs of this machine: measuring and training ask here, and hear the same."""
+"""The device of this process and the GPUs of this machine, for measuring and training alike."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def check_gpus(num_ranks: int) -> None:
         if num > 1
         else "look at `nvidia-smi`, or set `cluster.device` to cpu, then measure the model and plan again"
     )
-    raise _no_gpu(f"`cluster.device` is cuda, {num_ranks} ranks need a GPU each: {_has(num)}", hint)
+    message = f"`cluster.device` is cuda, {num_ranks} ranks need a GPU each: {_has(num)}"
+    raise _no_gpu(message, hint)
 
 
 def _has(num: int) -> str:

@@ -156,7 +156,9 @@ def test_what_was_ignored_stays_ignored_and_sigterm_ends_it(
         code = f"import os; os.kill(os.getppid(), {int(number)})"
         assert run_child([sys.executable, "-c", code], os.environ, "the child") == (0, None)
         # The child itself hears SIGINT, whatever its parent ignores: what is passed on is SIGINT.
-        code = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
+        code = (
+            "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
+        )
         assert run_child([sys.executable, "-c", code], os.environ, "the child") == (0, None)
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:

@@ -74,7 +74,8 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
         FileNotFoundError: there is no model.
         LeaderStoppedError: on ranks above 0, where another rank has failed and said why.
         Error: there is no GPU where one was asked for.
-        ProfileError: the model cannot be built, or not even the smallest size of a module fits the device; or a rank failed, which the message names.
+        ProfileError: the model cannot be built, or not even the smallest size of a module fits the device; or
+            a rank failed, which the message names.
         ValueError: the request is not sound.
     """
     asked = Request.parse(request)
