@@ -168,3 +168,15 @@ fn ctrl_c_ends_an_exact_search() {
     names.sort();
     assert_eq!(names, ["costs.csv", "out.json"]);
 }
+
+/// A byte order mark, quotes, CRLF, blank lines and blanks around numbers: what spreadsheets and people write.
+#[test]
+fn a_table_is_read_as_spreadsheets_write_it() {
+    let plain = Session::new("encoder_ns,llm_ns\n3,4\n5,6\n7,1\n");
+    let written =
+        Session::new("\u{feff}\"encoder_ns\",\"llm_ns\"\r\n\"3\",4\r\n\r\n   \r\n 5 ,6\r\n7,\"1\"\r\n");
+    assert_eq!(written.answer(&["--buckets", "2"]), plain.answer(&["--buckets", "2"]));
+    // Lines are counted as an editor counts them.
+    let said = Session::new("\u{feff}encoder_ns,llm_ns\n\n3,4\n\n5,x\n").said(&["--buckets", "2"]);
+    assert!(said.contains("line 5: llm_ns: `x`, must be an integer from 0"), "{said}");
+}

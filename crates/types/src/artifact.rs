@@ -6,7 +6,7 @@
 //! synced, and takes the name in one move: an interrupted write leaves the old file whole. Links are followed, and what
 //! is no file of the same kind is not replaced: see [`target`].
 
-use crate::place;
+use crate::neighbour::Neighbour;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -220,21 +220,12 @@ pub fn write<A: Artifact + Serialize>(path: &Path, artifact: &A) -> Result<(), A
 pub fn write_text(path: &Path, kind: &str, text: &str) -> Result<(), ArtifactError> {
     let io = |source| ArtifactError::Io { act: "write", path: path.to_owned(), source };
     let target = target(path, kind)?;
-    let directory = target.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(directory).map_err(io)?;
-    let mut name = target.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let neighbour = directory.join(name);
-    let written = std::fs::File::create(&neighbour).and_then(|mut file| {
+    let written = Neighbour::create(&target, "").and_then(|(neighbour, mut file)| {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&neighbour, &target)
+        neighbour.take()
     });
-    written.map_err(|source| {
-        // The neighbour is ours alone; that it may not exist is no second error.
-        let _ = std::fs::remove_file(&neighbour);
-        io(source)
-    })
+    written.map_err(io)
 }
 
 /// The most symbolic links that a path may lead through, as in Linux.
@@ -322,8 +313,7 @@ pub fn parse<A: Artifact + DeserializeOwned>(path: &Path, text: &str) -> Result<
         cause,
         mend: A::MEND,
     };
-    let mut fields: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| malformed(placed(text, &error)))?;
+    let mut fields: Map<String, Value> = from_text(text).map_err(malformed)?;
     match fields.remove("dflop").as_ref().and_then(Value::as_str) {
         Some(kind) if kind == A::KIND => {}
         Some(kind) => return Err(malformed(format!("its field `dflop` says `{kind}`"))),
@@ -342,7 +332,7 @@ pub fn parse<A: Artifact + DeserializeOwned>(path: &Path, text: &str) -> Result<
         }
         None => return Err(malformed("it has no field `format_version`".to_owned())),
     }
-    let artifact: A = serde_json::from_value(Value::Object(fields))
+    let artifact: A = serde_path_to_error::deserialize(Value::Object(fields))
         .map_err(|error| malformed(cause_of::<A>(text, &error)))?;
     let problems = artifact.problems();
     if problems.is_empty() {
@@ -352,18 +342,33 @@ pub fn parse<A: Artifact + DeserializeOwned>(path: &Path, text: &str) -> Result<
     }
 }
 
-/// What an error says, after the field that it speaks of.
-fn placed(text: &str, error: &serde_json::Error) -> String {
-    let path = place::path_at(text, error.line(), error.column());
-    if path.is_empty() { error.to_string() } else { format!("{path}: {error}") }
+/// The value in a JSON text, or what is wrong with it.
+fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| placed(&error))?;
+    reader.end().map_err(|error| error.to_string())?;
+    Ok(value)
 }
 
-/// What is wrong with a value of `text` that is no `A`, with its place: a value has none, so that the text is read once
-/// more.
-fn cause_of<A: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String {
-    let cause = error.to_string();
-    match serde_json::from_str::<A>(text) {
-        Err(again) if again.to_string().starts_with(&cause) => placed(text, &again),
+/// What an error says, after the field that it speaks of, as in `modules.llm_layer.linear.points[3].forward_ns`.
+fn placed(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    let path = error.path();
+    if path.iter().next().is_none() {
+        error.inner().to_string()
+    } else {
+        format!("{path}: {}", error.inner())
+    }
+}
+
+/// What is wrong with a value of `text` that is no `A`: a value knows its field, but not its line, so that the text is
+/// read once more.
+fn cause_of<A: DeserializeOwned>(
+    text: &str,
+    error: &serde_path_to_error::Error<serde_json::Error>,
+) -> String {
+    let cause = placed(error);
+    match from_text::<A>(text) {
+        Err(again) if again.starts_with(&cause) => again,
         _ => cause,
     }
 }

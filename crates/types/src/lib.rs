@@ -44,8 +44,8 @@ mod data_profile;
 mod index;
 mod layout;
 mod model_profile;
+mod neighbour;
 mod number;
-mod place;
 mod plan;
 mod schedule;
 mod shape;
@@ -64,6 +64,7 @@ pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
+pub use neighbour::Neighbour;
 pub use number::{counted, grouped, memory_size, thousands};
 pub use plan::{BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};

@@ -111,6 +111,14 @@ fn check_sizes(path: &Path, unit: &str, cap: Option<u64>, sizes: Option<&Vec<u64
     ))
 }
 
+/// Line of a record, from 1: its position is that before the blank lines that are skipped.
+fn line_of(text: &str, position: &csv::Position) -> usize {
+    let rest = text.as_bytes().iter().skip(position.byte() as usize);
+    let skipped =
+        rest.take_while(|byte| matches!(byte, b'\r' | b'\n')).filter(|&&byte| byte == b'\n').count();
+    position.line() as usize + skipped
+}
+
 /// Bad cells shown; the number of all of them stands above.
 const SHOWN: usize = 10;
 
@@ -124,22 +132,26 @@ struct Table {
 impl Table {
     /// The costs of a CSV with a header; every bad row is listed.
     fn parse(path: &Path, text: &str) -> Result<Self, Failure> {
-        let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let header = lines.next().map_or("", |(_, line)| line.trim_start_matches('\u{feff}'));
-        let columns: Vec<&str> = header.split(',').map(str::trim).collect();
-        let is_twice = |name: &&str| columns.iter().filter(|column| *column == name).count() > 1;
+        let malformed = |error: csv::Error| {
+            Failure::new(format!("`{}` is not a table of costs: {error}", path.display()), None)
+        };
+        let mut reader =
+            csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(text.as_bytes());
+        let columns = reader.headers().map_err(malformed)?.clone();
+        let is_twice = |name: &&str| columns.iter().filter(|column| column == name).count() > 1;
         if let Some(name) = ["encoder_ns", "llm_ns", "bytes", "tokens"].iter().find(|name| is_twice(name)) {
             return Err(Failure::new(
                 format!("`{}` has the column `{name}` more than once, must have it once", path.display()),
                 None,
             ));
         }
-        let position = |name: &str| columns.iter().position(|column| *column == name);
+        let position = |name: &str| columns.iter().position(|column| column == name);
         let (Some(encoder), Some(llm)) = (position("encoder_ns"), position("llm_ns")) else {
             return Err(Failure::new(
                 format!(
-                    "`{}` has the header `{header}`, expected the columns encoder_ns,llm_ns[,bytes][,tokens]",
-                    path.display()
+                    "`{}` has the header `{}`, expected the columns encoder_ns,llm_ns[,bytes][,tokens]",
+                    path.display(),
+                    columns.iter().collect::<Vec<_>>().join(",")
                 ),
                 None,
             ));
@@ -149,27 +161,30 @@ impl Table {
         let mut costs = Costs { bytes: column(bytes), tokens: column(tokens), ..Costs::default() };
         let mut numbers = Vec::new();
         let mut problems = Vec::new();
-        for (index, line) in lines {
-            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        for record in reader.records() {
+            let cells = record.map_err(malformed)?;
+            // A line of blanks alone.
+            if cells.len() == 1 && cells[0].is_empty() && columns.len() > 1 {
+                continue;
+            }
+            let line = cells.position().map_or(0, |position| line_of(text, position));
             if cells.len() > columns.len() {
                 problems.push(format!(
-                    "line {}: {} cells, the header has {}",
-                    index + 1,
+                    "line {line}: {} cells, the header has {}",
                     cells.len(),
                     columns.len()
                 ));
             }
-            let mut cell = |name: &str, column: usize| match cells.get(column).map(|cell| cell.parse::<u64>())
-            {
+            let mut cell = |name: &str, column: usize| match cells.get(column).map(str::parse::<u64>) {
                 Some(Ok(value)) => value,
                 found => {
                     let shown =
-                        found.map_or_else(|| "missing".to_owned(), |_| format!("`{}`", cells[column]));
-                    problems.push(format!("line {}: {name}: {shown}, must be an integer from 0", index + 1));
+                        found.map_or_else(|| "missing".to_owned(), |_| format!("`{}`", &cells[column]));
+                    problems.push(format!("line {line}: {name}: {shown}, must be an integer from 0"));
                     0
                 }
             };
-            numbers.push(index + 1);
+            numbers.push(line);
             costs.encoder_ns.push(cell("encoder_ns", encoder));
             costs.llm_ns.push(cell("llm_ns", llm));
             for (name, position, sizes) in

@@ -5,6 +5,7 @@ use saphyr::{MarkedYaml, Scalar, YamlData};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use strsim::levenshtein;
 
 /// Integers up to this, 2^53, are told apart by a 64-bit floating-point number.
 const INTEGERS_MAX: f64 = 9_007_199_254_740_992.0;
@@ -229,9 +230,9 @@ impl<'p, 'y> Section<'p, 'y> {
     pub(super) fn finish(mut self) {
         for (name, _, line) in self.entries.clone() {
             if !self.known.contains(&name.as_str()) {
-                let near = self.known.iter().min_by_key(|known| distance(known, &name)).copied();
+                let near = self.known.iter().min_by_key(|known| levenshtein(known, &name)).copied();
                 let message = match near {
-                    Some(near) if distance(near, &name) <= 1 + name.len() / 4 => {
+                    Some(near) if levenshtein(near, &name) <= 1 + name.len() / 4 => {
                         format!("unknown key, did you mean `{near}`?")
                     }
                     _ => format!("unknown key, known are: {}", self.known.join(", ")),
@@ -239,32 +240,5 @@ impl<'p, 'y> Section<'p, 'y> {
                 self.problem(line, &name, message);
             }
         }
-    }
-}
-
-/// Edits between two words (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_edit_distance_is_levenshteins() {
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "abc"), 3);
     }
 }

@@ -9,7 +9,6 @@ mod columns;
 pub(crate) mod complete;
 mod header;
 pub mod merge;
-pub(crate) mod neighbour;
 pub mod problems;
 pub mod records;
 mod seal;
@@ -20,9 +19,10 @@ use crate::source::parquet_file::{self, SharedFile};
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
-use dflop_types::{Artifact as _, ArtifactError, DataProfile, ProfileHasher, ProfiledSample, artifact};
+use dflop_types::{
+    Artifact as _, ArtifactError, DataProfile, Neighbour, ProfileHasher, ProfiledSample, artifact,
+};
 use header::Header;
-use neighbour::Neighbour;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,

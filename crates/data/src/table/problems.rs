@@ -1,7 +1,7 @@
 //! The samples that could not be read, as a table for a person who mends them: `NAME.problems.csv` beside a profile.
 
 use crate::error::DataError;
-use crate::table::neighbour::Neighbour;
+use dflop_types::Neighbour;
 use dflop_types::{Artifact as _, ArtifactError, DataProfile, Fault, Place, Problem, SourceFile, artifact};
 use std::fs::File;
 use std::io::{self, Write as _};
