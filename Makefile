@@ -110,7 +110,7 @@ snap: setup ## Accept changed snapshots (look at the diff)
 	git diff --stat -- '*.snap'
 
 lock: $(VENV)/.dependencies ## Renew the lock files
-	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra dev pyproject.toml -o requirements.lock
+	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra integrations --extra dev pyproject.toml -o requirements.lock
 	cargo update
 
 bench: bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare ## All benchmarks

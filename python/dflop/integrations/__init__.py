@@ -1,0 +1,38 @@
+"""dflop's lines in other people's trainers; importing this imports neither torch nor any trainer.
+
+    batches   loader.balanced_loader    plain PyTorch (DDP, FSDP2); loss.py: over the global label tokens
+              transformers.balance      transformers.Trainer, TRL
+              accelerate.balanced       accelerate
+              lightning.BalancedData    Lightning
+              torchtitan, energon, verl
+    encoder   encoder.balance_encoder   any of them, for Hugging Face models with images, videos or sound
+
+Each name of `__all__` loads its module when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflop.integrations.encoder import BalancedEncoder, balance_encoder
+    from dflop.integrations.loader import balanced_loader
+    from dflop.integrations.loss import num_label_tokens, token_loss
+
+_HOMES = {
+    "BalancedEncoder": "encoder",
+    "balance_encoder": "encoder",
+    "balanced_loader": "loader",
+    "num_label_tokens": "loss",
+    "token_loss": "loss",
+}
+
+__all__ = ["BalancedEncoder", "balance_encoder", "balanced_loader", "num_label_tokens", "token_loss"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        message = f"module `dflop.integrations` has no attribute `{name}`"
+        raise AttributeError(message)
+    return getattr(import_module(f"dflop.integrations.{_HOMES[name]}"), name)

@@ -1,0 +1,57 @@
+"""Balanced batches with accelerate: each rank keeps its own, and gradients are those of the global batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accelerate.data_loader import prepare_data_loader
+
+from dflop.integrations.loader import balanced_loader
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+
+def keep_batches(accelerator: Accelerator, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """`loader`, moving its batches to the accelerator's device and dealing none of them out to other ranks.
+
+    `accelerator.prepare(loader)` would: it takes every loader for one of all ranks' batches.
+
+    Args:
+        accelerator: whose device and registry of loaders are used.
+        loader: of this rank's batches.
+
+    Returns:
+        What `accelerator.prepare` takes and leaves as it is.
+    """
+    device = accelerator.device if accelerator.device_placement else None
+    prepared: Any = prepare_data_loader(
+        loader, device, num_processes=1, process_index=0, put_on_device=device is not None, rng_types=[]
+    )
+    prepared._is_accelerate_prepared = True
+    return prepared
+
+
+def balanced(
+    accelerator: Accelerator, dataset: Any, costs: Any, batch_size: int, **options: Any
+) -> DataLoader[Any]:
+    """The prepared DataLoader of this rank: batches of even work over the ranks.
+
+    Take the loss from `dflop.integrations.token_loss`, with the label tokens of all microbatches of the step
+    (`num_label_tokens`) and `accelerator.num_processes` ranks. `accelerator.backward` divides by
+    `gradient_accumulation_steps`, which that loss has no need of: multiply by it.
+
+    Args:
+        accelerator: says which rank this is, how many there are, and how many microbatches make a step.
+        dataset: with positions from 0.
+        costs: what `BalancedBatchSampler` takes.
+        batch_size: samples of a microbatch, on average.
+        **options: of the DataLoader and of `BalancedBatchSampler`.
+
+    Returns:
+        The loader; its `batch_sampler` is the sampler.
+    """
+    accumulation = accelerator.gradient_accumulation_steps
+    loader = balanced_loader(dataset, costs, batch_size, accumulation=accumulation, **options)
+    return accelerator.prepare(keep_batches(accelerator, loader))

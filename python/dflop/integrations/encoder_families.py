@@ -1,0 +1,266 @@
+"""What a shared encoder must know of each family: its modules, its units, and which output is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+
+@dataclass
+class Media:
+    """The media of one call of the tower, as rows of units."""
+
+    rows: torch.Tensor
+    """What the tower reads, unit after unit."""
+    grids: list[tuple[int, int]] | None = None
+    """Height and width in patches of each unit, where units differ."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Other arguments of the call, equal on all ranks."""
+
+
+class TileTower:
+    """Every row of `pixel_values` is a unit: a tile or a frame, all of one size (SigLIP, InternViT)."""
+
+    tower: ClassVar[str] = "vision_tower"
+    projector: ClassVar[str | None] = "multi_modal_projector"
+    parameters: ClassVar[tuple[str, ...]] = ("image_newline",)
+    methods: ClassVar[tuple[str, ...]] = ("get_image_features", "get_video_features")
+    """Those that call the tower once each, in the order in which the model calls them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.config: Any = model.config
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """The arguments of a call: what the tower reads, and all others."""
+        return Media(rows, None, extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Predicted work of a unit, in any one unit."""
+        del grid
+        return 1.0
+
+    def rows_in(self, grid: tuple[int, int] | None) -> int:
+        """Rows that the tower reads of a unit."""
+        del grid
+        return 1
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Rows of features of a unit."""
+        del grid
+        return 1
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """The tower's own output."""
+        # A rank without media of its own was not told which layers are read.
+        return forward(media.rows, **{"output_hidden_states": True, **media.extra})
+
+    def layers(self) -> list[int]:
+        """Of which layers the model reads the output."""
+        layers = self.config.vision_feature_layer
+        return [layers] if isinstance(layers, int) else list(layers)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """What the model reads of the output: [rows, patches, width], of several layers side by side."""
+        return torch.cat([output.hidden_states[layer] for layer in self.layers()], dim=-1)
+
+    def output(self, features: torch.Tensor) -> Any:
+        """An output in which the model finds these features."""
+        layers = self.layers()
+        num_layers = max(layer + 1 if layer >= 0 else -layer for layer in layers)
+        # Read by positive and by negative positions: as many as the tower has.
+        num_layers = max(num_layers, int(self.config.vision_config.num_hidden_layers) + 1)
+        hidden: list[torch.Tensor | None] = [None] * num_layers
+        for layer, part in zip(layers, features.chunk(len(layers), dim=-1), strict=True):
+            hidden[layer] = part
+        return BaseModelOutputWithPooling(hidden_states=tuple(hidden))  # type: ignore[arg-type]
+
+
+class InternTower(TileTower):
+    """InternVL: of its last layer it reads what is after the norm."""
+
+    parameters = ()
+    methods = ("get_image_features",)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """As of the base class."""
+        return output.last_hidden_state if self.layers() == [-1] else super().features(output)
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        if self.layers() == [-1]:
+            return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+        return super().output(features)
+
+
+class PatchTower(TileTower):
+    """Qwen2-VL and 2.5-VL: a unit is a frame pair of a video or an image, of its own height and width."""
+
+    tower = "visual"
+    projector = None
+    parameters = ()
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        vision = self.config.vision_config
+        self._merged = int(vision.spatial_merge_size) ** 2
+        # Of the 2.5 the blocks' own width is `hidden_size`; before, that is the LLM's.
+        is_windowed = hasattr(vision, "fullatt_block_indexes")
+        width = int(vision.hidden_size if is_windowed else vision.embed_dim)
+        inner = int(vision.intermediate_size) * 3 if is_windowed else int(width * vision.mlp_ratio) * 2
+        # Multiplications of a token in one block: four projections and the MLP; attention by token read.
+        self._linear = float(vision.depth * (4 * width * width + inner * width))
+        self._attention = float(2 * width)
+        self._depth = int(vision.depth)
+        self._full = len(vision.fullatt_block_indexes) if is_windowed else self._depth
+        self._window = (int(vision.window_size) // int(vision.patch_size)) ** 2 if is_windowed else 0
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class.
+
+        Args:
+            rows: patches.
+            extra: `grid_thw` and all others.
+
+        Returns:
+            The media, a unit a frame.
+
+        Raises:
+            ValueError: an argument was computed for the media of this rank alone.
+        """
+        extra = dict(extra)
+        grid_thw: Any = extra.pop("grid_thw")
+        computed = sorted(name for name, value in extra.items() if isinstance(value, torch.Tensor))
+        if computed:
+            message = (
+                f"{', '.join(f'`{name}`' for name in computed)} are of this rank's media alone; a shared "
+                "encoder reads others, leave them out"
+            )
+            raise ValueError(message)
+        grids = [(int(h), int(w)) for t, h, w in grid_thw.tolist() for _ in range(int(t))]
+        return Media(rows, grids, extra)
+
+    def cost(self, grid: tuple[int, int] | None) -> float:
+        """Multiplications, forward."""
+        num_tokens = self.rows_in(grid)
+        read = self._full * num_tokens + (self._depth - self._full) * min(self._window, num_tokens)
+        return num_tokens * (self._linear + self._attention * read)
+
+    def rows_in(self, grid: tuple[int, int] | None) -> int:
+        """Patches."""
+        assert grid is not None
+        return grid[0] * grid[1]
+
+    def rows_out(self, grid: tuple[int, int] | None) -> int:
+        """Merged patches."""
+        return self.rows_in(grid) // self._merged
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        grids = [(1, *grid) for grid in media.grids or []]
+        return forward(media.rows, grid_thw=torch.tensor(grids, device=media.rows.device), **media.extra)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """Merged."""
+        return output.pooler_output
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]
+
+
+class SoundTower(TileTower):
+    """Qwen2-Audio: every window of sound is padded to one length."""
+
+    tower = "audio_tower"
+    parameters = ()
+    methods = ()
+
+    def media(self, rows: torch.Tensor, extra: dict[str, Any]) -> Media:
+        """As of the base class; the mask of each window joins its row.
+
+        Args:
+            rows: windows of sound.
+            extra: `attention_mask` and all others.
+
+        Returns:
+            The media, a unit a window.
+
+        Raises:
+            ValueError: a mask of another form than the model makes.
+        """
+        extra = dict(extra)
+        attention_mask: Any = extra.pop("attention_mask", None)
+        if attention_mask is None:
+            allowed = rows.new_ones(rows.shape[0], self._num_positions())
+        elif attention_mask.dim() == 4:
+            row = attention_mask[:, 0, 0, :]
+            allowed = (row if row.dtype == torch.bool else row == 0).to(rows.dtype)
+        else:
+            message = f"`attention_mask` of {attention_mask.dim()} dimensions, the audio tower takes 4"
+            raise ValueError(message)
+        flat = torch.cat([rows.flatten(1), allowed.expand(rows.shape[0], -1)], dim=1)
+        return Media(flat, None, extra)
+
+    def encode(self, forward: Any, media: Media) -> Any:
+        """As of the base class."""
+        positions, config = self._num_positions(), self.config.audio_config
+        sound = media.rows[:, :-positions].reshape(media.rows.shape[0], config.num_mel_bins, -1)
+        allowed = media.rows[:, -positions:] > 0.5
+        mask = allowed[:, None, None, :].expand(-1, 1, positions, -1)
+        if config._attn_implementation != "sdpa":
+            mask = torch.zeros_like(mask, dtype=sound.dtype).masked_fill(~mask, torch.finfo(sound.dtype).min)
+        return forward(sound, attention_mask=mask, **media.extra)
+
+    def _num_positions(self) -> int:
+        return int(self.config.audio_config.max_source_positions)
+
+    def features(self, output: Any) -> torch.Tensor:
+        """After the norm."""
+        return output.last_hidden_state
+
+    def output(self, features: torch.Tensor) -> Any:
+        """As of the base class."""
+        return BaseModelOutputWithPooling(last_hidden_state=features)  # type: ignore[arg-type]
+
+
+_FAMILIES: dict[str, type[TileTower]] = {
+    "llava_onevision": TileTower,
+    "internvl": InternTower,
+    "qwen2_vl": PatchTower,
+    "qwen2_5_vl": PatchTower,
+    "qwen2_audio": SoundTower,
+}
+
+
+def find_family(model: nn.Module) -> TileTower:
+    """What is to be known of the model, and the module of it that calls the tower.
+
+    Args:
+        model: of Hugging Face, also inside wrappers (DDP, PEFT, FSDP).
+
+    Returns:
+        Its family; `model` of it is the module that holds the tower and the LLM backbone.
+
+    Raises:
+        ValueError: there is no such module, or of a family that is not known here.
+    """
+    kinds: Sequence[str] = sorted(_FAMILIES)
+    for module in model.modules():
+        kind = getattr(getattr(module, "config", None), "model_type", None)
+        if kind in _FAMILIES:
+            family = _FAMILIES[kind]
+            if family.tower in dict(module.named_children()):
+                return family(module)
+    message = (
+        f"`{type(model).__name__}` holds no model with an encoder of {', '.join(kinds)}: nothing to share out"
+    )
+    raise ValueError(message)

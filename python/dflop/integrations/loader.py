@@ -1,0 +1,69 @@
+"""A DataLoader of balanced batches for plain PyTorch: DDP, FSDP2, or one's own loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+from torch.utils.data import DataLoader
+
+from dflop.data.sampler import BalancedBatchSampler
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_OF_LOADER = frozenset(
+    [
+        "collate_fn", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
+        "pin_memory", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn",
+    ]
+)  # fmt: skip
+"""Arguments of a DataLoader that do not choose samples; all others are the sampler's."""
+
+
+def ranks_of(group: ProcessGroup | None = None) -> tuple[int, int]:
+    """How many ranks there are, and which this is; (1, 0) where `torch.distributed` is not used."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1, 0
+    return distributed.get_world_size(group), distributed.get_rank(group)
+
+
+def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of the DataLoader, and all others: those of `BalancedBatchSampler`."""
+    of_loader = {name: value for name, value in options.items() if name in _OF_LOADER}
+    return of_loader, {name: value for name, value in options.items() if name not in _OF_LOADER}
+
+
+def balanced_loader(
+    dataset: Any,
+    costs: Any,
+    batch_size: int,
+    *,
+    group: ProcessGroup | None = None,
+    accumulation: int = 1,
+    loader: type[DataLoader[Any]] = DataLoader,
+    **options: Any,
+) -> DataLoader[Any]:
+    """The DataLoader of this rank; its batches are of even work over the ranks, not of even counts.
+
+    Call `loader.batch_sampler.set_epoch(epoch)` before each epoch, keep
+    `loader.batch_sampler.state_dict(num_batches=...)` in checkpoints, and take the loss from `token_loss`.
+
+    Args:
+        dataset: with positions from 0.
+        costs: what `BalancedBatchSampler` takes: pairs (encoder, LLM), shapes, or a data profile's path.
+        batch_size: samples of a microbatch, on average.
+        group: the data-parallel ranks; None: all.
+        accumulation: microbatches of a rank in a step.
+        loader: `DataLoader` or one of its kind, as `torchdata.stateful_dataloader.StatefulDataLoader`.
+        **options: those of the loader by their names; all others go to `BalancedBatchSampler`.
+
+    Returns:
+        The loader.
+    """
+    num_ranks, rank = ranks_of(group)
+    of_loader, of_sampler = split_options(options)
+    sampler = BalancedBatchSampler(
+        costs, batch_size, num_ranks, rank, num_buckets=num_ranks * accumulation, **of_sampler
+    )
+    return loader(dataset, batch_sampler=sampler, **of_loader)

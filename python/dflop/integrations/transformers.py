@@ -1,0 +1,143 @@
+"""Balanced batches in `transformers.Trainer` and what is made of it, as TRL's `SFTTrainer`: one line.
+
+The trainer's own DataLoader is asked for its dataset, collator and workers; only the choice of samples is
+ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from dflop.data.sampler import BalancedBatchSampler
+from dflop.integrations.accelerate import keep_batches
+from dflop.integrations.loss import token_loss
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import Trainer
+
+
+def mean_over_tokens(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """The loss of a microbatch, for `compute_loss_func`: summed, over the label tokens of the whole step.
+
+    Models that take no `num_items_in_batch` (Qwen2.5-VL, Qwen2-Audio) give a mean a microbatch instead.
+
+    Args:
+        outputs: of the model, with `logits`.
+        labels: [M, T].
+        num_items_in_batch: label tokens of all ranks' microbatches of the step; None in evaluation of models
+            that count none: those of the microbatch.
+
+    Returns:
+        A number; the trainer multiplies it by the ranks, over which DDP and FSDP average.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
+    if num_items_in_batch is None:
+        num_items_in_batch = labels[..., 1:].ne(-100).sum()
+    return token_loss(logits, labels, num_items_in_batch)
+
+
+def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
+    """Makes `trainer` train on balanced batches; call it on every rank, before `trainer.train()`.
+
+    A step has the samples it would have with that seed of the sampler, `per_device_train_batch_size` a
+    microbatch on average; which rank computes which of them changes. The loss is divided by the label tokens
+    of the whole step. `set_epoch`, resuming and evaluation are the trainer's own.
+
+    Args:
+        trainer: of `transformers`, or made of it.
+        costs: what `BalancedBatchSampler` takes, a sample of `train_dataset` each.
+        **options: of `BalancedBatchSampler`, as `meets` or `giant_llm_cost`.
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        ValueError: what the trainer is set to do cannot be done with batches of uneven counts; the message
+            says which setting.
+    """
+    args = trainer.args
+    _check(trainer)
+    num_ranks = args.world_size // _degree(trainer)
+    sampler = BalancedBatchSampler(
+        costs,
+        args.train_batch_size,
+        num_ranks,
+        args.process_index // _degree(trainer),
+        num_buckets=num_ranks * args.gradient_accumulation_steps,
+        **{
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "drop_last": args.dataloader_drop_last,
+            **options,
+        },
+    )
+    theirs = trainer.get_train_dataloader
+
+    def get_train_dataloader() -> DataLoader[Any]:
+        given = theirs()
+        num_costs = sampler.state_dict()["num_samples"]
+        if len(given.dataset) != num_costs:  # type: ignore[arg-type]
+            message = (
+                f"there are costs of {num_costs} samples, and `train_dataset` has "
+                f"{len(given.dataset)}, must be equal"  # type: ignore[arg-type]
+            )
+            raise ValueError(message)
+        names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
+        kept = {name: getattr(given, name) for name in names if hasattr(given, name)}
+        loader: DataLoader[Any] = DataLoader(given.dataset, batch_sampler=sampler, **kept)
+        return trainer.accelerator.prepare(keep_batches(trainer.accelerator, loader))
+
+    trainer.get_train_dataloader = get_train_dataloader
+    if trainer.compute_loss_func is None and not _divides_by_tokens(trainer):
+        trainer.compute_loss_func = mean_over_tokens
+    return trainer
+
+
+def _degree(trainer: Any) -> int:
+    """Ranks that read the same batch."""
+    sizes = [getattr(trainer, f"get_{name}_size", None) for name in ("tp", "cp", "sp")]
+    degree = 1
+    for size in sizes:
+        degree *= 1 if size is None else int(size())
+    return degree
+
+
+def _divides_by_tokens(trainer: Any) -> bool:
+    """Whether the loss is summed and divided by `num_items_in_batch` already."""
+    is_own = "compute_loss" in vars(type(trainer)) and trainer.model_accepts_loss_kwargs
+    takes = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
+    return takes and (is_own or bool(trainer.model_accepts_loss_kwargs))
+
+
+def _check(trainer: Any) -> None:
+    args = trainer.args
+    wrong = None
+    if not hasattr(trainer.train_dataset, "__len__"):
+        wrong = "`train_dataset` has no length, and balancing needs the costs of all samples"
+    elif args.world_size > 1 and not getattr(args, "average_tokens_across_devices", False):
+        wrong = (
+            "`average_tokens_across_devices` is false, and ranks have unequal numbers of label tokens: "
+            "set it to true"
+        )
+    elif args.n_gpu > 1:
+        wrong = (
+            f"`n_gpu` is {args.n_gpu}: `DataParallel` deals out one batch, start a process a device instead"
+        )
+    elif args.label_smoothing_factor and not _divides_by_tokens(trainer):
+        wrong = (
+            f"`label_smoothing_factor` is {args.label_smoothing_factor}, and the model takes no "
+            "`num_items_in_batch`: give the trainer a `compute_loss_func` that smooths"
+        )
+    elif getattr(args, "train_sampling_strategy", "random") not in ("random", "sequential"):
+        wrong = (
+            f"`train_sampling_strategy` is `{args.train_sampling_strategy}`, leave it out: "
+            "samples are chosen here"
+        )
+    if wrong is not None:
+        raise ValueError(wrong)

@@ -1,0 +1,183 @@
+"""`balance_encoder`: gradients are those of the model as it was, whoever encodes; text alone hangs nobody."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+from ranks import results, run_ranks
+from tiny_media import FAMILIES, make_model, steps_of
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dflop.integrations.encoder import balance_encoder
+from dflop.integrations.loss import num_label_tokens, token_loss
+from dflop.integrations.shares import share_out
+
+TOLERANCE = 1e-5
+"""Relative error of a parameter's gradient norm in float32: the order of sums differs, nothing else."""
+
+
+def freeze(model, frozen):
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in frozen):
+            parameter.requires_grad_(False)
+
+
+TOWERS = ("vision_tower", "visual", "audio_tower")
+
+
+def expected_gradients(model, microbatches):
+    """By one process and the model as it is: the sum over all ranks' microbatches."""
+    model.zero_grad(set_to_none=True)
+    tokens = sum(int(m["labels"][..., 1:].ne(-100).sum()) for m in microbatches)
+    for m in microbatches:
+        arguments = {k: v for k, v in m.items() if k != "labels"}
+        token_loss(model(**arguments).logits, m["labels"], tokens).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def join(rank, num_ranks, directory):
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = distributed.FileStore(str(directory / "store"), num_ranks)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+
+
+def blocks_of(model):
+    """What a user of FSDP2 shards one by one: the layers of both components."""
+    inner = model.model
+    tower = next(getattr(inner, name) for name in TOWERS if hasattr(inner, name))
+    encoder = getattr(tower, "vision_model", tower)
+    layers = getattr(encoder, "blocks", None) or getattr(encoder, "layers", None)
+    if layers is None:
+        nested = encoder.encoder
+        layers = getattr(nested, "layers", None) or nested.layer
+    return tower, list(layers), list(inner.language_model.layers)
+
+
+def shard(model, num_ranks, whole_components):
+    mesh = init_device_mesh("cpu", (num_ranks,))
+    tower, encoder_layers, llm_layers = blocks_of(model)
+    for layer in [*encoder_layers, *llm_layers]:
+        fully_shard(layer, mesh=mesh)
+    if whole_components:
+        # transformers finds the hidden states of a tower by its class, which FSDP changes: not of this one.
+        if not hasattr(model.model, "image_newline"):
+            fully_shard(tower, mesh=mesh)
+        if hasattr(model.model, "multi_modal_projector"):
+            fully_shard(model.model.multi_modal_projector, mesh=mesh)
+        # The model embeds before it calls the backbone.
+        fully_shard(model.model.language_model.embed_tokens, mesh=mesh)
+        fully_shard(model.model.language_model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def error_of(model, expected):
+    """The largest relative error over parameters, and of which."""
+    worst = (0.0, "")
+    for name, parameter in model.named_parameters():
+        name = name.removeprefix("module.")
+        gradient = parameter.grad
+        if hasattr(gradient, "full_tensor"):
+            gradient = gradient.full_tensor()
+        if not parameter.requires_grad:
+            assert gradient is None
+            continue
+        reference = expected.get(name)
+        if gradient is None:
+            assert reference is None, f"{name} has no gradient"
+            continue
+        reference = torch.zeros_like(gradient) if reference is None else reference
+        # Of a gradient that is nothing but rounding, such as that of a key's bias, the size is no measure.
+        size = max(float(reference.norm()), 1e-4)
+        worst = max(worst, (float((gradient - reference).norm()) / size, name))
+    return worst
+
+
+CASES = [
+    # layout, whether FSDP shards the components too, what is frozen, recomputation
+    ("ddp", False, (), False),
+    ("ddp", False, TOWERS, False),
+    ("fsdp2", False, (), False),
+    ("fsdp2", True, (), True),
+    ("fsdp2", True, TOWERS, False),
+]
+
+
+def run_case(case, model, num_ranks, rank, steps, references):
+    layout, whole_components, _, recomputes = case
+    is_ddp = layout == "ddp"
+    if recomputes:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    handle = None
+    if is_ddp:
+        handle = balance_encoder(model)
+        model = DistributedDataParallel(model)
+    else:
+        handle = balance_encoder(model)
+        model = shard(model, num_ranks, whole_components)
+    errors = []
+    for microbatches, reference in zip(steps, references, strict=True):
+        mine = microbatches[rank]
+        tokens = num_label_tokens(mine["labels"])
+        arguments = {k: v for k, v in mine.items() if k != "labels"}
+        loss = token_loss(model(**arguments).logits, mine["labels"], tokens, num_ranks)
+        loss.backward()
+        errors.append(error_of(model, reference))
+        model.zero_grad(set_to_none=True)
+    return errors, handle.loads
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [(name, 2) for name in FAMILIES] + [("llava_onevision", 4), ("qwen2_5_vl", 4)],
+)
+def test_gradients_are_those_of_the_model_as_it_was(name, num_ranks, tmp_path, quiet):
+    """DDP and FSDP2, the encoder trained or frozen, ranks of text alone included."""
+    steps = steps_of(name, num_ranks)
+    models, references = {}, {}
+    for frozen in {case[2] for case in CASES}:
+        model = make_model(name, tmp_path)
+        freeze(model, frozen)
+        # A copy made after a forward has no hooks of transformers: it gives no hidden states.
+        models[frozen] = copy.deepcopy(model)
+        references[frozen] = [expected_gradients(model, m) for m in steps]
+
+    def run(rank):
+        join(rank, num_ranks, tmp_path)
+        found = []
+        for case in CASES:
+            model = copy.deepcopy(models[case[2]])
+            found.append(run_case(case, model, num_ranks, rank, steps, references[case[2]]))
+        distributed.destroy_process_group()
+        return found
+
+    for found in results(run_ranks(num_ranks, run, tmp_path / "ranks", timeout_s=180)):
+        for case, (errors, _) in zip(CASES, found, strict=True):
+            for step, (error, parameter) in enumerate(errors):
+                assert error <= TOLERANCE, (name, case, step, error, parameter)
+
+
+def test_shares_are_even_and_little_travels():
+    """Equal units in even counts, each staying where it can; others within 5 % of the mean."""
+    assert share_out([[1.0] * 5, [], [1.0] * 2, [1.0]]) == [[0, 0, 1, 1, 3], [], [2, 2], [3]]
+    generator = torch.Generator().manual_seed(0)
+    costs = [(torch.rand(n, generator=generator) + 0.1).tolist() for n in (40, 3, 0, 21)]
+    owners = share_out(costs)
+    loads = [0.0] * 4
+    for units, targets in zip(costs, owners, strict=True):
+        for cost, owner in zip(units, targets, strict=True):
+            loads[owner] += cost
+    assert max(loads) <= 1.05 * sum(loads) / 4
+    # What rank 0 holds too much of must go; of what a rank of little holds nothing need.
+    assert owners[1] == [1, 1, 1] or sum(owner == 1 for owner in owners[1]) >= 1
+    assert share_out([[], []]) == [[], []]
+    assert share_out([[2.0, 5.0]]) == [[0, 0]]

@@ -1,0 +1,347 @@
+"""One line in everyone's trainer: what is trained is the global batch, whoever computes which of its samples.
+
+Each trainer is the real package on two ranks. After some steps of plain SGD its parameters and its reported losses
+equal those of one process that computes every sample of each global batch alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+import tiny_text
+import torch
+from ranks import results, run_ranks
+from torch import distributed
+
+TOLERANCE = 1e-5
+NUM_RANKS, BATCH_SIZE = 2, 3
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return tiny_text.Samples()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def as_launched(rank, port, num_ranks=NUM_RANKS):
+    """The environment that torchrun gives a rank."""
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(num_ranks),
+        LOCAL_WORLD_SIZE=str(num_ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        ACCELERATE_USE_CPU="true",
+        OMP_NUM_THREADS="1",
+        CUDA_VISIBLE_DEVICES="",
+    )
+
+
+def check(found, expected, num_steps=None):
+    """`found` is (losses, difference of the parameters) of each rank."""
+    losses = expected[0]
+    for mine, gap in found:
+        assert gap <= TOLERANCE
+        assert mine == pytest.approx(losses if num_steps is None else losses[:num_steps], rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+def test_plain_pytorch(layout, samples, tmp_path, quiet):
+    """DDP and FSDP2 with a loop as people write it, two epochs, two microbatches a step."""
+    from dflop.integrations import balanced_loader, num_label_tokens, token_loss
+
+    accumulation, num_epochs = 2, 2
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * accumulation, num_epochs, seed=3)
+    expected = tiny_text.reference(samples, steps)
+    port = free_port()
+
+    def run(rank):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+
+        as_launched(rank, port)
+        distributed.init_process_group("gloo")
+        model = tiny_text.make_model()
+        if layout == "ddp":
+            model = DistributedDataParallel(model)
+        else:
+            fully_shard(model.model.layers[0], mesh=init_device_mesh("cpu", (NUM_RANKS,)))
+            fully_shard(model, mesh=init_device_mesh("cpu", (NUM_RANKS,)))
+        optimizer = torch.optim.SGD(model.parameters(), tiny_text.LEARNING_RATE)
+        loader = balanced_loader(
+            samples, samples.costs, BATCH_SIZE, accumulation=accumulation, seed=3, collate_fn=tiny_text.collate
+        )
+        losses = []
+        for epoch in range(num_epochs):
+            loader.batch_sampler.set_epoch(epoch)
+            batches = list(loader)
+            for start in range(0, len(batches), accumulation):
+                microbatches = batches[start : start + accumulation]
+                tokens = num_label_tokens([m["labels"] for m in microbatches])
+                total = torch.zeros(())
+                for m in microbatches:
+                    logits = model(input_ids=m["input_ids"], attention_mask=m["attention_mask"]).logits
+                    loss = token_loss(logits, m["labels"], tokens, NUM_RANKS)
+                    loss.backward()
+                    total += loss.detach() / NUM_RANKS
+                distributed.all_reduce(total)
+                losses.append(float(total))
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses, tiny_text.difference(dict(model.named_parameters()), expected[1])
+
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
+
+
+def trainer_arguments(folder, **changes):
+    from transformers import TrainingArguments
+
+    options = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": BATCH_SIZE,
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 2,
+        "learning_rate": tiny_text.LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "seed": 3,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "ddp_backend": "gloo",
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+    }
+    return TrainingArguments(**{**options, **changes})
+
+
+def losses_of(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("takes_items", [True, False])
+def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
+    """Models that divide by `num_items_in_batch` themselves, and those that do not (as Qwen2.5-VL)."""
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, 2, seed=3)
+    expected = tiny_text.reference(samples, steps)
+    port = free_port()
+
+    def run(rank):
+        from transformers import Trainer
+
+        from dflop.integrations.transformers import balance
+
+        as_launched(rank, port)
+        model = tiny_text.make_model()
+        if not takes_items:
+            model.accepts_loss_kwargs = False
+        trainer = Trainer(
+            model, trainer_arguments(tmp_path / f"out{rank}"), tiny_text.collate, samples
+        )
+        balance(trainer, samples.costs)
+        trainer.train()
+        return losses_of(trainer), tiny_text.difference(dict(model.named_parameters()), expected[1])
+
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
+
+
+def test_transformers_trainer_resumes_inside_an_epoch(samples, tmp_path, quiet):
+    """From a checkpoint of the third step it trains what remained, each sample once."""
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 1, seed=3)
+    expected = tiny_text.reference(samples, steps)
+    out, port, later = tmp_path / "out", free_port(), free_port()
+    options = {"gradient_accumulation_steps": 1, "num_train_epochs": 1, "save_strategy": "steps"}
+    options.update(save_steps=3, save_only_model=False)
+
+    def run(rank, port, resumes):
+        from transformers import Trainer
+
+        from dflop.integrations.transformers import balance
+
+        as_launched(rank, port)
+        model = tiny_text.make_model()
+        trainer = Trainer(model, trainer_arguments(out, **options), tiny_text.collate, samples)
+        balance(trainer, samples.costs)
+        trainer.train(resume_from_checkpoint=str(out / "checkpoint-3") if resumes else None)
+        return losses_of(trainer), tiny_text.difference(dict(model.named_parameters()), expected[1])
+
+    check(results(run_ranks(NUM_RANKS, lambda rank: run(rank, port, False), tmp_path / "first")), expected)
+    check(results(run_ranks(NUM_RANKS, lambda rank: run(rank, later, True), tmp_path / "second")), expected)
+
+
+def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
+    """Rule and value; and a data set of another length than the costs is refused when training begins."""
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
+    def trainer(**changes):
+        arguments = trainer_arguments(tmp_path, ddp_backend=None, **changes)
+        return Trainer(tiny_text.make_model(), arguments, tiny_text.collate, samples)
+
+    with pytest.raises(ValueError, match="`train_sampling_strategy` is `group_by_length`, leave it out"):
+        balance(trainer(train_sampling_strategy="group_by_length"), samples.costs)
+    short = balance(trainer(), samples.costs[:-2])
+    with pytest.raises(ValueError, match="costs of 36 samples, and `train_dataset` has 38, must be equal"):
+        short.get_train_dataloader()
+
+
+def test_accelerate(samples, tmp_path, quiet):
+    """A loop of accelerate with two microbatches a step; `prepare` deals no batch out twice."""
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, seed=3)
+    expected = tiny_text.reference(samples, steps)
+    port = free_port()
+
+    def run(rank):
+        from accelerate import Accelerator
+        from accelerate.utils import GradientAccumulationPlugin
+
+        from dflop.integrations import num_label_tokens, token_loss
+        from dflop.integrations.accelerate import balanced
+
+        as_launched(rank, port)
+        # The microbatches of a step are taken before the first is computed, as its label tokens are needed.
+        plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        model = tiny_text.make_model()
+        optimizer = torch.optim.SGD(model.parameters(), tiny_text.LEARNING_RATE)
+        loader = balanced(
+            accelerator, samples, samples.costs, BATCH_SIZE, seed=3, collate_fn=tiny_text.collate
+        )
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        assert len(loader) == len(loader.batch_sampler)
+        losses, batches = [], list(loader)
+        for start in range(0, len(batches), 2):
+            microbatches = batches[start : start + 2]
+            tokens = num_label_tokens([m["labels"] for m in microbatches])
+            total = torch.zeros(())
+            for m in microbatches:
+                with accelerator.accumulate(model):
+                    logits = model(input_ids=m["input_ids"], attention_mask=m["attention_mask"]).logits
+                    loss = token_loss(logits, m["labels"], tokens, accelerator.num_processes)
+                    accelerator.backward(loss * accelerator.gradient_accumulation_steps)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                total += loss.detach() / NUM_RANKS
+            losses.append(float(accelerator.reduce(total)))
+        return losses, tiny_text.difference(dict(model.named_parameters()), expected[1])
+
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
+
+
+def test_sft_trainer_of_trl(samples, tmp_path, quiet):
+    """TRL's trainer takes the same line: its loss and its collator stay its own."""
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 1, seed=3)
+    expected = tiny_text.reference(samples, steps)
+    port = free_port()
+
+    def run(rank):
+        import datasets
+        from trl import SFTConfig, SFTTrainer
+
+        from dflop.integrations.transformers import balance
+
+        as_launched(rank, port)
+        model = tiny_text.make_model()
+        given = trainer_arguments(
+            tmp_path / f"out{rank}", gradient_accumulation_steps=1, num_train_epochs=1
+        ).to_dict()
+        kept = {name: given[name] for name in given if name in SFTConfig.__dataclass_fields__}
+        for name in ("logging_dir", "hub_token", "push_to_hub_token", "warmup_ratio"):
+            kept.pop(name, None)
+        trainer = SFTTrainer(
+            model,
+            args=SFTConfig(**kept, max_length=None, bf16=False, gradient_checkpointing=False)
+            if "bf16" not in kept
+            else SFTConfig(**{**kept, "bf16": False, "gradient_checkpointing": False}, max_length=None),
+            data_collator=tiny_text.collate,
+            train_dataset=datasets.Dataset.from_list(samples.rows),
+            processing_class=tiny_tokenizer(),
+        )
+        balance(trainer, samples.costs)
+        trainer.train()
+        return losses_of(trainer), tiny_text.difference(dict(trainer.model.named_parameters()), expected[1])
+
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=120)), expected)
+
+
+def tiny_tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, tiny_text.VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
+
+
+def test_lightning(samples, tmp_path, quiet):
+    """Lightning's DDP, and a second fit that goes on from a checkpoint inside the epoch."""
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 2, seed=3)
+    expected = tiny_text.reference(samples, steps)
+    ports = [free_port(), free_port()]
+
+    def run(rank, port, resumes):
+        import lightning.pytorch as pl
+        from lightning.pytorch.callbacks import ModelCheckpoint
+        from lightning.pytorch.strategies import DDPStrategy
+
+        from dflop.integrations import num_label_tokens, token_loss
+        from dflop.integrations.lightning import BalancedData
+
+        as_launched(rank, port)
+
+        class Module(pl.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model = tiny_text.make_model()
+                self.losses = []
+
+            def training_step(self, batch, _):
+                logits = self.model(
+                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+                ).logits
+                tokens = num_label_tokens(batch["labels"])
+                loss = token_loss(logits, batch["labels"], tokens, self.trainer.world_size)
+                self.losses.append(float(self.trainer.strategy.reduce(loss.detach(), reduce_op="mean")))
+                return loss
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), tiny_text.LEARNING_RATE)
+
+        module = Module()
+        data = BalancedData(samples, samples.costs, BATCH_SIZE, seed=3, collate_fn=tiny_text.collate)
+        keep = ModelCheckpoint(tmp_path / "kept", filename="{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=NUM_RANKS,
+            strategy=DDPStrategy(process_group_backend="gloo"),
+            max_epochs=2,
+            use_distributed_sampler=False,
+            logger=False,
+            callbacks=[keep],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, data, ckpt_path=str(tmp_path / "kept" / "step=3.ckpt") if resumes else None)
+        parameters = dict(module.model.named_parameters())
+        return module.losses, tiny_text.difference(parameters, expected[1])
+
+    found = results(run_ranks(NUM_RANKS, lambda r: run(r, ports[0], False), tmp_path / "a", timeout_s=120))
+    check(found, expected)
+    found = results(run_ranks(NUM_RANKS, lambda r: run(r, ports[1], True), tmp_path / "b", timeout_s=120))
+    check(found, (expected[0][3:], expected[1]))

@@ -1,0 +1,115 @@
+"""Tiny Hugging Face models of each family with an encoder, and microbatches of media for them."""
+
+from __future__ import annotations
+
+import tiny_families
+import tiny_llava
+import torch
+
+MEDIA_TOKEN, VIDEO_TOKEN, VOCABULARY = 298, 299, 300
+FAMILIES = ("llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio")
+
+
+def make_model(name, folder):
+    """A model of this family with parameters of seed 0, larger than usual so that every part matters."""
+    torch.manual_seed(0)
+    if name == "llava_onevision":
+        directory = tiny_llava.write_model_dir(folder / name)
+    else:
+        tokens = {
+            "internvl": {"image_token_id": MEDIA_TOKEN},
+            "qwen2_audio": {"audio_token_index": MEDIA_TOKEN},
+        }.get(name, {"image_token_id": MEDIA_TOKEN, "video_token_id": VIDEO_TOKEN})
+        directory = tiny_families.write_config(folder / name, name, {**tiny_families.TINY[name], **tokens})
+    model = tiny_families.hugging_face_model(directory)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.1)
+    model.train()
+    return model
+
+
+def microbatch(name, media, seed, num_text=7):
+    """Arguments of the whole model for one row: `media` by kind and size, then text; labels are of the text.
+
+    Of LLaVA (kind, height, width, frames), of InternVL and Qwen2-Audio the number of tiles or sounds, of the
+    Qwen vision models grids (kind, t, h, w).
+    """
+    if name == "llava_onevision":
+        sample = tiny_llava.Sample(media, num_text, seed)
+        arguments = tiny_llava.hf_arguments(sample)
+        return {**arguments, "labels": torch.tensor([sample.labels])}
+    generator = torch.Generator().manual_seed(seed)
+    ids, arguments = [], {}
+    if name == "internvl" and media:
+        arguments["pixel_values"] = torch.randn(media, 3, 56, 56, generator=generator)
+        ids = [MEDIA_TOKEN] * (4 * media)
+    elif name == "qwen2_audio" and media:
+        lengths = torch.randint(12, 41, (media,), generator=generator)
+        arguments["input_features"] = torch.randn(media, 8, 40, generator=generator)
+        arguments["feature_attention_mask"] = (torch.arange(40)[None] < lengths[:, None]).long()
+        for length in lengths.tolist():
+            ids += [MEDIA_TOKEN] * ((((length - 1) // 2 + 1) - 2) // 2 + 1)
+    elif name.startswith("qwen2_") and media:
+        for kind, pixels, grid, token in [
+            ("image", "pixel_values", "image_grid_thw", MEDIA_TOKEN),
+            ("video", "pixel_values_videos", "video_grid_thw", VIDEO_TOKEN),
+        ]:
+            grids = [size for what, *size in media if what == kind]
+            if grids:
+                count = sum(t * h * w for t, h, w in grids)
+                arguments[pixels] = torch.randn(count, 3 * 2 * 14 * 14, generator=generator)
+                arguments[grid] = torch.tensor(grids)
+                for t, h, w in grids:
+                    # What stands beside another of its kind would be one medium.
+                    ids += [5, *[token] * (t * h * w // 4)]
+    words = torch.randint(3, MEDIA_TOKEN, (num_text + 3,), generator=generator).tolist()
+    labels = [-100] * (len(ids) + 3) + words[3:]
+    ids = ids + words
+    if name.startswith("qwen2_") and name != "qwen2_audio":
+        kinds = {MEDIA_TOKEN: 1, VIDEO_TOKEN: 2}
+        arguments["mm_token_type_ids"] = torch.tensor([[kinds.get(i, 0) for i in ids]])
+    return {
+        **arguments,
+        "input_ids": torch.tensor([ids]),
+        "attention_mask": torch.ones(1, len(ids), dtype=torch.int64),
+        "labels": torch.tensor([labels]),
+        "use_cache": False,
+    }
+
+
+IMAGE = ("image", 240, 250, 1)
+PLAIN = ("multi_image", 126, 126, 1)
+VIDEO = ("video", 126, 126, 3)
+# By step and rank. A rank of text alone; media of one kind here and of the other there; fewer media than ranks;
+# text alone everywhere.
+STEPS = {
+    "llava_onevision": [
+        [[IMAGE], [], [VIDEO], [PLAIN, PLAIN, VIDEO]],
+        [[VIDEO], [IMAGE], [], []],
+        [[], [("image", 120, 126, 1)], [], []],
+        [[], [], [], []],
+    ],
+    "internvl": [[3, 0, 1, 6], [0, 1, 0, 0], [0, 0, 0, 0]],
+    "qwen2_audio": [[3, 0, 1, 2], [0, 1, 0, 0], [0, 0, 0, 0]],
+}
+STEPS["qwen2_vl"] = STEPS["qwen2_5_vl"] = [
+    [
+        [("image", 1, 16, 12), ("image", 1, 4, 4)],
+        [],
+        [("video", 3, 8, 6)],
+        [("image", 1, 2, 4), ("video", 2, 4, 8)],
+    ],
+    [[("video", 2, 8, 8)], [("image", 1, 8, 6)], [], []],
+    [[], [("image", 1, 4, 6)], [], []],
+    [[], [], [], []],
+]
+
+
+def steps_of(name, num_ranks):
+    """Microbatches of [step][rank]; a rank of the last ranks' share of the data is left out of fewer ranks."""
+    return [
+        [microbatch(name, media, seed=10 * step + rank) for rank, media in enumerate(ranks[:num_ranks])]
+        for step, ranks in enumerate(STEPS[name])
+    ]

@@ -1,0 +1,200 @@
+"""Integrations that need one process: verl's partitions, Energon's packs, torchtitan's loader, the loss."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from heapq import heappop, heappush
+
+import pytest
+
+from dflop.integrations.energon import even_packs
+from dflop.integrations.verl import get_seqlen_balanced_partitions
+
+
+def lengths_of(count, seed):
+    draw = random.Random(seed)
+    return [1 + int(draw.lognormvariate(6, 1)) for _ in range(count)]
+
+
+def differencing(lengths, num_parts, equal_size):
+    """The loads of Karmarkar and Karp's method, which verl uses, written from its description."""
+    order = sorted(lengths, reverse=True)
+    step = num_parts if equal_size else 1
+    heap = []
+    for start in range(0, len(order), step):
+        answer = sorted(order[start : start + step] + [0] * (num_parts - step), reverse=True)
+        heappush(heap, (answer[-1] - answer[0], start, answer))
+    while len(heap) > 1:
+        _, first, mine = heappop(heap)
+        _, _, theirs = heappop(heap)
+        joined = sorted((a + b for a, b in zip(mine, reversed(theirs), strict=True)), reverse=True)
+        heappush(heap, (joined[-1] - joined[0], first, joined))
+    return heap[0][2]
+
+
+@pytest.mark.parametrize("equal_size", [True, False])
+@pytest.mark.parametrize(("count", "num_parts"), [(8, 8), (12, 4), (64, 8), (256, 16), (40, 2)])
+def test_partitions_keep_the_promises_of_verl(count, num_parts, equal_size):
+    """As many parts as asked, each position once, ascending, none empty, of equal size where asked."""
+    for seed in range(5):
+        lengths = lengths_of(count, seed)
+        parts = get_seqlen_balanced_partitions(lengths, k_partitions=num_parts, equal_size=equal_size)
+        assert len(parts) == num_parts
+        assert sorted(i for part in parts for i in part) == list(range(count))
+        assert all(part == sorted(part) and part for part in parts)
+        if equal_size:
+            assert {len(part) for part in parts} == {count // num_parts}
+        # Never worse than what it stands in for.
+        loads = [sum(lengths[i] for i in part) for part in parts]
+        assert max(loads) <= max(differencing(lengths, num_parts, equal_size))
+
+
+def test_partitions_are_more_even_than_differencing():
+    """Over 20 draws of 128 lengths in 16 parts the excess over the mean is at most half."""
+    for equal_size in (True, False):
+        ours = theirs = 0.0
+        for seed in range(20):
+            lengths = lengths_of(128, seed)
+            mean = sum(lengths) / 16
+            bound = max(mean, max(lengths))
+            parts = get_seqlen_balanced_partitions(lengths, 16, equal_size)
+            ours += max(sum(lengths[i] for i in part) for part in parts) / bound - 1
+            theirs += max(differencing(lengths, 16, equal_size)) / bound - 1
+        assert ours <= theirs / 2
+
+
+def test_partitions_refuse_what_verl_refuses():
+    """With the same kind of error."""
+    with pytest.raises(AssertionError, match=r"number of items:\[2\] < k_partitions:\[3\]"):
+        get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
+    with pytest.raises(AssertionError, match="5 % 2 != 0"):
+        get_seqlen_balanced_partitions([1, 2, 3, 4, 5], 2, equal_size=True)
+    # Zeros weigh nothing, and no part may be empty.
+    parts = get_seqlen_balanced_partitions([9, 0, 0], 3, equal_size=False)
+    assert sorted(map(len, parts)) == [1, 1, 1]
+
+
+def test_verl_and_the_name_of_each_line_need_no_torch():
+    """A rollout worker that only cuts batches must not import it."""
+    code = (
+        "import sys, dflop.integrations, dflop.integrations.verl, dflop.integrations.energon\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_packs_are_even_and_keep_the_limit_of_tokens():
+    """Packs of 128 mixed samples lie within 5 % of each other's work; the limit is hard."""
+    draw = random.Random(0)
+    samples = [(50 + int(draw.lognormvariate(5, 1)), draw.choice([0, 0, 700, 3_000])) for _ in range(128)]
+    total = sum(tokens + encoder for tokens, encoder in samples)
+    packs = even_packs(samples, sum, total / 10)
+    assert sorted(s for pack in packs for s in pack) == sorted(samples)
+    work = [sum(map(sum, pack)) for pack in packs]
+    assert len(packs) == 10
+    assert max(work) <= 1.05 * min(work)
+
+    capped = even_packs(samples, sum, total / 2, tokens=lambda s: s[0], tokens_max=5_000)
+    assert sorted(s for pack in capped for s in pack) == sorted(samples)
+    assert all(sum(tokens for tokens, _ in pack) <= 5_000 for pack in capped)
+    # Eight samples of seven tokens under a limit of eight are eight packs.
+    assert len(even_packs([7] * 8, float, 100.0, tokens=int, tokens_max=8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"work_per_pack": 0}, "`work_per_pack` is 0, must be above 0"),
+        ({"work_per_pack": 1, "tokens_max": 5}, "`tokens_max` is 5: give `tokens` too"),
+        ({"work_per_pack": 1, "tokens_max": 5, "tokens": int}, "sample 1 of the buffer has 9 tokens, `tok"),
+    ],
+)
+def test_packs_refuse_what_cannot_be(arguments, message):
+    """Rule and value."""
+    with pytest.raises(ValueError, match=message):
+        even_packs([3, 9], float, **arguments)
+
+
+def test_a_task_encoder_of_energon_packs_evenly():
+    """The hook is Energon's own: its task encoder calls what the mixin defines."""
+    energon = pytest.importorskip("megatron.energon")
+    from dflop.integrations.energon import BalancedPacking
+
+    class Encoder(BalancedPacking, energon.DefaultTaskEncoder):
+        work_per_pack = 100.0
+
+        def work(self, sample):
+            return sample
+
+    packs = Encoder().select_samples_to_pack([50, 50, 70, 30, 100])
+    assert sorted(sum(pack) for pack in packs) == [100, 100, 100]
+    assert Encoder.select_samples_to_pack is not energon.DefaultTaskEncoder.select_samples_to_pack
+
+
+def test_the_loader_of_torchtitan_goes_on_on_other_ranks():
+    """Built by torchtitan's own `Config.build`; a state of two ranks is loaded on one, each sample once."""
+    pytest.importorskip("torchtitan")
+    import torch
+    from torchtitan.components.dataloader import BaseDataLoader
+
+    from dflop.integrations.torchtitan import BalancedDataLoader
+
+    rows = [[7] * length for length in lengths_of(37, seed=1)]
+
+    def source(tokenizer, seq_len):
+        assert (tokenizer, seq_len) == ("t", 64)
+        return (
+            list(range(37)),
+            [(0, len(row)) for row in rows],
+            lambda batch: ({"input": batch}, torch.ones(1)),
+        )
+
+    def build(num_ranks, rank, accumulation):
+        config = BalancedDataLoader.Config(source=source, accumulation=accumulation, num_epochs=2, seed=5)
+        return config.build(
+            dp_world_size=num_ranks,
+            dp_rank=rank,
+            tokenizer="t",
+            seq_len=64,
+            local_batch_size=2,
+            snapshot_every_n_steps=1,
+        )
+
+    two = [build(2, rank, 2) for rank in range(2)]
+    assert isinstance(two[0], BaseDataLoader)
+    readers = [iter(loader) for loader in two]
+    seen = [i for _ in range(6) for reader in readers for i in next(reader)[0]["input"]]
+    states = [loader.state_dict() for loader in two]
+    assert states[0] == states[1]
+    one = build(1, 0, 4)
+    one.load_state_dict(states[0])
+    seen += [i for inputs, _ in one for i in inputs["input"]]
+    assert sorted(seen) == sorted([*range(37)] * 2)
+    # After the last batch of an epoch the state stands at the next one's first.
+    again = build(1, 0, 4)
+    reader = iter(again)
+    for _ in range(len(again.sampler)):
+        next(reader)
+    assert (again.state_dict()["epoch"], again.state_dict()["global_batch"]) == (1, 0)
+
+
+def test_the_loss_of_parts_is_the_loss_of_the_whole():
+    """Uneven parts, each over the tokens of all: their sum is the mean over the label tokens of all."""
+    import torch
+
+    from dflop.integrations.loss import num_label_tokens, token_loss
+
+    torch.manual_seed(0)
+    logits, labels = torch.randn(5, 9, 11), torch.randint(0, 11, (5, 9))
+    labels[torch.rand(5, 9) < 0.4] = -100
+    tokens = num_label_tokens([labels[:1], labels[1:]])
+    assert int(tokens) == int((labels[:, 1:] != -100).sum())
+    whole = torch.nn.functional.cross_entropy(
+        logits[:, :-1].reshape(-1, 11), labels[:, 1:].reshape(-1), ignore_index=-100
+    )
+    parts = [token_loss(logits[:1], labels[:1], tokens), token_loss(logits[1:], labels[1:], tokens)]
+    torch.testing.assert_close(sum(parts), whole)
+    shifted = token_loss(logits[:, :-1], labels[:, 1:], tokens, num_ranks=4, is_shifted=True)
+    torch.testing.assert_close(shifted, 4 * whole)
