@@ -26,6 +26,20 @@ def write_text(path: str | PathLike[str], kind: str, text: str) -> None:
     ArtifactError where it cannot be written, or a directory, a device or a file of another kind stands there.
     """
 
+def serve_chat_templates() -> None:
+    """Renders chat templates for the process at the other end of standard input and output, until that ends.
+
+    Templates are programs from outside, and one may end its process: this module starts a Python for each
+    thread that renders, within a limit on memory, and calls this in it.
+    """
+
+def families() -> dict[str, dict[str, bool]]:
+    """What dflop can do with each model family, by the `model_type` of its `config.json`.
+
+    `data`: its shapes are known; `estimate`: its work can be counted without a device; `measure`: its pieces
+    can be measured; `train`: it can be trained.
+    """
+
 def load_config(path: str) -> str:
     """The configuration at `path`, checked and with every default filled in, as JSON."""
 

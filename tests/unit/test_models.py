@@ -288,8 +288,13 @@ def test_tied_embeddings_share_one_tensor_and_refuse_a_cut(tmp_path):
 
 def test_an_unknown_family_is_named_with_those_known(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(dflop.ProfileError, match="`gpt2`, known are `llava_onevision`"):
+    with pytest.raises(dflop.ProfileError, match="`gpt2`, known are `llava_onevision`") as error:
         load_adapter(tmp_path)
+    assert "says what it needs to be measured and trained" in error.value.__notes__[0]
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    with pytest.raises(dflop.ProfileError, match="`qwen2_vl`, known are `llava_onevision`") as error:
+        load_adapter(tmp_path)
+    assert "`dflop profile model --estimate --hardware NAME`" in error.value.__notes__[0]
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(dflop.ProfileError, match=r"config\.json"):
         load_adapter(tmp_path)

@@ -216,12 +216,18 @@ pub(crate) struct Estimate {
     pub(crate) dtype: Option<String>,
 }
 
-/// List the models and devices that times can be estimated for, with the sources of their numbers.
+/// List the families and what can be done with each, and the models and devices that times can be estimated for.
+///
+/// Each number has its source. `--write` gives the configuration files of one of the models, to fill `model.dir` with:
+/// no weights and no tokenizer.
 #[derive(Debug, Args)]
 pub(crate) struct Models {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write config.json and preprocessor_config.json of the model NAME into the directory DIR, which is made if missing
+    #[arg(long, num_args = 2, value_names = ["NAME", "DIR"], conflicts_with = "json")]
+    pub(crate) write: Option<Vec<String>>,
 }
 
 // No comment that `--help` would show: it would take the place of the command's own.

@@ -9,13 +9,16 @@ use dflop_data::location::Location;
 use dflop_data::profile::{OnBadSample, ProfileSettings};
 use dflop_data::yaml;
 use dflop_step::{Arm, GiantPolicy, GiantRule};
-use dflop_types::{Cluster, Hint};
+use dflop_types::{Cluster, Hint, artifact};
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+
+/// The longest configuration that is read, in bytes: a person writes it.
+const BYTES_MAX: u64 = 1 << 22;
 
 /// The configuration with every default filled in; paths are relative to the directory of the file, resolved.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -163,6 +166,8 @@ pub struct ConfigProblem {
     pub field: String,
     /// Value, rule.
     pub message: String,
+    /// Whether the field has to be there and is not.
+    pub is_missing: bool,
 }
 
 impl fmt::Display for ConfigProblem {
@@ -237,14 +242,36 @@ impl Hint for ConfigError {
 /// # Errors
 /// [`ConfigError`], with every problem of the file at once.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| {
+    load_for(Scope::All, path)
+}
+
+/// The configuration at `path`, for a verb that looks at the data alone: fields of `cluster` and `train` that are
+/// there are checked, and those that are not are not asked for.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_data(path: &Path) -> Result<Config, ConfigError> {
+    load_for(Scope::Data, path)
+}
+
+fn load_for(scope: Scope, path: &Path) -> Result<Config, ConfigError> {
+    let text = artifact::read_text(path, BYTES_MAX).map_err(|source| {
         if source.kind() == std::io::ErrorKind::NotFound {
             ConfigError::Missing(path.to_owned())
         } else {
             ConfigError::Io { path: path.to_owned(), source }
         }
     })?;
-    parse(path, &text)
+    parse_for(scope, path, &text)
+}
+
+/// The sections that a verb needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// All four.
+    All,
+    /// `model` and `data`: what the others lack is not missed, and stands at the least value that it may have.
+    Data,
 }
 
 /// The configuration in `text`; `path` names it in errors, and its directory is where relative paths start.
@@ -252,6 +279,10 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// [`ConfigError::Syntax`] and [`ConfigError::Unsound`].
 pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    parse_for(Scope::All, path, text)
+}
+
+fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigError> {
     let documents = yaml::load::<MarkedYaml<'_>>(text)
         .map_err(|cause| ConfigError::Syntax { path: path.to_owned(), cause })?;
     let directory =
@@ -332,6 +363,10 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     section.finish();
     top.finish();
 
+    if scope == Scope::Data {
+        let is_other = |field: &str| field.starts_with("cluster.") || field.starts_with("train.");
+        problems.retain(|problem| !(problem.is_missing && is_other(&problem.field)));
+    }
     if problems.is_empty() {
         Ok(Config { directory, model, data, cluster, train })
     } else {
@@ -455,6 +490,27 @@ mod tests {
         let error = parse(Path::new("dflop.yaml"), "model: {dir: m}\n").unwrap_err().to_string();
         for field in ["data.mixture", "cluster.num_ranks", "train.global_batch_size", "train.steps"] {
             assert!(error.contains(&format!("{field}: is missing")), "{error}");
+        }
+    }
+
+    #[test]
+    fn data_alone_asks_for_model_and_data() {
+        let parse = |text: &str| parse_for(Scope::Data, Path::new("dflop.yaml"), text);
+        let alone = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\n";
+        assert_eq!(parse(alone).unwrap().train.seed, 0);
+        assert_eq!(parse(&format!("{alone}train: {{seed: 7}}\n")).unwrap().train.seed, 7);
+        assert_eq!(parse(GOOD).unwrap(), super::parse(Path::new("dflop.yaml"), GOOD).unwrap());
+        // What is there is checked all the same, and its own sections are asked for.
+        for (text, expected) in [
+            (&format!("{alone}train: {{sead: 7}}\n")[..], "train.sead: unknown key, did you mean `seed`?"),
+            (
+                &format!("{alone}cluster: {{num_ranks: 1}}\n"),
+                "cluster.num_ranks: 1, must be an integer from 2",
+            ),
+            ("model: {dir: model}\n", "data.mixture: is missing"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::Failure;
 use dflop_data::estimate::student_t_975;
 use dflop_types::artifact::MadeFrom;
-use dflop_types::{Action, Rank, SampleIndex, Schedule, Span};
+use dflop_types::{Action, Rank, SampleIndex, Schedule, Span, artifact};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -73,28 +73,123 @@ pub(crate) struct StepSchedule {
     pub(crate) schedule: Schedule,
 }
 
+/// Nothing if every schedule of a run that says what it was made from was made from what stands beside the run now.
+///
+/// `now` has the hash of each file that is there, by name: `plan` and `data_profile`.
+///
+/// # Errors
+/// The first line that was made from something else, with both hashes.
+pub(crate) fn check_run(path: &Path, schedules: &[StepSchedule], now: &MadeFrom) -> Result<(), Failure> {
+    for (index, line) in schedules.iter().enumerate().filter(|(_, line)| !line.made_from.is_empty()) {
+        for (name, hash) in now {
+            let found = line.made_from.get(name).map_or("none", String::as_str);
+            if found != hash {
+                return Err(Failure::new(
+                    format!(
+                        "`{}` line {} was made from another `{name}`: {found}, the one beside it is {hash}",
+                        path.display(),
+                        index + 1
+                    ),
+                    Some(format!(
+                        "put back the {name} that the run was trained with, or train anew with `dflop train --force`"
+                    )),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The longest time that a run may have written down, in nanoseconds: eleven days. Sums of such times over all ranks and
+/// steps of a run fit their integers.
+const NS_MAX: u64 = 1_000_000_000_000_000;
+/// The most ranks that a run may have written down.
+const RANKS_MAX: u32 = 1 << 20;
+
+/// A line of a run, with the rules that its numbers keep.
+pub(crate) trait Line: for<'de> Deserialize<'de> {
+    /// The first rule that is broken, as "field: value, rule".
+    fn problem(&self) -> Option<String>;
+}
+
+/// The first of these times that no step takes.
+fn too_long(times: &[(&str, u64)]) -> Option<String> {
+    let (name, ns) = times.iter().find(|(_, ns)| *ns > NS_MAX)?;
+    Some(format!("{name}: {ns}, must be at most {NS_MAX} (eleven days)"))
+}
+
+impl Line for StepMetrics {
+    fn problem(&self) -> Option<String> {
+        let times = [
+            ("step_ns", self.step_ns),
+            ("predicted_ns", self.predicted_ns),
+            ("corrected_ns", self.corrected_ns.unwrap_or(0)),
+            ("data_wait_ns", self.data_wait_ns),
+            ("schedule_wait_ns", self.schedule_wait_ns),
+        ];
+        let is_ratio = (0.0..=1.0).contains(&self.bubble_ratio);
+        too_long(&times).or_else(|| {
+            (!is_ratio).then(|| format!("bubble_ratio: {}, must be from 0 to 1", self.bubble_ratio))
+        })
+    }
+}
+
+impl Line for StepTrace {
+    fn problem(&self) -> Option<String> {
+        let of_span = |(index, &(rank, action, start_ns, end_ns)): (usize, &(u32, Action, u64, u64))| {
+            if rank >= RANKS_MAX {
+                return Some(format!("spans[{index}]: rank {rank}, must be below {RANKS_MAX}"));
+            }
+            if end_ns < start_ns {
+                return Some(format!(
+                    "spans[{index}]: `{action}` ends at {end_ns}, before its start at {start_ns}"
+                ));
+            }
+            too_long(&[("end_ns", end_ns)]).map(|problem| format!("spans[{index}]: {problem}"))
+        };
+        let makespan = too_long(&[("makespan_ns", self.makespan_ns)]);
+        makespan.or_else(|| self.spans.iter().enumerate().find_map(of_span))
+    }
+}
+
+impl Line for StepSchedule {
+    fn problem(&self) -> Option<String> {
+        let schedule = &self.schedule;
+        too_long(&[
+            ("schedule.predicted_makespan_ns", schedule.predicted_makespan_ns),
+            ("schedule.max_load_ns", schedule.max_load_ns),
+            ("schedule.lower_bound_ns", schedule.lower_bound_ns),
+        ])
+    }
+}
+
 /// The lines of a JSONL file; `None` if there is no such file. A last line cut short by a kill is left out.
-pub(crate) fn read_lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<Vec<T>>, Failure> {
-    let text = match std::fs::read_to_string(path) {
+pub(crate) fn read_lines<T: Line>(path: &Path) -> Result<Option<Vec<T>>, Failure> {
+    // A run of any length: its lines are the user's own.
+    let text = match artifact::read_text(path, u64::MAX) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Failure::new(format!("cannot read `{}`: {error}", path.display()), None)),
     };
     let is_cut = !text.is_empty() && !text.ends_with('\n');
     let lines: Vec<&str> = text.lines().collect();
-    let mut records = Vec::with_capacity(lines.len());
+    let mut records: Vec<T> = Vec::with_capacity(lines.len());
     for (index, line) in lines.iter().enumerate() {
-        match serde_json::from_str(line) {
-            Ok(record) => records.push(record),
+        let refused = |cause: String| {
+            Failure::new(
+                format!("`{}` line {}: {cause}", path.display(), index + 1),
+                Some("the file was changed or written by another version of dflop: train again".to_owned()),
+            )
+        };
+        match serde_json::from_str::<T>(line) {
+            Ok(record) => match record.problem() {
+                None => records.push(record),
+                Some(problem) => return Err(refused(problem)),
+            },
             Err(_) if is_cut && index + 1 == lines.len() => {
                 talk!("warning: `{}`: its last line is cut short and left out", path.display());
             }
-            Err(error) => {
-                return Err(Failure::new(
-                    format!("`{}` line {}: {error}", path.display(), index + 1),
-                    Some("it was written by another version of dflop: train again".to_owned()),
-                ));
-            }
+            Err(error) => return Err(refused(error.to_string())),
         }
     }
     Ok(Some(records))

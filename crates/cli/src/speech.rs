@@ -2,10 +2,11 @@
 //!
 //! The standard macros panic where their reader has gone, as in `dflop models | head -1`. Here a reader that left is
 //! no fault: the verb goes on and its files are written. Any other failure of stdout, a full disk among them, is kept
-//! and told at the end. Control characters, which names in a dataset may have, are written out.
+//! and told at the end. Control characters, which names in a dataset may have, are written out; passwords and signatures
+//! of URLs are left out.
 
 use crate::Failure;
-use dflop_types::printable_lines;
+use dflop_types::shown_lines;
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
 use std::sync::Mutex;
@@ -30,12 +31,12 @@ macro_rules! talk {
 }
 
 pub(crate) fn write_out(text: Arguments<'_>) {
-    keep(io::stdout().lock().write_all(printable_lines(&text.to_string()).as_bytes()));
+    keep(io::stdout().lock().write_all(shown_lines(&text.to_string()).as_bytes()));
 }
 
 /// Nobody is left to hear that stderr is gone.
 pub(crate) fn write_talk(text: Arguments<'_>) {
-    let _ = io::stderr().lock().write_all(printable_lines(&text.to_string()).as_bytes());
+    let _ = io::stderr().lock().write_all(shown_lines(&text.to_string()).as_bytes());
 }
 
 fn keep(written: io::Result<()>) {

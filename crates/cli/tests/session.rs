@@ -325,3 +325,37 @@ fn samples_and_parts_say_what_they_are() {
     let text = profile(&["--shard", "0/2", "--sample", "3"]);
     assert!(text.contains("status: 2") && text.contains("cannot be used with"), "{text}");
 }
+
+/// Whoever looks at data first writes two sections; the others are asked for when they are needed.
+#[test]
+fn data_is_profiled_without_cluster_and_train() {
+    let session = Session::new();
+    let model_and_data = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\n";
+    fs::write(session.path("demo/dflop.yaml"), model_and_data).unwrap();
+    session.profile_data();
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(
+        said.contains("cluster.num_ranks: is missing") && said.contains("train.steps: is missing"),
+        "{said}"
+    );
+}
+
+/// The files of a model that is not at hand: times can be estimated from them, and sizes with a tokenizer beside them.
+#[test]
+fn a_model_of_the_catalogue_has_files() {
+    let session = Session::new();
+    let mut text = session.dflop(&["models", "--write", "qwen2-vl-2b", "qwen"]);
+    text.push_str(&session.dflop(&["models", "--write", "internvl3-8b", "internvl"]));
+    text.push_str(&session.dflop(&["models", "--write", "qwen2-vl-2b", "qwen"]));
+    text.push_str(&session.dflop(&["models", "--write", "qwen2-vl-3b", "other"]));
+    snapshot("models_write", &text);
+    // The demo's data with this model and the demo's tokenizer: of the model's own files nothing is missing but the template.
+    fs::copy(session.path("demo/model/tokenizer.json"), session.path("qwen/tokenizer.json")).unwrap();
+    session.edit("demo/dflop.yaml", |yaml| yaml.replace("dir: model", "dir: ../qwen"));
+    let config = ["-c", "demo/dflop.yaml"];
+    let estimate = ["profile", "model", "--estimate", "--hardware", "h100"];
+    let said = session.dflop(&[&estimate[..], &config].concat());
+    assert!(said.contains("status: 0"), "{said}");
+    let said = session.dflop(&[&["profile", "data"][..], &config].concat());
+    assert!(said.contains("error: `demo/../qwen` has no chat template"), "{said}");
+}

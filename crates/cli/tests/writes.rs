@@ -6,6 +6,7 @@
 mod common;
 
 use common::Session;
+use dflop_types::Plan;
 use std::fmt::Write as _;
 use std::fs;
 
@@ -104,4 +105,100 @@ fn a_report_without_traces_knows_the_ranks() {
     fs::write(session.path("demo/run/metrics.jsonl"), metrics).unwrap();
     let said = session.dflop(&["report", "demo"]);
     assert!(said.contains("On 2 ranks and 3 global batches"), "{said}");
+}
+
+/// A run is shown beside the plan and the data that it was trained with, or not at all.
+#[test]
+fn a_run_of_another_plan_is_not_reported() {
+    let session = planned();
+    let lines = |plan: &str, data: &str| {
+        let schedule = serde_json::json!({"step": 0, "llm": [], "encoder": [], "label_tokens": 0,
+            "predicted_makespan_ns": 0, "max_load_ns": 0, "lower_bound_ns": 0});
+        let line = |arm: &str| {
+            serde_json::json!({"step": 0, "arm": arm, "made_from": {"plan": plan, "data_profile": data}, "samples": [],
+                "schedule": schedule})
+        };
+        format!("{}\n{}\n", line("blind"), line("aware"))
+    };
+    let read = |name: &str| -> Plan { dflop_types::artifact::read(&session.path(name)).unwrap() };
+    let plan_hash = || dflop_types::artifact::hash_of(&read("demo/plan.json"));
+    let data_hash = read("demo/plan.json").made_from["data_profile"].clone();
+    fs::create_dir(session.path("demo/run")).unwrap();
+    let log = session.path("demo/run/schedules.jsonl");
+    let metrics = serde_json::json!({"step": 0, "arm": "aware", "loss": 1.0, "step_ns": 9, "predicted_ns": 9,
+        "bubble_ratio": 0.5});
+    fs::write(session.path("demo/run/metrics.jsonl"), format!("{metrics}\n")).unwrap();
+
+    fs::write(&log, lines(&plan_hash(), &data_hash)).unwrap();
+    let said = session.dflop(&["report", "demo"]);
+    assert!(said.contains("status: 0"), "{said}");
+    let page = || fs::read_to_string(session.path("demo/report.html")).unwrap();
+    let unsure = "the run does not say with which plan and data profile it trained";
+    assert!(!page().contains(unsure));
+
+    // A run of early versions, or one whose log is gone, is shown with a warning.
+    fs::remove_file(&log).unwrap();
+    assert!(session.dflop(&["report", "demo"]).contains("status: 0"));
+    assert!(page().contains(&format!("{unsure} in 1 step: whether they are the ones shown is not known")));
+
+    let none = "sha256:0";
+    for (plan, data, name) in [(none, data_hash.as_str(), "plan"), (&plan_hash(), none, "data_profile")] {
+        fs::write(&log, lines(plan, data)).unwrap();
+        let said = session.dflop(&["report", "demo", "--out", "other.html"]);
+        let expected =
+            format!("`demo/run/schedules.jsonl` line 1 was made from another `{name}`: sha256:0, the one");
+        assert!(said.contains("status: 2") && said.contains(&expected), "{said}");
+        assert!(said.contains(&format!("hint: put back the {name} that the run was trained with")), "{said}");
+        assert!(!session.path("other.html").exists());
+    }
+
+    // The real way: the data changes, profile and plan are made anew, the run stays.
+    fs::write(&log, lines(&plan_hash(), &data_hash)).unwrap();
+    session.edit("demo/data/mixture.yaml", |yaml| {
+        yaml.replacen("sampling_strategy: all", "sampling_strategy: first:8", 1)
+    });
+    session.profile_data();
+    assert!(session.dflop(&["plan", "-c", "demo/dflop.yaml"]).contains("status: 0"));
+    let said = session.dflop(&["report", "demo"]);
+    assert!(said.contains("status: 2") && said.contains("was made from another `data_profile`"), "{said}");
+}
+
+/// A slip of `-o` does not cost a model's configuration.
+#[test]
+fn what_dflop_did_not_write_is_not_replaced() {
+    let session = planned();
+    let before = fs::read(session.path("demo/model/config.json")).unwrap();
+    let estimate = [
+        "profile",
+        "model",
+        "-c",
+        "demo/dflop.yaml",
+        "--estimate",
+        "--hardware",
+        "h100",
+        "--model",
+        "qwen2-vl-2b",
+    ];
+    let durations = r#"{"forward_ns": [[2]], "backward_ns": [[4]], "transfer_ns": 0}"#;
+    fs::write(session.path("durations.json"), durations).unwrap();
+    for (verb, flag, kind) in [
+        (&["plan", "-c", "demo/dflop.yaml"][..], "--out", "plan"),
+        (&estimate, "--out", "model_profile"),
+        (&["profile", "data", "-c", "demo/dflop.yaml"], "--out", "data_profile"),
+        (&["report", "demo"], "--out", "report"),
+        (&["report", "demo"], "--trace", "trace"),
+        (&["simulate", "--durations", "durations.json"], "--trace", "trace"),
+    ] {
+        let said = session.dflop(&[verb, &[flag, "demo/model/config.json"]].concat());
+        let expected = format!(
+            "cannot write a {kind} to `demo/model/config.json`: it is a file that dflop did not write as a {kind}"
+        );
+        assert!(said.contains("status: 2") && said.contains(&expected), "{said}");
+        assert_eq!(fs::read(session.path("demo/model/config.json")).unwrap(), before);
+    }
+    // Its own files it writes again.
+    for _ in 0..2 {
+        let said = session.dflop(&["report", "demo", "--out", "page.html", "--trace", "trace.json"]);
+        assert!(said.contains("status: 0"), "{said}");
+    }
 }

@@ -49,4 +49,5 @@ pub use read_seek::ReadSeek;
 pub use source::{location, mixture, readers, store};
 pub use statistics::{diff, estimate, summary, tally};
 pub use table::{merge, problems, records};
+pub use text::template::{render_templates_with, serve_templates};
 pub use text::{conversation, tokens};

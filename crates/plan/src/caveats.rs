@@ -45,8 +45,11 @@ impl Caveats {
         }
         if self.num_repaired_points > 0 {
             let points = plural(self.num_repaired_points.into(), "measured point");
-            let were = if self.num_repaired_points == 1 { "was" } else { "were" };
-            notes.push(format!("{points} fell with the size and {were} repaired"));
+            let (were, they) =
+                if self.num_repaired_points == 1 { ("was", "it was") } else { ("were", "they were") };
+            notes.push(format!(
+                "{points} {were} lower than at a smaller size: that is noise, and {they} smoothed"
+            ));
         }
         if !self.is_network_measured {
             notes.push("the network was not measured: transfers are taken as free".to_owned());

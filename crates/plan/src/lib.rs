@@ -4,7 +4,7 @@
 //! texts, images and videos, batch by batch, and on what balancing makes of it. So a candidate is judged by
 //! what will happen: [`search`] draws global batches from the data profile, has each filled by the very
 //! [`StepScheduler`](dflop_step::StepScheduler) that trains, simulates the step, and gives an [`Outcome`] with the best
-//! plans and the reason why each other fell; [`explain`] puts it into words.
+//! plans and the reason why each other was not chosen; [`explain`] puts it into words.
 //!
 //! *Not modelled*: what `dflop_step` does not model.
 //!

@@ -2,7 +2,9 @@
 //! words.
 
 use crate::caveats::Caveats;
-use dflop_types::{Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, memory_size};
+use dflop_types::{
+    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace, memory_size,
+};
 use std::fmt::Write as _;
 
 /// Why a search ended.
@@ -22,7 +24,7 @@ pub enum StopReason {
 pub struct Outcome {
     /// Candidates that fit, by predicted step time; at most [`crate::NUM_RANKED`].
     pub ranked: Vec<RankedPlan>,
-    /// Why the others fell, the most frequent cause first.
+    /// Why the others were not chosen, the most frequent cause first.
     pub rejections: Vec<RejectionCount>,
     /// Why the search ended.
     pub stop: StopReason,
@@ -60,7 +62,17 @@ impl Outcome {
             best: *best,
             runners_up: runners_up.to_vec(),
             rejections: self.rejections.clone(),
+            searched: Some(self.searched()),
         })
+    }
+
+    /// What the plan is chosen from, and what it is held to.
+    const fn searched(&self) -> SearchedSpace {
+        SearchedSpace {
+            num_candidates: self.num_candidates,
+            memory_budget_bytes: self.memory_budget_bytes,
+            is_budget_given: self.is_budget_given,
+        }
     }
 
     /// The act that comes nearest to a plan; `None` where there is one.
@@ -134,7 +146,7 @@ fn degrees(layout: &Layout) -> String {
     format!("encoder dp {}, llm pp {} dp {}", layout.encoder.dp, layout.llm.pp, layout.llm.dp)
 }
 
-/// The outcome for people: the choice, the runners-up, why the others fell, and what the numbers do not hold.
+/// The outcome for people: the choice, the runners-up, why the others were not chosen, and what the numbers do not hold.
 /// Ends with a line end.
 pub fn explain(outcome: &Outcome) -> String {
     let mut text = String::new();
@@ -145,22 +157,14 @@ pub fn explain(outcome: &Outcome) -> String {
             reasons(&mut text, outcome);
         }
         Some((best, runners_up)) => {
-            let budget = match outcome.memory_budget_bytes {
-                Some(bytes) if outcome.is_budget_given => format!("memory budget {}", memory_size(bytes)),
-                Some(bytes) => format!(
-                    "memory budget {}, {} of the device's: none was given",
-                    memory_size(bytes),
-                    percent(ModelProfile::MEMORY_PERMILLE as f64 / 1e3)
-                ),
-                None => "no memory budget was given".to_owned(),
-            };
+            let budget = budget_words(&outcome.searched());
             choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
             if !runners_up.is_empty() {
                 table(&mut text, &outcome.ranked);
             }
             let others = outcome.num_candidates - outcome.ranked.len() as u64;
             if others > 0 {
-                let _ = writeln!(text, "\n{others} of {} fell", plural(outcome.num_candidates, "candidate"));
+                not_chosen(&mut text, others, outcome.num_candidates);
                 reasons(&mut text, outcome);
             }
             let notes = outcome.caveats.notes(&best.prediction);
@@ -175,17 +179,44 @@ pub fn explain(outcome: &Outcome) -> String {
     text
 }
 
-/// A plan for people, as its file has it: the choice, the runners-up, why the others fell. Ends with a line end.
+/// The memory budget in words.
+fn budget_words(searched: &SearchedSpace) -> String {
+    match searched.memory_budget_bytes {
+        Some(bytes) if searched.is_budget_given => format!("memory budget {}", memory_size(bytes)),
+        Some(bytes) => format!(
+            "memory budget {}, {} of the device's: none was given",
+            memory_size(bytes),
+            percent(ModelProfile::MEMORY_PERMILLE as f64 / 1e3)
+        ),
+        None => "no memory budget was given".to_owned(),
+    }
+}
+
+fn not_chosen(text: &mut String, num_others: u64, num_candidates: u64) {
+    let verb = if num_others == 1 { "was" } else { "were" };
+    let _ = writeln!(text, "\n{num_others} of {} {verb} not chosen", plural(num_candidates, "candidate"));
+}
+
+/// A plan for people, as its file has it: the choice, the runners-up, why the others were not chosen. Ends with a line
+/// end.
 pub fn describe(plan: &Plan) -> String {
     let mut text = String::new();
-    choice(&mut text, &plan.best, plan.num_sampled_batches, plan.global_batch_size, None);
+    let budget = plan.searched.as_ref().map(budget_words);
+    choice(&mut text, &plan.best, plan.num_sampled_batches, plan.global_batch_size, budget.as_deref());
     if !plan.runners_up.is_empty() {
         let ranked: Vec<RankedPlan> =
             std::iter::once(plan.best).chain(plan.runners_up.iter().copied()).collect();
         table(&mut text, &ranked);
     }
+    let num_chosen = 1 + plan.runners_up.len() as u64;
+    match plan.searched {
+        Some(searched) if searched.num_candidates > num_chosen => {
+            not_chosen(&mut text, searched.num_candidates - num_chosen, searched.num_candidates);
+        }
+        _ if !plan.rejections.is_empty() => text.push_str("\nothers were not chosen\n"),
+        _ => {}
+    }
     if !plan.rejections.is_empty() {
-        text.push_str("\nothers fell\n");
         causes(&mut text, plan.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect());
     }
     text
@@ -272,22 +303,22 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
 }
 
 fn reasons(text: &mut String, outcome: &Outcome) {
-    let mut fell: Vec<(u64, String)> =
+    let mut others: Vec<(u64, String)> =
         outcome.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect();
     let slower = outcome.num_judged - outcome.ranked.len() as u64;
     if slower > 0 {
-        fell.push((slower, "slower than these on the sampled global batches".to_owned()));
+        others.push((slower, "slower than these on the sampled global batches".to_owned()));
     }
     if let StopReason::WorkBudget { num_left } = outcome.stop {
-        fell.push((num_left, "not judged: the budget of judgements ended".to_owned()));
+        others.push((num_left, "not judged: the budget of judgements ended".to_owned()));
     }
-    causes(text, fell);
+    causes(text, others);
 }
 
 /// Causes with how many candidates each rejected.
-fn causes(text: &mut String, fell: Vec<(u64, String)>) {
-    let width = fell.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
-    for (count, cause) in fell {
+fn causes(text: &mut String, others: Vec<(u64, String)>) {
+    let width = others.iter().map(|(count, _)| count.to_string().len()).max().unwrap_or(0);
+    for (count, cause) in others {
         let _ = writeln!(text, "    {count:>width$}  {cause}");
     }
 }

@@ -85,7 +85,7 @@ impl Contender {
     }
 }
 
-/// The best plans for the cluster, and why the others fell.
+/// The best plans for the cluster, and why the others were not chosen.
 ///
 /// Every candidate is judged on the same sampled global batches, so that two plans differ by their layout and
 /// not by their luck. Each batch is filled by the very [`StepScheduler`] that trains and timed by the

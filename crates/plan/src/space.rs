@@ -12,7 +12,7 @@ pub struct Candidate {
     pub num_microbatches: u32,
 }
 
-/// Candidates, and those that fell by their numbers alone.
+/// Candidates, and those that their numbers alone rule out.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Space {
     pub(crate) candidates: Vec<Candidate>,

@@ -1,6 +1,6 @@
 //! The one mapping from our errors to Python's: `dflop.Error` and its four children.
 
-use dflop_types::{ArtifactError, Hint};
+use dflop_types::{ArtifactError, Hint, shown_lines};
 use pyo3::exceptions::{PyException, PyFileNotFoundError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -55,8 +55,9 @@ pub(crate) fn raise(kind: Kind, message: &str, hint: Option<String>) -> PyErr {
     Python::attach(|py| {
         let build = || -> PyResult<PyErr> {
             let class = types(py)?[kind as usize + 1].bind(py).clone();
-            let error = PyErr::from_type(class, message.to_owned());
-            note(py, &error, hint)?;
+            // A message may quote a URL with a password, or a name with control characters.
+            let error = PyErr::from_type(class, shown_lines(message));
+            note(py, &error, hint.as_deref().map(shown_lines))?;
             Ok(error)
         };
         build().unwrap_or_else(|error| error)

@@ -8,6 +8,7 @@ mod error;
 mod family;
 mod numbers;
 mod plan;
+mod render;
 mod sampler;
 
 use pyo3::prelude::*;
@@ -21,6 +22,7 @@ mod _native {
     use super::PyModule;
     use crate::error::{Kind, map};
     use pyo3::prelude::*;
+    use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
 
     #[pymodule_export]
@@ -41,7 +43,15 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::render::render_apart(module.py())?;
         crate::error::add_to(module)
+    }
+
+    /// Renders chat templates for another process; see `_native.pyi`.
+    #[pyfunction]
+    fn serve_chat_templates(py: Python<'_>) -> PyResult<()> {
+        py.detach(|| dflop_data::serve_templates(std::io::stdin().lock(), std::io::stdout().lock()))?;
+        Ok(())
     }
 
     /// Runs the command line; see `_native.pyi`.
@@ -67,6 +77,12 @@ mod _native {
     #[pyfunction]
     fn write_text(py: Python<'_>, path: PathBuf, kind: &str, text: &str) -> PyResult<()> {
         py.detach(|| dflop_types::artifact::write_text(&path, kind, text)).map_err(crate::error::artifact)
+    }
+
+    /// What dflop can do with each model family; see `_native.pyi`.
+    #[pyfunction]
+    fn families() -> BTreeMap<&'static str, BTreeMap<&'static str, bool>> {
+        dflop_types::FAMILIES.iter().map(|family| (family.model_type, family.abilities().into())).collect()
     }
 
     /// The configuration at `path` as JSON; see `_native.pyi`.

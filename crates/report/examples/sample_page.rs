@@ -421,6 +421,7 @@ fn plan() -> Plan {
                 count: 3,
             },
         ],
+        searched: None,
     }
 }
 

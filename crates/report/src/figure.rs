@@ -13,8 +13,8 @@ const MARGIN: f64 = 18.0;
 
 /// A standalone SVG of one step before and after on one time axis, bubbles shaded, `caption` below.
 ///
-/// It carries its own card and colours for light and dark, so that it reads on any background. Characters
-/// that XML forbids are left out of the caption. Drawn in part where a timeline is large, and said so.
+/// It carries its own card and colours for light and dark, so that it reads on any background. Control characters
+/// in the caption, which XML forbids, are written out. Drawn in part where a timeline is large, and said so.
 pub fn figure(blind: &Timeline, aware: &Timeline, caption: &str) -> String {
     let end_ns = blind.makespan_ns.max(aware.makespan_ns);
     let inner = WIDTH - 2.0 * MARGIN;
@@ -36,7 +36,7 @@ pub fn figure(blind: &Timeline, aware: &Timeline, caption: &str) -> String {
         y += 24.0 + frame.height + 8.0;
     }
     left_out.dedup();
-    let caption: String = caption.chars().filter(|c| !c.is_control()).collect();
+    let caption = dflop_types::shown(caption);
     let lines = wrapped(&caption, 140);
     let keys = [("F", "forward"), ("B", "backward"), ("idle", "idle"), ("tail", "reduction and optimizer")];
     let keys_y = y + 12.0;

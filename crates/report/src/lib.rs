@@ -127,9 +127,10 @@ pub struct Comparison {
 
 /// One self-contained HTML page: no external resource, light and dark, whole without scripts.
 ///
-/// Equal reports give equal pages, byte by byte. Names from files are escaped.
+/// Equal reports give equal pages, byte by byte. Names from files are escaped, control characters in them are written out,
+/// and passwords and signatures of URLs are left out.
 /// *Complexity*: O(n log n) in samples and spans; the size of the page is bounded by caps on what is drawn, but
 /// for the warnings and facts, which are shown in full.
 pub fn render(report: &Report) -> String {
-    page::page(report).into_string()
+    dflop_types::shown_lines(&page::page(report).into_string())
 }

@@ -14,7 +14,8 @@ use dflop_types::{
 use proptest::prelude::*;
 use soundness::{check, shown, without};
 
-const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;";
+const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp; \u{1b}[2J\u{202e}\u{7f} \
+                       https://user:5ec12e7@host/a.jpg?X-Signature=5ec12e7";
 
 fn span(rank: u32, action: &str, start_ns: u64, end_ns: u64) -> Span {
     Span { rank: Rank(rank), action: action.parse().unwrap(), start_ns, end_ns }
@@ -168,6 +169,7 @@ fn small() -> Report {
                 },
                 count: 3,
             }],
+            searched: None,
         }),
         data: Some(DataProfile {
             made_from: hashes("dataset"),
@@ -361,9 +363,12 @@ fn hostile_names_are_escaped() {
     check(&page);
     assert!(!page.contains("<script>alert") && !page.contains("<img"));
     assert!(page.contains("&lt;script&gt;alert(1)"));
+    assert!(!page.contains(['\u{1b}', '\u{202e}', '\u{7f}']) && page.contains("\\u{1b}[2J\\u{202e}\\u{7f}"));
+    assert!(!page.contains("5ec12e7") && page.contains("https://***@host/a.jpg?***"));
     let figure = figure(&timeline(1), &timeline(0), &format!("{HOSTILE}\u{0}\u{1b}"));
     check(&without(&figure, "style"));
-    assert!(!figure.contains("<script>") && !figure.contains('\u{0}') && !figure.contains('\u{1b}'));
+    assert!(!figure.contains("<script>") && !figure.contains("5ec12e7"));
+    assert!(!figure.contains(['\u{0}', '\u{1b}', '\u{202e}']));
 }
 
 /// Steps without time, spans or ranks make a page and a figure.

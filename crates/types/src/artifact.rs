@@ -7,7 +7,7 @@
 //! is no file of the same kind is not replaced: see [`target`].
 
 use crate::neighbour::Neighbour;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -243,8 +243,9 @@ pub fn follow_links(path: &Path) -> PathBuf {
 
 /// The file that takes the place of `path` when a `kind` is written there: the one that links lead to, so that they stay.
 ///
-/// Replaced is a file of the same kind or one that dflop does not know. Not replaced are a directory, device, pipe or
-/// socket, which a rename would take the place of; an artifact of another kind; and YAML, which a person wrote.
+/// Replaced is a file of the same kind, whatever its version, and an empty file. Everything else stays: a directory,
+/// device, pipe or socket, which a rename would take the place of; an artifact of another kind; YAML, which a person
+/// wrote; and a file of which dflop cannot tell that it made it, as a model's `config.json`.
 ///
 /// # Errors
 /// [`ArtifactError::Taken`]; [`ArtifactError::Io`] where links lead round in a circle, or the path through a file.
@@ -264,26 +265,116 @@ pub fn target(path: &Path, kind: &str) -> Result<PathBuf, ArtifactError> {
     }
     let is_yaml = |path: &Path| path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     let rule = format!("another {kind} or a new file");
-    match kind_of(&target) {
-        Some(found) if found == kind => Ok(target),
-        Some(found) => taken(format!("a {found}"), rule),
-        None if is_yaml(path) || is_yaml(&target) => taken("YAML, as a configuration is".to_owned(), rule),
-        None => Ok(target),
+    match Written::at(&target, metadata.len(), kind) {
+        Written::Ours => Ok(target),
+        Written::Artifact(found) => taken(format!("a {found}"), rule),
+        Written::Unknown if is_yaml(path) || is_yaml(&target) => {
+            taken("YAML, as a configuration is".to_owned(), rule)
+        }
+        Written::Unknown => taken(format!("a file that dflop did not write as a {kind}"), rule),
     }
 }
 
-/// The kind of artifact that the first bytes of a file say it is; `None` where they say nothing, or cannot be read.
-fn kind_of(path: &Path) -> Option<String> {
-    const LONGEST: u64 = 256;
-    let mut start = Vec::new();
-    std::fs::File::open(path).ok()?.take(LONGEST).read_to_end(&mut start).ok()?;
-    if start.starts_with(b"PAR1") {
-        return Some("data_profile".to_owned());
+/// What a file is, to someone who would write a certain kind of file in its place.
+enum Written {
+    /// The same kind, the start of it (a disk that was full), or nothing at all.
+    Ours,
+    /// An artifact of this other kind.
+    Artifact(String),
+    /// Nothing that dflop knows, or nothing that can be read.
+    Unknown,
+}
+
+impl Written {
+    /// Bytes at the start of a file that are looked at: all marks stand there.
+    const START_BYTES: u64 = 1 << 10;
+    /// A larger file is not read whole to find its field `dflop`: artifacts of JSON have it at the start.
+    const WHOLE_BYTES: u64 = 1 << 26;
+    /// What a file that is no artifact begins with, in lower case, and what else stands near its start.
+    const MARKS: [(&'static str, &'static str, &'static str); 4] = [
+        ("report", "<!doctype html>", "content=\"dflop "),
+        ("figure", "<svg ", "data-blind"),
+        ("trace", "{\"displaytimeunit\":\"ns\",\"traceevents\":[", ""),
+        ("summary", "{", "\"step_ms_blind\""),
+    ];
+
+    fn at(path: &Path, num_bytes: u64, kind: &str) -> Self {
+        if num_bytes == 0 {
+            return Self::Ours;
+        }
+        let mut start = Vec::new();
+        let read =
+            std::fs::File::open(path).and_then(|file| file.take(Self::START_BYTES).read_to_end(&mut start));
+        if read.is_err() {
+            return Self::Unknown;
+        }
+        let of_kind = |found: String| if found == kind { Self::Ours } else { Self::Artifact(found) };
+        if start.starts_with(b"PAR1") {
+            return of_kind("data_profile".to_owned());
+        }
+        let text = String::from_utf8_lossy(&start);
+        if let Some(found) = said_first(&text) {
+            return of_kind(found);
+        }
+        let own = format!("{{\"dflop\":\"{kind}\"");
+        let squeezed: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
+        if own.starts_with(&squeezed) {
+            return Self::Ours;
+        }
+        let lower = text.to_lowercase();
+        let is_marked = |&(of, begin, near): &(&str, &str, &str)| {
+            of == kind && lower.trim_start().starts_with(begin) && lower.contains(near)
+        };
+        if Self::MARKS.iter().any(is_marked) {
+            return Self::Ours;
+        }
+        if !squeezed.starts_with('{') || num_bytes > Self::WHOLE_BYTES {
+            return Self::Unknown;
+        }
+        said_anywhere(path).map_or(Self::Unknown, of_kind)
     }
-    let text = String::from_utf8_lossy(&start);
-    let (name, rest) = text.trim_start().strip_prefix('{')?.split_once(':')?;
+}
+
+/// The kind of artifact that the first field of a file says it is; `None` where that is another field.
+fn said_first(start: &str) -> Option<String> {
+    let (name, rest) = start.trim_start().strip_prefix('{')?.split_once(':')?;
     let kind = rest.trim_start().strip_prefix('"')?.split_once('"')?.0;
     (name.trim() == "\"dflop\"").then(|| kind.to_owned())
+}
+
+/// The same of a field that stands anywhere, as in a file that another program wrote anew.
+fn said_anywhere(path: &Path) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Said {
+        dflop: String,
+    }
+    let text = std::fs::read_to_string(path).ok()?;
+    serde_json::from_str::<Said>(&text).ok().map(|said| said.dflop)
+}
+
+/// The longest artifact of JSON that is read, in bytes: the plan of a million rejections has a tenth of it.
+const BYTES_MAX: u64 = 1 << 28;
+
+/// The text of the file at `path`, of at most `bytes_max` bytes.
+///
+/// # Errors
+/// What the system says; [`std::io::ErrorKind::InvalidInput`] for a directory, device, pipe or socket, which may have no end,
+/// and [`std::io::ErrorKind::FileTooLarge`].
+pub fn read_text(path: &Path, bytes_max: u64) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind};
+    // Asked before it is opened: to open a pipe is to wait for its writer.
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        let found = if metadata.is_dir() { "a directory" } else { "a device, pipe or socket" };
+        return Err(Error::new(ErrorKind::InvalidInput, format!("it is {found}, must be a regular file")));
+    }
+    let mut text = String::new();
+    let num_bytes = std::fs::File::open(path)?.take(bytes_max.saturating_add(1)).read_to_string(&mut text)?;
+    if num_bytes as u64 > bytes_max {
+        let cause = format!("it has more than {bytes_max} bytes");
+        return Err(Error::new(ErrorKind::FileTooLarge, cause));
+    }
+    Ok(text)
 }
 
 /// The artifact at `path`, checked.
@@ -292,7 +383,7 @@ fn kind_of(path: &Path) -> Option<String> {
 /// [`ArtifactError::Missing`], [`ArtifactError::Io`], [`ArtifactError::Malformed`], [`ArtifactError::Version`], and
 /// [`ArtifactError::Unsound`] with every problem of the file.
 pub fn read<A: Artifact + DeserializeOwned>(path: &Path) -> Result<A, ArtifactError> {
-    let text = std::fs::read_to_string(path).map_err(|source| {
+    let text = read_text(path, BYTES_MAX).map_err(|source| {
         if source.kind() == std::io::ErrorKind::NotFound {
             ArtifactError::Missing { kind: A::KIND, path: path.to_owned(), mend: A::MEND }
         } else {

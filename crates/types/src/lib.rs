@@ -41,6 +41,7 @@
 pub mod artifact;
 mod cluster;
 mod data_profile;
+mod family;
 mod index;
 mod layout;
 mod model_profile;
@@ -58,6 +59,7 @@ pub use data_profile::{
     DataProfile, DatasetHasher, Fault, Place, Problem, ProfileHasher, ProfilePart, ProfiledSample,
     SampleKind, SourceFile, Stratum,
 };
+pub use family::{FAMILIES, FamilyRecord};
 pub use index::{Rank, SampleIndex, StageIndex};
 pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
 pub use model_profile::{
@@ -66,8 +68,10 @@ pub use model_profile::{
 };
 pub use neighbour::Neighbour;
 pub use number::{counted, grouped, memory_size, thousands};
-pub use plan::{BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount};
+pub use plan::{
+    BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount, SearchedSpace,
+};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
-pub use text::{printable, printable_lines};
+pub use text::{printable, printable_lines, shown, shown_lines, without_secrets};
 pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

@@ -1,4 +1,4 @@
-//! The plan: the chosen layout, what it is expected to do, and why the others fell.
+//! The plan: the chosen layout, what it is expected to do, and why the others were not chosen.
 
 use crate::artifact::{Artifact, MadeFrom};
 use crate::layout::Layout;
@@ -197,7 +197,18 @@ impl RankedPlan {
     }
 }
 
-/// The chosen layout and its prediction, the runners-up, and why the others fell.
+/// What a plan was chosen from, and what it was held to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SearchedSpace {
+    /// Candidates in all: the plan, its runners-up, and all that were not chosen.
+    pub num_candidates: u64,
+    /// Bytes one rank may use; `None`: nothing was held against it.
+    pub memory_budget_bytes: Option<u64>,
+    /// Whether the configuration gives that budget; else it is a share of the device's memory.
+    pub is_budget_given: bool,
+}
+
+/// The chosen layout and its prediction, the runners-up, and why the others were not chosen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Hashes of what it was made from: `data_profile`, `model_profile`, `model_config`.
@@ -212,8 +223,11 @@ pub struct Plan {
     pub best: RankedPlan,
     /// The next best, by step time.
     pub runners_up: Vec<RankedPlan>,
-    /// Why the others fell.
+    /// Why others were not chosen.
     pub rejections: Vec<RejectionCount>,
+    /// What it was chosen from; `None` in plans of early versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub searched: Option<SearchedSpace>,
 }
 
 impl Artifact for Plan {

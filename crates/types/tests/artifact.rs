@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
 
-use dflop_types::artifact::{check_made_from, hash_of, parse, read, to_text, write};
+use dflop_types::artifact::{check_made_from, hash_of, parse, read, read_text, to_text, write, write_text};
 use dflop_types::{
     Artifact, ArtifactError, ComponentLayout, Hint as _, Layout, MadeFrom, MeasuredCurve, MeasuredPoint,
     ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan,
@@ -62,9 +62,10 @@ fn a_failed_write_leaves_what_was_there() {
     let directory = tempfile::tempdir().unwrap();
     // No file has a longer name, so the neighbour that would take this one cannot be made.
     let path = directory.path().join("n".repeat(255));
-    std::fs::write(&path, "kept").unwrap();
+    let kept = "{\"dflop\": \"note\"}";
+    std::fs::write(&path, kept).unwrap();
     assert!(matches!(write(&path, &note()), Err(ArtifactError::Io { act: "write", .. })));
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), kept);
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no neighbour file stays");
 }
 
@@ -145,13 +146,59 @@ fn a_file_of_another_kind_is_not_replaced() {
     assert!(refused("compact.json", "{\"dflop\":\"plan\"}").contains("it is a plan"));
     assert!(refused("table", "PAR1...").contains("it is a data_profile"));
     assert!(refused("dflop.yaml", "model: {}").contains("it is YAML, as a configuration is"));
-    // Its own kind, whatever its name, its version or its end, and what says nothing of itself.
+    // What dflop did not write: a model's configuration, notes, JSON that is no object, bytes that are no text.
+    for text in ["{\"model_type\": \"qwen2\"}", "my notes", "[1, 2]", "\u{1}\u{2}", "{\"dflop\": 3}"] {
+        let error = refused("config.json", text);
+        let rule = "it is a file that dflop did not write as a note, must be another note or a new file";
+        assert!(error.contains(rule), "{text}: {error}");
+    }
+    // Its own kind, whatever its name, its version, the order of its fields or its end; and an empty file.
     let own = "{\"dflop\": \"note\", \"format_ver";
-    for (name, text) in
-        [("own.json", own), ("own.yaml", own), ("cut.json", "{\"dflop\": \"no"), ("empty", "")]
-    {
+    for (name, text) in [
+        ("own.json", own),
+        ("own.yaml", own),
+        ("cut.json", "{\"dflop\": \"no"),
+        ("sorted.json", "{\"author\": {\"dflop\": 1}, \"dflop\": \"note\"}"),
+        ("empty", ""),
+    ] {
         assert_eq!(refused(name, text), "", "{name}");
     }
+    assert!(refused("sorted.json", "{\"a\": 1, \"dflop\": \"plan\"}").contains("it is a plan"));
+}
+
+/// Files that are no artifacts are known by how they begin.
+#[test]
+fn a_page_replaces_pages_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let written = |kind: &str, before: &str| {
+        std::fs::write(&path, before).unwrap();
+        write_text(&path, kind, "after").is_ok()
+    };
+    let page = "<!DOCTYPE html><html><head><meta name=\"generator\" content=\"dflop 0.1.0\">";
+    assert!(written("report", page) && !written("trace", page));
+    assert!(!written("report", "<!DOCTYPE html><html><head><title>my page about dflop</title>"));
+    let trace = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
+    assert!(written("trace", trace) && !written("plan", trace));
+    assert!(!written("trace", "{\"model_type\": \"qwen2\"}"));
+    assert!(!written("summary", "{\"model_type\": \"qwen2\"}"));
+    assert!(written("summary", "{\n  \"step_ms_blind\": 3.0,"));
+}
+
+#[cfg(unix)]
+#[test]
+fn what_may_have_no_end_is_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let said = |path: &Path| read::<Note>(path).unwrap_err().to_string();
+    assert!(said(&path).ends_with("it is a device, pipe or socket, must be a regular file"));
+    assert!(said(Path::new("/dev/zero")).ends_with("it is a device, pipe or socket, must be a regular file"));
+    assert!(said(directory.path()).ends_with("it is a directory, must be a regular file"));
+    let path = directory.path().join("long");
+    std::fs::write(&path, "abcd").unwrap();
+    assert_eq!(read_text(&path, 4).unwrap(), "abcd");
+    assert_eq!(read_text(&path, 3).unwrap_err().to_string(), "it has more than 3 bytes");
 }
 
 #[test]
@@ -221,6 +268,7 @@ fn a_plan_of_more_ranks_than_there_are_is_refused() {
             best,
             runners_up: vec![runner_up],
             rejections: vec![],
+            searched: None,
         };
         plan.problems()
     };

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflop._native import families
 from dflop.models.rules import read_family
 
 if TYPE_CHECKING:
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
     from dflop.models.adapter import ModelAdapter
 
-FAMILIES = ("llava_onevision",)
+FAMILIES = tuple(name for name, can in families().items() if can["train"])
 """`model_type` of every family with an adapter, as in `config.json`."""
 
 
@@ -32,7 +34,5 @@ def load_adapter(model_dir: str | os.PathLike[str]) -> ModelAdapter:
         ProfileError: `config.json` is not JSON, or its family has no adapter; the message names those that
             have.
     """
-    read_family(model_dir, FAMILIES)
-    from dflop.models.llava_onevision import LlavaOnevisionAdapter
-
-    return LlavaOnevisionAdapter(Path(model_dir))
+    family = read_family(model_dir, FAMILIES)
+    return import_module(f"dflop.models.{family}").ADAPTER(Path(model_dir))

@@ -330,3 +330,7 @@ class LlavaOnevisionAdapter:
         scaled = processor.rescale(resized, scale=processor.rescale_factor)
         normed = processor.normalize(scaled, mean=processor.image_mean, std=processor.image_std)
         return torch.from_numpy(np.ascontiguousarray(normed)).to(torch.float32)
+
+
+ADAPTER = LlavaOnevisionAdapter
+"""The adapter of the family that this module is named for: `load_adapter` looks for it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflop.models.errors import profile_error
+from dflop.models.errors import hinted, profile_error
 
 if TYPE_CHECKING:
     import os
@@ -107,5 +107,28 @@ def read_family(model_dir: str | os.PathLike[str], families: Sequence[str]) -> s
     if family not in families:
         known = ", ".join(f"`{name}`" for name in families)
         message = f"`{path}` is of model family `{family}`, known are {known}"
-        raise profile_error(message)
+        raise hinted(profile_error(message), _way_out(family))
     return family
+
+
+def _way_out(family: object) -> str:
+    """What can be done with a family that is not among those known.
+
+    Args:
+        family: `model_type` of a `config.json`, whatever stands there.
+
+    Returns:
+        A hint.
+    """
+    from dflop._native import families
+
+    can = families().get(family) if isinstance(family, str) else None
+    if can is not None and can["estimate"]:
+        return (
+            "plan with it on estimated times: `dflop profile model --estimate --hardware NAME`; "
+            "`dflop models` lists what dflop can do with each family"
+        )
+    return (
+        "with a family of your own dflop can profile data only: CONTRIBUTING.md, `Add a model family`, "
+        "says what it needs to be measured and trained; `dflop models` lists what each family can do"
+    )

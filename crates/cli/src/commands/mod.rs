@@ -4,6 +4,7 @@ mod costs;
 mod demo_data;
 mod estimate;
 mod models;
+mod models_write;
 mod plan;
 mod probe;
 mod profile_data;

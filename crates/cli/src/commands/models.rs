@@ -1,12 +1,17 @@
 //! `dflop models`: the catalogue and the hardware table, with their sources.
 
+use super::models_write;
 use crate::Failure;
 use crate::args;
 use dflop_analytic::{CatalogueModel, EFFICIENCY, HARDWARE, Hardware, catalogue};
-use dflop_types::thousands;
+use dflop_types::{FAMILIES, FamilyRecord, thousands};
 use serde_json::json;
+use std::path::Path;
 
 pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
+    if let Some([name, dir]) = arguments.write.as_deref() {
+        return models_write::run(name, Path::new(dir));
+    }
     let mut models = Vec::new();
     for model in catalogue() {
         models.push((model, model.architecture()?.num_parameters()));
@@ -14,10 +19,15 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
     if arguments.json {
         let hardware: Vec<_> = HARDWARE.iter().map(device).collect();
         let models: Vec<_> = models.iter().map(|(model, count)| entry(model, *count)).collect();
-        outln!("{}", json!({"models": models, "hardware": hardware, "efficiency": EFFICIENCY}));
+        let families: Vec<_> = FAMILIES.iter().map(family).collect();
+        outln!(
+            "{}",
+            json!({"families": families, "models": models, "hardware": hardware, "efficiency": EFFICIENCY})
+        );
         return Ok(());
     }
-    outln!("models: for `dflop profile model --estimate --model NAME`");
+    print_families();
+    outln!("\nmodels: for `dflop profile model --estimate --model NAME`");
     outln!("{:<32}{:>16}  {:<12} source", "name", "parameters", "");
     for (model, count) in &models {
         let mark = if model.published_parameters.is_some() { "as published" } else { "not verified" };
@@ -52,6 +62,28 @@ pub(super) fn run(arguments: &args::Models) -> Result<(), Failure> {
     }
     outln!("\nefficiency, {EFFICIENCY}");
     Ok(())
+}
+
+/// What can be done with each family, a row a family.
+fn print_families() {
+    let columns = FAMILIES[0].abilities().map(|(name, _)| format!("{name:<10}")).concat();
+    outln!("families: `model_type` of `config.json`, and what dflop can do with it");
+    outln!("{:<18}{columns}media", "name");
+    for family in &FAMILIES {
+        let answers =
+            family.abilities().map(|(_, can)| format!("{:<10}", if can { "yes" } else { "-" })).concat();
+        outln!("{:<18}{answers}{}", family.model_type, family.media.join(", "));
+    }
+    outln!("  data: `dflop profile data`; estimate: `dflop profile model --estimate`;");
+    outln!("  measure: `dflop profile model`; train: `dflop train`");
+}
+
+fn family(family: &FamilyRecord) -> serde_json::Value {
+    let mut value = json!({"name": family.model_type, "media": family.media});
+    for (name, can) in family.abilities() {
+        value[name] = can.into();
+    }
+    value
 }
 
 fn entry(model: &CatalogueModel, num_parameters: u64) -> serde_json::Value {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// The data profile, or the request that Python imports the function which gives its shapes.
 pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -> Result<Outcome, Failure> {
-    let config = config::load(&arguments.config.config)?;
+    let config = config::load_data(&arguments.config.config)?;
     if let (Some(name), None) = (&config.model.family, family) {
         let arguments = json!({ "family": name, "directory": config.directory });
         return Ok(Outcome::Python(Request { verb: "profile_data".to_owned(), arguments }));

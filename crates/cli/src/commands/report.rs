@@ -11,7 +11,9 @@ use dflop_data::table;
 use dflop_plan::Caveats;
 use dflop_report::{Report, StepView};
 use dflop_step::StepScheduler;
+use dflop_types::artifact::MadeFrom;
 use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
@@ -123,13 +125,14 @@ struct Found {
 impl Found {
     fn read(dir: &Path) -> Result<Self, Failure> {
         let run = dir.join("run");
+        let schedules_path = run.join("schedules.jsonl");
         let found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
             model: optional(artifact::read(&dir.join("model_profile.json")))?,
             plan: optional(artifact::read(&dir.join("plan.json")))?,
             metrics: measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default(),
             traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
-            schedules: measured::read_lines(&run.join("schedules.jsonl"))?.unwrap_or_default(),
+            schedules: measured::read_lines(&schedules_path)?.unwrap_or_default(),
         };
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
             return Err(Failure::new(
@@ -140,7 +143,15 @@ impl Found {
                 Some("begin with `dflop profile data`".to_owned()),
             ));
         }
+        measured::check_run(&schedules_path, &found.schedules, &found.hashes())?;
         Ok(found)
+    }
+
+    /// Hashes of what a run is made from, of those files that are there.
+    fn hashes(&self) -> MadeFrom {
+        let plan = self.plan.as_ref().map(|plan| ("plan".to_owned(), artifact::hash_of(plan)));
+        let data = self.data.as_ref().map(|data| ("data_profile".to_owned(), data.content_hash()));
+        plan.into_iter().chain(data).collect()
     }
 
     /// What the figure shows, in one line.
@@ -285,9 +296,28 @@ impl Found {
             .collect()
     }
 
+    /// Measured steps whose schedules do not say what they were made from, where there is a plan or a data profile that they
+    /// could differ from.
+    fn num_unsure(&self) -> u64 {
+        if self.hashes().is_empty() {
+            return 0;
+        }
+        let says = self.schedules.iter().filter(|line| !line.made_from.is_empty());
+        let known: BTreeSet<(u64, &str)> = says.map(|line| (line.schedule.step, line.arm.as_str())).collect();
+        self.metrics.iter().filter(|step| !known.contains(&(step.step, step.arm.as_str()))).count() as u64
+    }
+
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Result<Vec<String>, Failure> {
         let mut warnings = self.stale();
+        let num_unsure = self.num_unsure();
+        if num_unsure > 0 {
+            warnings.push(format!(
+                "the run does not say with which plan and data profile it trained in {}: whether they are the ones \
+                 shown is not known",
+                counted(num_unsure, "step")
+            ));
+        }
         if let Some(data) = &self.data {
             let num_replaced = data.problems.iter().filter(|p| p.substitute.is_some()).count();
             let acts =

@@ -40,6 +40,9 @@ fn path_of(arguments: &args::Show) -> Result<PathBuf, Failure> {
     }
 }
 
+/// The longest file that is looked at, in bytes, where it is no table.
+const BYTES_MAX: u64 = 1 << 28;
+
 /// What can be shown.
 const WHICH: &str = "name the file of an artifact, or one of: model_profile, data_profile, plan";
 
@@ -48,21 +51,18 @@ fn kind_of(path: &Path) -> Result<String, Failure> {
     let cannot_read = |error: std::io::Error| {
         Failure::new(format!("cannot read `{}`: {error}", path.display()), Some(WHICH.to_owned()))
     };
-    let mut file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            // The reader of that kind knows the command that makes it.
-            let named = NAMED.iter().find(|(_, file)| path.file_name() == Some(file.as_ref()));
-            return named.map(|(name, _)| (*name).to_owned()).ok_or_else(|| cannot_read(error));
+    if let Err(error) = std::fs::metadata(path) {
+        if error.kind() != std::io::ErrorKind::NotFound {
+            return Err(cannot_read(error));
         }
-        Err(error) => return Err(cannot_read(error)),
-    };
-    let mut start = [0; 4];
-    let is_table = file.read_exact(&mut start).is_ok() && &start == b"PAR1";
-    if is_table {
+        // The reader of that kind knows the command that makes it.
+        let named = NAMED.iter().find(|(_, file)| path.file_name() == Some(file.as_ref()));
+        return named.map(|(name, _)| (*name).to_owned()).ok_or_else(|| cannot_read(error));
+    }
+    if path.is_file() && starts_as_table(path).map_err(cannot_read)? {
         return Ok("data_profile".to_owned());
     }
-    let text = std::fs::read_to_string(path).map_err(cannot_read)?;
+    let text = artifact::read_text(path, BYTES_MAX).map_err(cannot_read)?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
         Failure::new(format!("`{}` is no artifact of dflop: {error}", path.display()), Some(WHICH.to_owned()))
     })?;
@@ -73,6 +73,13 @@ fn kind_of(path: &Path) -> Result<String, Failure> {
             Some(WHICH.to_owned()),
         )
     })
+}
+
+/// Whether the file begins as Parquet does.
+fn starts_as_table(path: &Path) -> std::io::Result<bool> {
+    let mut start = Vec::new();
+    std::fs::File::open(path)?.take(4).read_to_end(&mut start)?;
+    Ok(start == b"PAR1")
 }
 
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {

@@ -61,7 +61,7 @@ impl<'p, 'y> Section<'p, 'y> {
             (name, "") => name.to_owned(),
             (name, key) => format!("{name}.{key}"),
         };
-        self.problems.push(ConfigProblem { line, field, message });
+        self.problems.push(ConfigProblem { line, field, message, is_missing: false });
     }
 
     /// A problem of a key that the file has, beyond its own rule.
@@ -85,6 +85,9 @@ impl<'p, 'y> Section<'p, 'y> {
     fn missing(&mut self, key: &'static str) {
         let line = self.line;
         self.problem(line, key, "is missing".to_owned());
+        if let Some(problem) = self.problems.last_mut() {
+            problem.is_missing = true;
+        }
     }
 
     pub(super) fn text(&mut self, key: &'static str, default: Option<&str>) -> String {

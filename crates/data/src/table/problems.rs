@@ -1,8 +1,9 @@
 //! The samples that could not be read, as a table for a person who mends them: `NAME.problems.csv` beside a profile.
 
 use crate::error::DataError;
-use dflop_types::Neighbour;
-use dflop_types::{Artifact as _, ArtifactError, DataProfile, Fault, Place, Problem, SourceFile, artifact};
+use dflop_types::{
+    Artifact as _, ArtifactError, DataProfile, Fault, Neighbour, Place, Problem, SourceFile, artifact, shown,
+};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -46,17 +47,18 @@ pub(crate) fn prepare(
     let mut writer = csv::Writer::from_writer(io::BufWriter::new(file));
     writer.write_record(COLUMNS)?;
     let number = |number: Option<u64>| number.map(|n| n.to_string()).unwrap_or_default();
+    // People open it, in a terminal too: it has no control characters, and of URLs neither passwords nor signatures.
     for problem in problems {
         let file = problem.place.and_then(|place| files.get(place.file as usize));
         writer.write_record([
-            problem.file.as_str(),
+            &shown(&problem.file),
             &number(problem.position),
-            file.map_or("", |file| &file.path),
+            &file.map(|file| shown(&file.path)).unwrap_or_default(),
             &number(problem.place.map(|place| place.start)),
-            problem.id.as_deref().unwrap_or_default(),
+            &problem.id.as_deref().map(shown).unwrap_or_default(),
             &problem.fault.to_string(),
-            &problem.cause,
-            problem.substitute.as_deref().unwrap_or_default(),
+            &shown(&problem.cause),
+            &problem.substitute.as_deref().map(shown).unwrap_or_default(),
             &number(problem.place.map(|place| place.file.into())),
             &number(problem.place.map(|place| place.len)),
         ])?;
@@ -128,7 +130,8 @@ fn problem(row: &csv::StringRecord, files: &[SourceFile]) -> Result<Problem, Str
         }
         _ => return Err("file_index, offset and length must be there all or none".to_owned()),
     };
-    let known = place.and_then(|place| files.get(place.file as usize)).map_or("", |file| &file.path);
+    let known = place.and_then(|place| files.get(place.file as usize));
+    let known = known.map(|file| shown(&file.path)).unwrap_or_default();
     if known != cell(2) {
         return Err(format!("file: `{}`, the file of file_index is `{known}`", cell(2)));
     }

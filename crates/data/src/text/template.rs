@@ -21,28 +21,39 @@
 //!   3. else not at all: an error
 //! ```
 
+mod apart;
+mod engine;
 mod jinja;
 
-use crate::foreign::guarded;
+pub use apart::{render_templates_with, serve_templates};
+
 use crate::media::MediaKind;
 use crate::text::conversation::{Conversation, Part, Role, Turn};
-use jinja::{environment, generation_as_filter, strip_as_python, words};
-use minijinja::{Environment, Value, context};
+use apart::Remote;
+use engine::{Content, ContentPart, Engine, Message, Refusal};
+use jinja::{generation_as_filter, strip_as_python};
 use std::ops::Range;
 
 /// Where an answer begins. Unicode keeps this character for the use inside programs; records must not have it.
 const BEGIN: char = '\u{fdd0}';
 /// Where an answer ends.
 const END: char = '\u{fdd1}';
-/// The one template of the environment.
-const NAME: &str = "chat_template";
 /// A text that a template writes as it is, or does not understand: a list that is printed escapes its line break.
 const PROBE: &str = "a 'probe' of\n\"two\" lines";
+
+/// Where a template runs.
+#[derive(Debug)]
+enum Renderer {
+    /// In this process.
+    Here(Engine),
+    /// In a child, which it may end.
+    Apart(Remote),
+}
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
-    environment: Environment<'static>,
+    renderer: Renderer,
     has_generation: bool,
     forms: Forms,
     /// The placeholders of the family's media, by [`MediaKind::index`].
@@ -84,13 +95,12 @@ impl ChatTemplate {
         // Jinja reads every line break as `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let (source, has_generation) = generation_as_filter(&source);
-        let mut environment = environment();
-        for (name, token) in special_tokens {
-            environment.add_global(name.clone(), Value::from(token.as_str()));
-        }
-        guarded(|| environment.add_template_owned(NAME, source).map_err(|error| words(&error)))
-            .map_err(|cause| format!("the chat template does not parse: {cause}"))?;
-        let mut template = Self { environment, has_generation, forms: Forms::default(), placeholders };
+        let renderer = match Remote::new(&source, special_tokens) {
+            Some(remote) => remote.map(Renderer::Apart),
+            None => Engine::new(source, special_tokens).map(Renderer::Here),
+        };
+        let renderer = renderer.map_err(|refusal| refusal.to_string())?;
+        let mut template = Self { renderer, has_generation, forms: Forms::default(), placeholders };
         template.forms = template.probe()?;
         Ok(template)
     }
@@ -123,8 +133,9 @@ impl ChatTemplate {
         if turns.iter().any(|turn| turn.parts.iter().any(has_reserved)) {
             return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
         }
-        let messages: Vec<Value> = turns.iter().map(|turn| self.message(conversation, turn, false)).collect();
-        let text = self.expand(messages.clone(), false)?;
+        let messages: Vec<Message> =
+            turns.iter().map(|turn| self.message(conversation, turn, false)).collect();
+        let text = self.expand(&messages, false).map_err(|refusal| refusal.to_string())?;
         if self.has_generation {
             return strip(&text).ok_or_else(|| {
                 "the chat template opens a `{% generation %}` inside another, must not".to_owned()
@@ -138,7 +149,11 @@ impl ChatTemplate {
             Role::Assistant => self.message(conversation, turn, true),
             _ => message.clone(),
         });
-        let marked = self.expand(marked.collect(), false).ok().as_deref().and_then(strip);
+        let marked: Vec<Message> = marked.collect();
+        let marked = match self.expand(&marked, false) {
+            Err(Refusal::Ended(cause)) => return Err(cause),
+            marked => marked.ok().as_deref().and_then(strip),
+        };
         match marked {
             Some(marked) if marked.text == text && marked.answers.len() == num_answers => Ok(marked),
             _ => self.between_prefixes(turns, &messages, text),
@@ -146,12 +161,17 @@ impl ChatTemplate {
     }
 
     /// The answers of `text` by what the template writes before and up to each.
-    fn between_prefixes(&self, turns: &[Turn], messages: &[Value], text: String) -> Result<Rendered, String> {
+    fn between_prefixes(
+        &self,
+        turns: &[Turn],
+        messages: &[Message],
+        text: String,
+    ) -> Result<Rendered, String> {
         let mut answers = Vec::new();
         for (index, turn) in turns.iter().enumerate().filter(|(_, turn)| turn.role == Role::Assistant) {
             let found = || -> Option<Range<usize>> {
-                let before = self.expand(messages[..index].to_vec(), true).ok()?;
-                let up_to = self.expand(messages[..=index].to_vec(), false).ok()?;
+                let before = self.expand(&messages[..index], true).ok()?;
+                let up_to = self.expand(&messages[..=index], false).ok()?;
                 if !text.starts_with(&before) || !text.starts_with(&up_to) {
                     return None;
                 }
@@ -169,20 +189,15 @@ impl ChatTemplate {
     }
 
     /// What the template writes of the messages.
-    fn expand(&self, messages: Vec<Value>, add_generation_prompt: bool) -> Result<String, String> {
-        let template = self.environment.get_template(NAME).expect("`new` adds it");
-        let variables = context! {
-            messages,
-            add_generation_prompt,
-            tools => Value::from(()),
-            documents => Value::from(()),
-        };
-        guarded(|| template.render(variables).map_err(|error| words(&error)))
-            .map_err(|cause| format!("the chat template: {cause}"))
+    fn expand(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Refusal> {
+        match &self.renderer {
+            Renderer::Here(engine) => engine.expand(messages, add_generation_prompt),
+            Renderer::Apart(remote) => remote.expand(messages, add_generation_prompt),
+        }
     }
 
     /// The turn as the template takes it; with marks around what the assistant says where `is_marked`.
-    fn message(&self, conversation: &Conversation, turn: &Turn, is_marked: bool) -> Value {
+    fn message(&self, conversation: &Conversation, turn: &Turn, is_marked: bool) -> Message {
         let is_list = match turn.role {
             Role::User => self.forms.user_is_list,
             Role::Assistant => self.forms.assistant_is_list,
@@ -206,48 +221,45 @@ impl ChatTemplate {
             if is_marked {
                 text.push(END);
             }
-            let content = Value::from(text);
-            return message(turn.role, if is_list { Value::from(vec![text_part(content)]) } else { content });
+            return message(turn.role, content_of(text, is_list));
         }
         let parts = turn.parts.iter().map(|part| match part {
-            Part::Text(text) => text_part(Value::from(text.as_str())),
-            Part::Media(index) => media_part(conversation.media[*index].kind.index()),
+            Part::Text(text) => ContentPart::text(text),
+            Part::Media(index) => ContentPart::medium(conversation.media[*index].kind.as_str()),
         });
-        message(turn.role, parts.collect())
+        message(turn.role, Content::List(parts.collect()))
     }
 
     /// What the template takes, by what it writes of a probe.
     fn probe(&self) -> Result<Forms, String> {
-        let content = |is_list: bool| {
-            let text = Value::from(PROBE);
-            if is_list { Value::from(vec![text_part(text)]) } else { text }
-        };
+        let content = |is_list: bool| content_of(PROBE.to_owned(), is_list);
         let num_probes =
-            |messages: Vec<Value>| self.expand(messages, false).map(|text| text.matches(PROBE).count());
+            |messages: &[Message]| self.expand(messages, false).map(|text| text.matches(PROBE).count());
         let mut refusal = String::new();
         for (user_is_list, assistant_is_list) in [(true, true), (true, false), (false, false)] {
             let user = message(Role::User, content(user_is_list));
             let assistant = message(Role::Assistant, content(assistant_is_list));
-            match num_probes(vec![user.clone(), assistant.clone()]) {
+            match num_probes(&[user.clone(), assistant.clone()]) {
                 Ok(2) => {}
                 Ok(n) => {
                     refusal = format!("it writes {n} of 2 turns as they are");
                     continue;
                 }
-                Err(cause) => {
+                Err(Refusal::Said(cause)) => {
                     refusal = cause;
                     continue;
                 }
+                Err(Refusal::Ended(cause)) => return Err(cause),
             }
             let writes =
-                [0, 1, 2].map(|kind| user_is_list && self.writes_medium(kind, &content, assistant_is_list));
+                [0, 1, 2].map(|kind| user_is_list && self.writes_medium(kind, content(assistant_is_list)));
             let reads_media = self.placeholders.iter().any(Option::is_some);
             if user_is_list && reads_media && writes == [false; 3] {
                 "it writes no medium of a list".clone_into(&mut refusal);
                 continue;
             }
             let with_system = |is_list| {
-                num_probes(vec![message(Role::System, content(is_list)), user.clone(), assistant.clone()])
+                num_probes(&[message(Role::System, content(is_list)), user.clone(), assistant.clone()])
                     == Ok(3)
             };
             // Where neither is written the template says why when a record has such a turn.
@@ -260,25 +272,22 @@ impl ChatTemplate {
         ))
     }
 
-    fn writes_medium(&self, kind: usize, content: &impl Fn(bool) -> Value, assistant_is_list: bool) -> bool {
+    fn writes_medium(&self, kind: usize, answer: Content) -> bool {
         let Some(placeholder) = &self.placeholders[kind] else { return false };
-        let parts = Value::from(vec![media_part(kind), text_part(Value::from(PROBE))]);
-        let messages = vec![message(Role::User, parts), message(Role::Assistant, content(assistant_is_list))];
-        self.expand(messages, false)
+        let parts = vec![ContentPart::medium(MediaKind::ALL[kind].as_str()), ContentPart::text(PROBE)];
+        let messages = [message(Role::User, Content::List(parts)), message(Role::Assistant, answer)];
+        self.expand(&messages, false)
             .is_ok_and(|text| text.matches(placeholder).count() == 1 && text.matches(PROBE).count() == 2)
     }
 }
 
-fn message(role: Role, content: Value) -> Value {
-    context! { role => role.name(), content }
+fn message(role: Role, content: Content) -> Message {
+    Message { role: role.name().to_owned(), content }
 }
 
-fn text_part(text: Value) -> Value {
-    context! { type => "text", text }
-}
-
-fn media_part(kind: usize) -> Value {
-    context! { type => MediaKind::ALL[kind].as_str() }
+/// A text as a template takes it: as it is, or as the one part of a list.
+fn content_of(text: String, is_list: bool) -> Content {
+    if is_list { Content::List(vec![ContentPart::text(&text)]) } else { Content::Text(text) }
 }
 
 /// What an assistant says; it shows no media.

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflop._native import families
 from dflop.models.rules import read_family
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from dflop.profiling.pieces import Piece
 
-FAMILIES = ("internvl", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_audio", "qwen2_vl")
+FAMILIES = tuple(name for name, can in families().items() if can["measure"])
 """`model_type` of every family whose pieces can be measured; each is a file beside this one."""
 
 

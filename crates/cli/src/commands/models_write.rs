@@ -1,0 +1,100 @@
+//! `dflop models --write NAME DIR`: the configuration files of a model of the catalogue, as its page publishes them.
+
+use crate::Failure;
+use dflop_analytic::{CatalogueModel, catalogue_model};
+use dflop_types::{FAMILIES, artifact};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a family's models have beside their sizes.
+#[derive(Deserialize)]
+struct FamilyFiles {
+    /// Fields of `config.json` that decide no size.
+    config: Map<String, Value>,
+    /// `preprocessor_config.json`.
+    preprocessor: Value,
+}
+
+#[derive(Deserialize)]
+struct Processors {
+    families: BTreeMap<String, FamilyFiles>,
+}
+
+/// The files of the model, by name: `config.json`, and `preprocessor_config.json` where its family is known to have one.
+fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
+    let processors: Processors = serde_json::from_str(include_str!("processors.json"))
+        .expect("the file is part of the program and tested");
+    let mut config = model.config.clone();
+    config["dflop_catalogue"] = json!(model.name);
+    let Some(of_family) = processors.families.get(&model.family) else {
+        return vec![("config.json", config)];
+    };
+    for (name, value) in &of_family.config {
+        config[name.as_str()] = value.clone();
+    }
+    vec![("config.json", config), ("preprocessor_config.json", of_family.preprocessor.clone())]
+}
+
+/// Writes the configuration files of the model `name` into `dir`, which is made if it is missing.
+pub(super) fn run(name: &str, dir: &Path) -> Result<(), Failure> {
+    let model = catalogue_model(name)?;
+    let files = files(model);
+    // None is written where one is in the way.
+    if let Some((file, _)) = files.iter().find(|(file, _)| dir.join(file).exists()) {
+        return Err(Failure::new(
+            format!("`{}` exists, it would be overwritten", dir.join(file).display()),
+            Some("name another directory, as in `--write NAME DIR`".to_owned()),
+        ));
+    }
+    for (file, value) in &files {
+        let path = dir.join(file);
+        let text = format!("{value:#}\n");
+        artifact::write_text(&path, "model configuration", &text)
+            .map_err(|error| Failure::of_flag(error, "--write NAME DIR"))?;
+        talk!("wrote {}", path.display());
+    }
+    outln!("{}: {} from {}", model.name, model.family, model.source);
+    let has_shapes = FAMILIES.iter().any(|family| family.model_type == model.family && family.has_shapes);
+    if has_shapes {
+        outln!(
+            "the numbers that decide sizes and times, without weights and tokenizer: for `dflop profile data` put \
+             tokenizer.json, tokenizer_config.json and the chat template of the same page beside them"
+        );
+    } else {
+        outln!(
+            "the numbers that decide times: enough for `dflop profile model --estimate`, not for `dflop profile data`"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_analytic::{Architecture, catalogue};
+    use dflop_data::family;
+
+    /// Every model: its files are read by the shape rule and by the analytic model as the catalogue's own.
+    #[test]
+    fn the_files_are_those_of_the_model() {
+        for model in catalogue() {
+            let files: BTreeMap<_, _> = files(model).into_iter().collect();
+            let written = Architecture::from_config(&files["config.json"]).unwrap();
+            assert_eq!(written, model.architecture().unwrap(), "{}", model.name);
+            let record = FAMILIES.iter().find(|family| family.model_type == model.family).unwrap();
+            assert!(record.has_estimate, "{}", model.name);
+            assert_eq!(files.contains_key("preprocessor_config.json"), record.has_shapes, "{}", model.name);
+            if record.has_shapes {
+                let files = family::FamilyFiles {
+                    config: files["config.json"].clone(),
+                    preprocessor: files["preprocessor_config.json"].clone(),
+                    video_preprocessor: Value::Null,
+                };
+                let rule = family::open(&files).unwrap().unwrap();
+                assert_eq!(rule.name(), model.family);
+            }
+        }
+    }
+}
