@@ -128,13 +128,16 @@ bench-cost: setup ## Error of the cost and memory models on shapes not measured 
 bench-step: setup ## Measured steps of every arm against predicted ones (ROUNDS=30 ORDER=data-aware; a quiet machine) -> bench/out/step.json
 	$(BIN)/python benches/step.py bench/out/step.json --rounds $(or $(ROUNDS),30) --order $(or $(ORDER),data-aware)
 
-# OR-Tools' seconds for each of 50 batches; 0 leaves it out.
+# Draws of each set and size; of these CP-SAT gets the first CPSAT_SEEDS, each for its seconds; 0 seconds leave it out.
+BATCH_SEEDS ?= 10
+CPSAT_SEEDS ?= 3
 CPSAT_SECONDS ?= 10
 
-bench-schedule: setup ## Scheduler beside others: gap to the bound and time by size (15 minutes, a quiet machine) -> bench/out/schedule.json
+bench-schedule: setup ## Scheduler beside others: gap to the bound and time by size (an hour, a quiet machine) -> bench/out/schedule.json
 	@mkdir -p bench/out
-	cargo run --release --locked --quiet -p dflop-step --example makespan -- bench/out/makespan.json > /dev/null
-	$(BIN)/python benches/schedule.py bench/out/schedule.json --cpsat-seconds $(CPSAT_SECONDS) --makespan bench/out/makespan.json
+	cargo run --release --locked --quiet -p dflop-plan --example makespan -- bench/out/makespan.json $(BATCH_SEEDS) > /dev/null
+	$(BIN)/python benches/schedule.py bench/out/schedule.json --seeds $(BATCH_SEEDS) --cpsat-seeds $(CPSAT_SEEDS) \
+	  --cpsat-seconds $(CPSAT_SECONDS) --makespan bench/out/makespan.json
 
 bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
 	$(call criterion,sim,sim)

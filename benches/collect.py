@@ -5,6 +5,7 @@ Usage: python3 benches/collect.py NAME FOLDER OUT, where FOLDER is criterion's o
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
@@ -43,9 +44,10 @@ def main() -> int:
 
 
 def origin() -> dict[str, object]:
-    """Commit and machine of a measurement: a number without them says nothing."""
+    """Date, commit and machine of a measurement: a number without them says nothing."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "commit": commit.stdout.strip() or None,
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
     }

@@ -1,9 +1,17 @@
 """Speed of the data profiler against Pillow and Hugging Face, in one run on one machine.
 
-Usage: python benches/data.py TARGET_DIR OUT.json
+Usage: python benches/data.py TARGET_DIR OUT.json [SECONDS]
 
 Makes JPEG, PNG and MP4 files of real sizes in a temporary folder, reads them from the page cache on one
 thread, and writes files a second and ratios. Ratios are what to compare between machines.
+
+What an image costs is found in three ways: by dflop, header and shape rule (`dflop_shape_per_s`); by Pillow's
+header and Hugging Face's own count of patches from the size, as others do it who decode nothing
+(`pillow_header_and_count_per_s`); and by Hugging Face's whole image processor, which decodes
+(`processor_per_s`).
+The first is compared with the second: `ratio_to_pillow_header_and_count`.
+
+SECONDS are those that each way gets, 3 unless given.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from collect import origin
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
 NUM_IMAGES = 240
 NUM_CLIPS = 60
 SECONDS = 3.0
+SETTINGS = Path(__file__).parents[1] / "fixtures" / "shapes" / "real.json"
+"""Settings of LLaVA-OneVision as published."""
 
 
 def photo(rng: np.random.Generator, width: int, height: int) -> Image.Image:
@@ -72,12 +83,13 @@ def make_clips(folder: Path) -> list[Path]:
     return paths
 
 
-def ours(target: Path, paths: list[Path]) -> float:
-    """Files a second by our header readers, one thread."""
+def ours(target: Path, paths: list[Path], seconds: float, *, verb: str = "probe") -> float:
+    """Files a second by our header readers, with the shape rule for the verb `shapes`, one thread."""
     listing = paths[0].parent / "list.txt"
     listing.write_text("\n".join(map(str, paths)))
+    settings = [SETTINGS] if verb == "shapes" else []
     done = subprocess.run(
-        [target / "release/examples/speed", "probe", str(SECONDS), listing],
+        [target / "release/examples/speed", verb, str(seconds), listing, *settings],
         check=True,
         capture_output=True,
         text=True,
@@ -85,12 +97,21 @@ def ours(target: Path, paths: list[Path]) -> float:
     return json.loads(done.stdout)["files_per_s"]
 
 
-def rate(paths: list[Path], act: Callable[[Path], object]) -> float:
-    """Files a second by `act`, at least one round and `SECONDS`."""
-    begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < SECONDS:
+def rate(paths: list[Path], seconds: float, act: Callable[[Path], object]) -> float:
+    """Files a second by `act`, at least one round and `seconds`."""
+
+    def of_all(paths: list[Path]) -> None:
         for path in paths:
             act(path)
+
+    return batch_rate(paths, seconds, of_all)
+
+
+def batch_rate(paths: list[Path], seconds: float, act: Callable[[list[Path]], object]) -> float:
+    """Files a second by `act`, which takes all of them at once; at least one round and `seconds`."""
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        act(paths)
         count += len(paths)
     return count / (time.perf_counter() - begin)
 
@@ -118,6 +139,48 @@ def processor() -> Callable[[Path], object]:
             return process(image.convert("RGB"), return_tensors="np")
 
     return act
+
+
+def counter() -> Callable[[list[Path]], list[int]]:
+    """Feature tokens of images by Pillow's header and Hugging Face's own count; nothing is decoded."""
+    from tokenizers import Tokenizer, models
+    from transformers import (
+        LlavaOnevisionImageProcessorPil,
+        LlavaOnevisionProcessor,
+        LlavaOnevisionVideoProcessor,
+        PreTrainedTokenizerFast,
+    )
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<image>": 1, "<video>": 2}, unk_token="<unk>"))
+    processor = LlavaOnevisionProcessor(
+        LlavaOnevisionImageProcessorPil(),
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"),
+        LlavaOnevisionVideoProcessor(),
+        num_image_tokens=729,
+        vision_feature_select_strategy="full",
+    )
+
+    def act(paths: list[Path]) -> list[int]:
+        # (height, width); the orientation that EXIF may give is left out, which is to its favour.
+        sizes = [header(path)[::-1] for path in paths]
+        return processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
+
+    return act
+
+
+def check_counts(paths: list[Path], count: Callable[[list[Path]], list[int]]) -> None:
+    """Ends the run where our shape rule and Hugging Face's count differ for one of these files."""
+    from dflop import _native
+
+    settings = json.loads(SETTINGS.read_text())
+    files = json.dumps(settings["config"]), json.dumps(settings["preprocessor"]), "{}"
+    for path, theirs in zip(paths, count(paths), strict=True):
+        width, height = header(path)
+        shape = _native.media_shape(*files, "image", height=height, width=width)
+        if shape.feature_tokens != theirs:
+            sys.exit(
+                f"error: {path.name}: {shape.feature_tokens} feature tokens, Hugging Face counts {theirs}"
+            )
 
 
 def container(path: Path) -> int:
@@ -185,16 +248,19 @@ def tokens(target: Path, folder: Path) -> dict[str, float]:
     return row
 
 
-def main(target: Path, out: Path) -> None:
+def main(target: Path, out: Path, seconds: float = SECONDS) -> None:
     """Measures and writes."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
     result: dict[str, object] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one thread each",
+        "bench": "data",
+        **origin(),
         "python": platform.python_version(),
+        "threads": 1,
     }
+    count = counter()
     with tempfile.TemporaryDirectory() as name:
         for ending in ("jpg", "png"):
             folder = Path(name) / ending
@@ -203,21 +269,26 @@ def main(target: Path, out: Path) -> None:
             row = {
                 "num_files": len(paths),
                 "mean_bytes": round(sum(p.stat().st_size for p in paths) / len(paths)),
-                "dflop_per_s": ours(target, paths),
-                "pillow_header_per_s": rate(paths, header),
-                "pillow_decode_per_s": rate(paths, decode),
-                "processor_per_s": rate(paths[:6], processor()),
+                "dflop_per_s": ours(target, paths, seconds),
+                "dflop_shape_per_s": ours(target, paths, seconds, verb="shapes"),
+                "pillow_header_per_s": rate(paths, seconds, header),
+                "pillow_header_and_count_per_s": batch_rate(paths, seconds, count),
+                "pillow_decode_per_s": rate(paths, seconds, decode),
+                "processor_per_s": rate(paths[:6], seconds, processor()),
             }
-            for other in ("pillow_header", "pillow_decode", "processor"):
-                row[f"ratio_to_{other}"] = row["dflop_per_s"] / row[f"{other}_per_s"]
+            check_counts(paths[:6], count)
+            # Each against what does as much: a header against a header, a cost against a cost.
+            row["ratio_to_pillow_header"] = row["dflop_per_s"] / row["pillow_header_per_s"]
+            for other in ("pillow_header_and_count", "pillow_decode", "processor"):
+                row[f"ratio_to_{other}"] = row["dflop_shape_per_s"] / row[f"{other}_per_s"]
             result[ending] = row
         folder = Path(name) / "mp4"
         folder.mkdir()
         paths = make_clips(folder)
         row = {
             "num_files": len(paths),
-            "dflop_per_s": ours(target, paths),
-            "pyav_per_s": rate(paths, container),
+            "dflop_per_s": ours(target, paths, seconds),
+            "pyav_per_s": rate(paths, seconds, container),
         }
         row["ratio_to_pyav"] = row["dflop_per_s"] / row["pyav_per_s"]
         result["mp4"] = row
@@ -228,4 +299,4 @@ def main(target: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(float, sys.argv[3:4]))

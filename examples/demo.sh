@@ -4,7 +4,7 @@
 set -euo pipefail
 dir=${1:-demo}
 config="$dir/dflop.yaml"
-steps=7 count=0
+steps=8 count=0
 # What comes next and about how long it takes, then the command as one would type it.
 step() {
     count=$((count + 1))
@@ -17,6 +17,9 @@ step "Read the sizes of all samples (1 s)" dflop profile data --config "$config"
 # Measured anew each time: the demo compares predictions with this very hour of this machine.
 step "Measure the model's modules (40 s)" dflop profile model --config "$config" --budget-seconds 25 --recompute none --fresh
 step "Search the layouts (3 s)" dflop plan --config "$config"
-step "Simulate both arms (1 s)" dflop simulate --config "$config"
-step "Train with both arms in turns (2 minutes; 20 s until the first step)" dflop train --config "$config" --compare --force
+step "Simulate every arm (1 s)" dflop simulate --config "$config"
+# Two ranks hide nearly everything behind each other: what larger clusters of the same data and model would do.
+step "Simulate larger clusters (1 minute)" dflop simulate --config "$config" --num-ranks 8,16,32,64
+# Baselines that run ahead are among the five arms.
+step "Train with five arms in turns (2 minutes; 20 s until the first step)" dflop train --config "$config" --compare --steps 12 --force
 step "Write the report (1 s)" dflop report "$dir"

@@ -93,7 +93,7 @@ def write_plan(path, encoder_dp, llm_dp, llm_pp, num_microbatches, order="1f1b",
         "llm": degrees(pp=llm_pp, dp=llm_dp),
     }
     prediction = {
-        "step_ns_mean": 1, "step_ns_half_width": 0, "blind_step_ns_mean": 1, "bubble_ratio": 0.0,
+        "step_ns_mean": 1, "step_ns_half_width": 0, "bubble_ratio": 0.0,
         "encoder_memory_bytes_peak": 0, "llm_memory_bytes_peak": 0, "extrapolated_ratio": 0.0,
     }  # fmt: skip
     best = {

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+import re
+
 import pytest
 
 import dflop
@@ -51,3 +55,14 @@ def test_arrays_are_the_lists_they_are():
             dflop.balance(array([1]), array([[1, 2]]), 1)
         with pytest.raises(ValueError, match=r"`llm_ns\[1\]` is -1, must be an integer"):
             dflop.balance(array([1, 1]), array([1, -1]), 1)
+
+
+def test_help_says_what_balance_takes_and_gives():
+    """`help(dflop.balance)` stands alone: every argument, what comes back, no file of this project."""
+    text = pydoc.render_doc(dflop.balance)
+    assert "_native.pyi" not in text + pydoc.render_doc(dflop.Balance)
+    for argument in inspect.signature(dflop.balance).parameters:
+        assert re.search(rf"^\s+{argument}: \S", text, flags=re.M), argument
+    assert "Returns:" in text
+    assert "Raises:" in text
+    assert dflop.balance([3, 0, 7, 2], [4, 5, 1, 2], 2, meets="pipeline").max_load_ns == 7, "its example"

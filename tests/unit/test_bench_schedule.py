@@ -131,6 +131,62 @@ def test_claims_are_kept_or_missed_by_the_numbers(bench, size, ours, cpsat, expe
     assert list(bench.claims(row_of(size, ours, cpsat)).values()) == expected
 
 
+def test_a_hint_begins_where_the_best_baseline_ends(bench, batches):
+    pytest.importorskip("ortools")
+    costs = batches.lognormal(24, 2, sigma=0.8)
+    hint, _ = _native.baseline("greedy", costs.encoder_ns, costs.llm_ns, costs.tokens, 6)
+    best = _native.judge(costs.encoder_ns, costs.llm_ns, 6, hint, meets="pipeline").max_load_ns
+    _, assignment = bench.cpsat(costs, 6, 3, hint)
+    found = _native.judge(costs.encoder_ns, costs.llm_ns, 6, assignment, meets="pipeline").max_load_ns
+    assert found <= best * (1 + 1e-6)
+
+
+def test_a_cell_has_the_median_and_the_worst_of_its_seeds(bench):
+    def row(seed, gap, seconds, answered_by, solver=None):
+        method = {"gap": gap, "seconds": seconds, "max_load_ns": 1}
+        methods = {"dflop": method, "paper": method | {"answered_by": answered_by}}
+        if solver is not None:
+            methods["cp-sat"] = {"gap": solver, "seconds": 10.0, "max_load_ns": 1}
+        return {"set": "a", "num_samples": 8, "num_buckets": 2, "seed": seed, "methods": methods}
+
+    rows = [
+        row(1, 0.1, 1.0, "ilp", 0.3),
+        row(2, 0.5, 2.0, "lpt, the solver did not converge"),
+        row(3, 0.2, 9.0, "ilp"),
+    ]
+    (cell,) = bench.cells(rows)
+    assert cell["methods"]["dflop"]["gap"] == {"median": 0.2, "worst": 0.5}
+    assert cell["methods"]["dflop"]["seconds"] == {"median": 2.0, "worst": 9.0}
+    # CP-SAT was asked for one seed alone, and the paper's program was solved in two: both are said.
+    assert bench.gap_of(cell["methods"]["cp-sat"], 3) == "30.0 / 30.0 (of 1)"
+    assert bench.gap_of(cell["methods"]["dflop"], 3) == "20.0 / 50.0"
+    assert cell["paper_answered_by"] == "ILP 2, LPT 1"
+    assert bench.paper_name(rows[1:2]) == "LPT"
+
+
+def test_makespans_divide_by_the_best_baseline_that_runs_every_seed(bench):
+    def row(way, recompute, over, is_baseline=True):
+        seeds = [{"over_bound": o, "needed_bytes": None if o else 131_000_000_000} for o in over]
+        place = {"num_ranks": 8, "layout": "l", "num_microbatches": 16, "memory_budget_bytes": 76_000_000_000}
+        return {**place, "way": way, "recompute": recompute, "is_baseline": is_baseline, "seeds": seeds}
+
+    (place,) = bench.makespans(
+        [
+            row("blind", "none", [1.2, None]),
+            row("blind", "full", [1.5, 1.6]),
+            row("tokens", "none", [1.1, None]),
+            row("tokens", "full", [None, None]),
+            row("aware", "none", [1.25, 1.28], is_baseline=False),
+            row("aware", "full", [1.4, 1.3], is_baseline=False),
+        ]
+    )
+    assert (place["best_baseline"], place["best_ours"]) == ("blind", "aware")
+    assert place["gain"] == {"median": pytest.approx((1.5 / 1.25 + 1.6 / 1.28) / 2), "worst": 1.5 / 1.25}
+    assert bench.over_bound(place["ways"]["blind"]) == "1.550 / 1.600 (full)"
+    assert bench.over_bound(place["ways"]["tokens"]) == "refused: 131 GB"
+    assert bench.over_bound(place["ways"]["aware"]) == "1.265 / 1.280"
+
+
 def test_the_summary_counts_rows(bench):
     rows = [{"claims": {"a": True}}, {"claims": {"a": False, "b": True}}, {"claims": {}}]
     assert bench.summarise(rows) == {"a": {"held": 1, "of": 2}, "b": {"held": 1, "of": 1}}

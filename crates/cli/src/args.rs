@@ -299,6 +299,18 @@ pub(crate) struct Simulate {
     /// Global batches to simulate, without --durations
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) steps: u32,
+    /// Simulate clusters of these numbers of ranks instead, with as many samples a rank and step as the plan has
+    ///
+    /// For each number a quick search chooses the layout, with the microbatches of the plan. Links between ranks are taken
+    /// as the model profile has them.
+    #[arg(
+        long,
+        value_name = "RANKS",
+        value_delimiter = ',',
+        conflicts_with_all = ["durations", "steps", "trace"],
+        value_parser = clap::value_parser!(u32).range(2..=4096)
+    )]
+    pub(crate) num_ranks: Vec<u32>,
     /// Also write a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
@@ -419,12 +431,13 @@ pub(crate) struct Train {
     ///
     /// Each does what the one before it does, and more: arrival order in equal counts; LLM tokens alone; predicted
     /// times of encoder and LLM; the order of the microbatches; their sizes; action lists made for the step. With
-    /// -ahead, forwards run ahead as far as memory allows.
+    /// -ahead, forwards run ahead as far as memory allows. `dflop report` holds the faster of aware and aware-ahead
+    /// against the fastest of blind, tokens and their -ahead.
     #[arg(
         long,
         value_name = "ARMS",
         value_delimiter = ',',
-        default_value = "blind,aware",
+        default_value = "blind,blind-ahead,tokens-ahead,aware,aware-ahead",
         requires = "compare"
     )]
     pub(crate) arms: Vec<Arm>,

@@ -207,6 +207,23 @@ impl CostModel {
         self.tail(number, self.over_stage(stage, |module| module.trained_bytes), dp)
     }
 
+    /// All layers of the LLM backbone, with embedding and head.
+    pub const fn whole_stage(&self) -> StageLayers {
+        StageLayers { num_layers: self.num_llm_layers, is_first: true, is_last: true }
+    }
+
+    /// Time of the gradients' reduction over `dp` replicas of the whole model and of the optimizer, whose states are cut
+    /// over `sharding_degree` ranks (at least 1). Where they are cut, gradients are reduced to their owners and
+    /// parameters gathered from them: as many bytes as in one all-reduce.
+    pub fn whole_tail(&self, dp: u32, sharding_degree: u32) -> Transfer {
+        let stage = self.whole_stage();
+        let number = |module: &Module| module.num_trained_parameters;
+        let bytes = |module: &Module| module.trained_bytes;
+        let num_parameters = self.over_encoder(number).saturating_add(self.over_stage(stage, number));
+        let gradient_bytes = self.over_encoder(bytes).saturating_add(self.over_stage(stage, bytes));
+        self.tail(num_parameters.div_ceil(u64::from(sharding_degree.max(1))), gradient_bytes, dp)
+    }
+
     /// One all-reduce of all gradients, over the widest span that is known: which replicas share a node is not known
     /// here, and the wider is never the faster.
     fn tail(&self, num_parameters: u64, gradient_bytes: u64, dp: u32) -> Transfer {

@@ -17,7 +17,7 @@ mod rank;
 mod walk;
 
 use crate::cost::CostModel;
-use dflop_types::MicrobatchShape;
+use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
 pub use parts::{
     MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
 };
@@ -51,9 +51,48 @@ impl CostModel {
             })
             .collect();
         let buffers = self.holding.buffers(steps.copies_rows);
-        let (load, moment) = walk::fullest(&microbatches, steps.actions, buffers)?;
-        let mut memory = self.fixed_memory(steps.part, steps.sharding_degree);
-        memory.is_extrapolated = is_extrapolated;
+        let fullest = walk::fullest(&microbatches, steps.actions, buffers)?;
+        let fixed = self.fixed_memory(steps.part, steps.sharding_degree);
+        Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
+    }
+
+    /// Predicted peak of a rank that holds the whole model and runs one microbatch after the other, each forward and
+    /// then backward: that of the largest of them. Its optimizer states are cut over `sharding_degree` ranks, as in
+    /// [`CostModel::fixed_memory`].
+    ///
+    /// *Complexity*: O(s log n) for s samples and n measured points.
+    ///
+    /// *Not modelled*: buckets of gradients that the reduction copies; the rest as in [`CostModel::rank_peak`].
+    pub fn whole_peak(&self, microbatch: &RankMicrobatch, sharding_degree: u32) -> RankMemory {
+        let whole = RankPart::Stage(self.whole_stage());
+        let (encoder, outside_encoder) = self.microbatch_bytes(RankPart::Encoder, microbatch);
+        let (mut bytes, outside) = self.microbatch_bytes(whole, microbatch);
+        bytes.pieces.splice(0..0, encoder.pieces);
+        // Features pass from module to module, no message between.
+        bytes.incoming = 0;
+        let actions =
+            [ActionKind::F, ActionKind::B].map(|kind| Action { stage: StageIndex(0), kind, microbatch: 0 });
+        let fullest = walk::fullest(&[bytes], &actions, self.holding.buffers(false))
+            .unwrap_or_else(|error| unreachable!("one microbatch goes forward and back: {error}"));
+        let (encoder, llm) = (
+            self.fixed_memory(RankPart::Encoder, sharding_degree),
+            self.fixed_memory(whole, sharding_degree),
+        );
+        let fixed = RankMemory {
+            parameter_bytes: encoder.parameter_bytes.saturating_add(llm.parameter_bytes),
+            gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
+            optimizer_bytes: encoder.optimizer_bytes.saturating_add(llm.optimizer_bytes),
+            workspace_bytes: encoder.workspace_bytes.saturating_add(llm.workspace_bytes),
+            is_extrapolated: outside_encoder || outside,
+            // One device, one context.
+            ..llm
+        };
+        self.at_fullest(fixed, fullest)
+    }
+
+    /// What a rank holds whatever the samples, with what its fullest moment adds.
+    fn at_fullest(&self, fixed: RankMemory, (load, moment): (walk::Load, Moment)) -> RankMemory {
+        let mut memory = fixed;
         if load.total() > memory.workspace_bytes {
             memory.activation_bytes = load.activations;
             memory.logits_bytes = load.logits;
@@ -63,6 +102,6 @@ impl CostModel {
             memory.moment = moment;
         }
         memory.allocator_bytes = self.holding.allocator_bytes(memory.tensor_bytes());
-        Ok(memory)
+        memory
     }
 }

@@ -22,8 +22,7 @@ impl CostModel {
     /// Additive, as a scheduler needs it: the linear part by its slope around `typical` (the launch floor is
     /// paid by the microbatch, not by the sample), the attention as it is.
     pub fn sample_cost(&self, sample: &SampleShape, typical: Typical) -> (u64, u64) {
-        let whole = StageLayers { num_layers: self.num_llm_layers, is_first: true, is_last: true };
-        (self.sample_encoder_ns(sample, typical), self.sample_stage_ns(sample, typical, whole))
+        (self.sample_encoder_ns(sample, typical), self.sample_stage_ns(sample, typical, self.whole_stage()))
     }
 
     /// Forward and backward time that one sample adds on the encoder, in nanoseconds; 0 for a text-only

@@ -1,12 +1,15 @@
 //! Speed of header reading and of tokenization on one thread, as one line of JSON; `benches/data.py` calls it.
 //!
 //! `speed probe SECONDS FILE_LIST`: media files a second, the same files again and again (page cache).
+//! `speed shapes SECONDS FILE_LIST SETTINGS`: the same for images, and what each costs by the shape rule of the model whose
+//! `config` and `preprocessor` stand in the JSON file SETTINGS.
 //! `speed tokens MODEL_DIR JSONL`: seconds that the tokenizer alone takes for the texts of a file of records, that
 //! conversations and templates take with it, and that the whole profile takes on one thread.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use dflop_data::conversation::Conversation;
+use dflop_data::family::{self, FamilyFiles, Size};
 use dflop_data::probe::probe;
 use dflop_data::profile::{ProfileSettings, profile};
 use dflop_data::tokens::ChatTokenizer;
@@ -17,21 +20,43 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["probe", seconds, list] => probes(seconds.parse().unwrap(), list),
+        ["shapes", seconds, list, settings] => shapes(seconds.parse().unwrap(), list, settings),
         ["tokens", model_dir, records] => tokens(Path::new(model_dir), Path::new(records)),
-        _ => panic!("usage: speed probe SECONDS FILE_LIST | speed tokens MODEL_DIR JSONL"),
+        _ => panic!(
+            "usage: speed probe SECONDS FILE_LIST | speed shapes SECONDS FILE_LIST SETTINGS | speed tokens MODEL_DIR JSONL"
+        ),
     }
 }
 
 fn probes(seconds: f64, list: &str) {
+    rate(seconds, list, |file| {
+        std::hint::black_box(probe(file).unwrap());
+    });
+}
+
+fn shapes(seconds: f64, list: &str, settings: &str) {
+    let text = std::fs::read_to_string(settings).unwrap();
+    let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let files = FamilyFiles {
+        config: settings["config"].take(),
+        preprocessor: settings["preprocessor"].take(),
+        video_preprocessor: serde_json::json!({}),
+    };
+    let rule = family::open(&files).unwrap().unwrap();
+    rate(seconds, list, |file| {
+        let found = probe(file).unwrap();
+        let size = Size { height: found.height.unwrap(), width: found.width.unwrap() };
+        std::hint::black_box(rule.image(size, 1).unwrap());
+    });
+}
+
+/// Prints how many files of the list `act` takes a second, again and again, after a first round.
+fn rate(seconds: f64, list: &str, act: impl Fn(&Path)) {
     let files: Vec<PathBuf> = std::fs::read_to_string(list).unwrap().lines().map(PathBuf::from).collect();
-    for file in &files {
-        probe(file).unwrap();
-    }
+    files.iter().for_each(|file| act(file));
     let (begin, mut num_files) = (Instant::now(), 0_u64);
     while begin.elapsed().as_secs_f64() < seconds {
-        for file in &files {
-            std::hint::black_box(probe(file).unwrap());
-        }
+        files.iter().for_each(|file| act(file));
         num_files += files.len() as u64;
     }
     println!("{{\"files_per_s\": {:.1}}}", num_files as f64 / begin.elapsed().as_secs_f64());

@@ -15,7 +15,7 @@ pub struct Caveats {
     /// Whether the reduction of the plan's gradients stands on measurements of as many ranks and bytes; true where
     /// nothing is reduced.
     pub is_reduction_measured: bool,
-    /// Measured points that were repaired, as they fell with the size.
+    /// Measured points that were corrected, because a larger size was measured shorter than a smaller one.
     pub num_repaired_points: u32,
 }
 

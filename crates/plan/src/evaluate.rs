@@ -50,7 +50,7 @@ pub(crate) fn evaluate(
     let num_batches = batches.len() as u128;
     let mut left_ns: u128 = bounds_ns.iter().map(|&ns| u128::from(ns)).sum();
     let mut done_ns = 0u128;
-    let (mut aware_ns, mut blind_ns) = (Vec::new(), Vec::new());
+    let mut aware_ns = Vec::new();
     let (mut idle_ratio, mut num_predictions, mut num_extrapolated) = (0.0, 0, 0);
     let mut peaks = [0u64; 2];
     for (step, (batch, &bound_ns)) in (0..).zip(batches.iter().zip(bounds_ns)) {
@@ -81,7 +81,6 @@ pub(crate) fn evaluate(
             *peak = memory.total_bytes().max(*peak);
         }
         aware_ns.push(timeline.makespan_ns);
-        blind_ns.push(pair.blind.predicted_makespan_ns);
         done_ns += u128::from(timeline.makespan_ns);
         left_ns -= u128::from(bound_ns);
     }
@@ -89,7 +88,6 @@ pub(crate) fn evaluate(
     Ok(Verdict::Fits(PlanPrediction {
         step_ns_mean,
         step_ns_half_width,
-        blind_step_ns_mean: mean_and_half_width(&blind_ns).0,
         bubble_ratio: idle_ratio / (batches.len().max(1)) as f64,
         encoder_memory_bytes_peak: peaks[0],
         llm_memory_bytes_peak: peaks[1],

@@ -11,8 +11,10 @@
 //! *References*: DFLOP, arXiv 2603.25120, for the idea of planning by data; its algorithm takes the cost at
 //! the mean sample, this one the mean of the cost. `docs/planner.md`.
 
+mod baseline;
 mod bound;
 mod caveats;
+mod data_parallel;
 mod error;
 mod evaluate;
 mod feasible;
@@ -23,8 +25,10 @@ mod outcome;
 mod search;
 mod space;
 
+pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;
+pub use data_parallel::{DataParallel, DataParallelStep};
 pub use error::PlanError;
-pub use outcome::{Outcome, StopReason, describe, explain};
-pub use search::{NUM_RANKED, SearchInput, search};
+pub use outcome::{Outcome, StopReason, describe, explain, gain};
+pub use search::{JUDGEMENTS_MAX, NUM_RANKED, SearchInput, search};
 pub use space::{Candidate, layouts};

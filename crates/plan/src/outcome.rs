@@ -3,7 +3,8 @@
 
 use crate::caveats::Caveats;
 use dflop_types::{
-    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace, memory_size,
+    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace,
+    WayPrediction, memory_size,
 };
 use std::fmt::Write as _;
 
@@ -36,6 +37,12 @@ pub struct Outcome {
     pub num_ranks: u32,
     /// Samples of a global batch.
     pub global_batch_size: u32,
+    /// Microbatches of a step that were asked for; `None`: the search chose.
+    pub num_microbatches: Option<u32>,
+    /// Where none fits with those: a number of microbatches with which a plan fits, if one was found.
+    pub fitting_num_microbatches: Option<u32>,
+    /// The global batches in every way that was compared with the best plan, ours among them.
+    pub ways: Vec<WayPrediction>,
     /// Seed of the sampled global batches.
     pub seed: u64,
     /// Global batches each candidate was judged on.
@@ -60,6 +67,7 @@ impl Outcome {
             seed: self.seed,
             num_sampled_batches: self.num_sampled_batches,
             best: *best,
+            ways: self.ways.clone(),
             runners_up: runners_up.to_vec(),
             rejections: self.rejections.clone(),
             searched: Some(self.searched()),
@@ -76,11 +84,28 @@ impl Outcome {
     }
 
     /// The act that comes nearest to a plan; `None` where there is one.
+    ///
+    /// It names the limit that binds. Candidates that fell for their memory or their tokens kept every other rule, so
+    /// these limits go before the rules; and where another number of microbatches would do, that goes before all.
     pub fn hint(&self) -> Option<String> {
         if !self.ranked.is_empty() {
             return None;
         }
-        self.rejections.iter().find_map(|r| match &r.rejection {
+        if let (Some(count), Some(own)) = (self.fitting_num_microbatches, self.num_microbatches) {
+            return Some(format!(
+                "`train.num_microbatches` is {own}: with {count} a plan fits; set it to that, or leave it out and `dflop plan` chooses"
+            ));
+        }
+        let binds = |rejection: &Rejection| match rejection {
+            Rejection::Memory { .. } | Rejection::BucketTokens { .. } => 0,
+            Rejection::TooFewSamples { .. } => 1,
+            Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => 2,
+            Rejection::Bound => 3,
+        };
+        // Among equals the most frequent, which stands first.
+        let nearest =
+            self.rejections.iter().map(|r| &r.rejection).min_by_key(|rejection| binds(rejection))?;
+        match nearest {
             Rejection::Memory { needed_bytes, .. } if !self.is_budget_given => Some(format!(
                 "give the cluster more ranks, or devices on which a rank may use {needed_bytes} bytes or more; \
                  `cluster.memory_budget_bytes` says how many it may"
@@ -88,8 +113,11 @@ impl Outcome {
             Rejection::Memory { needed_bytes, .. } => Some(format!(
                 "raise `memory_budget_bytes` to {needed_bytes} or more, or give the cluster more ranks"
             )),
-            Rejection::TooFewSamples { buckets, .. } => {
+            Rejection::TooFewSamples { buckets, .. } if self.num_microbatches.is_some() => {
                 Some(format!("raise `global_batch_size` to {buckets} or more, or lower `num_microbatches`"))
+            }
+            Rejection::TooFewSamples { buckets, .. } => {
+                Some(format!("raise `global_batch_size` to {buckets} or more"))
             }
             Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
@@ -98,7 +126,7 @@ impl Outcome {
                 "raise `train.bucket_tokens_max` to {needed_tokens} or more, or `train.num_microbatches`, or lower `train.global_batch_size`"
             )),
             Rejection::Bound => None,
-        })
+        }
     }
 }
 
@@ -159,12 +187,13 @@ pub fn explain(outcome: &Outcome) -> String {
         Some((best, runners_up)) => {
             let budget = budget_words(&outcome.searched());
             choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
+            others(&mut text, &outcome.ways, best);
             if !runners_up.is_empty() {
                 table(&mut text, &outcome.ranked);
             }
-            let others = outcome.num_candidates - outcome.ranked.len() as u64;
-            if others > 0 {
-                not_chosen(&mut text, others, outcome.num_candidates);
+            let num_others = outcome.num_candidates - outcome.ranked.len() as u64;
+            if num_others > 0 {
+                not_chosen(&mut text, num_others, outcome.num_candidates);
                 reasons(&mut text, outcome);
             }
             let notes = outcome.caveats.notes(&best.prediction);
@@ -203,6 +232,7 @@ pub fn describe(plan: &Plan) -> String {
     let mut text = String::new();
     let budget = plan.searched.as_ref().map(budget_words);
     choice(&mut text, &plan.best, plan.num_sampled_batches, plan.global_batch_size, budget.as_deref());
+    others(&mut text, &plan.ways, &plan.best);
     if !plan.runners_up.is_empty() {
         let ranked: Vec<RankedPlan> =
             std::iter::once(plan.best).chain(plan.runners_up.iter().copied()).collect();
@@ -252,12 +282,6 @@ fn choice(
     );
     let _ = writeln!(
         text,
-        "  blind   {} ms in arrival order and equal counts, x{:.3}",
-        ms(prediction.blind_step_ns_mean),
-        prediction.blind_step_ns_mean as f64 / prediction.step_ns_mean.max(1) as f64,
-    );
-    let _ = writeln!(
-        text,
         "  memory  encoder rank {}, llm rank {}{}",
         memory_size(prediction.encoder_memory_bytes_peak),
         memory_size(prediction.llm_memory_bytes_peak),
@@ -265,10 +289,53 @@ fn choice(
     );
 }
 
+/// The same global batches in other ways, and what the plan gains over the best baseline that can run.
+fn others(text: &mut String, ways: &[WayPrediction], best: &RankedPlan) {
+    if ways.is_empty() {
+        return;
+    }
+    text.push_str("\nthe same global batches in other ways on the same ranks\n");
+    let header = ["way", "", "step ms", "over the plan", "microbatches"];
+    let own_ns = best.prediction.step_ns_mean.max(1) as f64;
+    let row = |way: &WayPrediction| {
+        let (step, over) = match (way.step_ns_mean, &way.refusal) {
+            (Some(ns), _) => (ms(ns), format!("x{:.3}", ns as f64 / own_ns)),
+            _ => ("-".to_owned(), "-".to_owned()),
+        };
+        let kind = if way.is_baseline { "baseline" } else { "dflop" };
+        vec![way.way.clone(), kind.to_owned(), step, over, way.num_microbatches.to_string()]
+    };
+    lines(text, &header, 2, &ways.iter().map(row).collect::<Vec<_>>());
+    for way in ways {
+        if let Some(refusal) = &way.refusal {
+            let _ = writeln!(text, "  {} {refusal}", way.way);
+        }
+    }
+    let _ = writeln!(text, "  {}", gain(ways, best));
+}
+
+/// What the plan gains over the best baseline that can run, in a sentence.
+pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
+    let Some((baseline, baseline_ns)) = WayPrediction::best_baseline(ways) else {
+        return "no baseline can run on these ranks: there is nothing to divide by".to_owned();
+    };
+    let over = |ns: u64| baseline_ns as f64 / ns.max(1) as f64;
+    let own = over(best.prediction.step_ns_mean);
+    let ahead = ways.iter().find(|way| way.way == "aware-ahead").and_then(|way| way.step_ns_mean);
+    let ahead =
+        ahead.map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` x{:.3}", over(ns)));
+    let verdict = if own > 1.0 { "gain" } else { "no gain" };
+    let not_trained = if baseline.way.starts_with("data-parallel") && own < 1.0 {
+        "; this version simulates data parallelism and does not train it"
+    } else {
+        ""
+    };
+    format!("{verdict}: x{own:.3} over the best baseline that can run, {}{ahead}{not_trained}", baseline.way)
+}
+
 fn table(text: &mut String, ranked: &[RankedPlan]) {
     text.push_str("\nthe best and its runners-up\n");
-    let header =
-        ["", "step ms", "+- ms", "blind ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
+    let header = ["", "step ms", "+- ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
     let rows: Vec<Vec<String>> = (1u32..)
         .zip(ranked)
         .map(|(place, plan)| {
@@ -276,7 +343,6 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
                 place.to_string(),
                 ms(plan.prediction.step_ns_mean),
                 ms(plan.prediction.step_ns_half_width),
-                ms(plan.prediction.blind_step_ns_mean),
                 percent(plan.prediction.bubble_ratio),
                 plan.layout.encoder.dp.to_string(),
                 plan.layout.llm.pp.to_string(),
@@ -285,19 +351,28 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
             ]
         })
         .collect();
+    lines(text, &header, 0, &rows);
+}
+
+/// A table; the first `num_left` columns stand at the left.
+fn lines(text: &mut String, header: &[&str], num_left: usize, rows: &[Vec<String>]) {
     let widths: Vec<usize> = (0..header.len())
         .map(|column| {
             rows.iter().map(|row| row[column].len()).chain([header[column].len()]).max().unwrap_or(0)
         })
         .collect();
     let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        for (cell, width) in cells.zip(&widths) {
-            let _ = write!(text, "  {cell:>width$}");
+        for (column, (cell, width)) in cells.zip(&widths).enumerate() {
+            let _ = if column < num_left {
+                write!(text, "  {cell:<width$}")
+            } else {
+                write!(text, "  {cell:>width$}")
+            };
         }
         text.push('\n');
     };
-    line(&mut header.into_iter());
-    for row in &rows {
+    line(&mut header.iter().copied());
+    for row in rows {
         line(&mut row.iter().map(String::as_str));
     }
 }

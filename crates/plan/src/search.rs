@@ -1,5 +1,6 @@
 //! The search: candidates by ascending lower bound, judged until no other can be among the best.
 
+use crate::baseline::compare;
 use crate::bound::{self, BatchWork};
 use crate::caveats::Caveats;
 use crate::error::PlanError;
@@ -19,8 +20,8 @@ use std::sync::Arc;
 /// Plans that an outcome holds at most: the best and five runners-up.
 pub const NUM_RANKED: usize = 6;
 
-/// Candidates judged at most; a count, not a time, so that searches repeat.
-const JUDGEMENTS_MAX: u64 = 2_000;
+/// Candidates that a search judges at most unless told; a count, not a time, so that searches repeat.
+pub const JUDGEMENTS_MAX: u64 = 2_000;
 
 /// What a search needs.
 pub struct SearchInput<'a> {
@@ -42,6 +43,8 @@ pub struct SearchInput<'a> {
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
+    /// Candidates judged at most, those with the smallest lower bounds; [`JUDGEMENTS_MAX`] is enough for a whole search.
+    pub judgements_max: u64,
     /// Seed of the sampled global batches and of their schedules.
     pub seed: u64,
     /// Hashes that the plan carries of what it was made from.
@@ -92,7 +95,7 @@ impl Contender {
 /// simulator. Candidates stand by ascending lower bound; once the bound is above the worst plan kept, all
 /// that follow fall.
 ///
-/// *Complexity*: candidates x sampled batches x one [`StepScheduler::schedule`], at most 2,000 candidates.
+/// *Complexity*: candidates x sampled batches x one [`StepScheduler::schedule`], at most `judgements_max` candidates.
 ///
 /// # Errors
 /// [`PlanError::TooFewRanks`], [`PlanError::Zero`], [`PlanError::Cost`]; [`PlanError::Step`] where no global batch can be
@@ -130,7 +133,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let mut num_judged = 0;
     for (position, contender) in contenders.iter().enumerate() {
         (input.progress)(rejections.len() as u64 + ranked.len() as u64, num_candidates);
-        if num_judged == JUDGEMENTS_MAX {
+        if num_judged >= input.judgements_max {
             stop = StopReason::WorkBudget { num_left: (contenders.len() - position) as u64 };
             break;
         }
@@ -153,8 +156,24 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     (input.progress)(num_candidates, num_candidates);
     ranked.truncate(NUM_RANKED);
     let caveats = Caveats::of(input.model_profile, &model, ranked.first());
+    let is_best = |contender: &&Contender, best: &RankedPlan| {
+        let Candidate { layout, num_microbatches } = contender.candidate;
+        (layout, num_microbatches) == (best.layout, best.num_microbatches)
+    };
+    let best = ranked.first().and_then(|best| contenders.iter().find(|contender| is_best(contender, best)));
+    let ways = match best {
+        Some(best) => compare(&best.scheduler, &batches, input.num_microbatches.is_none())?,
+        None => Vec::new(),
+    };
+    let fitting_num_microbatches = match input.num_microbatches {
+        Some(own) if ranked.is_empty() => fitting_num_microbatches(input, own, &model, &batches)?,
+        _ => None,
+    };
     Ok(Outcome {
         ranked,
+        ways,
+        num_microbatches: input.num_microbatches,
+        fitting_num_microbatches,
         rejections: group(rejections),
         stop,
         num_candidates,
@@ -168,6 +187,34 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         caveats,
         made_from: input.made_from.clone(),
     })
+}
+
+/// Candidates judged at most to find a number of microbatches with which a plan fits.
+const FITTING_JUDGEMENTS_MAX: usize = 24;
+
+/// A number of microbatches other than `own` with which some candidate fits, the nearest to it that was found.
+fn fitting_num_microbatches(
+    input: &SearchInput<'_>,
+    own: u32,
+    model: &Arc<CostModel>,
+    batches: &[Vec<SampleIndex>],
+) -> Result<Option<u32>, PlanError> {
+    let (num_ranks, num_layers) = (input.cluster.num_ranks, model.num_llm_layers());
+    let space = space(num_ranks, num_layers, model.is_tied(), input.global_batch_size, None);
+    let mut contenders = contenders(input, model, &space.candidates, batches, &mut Vec::new())?;
+    contenders.retain(|contender| contender.candidate.num_microbatches != own);
+    let distance = |count: u32| (f64::from(count) / f64::from(own.max(1))).ln().abs();
+    contenders.sort_by(|a, b| {
+        let key = |c: &Contender| distance(c.candidate.num_microbatches);
+        key(a).total_cmp(&key(b)).then_with(|| a.bound_sum_ns().cmp(&b.bound_sum_ns()))
+    });
+    for contender in contenders.iter().take(FITTING_JUDGEMENTS_MAX) {
+        let verdict = evaluate(&contender.scheduler, batches, &contender.bounds_ns, None)?;
+        if matches!(verdict, Verdict::Fits(_)) {
+            return Ok(Some(contender.candidate.num_microbatches));
+        }
+    }
+    Ok(None)
 }
 
 /// Global batches as training draws them, whole ones only where there are any: the smaller last batch of an

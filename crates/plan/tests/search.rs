@@ -5,12 +5,14 @@
 mod fixture;
 
 use dflop_cost::{CostModel, RankMemory};
-use dflop_plan::{Caveats, Outcome, PlanError, SearchInput, StopReason, explain, layouts, search};
+use dflop_plan::{
+    Caveats, JUDGEMENTS_MAX, Outcome, PlanError, SearchInput, StopReason, explain, layouts, search,
+};
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
-    PlanPrediction, RankedPlan, Rejection, RejectionCount, SampleShape,
+    PlanPrediction, RankedPlan, Refusal, Rejection, RejectionCount, SampleShape, WayPrediction,
 };
 use std::cell::Cell;
 
@@ -25,6 +27,7 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
         num_sampled_batches: 4,
+        judgements_max: JUDGEMENTS_MAX,
         seed: 11,
         made_from: MadeFrom::from([("data_profile".to_owned(), "sha256:0".to_owned())]),
         progress: &|_, _| {},
@@ -120,7 +123,6 @@ fn the_prediction_tells_of_both_arms() {
     let outcome = search(&input(&fixture::shapes(64, 6), &model_profile, 3)).unwrap();
     for plan in &outcome.ranked {
         let prediction = plan.prediction;
-        assert!(prediction.step_ns_mean <= prediction.blind_step_ns_mean);
         assert!(prediction.step_ns_half_width > 0);
         assert!((0.0..1.0).contains(&prediction.bubble_ratio));
         assert!((0.0..=1.0).contains(&prediction.extrapolated_ratio));
@@ -246,6 +248,15 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         num_candidates: num_rejected + ranked.len() as u64 + 3,
         num_judged: ranked.len() as u64 + 3,
         ranked,
+        num_microbatches: None,
+        fitting_num_microbatches: None,
+        ways: vec![
+            way("blind", true, Ok(1_050_000_000)),
+            way("blind-ahead", true, Ok(830_000_000)),
+            way("data-parallel", true, Err(131 << 30)),
+            way("aware", false, Ok(812_400_000)),
+            way("aware-ahead", false, Ok(790_000_000)),
+        ],
         rejections: rejections
             .into_iter()
             .map(|(rejection, count)| RejectionCount { rejection, count })
@@ -267,6 +278,16 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
     }
 }
 
+fn way(name: &str, is_baseline: bool, step: Result<u64, u64>) -> WayPrediction {
+    WayPrediction {
+        way: name.to_owned(),
+        is_baseline,
+        num_microbatches: 16,
+        step_ns_mean: step.ok(),
+        refusal: step.err().map(|needed_bytes| Refusal::Memory { needed_bytes, budget_bytes: 3 << 30 }),
+    }
+}
+
 fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
     let component = |pp, dp| ComponentLayout { tp: 1, pp, dp };
     RankedPlan {
@@ -276,7 +297,6 @@ fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
         prediction: PlanPrediction {
             step_ns_mean,
             step_ns_half_width: step_ns_mean / 20,
-            blind_step_ns_mean: step_ns_mean / 10 * 12,
             bubble_ratio: 0.125,
             encoder_memory_bytes_peak: 700 << 20,
             llm_memory_bytes_peak: 5 << 29,

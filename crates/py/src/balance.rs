@@ -11,7 +11,11 @@ use pyo3::prelude::*;
 use std::cell::Cell;
 use std::time::Instant;
 
-/// An assignment of samples to buckets; see `_native.pyi`.
+/// An assignment of samples to buckets, with its loads and how near to the best it is certain to be.
+///
+/// `assignment` has the bucket of each sample, counted from 0. `encoder_load_ns` and `llm_load_ns` have the sum of the
+/// costs in each bucket, and `max_load_ns` is the largest of all these sums. No assignment has a largest sum below
+/// `lower_bound_ns`; `gap` is `max_load_ns / lower_bound_ns - 1`, and `proven_optimal` says that it is 0.
 #[pyclass(frozen, module = "dflop")]
 pub(crate) struct Balance(Assignment);
 
@@ -64,7 +68,42 @@ impl Balance {
     }
 }
 
-/// Balances samples into `num_buckets` buckets; see `_native.pyi`.
+/// Puts samples into buckets such that ranks wait for each other as little as the search finds.
+///
+/// `meets` says what ranks wait for, and so what is made even:
+///
+/// - `step` (DDP, ZeRO-1, ZeRO-2): the encoder's and the LLM's work together, summed over the buckets that a rank takes.
+/// - `phase` (FSDP, ZeRO-3): the encoder's work and the LLM's work of each microbatch, apart.
+/// - `pipeline` (encoder and LLM on different ranks): the larger of both in each bucket.
+///
+/// Args:
+///     encoder_ns: Cost of each sample on the encoder, as integers in any unit; 0 for text. A sequence, array or tensor.
+///     llm_ns: Cost of each sample on the LLM, in the same unit; as many as `encoder_ns`.
+///     num_buckets: How many buckets to fill, those of all ranks; at least 1. None: the fewest, a multiple of
+///         `num_microbatches`, for which a packing under the caps is found.
+///     meets: `step`, `phase` or `pipeline`, as above.
+///     num_microbatches: How many buckets a rank takes in a step.
+///     seed: Seed of the search. Equal arguments give equal answers on any machine.
+///     exact: Search exactly where few samples share a bucket. Takes about a second at most. Up to 48 samples are searched
+///         exactly for some milliseconds without it.
+///     bytes: Size of each sample in bytes; needed for `bucket_bytes_max`.
+///     bucket_bytes_max: No bucket may hold more bytes.
+///     tokens: Tokens of each sample; needed for `bucket_tokens_max`.
+///     bucket_tokens_max: No bucket may hold more tokens.
+///
+/// Returns:
+///     A `Balance`: the bucket of each sample, the loads, and a lower bound that no assignment can beat.
+///
+/// Raises:
+///     ScheduleError: A number is out of its range, lists differ in length, or a cap cannot be kept. The message says
+///         which entry.
+///     TypeError: Something is no integer.
+///     KeyboardInterrupt: Ctrl-C ended the search.
+///
+/// Example:
+///     >>> import dflop
+///     >>> dflop.balance([3, 0, 7, 2], [4, 5, 1, 2], 2, meets="pipeline").max_load_ns
+///     7
 #[pyfunction]
 #[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, meets = "step", num_microbatches = None, seed = None, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None), text_signature = "(encoder_ns, llm_ns, num_buckets, *, meets='step', num_microbatches=1, seed=0, exact=False, bytes=None, bucket_bytes_max=None, tokens=None, bucket_tokens_max=None)")]
 #[allow(clippy::too_many_arguments)]

@@ -3,13 +3,13 @@
 //! Nothing here was measured. Sizes are drawn from a fixed seed, times follow from sizes, and a small 1F1B
 //! walk turns times into timelines, so that the page has the looks of a real one.
 
-use dflop_report::{Comparison, Report, StepView, figure, render};
+use dflop_report::{ArmView, Comparison, Report, StepView, figure, render};
 use dflop_types::{
     Action, ActionKind, Collective, Component, ComponentLayout, DataProfile, Device, EncoderSegments, Idle,
     Layout, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MessagePoint, ModelProfile,
     ModuleProfile, Network, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample, Rank, RankedPlan,
-    Recompute, RecomputePoint, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
-    Timeline,
+    Recompute, RecomputePoint, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
+    Timeline, WayPrediction,
 };
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ fn main() -> std::io::Result<()> {
     };
     let (blind, aware) = (step("blind").unwrap_or_default(), step("aware").unwrap_or_default());
     let caption = "One global batch of 64 samples, 16 microbatches, 1F1B, 3 ranks. Made-up numbers.";
-    std::fs::write(dir.join("sample_figure.svg"), figure(&blind, &aware, caption))
+    std::fs::write(dir.join("sample_figure.svg"), figure(("blind", &blind), ("aware", &aware), caption))
 }
 
 fn report() -> Report {
@@ -74,18 +74,25 @@ fn report() -> Report {
     };
     let ratio = mean(&blind) / mean(&aware);
     let comparison = Comparison {
-        step_ms_blind: mean(&blind),
-        step_ms_aware: mean(&aware),
+        baseline: "blind".to_owned(),
+        ours: "aware".to_owned(),
+        step_ms_baseline: mean(&blind),
+        step_ms_ours: mean(&aware),
         ratio,
         ratio_low: ratio - 0.016,
         ratio_high: ratio + 0.017,
         pairs: blind.iter().copied().zip(aware.iter().copied()).collect(),
-        idle_ratio_blind: idle("blind"),
-        idle_ratio_aware: idle("aware"),
+        idle_ratio_baseline: idle("blind"),
+        idle_ratio_ours: idle("aware"),
         prediction_error_median: 0.0112,
         prediction_error_p95: 0.0307,
         corrected_error_median: Some(0.0094),
         corrected_error_p95: Some(0.0251),
+        arms: vec![
+            arm("blind", true, mean(&blind), 1.0),
+            arm("tokens", true, 1.02 * mean(&blind), 1.0 / 1.02),
+            arm("aware", false, mean(&aware), ratio),
+        ],
     };
     let loss = (0..64)
         .map(|step| (step, 6.2 * (-(step as f64) / 40.0).exp() + 2.1 + 0.05 * dice.normal()))
@@ -103,6 +110,7 @@ fn report() -> Report {
         facts: facts.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         steps,
         comparison: Some(comparison),
+        measured: None,
         plan: Some(plan()),
         data: Some(data),
         outliers: None,
@@ -374,37 +382,65 @@ fn model(dice: &mut Dice) -> ModelProfile {
     }
 }
 
+fn arm(name: &str, is_baseline: bool, step_ms: f64, ratio: f64) -> ArmView {
+    ArmView {
+        name: name.to_owned(),
+        is_baseline,
+        step_ms,
+        ratio,
+        ratio_low: ratio - 0.016,
+        ratio_high: ratio + 0.017,
+        idle_ratio: 0.15,
+    }
+}
+
+fn way(name: &str, is_baseline: bool, step: Result<f64, u64>) -> WayPrediction {
+    WayPrediction {
+        way: name.to_owned(),
+        is_baseline,
+        num_microbatches: 16,
+        step_ns_mean: step.ok().map(|ms| (ms * 1e6) as u64),
+        refusal: step.err().map(|needed_bytes| Refusal::Memory { needed_bytes, budget_bytes: 76 << 30 }),
+    }
+}
+
 fn plan() -> Plan {
-    let ranked =
-        |encoder_dp, pp, llm_dp, num_microbatches, step_ms: f64, gain: f64, bubble_ratio| RankedPlan {
-            layout: Layout {
-                encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-                llm: ComponentLayout { tp: 1, pp, dp: llm_dp },
-            },
-            num_microbatches,
-            pipeline_order: PipelineOrder::OneFOneB,
-            prediction: PlanPrediction {
-                step_ns_mean: (step_ms * 1e6) as u64,
-                step_ns_half_width: (step_ms * 8e3) as u64,
-                blind_step_ns_mean: (step_ms * gain * 1e6) as u64,
-                bubble_ratio,
-                encoder_memory_bytes_peak: 412 << 20,
-                llm_memory_bytes_peak: 655 << 20,
-                extrapolated_ratio: 0.003,
-                num_predictions: 4_000,
-                num_extrapolated: 12,
-            },
-        };
+    let ranked = |encoder_dp, pp, llm_dp, num_microbatches, step_ms: f64, bubble_ratio| RankedPlan {
+        layout: Layout {
+            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+            llm: ComponentLayout { tp: 1, pp, dp: llm_dp },
+        },
+        num_microbatches,
+        pipeline_order: PipelineOrder::OneFOneB,
+        prediction: PlanPrediction {
+            step_ns_mean: (step_ms * 1e6) as u64,
+            step_ns_half_width: (step_ms * 8e3) as u64,
+            bubble_ratio,
+            encoder_memory_bytes_peak: 412 << 20,
+            llm_memory_bytes_peak: 655 << 20,
+            extrapolated_ratio: 0.003,
+            num_predictions: 4_000,
+            num_extrapolated: 12,
+        },
+    };
     Plan {
         made_from: hashes(&["data_profile", "model_profile", "model_config"]),
         global_batch_size: 64,
         seed: 0,
         num_sampled_batches: 16,
-        best: ranked(1, 2, 1, 16, 373.0, 1.268, 0.101),
+        best: ranked(1, 2, 1, 16, 373.0, 0.101),
+        ways: vec![
+            way("blind", true, Ok(473.0)),
+            way("blind-ahead", true, Ok(405.5)),
+            way("data-parallel", true, Err(131 << 30)),
+            way("data-parallel-sharded", true, Ok(391.2)),
+            way("aware", false, Ok(373.0)),
+            way("aware-ahead", false, Ok(362.1)),
+        ],
         runners_up: vec![
-            ranked(1, 2, 1, 8, 401.4, 1.181, 0.162),
-            ranked(2, 1, 1, 16, 418.9, 1.12, 0.214),
-            ranked(1, 1, 2, 8, 422.0, 1.09, 0.22),
+            ranked(1, 2, 1, 8, 401.4, 0.162),
+            ranked(2, 1, 1, 16, 418.9, 0.214),
+            ranked(1, 1, 2, 8, 422.0, 0.22),
         ],
         rejections: vec![
             RejectionCount { rejection: Rejection::Bound, count: 9 },

@@ -293,8 +293,8 @@ pub(crate) fn table_below(caption: &str, columns: &[Column], rows: &[Vec<String>
 /// The class of an arm's colour.
 pub(crate) fn arm_class(arm: &str) -> &'static str {
     match arm {
-        "aware" => "a-aware",
-        "blind" => "a-blind",
+        "aware" | "aware-ahead" => "a-aware",
+        "blind" | "blind-ahead" | "tokens" | "tokens-ahead" => "a-blind",
         _ => "a-other",
     }
 }

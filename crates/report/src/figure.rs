@@ -2,6 +2,7 @@
 
 use crate::chart::{Lanes, TimelineView, draw, px};
 use crate::format;
+use crate::page::arm_name;
 use dflop_types::Timeline;
 use maud::{PreEscaped, html};
 
@@ -11,20 +12,20 @@ const STYLE: &str = include_str!("../assets/figure.css");
 const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 18.0;
 
-/// A standalone SVG of one step before and after on one time axis, bubbles shaded, `caption` below.
+/// A standalone SVG of one step before and after on one time axis, bubbles shaded, `caption` below: the timelines of a
+/// baseline and of ours, each with the name of its arm.
 ///
 /// It carries its own card and colours for light and dark, so that it reads on any background. Control characters
 /// in the caption, which XML forbids, are written out. Drawn in part where a timeline is large, and said so.
-pub fn figure(blind: &Timeline, aware: &Timeline, caption: &str) -> String {
+pub fn figure(baseline: (&str, &Timeline), ours: (&str, &Timeline), caption: &str) -> String {
+    let (blind, aware) = (baseline.1, ours.1);
     let end_ns = blind.makespan_ns.max(aware.makespan_ns);
     let inner = WIDTH - 2.0 * MARGIN;
     let mut y = MARGIN;
     let mut left_out = Vec::new();
     let mut panels = Vec::new();
-    for (name, timeline, has_axis) in [
-        ("Data-blind: samples in arrival order", blind, false),
-        ("Data-aware: scheduled by dflop", aware, true),
-    ] {
+    for (name, timeline, has_axis) in [(arm_name(baseline.0), blind, false), (arm_name(ours.0), aware, true)]
+    {
         let lanes = Lanes::new(timeline, end_ns, inner);
         left_out.extend(lanes.left_out.iter().filter(|text| text.starts_with("showing")).cloned());
         let lane_height = if lanes.num_lanes() > 8 { 14.0 } else { 24.0 };
@@ -42,9 +43,11 @@ pub fn figure(blind: &Timeline, aware: &Timeline, caption: &str) -> String {
     let keys_y = y + 12.0;
     let height = keys_y + 14.0 + 18.0 * lines.len() as f64 + MARGIN;
     let label = format!(
-        "One training step before and after: data-blind {}, idle {}; data-aware {}, idle {}.",
+        "One training step before and after: {} {}, idle {}; {} {}, idle {}.",
+        baseline.0,
         format::ns(blind.makespan_ns),
         format::percent(idle_ratio(blind)),
+        ours.0,
         format::ns(aware.makespan_ns),
         format::percent(idle_ratio(aware)),
     );

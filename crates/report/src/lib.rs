@@ -32,8 +32,10 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// Steps, in the order in which they ran. The steps of both arms over one global batch carry one number.
     pub steps: Vec<StepView>,
-    /// Blind against aware steps.
+    /// The fastest baseline against the fastest of ours, where both were trained.
     pub comparison: Option<Comparison>,
+    /// What the steps took, where something was trained.
+    pub measured: Option<Measured>,
     /// The plan.
     pub plan: Option<Plan>,
     /// The data profile.
@@ -96,25 +98,29 @@ pub struct StepView {
     pub data_wait_ns: u64,
 }
 
-/// Blind against aware steps over the same global batches.
+/// The fastest baseline against the fastest of ours, over the same global batches.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Comparison {
-    /// Typical step time of the blind arm, in milliseconds.
-    pub step_ms_blind: f64,
-    /// Typical step time of the aware arm, in milliseconds.
-    pub step_ms_aware: f64,
-    /// Blind over aware; above 1 the aware arm is faster.
+    /// Name of the baseline: the arm of [`StepView::arm`] that does not look at predicted times.
+    pub baseline: String,
+    /// Name of ours.
+    pub ours: String,
+    /// Typical step time of the baseline, in milliseconds.
+    pub step_ms_baseline: f64,
+    /// Typical step time of ours, in milliseconds.
+    pub step_ms_ours: f64,
+    /// Baseline over ours; above 1 ours is faster.
     pub ratio: f64,
     /// Lower end of the 95 % interval of the ratio.
     pub ratio_low: f64,
     /// Upper end of the 95 % interval of the ratio.
     pub ratio_high: f64,
-    /// Step times of each pair, blind then aware, in milliseconds, in the order in which they ran.
+    /// Step times of each pair, baseline then ours, in milliseconds, in the order in which they ran.
     pub pairs: Vec<(f64, f64)>,
-    /// Idle time over ranks x makespan in the blind arm, from 0 to 1.
-    pub idle_ratio_blind: f64,
-    /// Idle time over ranks x makespan in the aware arm, from 0 to 1.
-    pub idle_ratio_aware: f64,
+    /// Idle time over ranks x makespan of the baseline, from 0 to 1.
+    pub idle_ratio_baseline: f64,
+    /// Idle time over ranks x makespan of ours, from 0 to 1.
+    pub idle_ratio_ours: f64,
     /// Median of |predicted - measured| / measured over steps.
     pub prediction_error_median: f64,
     /// 95th percentile of |predicted - measured| / measured over steps.
@@ -123,6 +129,40 @@ pub struct Comparison {
     pub corrected_error_median: Option<f64>,
     /// 95th percentile of that, if it is known.
     pub corrected_error_p95: Option<f64>,
+    /// Every arm that ran, these two among them.
+    pub arms: Vec<ArmView>,
+}
+
+/// One arm of a comparison.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ArmView {
+    /// Its name.
+    pub name: String,
+    /// Whether it is a baseline.
+    pub is_baseline: bool,
+    /// Typical step time, in milliseconds.
+    pub step_ms: f64,
+    /// The fastest baseline over this arm; above 1 this arm is faster.
+    pub ratio: f64,
+    /// Lower end of its 95 % interval.
+    pub ratio_low: f64,
+    /// Upper end.
+    pub ratio_high: f64,
+    /// Idle time over ranks x makespan, from 0 to 1.
+    pub idle_ratio: f64,
+}
+
+/// What a run without a comparison took.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Measured {
+    /// Steps.
+    pub num_steps: u64,
+    /// Median of their times, in milliseconds.
+    pub step_ms_median: f64,
+    /// Median of measured over predicted time; above 1 steps took longer.
+    pub over_predicted_median: f64,
+    /// Idle time over ranks x makespan, from 0 to 1.
+    pub idle_ratio: f64,
 }
 
 /// One self-contained HTML page: no external resource, light and dark, whole without scripts.

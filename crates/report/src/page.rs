@@ -14,6 +14,8 @@ use crate::format;
 use dflop_types::MadeFrom;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+pub(crate) use steps::arm_name;
+
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
 
@@ -98,28 +100,37 @@ fn patterns() -> Markup {
     }
 }
 
-/// The one sentence for who reads no further.
+/// The one sentence for who reads no further. A measured number leads wherever there is one.
 fn headline(report: &Report) -> Markup {
     if let Some(c) = &report.comparison {
         let interval = format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high));
         let pairs = format::plural(c.pairs.len() as u64, "pair");
         let verdict = if !c.ratio.is_finite() {
-            return html! { "The ratio of blind to aware step times is not known." };
+            return html! { "The ratio of the step times is not known." };
         } else if c.ratio_low > 1.0 {
             "faster"
         } else if c.ratio_high < 1.0 {
             "slower"
         } else {
             return html! {
-                "No difference measured between data-aware and data-blind steps: " strong { (format::times(c.ratio)) }
-                " (95\u{a0}% interval " (interval) ", " (pairs) "), " (format::ms(c.step_ms_aware)) " against " (format::ms(c.step_ms_blind)) "."
+                "No difference measured between data-aware steps (" (c.ours) ") and the fastest baseline (" (c.baseline) "): "
+                strong { (format::times(c.ratio)) } " (95\u{a0}% interval " (interval) ", " (pairs) "), "
+                (format::ms(c.step_ms_ours)) " against " (format::ms(c.step_ms_baseline)) "."
             };
         };
         let factor = if verdict == "faster" { c.ratio } else { 1.0 / c.ratio };
         return html! {
-            "Data-aware steps are " strong { (format::times(factor)) " " (verdict) } ": "
-            (format::ms(c.step_ms_aware)) " a step against " (format::ms(c.step_ms_blind)) " (95\u{a0}% interval of blind over aware "
-            (interval) ", " (pairs) ")."
+            "Data-aware steps (" (c.ours) ") are " strong { (format::times(factor)) " " (verdict) } " than the fastest baseline ("
+            (c.baseline) "): " (format::ms(c.step_ms_ours)) " a step against " (format::ms(c.step_ms_baseline))
+            " (95\u{a0}% interval of baseline over ours " (interval) ", " (pairs) ")."
+        };
+    }
+    if let Some(measured) = &report.measured {
+        let predicted = measured.over_predicted_median;
+        return html! {
+            "A step took " strong { (format::ms(measured.step_ms_median)) } " (median of "
+            (format::plural(measured.num_steps, "measured step")) "), idle " (format::percent(measured.idle_ratio)) ", "
+            (format::times(predicted)) " the time that was predicted."
         };
     }
     if let Some(plan) = &report.plan {
@@ -147,9 +158,9 @@ fn tiles(report: &Report) -> Markup {
     };
     html! {
         dl class="tiles" {
-            (tile("step, blind", format::ms(c.step_ms_blind), format!("idle {}", format::percent(c.idle_ratio_blind))))
-            (tile("step, aware", format::ms(c.step_ms_aware), format!("idle {}", format::percent(c.idle_ratio_aware))))
-            (tile("blind over aware", format::times(c.ratio), format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high))))
+            (tile(&format!("step, {}", c.baseline), format::ms(c.step_ms_baseline), format!("idle {}", format::percent(c.idle_ratio_baseline))))
+            (tile(&format!("step, {}", c.ours), format::ms(c.step_ms_ours), format!("idle {}", format::percent(c.idle_ratio_ours))))
+            (tile("baseline over ours", format::times(c.ratio), format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high))))
             (tile("prediction error, median", format::percent(c.prediction_error_median), format!("95th percentile {}", format::percent(c.prediction_error_p95))))
             @if let (Some(median), Some(p95)) = (c.corrected_error_median, c.corrected_error_p95) {
                 (tile("corrected error, median", format::percent(median), format!("95th percentile {}", format::percent(p95))))

@@ -4,12 +4,12 @@
 
 mod soundness;
 
-use dflop_report::{Comparison, OutlierView, Outliers, Report, StepView, figure, render};
+use dflop_report::{ArmView, Comparison, Measured, OutlierView, Outliers, Report, StepView, figure, render};
 use dflop_types::{
     Action, ActionKind, Component, ComponentLayout, DataProfile, EncoderSegments, Idle, Layout, MadeFrom,
     MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, Problem,
-    ProfiledSample, Rank, RankedPlan, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
-    Timeline,
+    ProfiledSample, Rank, RankedPlan, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span,
+    StageIndex, Timeline, WayPrediction,
 };
 use proptest::prelude::*;
 use soundness::{check, shown, without};
@@ -73,7 +73,6 @@ fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
     let prediction = PlanPrediction {
         step_ns_mean: step_ms * 1_000_000,
         step_ns_half_width: 400_000,
-        blind_step_ns_mean: step_ms * 1_250_000,
         bubble_ratio: 0.2,
         encoder_memory_bytes_peak: 1 << 29,
         llm_memory_bytes_peak: 3 << 28,
@@ -101,6 +100,21 @@ fn outliers() -> Outliers {
         }],
         num_unfit: 1,
         budget_bytes: Some(2 << 30),
+    }
+}
+
+fn arm(name: &str, is_baseline: bool, step_ms: f64, ratio: f64) -> ArmView {
+    let (ratio_low, ratio_high) = (ratio - 0.02, ratio + 0.02);
+    ArmView { name: name.to_owned(), is_baseline, step_ms, ratio, ratio_low, ratio_high, idle_ratio: 0.3 }
+}
+
+fn way(name: &str, is_baseline: bool, step: Result<u64, u64>) -> WayPrediction {
+    WayPrediction {
+        way: name.to_owned(),
+        is_baseline,
+        num_microbatches: 2,
+        step_ns_mean: step.ok().map(|ms| ms * 1_000_000),
+        refusal: step.err().map(|needed_bytes| Refusal::Memory { needed_bytes, budget_bytes: 76 << 30 }),
     }
 }
 
@@ -141,25 +155,39 @@ fn small() -> Report {
             step(1, "aware", 0, 0),
         ],
         comparison: Some(Comparison {
-            step_ms_blind: 45.5,
-            step_ms_aware: 35.0,
+            baseline: "blind".to_owned(),
+            ours: "aware".to_owned(),
+            step_ms_baseline: 45.5,
+            step_ms_ours: 35.0,
             ratio: 1.3,
             ratio_low: 1.28,
             ratio_high: 1.32,
             pairs: vec![(45.0, 35.0), (46.0, 35.0)],
-            idle_ratio_blind: 0.35,
-            idle_ratio_aware: 0.31,
+            idle_ratio_baseline: 0.35,
+            idle_ratio_ours: 0.31,
             prediction_error_median: 0.011,
             prediction_error_p95: 0.022,
             corrected_error_median: Some(0.008),
             corrected_error_p95: Some(0.019),
+            arms: vec![
+                arm("blind", true, 45.5, 1.0),
+                arm("aware", false, 35.0, 1.3),
+                arm("tokens", true, 47.0, 0.97),
+            ],
         }),
+        measured: None,
         plan: Some(Plan {
             made_from: hashes("data_profile"),
             global_batch_size: 8,
             seed: 0,
             num_sampled_batches: 4,
             best: ranked(2, 36),
+            ways: vec![
+                way("blind", true, Ok(45)),
+                way("blind-ahead", true, Ok(37)),
+                way("data-parallel", true, Err(131 << 30)),
+                way("aware", false, Ok(36)),
+            ],
             runners_up: vec![ranked(4, 40)],
             rejections: vec![RejectionCount {
                 rejection: Rejection::Memory {
@@ -211,7 +239,7 @@ fn a_small_page_looks_as_reviewed() {
 /// The figure of the README is what a person reviewed.
 #[test]
 fn a_small_figure_looks_as_reviewed() {
-    let figure = figure(&timeline(10), &timeline(0), "Two ranks, two microbatches.");
+    let figure = figure(("blind", &timeline(10)), ("aware", &timeline(0)), "Two ranks, two microbatches.");
     check(&without(&figure, "style"));
     insta::assert_snapshot!(without(&figure, "style").replace("><", ">\n<"));
 }
@@ -225,7 +253,7 @@ fn the_page_stands_alone() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(
-        figure(&timeline(1), &timeline(0), "").matches("http").count() == 1,
+        figure(("blind", &timeline(1)), ("aware", &timeline(0)), "").matches("http").count() == 1,
         "only the name space of SVG"
     );
 }
@@ -298,12 +326,37 @@ fn the_headline_says_no_more_than_the_interval() {
             Comparison { ratio, ratio_low: low, ratio_high: high, ..small().comparison.unwrap() };
         shown(&Report { comparison: Some(comparison), ..Report::default() })
     };
-    assert!(page(1.3, 1.2, 1.4).contains("Data-aware steps are <strong>1.300x faster</strong>"));
-    assert!(page(0.8, 0.7, 0.9).contains("Data-aware steps are <strong>1.250x slower</strong>"));
+    let faster = page(1.3, 1.2, 1.4);
+    assert!(faster.contains(
+        "Data-aware steps (aware) are <strong>1.300x faster</strong> than the fastest baseline (blind)"
+    ));
+    assert!(page(0.8, 0.7, 0.9).contains("are <strong>1.250x slower</strong> than the fastest baseline"));
     assert!(page(1.01, 0.99, 1.03).contains("No difference measured"));
     let unknown = page(f64::NAN, f64::NAN, f64::NAN);
     check(&unknown);
     assert!(unknown.contains("is not known"));
+}
+
+/// After training the measured step leads; what was planned stands below, and a ratio is formed with what can run alone.
+#[test]
+fn a_measured_number_leads_before_the_forecast() {
+    let measured =
+        Measured { num_steps: 3, step_ms_median: 8_110.0, over_predicted_median: 2.96, idle_ratio: 0.2 };
+    let plan = small().plan;
+    let page = shown(&Report { measured: Some(measured), plan: plan.clone(), ..Report::default() });
+    check(&page);
+    let headline = page.split("class=\"headline\"").nth(1).unwrap().split("</p>").next().unwrap();
+    assert!(
+        headline.contains("A step took <strong>8,110 ms</strong> (median of 3 measured steps)"),
+        "{headline}"
+    );
+    assert!(
+        headline.contains("2.960x the time that was predicted") && !headline.contains("expected"),
+        "{headline}"
+    );
+    let forecast = shown(&Report { plan, ..Report::default() });
+    assert!(forecast.contains("the best baseline that can run (blind-ahead) 37.0 ms (1.028x)"));
+    assert!(forecast.contains("does not fit: a rank needs 131.00 GiB, memory budget 76.00 GiB"));
 }
 
 /// The pair shown is one of the same global batch, the one with the median ratio.
@@ -331,7 +384,10 @@ fn the_median_pair_is_shown() {
     assert!(page.contains("Timeline of step 9, blind, measured: 45.0 ms"));
     assert!(!page.contains("Timeline of step 7"));
     let apart = vec![step(0, "blind", 5), step(1, "aware", 0)];
-    assert!(shown(&Report { steps: apart, ..Report::default() }).contains("A blind step and an aware step"));
+    assert!(
+        shown(&Report { steps: apart, ..Report::default() })
+            .contains("A step of the baseline and one of ours")
+    );
 }
 
 /// Names from files never become markup.
@@ -365,7 +421,7 @@ fn hostile_names_are_escaped() {
     assert!(page.contains("&lt;script&gt;alert(1)"));
     assert!(!page.contains(['\u{1b}', '\u{202e}', '\u{7f}']) && page.contains("\\u{1b}[2J\\u{202e}\\u{7f}"));
     assert!(!page.contains("5ec12e7") && page.contains("https://***@host/a.jpg?***"));
-    let figure = figure(&timeline(1), &timeline(0), &format!("{HOSTILE}\u{0}\u{1b}"));
+    let figure = figure(("blind", &timeline(1)), ("aware", &timeline(0)), &format!("{HOSTILE}\u{0}\u{1b}"));
     check(&without(&figure, "style"));
     assert!(!figure.contains("<script>") && !figure.contains("5ec12e7"));
     assert!(!figure.contains(['\u{0}', '\u{1b}', '\u{202e}']));
@@ -396,7 +452,7 @@ fn nothing_took_any_time() {
         let page = shown(&report);
         check(&page);
         assert!(page.contains("Not finite at 2 steps"));
-        check(&without(&figure(&timeline, &timeline, ""), "style"));
+        check(&without(&figure(("blind", &timeline), ("aware", &timeline), ""), "style"));
     }
 }
 
@@ -488,18 +544,25 @@ fn any_report() -> impl Strategy<Value = Report> {
     let pairs = prop::collection::vec((any_float(), any_float()), 0..12);
     let comparison = prop::option::of((floats, pairs)).prop_map(|values| {
         values.map(|(v, pairs)| Comparison {
-            step_ms_blind: v[0],
-            step_ms_aware: v[1],
+            baseline: HOSTILE.to_owned(),
+            ours: "aware".to_owned(),
+            step_ms_baseline: v[0],
+            step_ms_ours: v[1],
             ratio: v[2],
             ratio_low: v[3],
             ratio_high: v[4],
             pairs,
-            idle_ratio_blind: v[5],
-            idle_ratio_aware: v[6],
+            idle_ratio_baseline: v[5],
+            idle_ratio_ours: v[6],
             prediction_error_median: v[7],
             prediction_error_p95: v[8],
             corrected_error_median: Some(v[7]),
             corrected_error_p95: None,
+            arms: vec![
+                arm(HOSTILE, true, v[0], v[2]),
+                arm("aware", false, v[1], v[2]),
+                arm("", false, v[3], v[4]),
+            ],
         })
     });
     let loss = prop::collection::vec((any::<u64>(), any_float()), 0..12);
@@ -561,8 +624,8 @@ proptest! {
     /// Whatever the timelines, the figure is well formed, and is the same each time.
     #[test]
     fn any_timelines_make_a_sound_figure(blind in any_timeline(), aware in any_timeline()) {
-        let drawn = figure(&blind, &aware, "caption");
+        let drawn = figure(("blind", &blind), ("aware", &aware), "caption");
         check(&without(&drawn, "style"));
-        prop_assert_eq!(&drawn, &figure(&blind, &aware, "caption"));
+        prop_assert_eq!(&drawn, &figure(("blind", &blind), ("aware", &aware), "caption"));
     }
 }

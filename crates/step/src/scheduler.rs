@@ -112,6 +112,16 @@ impl StepScheduler {
         self
     }
 
+    /// The same scheduler for another number of microbatches.
+    ///
+    /// # Errors
+    /// As [`StepSettings::stages`].
+    pub fn with_num_microbatches(&self, num_microbatches: u32) -> Result<Self, StepError> {
+        let settings = StepSettings { num_microbatches, ..self.settings };
+        settings.stages(&self.model)?;
+        Ok(Self { settings, ..self.clone() })
+    }
+
     /// The settings it was made with.
     pub const fn settings(&self) -> &StepSettings {
         &self.settings

@@ -60,6 +60,11 @@ impl StepScheduler {
         self
     }
 
+    /// The cap on the LLM tokens of a bucket; `None`: there is none.
+    pub const fn bucket_tokens_max(&self) -> Option<u64> {
+        self.bucket_tokens_max
+    }
+
     /// LLM tokens of each sample of a batch; `None` without a cap.
     pub(crate) fn capped_tokens(&self, batch: &[SampleIndex]) -> Option<Vec<u64>> {
         self.bucket_tokens_max?;

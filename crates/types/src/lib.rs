@@ -69,7 +69,8 @@ pub use model_profile::{
 pub use neighbour::Neighbour;
 pub use number::{counted, grouped, memory_size, thousands};
 pub use plan::{
-    BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Rejection, RejectionCount, SearchedSpace,
+    BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Refusal, Rejection, RejectionCount,
+    SearchedSpace, WayPrediction,
 };
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};

@@ -45,8 +45,6 @@ pub struct PlanPrediction {
     pub step_ns_mean: u64,
     /// Half width of the 95 % confidence interval of that mean, in nanoseconds.
     pub step_ns_half_width: u64,
-    /// The same global batches scheduled in arrival order, mean makespan in nanoseconds.
-    pub blind_step_ns_mean: u64,
     /// Mean idle time over ranks x makespan.
     pub bubble_ratio: f64,
     /// Predicted peak of the fullest encoder rank, in bytes.
@@ -61,6 +59,67 @@ pub struct PlanPrediction {
     /// Those outside the measured range.
     #[serde(default)]
     pub num_extrapolated: u64,
+}
+
+/// Why a way to run the global batches cannot run on these ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "snake_case")]
+pub enum Refusal {
+    /// A rank would need more than its budget.
+    Memory {
+        /// What the fullest rank needs over all global batches, in bytes.
+        needed_bytes: u64,
+        /// The budget, in bytes.
+        budget_bytes: u64,
+    },
+    /// A bucket would hold more LLM tokens than it may.
+    BucketTokens {
+        /// Tokens of the fullest bucket over all global batches.
+        needed_tokens: u64,
+        /// The cap, in LLM tokens.
+        bucket_tokens_max: u64,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory { needed_bytes, budget_bytes } => write!(
+                f,
+                "does not fit: a rank needs {}, memory budget {}",
+                memory_size(*needed_bytes),
+                memory_size(*budget_bytes)
+            ),
+            Self::BucketTokens { needed_tokens, bucket_tokens_max } => write!(
+                f,
+                "passes the cap: a bucket has {needed_tokens} LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
+            ),
+        }
+    }
+}
+
+/// One way to run the global batches that a plan was judged on: ours, or a baseline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayPrediction {
+    /// Its name: an arm of `dflop train`, or one of data parallelism, which this version simulates and does not train.
+    pub way: String,
+    /// Whether it is a baseline: a way that does not look at predicted times.
+    pub is_baseline: bool,
+    /// Microbatches of a step on each replica; of a baseline the fastest of those tried.
+    pub num_microbatches: u32,
+    /// Mean makespan over the global batches, in nanoseconds; `None` where it cannot run all of them.
+    pub step_ns_mean: Option<u64>,
+    /// Why it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
+}
+
+impl WayPrediction {
+    /// The baseline with the shortest step among those that can run; `None` if none can.
+    pub fn best_baseline(ways: &[Self]) -> Option<(&Self, u64)> {
+        let runs = ways.iter().filter(|way| way.is_baseline).filter_map(|way| Some((way, way.step_ns_mean?)));
+        runs.min_by_key(|(_, ns)| *ns)
+    }
 }
 
 /// A candidate that fits, with what it is expected to do.
@@ -221,6 +280,9 @@ pub struct Plan {
     pub num_sampled_batches: u32,
     /// What to run.
     pub best: RankedPlan,
+    /// The same global batches on the same ranks in every way that was compared, ours among them.
+    #[serde(default)]
+    pub ways: Vec<WayPrediction>,
     /// The next best, by step time.
     pub runners_up: Vec<RankedPlan>,
     /// Why others were not chosen.

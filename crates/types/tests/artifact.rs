@@ -266,6 +266,7 @@ fn a_plan_of_more_ranks_than_there_are_is_refused() {
             seed: 0,
             num_sampled_batches: 1,
             best,
+            ways: Vec::new(),
             runners_up: vec![runner_up],
             rejections: vec![],
             searched: None,

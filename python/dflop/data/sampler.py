@@ -251,9 +251,11 @@ class BalancedBatchSampler:
     def buckets(self, global_batch: int) -> list[list[int]]:
         """All buckets of a global batch of this epoch.
 
-        Replicas take `num_replicas` neighbours at a time: bucket `k * num_replicas + rank` is the k-th of a
-        replica. With `phase` and `pipeline` the heaviest come first, so that what runs together is of nearly
-        equal work; with `step` a replica's buckets together have as much work as any other's.
+        Replica `rank` of `num_replicas` gets the buckets `rank`, `num_replicas + rank` and so on of this
+        list, one after the other. So the first `num_replicas` buckets run at the same time, then the next ones.
+        With `phase` and `pipeline` the heaviest buckets come first, and buckets that run at the same time
+        have nearly equal work. With `step` all buckets of a replica together have as much work as those of any
+        other.
 
         Args:
             global_batch: Position in the epoch, from 0.

@@ -13,6 +13,7 @@ mod profile_merge;
 mod python;
 mod replay;
 mod report;
+mod scale;
 mod schedule;
 mod show;
 mod show_model;

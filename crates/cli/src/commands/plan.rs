@@ -3,7 +3,7 @@
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
-use dflop_plan::{SearchInput, explain, search};
+use dflop_plan::{JUDGEMENTS_MAX, SearchInput, explain, search};
 use dflop_types::{PipelineOrder, Plan, artifact, thousands};
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
@@ -47,6 +47,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             _ => PipelineOrder::OneFOneB,
         },
         num_sampled_batches: arguments.sampled_batches,
+        judgements_max: JUDGEMENTS_MAX,
         seed: config.train.seed,
         made_from: made_from.into_iter().map(|(name, hash)| (name.to_owned(), hash)).collect(),
         progress: &|done, total| {

@@ -5,7 +5,7 @@ use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
 use crate::config;
-use crate::measured::{self, ArmSummary, Comparison, StepMetrics, StepSchedule, StepTrace, Waits};
+use crate::measured::{self, ArmSummary, Comparison, StepMetrics, StepSchedule, StepTrace, Steps, Waits};
 use dflop_cost::CostModel;
 use dflop_data::table;
 use dflop_plan::Caveats;
@@ -24,6 +24,12 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         title: title(&arguments.dir),
         facts: found.facts(),
         steps: views.clone(),
+        measured: Steps::of(&found.metrics).map(|steps| dflop_report::Measured {
+            num_steps: steps.count as u64,
+            step_ms_median: steps.step_ms_median,
+            over_predicted_median: steps.over_predicted_median,
+            idle_ratio: steps.idle_ratio,
+        }),
         comparison: comparison.as_ref().map(for_page),
         plan: found.plan.clone(),
         data: found.data.clone(),
@@ -47,11 +53,14 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         write_trace(path, &borrowed)?;
     }
     if let Some(path) = &arguments.figure {
-        let step = found.usual_step();
+        // Without a comparison it may still be that one step of each was trained.
+        let arms = comparison.as_ref().map(|c| (c.best.baseline.as_str(), c.best.ours.as_str()));
+        let (baseline, ours) = arms.unwrap_or(("blind", "aware"));
+        let step = found.usual_step(baseline, ours);
         let measured = |arm: &str| {
             views.iter().find(|v| v.arm == arm && Some(v.step) == step).and_then(|v| v.measured.as_ref())
         };
-        let (Some(blind), Some(aware)) = (measured("blind"), measured("aware")) else {
+        let (Some(before), Some(after)) = (measured(baseline), measured(ours)) else {
             return Err(Failure::new(
                 format!(
                     "`{}` holds no step of both arms, the figure shows one of each",
@@ -60,7 +69,8 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
                 Some("train with `dflop train --compare`".to_owned()),
             ));
         };
-        let figure = dflop_report::figure(blind, aware, &found.caption(comparison.as_ref()));
+        let caption = found.caption(comparison.as_ref());
+        let figure = dflop_report::figure((baseline, before), (ours, after), &caption);
         artifact::write_text(path, "figure", &figure).map_err(|error| Failure::of_flag(error, "--figure"))?;
         talk!("wrote {}", path.display());
     }
@@ -75,8 +85,14 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
             ..error.into()
         })?;
         outln!("{}", comparison.sentence());
-        for arm in &comparison.other_arms {
+        for arm in &comparison.arms {
             outln!("{}: {}", arm.arm, arm.words());
+        }
+        if !comparison.is_gain() {
+            outln!(
+                "On {} ranks nothing is gained over the fastest baseline; `dflop simulate --num-ranks 8,16,32,64` simulates larger clusters.",
+                comparison.ranks
+            );
         }
         talk!("wrote {}", path.display());
     } else {
@@ -96,19 +112,32 @@ fn title(dir: &Path) -> String {
 }
 
 fn for_page(comparison: &Comparison) -> dflop_report::Comparison {
+    let best = &comparison.best;
+    let arm = |arm: &ArmSummary| dflop_report::ArmView {
+        name: arm.arm.clone(),
+        is_baseline: arm.is_baseline,
+        step_ms: arm.step_ms,
+        ratio: arm.ratio,
+        ratio_low: arm.ratio_low,
+        ratio_high: arm.ratio_high,
+        idle_ratio: arm.idle_ratio,
+    };
     dflop_report::Comparison {
-        step_ms_blind: comparison.step_ms_blind,
-        step_ms_aware: comparison.step_ms_aware,
-        ratio: comparison.ratio,
-        ratio_low: comparison.ratio_low,
-        ratio_high: comparison.ratio_high,
-        pairs: comparison.pairs.clone(),
-        idle_ratio_blind: comparison.idle_ratio_blind,
-        idle_ratio_aware: comparison.idle_ratio_aware,
+        baseline: best.baseline.clone(),
+        ours: best.ours.clone(),
+        step_ms_baseline: best.step_ms_baseline,
+        step_ms_ours: best.step_ms_ours,
+        ratio: best.ratio,
+        ratio_low: best.ratio_low,
+        ratio_high: best.ratio_high,
+        pairs: best.pairs.clone(),
+        idle_ratio_baseline: best.idle_ratio_baseline,
+        idle_ratio_ours: best.idle_ratio_ours,
         prediction_error_median: comparison.prediction_error_median,
         prediction_error_p95: comparison.prediction_error_p95,
         corrected_error_median: comparison.corrected_error_median,
         corrected_error_p95: comparison.corrected_error_p95,
+        arms: comparison.arms.iter().map(arm).collect(),
     }
 }
 
@@ -160,8 +189,8 @@ impl Found {
         let ranks = self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks());
         let measured = comparison.map_or_else(String::new, |c| {
             format!(
-                "; over {} global batches {:.3}x faster ({:.3} to {:.3})",
-                c.steps, c.ratio, c.ratio_low, c.ratio_high
+                "; over {} global batches {} takes {:.3} times as long as {} ({:.3} to {:.3})",
+                c.steps, c.best.baseline, c.best.ratio, c.best.ours, c.best.ratio_low, c.best.ratio_high
             )
         });
         format!("One global batch, measured: {ranks} ranks on {device}{measured}.")
@@ -198,15 +227,15 @@ impl Found {
 
     /// The global batch whose ratio of step times is nearest to the median: the figure shows a usual pair, not a lucky
     /// one.
-    fn usual_step(&self) -> Option<u64> {
+    fn usual_step(&self, baseline: &str, ours: &str) -> Option<u64> {
         let time = |step: u64, arm: &str| {
             self.metrics.iter().find(|m| m.step == step && m.arm == arm).map(|m| m.step_ns as f64)
         };
         let ratios: Vec<(f64, u64)> = self
             .metrics
             .iter()
-            .filter(|m| m.arm == "aware")
-            .filter_map(|m| Some((time(m.step, "blind")? / time(m.step, "aware")?, m.step)))
+            .filter(|m| m.arm == ours)
+            .filter_map(|m| Some((time(m.step, baseline)? / time(m.step, ours)?, m.step)))
             .collect();
         let median = measured::quantile(ratios.iter().map(|r| r.0).collect(), 0.5);
         ratios.into_iter().min_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs())).map(|r| r.1)
@@ -242,11 +271,8 @@ impl Found {
                 ),
             );
         }
-        let arms = ArmSummary::all(&self.metrics);
-        if arms.iter().any(|arm| arm.arm != "aware") {
-            for arm in arms {
-                add(&format!("arm {}", arm.arm), arm.words());
-            }
+        for arm in ArmSummary::all(&self.metrics) {
+            add(&format!("arm {}", arm.arm), arm.words());
         }
         add("dflop", env!("CARGO_PKG_VERSION").to_owned());
         facts
@@ -342,6 +368,7 @@ impl Found {
             let model = CostModel::new(profile)?;
             warnings.extend(Caveats::of(profile, &model, Some(&plan.best)).notes(&plan.best.prediction));
         }
+        warnings.extend(Steps::of(&self.metrics).and_then(|steps| steps.miss()));
         let num_stopped = self.metrics.iter().filter(|step| step.was_stopped).count();
         if num_stopped > 0 {
             warnings.push(format!(

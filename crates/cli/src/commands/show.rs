@@ -124,9 +124,10 @@ fn model_profile(path: &Path, is_json: bool) -> Result<(), Failure> {
     let repairs: Vec<String> = repairs
         .iter()
         .map(|r| {
-            let what = if r.num_points == 1 { "point was" } else { "points were" };
+            let (what, they) =
+                if r.num_points == 1 { ("point was", "it was") } else { ("points were", "they were") };
             format!(
-                "{} {} {}: {} {what} repaired, the value fell with the size",
+                "{} {} {}: {} {what} lower than at a smaller size: that is noise, and {they} smoothed",
                 r.module, r.part, r.phase, r.num_points
             )
         })

@@ -1,11 +1,12 @@
 //! `dflop simulate`: durations of a file, or a plan on its data.
 
-use super::{Inputs, beside, milliseconds};
+use super::{Inputs, beside, milliseconds, scale};
 use crate::Failure;
 use crate::args;
+use dflop_plan::{data_parallel_of, refusal};
 use dflop_sim::Durations;
-use dflop_step::{Arm, StepScheduler};
-use dflop_types::{PipelineOrder, Plan, Timeline, artifact, counted};
+use dflop_step::{Arm, Coverage, Method, StepScheduler};
+use dflop_types::{PipelineOrder, Plan, Refusal, SampleIndex, Timeline, artifact, counted};
 use serde_json::json;
 use std::path::Path;
 
@@ -98,112 +99,233 @@ fn summary(timeline: &Timeline) -> String {
     )
 }
 
+/// One way over all steps: its simulated steps, or why one of them cannot run.
+struct Way {
+    name: String,
+    is_baseline: bool,
+    /// By step: nanoseconds, and the timeline where the way has one.
+    steps: Vec<Result<(u64, Option<Timeline>), Refusal>>,
+}
+
+impl Way {
+    /// Mean of the steps, in nanoseconds; `None` if one cannot run.
+    fn mean_ns(&self) -> Option<f64> {
+        let sum =
+            self.steps.iter().map(|step| step.as_ref().ok().map(|step| step.0 as f64)).sum::<Option<f64>>();
+        sum.map(|sum| sum / self.steps.len().max(1) as f64)
+    }
+
+    /// Mean idle share; `None` if one cannot run, or nothing is known of it.
+    fn idle(&self) -> Option<f64> {
+        let ratio = |step: &Result<(u64, Option<Timeline>), Refusal>| {
+            step.as_ref().ok().and_then(|step| step.1.as_ref()).map(Timeline::bubble_ratio)
+        };
+        let sum = self.steps.iter().map(ratio).sum::<Option<f64>>();
+        sum.map(|sum| sum / self.steps.len().max(1) as f64)
+    }
+
+    /// Why the first step that cannot run cannot, and how many cannot.
+    fn refusal(&self) -> Option<(Refusal, usize)> {
+        let refusals = || self.steps.iter().filter_map(|step| step.as_ref().err());
+        refusals().next().map(|first| (*first, refusals().count()))
+    }
+}
+
+/// How much of the predictions stands on measurements.
+#[derive(Default)]
+struct Basis {
+    num_predictions: u64,
+    num_extrapolated: u64,
+    num_assumed: u64,
+    lacks_reduction: bool,
+}
+
+impl Basis {
+    fn add(&mut self, coverage: Coverage) {
+        self.num_predictions += coverage.num_predictions;
+        self.num_extrapolated += coverage.num_extrapolated;
+        self.num_assumed += coverage.num_assumed;
+        self.lacks_reduction |= !coverage.is_reduction_measured;
+    }
+}
+
+/// Every way in which the steps are simulated: baselines, then ours.
+fn ways(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    basis: &mut Basis,
+) -> Result<Vec<Way>, Failure> {
+    let mut arm = |method, is_ahead| -> Result<Way, Failure> {
+        let arm = Arm { method, is_ahead };
+        let mut steps = Vec::with_capacity(batches.len());
+        for (step, batch) in (0..).zip(batches) {
+            steps.push(match scheduler.schedule(step, batch, arm) {
+                Ok(schedule) => {
+                    basis.add(scheduler.coverage(&schedule)?);
+                    let timeline = scheduler.simulate(&schedule)?;
+                    Ok((timeline.makespan_ns, Some(timeline)))
+                }
+                // One arm that cannot run must not hide the others.
+                Err(error) => Err(refusal(&error).ok_or(error)?),
+            });
+        }
+        Ok(Way { name: arm.to_string(), is_baseline: method != Method::Aware, steps })
+    };
+    let mut ways = Vec::new();
+    for method in [Method::Blind, Method::Tokens] {
+        ways.extend([arm(method, false)?, arm(method, true)?]);
+    }
+    let ours = [arm(Method::Aware, false)?, arm(Method::Aware, true)?];
+    for shards_states in [false, true] {
+        let plain = data_parallel_of(scheduler, shards_states);
+        let step = |batch: &Vec<SampleIndex>| plain.step(batch).map(|step| (step.makespan_ns, None));
+        let steps = batches.iter().map(step).collect();
+        ways.push(Way { name: plain.name().to_owned(), is_baseline: true, steps });
+    }
+    ways.extend(ours);
+    Ok(ways)
+}
+
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     let inputs = Inputs::read(&arguments.files.inputs)?;
     inputs.note_device();
     let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
     inputs.check_plan(&path, &plan)?;
-    let seed = inputs.config.train.seed;
+    if !arguments.num_ranks.is_empty() {
+        return scale::run(&inputs, &plan, &arguments.num_ranks, arguments.json);
+    }
+    let bucket_tokens_max = inputs.config.train.bucket_tokens_max;
     let scheduler = StepScheduler::of_plan(
         &plan,
         &inputs.data_profile,
         &inputs.model_profile,
         inputs.config.cluster.memory_budget_bytes,
-        seed,
+        inputs.config.train.seed,
     )?
-    .with_giants(inputs.config.giants());
-    // Arrival order knows no cap: its times are shown without it, and how often it passes it is said.
-    let bucket_tokens_max = inputs.config.train.bucket_tokens_max;
-    let (scheduler, uncapped) = (scheduler.clone().with_bucket_tokens_max(bucket_tokens_max)?, scheduler);
+    .with_giants(inputs.config.giants())
+    .with_bucket_tokens_max(bucket_tokens_max)?;
     let batches = inputs.batches(&plan)?;
-    let mut steps = Vec::new();
-    let (mut num_predictions, mut num_extrapolated, mut num_assumed) = (0, 0, 0);
-    let (mut is_reduction_measured, mut num_over) = (true, 0);
-    for step in 0..u64::from(arguments.steps) {
-        let batch = batches.batch(step);
-        let mut timeline = |of: &StepScheduler, arm| -> Result<Timeline, Failure> {
-            let schedule = of.schedule(step, &batch, arm)?;
-            num_over += u64::from(scheduler.check_tokens(&schedule).is_err());
-            let coverage = scheduler.coverage(&schedule)?;
-            num_predictions += coverage.num_predictions;
-            num_extrapolated += coverage.num_extrapolated;
-            num_assumed += coverage.num_assumed;
-            is_reduction_measured &= coverage.is_reduction_measured;
-            Ok(scheduler.simulate(&schedule)?)
-        };
-        let blind = timeline(&uncapped, Arm::BLIND)?;
-        steps.push((blind, timeline(&scheduler, Arm::AWARE)?));
-    }
+    let batches: Vec<Vec<SampleIndex>> =
+        (0..u64::from(arguments.steps)).map(|step| batches.batch(step)).collect();
+    let mut basis = Basis::default();
+    let ways = ways(&scheduler, &batches, &mut basis)?;
     if let Some(path) = &arguments.trace {
-        let named: Vec<(String, &Timeline)> = steps
-            .iter()
-            .enumerate()
-            .flat_map(|(k, (b, a))| [(format!("step {k} blind"), b), (format!("step {k} aware"), a)])
+        let named: Vec<(String, &Timeline)> = (0..batches.len())
+            .flat_map(|step| ways.iter().map(move |way| (step, way)))
+            .filter_map(|(step, way)| {
+                let timeline = way.steps[step].as_ref().ok()?.1.as_ref()?;
+                Some((format!("step {step} {}", way.name), timeline))
+            })
             .collect();
         let borrowed: Vec<(&str, &Timeline)> = named.iter().map(|(n, t)| (n.as_str(), *t)).collect();
         write_trace(path, &borrowed)?;
     }
-    let mean = |pick: &dyn Fn(&(Timeline, Timeline)) -> f64| {
-        steps.iter().map(pick).sum::<f64>() / steps.len().max(1) as f64
-    };
-    let blind_ns = mean(&|s| s.0.makespan_ns as f64);
-    let aware_ns = mean(&|s| s.1.makespan_ns as f64);
-    let (blind_idle, aware_idle) = (mean(&|s| s.0.bubble_ratio()), mean(&|s| s.1.bubble_ratio()));
     if arguments.json {
-        let list: Vec<_> = steps
-            .iter()
-            .map(|(b, a)| {
-                json!({"blind": {"makespan_ns": b.makespan_ns, "idle_ns": b.idle_ns},
-                       "aware": {"makespan_ns": a.makespan_ns, "idle_ns": a.idle_ns}})
-            })
-            .collect();
+        print_json(&ways, batches.len(), &basis, bucket_tokens_max);
+    } else {
+        let num_microbatches = plan.best.num_microbatches;
+        let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
+        outln!("{}, {num_microbatches} {noun}, {}", plan.best.layout, plan.best.pipeline_order);
         outln!(
-            "{}",
-            json!({"steps": list, "blind_ns_mean": blind_ns, "aware_ns_mean": aware_ns,
-                   "num_predictions": num_predictions, "num_extrapolated": num_extrapolated,
-                   "num_assumed": num_assumed, "is_reduction_measured": is_reduction_measured,
-                   "bucket_tokens_max": bucket_tokens_max, "num_blind_over_tokens": num_over})
+            "{}, times simulated from the {} model profile",
+            counted(batches.len() as u64, "global batch").replace("batchs", "batches"),
+            if inputs.model_profile.is_estimated { "estimated, not measured," } else { "measured" }
         );
-        return Ok(());
+        print_ways(&ways, batches.len());
+        print_notes(basis.num_predictions, basis.num_extrapolated, basis.num_assumed);
+        if basis.lacks_reduction {
+            outln!("note: the reduction of the gradients was not measured as it is: its time is assumed");
+        }
     }
-    let num_microbatches = plan.best.num_microbatches;
-    let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
-    outln!("{}, {num_microbatches} {noun}, {}", plan.best.layout, plan.best.pipeline_order);
-    print_steps(&steps);
-    outln!(
-        "{:>6} {:>12} {:>12} {:>8.3}   idle {:.1} % -> {:.1} %  (simulated, from the {} model profile)",
-        "mean",
-        milliseconds(blind_ns as u64),
-        milliseconds(aware_ns as u64),
-        blind_ns / aware_ns.max(1.0),
-        blind_idle * 100.0,
-        aware_idle * 100.0,
-        if inputs.model_profile.is_estimated { "estimated, not measured" } else { "measured" }
-    );
-    print_notes(num_predictions, num_extrapolated, num_assumed);
-    if let Some(cap) = bucket_tokens_max.filter(|_| num_over > 0) {
-        outln!(
-            "note: arrival order passes `bucket_tokens_max` {cap} in {num_over} of {} steps; its times are without the cap",
-            steps.len()
-        );
+    let trained = inputs.config.train.schedule.as_str();
+    let refused = ways.iter().find(|way| way.name == trained).and_then(Way::refusal);
+    match refused {
+        None => Ok(()),
+        Some((refusal, count)) => Err(Failure::answer(
+            format!(
+                "`{trained}`, which `dflop train` would run, cannot run {count} of {}: it {refusal}",
+                counted(batches.len() as u64, "step")
+            ),
+            Some("run `dflop plan` again, or raise the limit".to_owned()),
+        )),
     }
-    if !is_reduction_measured {
-        outln!("note: the reduction of the gradients was not measured as it is: its time is assumed");
-    }
-    Ok(())
 }
 
-/// Simulated time of each step under both arms.
-fn print_steps(steps: &[(Timeline, Timeline)]) {
-    outln!("{:>6} {:>12} {:>12} {:>8}", "step", "blind", "aware", "ratio");
-    for (step, (blind, aware)) in steps.iter().enumerate() {
-        outln!(
-            "{step:>6} {:>12} {:>12} {:>8.3}",
-            milliseconds(blind.makespan_ns),
-            milliseconds(aware.makespan_ns),
-            blind.makespan_ns as f64 / aware.makespan_ns.max(1) as f64
-        );
+/// The steps of every way and what they stand on, as JSON.
+fn print_json(ways: &[Way], num_steps: usize, basis: &Basis, bucket_tokens_max: Option<u64>) {
+    let step = |step: usize| {
+        let of_way = |way: &Way| {
+            let value = match &way.steps[step] {
+                Ok((ns, Some(timeline))) => json!({"makespan_ns": ns, "idle_ns": timeline.idle_ns}),
+                Ok((ns, None)) => json!({"makespan_ns": ns}),
+                Err(refusal) => json!({"refusal": refusal}),
+            };
+            (way.name.clone(), value)
+        };
+        ways.iter().map(of_way).collect::<serde_json::Map<_, _>>()
+    };
+    let mean = |name: &str| ways.iter().find(|way| way.name == name).and_then(Way::mean_ns);
+    let best = best_baseline(ways);
+    let over_tokens = |way: &&Way| way.name == "blind";
+    let is_over = |step: &&Result<_, Refusal>| matches!(step, Err(Refusal::BucketTokens { .. }));
+    let num_over = ways.iter().find(over_tokens).map_or(0, |way| way.steps.iter().filter(is_over).count());
+    outln!(
+        "{}",
+        json!({"steps": (0..num_steps).map(step).collect::<Vec<_>>(),
+               "blind_ns_mean": mean("blind"), "aware_ns_mean": mean("aware"),
+               "best_baseline": best.map(|(way, _)| way.name.as_str()),
+               "best_baseline_ns_mean": best.map(|(_, ns)| ns),
+               "num_predictions": basis.num_predictions, "num_extrapolated": basis.num_extrapolated,
+               "num_assumed": basis.num_assumed, "is_reduction_measured": !basis.lacks_reduction,
+               "bucket_tokens_max": bucket_tokens_max, "num_blind_over_tokens": num_over})
+    );
+}
+
+/// The baseline with the shortest mean step among those that can run every step.
+fn best_baseline(ways: &[Way]) -> Option<(&Way, f64)> {
+    let runs = ways.iter().filter(|way| way.is_baseline).filter_map(|way| Some((way, way.mean_ns()?)));
+    runs.min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// Mean step of every way, held against the best baseline that can run.
+fn print_ways(ways: &[Way], num_steps: usize) {
+    let best = best_baseline(ways);
+    outln!("{:<22} {:<9} {:>12} {:>26} {:>7}", "way", "", "mean step", "best baseline over it", "idle");
+    for way in ways {
+        let kind = if way.is_baseline { "baseline" } else { "dflop" };
+        match (way.mean_ns(), way.refusal()) {
+            (Some(ns), _) => {
+                let over =
+                    best.map_or_else(|| "-".to_owned(), |(_, best)| format!("x{:.3}", best / ns.max(1.0)));
+                let idle =
+                    way.idle().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", 100.0 * ratio));
+                outln!("{:<22} {kind:<9} {:>12} {over:>26} {idle:>7}", way.name, milliseconds(ns as u64));
+            }
+            (None, Some((refusal, count))) => {
+                outln!(
+                    "{:<22} {kind:<9} {refusal} ({count} of {})",
+                    way.name,
+                    counted(num_steps as u64, "step")
+                );
+            }
+            (None, None) => {}
+        }
+    }
+    let ours = ways.iter().filter(|way| !way.is_baseline);
+    let ours = ours.filter_map(|way| Some((way, way.mean_ns()?))).min_by(|a, b| a.1.total_cmp(&b.1));
+    match (best, ours) {
+        (Some((baseline, baseline_ns)), Some((way, ns))) => {
+            let ratio = baseline_ns / ns.max(1.0);
+            let verdict = if ratio > 1.0 { "gain" } else { "no gain" };
+            outln!(
+                "{verdict}: {} x{ratio:.3} over the best baseline that can run, {}",
+                way.name,
+                baseline.name
+            );
+        }
+        (None, Some(_)) => outln!("no baseline can run every step: there is nothing to divide by"),
+        (_, None) => outln!("no way of dflop can run every step"),
     }
 }
 

@@ -4,20 +4,26 @@ use super::Section;
 use crate::Report;
 use crate::chart::{names, numbers, table, words};
 use crate::format;
-use dflop_types::{Plan, RankedPlan};
+use dflop_types::{Plan, RankedPlan, WayPrediction};
 use maud::{Markup, html};
 
 /// Rows of a table.
 const MOST_ROWS: usize = 50;
 
-/// The choice in one sentence.
+/// The choice in one sentence, held against the best baseline that can run.
 pub(super) fn sentence(plan: &Plan) -> Markup {
     let best = &plan.best;
     let p = &best.prediction;
     html! {
         "The plan is " strong { (best.layout) ", " (microbatches(best.num_microbatches)) ", " (best.pipeline_order) } ": a step is expected to take "
-        strong { (format::ns(p.step_ns_mean)) } " \u{b1} " (format::ns(p.step_ns_half_width)) ", " (format::ns(p.blind_step_ns_mean))
-        " in arrival order (" (format::times(gain(best))) ")."
+        strong { (format::ns(p.step_ns_mean)) } " \u{b1} " (format::ns(p.step_ns_half_width))
+        @if let Some((baseline, ns)) = WayPrediction::best_baseline(&plan.ways) {
+            ", the best baseline that can run (" (baseline.way) ") " (format::ns(ns)) " (" (format::times(over(ns, p.step_ns_mean))) ")."
+        } @else if plan.ways.is_empty() {
+            "."
+        } @else {
+            "; no baseline can run on these ranks."
+        }
     }
 }
 
@@ -25,8 +31,46 @@ fn microbatches(number: u32) -> String {
     format!("{number} microbatch{}", if number == 1 { "" } else { "es" })
 }
 
-fn gain(plan: &RankedPlan) -> f64 {
-    plan.prediction.blind_step_ns_mean as f64 / plan.prediction.step_ns_mean as f64
+fn over(ns: u64, own_ns: u64) -> f64 {
+    ns as f64 / own_ns as f64
+}
+
+/// The same global batches in other ways; nothing where none was compared.
+fn ways(plan: &Plan) -> Markup {
+    let own_ns = plan.best.prediction.step_ns_mean;
+    let row = |way: &WayPrediction| {
+        let (step, ratio) = match way.step_ns_mean {
+            Some(ns) => (format::ns(ns), format::times(over(ns, own_ns))),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        vec![
+            way.way.clone(),
+            if way.is_baseline { "baseline" } else { "dflop" }.to_owned(),
+            way.num_microbatches.to_string(),
+            step,
+            ratio,
+            way.refusal.as_ref().map_or_else(String::new, ToString::to_string),
+        ]
+    };
+    let rows: Vec<Vec<String>> = plan.ways.iter().map(row).collect();
+    let columns = [
+        words("way"),
+        words("kind"),
+        numbers("microbatches"),
+        numbers("step"),
+        numbers("over the plan"),
+        words("cannot run"),
+    ];
+    html! {
+        @if !rows.is_empty() {
+            p {
+                "The same global batches on the same ranks in other ways, all within the same memory. With -ahead, forwards run ahead as far as "
+                "memory allows. Data-parallel has the whole model on every rank and packs samples by LLM tokens; sharded, its optimizer states are "
+                "cut over the ranks. This version simulates it and does not train it. No ratio is formed with a way that cannot run."
+            }
+            (table("The plan beside other ways", &columns, &rows))
+        }
+    }
 }
 
 fn row(name: String, plan: &RankedPlan) -> Vec<String> {
@@ -42,8 +86,6 @@ fn row(name: String, plan: &RankedPlan) -> Vec<String> {
             format::number(p.step_ns_mean as f64 / 1e6),
             format::number(p.step_ns_half_width as f64 / 1e6)
         ),
-        format::number(p.blind_step_ns_mean as f64 / 1e6),
-        format::times(gain(plan)),
         format::percent(p.bubble_ratio),
         format::bytes(p.encoder_memory_bytes_peak),
         format::bytes(p.llm_memory_bytes_peak),
@@ -64,8 +106,6 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         numbers("microbatches"),
         words("order"),
         numbers("step, ms"),
-        numbers("arrival order, ms"),
-        numbers("gain"),
         numbers("idle"),
         numbers("encoder memory"),
         numbers("LLM memory"),
@@ -91,6 +131,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
             "Step times are means with the half width of their 95 % interval; memory is the predicted peak of the fullest rank; "
             "off the profile is the share of predictions outside the measured range."
         }
+        (ways(plan))
         div class="first-strong" { (table("The plan and its runners-up, by step time", &columns, &rows)) }
         (super::first_of(rows.len() - 1, plan.runners_up.len(), "runner-up"))
         @if rejected.is_empty() {

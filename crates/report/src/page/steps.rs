@@ -29,10 +29,12 @@ fn best_timeline(step: &StepView) -> Option<&Timeline> {
 
 /// The pair whose ratio is nearest the median, or the one step of median makespan.
 fn shown(report: &Report) -> Option<Shown<'_>> {
-    let of = |arm: &'static str| {
-        report.steps.iter().filter(move |s| s.arm == arm && best_timeline(s).is_some()).collect::<Vec<_>>()
+    let of = |arm: &str| {
+        report.steps.iter().filter(|s| s.arm == arm && best_timeline(s).is_some()).collect::<Vec<_>>()
     };
-    let (blind, aware) = (of("blind"), of("aware"));
+    let compared = report.comparison.as_ref().map(|c| (c.baseline.as_str(), c.ours.as_str()));
+    let (blind, aware) = compared.unwrap_or(("blind", "aware"));
+    let (blind, aware) = (of(blind), of(aware));
     let mut aware_by_step: Vec<&StepView> = aware.clone();
     aware_by_step.sort_by_key(|s| s.step);
     let same: Vec<(&StepView, &StepView)> = blind
@@ -101,16 +103,21 @@ pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
     };
     let name = match (shown.is_same_batch, shown.steps.len()) {
         (true, _) => "One global batch, twice",
-        (false, 2) => "A blind step and an aware step",
+        (false, 2) => "A step of the baseline and one of ours",
         _ => "One step",
     };
     Some(Section { id: "timelines", name, body })
 }
 
-fn arm_name(arm: &str) -> &str {
+/// An arm and what it does.
+pub(crate) fn arm_name(arm: &str) -> &str {
     match arm {
-        "blind" => "Blind: samples in arrival order",
-        "aware" => "Aware: scheduled by dflop",
+        "blind" => "blind: samples in arrival order",
+        "blind-ahead" => "blind-ahead: samples in arrival order, forwards run ahead",
+        "tokens" => "tokens: balanced by LLM tokens",
+        "tokens-ahead" => "tokens-ahead: balanced by LLM tokens, forwards run ahead",
+        "aware" => "aware: scheduled by dflop",
+        "aware-ahead" => "aware-ahead: scheduled by dflop, forwards run ahead",
         "" => "Step",
         other => other,
     }

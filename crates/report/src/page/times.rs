@@ -1,4 +1,4 @@
-//! Step times: blind against aware in pairs, and predicted against measured.
+//! Step times: the fastest baseline against ours in pairs, every arm, and predicted against measured.
 
 use super::{Section, first_of, plotted};
 use crate::chart::{
@@ -6,7 +6,7 @@ use crate::chart::{
     table, words,
 };
 use crate::format;
-use crate::{Report, StepView};
+use crate::{ArmView, Comparison, Report, StepView};
 use dflop_types::Timeline;
 use maud::{Markup, html};
 
@@ -42,23 +42,25 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
             vec![i.to_string(), format::ms(blind), format::ms(aware), format::times(blind / aware)]
         })
         .collect();
-    let columns = [numbers("pair"), numbers("blind"), numbers("aware"), numbers("blind over aware")];
+    let (baseline, ours) = (comparison.baseline.as_str(), comparison.ours.as_str());
+    let columns = [numbers("pair"), numbers("baseline"), numbers("ours"), numbers("baseline over ours")];
     let interval = (comparison.ratio_low, comparison.ratio_high);
     let ratio_label = format!(
-        "Ratio of step times, blind over aware, of each pair; {} over all, 95 % interval {} to {}.",
+        "Ratio of step times, {baseline} over {ours}, of each pair; {} over all, 95 % interval {} to {}.",
         format::times(comparison.ratio),
         format::times(interval.0),
         format::times(interval.1)
     );
     let body = html! {
+        (arms(comparison))
         p {
-            "Each pair is one global batch run by both arms. The aware step was the faster one in " (format::count(wins as u64))
-            " of " (format::plural(all.len() as u64, "pair")) ". "
+            "Each pair is one global batch, run by the fastest baseline (" (baseline) ") and by ours (" (ours) "). Ours was the faster one in "
+            (format::count(wins as u64)) " of " (format::plural(all.len() as u64, "pair")) ". "
             @if let Some(text) = partly(drawn.len(), all.len(), "pair") { span class="note" { "(" (text) ")" } }
         }
         div class="row" {
-            (plotted("Step time of each pair", &pair_plot("Step times of pairs, blind and aware, as in the table below.", &drawn),
-                &legend([("a-blind square", "blind"), ("a-aware round", "aware")])))
+            (plotted("Step time of each pair", &pair_plot("Step times of pairs, baseline and ours, as in the table below.", &drawn),
+                &legend([("a-blind square", baseline), ("a-aware round", ours)])))
             (plotted("Ratio of each pair", &ratio_plot(&ratio_label, &ratios, comparison.ratio, interval),
                 &legend([("a-aware round", "a pair"), ("interval", "95 % interval of the ratio")])))
         }
@@ -68,7 +70,41 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
             (first_of(rows.len(), all.len(), "pair"))
         }
     };
-    Some(Section { id: "pairs", name: "Step times, pair by pair", body })
+    Some(Section { id: "pairs", name: "Step times of every arm", body })
+}
+
+/// Every arm of the comparison, in a table; nothing where there are only the two.
+fn arms(comparison: &Comparison) -> Markup {
+    let row = |arm: &ArmView| {
+        let interval = format!("{} to {}", format::times(arm.ratio_low), format::times(arm.ratio_high));
+        let is_measure = arm.name == comparison.baseline;
+        vec![
+            arm.name.clone(),
+            if arm.is_baseline { "baseline" } else { "dflop" }.to_owned(),
+            format::ms(arm.step_ms),
+            format::times(arm.ratio),
+            if is_measure { "-".to_owned() } else { interval },
+            format::percent(arm.idle_ratio),
+        ]
+    };
+    let rows: Vec<Vec<String>> = comparison.arms.iter().map(row).collect();
+    let columns = [
+        words("arm"),
+        words("kind"),
+        numbers("step"),
+        numbers("fastest baseline over it"),
+        numbers("95 % interval"),
+        numbers("idle"),
+    ];
+    html! {
+        @if comparison.arms.len() > 2 {
+            p {
+                "Every arm trained the same global batches. With -ahead, forwards run ahead as far as memory allows, for baselines and for ours. "
+                "All are held against the fastest baseline; above 1 an arm is faster than it."
+            }
+            (table("Step time of every arm", &columns, &rows))
+        }
+    }
 }
 
 /// How far predictions are off, and how far those that earlier steps correct: each as its median and 95th percentile.
@@ -152,7 +188,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
         arm("a-aware", "a-aware", Mark::Circle),
         arm("a-other", "a-other", Mark::Diamond),
     ];
-    let keys = [("a-blind square", "blind"), ("a-aware round", "aware"), ("a-other square", "other")];
+    let keys = [("a-blind square", "baselines"), ("a-aware round", "aware"), ("a-other square", "other")];
     let keys = keys.into_iter().zip(&series).filter(|(_, s)| !s.points.is_empty()).map(|(key, _)| key);
     let plot = ScatterPlot {
         label: "Predicted against measured step time, as in the table below; on the line both are equal.",

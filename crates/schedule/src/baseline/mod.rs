@@ -12,7 +12,10 @@ pub use paper::{BINARIES_MAX, SolverEnd, paper};
 
 use crate::costs::{Costs, Limits};
 use crate::error::BalanceError;
+use crate::greedy::greedy;
+use crate::problem::Problem;
 use crate::random::{below, generator};
+use crate::stop::Stop;
 
 /// A way to fill buckets that others use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,13 +38,15 @@ pub enum Baseline {
     Verl,
     /// [`karmarkar_karp`] on encoder and LLM time together: verl's method with our costs.
     SumKarmarkarKarp,
+    /// [`two_resource_lpt`] on encoder and LLM time apart: the assignment that [`crate::schedule`] begins with.
+    Greedy,
     /// [`paper()`]: integer program, else LPT.
     Paper,
 }
 
 impl Baseline {
     /// All baselines, from those that know least.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Arrival,
         Self::Random,
         Self::Sorted,
@@ -51,6 +56,7 @@ impl Baseline {
         Self::SumLpt,
         Self::Verl,
         Self::SumKarmarkarKarp,
+        Self::Greedy,
         Self::Paper,
     ];
 
@@ -66,6 +72,7 @@ impl Baseline {
             Self::SumLpt => "sum-lpt",
             Self::Verl => "verl",
             Self::SumKarmarkarKarp => "sum-karmarkar-karp",
+            Self::Greedy => "greedy",
             Self::Paper => "paper",
         }
     }
@@ -110,6 +117,7 @@ impl Baseline {
             Self::SumLpt => single_cost_lpt(&both(), m),
             Self::Verl => karmarkar_karp(&quadratic_workload(tokens), m),
             Self::SumKarmarkarKarp => karmarkar_karp(&both(), m),
+            Self::Greedy => two_resource_lpt(costs, m),
             Self::Paper => {
                 let (bucket, end) = paper(costs, m, solver_ms);
                 return Ok((bucket, Some(end)));
@@ -182,6 +190,17 @@ pub fn single_cost_lpt(cost: &[u64], num_buckets: u32) -> Vec<u32> {
     bucket
 }
 
+/// Bucket of each sample by LPT on two costs: costliest first (by the larger of encoder and LLM time), each into the
+/// bucket whose larger load stays the least. No cap is kept. `num_buckets` must not be 0, and `costs` must have been
+/// checked.
+///
+/// *Complexity*: O(n m).
+fn two_resource_lpt(costs: &Costs, num_buckets: u32) -> Vec<u32> {
+    let problem = Problem::new(costs, &Limits::new(costs.num_samples(), num_buckets));
+    let bucket = greedy(&problem, &Stop::never()).expect("without a cap every sample finds a bucket");
+    problem.by_caller_order(&bucket)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,6 +227,7 @@ mod tests {
             (Baseline::TokenFirstFit, vec![0, 1, 0, 1]),
             (Baseline::TokenLpt, vec![0, 1, 0, 1]),
             (Baseline::SumLpt, vec![0, 1, 0, 1]),
+            (Baseline::Greedy, vec![0, 1, 0, 1]),
         ] {
             assert_eq!(fill(baseline), (expected, None), "{baseline:?}");
         }

@@ -1,0 +1,157 @@
+//! The same global batches in other ways on the same ranks: what a plan is held against.
+//!
+//! Every way gets what ours gets: the memory budget, the cap on tokens, and forwards that run ahead. A way that cannot
+//! run is said to be refused, with what it lacks, and no ratio is formed with it.
+
+use crate::data_parallel::DataParallel;
+use dflop_step::{Arm, Method, StepError, StepScheduler};
+use dflop_types::{Refusal, SampleIndex, WayPrediction};
+
+/// The baselines that keep the layout: arrival order, and balanced by LLM tokens.
+const METHODS: [Method; 2] = [Method::Blind, Method::Tokens];
+
+/// The ways in which the global batches are compared, in the order in which people see them: arrival order and balance by
+/// tokens, without and with running ahead; data parallelism, without and with its optimizer states cut over the ranks;
+/// ours, without and with running ahead.
+///
+/// Baselines that keep the layout are tried with half and twice the microbatches too, where `tunes_microbatches` says so,
+/// and the fastest count that fits is taken; running ahead is tried with that count.
+///
+/// # Errors
+/// As [`StepScheduler::schedule`], but for what does not fit: that is a [`Refusal`].
+pub fn compare(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    tunes_microbatches: bool,
+) -> Result<Vec<WayPrediction>, StepError> {
+    let mut ways = Vec::new();
+    for method in METHODS {
+        let (tuned, plain) = fastest_count(scheduler, batches, method, tunes_microbatches)?;
+        let ahead = predict(&tuned, batches, Arm { method, is_ahead: true })?;
+        ways.extend([plain, ahead]);
+    }
+    for shards_states in [false, true] {
+        ways.push(data_parallel(scheduler, batches, shards_states));
+    }
+    for is_ahead in [false, true] {
+        ways.push(predict(scheduler, batches, Arm { method: Method::Aware, is_ahead })?);
+    }
+    Ok(ways)
+}
+
+/// The scheduler with the number of microbatches that suits `method` best, and what that takes.
+fn fastest_count(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    method: Method,
+    tunes_microbatches: bool,
+) -> Result<(StepScheduler, WayPrediction), StepError> {
+    let own = scheduler.settings().num_microbatches;
+    let arm = Arm { method, is_ahead: false };
+    let mut best = (scheduler.clone(), predict(scheduler, batches, arm)?);
+    if !tunes_microbatches {
+        return Ok(best);
+    }
+    let fewest_samples = batches.iter().map(Vec::len).min().unwrap_or(0) as u64;
+    let replicas = u64::from(scheduler.settings().layout.llm.dp);
+    for count in [own / 2, own.saturating_mul(2)] {
+        if count == 0 || u64::from(count) * replicas > fewest_samples {
+            continue;
+        }
+        let other = scheduler.with_num_microbatches(count)?;
+        let found = predict(&other, batches, arm)?;
+        let is_faster = match (found.step_ns_mean, best.1.step_ns_mean) {
+            (Some(found), Some(best)) => found < best,
+            (found, None) => found.is_some(),
+            (None, Some(_)) => false,
+        };
+        if is_faster {
+            best = (other, found);
+        }
+    }
+    Ok(best)
+}
+
+/// What one arm takes, or why it cannot run.
+fn predict(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    arm: Arm,
+) -> Result<WayPrediction, StepError> {
+    let step = |(step, batch): (u64, &Vec<SampleIndex>)| match scheduler.schedule(step, batch, arm) {
+        Ok(schedule) => Ok(Ok(schedule.predicted_makespan_ns)),
+        Err(error) => refusal(&error).map(Err).ok_or(error),
+    };
+    let steps: Vec<Result<u64, Refusal>> = (0..).zip(batches).map(step).collect::<Result<_, _>>()?;
+    let is_baseline = METHODS.contains(&arm.method);
+    Ok(way(arm.to_string(), is_baseline, scheduler.settings().num_microbatches, &steps))
+}
+
+/// Why a global batch cannot run, where that is the error.
+pub fn refusal(error: &StepError) -> Option<Refusal> {
+    match *error {
+        StepError::Memory { needed_bytes, budget_bytes, .. }
+        | StepError::SampleTooLarge { needed_bytes, budget_bytes, .. }
+        | StepError::GiantMemory { needed_bytes, budget_bytes, .. } => {
+            Some(Refusal::Memory { needed_bytes, budget_bytes })
+        }
+        StepError::Tokens { needed_tokens, bucket_tokens_max, .. } => {
+            Some(Refusal::BucketTokens { needed_tokens, bucket_tokens_max })
+        }
+        _ => None,
+    }
+}
+
+/// Data parallelism on the ranks of the scheduler's layout.
+pub fn data_parallel_of(scheduler: &StepScheduler, shards_states: bool) -> DataParallel<'_> {
+    let settings = scheduler.settings();
+    DataParallel {
+        model: scheduler.model(),
+        shapes: scheduler.shapes(),
+        num_ranks: settings.layout.num_ranks(),
+        shards_states,
+        memory_budget_bytes: settings.memory_budget_bytes,
+        bucket_tokens_max: scheduler.bucket_tokens_max(),
+    }
+}
+
+fn data_parallel(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    shards_states: bool,
+) -> WayPrediction {
+    let plain = data_parallel_of(scheduler, shards_states);
+    let mut num_microbatches = 1;
+    let steps: Vec<Result<u64, Refusal>> = batches
+        .iter()
+        .map(|batch| {
+            let step = plain.step(batch)?;
+            num_microbatches = num_microbatches.max(step.num_microbatches);
+            Ok(step.makespan_ns)
+        })
+        .collect();
+    way(plain.name().to_owned(), true, num_microbatches, &steps)
+}
+
+/// The mean of the steps; where one cannot run, the refusal that lacks most.
+fn way(
+    way: String,
+    is_baseline: bool,
+    num_microbatches: u32,
+    steps: &[Result<u64, Refusal>],
+) -> WayPrediction {
+    let lack = |refusal: &Refusal| match *refusal {
+        Refusal::Memory { needed_bytes, .. } => needed_bytes,
+        Refusal::BucketTokens { needed_tokens, .. } => needed_tokens,
+    };
+    let refusal = steps.iter().filter_map(|step| step.err()).max_by_key(lack);
+    let sum: u128 = steps.iter().flatten().map(|&ns| u128::from(ns)).sum();
+    let mean = u64::try_from(sum / (steps.len().max(1) as u128)).unwrap_or(u64::MAX);
+    WayPrediction {
+        way,
+        is_baseline,
+        num_microbatches,
+        step_ns_mean: refusal.is_none().then_some(mean),
+        refusal,
+    }
+}
