@@ -21,6 +21,18 @@ class _Sampler(BalancedBatchSampler):
         return self
 
 
+class _Loader(DataLoader[Any]):
+    """Counts the batches it gives out: its workers are ahead, and the sampler with them."""
+
+    num_given = 0
+
+    def __iter__(self) -> Any:
+        self.num_given = 0
+        for batch in super().__iter__():
+            self.num_given += 1
+            yield batch
+
+
 class BalancedData(LightningDataModule):
     """The training data of all ranks, in batches of even work.
 
@@ -43,6 +55,7 @@ class BalancedData(LightningDataModule):
         self._dataset, self._costs, self._batch_size = dataset, costs, batch_size
         self._of_loader, self._of_sampler = split_options(options)
         self._sampler: BalancedBatchSampler | None = None
+        self._loader: _Loader | None = None
         self._state: Mapping[str, Any] | None = None
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -72,18 +85,14 @@ class BalancedData(LightningDataModule):
         if self._state is not None:
             self._sampler.load_state_dict(self._state)
             self._state = None
-        return DataLoader(self._dataset, batch_sampler=self._sampler, **self._of_loader)
+        self._loader = _Loader(self._dataset, batch_sampler=self._sampler, **self._of_loader)
+        return self._loader
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands; Lightning puts it into each checkpoint."""
-        if self._sampler is None:
+        if self._sampler is None or self._loader is None:
             return {}
-        trainer: Any = self.trainer
-        taken = int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
-        # A checkpoint of `on_train_batch_end` is taken after the step, before its batch counts as completed.
-        is_whole = taken >= len(self._sampler)
-        state = self._sampler.state_dict(num_batches=0 if is_whole else taken)
-        return {**state, "epoch": int(trainer.current_epoch) + is_whole}
+        return dict(self._sampler.state_dict(num_batches=self._loader.num_given))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The next loader goes on from there.

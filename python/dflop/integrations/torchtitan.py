@@ -78,26 +78,23 @@ class BalancedDataLoader(BaseDataLoader):
             dataset, batch_sampler=self.sampler, collate_fn=collate, num_workers=config.num_workers
         )
         self._num_epochs = config.num_epochs
-        self._accumulation = config.accumulation
-        self._num_ranks = dp_world_size
         self._epoch = 0
+        # Batches given out since the loop over this epoch began.
         self._taken = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Batches from where the state stands on."""
         while self._num_epochs is None or self._epoch < self._num_epochs:
-            self.sampler.set_epoch(self._epoch)
             for batch in self._loader:
                 self._taken += 1
                 yield batch
             self._epoch += 1
+            self.sampler.set_epoch(self._epoch)
             self._taken = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands after the batches that were given out."""
-        if self._taken >= len(self.sampler):
-            return {**self.sampler.state_dict(num_batches=0), "epoch": self._epoch + 1}
-        return {**self.sampler.state_dict(num_batches=self._taken), "epoch": self._epoch}
+        return self.sampler.state_dict(num_batches=self._taken)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The next iteration goes on from there.
@@ -108,8 +105,5 @@ class BalancedDataLoader(BaseDataLoader):
         if not state_dict:
             return
         self.sampler.load_state_dict(state_dict)
-        self._epoch = int(state_dict["epoch"])
-        buckets = (
-            state_dict["global_batch"] * self._accumulation + state_dict["buckets_taken"] // self._num_ranks
-        )
-        self._taken = int(buckets)
+        self._epoch = int(self.sampler.state_dict(num_batches=0)["epoch"])
+        self._taken = 0
