@@ -103,7 +103,7 @@ lint: setup ## Formatting, clippy, ruff, types, import contracts, spelling
 	$(BIN)/ruff format --check python tests benches
 	$(BIN)/ruff check python tests benches
 	$(BIN)/basedpyright --level error
-	$(BIN)/python -m mypy.stubtest dflop._native --ignore-missing-stub --mypy-config-file pyproject.toml
+	$(BIN)/python -m mypy.stubtest dflop._native dflop._native.testing --ignore-missing-stub --mypy-config-file pyproject.toml
 	$(BIN)/pydoclint --quiet python/dflop
 	$(BIN)/lint-imports
 	$(BIN)/typos

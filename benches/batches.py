@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflop import _native
+from dflop._native import testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ class Shapes:
             (duration_ms,) = self.row(draw, "activitynet_duration_ms")
             fewest, most = CLIP_FRAMES
             frames = min(max(round(duration_ms / FRAME_MS), fewest), most)
-            shape = _native.media_shape(
+            shape = testing.media_shape(
                 *self.files, "video", height=360, width=640, num_frames=frames, fps=1.0
             )
             return shape.segments, shape.feature_tokens
@@ -127,7 +127,7 @@ class Shapes:
         for _ in range(count):
             table = "coco_width_height" if draw.random() < 0.7 else "textvqa_width_height"
             width, height = self.row(draw, table)
-            shape = _native.media_shape(*self.files, "image", height=height, width=width, num_images=count)
+            shape = testing.media_shape(*self.files, "image", height=height, width=width, num_images=count)
             segments += shape.segments
             feature_tokens += shape.feature_tokens
         return segments, feature_tokens
@@ -154,7 +154,7 @@ class Mix:
     def __init__(self, settings: Path, profile: Path, stage: tuple[int, bool, bool]) -> None:
         """`stage` is the LLM stage whose time counts: its layers, whether it is the first, and the last."""
         self.shapes = Shapes(settings)
-        self.model = _native.CostModel.read(str(profile))
+        self.model = testing.CostModel.read(str(profile))
         self.stage = stage
 
     def draw(self, num_samples: int, seed: int) -> Costs:

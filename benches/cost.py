@@ -341,7 +341,7 @@ def measure(folder: Path, out: Path, budget_s: float) -> None:
     """Compares in this process, whose memory and threads are set as in training; writes and prints."""
     import torch
 
-    from dflop._native import CostModel
+    from dflop._native.testing import CostModel
     from dflop.profiling.memory import touch_heap
 
     request = json.loads((folder / "request.json").read_text())

@@ -36,6 +36,7 @@ from batches import cost_sets
 from collect import origin
 
 from dflop import _native
+from dflop._native import testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -139,11 +140,11 @@ def measure(costs: Costs, num_buckets: int, cpsat_seconds: float) -> dict[str, A
         methods[name] = {"max_load_ns": ours.max_load_ns, "is_proven": ours.proven_optimal, **times}
 
     def judge(assignment: Sequence[int]) -> int:
-        return _native.judge(encoder, llm, num_buckets, assignment, meets="pipeline").max_load_ns
+        return testing.judge(encoder, llm, num_buckets, assignment, meets="pipeline").max_load_ns
 
     best: tuple[int, str, list[int]] | None = None
-    for name in _native.baselines():
-        act = lambda name=name: _native.baseline(  # noqa: E731
+    for name in testing.baselines():
+        act = lambda name=name: testing.baseline(  # noqa: E731
             name, encoder, llm, tokens, num_buckets, solver_ms=PAPER_SOLVER_MS
         )
         (assignment, note), times = timed(act)
@@ -289,7 +290,7 @@ def print_gaps(found: list[dict[str, Any]]) -> None:
 
 def print_times(found: list[dict[str, Any]]) -> None:
     """Median milliseconds over sets and seeds, by size and method."""
-    names = [*OURS, *_native.baselines()]
+    names = [*OURS, *testing.baselines()]
     print("\nMilliseconds: median over the sets of the median over the seeds\n")
     lines = []
     for size in dict.fromkeys((row["num_samples"], row["num_buckets"]) for row in found):

@@ -102,8 +102,8 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
 
     # 9: the lists that are run are the lists that are timed.
     plan = Plan.read(tour.file("plan.json"))
-    assert f"0F{mine}" in plan.actions(0)
-    assert f"1B{mine}" in plan.actions(1)
+    assert f"0F{mine}" in map(str, plan.actions(0))
+    assert f"1B{mine}" in map(str, plan.actions(1))
 
     # 10, 11: tiles become features; they take the order of the packed samples.
     device = torch.device("cpu")

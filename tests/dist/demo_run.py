@@ -13,7 +13,7 @@ import torch
 from made_up import made_up_profile
 from ranks import run_ranks
 
-from dflop._native import load_config
+from dflop._native.testing import load_config
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
 from dflop.runtime.launch import launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
 
@@ -10,7 +11,9 @@ import torch.distributed as dist
 from ranks import results, run_ranks
 from toy_run import RankParts, make_schedule, warm_model_dir, write_plan
 
-from dflop.runtime.actions import check_actions, parse_actions
+from dflop import ScheduleError
+from dflop._native import Action
+from dflop.runtime.actions import check_actions
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.failure import RankError, describe
 from dflop.runtime.spans import RankSpans, align
@@ -47,7 +50,7 @@ def test_the_actions_run_are_those_of_the_plan(order, model_dir, tmp_path):
         at = {}
         for index in range(plan.num_ranks):
             own = [span for span in spans if span[0] == index]
-            assert [action for _, action, _, _ in own] == list(plan.actions(index))
+            assert [action for _, action, _, _ in own] == [str(action) for action in plan.actions(index)]
             assert all(a[3] <= b[2] for a, b in zip(own, own[1:], strict=False)), "spans overlap"
             assert all(0 <= start <= end <= step_ns for _, _, start, end in own)
             at |= {(index, action): (start, end) for _, action, start, end in own}
@@ -162,14 +165,35 @@ def test_ranks_that_disagree_are_named(model_dir, tmp_path):
         ]
 
 
-def test_actions_of_another_stage_or_kind_are_refused(tmp_path):
+def test_actions_of_another_stage_or_kind_are_refused():
     """The runtime does not guess what an action it does not know would mean."""
-    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 4)
-    known = parse_actions(plan, 1, ["1F0", "1B12", "1I3", "1W3"])
-    assert [(a.letter, a.microbatch) for a in known] == [("F", 0), ("B", 12), ("I", 3), ("W", 3)]
-    for name in ("2F0", "0B0", "1X0", "F1"):
-        with pytest.raises(RankError, match=f"action `{name}` on rank 1, must be .* of its own stage 1"):
-            parse_actions(plan, 1, [name])
+    known = [Action.parse(name) for name in ("1F0", "1B12", "1I3", "1W3")]
+    assert [(a.stage, a.letter, a.microbatch) for a in known] == [
+        (1, "F", 0), (1, "B", 12), (1, "I", 3), (1, "W", 3),
+    ]  # fmt: skip
+    assert [a.takes_gradient for a in known] == [False, True, True, False]
+    for name in ("2F0", "0B0"):
+        with pytest.raises(RankError, match=f"on rank 1: `{name}`, must be of its own stage 1"):
+            check_actions([Action.parse(name)], 37, 1, 1, 4)
+    for name in ("1X0", "F1", "1F", "", "1F-1"):
+        with pytest.raises(ScheduleError, match=f"`{name}` is not an action"):
+            Action.parse(name)
+        with pytest.raises(ScheduleError, match=f"not a schedule: `{name}` is not an action"):
+            make_schedule([[[0]]], 1, actions=[[name], []])
+
+
+def test_actions_are_frozen_values_and_schedules_can_be_sent():
+    """An action cannot be changed, equal ones are one in a set; a pickled schedule is the same schedule."""
+    action = Action.parse("1F0")
+    with pytest.raises(AttributeError):
+        action.microbatch = 1
+    assert {action, Action.parse("1F0")} == {action}
+    assert action != Action.parse("1B0")
+    assert (str(action), action.name) == ("1F0", "1F0")
+    schedule = make_schedule([[[0, 1]], [[2, 3]]], 1, step=7, actions=[["0F0", "0F1"], ["1F0", "1F1"]])
+    sent = pickle.loads(pickle.dumps(schedule))
+    assert (sent.step, sent.digest()) == (7, schedule.digest())
+    assert sent.actions(1) == [Action.parse("1F0"), Action.parse("1F1")]
 
 
 @pytest.mark.parametrize(
@@ -189,15 +213,14 @@ def test_actions_of_another_stage_or_kind_are_refused(tmp_path):
         ("F0 B0 F1 B1 F2 B2", "`1F2`, the step has 2 microbatches"),
     ],
 )
-def test_a_list_that_does_not_do_each_microbatch_once_is_refused(names, message, tmp_path):
+def test_a_list_that_does_not_do_each_microbatch_once_is_refused(names, message):
     """With step, rank and action."""
-    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 2)
-    actions = parse_actions(plan, 1, [f"1{name}" for name in names.split()])
+    actions = [Action.parse(f"1{name}") for name in names.split()]
     if message is None:
-        check_actions(actions, 37, 1, 2)
+        check_actions(actions, 37, 1, 1, 2)
     else:
         with pytest.raises(RankError, match=re.escape(f"the actions of step 37 on rank 1: {message}")):
-            check_actions(actions, 37, 1, 2)
+            check_actions(actions, 37, 1, 1, 2)
 
 
 def test_a_peers_list_is_checked_too(model_dir, tmp_path):

@@ -20,7 +20,8 @@ from demo_run import ENVIRONMENT, lines, python, request, run_training, write_de
 from ranks import results
 
 import dflop.runtime.trainer  # noqa: F401
-from dflop._native import GlobalBatches, load_config, profile_shapes
+from dflop._native import GlobalBatches, profile_shapes
+from dflop._native.testing import load_config
 from dflop.runtime.launch import launch
 from dflop.runtime.turns import arms_in_order, log_lines, steps
 

@@ -19,7 +19,8 @@ from demo_run import lines, request, run_training, write_demo
 from ranks import results
 from toy_run import write_plan
 
-from dflop._native import Dataset, load_config
+from dflop._native import Dataset
+from dflop._native.testing import load_config
 from dflop.data.dataset import SampleLoader, sample_from_encoded
 from dflop.models import load_adapter
 from dflop.runtime import trainer

@@ -3,7 +3,8 @@
 import json
 import random
 
-from dflop import ProfileError, _native
+from dflop import ProfileError
+from dflop._native import testing
 
 # The text configuration of the smallest model that takes features among its embeddings.
 TINY_QWEN2 = {
@@ -34,7 +35,7 @@ def outcome(call):
 
 def our_image(config_json, settings, height, width):
     """(encoder tokens, LLM tokens) of an image that is one segment and one run of features."""
-    shape = _native.media_shape(config_json, json.dumps(settings), "{}", "image", height=height, width=width)
+    shape = testing.media_shape(config_json, json.dumps(settings), "{}", "image", height=height, width=width)
     assert (shape.num_tiles, len(shape.segments), shape.frame_indices) == (1, 1, [])
     ((count, tokens),) = shape.segments
     assert (count, shape.pieces) == (1, [(None, shape.feature_tokens)])
@@ -44,7 +45,7 @@ def our_image(config_json, settings, height, width):
 def our_clip(config_json, preprocessor, video_preprocessor, clip, **asked):
     """The shape of `clip`: frames, frames a second, height, width."""
     num_frames, fps, height, width = clip
-    return _native.media_shape(
+    return testing.media_shape(
         config_json,
         json.dumps(preprocessor),
         json.dumps(video_preprocessor),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflop import _native
+from dflop._native import testing
 
 FOLDER = Path(__file__).parents[2] / "benches"
 FIXTURES = FOLDER.parent / "fixtures"
@@ -67,7 +68,7 @@ def test_mixed_samples_cost_what_the_profile_says_of_their_shapes(batches, mix):
     assert 0.08 < costs.encoder_ns.count(0) / 400 < 0.25, "15 % are text"
     # A grid of 2 x 2 and the whole: five tiles of 81 patches; 480 x 640 is a size of the image table.
     segments, feature_tokens = (
-        _native.media_shape(*mix.shapes.files, "image", height=480, width=640).segments,
+        testing.media_shape(*mix.shapes.files, "image", height=480, width=640).segments,
         0,
     )
     assert segments == [(5, 81)]
@@ -82,7 +83,7 @@ def test_mixed_samples_cost_what_the_profile_says_of_their_shapes(batches, mix):
 def test_a_row_judges_every_method_by_one_bound(bench, batches):
     costs = batches.lognormal(12, 3, sigma=0.5)
     row = bench.measure(costs, 3, 0)
-    assert set(row["methods"]) == {"dflop", "dflop-exact", *_native.baselines()}
+    assert set(row["methods"]) == {"dflop", "dflop-exact", *testing.baselines()}
     assert "cp-sat" not in row["methods"]
     for method in row["methods"].values():
         assert method["max_load_ns"] >= row["lower_bound_ns"]
@@ -96,7 +97,7 @@ def test_cpsat_finds_the_best_of_all(bench, batches):
     costs = batches.lognormal(8, 5, sigma=0.8, text_share=0.3)
     report, assignment = bench.cpsat(costs, 3, 20)
     assert report["status"] == "optimal"
-    worst = _native.judge(costs.encoder_ns, costs.llm_ns, 3, assignment, meets="pipeline").max_load_ns
+    worst = testing.judge(costs.encoder_ns, costs.llm_ns, 3, assignment, meets="pipeline").max_load_ns
     # Its integers are rounded to 1e-7 of a bucket's load.
     assert worst == pytest.approx(best_of_all(costs, 3), rel=1e-6)
 
@@ -134,10 +135,10 @@ def test_claims_are_kept_or_missed_by_the_numbers(bench, size, ours, cpsat, expe
 def test_a_hint_begins_where_the_best_baseline_ends(bench, batches):
     pytest.importorskip("ortools")
     costs = batches.lognormal(24, 2, sigma=0.8)
-    hint, _ = _native.baseline("greedy", costs.encoder_ns, costs.llm_ns, costs.tokens, 6)
-    best = _native.judge(costs.encoder_ns, costs.llm_ns, 6, hint, meets="pipeline").max_load_ns
+    hint, _ = testing.baseline("greedy", costs.encoder_ns, costs.llm_ns, costs.tokens, 6)
+    best = testing.judge(costs.encoder_ns, costs.llm_ns, 6, hint, meets="pipeline").max_load_ns
     _, assignment = bench.cpsat(costs, 6, 3, hint)
-    found = _native.judge(costs.encoder_ns, costs.llm_ns, 6, assignment, meets="pipeline").max_load_ns
+    found = testing.judge(costs.encoder_ns, costs.llm_ns, 6, assignment, meets="pipeline").max_load_ns
     assert found <= best * (1 + 1e-6)
 
 
@@ -193,13 +194,13 @@ def test_the_summary_counts_rows(bench):
 
 
 def test_a_judged_assignment_has_the_loads_of_its_buckets():
-    judged = _native.judge([9, 9, 1, 1], [1, 1, 9, 9], 2, [0, 0, 1, 1], meets="pipeline")
+    judged = testing.judge([9, 9, 1, 1], [1, 1, 9, 9], 2, [0, 0, 1, 1], meets="pipeline")
     assert (judged.encoder_load_ns, judged.llm_load_ns) == ([18, 2], [2, 18])
     assert (judged.max_load_ns, judged.lower_bound_ns, judged.proven_optimal) == (18, 10, False)
     with pytest.raises(ValueError, match="sample 1 is put into bucket 2, there are 2 buckets"):
-        _native.judge([1, 1], [1, 1], 2, [0, 2])
+        testing.judge([1, 1], [1, 1], 2, [0, 2])
     with pytest.raises(ValueError, match="no baseline is called `best`, there are: arrival, random"):
-        _native.baseline("best", [1], [1], [1], 1)
+        testing.baseline("best", [1], [1], [1], 1)
 
 
 def test_caps_of_both_units_are_kept():

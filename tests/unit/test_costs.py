@@ -14,7 +14,8 @@ from pyarrow import parquet
 
 import dflop
 from dflop import BalancedBatchSampler
-from dflop._native import CostModel, Dataset, run_cli
+from dflop._native import Dataset, run_cli
+from dflop._native.testing import CostModel
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2AudioForConditionalGeneration
 
 import dflop.models.packing
-from dflop import _native
+from dflop._native import testing
 
 QWEN2 = {
     "model_type": "qwen2",
@@ -302,7 +302,7 @@ def frozen():
 @pytest.mark.parametrize(("name", "module"), CASES)
 def test_operations_are_those_of_the_counter(name, module, frozen):
     ran = MODULES[module](name)
-    ours = _native.module_flops(json.dumps(CONFIGS[name]), module, ran.segments)
+    ours = testing.module_flops(json.dumps(CONFIGS[name]), module, ran.segments)
     forward, backward = operations(ran)
     assert (ours["forward"], ours["input"] + ours["weight"]) == (forward, backward)
     again = operations(ran, lambda leaf: checkpoint(ran.run, leaf, use_reentrant=False))
@@ -314,14 +314,14 @@ def test_operations_are_those_of_the_counter(name, module, frozen):
 
 @pytest.mark.parametrize(("name", "module"), CASES)
 def test_parameters_are_those_of_the_module(name, module):
-    counted, _ = _native.model_modules(json.dumps(CONFIGS[name]))
+    counted, _ = testing.model_modules(json.dumps(CONFIGS[name]))
     parts = MODULES[module](name).parts
     assert counted[module][1] == sum(p.numel() for part in parts for p in part.parameters())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_whole_has_the_parameters_of_the_model(name):
-    counted, total = _native.model_modules(json.dumps(CONFIGS[name]))
+    counted, total = testing.model_modules(json.dumps(CONFIGS[name]))
     model = build(name)
     assert total == sum(p.numel() for p in model.parameters())
     layers = len(encoder_layers(name, encoder_tower(model))) - (name == "llava_next")
@@ -342,7 +342,7 @@ def test_embedding_and_head_are_tied_where_hugging_face_ties_them(name, place):
     )
     with torch.device("meta"):
         model = kind(AutoConfig.for_model(**config))
-    _, total = _native.model_modules(json.dumps(config))
+    _, total = testing.model_modules(json.dumps(config))
     # A matrix that is shared comes once.
     assert total == sum(p.numel() for p in model.parameters())
 
@@ -359,7 +359,7 @@ def test_packed_attention_counts_alike(tokens):
         found = operations(ran, functools.partial(ran.run, cu_seq_lens_q=bounds, segment_tokens=tokens))
     finally:
         config._attn_implementation = before
-    ours = _native.module_flops(json.dumps(CONFIGS["llava_onevision"]), "llm_layer", tokens)
+    ours = testing.module_flops(json.dumps(CONFIGS["llava_onevision"]), "llm_layer", tokens)
     assert found == (ours["forward"], ours["input"] + ours["weight"])
 
 
@@ -390,7 +390,7 @@ def test_an_llm_layer_keeps_what_the_rule_says(name, dtype):
     angles = tuple(tensor.to(dtype) for tensor in ran.constants)
     ran.run = functools.partial(ran.run.func, **{**ran.run.keywords, "position_embeddings": angles})
     ran.constants = angles
-    ours = _native.module_activation_bytes(
+    ours = testing.module_activation_bytes(
         json.dumps(CONFIGS[name]), "llm_layer", ran.segments, value_bytes=dtype.itemsize
     )
     try:
@@ -403,7 +403,7 @@ def test_an_llm_layer_keeps_what_the_rule_says(name, dtype):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_encoder_layer_keeps_what_the_rule_says(name):
     ran = encoder_layer(name)
-    ours = _native.module_activation_bytes(
+    ours = testing.module_activation_bytes(
         json.dumps(CONFIGS[name]), "encoder_layer", ran.segments, value_bytes=4
     )
     # Hugging Face's loop over segments copies their results into one tensor; packed kernels do not.
@@ -421,10 +421,10 @@ def test_both_forms_of_internvl_are_one():
     for module in MODULES:
         if module != "encoder_window_layer":
             sizes = [17, 17]
-            assert _native.module_flops(json.dumps(chat), module, sizes) == _native.module_flops(
+            assert testing.module_flops(json.dumps(chat), module, sizes) == testing.module_flops(
                 json.dumps(hf), module, sizes
             )
-    assert _native.model_modules(json.dumps(chat)) == _native.model_modules(json.dumps(hf))
+    assert testing.model_modules(json.dumps(chat)) == testing.model_modules(json.dumps(hf))
 
 
 @pytest.mark.parametrize(
@@ -443,5 +443,5 @@ def test_both_forms_of_internvl_are_one():
 def test_what_is_not_known_is_refused_by_name(change, message):
     config = {**CONFIGS["llava_onevision"], **change}
     with pytest.raises(dflop.ProfileError, match="config.json") as raised:
-        _native.model_modules(json.dumps(config))
+        testing.model_modules(json.dumps(config))
     assert message in str(raised.value)

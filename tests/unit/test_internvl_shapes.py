@@ -23,7 +23,7 @@ from transformers import (
 from transformers.video_utils import VideoMetadata
 
 import dflop
-from dflop import _native
+from dflop._native import testing
 
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261120"))
 # (height, width): a pixel, lines of pixels, 10:1, 28 megapixels both ways, and the edges of one tile.
@@ -87,7 +87,7 @@ def setting(request):
     video_json = processor.video_processor.to_json_string()
 
     def shape(kind, height, width, **more):
-        return _native.media_shape(
+        return testing.media_shape(
             config_json, preprocessor_json, video_json, kind, height=height, width=width, **more
         )
 
@@ -168,7 +168,7 @@ def test_the_torchvision_processor_cuts_the_same_tiles():
     for height, width in sizes(40, largest=200):
         if max(height, width) < 1200:
             found = torchvision_processor(torch.zeros(3, height, width), return_tensors="pt")["num_patches"]
-            shape = _native.media_shape(
+            shape = testing.media_shape(
                 config_json, torchvision_processor.to_json_string(), "{}", "image", height=height, width=width
             )
             assert found.tolist() == [shape.num_tiles], (height, width)
@@ -226,15 +226,15 @@ def test_frames_are_those_of_the_video_processor():
         if not expected:
             refused += 1
             with pytest.raises(dflop.ProfileError, match="no internvl shape for a video"):
-                _native.media_shape(config_json, preprocessor_json, json.dumps(fields), "video", **arguments)
+                testing.media_shape(config_json, preprocessor_json, json.dumps(fields), "video", **arguments)
             continue
-        shape = _native.media_shape(config_json, preprocessor_json, json.dumps(fields), "video", **arguments)
+        shape = testing.media_shape(config_json, preprocessor_json, json.dumps(fields), "video", **arguments)
         assert shape.frame_indices == expected, (fields, total, fps)
         # Asked by the user, the same number gives the same frames whatever the files say.
         if "initial_shift" not in fields:
             asked = {"max_frames": fields.get("num_frames"), "sample_fps": fields.get("fps")}
             plain = json.dumps({"size": fields["size"]})
-            shape = _native.media_shape(config_json, preprocessor_json, plain, "video", **arguments, **asked)
+            shape = testing.media_shape(config_json, preprocessor_json, plain, "video", **arguments, **asked)
             assert shape.frame_indices == expected, (asked, total, fps)
     assert 0 < refused < 1500
 
@@ -280,7 +280,7 @@ def test_the_files_that_transformers_saves_are_read(setting, tmp_path):
     processor_json = (tmp_path / "processor_config.json").read_text()
     for kind in ("image", "video"):
         size = {"height": 123, "width": 456, "num_frames": 5, "fps": 2.0}
-        shape = _native.media_shape(config_json, processor_json, "{}", kind, **size)
+        shape = testing.media_shape(config_json, processor_json, "{}", kind, **size)
         expected = setting.shape(kind, **size)
         assert (shape.num_tiles, shape.segments) == (expected.num_tiles, expected.segments)
         assert (shape.pieces, shape.frame_indices) == (expected.pieces, expected.frame_indices)

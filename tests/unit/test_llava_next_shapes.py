@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.llava_next.modeling_llava_next import LlavaNextModel, image_size_to_num_patches
 
 import dflop
-from dflop import _native
+from dflop._native import testing
 
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261120"))
 # (height, width): a pixel, lines of pixels, 10:1, 28 megapixels both ways, and the edges of one tile.
@@ -75,7 +75,7 @@ def setting(request):
     preprocessor_json = processor.image_processor.to_json_string()
 
     def ours(height, width, num_images=1):
-        shape = _native.media_shape(
+        shape = testing.media_shape(
             config_json, preprocessor_json, "{}", "image", height=height, width=width, num_images=num_images
         )
         return shape.num_tiles, shape.segments, shape.feature_tokens
@@ -190,14 +190,14 @@ def test_the_strategy_that_the_model_refuses_is_refused(setting):
     config = json.loads(setting.config_json) | {"vision_feature_select_strategy": "full"}
     preprocessor_json = setting.processor.image_processor.to_json_string()
     with pytest.raises(dflop.ProfileError, match='`vision_feature_select_strategy` is "full"'):
-        _native.media_shape(json.dumps(config), preprocessor_json, "{}", "image", height=9, width=9)
+        testing.media_shape(json.dumps(config), preprocessor_json, "{}", "image", height=9, width=9)
 
 
 @pytest.mark.parametrize("setting", ["real"], indirect=True)
 def test_videos_are_refused(setting):
     preprocessor_json = setting.processor.image_processor.to_json_string()
     with pytest.raises(dflop.ProfileError, match="no llava_next shape for a video"):
-        _native.media_shape(
+        testing.media_shape(
             setting.config_json, preprocessor_json, "{}", "video", height=9, width=9, num_frames=4
         )
 
@@ -208,5 +208,5 @@ def test_the_files_that_transformers_saves_are_read(setting, tmp_path):
     setting.processor.save_pretrained(tmp_path)
     config_json = (tmp_path / "config.json").read_text()
     processor_json = (tmp_path / "processor_config.json").read_text()
-    shape = _native.media_shape(config_json, processor_json, "{}", "image", height=123, width=456)
+    shape = testing.media_shape(config_json, processor_json, "{}", "image", height=123, width=456)
     assert (shape.num_tiles, shape.segments, shape.feature_tokens) == setting.ours(123, 456)

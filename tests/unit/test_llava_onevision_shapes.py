@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
-from dflop import _native
+from dflop._native import testing
 
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261120"))
 NUM_SIZES = 200
@@ -75,7 +75,7 @@ def setting(request):
 
     def ours(kind, height, width, num_frames=1):
         several = kind == "multi_image"
-        shape = _native.media_shape(
+        shape = testing.media_shape(
             config_json,
             preprocessor_json,
             "{}",

@@ -11,7 +11,7 @@ from tiny_llava import parts as tiny_parts
 from transformers import LlavaOnevisionForConditionalGeneration
 
 import dflop
-from dflop._native import media_shape
+from dflop._native.testing import media_shape
 from dflop.data import dataset
 from dflop.data.collate import encoder_input
 from dflop.data.shares import share_of

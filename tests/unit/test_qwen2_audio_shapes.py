@@ -18,7 +18,8 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from dflop import ProfileError, _native
+from dflop import ProfileError
+from dflop._native import testing
 
 pytestmark = pytest.mark.usefixtures("quiet")
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261123"))
@@ -59,7 +60,7 @@ def processor(extractor):
 
 def ours(config_json, extractor, duration_s, sample_rate):
     """(encoder tokens, LLM tokens) of a sound."""
-    shape = _native.media_shape(
+    shape = testing.media_shape(
         config_json, json.dumps(extractor), "{}", "audio", duration_s=duration_s, sample_rate=sample_rate
     )
     assert (shape.num_tiles, shape.pieces) == (1, [(None, shape.feature_tokens)])

@@ -24,7 +24,8 @@ from transformers import (
 from transformers.video_utils import VideoMetadata
 from transformers.vision_utils import get_vision_cu_seqlens
 
-from dflop import ProfileError, _native
+from dflop import ProfileError
+from dflop._native import testing
 
 pytestmark = pytest.mark.usefixtures("quiet")
 SEED = int(os.environ.get("DFLOP_TEST_SEED", "20261121"))
@@ -255,12 +256,12 @@ def test_a_clip_without_a_rate_is_refused_where_the_rate_decides():
     config_json, file = config(), json.dumps(VIDEO_SETTINGS["fps_2"])
     clip = {"height": 64, "width": 64, "num_frames": 60}
     with pytest.raises(ProfileError, match="does not tell its frames a second"):
-        _native.media_shape(config_json, "{}", file, "video", **clip)
+        testing.media_shape(config_json, "{}", file, "video", **clip)
     with pytest.raises(ValueError, match="no video metadata"):
         their_frames(Qwen2VLVideoProcessor(**VIDEO_SETTINGS["fps_2"]), 60, None)
-    timed = _native.media_shape(config_json, "{}", file, "video", **clip, duration_s=5.0)
+    timed = testing.media_shape(config_json, "{}", file, "video", **clip, duration_s=5.0)
     assert len(timed.frame_indices) == 10
-    assert _native.media_shape(config_json, "{}", "{}", "video", **clip).num_tiles == 30
+    assert testing.media_shape(config_json, "{}", "{}", "video", **clip).num_tiles == 30
 
 
 @pytest.mark.parametrize("video_file", [None, {"do_sample_frames": True, "fps": 1, "max_pixels": 90_000}])

@@ -17,7 +17,8 @@ from published_templates import LLAVA_MARKS, QWEN2, TEMPLATES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, ProcessorMixin
 
-from dflop._native import ProfileError, encode_conversations
+from dflop._native import ProfileError
+from dflop._native.testing import encode_conversations
 
 NUM_CONVERSATIONS = 40
 WITHOUT_SYSTEM = {"mistral_1"}

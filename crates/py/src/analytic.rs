@@ -15,7 +15,7 @@ fn architecture(config: &str) -> PyResult<Architecture> {
     Architecture::from_config(&config).map_err(map(Kind::Profile))
 }
 
-/// Modules of a model with their counts and parameters; see `_native.pyi`.
+/// Modules of a model with their counts and parameters; see `_native/testing.pyi`.
 #[pyfunction]
 pub(crate) fn model_modules(config: &str) -> PyResult<(Counted, u64)> {
     let architecture = architecture(config)?;
@@ -24,7 +24,7 @@ pub(crate) fn model_modules(config: &str) -> PyResult<(Counted, u64)> {
     Ok((counted.collect(), architecture.num_parameters()))
 }
 
-/// Floating point operations of a module; see `_native.pyi`.
+/// Floating point operations of a module; see `_native/testing.pyi`.
 #[pyfunction]
 pub(crate) fn module_flops(
     config: &str,
@@ -41,7 +41,7 @@ pub(crate) fn module_flops(
     ]))
 }
 
-/// Bytes that a module's forward keeps; see `_native.pyi`.
+/// Bytes that a module's forward keeps; see `_native/testing.pyi`.
 #[pyfunction]
 #[pyo3(signature = (config, module, segments, *, value_bytes = 2))]
 pub(crate) fn module_activation_bytes(

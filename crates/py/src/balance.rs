@@ -174,7 +174,7 @@ pub(crate) fn meets(name: &str) -> PyResult<Meets> {
     name.parse().map_err(|error: ParseMeetsError| raise(Kind::Schedule, &error.to_string(), None))
 }
 
-/// The judgement of an assignment made elsewhere; see `_native.pyi`.
+/// The judgement of an assignment made elsewhere; see `_native/__init__.pyi`.
 #[pyfunction]
 #[pyo3(signature = (encoder_ns, llm_ns, num_buckets, assignment, *, meets = "step", num_microbatches = 1))]
 pub(crate) fn judge(
@@ -194,13 +194,13 @@ pub(crate) fn judge(
         .map_err(map(Kind::Schedule))
 }
 
-/// Names of all baselines; see `_native.pyi`.
+/// Names of all baselines; see `_native/__init__.pyi`.
 #[pyfunction]
 pub(crate) fn baselines() -> Vec<&'static str> {
     Baseline::ALL.map(Baseline::name).to_vec()
 }
 
-/// The assignment of a baseline; see `_native.pyi`.
+/// The assignment of a baseline; see `_native/__init__.pyi`.
 #[pyfunction]
 #[pyo3(signature = (name, encoder_ns, llm_ns, tokens, num_buckets, *, seed = 0, solver_ms = 1_000))]
 #[allow(clippy::too_many_arguments)]

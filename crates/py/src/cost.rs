@@ -6,8 +6,8 @@ use dflop_types::{Action, ActionKind, EncoderSegments, MicrobatchShape, ModelPro
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// The cost model of a profile, frozen; see `_native.pyi`.
-#[pyclass(frozen, module = "dflop._native")]
+/// The cost model of a profile, frozen; see `_native/testing.pyi`.
+#[pyclass(frozen, module = "dflop._native.testing")]
 pub(crate) struct CostModel(dflop_cost::CostModel);
 
 fn times(prediction: Prediction) -> (u64, u64, bool) {

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::path::PathBuf;
 
-/// One image or video of a sample; see `_native.pyi`.
+/// One image or video of a sample; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct Media {
     place: MediaPlace,
@@ -64,7 +64,7 @@ impl Media {
     }
 }
 
-/// A sample as tokens; see `_native.pyi`.
+/// A sample as tokens; see `_native/__init__.pyi`.
 #[pyclass(frozen, get_all, module = "dflop._native")]
 pub(crate) struct EncodedSample {
     id: String,
@@ -74,7 +74,7 @@ pub(crate) struct EncodedSample {
     media: Vec<Py<Media>>,
 }
 
-/// The samples of a data profile; see `_native.pyi`.
+/// The samples of a data profile; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct Dataset(dflop_data::dataset::Dataset);
 
@@ -169,7 +169,7 @@ fn parts(shape: &family::MediaShape) -> Vec<(u32, u32, u32)> {
 /// Index, encoder and LLM tokens.
 type RecordSizes = (u64, u64, u32);
 
-/// [`RecordSizes`] of each good sample, and how many are bad; see `_native.pyi`.
+/// [`RecordSizes`] of each good sample, and how many are bad; see `_native/__init__.pyi`.
 #[pyfunction]
 pub(crate) fn profile_shapes(
     py: Python<'_>,
@@ -183,7 +183,7 @@ pub(crate) fn profile_shapes(
     Ok((found.good.iter().map(sizes).collect(), found.num_bad))
 }
 
-/// Conversations as tokens, by the tokenizer and the chat template of a model directory; see `_native.pyi`.
+/// Conversations as tokens, by the tokenizer and the chat template of a model directory; see `_native/__init__.pyi`.
 #[pyfunction]
 pub(crate) fn encode_conversations(
     py: Python<'_>,
@@ -237,7 +237,7 @@ fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyR
     Ok((tokens.input_ids, tokens.feature_mask, tokens.labels))
 }
 
-/// What one medium costs, by the files of a model directory; see `_native.pyi`.
+/// What one medium costs, by the files of a model directory; see `_native/__init__.pyi`.
 #[pyfunction]
 #[pyo3(signature = (config_json, preprocessor_json, video_preprocessor_json, kind, height = 0, width = 0, num_images = 1, num_frames = 0, fps = None, duration_s = None, sample_rate = 0, max_frames = None, sample_fps = None))]
 #[allow(clippy::too_many_arguments)]
@@ -300,8 +300,8 @@ pub(crate) fn media_shape(
     .map_err(map(Kind::Profile))
 }
 
-/// What one medium costs; see `_native.pyi`.
-#[pyclass(frozen, get_all, module = "dflop._native")]
+/// What one medium costs; see `_native/__init__.pyi`.
+#[pyclass(frozen, get_all, module = "dflop._native.testing")]
 pub(crate) struct MediaShape {
     num_tiles: u32,
     segments: Vec<(u32, u32)>,

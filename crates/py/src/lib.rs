@@ -1,5 +1,6 @@
 //! The native module `dflop._native`: exports, one error mapping, frozen classes; no logic.
 
+mod action;
 mod analytic;
 mod balance;
 mod cost;
@@ -20,21 +21,19 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 #[pymodule]
 mod _native {
     use super::PyModule;
-    use crate::error::{Kind, map};
+    use crate::error::Kind;
     use pyo3::prelude::*;
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
 
     #[pymodule_export]
-    use crate::analytic::{model_modules, module_activation_bytes, module_flops};
+    use super::testing;
     #[pymodule_export]
-    use crate::balance::{Balance, balance, baseline, baselines, judge};
+    use crate::action::Action;
     #[pymodule_export]
-    use crate::cost::CostModel;
+    use crate::balance::{Balance, balance};
     #[pymodule_export]
-    use crate::dataset::{
-        Dataset, EncodedSample, Media, MediaShape, encode_conversations, media_shape, profile_shapes,
-    };
+    use crate::dataset::{Dataset, EncodedSample, Media, profile_shapes};
     #[pymodule_export]
     use crate::plan::{GlobalBatches, Plan, Schedule, StepScheduler};
     #[pymodule_export]
@@ -44,17 +43,20 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         crate::render::render_apart(module.py())?;
+        // A module that is no package: its submodule is found by its name alone.
+        let modules = module.py().import("sys")?.getattr("modules")?;
+        modules.set_item("dflop._native.testing", module.getattr("testing")?)?;
         crate::error::add_to(module)
     }
 
-    /// Renders chat templates for another process; see `_native.pyi`.
+    /// Renders chat templates for another process; see `_native/__init__.pyi`.
     #[pyfunction]
     fn serve_chat_templates(py: Python<'_>) -> PyResult<()> {
         py.detach(|| dflop_data::serve_templates(std::io::stdin().lock(), std::io::stdout().lock()))?;
         Ok(())
     }
 
-    /// Runs the command line; see `_native.pyi`.
+    /// Runs the command line; see `_native/__init__.pyi`.
     #[pyfunction]
     #[pyo3(signature = (arguments, family = None))]
     fn run_cli(
@@ -73,22 +75,39 @@ mod _native {
         }
     }
 
-    /// Writes the text of an artifact; see `_native.pyi`.
+    /// Writes the text of an artifact; see `_native/__init__.pyi`.
     #[pyfunction]
     fn write_text(py: Python<'_>, path: PathBuf, kind: &str, text: &str) -> PyResult<()> {
         py.detach(|| dflop_types::artifact::write_text(&path, kind, text)).map_err(crate::error::artifact)
     }
 
-    /// What dflop can do with each model family; see `_native.pyi`.
+    /// What dflop can do with each model family; see `_native/__init__.pyi`.
     #[pyfunction]
     fn families() -> BTreeMap<&'static str, BTreeMap<&'static str, bool>> {
         dflop_types::FAMILIES.iter().map(|family| (family.model_type, family.abilities().into())).collect()
     }
+}
 
-    /// The configuration at `path` as JSON; see `_native.pyi`.
+/// What only tests and benches ask; see `_native/testing.pyi`.
+#[pymodule(submodule)]
+mod testing {
+    use crate::error::{Kind, map, raise};
+    use pyo3::prelude::*;
+    use std::path::Path;
+
+    #[pymodule_export]
+    use crate::analytic::{model_modules, module_activation_bytes, module_flops};
+    #[pymodule_export]
+    use crate::balance::{baseline, baselines, judge};
+    #[pymodule_export]
+    use crate::cost::CostModel;
+    #[pymodule_export]
+    use crate::dataset::{MediaShape, encode_conversations, media_shape};
+
+    /// The configuration at `path` as JSON; see `_native/testing.pyi`.
     #[pyfunction]
     fn load_config(path: &str) -> PyResult<String> {
         let config = dflop_cli::config::load(Path::new(path)).map_err(map(Kind::Plan))?;
-        serde_json::to_string(&config).map_err(|e| crate::error::raise(Kind::Plan, &e.to_string(), None))
+        serde_json::to_string(&config).map_err(|e| raise(Kind::Plan, &e.to_string(), None))
     }
 }

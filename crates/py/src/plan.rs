@@ -1,15 +1,16 @@
 //! Plans, schedules and global batches, as the runtime sees them.
 
 use crate::SIGNALS_EVERY;
+use crate::action::Action;
 use crate::error::{Kind, artifact, map, raise};
 use dflop_step::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
-use dflop_types::{Action, Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
+use dflop_types::{Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Which samples form the global batch of each step; see `_native.pyi`.
+/// Which samples form the global batch of each step; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct GlobalBatches(dflop_step::batches::GlobalBatches);
 
@@ -60,7 +61,7 @@ impl GlobalBatches {
     }
 }
 
-/// A plan, frozen; see `_native.pyi`.
+/// A plan, frozen; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct Plan(dflop_types::Plan);
 
@@ -145,7 +146,7 @@ impl Plan {
         Ok((cut[..position].iter().sum(), cut[position]))
     }
 
-    fn actions(&self, rank: u32) -> PyResult<Vec<String>> {
+    fn actions(&self, rank: u32) -> PyResult<Vec<Action>> {
         let (_, _, stage) = self.coordinates(rank)?;
         let best = &self.0.best;
         let list = dflop_sim::order::actions(
@@ -154,11 +155,11 @@ impl Plan {
             best.layout.num_stages(),
             best.num_microbatches,
         );
-        Ok(list.iter().map(ToString::to_string).collect())
+        Ok(list.iter().map(Action::from).collect())
     }
 }
 
-/// A schedule, frozen; see `_native.pyi`.
+/// A schedule, frozen; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct Schedule(pub(crate) dflop_types::Schedule);
 
@@ -189,6 +190,12 @@ impl Schedule {
 
     fn to_json(&self) -> PyResult<String> {
         serde_json::to_string(&self.0).map_err(|error| raise(Kind::Schedule, &error.to_string(), None))
+    }
+
+    /// How it is pickled: ranks send each other the schedule itself.
+    fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, (String,))> {
+        let read = slf.get_type().getattr("from_json")?.unbind();
+        Ok((read, (slf.get().to_json()?,)))
     }
 
     #[getter]
@@ -232,8 +239,8 @@ impl Schedule {
     }
 
     /// The actions of a rank in this step; none where it follows the pipeline order of the plan.
-    fn actions(&self, rank: usize) -> Option<Vec<String>> {
-        self.0.actions.get(rank).map(|list| list.iter().map(ToString::to_string).collect())
+    fn actions(&self, rank: usize) -> Option<Vec<Action>> {
+        self.0.actions.get(rank).map(|list| list.iter().map(Action::from).collect())
     }
 
     fn digest(&self) -> String {
@@ -248,7 +255,7 @@ fn arm(name: &str) -> PyResult<Arm> {
 fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
     raw.into_iter()
         .map(|(rank, action, start_ns, end_ns)| {
-            let action: Action = action
+            let action: dflop_types::Action = action
                 .parse()
                 .map_err(|e: dflop_types::ParseActionError| raise(Kind::Schedule, &e.to_string(), None))?;
             if end_ns < start_ns {
@@ -264,7 +271,7 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
 /// Parts by name in bytes, tensor bytes, all bytes, and the moment.
 type RankBytes = (Vec<(&'static str, u64)>, u64, u64, String);
 
-/// Computes schedules in a Rust thread while Python trains; see `_native.pyi`.
+/// Computes schedules in a Rust thread while Python trains; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepScheduler {
     scheduler: Arc<Scheduler>,

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the samples of a dataset cost; see `_native.pyi`.
+/// What the samples of a dataset cost; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Clone)]
 pub(crate) struct SampleCosts {

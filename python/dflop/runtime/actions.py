@@ -10,7 +10,6 @@ A list is the schedule's own or, where that has none, the plan's for its pipelin
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,29 +18,13 @@ from dflop.runtime.failure import RankError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dflop._native import Plan, Schedule
+    from dflop._native import Action, Schedule
     from dflop.runtime.boundary import Transfer
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.work import StepWork
 
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 _NEXT = {"F": "", "B": "F", "I": "F", "W": "I"}
 """What of a microbatch must have run just before a letter."""
-
-
-@dataclass(frozen=True)
-class Action:
-    """One cell of the step on this rank."""
-
-    name: str
-    letter: str
-    """F, B, I or W."""
-    microbatch: int
-
-    @property
-    def takes_gradient(self) -> bool:
-        """Whether it waits for the gradient of what left the stage, and gives that of what came in."""
-        return self.letter in "BI"
 
 
 @dataclass(frozen=True)
@@ -107,50 +90,26 @@ class ActionLists:
         split = frozenset(action.microbatch for action in own if action.letter == "I")
         return StepActions(own, _in_order_of_senders(needed, turns), split)
 
-    def _checked(self, schedule: Schedule, rank: int, num_microbatches: int) -> list[Action]:
-        names = schedule.actions(rank)
-        if names is None:
+    def _checked(self, schedule: Schedule, rank: int, num_microbatches: int) -> Sequence[Action]:
+        plan = self._mesh.plan
+        actions = schedule.actions(rank)
+        if actions is None:
             if rank not in self._of_plan:
-                self._of_plan[rank] = parse_actions(self._mesh.plan, rank, self._mesh.plan.actions(rank))
+                self._of_plan[rank] = plan.actions(rank)
             actions = self._of_plan[rank]
-        else:
-            actions = parse_actions(self._mesh.plan, rank, names)
-        check_actions(actions, schedule.step, rank, num_microbatches)
+        stage = plan.coordinates(rank)[2]
+        check_actions(actions, schedule.step, rank, stage, num_microbatches)
         return actions
 
 
-def parse_actions(plan: Plan, rank: int, names: Sequence[str]) -> list[Action]:
-    """The actions in words.
-
-    Args:
-        plan: The layout.
-        rank: Whose; all actions must be of its stage.
-        names: As in `0F3`.
-
-    Returns:
-        One action a name, in order.
-
-    Raises:
-        RankError: An action of another stage, or none that there is.
-    """
-    stage = plan.coordinates(rank)[2]
-    actions: list[Action] = []
-    for name in names:
-        match = _ACTION.fullmatch(name)
-        if match is None or int(match[1]) != stage:
-            message = f"action `{name}` on rank {rank}, must be F, B, I or W of its own stage {stage}"
-            raise RankError(message)
-        actions.append(Action(name, match[2], int(match[3])))
-    return actions
-
-
-def check_actions(actions: Sequence[Action], step: int, rank: int, num_microbatches: int) -> None:
-    """Nothing if each microbatch has F and then B, or F, then I, then W, each once.
+def check_actions(actions: Sequence[Action], step: int, rank: int, stage: int, num_microbatches: int) -> None:
+    """Nothing if each microbatch has F and then B, or F, then I, then W, each once, all of the rank's stage.
 
     Args:
         actions: Of one rank.
         step: For the message.
         rank: For the message.
+        stage: That the rank holds.
         num_microbatches: Of the step.
 
     Raises:
@@ -159,14 +118,17 @@ def check_actions(actions: Sequence[Action], step: int, rank: int, num_microbatc
     where = f"the actions of step {step} on rank {rank}"
     done = [""] * num_microbatches
     for action in actions:
+        if action.stage != stage:
+            message = f"{where}: `{action}`, must be of its own stage {stage}"
+            raise RankError(message)
         j = action.microbatch
         if j >= num_microbatches:
-            message = f"{where}: `{action.name}`, the step has {num_microbatches} microbatches"
+            message = f"{where}: `{action}`, the step has {num_microbatches} microbatches"
             raise RankError(message)
         if done[j] != _NEXT[action.letter]:
             before = f"comes after {done[j]}" if done[j] else "comes first"
             rule = "must be F, then B or I and W, each once"
-            message = f"{where}: `{action.name}` {before} of its microbatch, {rule}"
+            message = f"{where}: `{action}` {before} of its microbatch, {rule}"
             raise RankError(message)
         done[j] = action.letter
     for j, letter in enumerate(done):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflop.runtime.actions import Action, ActionLists, StepActions
+from dflop.runtime.actions import ActionLists, StepActions
 from dflop.runtime.messages import Messages
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from dflop._native import Schedule
+    from dflop._native import Action, Schedule
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.spans import SpanRecorder
     from dflop.runtime.stage import Stage

@@ -56,7 +56,7 @@ class Schedules:
     def take(self, step: int, arm: Arm) -> tuple[Schedule, int]:
         """A schedule that was submitted.
 
-        Every rank must call it; the leader sends the schedule as JSON; blocks until it is there.
+        Every rank must call it; the leader sends the schedule; blocks until it is there.
 
         Args:
             step: Of the global batch.
@@ -69,14 +69,12 @@ class Schedules:
             ScheduleError: No schedule can be made.
             RankError: The leader has gone.
         """
-        message: list[str | None] = [None]
-        own: Schedule | None = None
+        message: list[Schedule | None] = [None]
         waited_ns = 0
         if self.scheduler is not None:
-            own, waited_ns = self.scheduler.take(step, arm)
-            message[0] = own.to_json()
+            message[0], waited_ns = self.scheduler.take(step, arm)
         with talking("receive the schedule"):
             dist.broadcast_object_list(message, src=0, group=self._mesh.control)
-        text = message[0]
-        assert text is not None
-        return (Schedule.from_json(text) if own is None else own), waited_ns
+        schedule = message[0]
+        assert schedule is not None
+        return schedule, waited_ns

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, final
 
+from dflop._native import testing as testing
+
 class Error(Exception): ...
 class ProfileError(Error): ...
 class PlanError(Error): ...
@@ -39,29 +41,6 @@ def families() -> dict[str, dict[str, bool]]:
     `data`: its shapes are known; `estimate`: its work can be counted without a device; `measure`: its pieces
     can be measured; `train`: it can be trained.
     """
-
-def load_config(path: str) -> str:
-    """The configuration at `path`, checked and with every default filled in, as JSON."""
-
-def model_modules(config: str) -> tuple[dict[str, tuple[int, int]], int]:
-    """Modules of the model that `config` (the text of a `config.json`) describes.
-
-    Returns by name how many of it the model has and the parameters of one, and the parameters of the whole,
-    each matrix once. ProfileError for a field that decides the size and is missing or unknown.
-    """
-
-def module_flops(config: str, module: str, segments: Sequence[int]) -> dict[str, int]:
-    """Floating point operations of a module over segments of these tokens (label tokens for `llm_head`).
-
-    As `torch.utils.flop_counter` counts them: `forward`; `input` (gradients of what it reads and of all
-    between) and `weight`, which make the backward; `recomputed`, the forward again under
-    `torch.utils.checkpoint`.
-    """
-
-def module_activation_bytes(
-    config: str, module: str, segments: Sequence[int], *, value_bytes: int = 2
-) -> int:
-    """Bytes that the forward of a module keeps for its backward, with values of 2 or 4 bytes."""
 
 class _Array(Protocol):
     """An array or tensor: of integers and one dimension."""
@@ -113,59 +92,6 @@ def balance(
     cannot be kept, or for unsound input, such as a number out of its range; TypeError for what is no integer.
     Each says which entry. Ctrl-C ends the search: KeyboardInterrupt.
     """
-
-def judge(
-    encoder_ns: Sequence[int],
-    llm_ns: Sequence[int],
-    num_buckets: int,
-    assignment: Sequence[int],
-    *,
-    meets: Meets = "step",
-    num_microbatches: int = 1,
-) -> Balance:
-    """An assignment made elsewhere, by the loads and the bound of `balance`; ScheduleError if it is none."""
-
-def baselines() -> list[str]:
-    """Names of the ways to fill buckets that others use, from those that know least of the samples."""
-
-def baseline(
-    name: str,
-    encoder_ns: Sequence[int],
-    llm_ns: Sequence[int],
-    tokens: Sequence[int],
-    num_buckets: int,
-    *,
-    seed: int = 0,
-    solver_ms: int = 1000,
-) -> tuple[list[int], str | None]:
-    """Bucket of each sample by that baseline, for `judge`; of `paper`, who answered: `ilp` or `lpt, ...`.
-
-    `tokens` are LLM tokens. `seed` is of `random`, `solver_ms` is the wall limit of the paper's solver.
-    """
-
-@final
-class CostModel:
-    """What a model profile predicts, for whoever compares it with measurements."""
-
-    @staticmethod
-    def read(path: str) -> CostModel:
-        """The cost model of the profile at `path`; ArtifactError or ProfileError if there can be none."""
-    def encoder(self, segments: Sequence[tuple[int, int]]) -> tuple[int, int, bool]:
-        """Forward and backward of (count, tokens) encoder segments, in nanoseconds; whether extrapolated."""
-    def llm_stage(
-        self, llm_tokens: Sequence[int], label_tokens: int, num_layers: int, is_first: bool, is_last: bool
-    ) -> tuple[int, int, bool]:
-        """Likewise of packed samples on a run of layers."""
-    def encoder_peak_bytes(self, segments: Sequence[tuple[int, int]], feature_tokens: int) -> tuple[int, int]:
-        """Tensor bytes at the peak of one forward and backward of the encoder; those held in any case."""
-    def stage_peak_bytes(
-        self,
-        llm_tokens: Sequence[int],
-        label_tokens: int,
-        feature_tokens: int,
-        layers: tuple[int, bool, bool],
-    ) -> tuple[int, int]:
-        """Likewise of a run of layers: their number, whether it is the first, and the last."""
 
 @final
 class Media:
@@ -312,6 +238,30 @@ class GlobalBatches:
     steps_per_epoch: int
 
 @final
+class Action:
+    """One cell of a step, frozen: what a rank does with a microbatch. `str` gives its name."""
+
+    @staticmethod
+    def parse(text: str) -> Action:
+        """The action of that name, as in `2F0`; ScheduleError if there is none."""
+    @property
+    def name(self) -> str:
+        """Stage, letter and microbatch, as in `2F0`."""
+    @property
+    def stage(self) -> int:
+        """0 is the encoder, LLM stages count from 1."""
+    @property
+    def letter(self) -> Literal["F", "B", "I", "W"]:
+        """Forward; backward; or in its two parts, the gradient of what came in and those of the weights."""
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def takes_gradient(self) -> bool:
+        """Whether it waits for the gradient of what left the stage, and gives that of what came in (B, I)."""
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
 class Plan:
     """A plan, frozen."""
 
@@ -330,16 +280,18 @@ class Plan:
     def rank(self, replica: int, stage: int) -> int: ...
     def llm_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
         """(first layer, number of layers) of LLM stage `stage` (counted from 1)."""
-    def actions(self, rank: int) -> list[str]:
-        """The action list of `rank`, as in `1F3`: the very list the simulator times."""
+    def actions(self, rank: int) -> list[Action]:
+        """The action list of `rank`: the very list the simulator times."""
 
 @final
 class Schedule:
-    """A schedule, frozen."""
+    """A schedule, frozen; it can be pickled, so that ranks can send it to each other."""
 
     @staticmethod
-    def from_json(text: str) -> Schedule: ...
-    def to_json(self) -> str: ...
+    def from_json(text: str) -> Schedule:
+        """The schedule in a line of a log; ScheduleError if it is none."""
+    def to_json(self) -> str:
+        """The schedule as a log holds it."""
     step: int
     num_microbatches: int
     label_tokens: int
@@ -351,8 +303,8 @@ class Schedule:
     def llm(self, microbatch: int, replica: int) -> list[int]: ...
     def encoder(self, microbatch: int, replica: int) -> list[tuple[int, tuple[int, int] | None]]:
         """(sample, parts) of each share; parts are (first, count), None: all of the sample."""
-    def actions(self, rank: int) -> list[str] | None:
-        """The actions of a rank in this step, as in `0F3`; None where the plan's pipeline order holds."""
+    def actions(self, rank: int) -> list[Action] | None:
+        """The actions of a rank in this step; None where the plan's pipeline order holds."""
     def digest(self) -> str: ...
 
 @final
@@ -418,54 +370,3 @@ class StepScheduler:
 
         Reduction and optimizer take `tail_ns` on every rank; None: as predicted.
         """
-
-@final
-class MediaShape:
-    """What one medium costs."""
-
-    @property
-    def num_tiles(self) -> int: ...
-    @property
-    def segments(self) -> list[tuple[int, int]]:
-        """(count, tokens) of each group of encoder segments."""
-    @property
-    def feature_tokens(self) -> int: ...
-    @property
-    def pieces(self) -> list[tuple[str | None, int]]:
-        """What takes the placeholder's place: (text, 0) or (None, feature tokens)."""
-    @property
-    def frame_indices(self) -> list[int]: ...
-    @property
-    def parts(self) -> list[tuple[int, int, int]]:
-        """How many parts of equal size in a row, segments and features of each; group after group."""
-
-def encode_conversations(
-    model_dir: str,
-    marks: list[tuple[str, str, str]],
-    samples: list[tuple[str, list[list[tuple[str | None, int]]]]],
-) -> list[tuple[list[int], list[bool], list[int]]]:
-    """Input ids, feature masks and labels of records, by a model directory's tokenizer and chat template.
-
-    A mark is kind (image, video or audio), placeholder and feature token. A sample is a record as JSON and,
-    for each of its media, what takes its place: texts and numbers of features. Errors are ProfileError.
-    """
-
-def media_shape(
-    config_json: str,
-    preprocessor_json: str,
-    video_preprocessor_json: str,
-    kind: str,
-    height: int = 0,
-    width: int = 0,
-    num_images: int = 1,
-    num_frames: int = 0,
-    fps: float | None = None,
-    duration_s: float | None = None,
-    sample_rate: int = 0,
-    max_frames: int | None = None,
-    sample_fps: float | None = None,
-) -> MediaShape:
-    """What one medium costs by the files of a model directory ("{}" for one that is not there).
-
-    Kind is image, video or audio; errors are ProfileError.
-    """
