@@ -73,8 +73,10 @@ test: test-rust test-python ## All tests that need no GPU
 test-rust: setup
 	cargo test --release --locked --workspace --exclude dflop-py --quiet
 
+# Processes that run tests beside each other. Neighbours in a file stay together, as they share what is made for it.
+TEST_JOBS ?= 2
 test-python: setup
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20
 test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
@@ -84,7 +86,7 @@ test-explore: setup ## The property tests on new random cases, SEEDS times (20);
 	done
 
 test-dist: setup ## The tests with several processes
-	$(BIN)/python -m pytest tests/dist -m "not gpu"
+	$(BIN)/python -m pytest tests/dist -m "not gpu" -n $(TEST_JOBS) --dist worksteal
 
 test-hostile: setup ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile

@@ -54,7 +54,7 @@ print(ways[-1])
 
 
 def test_ctrl_c_ends_a_balance_early() -> None:
-    """A search looks for signals all along: three are handled inside one, the last of which ends it from within.
+    """A search looks for signals all along: three are handled inside one, and the last ends it from within.
 
     Each signal is sent once the one before has been handled. One that looked at its end alone would give an
     answer first (`c_return`), and would handle one signal a call.

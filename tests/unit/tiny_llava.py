@@ -161,7 +161,7 @@ def hf_arguments(sample):
 
 
 def pretrained(model_dir, directory, seed):
-    """Hugging Face's own model as its users get it: saved, and loaded with `from_pretrained`; in training mode.
+    """Hugging Face's own model as its users get it: saved, then loaded with `from_pretrained`; to be trained.
 
     Its parameters are those that the pieces start from, under the names that Hugging Face gives them.
     """

@@ -75,6 +75,33 @@ fn every_layout_and_batch_gives_a_sound_schedule() {
     }
 }
 
+/// By hand, a sample in each microbatch of one encoder and two LLM stages. An image in range: three predictions. A text of
+/// 5,000 tokens, which attention was not measured with: both stages. One of 15 label tokens, one fewer than the head was
+/// measured with: the last stage alone.
+#[test]
+fn what_is_outside_the_measured_range_is_counted_exactly() {
+    let shapes = vec![fixture::sample(1, 196, 104), fixture::sample(0, 0, 5_000), fixture::sample(0, 0, 45)];
+    let scheduler = scheduler(settings(layout(1, 2, 1), 3), shapes, 0);
+    let count = |batch: &[SampleIndex]| {
+        let schedule = scheduler.schedule(0, batch, Arm::BLIND).unwrap();
+        let coverage = scheduler.coverage(&schedule).unwrap();
+        (coverage.num_predictions, coverage.num_extrapolated)
+    };
+    let all = indices(3);
+    assert_eq!(count(&all[..1]), (3, 0));
+    assert_eq!(count(&all[1..2]), (2, 2));
+    assert_eq!(count(&all[2..]), (2, 1));
+    assert_eq!(count(&all), (7, 3));
+    // Together in one microbatch the two texts have labels enough for the head; attention is that of each sample alone.
+    let schedule = Schedule {
+        llm: vec![vec![vec![all[1], all[2]]], vec![vec![all[0]]], vec![vec![]]],
+        encoder: vec![vec![vec![]], vec![vec![EncoderShare::whole(all[0])]], vec![vec![]]],
+        ..scheduler.schedule(0, &all, Arm::BLIND).unwrap()
+    };
+    let coverage = scheduler.coverage(&schedule).unwrap();
+    assert_eq!((coverage.num_predictions, coverage.num_extrapolated), (5, 2));
+}
+
 /// One giant among equals: it alone is longer than an even microbatch, and it alone does not fit.
 #[test]
 fn the_giant_is_the_outlier() {

@@ -38,8 +38,8 @@ def main() -> int:
         return status
     # The ranks' parent is this process.
     os.environ.update(as_parent())
-    # Ranks inherit that SIGINT waits until they have said what it shall do (`runtime/worker.py`): while Python
-    # starts, it would be a traceback. Another thread takes what is meant for this process.
+    # Ranks inherit that SIGINT waits until they have said what it shall do (`runtime/worker.py`): while
+    # Python starts, it would be a traceback. Another thread takes what is meant for this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=_take_interrupts, daemon=True).start()
     # It logs each exit of a rank with a table; what matters is on stderr already.
