@@ -50,11 +50,12 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
-@pytest.mark.parametrize(("parent", "status"), [(os.getpid(), 0), (os.getpid() + 1, 130), (None, 0)])
-def test_a_parent_that_has_gone_before(parent: int | None, status: int) -> None:
+@pytest.mark.parametrize(("parent", "status"), [("this", 0), ("another", 130), ("none", 0)])
+def test_a_parent_that_has_gone_before(parent: str, status: int) -> None:
     """Between the start of the child and its asking to be told; by hand there is no parent to follow."""
     environment = {k: v for k, v in os.environ.items() if k not in as_parent()}
-    environment |= {} if parent is None else {name: str(parent) for name in as_parent()}
+    process = os.getpid() + (parent == "another")
+    environment |= {} if parent == "none" else {name: str(process) for name in as_parent()}
     code = "from dflop.child import end_with_parent as e; e()"
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == status
 
