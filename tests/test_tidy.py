@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 import subprocess
 from pathlib import Path
 
@@ -100,3 +101,9 @@ def test_root_files_of_the_data_crate_import_no_room() -> None:
     for path in (ROOT / "crates/data/src").glob("*.rs"):
         if path.name != "lib.rs":
             assert not rooms & set(re.findall(r"\bcrate::(\w+)", path.read_text())), path.name
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by it: the second would end the whole run, while each folder by itself passes."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
