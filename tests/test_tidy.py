@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -104,6 +104,6 @@ def test_root_files_of_the_data_crate_import_no_room() -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports them by it: the second would end the whole run, while each folder by itself passes."""
+    """By it pytest imports them: the second would end the whole run, while each folder by itself passes."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
