@@ -378,8 +378,6 @@ def ratio_of(theirs: list[float], ours: list[float]) -> tuple[float, float, floa
     """Ratio of the geometric means and its 95 % interval, over paired rounds."""
     logs = [math.log(a / b) for a, b in zip(theirs, ours, strict=True)]
     mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return math.exp(mean), 0.0, math.inf
     freedom = len(logs) - 1
     student = next((t for n, t in STUDENT.items() if n >= freedom), 1.96)
     half = student * statistics.stdev(logs) / math.sqrt(len(logs))
@@ -447,8 +445,8 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=96)
     parser.add_argument("--layouts", type=lambda text: text.split(","), default=["ddp", "fsdp2"])
     asked = parser.parse_args()
-    if asked.rounds < 1 or not set(asked.layouts) <= set(OURS):
-        parser.error(f"at least 1 round, and layouts of {', '.join(OURS)}")
+    if asked.rounds < 2 or not set(asked.layouts) <= set(OURS):
+        parser.error(f"at least 2 rounds, and layouts of {', '.join(OURS)}")
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 

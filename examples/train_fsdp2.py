@@ -26,7 +26,7 @@ def main() -> None:
 
     encoder = balance_encoder(model)
     llm_alone = [(0, llm) for _, llm in data.costs]
-    loader = balanced_loader(data, llm_alone, batch_size=4, collate_fn=collate)
+    loader = balanced_loader(data, llm_alone, batch_size=4, meets="phase", collate_fn=collate)
 
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for batch in loader:

@@ -16,7 +16,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=4, num_train_epochs=1, logging_steps=4, report_to=[], save_strategy="no",
-            use_cpu=True, ddp_backend="gloo", remove_unused_columns=False, dataloader_pin_memory=False, disable_tqdm=True,
+            use_cpu=True, remove_unused_columns=False, dataloader_pin_memory=False, disable_tqdm=True,
         )  # fmt: skip
         trainer = Trainer(model, arguments, collate, data)
         balance(trainer, data.costs)  # the first line

@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = SFTConfig(
             folder, per_device_train_batch_size=4, num_train_epochs=1, logging_steps=4, report_to=[], save_strategy="no",
-            use_cpu=True, ddp_backend="gloo", bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False,
+            use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False,
             max_length=None, disable_tqdm=True,
         )  # fmt: skip
         trainer = SFTTrainer(

@@ -124,7 +124,7 @@ def run_case(case, model, num_ranks, rank, steps, references):
     else:
         handle = balance_encoder(model)
         model = shard(model, num_ranks, whole_components)
-    errors = []
+    errors, loads = [], []
     for microbatches, reference in zip(steps, references, strict=True):
         mine = microbatches[rank]
         tokens = num_label_tokens(mine["labels"])
@@ -132,8 +132,13 @@ def run_case(case, model, num_ranks, rank, steps, references):
         loss = token_loss(model(**arguments).logits, mine["labels"], tokens, num_ranks)
         loss.backward()
         errors.append(error_of(model, reference))
+        loads.append(handle.loads)
         model.zero_grad(set_to_none=True)
-    return errors, handle.loads
+    if is_ddp and rank == 0:
+        # In evaluation a rank may be alone.
+        model.module.eval()
+        model.module(**{k: v for k, v in steps[0][0].items() if k != "labels"})
+    return errors, loads
 
 
 @pytest.mark.parametrize(
@@ -160,10 +165,30 @@ def test_gradients_are_those_of_the_model_as_it_was(name, num_ranks, tmp_path, q
         distributed.destroy_process_group()
         return found
 
-    for found in results(run_ranks(num_ranks, run, tmp_path / "ranks", timeout_s=180)):
-        for case, (errors, _) in zip(CASES, found, strict=True):
+    for found in results(run_ranks(num_ranks, run, tmp_path / "ranks", timeout_s=280)):
+        for case, (errors, loads) in zip(CASES, found, strict=True):
+            shared, alone = loads[0]
+            assert sum(shared) == pytest.approx(sum(alone))
+            assert max(shared) < max(alone), (name, case)
             for step, (error, parameter) in enumerate(errors):
                 assert error <= TOLERANCE, (name, case, step, error, parameter)
+
+
+def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
+    """One process has nothing to share; what is no such model, or is shared already, is refused."""
+    model = make_model("internvl", tmp_path)
+    arguments = {k: v for k, v in steps_of("internvl", 1)[0][0].items() if k != "labels"}
+    before = model(**arguments).logits
+    handle = balance_encoder(model)
+    assert torch.equal(model(**arguments).logits, before)
+    with pytest.raises(ValueError, match="the encoder of this model is shared out already"):
+        balance_encoder(model)
+    handle.remove()
+    assert "forward" not in vars(model.model.vision_tower)
+    assert "get_image_features" not in vars(model.model)
+    balance_encoder(model).remove()
+    with pytest.raises(ValueError, match="`Linear` holds no model with an encoder of internvl, llava_onevision"):
+        balance_encoder(torch.nn.Linear(1, 1))
 
 
 def test_shares_are_even_and_little_travels():

@@ -276,7 +276,7 @@ def test_sft_trainer_of_trl(samples, tmp_path, quiet):
         trainer.train()
         return losses_of(trainer), tiny_text.difference(dict(trainer.model.named_parameters()), expected[1])
 
-    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=120)), expected)
+    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks", timeout_s=280)), expected)
 
 
 def tiny_tokenizer():
@@ -341,7 +341,7 @@ def test_lightning(samples, tmp_path, quiet):
         parameters = dict(module.model.named_parameters())
         return module.losses, tiny_text.difference(parameters, expected[1])
 
-    found = results(run_ranks(NUM_RANKS, lambda r: run(r, ports[0], False), tmp_path / "a", timeout_s=120))
+    found = results(run_ranks(NUM_RANKS, lambda r: run(r, ports[0], False), tmp_path / "a", timeout_s=280))
     check(found, expected)
-    found = results(run_ranks(NUM_RANKS, lambda r: run(r, ports[1], True), tmp_path / "b", timeout_s=120))
+    found = results(run_ranks(NUM_RANKS, lambda r: run(r, ports[1], True), tmp_path / "b", timeout_s=280))
     check(found, (expected[0][3:], expected[1]))
