@@ -38,20 +38,20 @@ def measured(folder, tmp_path_factory):
 
 
 def test_costs_add_up_to_those_of_a_packed_microbatch(measured):
-    """Samples of each kind: what they add is what the cost model says of all of them packed together."""
+    """Samples of each kind, and all of them packed: equal but for what the launches of a microbatch take."""
     found = dflop.costs(measured / "data_profile.parquet", batch_size=48)
     model = CostModel.read(str(measured / "model_profile.json"))
     rows = parquet.read_table(measured / "data_profile.parquet").to_pylist()
-    segments = [(s["count"], s["tokens"]) for row in rows for s in row["encoder_segments"]]
+    segments = [(s["count"], s["tokens"]) for row in rows for s in row["segments"]]
     layers = json.loads((measured / "model_profile.json").read_text())["modules"]["llm_layer"]["count"]
     labels = sum(row["label_tokens"] for row in rows)
     forward, backward, _ = model.encoder(segments)
-    assert sum(found.encoder_ns) == pytest.approx(forward + backward, rel=0.05)
+    assert 0.9 * (forward + backward) < sum(found.encoder_ns) < 1.01 * (forward + backward)
     tokens = [row["llm_tokens"] for row in rows]
     forward, backward, _ = model.llm_stage(tokens, labels, layers, True, True)
-    assert sum(found.llm_ns) == pytest.approx(forward + backward, rel=0.05)
+    assert 0.9 * (forward + backward) < sum(found.llm_ns) < 1.01 * (forward + backward)
     assert list(found.tokens) == tokens
-    assert [ns > 0 for ns in found.encoder_ns] == [bool(row["encoder_segments"]) for row in rows]
+    assert [ns > 0 for ns in found.encoder_ns] == [bool(row["segments"]) for row in rows]
     assert min(found.bytes) > 0
 
 
@@ -142,8 +142,12 @@ def test_the_command_prints_what_schedule_reads(measured, capfd, tmp_path):
 def test_a_dataset_of_hugging_face_is_profiled(folder):
     """The real `datasets`: sizes are those that `dflop profile data` gives, in the dataset's own order."""
     datasets = pytest.importorskip("datasets")
-    lines = [json.loads(line) for line in (folder / "data/text.jsonl").read_text().splitlines()]
-    dataset = datasets.Dataset.from_list(lines).select(range(len(lines) - 1, -1, -1))
+    lines = [json.loads(line) for line in (folder / "data/images.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if isinstance(line.get("image", ""), str)]
+    media = folder / "data/media"
+    rows = [line | {"image": str(media / line["image"]) if "image" in line else None} for line in lines]
+    dataset = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
+    dataset = dataset.select(range(len(lines) - 1, -1, -1))
     found = dflop.costs(dataset, model_dir=folder / "model")
     native = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
     sizes = {native.encode(i).id: native.shape(i)[1] for i in range(len(native))}

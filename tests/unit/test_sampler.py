@@ -242,8 +242,9 @@ def test_each_objective_is_the_best_of_the_three_for_its_layout(batch_size, num_
         }
         assert waited[layout] == min(waited.values()), (layout, waited)
         if layout == "step":
-            # No replica waits for more than the work itself.
-            assert waited["step"] < 1.01 * sum(map(sum, shapes)) / num_replicas
+            # No replica waits for more than the work itself, or the largest sample.
+            works = [[sum(shapes[i]) for b in samplers["step"].buckets(k) for i in b] for k in range(3)]
+            assert waited["step"] < 1.01 * sum(max(sum(work) / num_replicas, max(work)) for work in works)
             assert waited["pipeline"] > 1.01 * waited["step"]
 
 
@@ -321,7 +322,7 @@ def test_waiting_giants_shorten_an_epoch():
     shapes, _ = with_giants(768, seed=13, every=96)
 
     def length(**options):
-        sampler = BalancedBatchSampler(shapes, 8, num_replicas=8, **options)
+        sampler = BalancedBatchSampler(shapes, 8, num_replicas=8, meets="pipeline", **options)
         steps = [max(sum(shapes[i][1] for i in bucket) for bucket in sampler.buckets(k)) for k in range(12)]
         return sum(steps)
 
@@ -564,7 +565,6 @@ def test_a_sampler_can_be_copied(how, profile):
     ("entries", "message"),
     [
         ([(2**62, 2**62)] * 8, r"costs are too large: `encoder_ns \+ llm_ns` of the 4 largest samples is"),
-        ([(2**64, 1)] * 8, r"costs are too large|must be numbers"),
         (
             [{"llm_tokens": float("nan"), "encoder_tokens": 0}] * 8,
             "`llm_tokens` of sample 0 is nan, must be a whole",

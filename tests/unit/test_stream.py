@@ -200,3 +200,27 @@ def test_a_stateful_dataloader_resumes_it(num_workers, trained):
     second = loader()
     second.load_state_dict(state)
     assert seen + list(second) == expected
+
+
+def test_a_stream_of_hugging_face_keeps_its_own_state():
+    """The real `datasets.IterableDataset`: gone on from inside a window, on one replica, not two."""
+    datasets = pytest.importorskip("datasets")
+    rows = [{"index": i, "encoder": encoder, "llm": llm} for i, encoder, llm in samples(71)]
+
+    def of(rank, num_replicas):
+        source = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=3)
+        return BalancedStream(
+            source, lambda row: (row["encoder"], row["llm"]), 4, num_replicas, rank, num_buckets=4
+        )
+
+    seen, state = [], {}
+    for rank in range(2):
+        first = of(rank, 2)
+        batches = iter(first)
+        seen += [next(batches) for _ in range(5)]
+        state = json.loads(json.dumps(first.state_dict()))
+    assert (state["samples"], state["buckets_taken"]) == (32, 2)
+    assert state["source"] is not None
+    second = of(0, 1)
+    second.load_state_dict(state)
+    assert sorted(row["index"] for batch in [*seen, *second] for row in batch) == list(range(71))

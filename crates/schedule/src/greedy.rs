@@ -35,6 +35,11 @@ pub(crate) fn greedy(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
     if problem.num_samples().saturating_mul(problem.num_buckets) > COMPARED_MAX {
         return greedy_among_least(problem, stop);
     }
+    greedy_among_all(problem, stop)
+}
+
+/// Greedy that looks at every bucket for every sample.
+fn greedy_among_all(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
     let mut until_asked = 0;
     let mut load = vec![[0, 0]; problem.num_buckets];
     let mut count = vec![0_usize; problem.num_buckets];
@@ -132,4 +137,55 @@ fn greedy_among_least(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
         bucket.push(b as u32);
     }
     Some(bucket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buckets::Buckets;
+    use crate::costs::{Costs, Limits};
+    use crate::random::{below, generator};
+
+    fn costs(num_samples: usize, end: usize, has_encoder: bool) -> Costs {
+        let mut random = generator(5);
+        let mut column = |end| (0..num_samples).map(|_| below(&mut random, end) as u64).collect::<Vec<u64>>();
+        let encoder_ns = if has_encoder { column(end) } else { vec![0; num_samples] };
+        let tokens = Some(column(50));
+        Costs { encoder_ns, llm_ns: column(end), tokens, bytes: None }
+    }
+
+    #[test]
+    fn on_one_resource_the_heap_gives_the_same_answer() {
+        for (num_samples, end, num_buckets) in [(500, 1_000, 7), (500, 3, 40), (30, 9, 60), (0, 9, 3)] {
+            let costs = costs(num_samples, end, false);
+            let problem = Problem::new(&costs, &Limits::new(num_samples, num_buckets));
+            let never = Stop::never();
+            assert_eq!(greedy_alone(&problem, &never), greedy_among_all(&problem, &never));
+            assert!(greedy_alone(&problem, &Stop::when(&|| true)).is_none() || num_samples == 0);
+        }
+    }
+
+    #[test]
+    fn among_the_least_loaded_it_is_nearly_as_even_and_keeps_caps() {
+        let costs = costs(4_000, 1_000, true);
+        for cap in [None, Some(1_150)] {
+            let limits = Limits { bucket_tokens_max: cap, ..Limits::new(4_000, 100) };
+            let problem = Problem::new(&costs, &limits);
+            let worst = |way: fn(&Problem, &Stop) -> Option<Vec<u32>>| {
+                let buckets = Buckets::new(&problem, way(&problem, &Stop::never()).unwrap());
+                assert!(buckets.keeps_caps());
+                buckets.worst()
+            };
+            let (all, least) = (worst(greedy_among_all), worst(greedy_among_least));
+            assert!(least <= all + all / 50, "{least} against {all}");
+        }
+        // Buckets as full as they get: only some far from the least load have room, until none has.
+        let tight = Limits { bucket_tokens_max: Some(900), ..Limits::new(4_000, 100) };
+        let problem = Problem::new(&costs, &tight);
+        assert!(greedy_among_least(&problem, &Stop::never()).is_none());
+        assert!(
+            greedy_among_least(&Problem::new(&costs, &Limits::new(4_000, 9)), &Stop::when(&|| true))
+                .is_none()
+        );
+    }
 }

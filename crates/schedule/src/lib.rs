@@ -187,6 +187,9 @@ fn exact_after(problem: &Problem, max_moves: u64) -> u64 {
 /// With two busy ones they were never better than greedy (1,116 lognormal batches), for a tenth of the time.
 const DIFFERENCING_RATIO: i64 = 16;
 
+/// Samples times buckets beyond which no differences are taken: some second. Many samples of one cost are even without.
+const DIFFERENCING_MAX: usize = 1 << 24;
+
 /// A first assignment, if it keeps the caps it looks at and no stop strikes.
 type Way = fn(&Problem, &Stop) -> Option<Vec<u32>>;
 
@@ -200,7 +203,8 @@ fn start(problem: &Problem, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u
     let keeping = |bucket| Some(Buckets::new(problem, bucket)).filter(Buckets::keeps_caps);
     let mut best = keeping(arrival);
     let [least, most] = minmax(problem.total);
-    let ways: &[Way] = if least <= most / DIFFERENCING_RATIO {
+    let is_small = problem.num_samples().saturating_mul(problem.num_buckets) <= DIFFERENCING_MAX;
+    let ways: &[Way] = if is_small && least <= most / DIFFERENCING_RATIO {
         &[greedy::greedy, differencing::differencing]
     } else {
         &[greedy::greedy]

@@ -297,12 +297,18 @@ impl Search<'_> {
         let bound = bounds.into_iter().sum();
         let mut best = self.weighted(bounds, 16)?;
         best.lower_bound_ns = bound;
-        for weight in PHASE_WEIGHTS {
-            // Within 1 % other weights found nothing better.
+        // Within 1 % none of these found anything better.
+        let ways: [&dyn Fn() -> Result<Option<Assignment>, BalanceError>; 4] = [
+            &|| self.by_microbatches(bounds),
+            &|| self.grouped(self.costs).map(Some),
+            &|| self.weighted(bounds, PHASE_WEIGHTS[0]).map(Some),
+            &|| self.weighted(bounds, PHASE_WEIGHTS[1]).map(Some),
+        ];
+        for way in ways {
             if best.max_load_ns - bound <= bound / 100 || self.stop.has_struck() {
                 break;
             }
-            let other = self.weighted(bounds, weight)?;
+            let Some(other) = way()? else { continue };
             best.num_moves += other.num_moves;
             if other.max_load_ns < best.max_load_ns {
                 let num_moves = best.num_moves;
@@ -314,31 +320,146 @@ impl Search<'_> {
         Ok(best)
     }
 
+    /// Microbatches of different size, each as even over the ranks as it gets; `None` for a single one, and under caps.
+    ///
+    /// A sample larger than a mean bucket makes its microbatch long for all ranks, whatever the others hold: so they hold as
+    /// much in that microbatch, and all later ones are shorter. Microbatch by microbatch, the samples that are left go,
+    /// costliest first, to the rank with the least load, as long as no load passes the mean of what is left or the
+    /// costliest sample; the last microbatch takes the rest.
+    fn by_microbatches(&self, bounds: [u64; 2]) -> Result<Option<Assignment>, BalanceError> {
+        let is_capped = self.limits.bucket_bytes_max.is_some() || self.limits.bucket_tokens_max.is_some();
+        if self.num_microbatches == 1 || is_capped {
+            return Ok(None);
+        }
+        let costs = self.divided_by(bounds, 16);
+        let pair = |sample: usize| [costs.encoder_ns[sample], costs.llm_ns[sample]];
+        let mut left: Vec<usize> = (0..costs.num_samples()).collect();
+        left.sort_by_key(|&sample| Reverse(pair(sample).into_iter().max()));
+        let (num_ranks, mut bucket, mut num_moves) = (self.num_ranks(), vec![0; left.len()], 0);
+        for microbatch in 0..self.num_microbatches {
+            let taken = if microbatch + 1 == self.num_microbatches {
+                std::mem::take(&mut left)
+            } else {
+                let places = u64::from(num_ranks * (self.num_microbatches - microbatch));
+                let (taken, rest) = first_microbatch(&left, pair, num_ranks, places);
+                left = rest;
+                taken
+            };
+            let column = |values: &[u64]| taken.iter().map(|&sample| values[sample]).collect::<Vec<u64>>();
+            let own = Costs {
+                encoder_ns: column(&costs.encoder_ns),
+                llm_ns: column(&costs.llm_ns),
+                ..Costs::default()
+            };
+            let max_moves = self.limits.max_moves / u64::from(self.num_microbatches);
+            let limits = Limits { num_buckets: num_ranks, max_moves, max_exact_work: 0, ..*self.limits };
+            let found = schedule_to(&own, &limits, self.precision, &self.stop)?;
+            num_moves += found.num_moves;
+            for (&sample, rank) in taken.iter().zip(found.bucket) {
+                bucket[sample] = microbatch * num_ranks + rank;
+            }
+        }
+        Ok(Some(self.answer(bucket, 0, num_moves, self.stop.has_struck())))
+    }
+
     /// The assignment whose largest load, each in parts of its bound, is least; the encoder's counts `weight` / 16 of that.
     fn weighted(&self, bounds: [u64; 2], weight: u64) -> Result<Assignment, BalanceError> {
+        self.grouped(&self.divided_by(bounds, weight))
+    }
+
+    /// The buckets that `costs` give, which count those of the batch in units of their own, put into microbatches.
+    fn grouped(&self, costs: &Costs) -> Result<Assignment, BalanceError> {
+        let found = schedule_to(costs, self.limits, self.precision, &self.stop)?;
+        let load = |column: &[u64]| sums(column, &found.bucket, self.limits.num_buckets);
+        let loads: Vec<[u64; 2]> = load(&self.costs.encoder_ns)
+            .into_iter()
+            .zip(load(&self.costs.llm_ns))
+            .map(|(e, l)| [e, l])
+            .collect();
+        let order = microbatches(&loads, self.num_ranks() as usize);
+        Ok(self.answer(renumbered(&found.bucket, &order), 0, found.num_moves, found.was_stopped))
+    }
+
+    /// The costs in parts of their bounds; the encoder's count `weight` / 16 of that.
+    fn divided_by(&self, bounds: [u64; 2], weight: u64) -> Costs {
         let weights = [WEIGHTED_MAX / 16 * weight / 2, WEIGHTED_MAX / 2];
         let column = |at: usize, values: &[u64]| -> Vec<u64> {
             let (weight, bound) = (u128::from(weights[at]), u128::from(bounds[at].max(1)));
             values.iter().map(|&value| (u128::from(value) * weight / bound) as u64).collect()
         };
-        let costs = Costs {
+        Costs {
             encoder_ns: column(0, &self.costs.encoder_ns),
             llm_ns: column(1, &self.costs.llm_ns),
             bytes: self.costs.bytes.clone(),
             tokens: self.costs.tokens.clone(),
-        };
-        let found = schedule_to(&costs, self.limits, self.precision, &self.stop)?;
-        let load: Vec<u64> =
-            found.encoder_load_ns.iter().zip(&found.llm_load_ns).map(|(e, l)| e + l).collect();
-        Ok(self.answer(heaviest_first(&found.bucket, &load), 0, found.num_moves, found.was_stopped))
+        }
     }
 }
 
-/// The same buckets, numbered by their load, heaviest first: those that run together have about equal work.
-fn heaviest_first(bucket: &[u32], load: &[u64]) -> Vec<u32> {
-    let mut order: Vec<usize> = (0..load.len()).collect();
-    order.sort_by_key(|&bucket| Reverse(load[bucket]));
-    renumbered(bucket, &order)
+/// The samples of the first microbatch, and those that are left; both costliest first, as `samples` are.
+///
+/// `places` are the buckets that all of `samples` must fill.
+fn first_microbatch(
+    samples: &[usize],
+    pair: impl Fn(usize) -> [u64; 2],
+    num_ranks: u32,
+    places: u64,
+) -> (Vec<usize>, Vec<usize>) {
+    let total = samples.iter().fold([0, 0], |sum, &sample| add(sum, pair(sample)));
+    let largest = samples.first().map_or([0, 0], |&sample| pair(sample));
+    let most = [0, 1].map(|c: usize| total[c].div_ceil(places).max(largest[c]));
+    let mut load = vec![[0_u64; 2]; num_ranks as usize];
+    let (mut taken, mut rest) = (Vec::new(), Vec::new());
+    for &sample in samples {
+        let least = load.iter_mut().min_by_key(|load| add(**load, pair(sample)).into_iter().max());
+        let after = least.as_ref().map_or([0, 0], |load| add(**load, pair(sample)));
+        match least {
+            Some(load) if after[0] <= most[0] && after[1] <= most[1] => {
+                *load = after;
+                taken.push(sample);
+            }
+            _ => rest.push(sample),
+        }
+    }
+    (taken, rest)
+}
+
+fn add(a: [u64; 2], b: [u64; 2]) -> [u64; 2] {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+/// Buckets up to which pairs of them are exchanged between microbatches: a millisecond.
+const EXCHANGED_MAX: usize = 128;
+
+/// The order of the buckets in which `num_ranks` in a row are a microbatch, such that the sum over the microbatches of their
+/// largest encoder and largest LLM load is small: heaviest first, then exchanged by pairs while that helps.
+fn microbatches(loads: &[[u64; 2]], num_ranks: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..loads.len()).collect();
+    order.sort_by_key(|&bucket| Reverse(loads[bucket][0] + loads[bucket][1]));
+    if loads.len() > EXCHANGED_MAX {
+        return order;
+    }
+    let wait = |buckets: &[usize]| -> u64 {
+        (0..2).map(|c| buckets.iter().map(|&bucket| loads[bucket][c]).max().unwrap_or(0)).sum()
+    };
+    let wait_of = |order: &[usize], microbatch: usize| wait(&order[microbatch * num_ranks..][..num_ranks]);
+    let mut is_better = true;
+    while is_better {
+        is_better = false;
+        for a in 0..order.len() {
+            for b in (a / num_ranks + 1) * num_ranks..order.len() {
+                let both = |order: &[usize]| wait_of(order, a / num_ranks) + wait_of(order, b / num_ranks);
+                let before = both(&order);
+                order.swap(a, b);
+                if both(&order) < before {
+                    is_better = true;
+                } else {
+                    order.swap(a, b);
+                }
+            }
+        }
+    }
+    order
 }
 
 /// The same buckets, where bucket `order[b]` has become b.

@@ -38,22 +38,22 @@ fn normal(random: &mut ChaCha8Rng) -> f64 {
 }
 
 /// Lognormal costs, a third text alone; the encoder has `share` of the work, about.
-fn lognormal(num_samples: usize, share: f64, seed: u64) -> Costs {
+fn lognormal(num_samples: usize, share: f64, sigma: f64, seed: u64) -> Costs {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let mut draw = |mean: f64, sigma: f64| (mean * 1e6 * (sigma * normal(&mut random)).exp()) as u64;
+    let mut draw = |mean: f64| (mean * 1e6 * (sigma * normal(&mut random)).exp()) as u64;
     let encoder = |i: usize, cost: u64| if i.is_multiple_of(3) { 0 } else { cost };
-    let encoder_ns = (0..num_samples).map(|i| encoder(i, draw(share * 1.5, 0.5))).collect();
-    let llm_ns = (0..num_samples).map(|_| draw(1.0 - share, 0.5)).collect();
+    let encoder_ns = (0..num_samples).map(|i| encoder(i, draw(share * 1.5))).collect();
+    let llm_ns = (0..num_samples).map(|_| draw(1.0 - share)).collect();
     Costs { encoder_ns, llm_ns, ..Costs::default() }
 }
 
 /// For each layout, what the three objectives make its ranks wait, over all work shared out evenly; and the lower bound of
 /// that where ranks meet once a step. Means of five batches.
-fn table(num_ranks: u32, num_microbatches: u32, each: usize, share: f64) -> ([[f64; 3]; 3], f64) {
+fn table(num_ranks: u32, num_microbatches: u32, each: usize, share: f64, sigma: f64) -> ([[f64; 3]; 3], f64) {
     let num_buckets = num_ranks * num_microbatches;
     let (mut table, mut bound) = ([[0.0; 3]; 3], 0.0);
     for seed in 0..5 {
-        let costs = lognormal(num_buckets as usize * each, share, seed);
+        let costs = lognormal(num_buckets as usize * each, share, sigma, seed);
         let limits = Limits::new(costs.num_samples(), num_buckets);
         let work: u64 = costs.encoder_ns.iter().chain(&costs.llm_ns).sum();
         let mean = work as f64 / f64::from(num_ranks);
@@ -74,9 +74,11 @@ fn table(num_ranks: u32, num_microbatches: u32, each: usize, share: f64) -> ([[f
 
 #[test]
 fn each_objective_is_the_best_of_the_three_for_its_layout() {
-    for (num_ranks, num_microbatches, each) in [(64, 1, 4), (16, 1, 16), (8, 4, 4)] {
+    for (num_ranks, num_microbatches, each, sigma) in
+        [(64, 1, 4, 0.5), (16, 1, 16, 0.5), (8, 4, 4, 0.5), (4, 4, 4, 1.0), (4, 4, 4, 1.4), (8, 1, 8, 1.0)]
+    {
         for share in [0.15, 0.3, 0.5] {
-            let (table, bound) = table(num_ranks, num_microbatches, each, share);
+            let (table, bound) = table(num_ranks, num_microbatches, each, share, sigma);
             for (layout, waits) in table.iter().enumerate() {
                 let least = waits.iter().copied().fold(f64::INFINITY, f64::min);
                 assert!(waits[layout] <= least * 1.0005, "{num_ranks} ranks, share {share}: {table:?}");
@@ -84,7 +86,7 @@ fn each_objective_is_the_best_of_the_three_for_its_layout() {
             // Once a step only the sum counts: no rank waits for more than the work itself, or the largest sample.
             let [step, phase, _] = table;
             assert!(step[0] < bound * 1.002, "{num_ranks} ranks, share {share}: {table:?}");
-            assert!(step[2] > step[0] * 1.01 && phase[0] > phase[1] * 1.005, "{table:?}");
+            assert!(step[2] > step[0] * 1.01 && phase[0] > phase[1] * 1.002, "{table:?}");
         }
     }
 }
@@ -111,7 +113,7 @@ fn microbatches_of_a_rank_count_together_where_they_do() {
 #[test]
 fn the_objective_of_a_pipeline_is_the_search_as_it_was() {
     for seed in 0..4 {
-        let costs = lognormal(120, 0.4, seed);
+        let costs = lognormal(120, 0.4, 0.5, seed);
         let limits = Limits::new(120, 12);
         assert_eq!(found(&costs, &limits, Meets::Pipeline, 3), schedule(&costs, &limits).unwrap());
     }
@@ -119,11 +121,22 @@ fn the_objective_of_a_pipeline_is_the_search_as_it_was() {
 
 #[test]
 fn near_the_bound_is_near_enough_where_that_is_asked_for() {
-    let costs = lognormal(4_096, 0.3, 1);
+    let costs = lognormal(4_096, 0.3, 0.5, 1);
     let limits = Limits::new(4_096, 64);
     let near = schedule_for(&costs, &limits, Meets::Step, 1, NEAR, &|| false).unwrap();
     assert!(near.gap() <= 1.0 / 4_096.0, "{}", near.gap());
     assert!(near.num_moves < found(&costs, &limits, Meets::Step, 1).num_moves);
+}
+
+#[test]
+fn many_samples_in_many_buckets_are_one_batch_too() {
+    // Every sample against every bucket would be 5 x 10^9 comparisons, before any exchange.
+    let costs = lognormal(100_000, 0.4, 0.5, 1);
+    let limits = Limits { max_moves: 100_000, ..Limits::new(100_000, 50_000) };
+    for meets in ALL {
+        let found = found(&costs, &limits, meets, 1);
+        assert!(found.gap() < 0.5, "{meets}: {}", found.gap());
+    }
 }
 
 #[test]
