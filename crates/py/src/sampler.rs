@@ -377,6 +377,15 @@ impl SampleCosts {
         py.detach(|| self.costs.fitting(&samples, &cut)).map_err(map(Kind::Schedule))
     }
 
+    /// Frozen: a copy is the same.
+    fn __copy__(slf: PyRef<'_, Self>) -> Py<Self> {
+        slf.into()
+    }
+
+    fn __deepcopy__(slf: PyRef<'_, Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf.into()
+    }
+
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let column = |name: &str| self.column(py, name);
         let names = ["encoder_ns", "llm_ns", "bytes", "tokens", "positions"];

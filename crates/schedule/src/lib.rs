@@ -6,6 +6,8 @@
 //! worse component, is as light as possible; then the next worst, and so on. The answer, an [`Assignment`],
 //! says how far from the best possible it can be at most. [`divide`] shares one bucket's encoder work over
 //! encoder replicas, and [`order_microbatches`] puts filled microbatches into an order that suits the pipeline.
+//! Where ranks hold both components, what they wait for is another sum: [`schedule_for`] takes the objective, and
+//! [`DatasetCosts`] cuts any global batch of a dataset into buckets by it.
 //!
 //! ```
 //! use dflop_schedule::{Costs, Limits, baseline, schedule, Assignment};

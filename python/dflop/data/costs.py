@@ -111,8 +111,7 @@ def costs(
         model_profile: The path of a model profile, by which the samples of a data profile are costed in
             nanoseconds. By default, for a path, the `model_profile.json` beside the data profile, if there
             is one; without any, a data profile's samples are shapes.
-        model_dir: The directory of the model whose processor and tokenizer decide the sizes of a
-        `datasets.Dataset`.
+        model_dir: The directory of the model whose processor decides the sizes of a `datasets.Dataset`.
         model: A model of the catalogue, as in `qwen2.5-vl-7b` (`dflop models` lists them), instead of a model
             profile: times are then estimated.
         device: The device they are estimated for, as in `h100`.
