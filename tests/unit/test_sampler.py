@@ -91,7 +91,8 @@ def test_each_objective_is_the_best_of_the_three_for_its_layout(batch_size, num_
             meets: sum(waits(shapes, sampler.buckets(k), num_replicas, layout) for k in range(3))
             for meets, sampler in samplers.items()
         }
-        # A pipeline's search weighs more exchanges: with microbatches of giants it may come as near by chance.
+        # A pipeline's search weighs more exchanges: with microbatches of giants it may come as near by
+        # chance.
         assert waited[layout] <= 1.02 * min(waited.values()), (layout, waited)
         if layout == "step":
             # No replica waits for more than the work itself, or the largest sample.

@@ -252,10 +252,10 @@ class BalancedBatchSampler:
         """All buckets of a global batch of this epoch.
 
         Replica `rank` of `num_replicas` gets the buckets `rank`, `num_replicas + rank` and so on of this
-        list, one after the other. So the first `num_replicas` buckets run at the same time, then the next ones.
-        With `phase` and `pipeline` the heaviest buckets come first, and buckets that run at the same time
-        have nearly equal work. With `step` all buckets of a replica together have as much work as those of any
-        other.
+        list, one after the other. So the first `num_replicas` buckets run at the same time, then the next
+        ones. With `phase` and `pipeline` the heaviest buckets come first, and buckets that run at the same
+        time have nearly equal work. With `step` all buckets of a replica together have as much work as those
+        of any other.
 
         Args:
             global_batch: Position in the epoch, from 0.
