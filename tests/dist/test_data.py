@@ -10,8 +10,8 @@ import torch
 
 from dflop import ProfileError
 from dflop.data.collate import encoder_input, llm_input
-from dflop.data.shares import share_of
 from dflop.data.dataset import ByteBoundedCache, SampleLoader, sample_from_encoded
+from dflop.data.shares import share_of
 from dflop.models.media import MediaBytes
 
 SIZE = 4
@@ -32,6 +32,7 @@ def encoded(name="s", **changes):
         "feature_mask": [False, False, True, True, False, False, False],
         "labels": [-100, -100, -100, -100, 20, 21, 22],
         "media": [media("a.png", 1, 2)],
+        "notice": None,
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -135,6 +136,16 @@ def test_a_file_that_cannot_be_decoded_is_named_with_its_sample():
         wrong.tiles(0)
     for each in (loader, wrong):
         each.close()
+
+
+def test_media_that_changed_are_told_once_and_counted(capfd):
+    samples = [encoded("a", notice="`a` changed"), encoded("b"), encoded("c", notice="`c` changed")]
+    loader = SampleLoader(ListDataset(samples), CountingAdapter(), token_bytes=0)
+    for index in (0, 1, 2, 0):
+        loader.sample(index)
+    assert capfd.readouterr().err == "warning: `a` changed\n"
+    loader.close()
+    assert capfd.readouterr().err == "warning: 2 samples have such media\n"
 
 
 def test_a_medium_that_is_no_file_is_read_and_counted():

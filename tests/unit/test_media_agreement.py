@@ -5,6 +5,7 @@ DFLOP_MEDIA_DIR names one more folder of files to compare.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def probed():
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == len(FILES), done.stderr
     return {row["path"]: row for row in rows}
+
+
+def test_limits_of_the_decoder_are_those_of_the_profile():
+    """What Pillow refuses, the profile of a dataset calls a bad sample."""
+    source = (Path(__file__).parents[2] / "crates/data/src/media/decoder.rs").read_text()
+    found = re.search(r"PICTURE_PIXELS_MAX: u64 = ([\d_]+);", source)
+    assert found is not None
+    assert int(found[1]) == 2 * Image.MAX_IMAGE_PIXELS
+    assert not {".heic", ".heif"} & set(Image.registered_extensions())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)

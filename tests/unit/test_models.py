@@ -1,6 +1,7 @@
 """The pieces of a model, put together, are Hugging Face's whole model."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -384,6 +385,13 @@ def test_the_named_frames_are_decoded(adapter, tmp_path, ending):
     assert torch.equal(adapter.pixels(in_memory, "video", [5, 0, 3, 3]), tiles)
     with pytest.raises(dflop.ProfileError, match="has 8 frames, frame 8 was asked for"):
         adapter.pixels(path, "video", [0, 8])
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_pipe_in_the_place_of_a_medium_is_not_waited_for(adapter, tmp_path, kind):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(dflop.ProfileError, match="pipe or socket, must be a regular file"):
+        adapter.pixels(tmp_path / "pipe.png", kind, [0] if kind == "video" else [])
 
 
 def write_video(path, frames, codec):

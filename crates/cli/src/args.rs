@@ -523,6 +523,7 @@ pub(crate) struct Probe {
     #[arg(long, value_name = "MODEL_TYPE")]
     pub(crate) family: Option<String>,
     /// Frames taken of a video, at most, with --model or --family [default: as the family has it]
-    #[arg(long, value_name = "N", requires = "rule", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "rule",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(dflop_data::family::FRAMES_MAX)))]
     pub(crate) video_max_frames: Option<u32>,
 }

@@ -6,7 +6,7 @@
 mod section;
 
 use dflop_data::location::Location;
-use dflop_data::profile::{OnBadSample, ProfileSettings};
+use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
 use dflop_step::{Arm, GiantPolicy, GiantRule};
 use dflop_types::{Cluster, Hint, artifact};
@@ -62,6 +62,10 @@ pub struct DataSection {
     pub video_fps: Option<f64>,
     /// `fail`, `skip` or `substitute`.
     pub on_bad_sample: String,
+    /// `fail` or `warn`: what is done where a medium changed between profile and training.
+    pub on_changed_media: String,
+    /// Percent of bad samples above which `skip` and `substitute` end the command too.
+    pub bad_samples_max_percent: f64,
     /// Bytes of decoded media each rank keeps.
     pub cache_bytes: u64,
 }
@@ -138,6 +142,11 @@ impl Config {
                 "substitute" => OnBadSample::Substitute,
                 _ => OnBadSample::Fail,
             },
+            on_changed_media: match self.data.on_changed_media.as_str() {
+                "warn" => OnChangedMedia::Warn,
+                _ => OnChangedMedia::Fail,
+            },
+            bad_samples_max_percent: self.data.bad_samples_max_percent,
             seed: self.train.seed,
             family: None,
             sample: None,
@@ -306,9 +315,15 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         mixture: beside(&directory, &section.text("mixture", None)),
         media_root: section.optional_text("media_root").map(|root| beside(&directory, &root)),
         chat_template: section.optional_text("chat_template").map(|path| directory.join(path)),
-        video_max_frames: section.optional_count("video_max_frames", 1..=100_000).map(|n| n as u32),
+        video_max_frames: section
+            .optional_count("video_max_frames", 1..=u64::from(dflop_data::family::FRAMES_MAX))
+            .map(|n| n as u32),
         video_fps: section.optional_number("video_fps", f64::MIN_POSITIVE..=1000.0),
         on_bad_sample: section.choice("on_bad_sample", &["fail", "skip", "substitute"], "fail"),
+        on_changed_media: section.choice("on_changed_media", &["fail", "warn"], "fail"),
+        bad_samples_max_percent: section
+            .optional_number("bad_samples_max_percent", 0.0..=100.0)
+            .unwrap_or(BAD_SAMPLES_MAX_PERCENT),
         cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
     };
     section.finish();

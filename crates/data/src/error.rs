@@ -70,6 +70,38 @@ pub enum DataError {
         /// The rule it breaks.
         rule: String,
     },
+    /// A shape rule of the user's own failed.
+    #[error("no python shape for {media}: {cause}")]
+    Function {
+        /// Sizes, as in "an image of 1 x 100000 pixels (height x width)".
+        media: String,
+        /// The function, and what it raised or gave.
+        cause: String,
+    },
+    /// What is at fault is no sample but the configuration, the tokenizer, the chat template or the user's own function.
+    #[error("every sample of its kind would fail, {}", line(problem))]
+    OfSettings {
+        /// The first sample that met it.
+        problem: Problem,
+    },
+    /// Too many samples are bad to go on without them.
+    #[error(
+        "{} of {} cannot be used, more than {percent_max} %{}{}",
+        problems.len(),
+        counted(*num_samples, "sample"),
+        list(&lines(problems), problems.len()),
+        by_fault(problems)
+    )]
+    TooManyBad {
+        /// Every problem.
+        problems: Vec<Problem>,
+        /// Samples of the mixture, the bad ones included.
+        num_samples: u64,
+        /// The share that may be bad.
+        percent_max: f64,
+        /// Files of the sources; the places of `problems` count these.
+        files: Vec<SourceFile>,
+    },
     /// The mixture breaks rules; all of them are listed.
     #[error("`{}` is not a sound mixture{}", path.display(), list(problems, problems.len()))]
     Mixture {
@@ -323,6 +355,14 @@ impl Hint for DataError {
             Self::Samples { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
                 Some("mend them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`".to_owned())
             }),
+            Self::OfSettings { .. } => Some(
+                "mend the model's configuration, tokenizer or chat template, or the function of `model.family`; a function \
+                 refuses a medium by `ValueError`"
+                    .to_owned(),
+            ),
+            Self::TooManyBad { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
+                Some("mend them, or raise `data.bad_samples_max_percent`".to_owned())
+            }),
             Self::NoSamples { problems, .. } => elsewhere(problems, problems.len() as u64),
             Self::TurnedBad { .. } => Some(
                 "mend it, or make the data profile anew with `dflop profile data` and `data.on_bad_sample` set to \
@@ -341,6 +381,11 @@ impl Hint for DataError {
                 Some("mend the source and run `dflop profile data` again, or give a cost for each sample of your dataset".to_owned())
             }
             Self::Changed { .. } => Some("run `dflop profile data` again".to_owned()),
+            Self::ShapeChanged { what, .. } if what.starts_with("media_") => Some(
+                "make the data profile anew with `dflop profile data`, or train with what is there now: \
+                 `data.on_changed_media: warn`"
+                    .to_owned(),
+            ),
             Self::ShapeChanged { .. } | Self::Stale { .. } => {
                 Some("make the data profile anew with `dflop profile data`".to_owned())
             }
@@ -367,6 +412,7 @@ impl Hint for DataError {
             Self::Sources { mend, .. } => mend.clone(),
             Self::Io { .. } | Self::Record(_)
             | Self::Model { .. }
+            | Self::Function { .. }
             | Self::Asked { .. } => None,
             Self::UnknownFamily { .. } => {
                 Some("give its shapes by a function of Python, `model.family` (CONTRIBUTING.md)".to_owned())

@@ -103,6 +103,31 @@ fn the_share_of_a_kind_counts_beyond_chance() {
     assert!(many.findings[0].starts_with("encoder_tokens: mean 64.8 -> 56.7 (-12.5 %), distance 0.10, "));
 }
 
+/// Three videos of 120 samples are 2.5 % of them and a third of the encoder's work: (117 x 100 + 3 x 2000) / 120 = 147.5.
+/// That they are gone is no chance: 0.975^120 = 0.048.
+#[test]
+fn a_kind_that_is_gone_and_a_mean_that_fell_by_a_third_are_drift() {
+    let video = |record| ProfiledSample { kind: SampleKind::Video, ..sample(record, 2000, 20) };
+    let with = profile((0..120).map(|i| if i < 3 { video(i) } else { sample(i, 100, 20) }).collect());
+    let without = profile((0..120).map(|i| sample(i, 100, 20)).collect());
+    let drift = compared(&with, &without);
+    assert!(drift.drifted);
+    assert!(
+        drift.findings[0].starts_with("encoder_tokens: mean 147.5 -> 100.0 (-32.2 %), "),
+        "{:?}",
+        drift.findings
+    );
+    assert_eq!(drift.findings[1..], ["video samples: all 3 are gone"]);
+    assert_eq!(compared(&without, &with).findings[1..], ["video samples: 3 where there were none"]);
+    // Of random samples, three videos may come or not.
+    let mut drawn = [with, without];
+    for profile in &mut drawn {
+        profile.strata = vec![Stratum { population: 12_000, drawn: 120 }, Stratum::default()];
+    }
+    let drift = compared(&drawn[0], &drawn[1]);
+    assert_eq!(drift.findings, ["video samples: all 3 are gone"]);
+}
+
 #[test]
 fn samples_are_told_apart_by_source_and_record() {
     let a = profile(vec![sample(1, 81, 20), sample(2, 81, 20), sample(3, 0, 20), sample(3, 0, 20)]);

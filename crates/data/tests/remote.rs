@@ -229,6 +229,17 @@ fn a_failure_names_url_status_and_what_to_set() {
     }
 }
 
+/// An answer of 404 whose page never ends: its first bytes are read, and the connection is given up.
+#[test]
+fn the_page_of_an_error_is_not_read_to_its_end() {
+    let server = Server::start();
+    let url = server.put("endless.png", [], Manner::Endless);
+    let error = stores().probe(&whole(&url)).unwrap_err().to_string();
+    assert_eq!(error, format!("cannot read `{url}`: 404: there is no such object"));
+    // What the buffers of the system hold beyond our 64 KiB is not ours to say, but it is no endless page.
+    assert!(server.sent() < 64 << 20);
+}
+
 #[test]
 fn a_broken_answer_is_tried_again_or_refused() {
     let server = Server::start();

@@ -72,6 +72,7 @@ pub(crate) struct EncodedSample {
     feature_mask: Vec<bool>,
     labels: Vec<i64>,
     media: Vec<Py<Media>>,
+    notice: Option<String>,
 }
 
 /// The samples of a data profile; see `_native/__init__.pyi`.
@@ -127,6 +128,7 @@ impl Dataset {
             feature_mask: encoded.feature_mask,
             labels: encoded.labels,
             media: media.collect::<PyResult<_>>()?,
+            notice: encoded.notice,
         })
     }
 
@@ -232,8 +234,10 @@ fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyR
             parts: Vec::new(),
         })
         .collect();
-    let tokens =
-        tokenizer.tokenize(&conversation, &shapes.iter().collect::<Vec<_>>()).map_err(refuse)?.expand();
+    let tokens = tokenizer
+        .tokenize(&conversation, &shapes.iter().collect::<Vec<_>>())
+        .map_err(|fault| refuse(fault.cause))?
+        .expand();
     Ok((tokens.input_ids, tokens.feature_mask, tokens.labels))
 }
 

@@ -7,6 +7,7 @@
 //! is no file of the same kind is not replaced: see [`target`].
 
 use crate::neighbour::Neighbour;
+use crate::regular;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -361,20 +362,7 @@ const BYTES_MAX: u64 = 1 << 28;
 /// What the system says; [`std::io::ErrorKind::InvalidInput`] for a directory, device, pipe or socket, which may have no end,
 /// and [`std::io::ErrorKind::FileTooLarge`].
 pub fn read_text(path: &Path, bytes_max: u64) -> std::io::Result<String> {
-    use std::io::{Error, ErrorKind};
-    // Asked before it is opened: to open a pipe is to wait for its writer.
-    let metadata = std::fs::metadata(path)?;
-    if !metadata.is_file() {
-        let found = if metadata.is_dir() { "a directory" } else { "a device, pipe or socket" };
-        return Err(Error::new(ErrorKind::InvalidInput, format!("it is {found}, must be a regular file")));
-    }
-    let mut text = String::new();
-    let num_bytes = std::fs::File::open(path)?.take(bytes_max.saturating_add(1)).read_to_string(&mut text)?;
-    if num_bytes as u64 > bytes_max {
-        let cause = format!("it has more than {bytes_max} bytes");
-        return Err(Error::new(ErrorKind::FileTooLarge, cause));
-    }
-    Ok(text)
+    regular::read_to_string(path, bytes_max)
 }
 
 /// The artifact at `path`, checked.

@@ -48,6 +48,7 @@ mod model_profile;
 mod neighbour;
 mod number;
 mod plan;
+pub mod regular;
 mod schedule;
 mod shape;
 mod text;

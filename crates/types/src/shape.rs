@@ -78,8 +78,11 @@ impl SampleShape {
     }
 
     /// Encoder tokens over all segments; 0 for a text-only sample.
+    ///
+    /// *Not modelled*: 2^64 tokens or more, which count as one fewer.
     pub fn encoder_tokens(&self) -> u64 {
-        self.encoder_segments.iter().map(|s| u64::from(s.count) * u64::from(s.tokens)).sum()
+        let of_group = |s: &EncoderSegments| u64::from(s.count) * u64::from(s.tokens);
+        self.encoder_segments.iter().map(of_group).fold(0, u64::saturating_add)
     }
 
     /// Number of parts that can be encoded apart; 0 for a text-only sample.

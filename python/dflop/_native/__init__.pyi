@@ -127,6 +127,8 @@ class EncodedSample:
     labels: list[int]
     """The id at each position that carries loss, -100 elsewhere; not shifted."""
     media: list[Media]
+    notice: str | None
+    """What a person may not expect of its media: they changed after they were profiled, or may have."""
 
 @final
 class Dataset:

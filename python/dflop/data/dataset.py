@@ -9,6 +9,7 @@ bit by bit, whatever the processor did. The price is four bytes a value.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -141,6 +142,8 @@ class SampleLoader:
         """
         self._dataset = dataset
         self._adapter = adapter
+        self._told = threading.Lock()
+        self._noticed: set[int] = set()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._samples: ByteBoundedCache[int, Sample] = ByteBoundedCache(token_bytes)
         self._tiles: ByteBoundedCache[Share, torch.Tensor] = ByteBoundedCache(cache_bytes)
@@ -162,7 +165,10 @@ class SampleLoader:
         """
         if (known := self._samples.get(index)) is not None:
             return known
-        sample = sample_from_encoded(index, self._dataset.encode(index))
+        encoded = self._dataset.encode(index)
+        if encoded.notice:
+            self._tell(index, encoded.notice)
+        sample = sample_from_encoded(index, encoded)
         self._samples.put(index, sample, sample.num_bytes)
         return sample
 
@@ -223,6 +229,15 @@ class SampleLoader:
     def close(self) -> None:
         """Stops the threads; what they have not begun is given up."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if len(self._noticed) > 1:
+            print(f"warning: {len(self._noticed)} samples have such media", file=sys.stderr)
+
+    def _tell(self, index: int, notice: str) -> None:
+        """Says the first notice at once and counts samples: a dataset that was copied has one for each."""
+        with self._told:
+            if not self._noticed:
+                print(f"warning: {notice}", file=sys.stderr)
+            self._noticed.add(index)
 
     def _read_quietly(self, index: int) -> None:
         # The error comes again, with its sample named, when the sample is asked for: nothing is lost here.

@@ -92,16 +92,23 @@ def decode_frames(file: MediaFile, frame_indices: Sequence[int]) -> list[Image.I
 
 
 def _opened(file: MediaFile) -> str | io.BytesIO:
-    return io.BytesIO(file.data) if isinstance(file, MediaBytes) else str(file)
+    if isinstance(file, MediaBytes):
+        return io.BytesIO(file.data)
+    # A pipe that took the place of the file since it was profiled would be waited for.
+    if file.exists() and not file.is_file():
+        message = "it is a directory, device, pipe or socket, must be a regular file"
+        raise ValueError(message)
+    return str(file)
 
 
 def _is_animation(file: MediaFile) -> bool:
     """Whether Pillow reads it (GIF, PNG, WebP), by its first bytes; other videos are containers for PyAV."""
-    if isinstance(file, MediaBytes):
-        start = file.data[:12]
+    opened = _opened(file)
+    if isinstance(opened, io.BytesIO):
+        start = opened.read(12)
     else:
-        with file.open("rb") as opened:
-            start = opened.read(12)
+        with Path(opened).open("rb") as start_of_file:
+            start = start_of_file.read(12)
     is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
     return is_webp or start[:4] == b"GIF8" or start[:8] == b"\x89PNG\r\n\x1a\n"
 

@@ -6,7 +6,7 @@ use crate::args;
 use crate::config::{self, Config};
 use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_types::thousands;
-use dflop_types::{MadeFrom, ModelProfile, artifact};
+use dflop_types::{MadeFrom, ModelProfile, artifact, regular};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ type Read = (Architecture, String, String);
 /// The model in a directory.
 fn of_directory(dir: &Path) -> Result<Read, Failure> {
     let path = dir.join("config.json");
-    let bytes = std::fs::read(&path).map_err(|error| {
+    let bytes = regular::read(&path, super::INPUT_BYTES_MAX).map_err(|error| {
         let hint = "give `model.dir` a `config.json`, or name a model of the catalogue with `--model`";
         Failure::new(format!("cannot read `{}`: {error}", path.display()), Some(hint.to_owned()))
     })?;

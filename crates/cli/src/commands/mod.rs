@@ -31,6 +31,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
+/// Bytes of a file that a command reads as a whole, at most.
+const INPUT_BYTES_MAX: u64 = 4 << 30;
+
 /// Runs one verb; `family` is what `model.family` names, where Python has imported it.
 pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, Failure> {
     let done = |result: Result<(), Failure>| result.map(|()| Outcome::Done(0));

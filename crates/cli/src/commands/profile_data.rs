@@ -93,7 +93,9 @@ fn failed_path(path: &Path) -> PathBuf {
 /// The error, with the table of all problems left beside the profile at `path` where there are problems.
 fn leave_problems(path: &Path, error: DataError) -> Failure {
     let written = match &error {
-        DataError::Samples { problems, files, .. } | DataError::NoSamples { problems, files, .. }
+        DataError::Samples { problems, files, .. }
+        | DataError::TooManyBad { problems, files, .. }
+        | DataError::NoSamples { problems, files, .. }
             if !problems.is_empty() =>
         {
             problems::write(&failed_path(path), problems, files)

@@ -4,7 +4,7 @@ use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
 use dflop_schedule::{Assignment, BalanceError, Costs, EXACT_WORK, Limits};
-use dflop_types::{Hint, thousands};
+use dflop_types::{Hint, regular, thousands};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
     let path = arguments.costs.as_path();
-    let text = std::fs::read_to_string(path)
+    let text = regular::read_to_string(path, super::INPUT_BYTES_MAX)
         .map_err(|e| Failure::new(format!("cannot read `{}`: {e}", path.display()), None))?;
     let table = Table::parse(path, &text)?;
     let costs = &table.costs;

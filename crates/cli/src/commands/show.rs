@@ -6,7 +6,7 @@ use crate::args;
 use crate::config;
 use dflop_cost::CostModel;
 use dflop_data::{summary, table};
-use dflop_types::{ModelProfile, Plan, artifact};
+use dflop_types::{ModelProfile, Plan, artifact, regular};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Read as _;
@@ -78,7 +78,7 @@ fn kind_of(path: &Path) -> Result<String, Failure> {
 /// Whether the file begins as Parquet does.
 fn starts_as_table(path: &Path) -> std::io::Result<bool> {
     let mut start = Vec::new();
-    std::fs::File::open(path)?.take(4).read_to_end(&mut start)?;
+    regular::open(path)?.0.take(4).read_to_end(&mut start)?;
     Ok(start == b"PAR1")
 }
 

@@ -6,7 +6,7 @@ use crate::args;
 use dflop_plan::{data_parallel_of, refusal};
 use dflop_sim::Durations;
 use dflop_step::{Arm, Coverage, Method, StepScheduler};
-use dflop_types::{PipelineOrder, Plan, Refusal, SampleIndex, Timeline, artifact, counted};
+use dflop_types::{PipelineOrder, Plan, Refusal, SampleIndex, Timeline, artifact, counted, regular};
 use serde_json::json;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &args::Simulate) -> Result<(), Failure> {
 }
 
 fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
-    let text = std::fs::read_to_string(path)
+    let text = regular::read_to_string(path, super::INPUT_BYTES_MAX)
         .map_err(|e| Failure::new(format!("cannot read `{}`: {e}", path.display()), None))?;
     let durations = Durations::from_json(&text).map_err(|e| {
         let mut failure = Failure::from(e);

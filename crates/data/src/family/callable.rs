@@ -88,7 +88,13 @@ type Key = (&'static str, [Option<u64>; 9]);
 /// The function: a question in, a shape or the reason why there is none out.
 type Function = dyn Fn(&Question) -> Result<MediaShape, String> + Send + Sync;
 
+/// What the cause begins with where the function refuses the medium.
+const REFUSAL: &str = "raised ValueError";
+
 /// A shape rule that is a function.
+///
+/// By `ValueError` it refuses a medium, which makes its sample a bad one; whatever else goes wrong in it is its own fault,
+/// and ends the profile.
 pub struct Callable {
     name: String,
     version: String,
@@ -133,8 +139,16 @@ impl Callable {
             media: question.words(),
             rule: format!("`{}` {rule}", self.name),
         };
+        let broken = |cause: String| DataError::Function {
+            media: question.words(),
+            cause: format!("`{}` {cause}", self.name),
+        };
+        // A medium is refused by this exception; any other is a fault of the function.
+        let failed = |cause: String| {
+            if cause.starts_with(REFUSAL) { refuse(cause) } else { broken(cause) }
+        };
         if self.marks(question.kind).is_none() {
-            return Err(refuse(format!("has no marks for media of kind `{}`", question.kind.as_str())));
+            return Err(broken(format!("has no marks for media of kind `{}`", question.kind.as_str())));
         }
         let key = question.key();
         // A shape in the memo is whole whatever became of the thread that put it there.
@@ -143,8 +157,8 @@ impl Callable {
             return Ok(shape.clone());
         }
         // Not under the lock: the function may be slow, and waits for Python.
-        let shape = (self.function)(question).map_err(&refuse)?;
-        check(question, &shape).map_err(&refuse)?;
+        let shape = (self.function)(question).map_err(failed)?;
+        check(question, &shape).map_err(broken)?;
         let mut memo = memo();
         if memo.len() < MEMO_MAX {
             memo.insert(key, shape.clone());

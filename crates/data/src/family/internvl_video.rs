@@ -20,7 +20,7 @@ use serde_json::Value;
 /// Name of the video processor's file in errors.
 const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
 /// Frames read of one video that we take at most: a file may claim any number, and each costs a tile.
-const FRAMES_MAX: u64 = 1 << 16;
+const FRAMES_MAX: u64 = super::FRAMES_MAX as u64;
 /// Side of a frame where the video processor has no `size`, in pixels.
 const DEFAULT_FRAME: u32 = 384;
 

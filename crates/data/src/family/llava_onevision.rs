@@ -19,8 +19,8 @@
 use super::anyres::{Pinpoints, unpadded};
 use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX};
 use super::{
-    Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, uniform_frames,
-    unread,
+    Clip, FRAMES_MAX, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused,
+    uniform_frames, unread,
 };
 use crate::DataError;
 use crate::media::MediaKind;
@@ -97,6 +97,14 @@ impl Family for LlavaOnevision {
 
     fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
         let max = sampling.max_frames.unwrap_or(DEFAULT_MAX_FRAMES);
+        if max > FRAMES_MAX {
+            let media = format!("a video of which {max} frames are asked");
+            return Err(DataError::Shape {
+                family: FAMILY,
+                media,
+                rule: format!("at most {FRAMES_MAX} frames are read of one"),
+            });
+        }
         let frame_indices = uniform_frames(clip.num_frames, max, sampling.fps.zip(clip.duration_s));
         let shape = self.video(frame_indices.len() as u32)?;
         // A frame is a part; the newline after the video goes with its last frame.

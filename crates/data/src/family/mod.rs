@@ -62,10 +62,13 @@ pub struct Sound {
     pub sample_rate: u32,
 }
 
+/// Frames read of one video, at most: lists of frames stay small whatever a file claims.
+pub const FRAMES_MAX: u32 = 1 << 16;
+
 /// What the user asks of videos; the family's own settings hold where nothing is asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct VideoSampling {
-    /// Frames read of a video, at most.
+    /// Frames read of a video, at most; up to [`FRAMES_MAX`].
     pub max_frames: Option<u32>,
     /// Frames read a second of video.
     pub fps: Option<f64>,

@@ -2,10 +2,13 @@
 
 use crate::error::DataError;
 use crate::family::{self, Family, FamilyFiles};
-use dflop_types::MadeFrom;
 use dflop_types::artifact::hash_parts;
+use dflop_types::{MadeFrom, regular};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+
+/// Bytes of one file, at most; the largest tokenizers have some 35 MB.
+const BYTES_MAX: u64 = 512 << 20;
 
 /// A file of a model directory.
 #[derive(Debug)]
@@ -21,7 +24,7 @@ impl ModelFile {
     /// # Errors
     /// [`DataError::Io`] where it cannot be read.
     fn read(path: PathBuf) -> Result<Self, DataError> {
-        match std::fs::read(&path) {
+        match regular::read(&path, BYTES_MAX) {
             Ok(bytes) => Ok(Self { path, bytes }),
             Err(source) => Err(DataError::Io { act: "read", path, source }),
         }
@@ -83,7 +86,8 @@ impl ModelFiles {
         Ok(Self {
             config: needed(&["config.json"])?,
             // Newer processors keep the image processor's fields in one file with their own.
-            preprocessor: needed(&["preprocessor_config.json", "processor_config.json"])?,
+            // Only the families that we know read it.
+            preprocessor: optional(&["preprocessor_config.json", "processor_config.json"])?,
             video_preprocessor: optional(&["video_preprocessor_config.json"])?,
             tokenizer: needed(&["tokenizer.json"])?,
             tokenizer_config: optional(&["tokenizer_config.json"])?,
@@ -197,9 +201,16 @@ impl ModelFiles {
     /// The shape rule of the model's family.
     ///
     /// # Errors
-    /// [`DataError::UnknownFamily`], [`DataError::Config`], [`DataError::Model`].
+    /// [`DataError::UnknownFamily`], [`DataError::Config`], [`DataError::Model`]; [`DataError::Io`] where the family reads a
+    /// `preprocessor_config.json` and there is none.
     pub(crate) fn family(&self) -> Result<Box<dyn Family>, DataError> {
         let files = self.family_files()?;
+        let is_known =
+            files.config["model_type"].as_str().is_some_and(|name| family::known().contains(&name));
+        if is_known && self.preprocessor.bytes.is_empty() {
+            let source = std::io::ErrorKind::NotFound.into();
+            return Err(DataError::Io { act: "read", path: self.preprocessor.path.clone(), source });
+        }
         family::open(&files)?.ok_or_else(|| DataError::UnknownFamily {
             path: self.config.path.clone(),
             found: files.config["model_type"].as_str().unwrap_or("missing").to_owned(),

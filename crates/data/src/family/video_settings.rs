@@ -5,8 +5,8 @@ use super::patches::PixelRange;
 use super::{Clip, VideoSampling};
 use crate::DataError;
 
-/// The most frames we read of one video: lists of frames stay small whatever a file claims.
-pub(super) const FRAMES_MAX: u64 = 1 << 16;
+/// [`super::FRAMES_MAX`] for counts of files.
+pub(super) const FRAMES_MAX: u64 = super::FRAMES_MAX as u64;
 /// What `cap_pixels_per_frame` leaves a frame at least, in shares of the least pixels.
 const CAP_FLOOR: f64 = 1.05;
 

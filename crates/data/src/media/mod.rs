@@ -1,5 +1,6 @@
-//! Media: their kinds, and what their headers say.
+//! Media: their kinds, what their headers say, and what decoders take.
 
+pub(crate) mod decoder;
 mod kind;
 pub mod probe;
 

@@ -1,12 +1,12 @@
 //! The samples of a data profile, read again for training, and held to what was profiled.
 
-use super::measure::{Corpus, MeasuredSample, Media, Rule};
-use super::{ProfileSettings, check_complete};
+use super::measure::{Corpus, MeasuredSample, Media, MediaHash, Rule};
+use super::{OnChangedMedia, ProfileSettings, check_complete};
 use crate::error::DataError;
 use crate::source::location::Location;
-use crate::source::store::Stores;
+use crate::source::store::{self, Stores};
 use crate::text::tokens::Tokens;
-use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex};
+use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex, printable};
 
 /// A sample as tokens and media; features take the places where `feature_mask` is true.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct EncodedSample {
     pub labels: Vec<i64>,
     /// In the order of their features.
     pub media: Vec<Media>,
+    /// What a person may not expect of its media, one sentence: they changed after they were profiled, or may have.
+    pub notice: Option<String>,
 }
 
 /// The samples of a data profile.
@@ -29,6 +31,7 @@ pub struct Dataset {
     profile: DataProfile,
     corpus: Corpus,
     rule: Rule,
+    on_changed_media: OnChangedMedia,
 }
 
 impl Dataset {
@@ -74,7 +77,7 @@ impl Dataset {
                 stale("dataset", Some(&then), facts(now, bytes))?;
             }
         }
-        Ok(Self { profile, corpus, rule })
+        Ok(Self { profile, corpus, rule, on_changed_media: settings.on_changed_media })
     }
 
     /// The data profile.
@@ -102,7 +105,8 @@ impl Dataset {
     /// *Complexity*: O(characters and LLM tokens), and one read of each medium's header.
     ///
     /// # Errors
-    /// [`DataError::ShapeChanged`] where the sample is not what was profiled; [`DataError::TurnedBad`] where it cannot
+    /// [`DataError::ShapeChanged`] where the sample is not what was profiled, its media by size and first bytes among it
+    /// unless the settings say otherwise; [`DataError::TurnedBad`] where it cannot
     /// be read any more; those of the reader where its file cannot.
     ///
     /// # Panics
@@ -127,9 +131,47 @@ impl Dataset {
             fault: bad.fault,
             cause: bad.cause,
         })?;
+        let notice = self.compare_media(profiled, &measured)?;
         compare(profiled, &measured)?;
         let Tokens { input_ids, feature_mask, labels } = measured.tokens.expand();
-        Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media })
+        Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media, notice })
+    }
+
+    /// Whether the media of a sample are those that were profiled, as far as sizes, times of change and first bytes tell;
+    /// what is to be told of them.
+    ///
+    /// # Errors
+    /// [`DataError::ShapeChanged`] where they are not, under [`OnChangedMedia::Fail`].
+    fn compare_media(
+        &self,
+        profiled: &ProfiledSample,
+        measured: &MeasuredSample,
+    ) -> Result<Option<String>, DataError> {
+        let id = printable(&profiled.id);
+        let (then, now) = (MediaHash::of(profiled.media_hash), MediaHash::of(measured.media_hash));
+        // A profile made before first bytes counted says nothing of them.
+        let has_starts = self.profile.settings.contains_key(super::START_BYTES);
+        let changed = if measured.media_bytes != profiled.media_bytes {
+            Some(("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string()))
+        } else if has_starts && now.starts != then.starts {
+            Some(("media_hash (first bytes)", format!("{:08x}", now.starts), format!("{:08x}", then.starts)))
+        } else {
+            None
+        };
+        match (changed, self.on_changed_media) {
+            (Some((what, found, expected)), OnChangedMedia::Fail) => {
+                Err(DataError::ShapeChanged { id: profiled.id.clone(), what, found, expected })
+            }
+            (Some((what, found, expected)), OnChangedMedia::Warn) => Ok(Some(format!(
+                "sample `{id}` has other media than profiled: `{what}` is {found}, was {expected}"
+            ))),
+            (None, _) if has_starts && now.versions != then.versions => Ok(Some(format!(
+                "the media of sample `{id}` have another time of change than when they were profiled; their sizes and \
+                 first {} bytes are the same",
+                store::START_BYTES
+            ))),
+            (None, _) => Ok(None),
+        }
     }
 }
 
@@ -149,7 +191,6 @@ fn compare(profiled: &ProfiledSample, measured: &MeasuredSample) -> Result<(), D
         format!("{:016x}", profiled.record_hash),
     )?;
     differs("id", measured.id.clone(), profiled.id.clone())?;
-    differs("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string())?;
     let segments = |shape: &dflop_types::SampleShape| {
         let groups = shape.encoder_segments.iter().map(|s| format!("{} x {}", s.count, s.tokens));
         format!("[{}]", groups.collect::<Vec<_>>().join(", "))

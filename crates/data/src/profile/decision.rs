@@ -6,6 +6,14 @@ use crate::source::unread::UnreadCounts;
 use crate::statistics::tally::Tally;
 use dflop_types::{DatasetHasher, Problem, ProfiledSample, counted};
 
+/// A sample that gives no row.
+#[derive(Debug)]
+pub(crate) struct Rejected {
+    pub(crate) problem: Problem,
+    /// Whether it is no fault of the sample: no policy goes on without what others would lack too.
+    pub(crate) is_of_settings: bool,
+}
+
 /// Takes samples in order, hands rows on in order, and keeps count.
 pub(crate) struct Decision<'s> {
     sink: &'s mut dyn RowSink,
@@ -57,10 +65,13 @@ impl<'s> Decision<'s> {
     }
 
     /// The next sample of `source`.
+    ///
+    /// # Errors
+    /// [`DataError::OfSettings`] where no sample is at fault; those of the sink.
     pub(crate) fn take(
         &mut self,
         source: u32,
-        measured: Result<ProfiledSample, Box<Problem>>,
+        measured: Result<ProfiledSample, Box<Rejected>>,
     ) -> Result<(), DataError> {
         self.num_samples += 1;
         if source != self.source {
@@ -78,9 +89,12 @@ impl<'s> Decision<'s> {
                     self.neighbour = Some(sample);
                 }
             }
-            Err(problem) => {
+            Err(rejected) if rejected.is_of_settings => {
+                return Err(DataError::OfSettings { problem: rejected.problem });
+            }
+            Err(rejected) => {
                 let index = self.problems.len();
-                self.problems.push(*problem);
+                self.problems.push(rejected.problem);
                 if self.substitutes {
                     match self.neighbour.clone() {
                         Some(neighbour) => self.substitute(index, &neighbour)?,

@@ -6,22 +6,24 @@ use crate::digest::first_eight;
 use crate::error::DataError;
 use crate::family::model_files::ModelFiles;
 use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
-use crate::media::MediaKind;
 use crate::media::probe::Probe;
+use crate::media::{MediaKind, decoder};
 use crate::source::location::{Location, MediaPlace};
 use crate::source::mixture::{self, Mixture, Source};
 use crate::source::readers::{self, Body, RawRecord, Reader};
-use crate::source::store::Stores;
+use crate::source::store::{Look, Stores};
 use crate::source::unread::UnreadField;
 use crate::text::conversation::{Conversation, MediaReference, MediaSource};
 use crate::text::tokens::{ChatTokenizer, TokenizedConversation};
+#[cfg(doc)]
+use dflop_types::ProfiledSample;
 use dflop_types::{EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
 
-/// Picture formats that may hold several frames.
-const PICTURES: [&str; 3] = ["gif", "png", "webp"];
+/// Encoder tokens of a sample, at most: far more than memory holds, and few enough for sums over samples.
+const ENCODER_TOKENS_MAX: u64 = 1 << 40;
 
 /// One medium of a sample, as its header shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +69,23 @@ pub(crate) struct BadSample {
     pub(crate) id: Option<String>,
     pub(crate) fault: Fault,
     pub(crate) cause: String,
+    /// Whether no sample is at fault, but what all of them are measured by.
+    pub(crate) is_of_settings: bool,
+}
+
+/// Why one medium gives no shape.
+struct Flaw {
+    fault: Fault,
+    cause: String,
+    is_of_settings: bool,
+}
+
+impl Flaw {
+    #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+    fn of_shape(error: DataError) -> Self {
+        let is_of_settings = matches!(error, DataError::Function { .. } | DataError::Config { .. });
+        Self { fault: Fault::Shape, cause: error.to_string(), is_of_settings }
+    }
 }
 
 /// What turns a conversation into a shape: the family's rule, the tokenizer, and how videos are sampled.
@@ -135,7 +154,7 @@ impl Rule {
         let mut media_ms = 0;
         let mut stamp = MediaStamp::default();
         for (reference, place) in conversation.media.iter().zip(&record.places) {
-            let (header, version) = stores.probe(place).map_err(|error| {
+            let Look { header, version, start } = stores.look(place).map_err(|error| {
                 let fault = match error {
                     DataError::Io { .. } => Fault::MediaMissing,
                     _ => Fault::MediaUnsound,
@@ -143,20 +162,35 @@ impl Rule {
                 bad(fault, error.to_string())
             })?;
             stamp.add(place, header.bytes, &version);
+            stamp.look(header.bytes, &start);
             if reference.kind != MediaKind::Image {
                 media_ms += header.duration_s.map_or(0, |seconds| (seconds * 1000.0).round() as u64);
             }
             let medium = self.media(place.clone(), reference.kind, num_images, &header);
-            media.push(medium.map_err(|(fault, cause)| bad(fault, cause))?);
+            media.push(medium.map_err(|flaw| BadSample {
+                is_of_settings: flaw.is_of_settings,
+                ..bad(flaw.fault, flaw.cause)
+            })?);
         }
         let shapes: Vec<&MediaShape> = media.iter().map(|medium| &medium.shape).collect();
-        let tokens =
-            self.tokenizer.tokenize(conversation, &shapes).map_err(|cause| bad(Fault::Text, cause))?;
+        let tokens = self.tokenizer.tokenize(conversation, &shapes).map_err(|fault| BadSample {
+            is_of_settings: fault.is_of_settings,
+            ..bad(Fault::Text, fault.cause)
+        })?;
         let (llm_tokens, label_tokens) = tokens
             .count()
             .ok_or_else(|| bad(Fault::Shape, "its LLM tokens must be fewer than 2^32".to_owned()))?;
         // As the text holds them, which is the order of their features.
         let shapes = tokens.in_text_order(shapes);
+        // A function of one's own may name any number of segments.
+        let encoder_tokens = shapes
+            .iter()
+            .flat_map(|shape| &shape.segments)
+            .try_fold(0_u64, |sum, group| sum.checked_add(u64::from(group.count) * u64::from(group.tokens)));
+        if encoder_tokens.is_none_or(|tokens| tokens > ENCODER_TOKENS_MAX) {
+            let cause = format!("its encoder tokens must be at most {ENCODER_TOKENS_MAX}");
+            return Err(bad(Fault::Shape, cause));
+        }
         let shape = SampleShape {
             encoder_segments: shapes.iter().flat_map(|shape| shape.segments.iter().copied()).collect(),
             encoder_parts: EncoderParts::joined(shapes.iter().flat_map(|shape| shape.encoder_parts())),
@@ -171,7 +205,7 @@ impl Rule {
             media_bytes: stamp.bytes,
             media_ms,
             record_hash: record.hash,
-            media_hash: stamp.hash(),
+            media_hash: stamp.hash().number(),
             media: tokens.in_text_order(media),
             tokens,
         })
@@ -184,24 +218,26 @@ impl Rule {
         kind: MediaKind,
         num_images: usize,
         header: &Probe,
-    ) -> Result<Media, (Fault, String)> {
-        let unsound = |cause: &str| (Fault::MediaUnsound, format!("`{place}` {cause}"));
+    ) -> Result<Media, Flaw> {
+        let unsound = |cause: &str| Flaw {
+            fault: Fault::MediaUnsound,
+            cause: format!("`{place}` {cause}"),
+            is_of_settings: false,
+        };
         if kind == MediaKind::Audio {
             let (Some(duration_s), Some(sample_rate)) = (header.duration_s, header.sample_rate) else {
                 return Err(unsound("does not say how long its sound lasts"));
             };
-            let shape = self
-                .family
-                .audio(&Sound { duration_s, sample_rate })
-                .map_err(|error| (Fault::Shape, error.to_string()))?;
+            let shape = self.family.audio(&Sound { duration_s, sample_rate }).map_err(Flaw::of_shape)?;
             return Ok(Media { place, kind, is_one_of_several: false, height: 0, width: 0, shape });
         }
         let (Some(height), Some(width)) = (header.height, header.width) else {
             return Err(unsound("has no picture"));
         };
+        decoder::check(header).map_err(|cause| unsound(&cause))?;
         let size = Size { height, width };
         // The first frame of an animated picture serves as an image; a video container does not.
-        let is_clip = header.kind == MediaKind::Video && !PICTURES.contains(&header.format);
+        let is_clip = !decoder::is_picture(header);
         let is_one_of_several = kind == MediaKind::Image && num_images > 1;
         let shape = match kind {
             MediaKind::Image if is_clip => return Err(unsound("is a video, the record calls it an image")),
@@ -213,7 +249,7 @@ impl Rule {
             }
             _ => self.family.image(size, num_images),
         };
-        let shape = shape.map_err(|error| (Fault::Shape, error.to_string()))?;
+        let shape = shape.map_err(Flaw::of_shape)?;
         Ok(Media { place, kind, is_one_of_several, height, width, shape })
     }
 }
@@ -247,13 +283,21 @@ pub(crate) struct ParsedRecord {
 impl ParsedRecord {
     /// The conversation in a record of the source `from`.
     pub(crate) fn new(record: &RawRecord, from: &Source) -> Result<Self, BadSample> {
-        let mut value =
-            record.parse().map_err(|cause| BadSample { id: None, fault: Fault::Record, cause })?;
+        let mut value = record.parse().map_err(|cause| BadSample {
+            id: None,
+            fault: Fault::Record,
+            cause,
+            is_of_settings: false,
+        })?;
         if !from.has_our_names() {
             value = Cow::Owned(from.renamed(value.into_owned()));
         }
-        let bad =
-            |cause| BadSample { id: crate::text::conversation::id_of(&value), fault: Fault::Record, cause };
+        let bad = |cause| BadSample {
+            id: crate::text::conversation::id_of(&value),
+            fault: Fault::Record,
+            cause,
+            is_of_settings: false,
+        };
         let (conversation, unread) = Conversation::parse_whole(&value).map_err(bad)?;
         let places = conversation.media.iter().map(|medium| place_of(medium, record, &from.media_root));
         let places = places.collect::<Result<_, _>>().map_err(bad)?;
@@ -304,7 +348,7 @@ impl ParsedRecord {
     }
 
     fn bad(&self, fault: Fault, cause: String) -> BadSample {
-        BadSample { id: self.conversation.id.clone(), fault, cause }
+        BadSample { id: self.conversation.id.clone(), fault, cause, is_of_settings: false }
     }
 }
 
@@ -314,7 +358,8 @@ pub(crate) struct MediaStamp {
     /// Of all media.
     pub(crate) bytes: u64,
     num_media: usize,
-    parts: Sha256,
+    versions: Sha256,
+    starts: Sha256,
 }
 
 impl MediaStamp {
@@ -323,23 +368,54 @@ impl MediaStamp {
 
     /// Counts one medium in: a file by size and version, the member of a shard by its name too, a cell by its ends.
     fn add(&mut self, place: &MediaPlace, bytes: u64, version: &str) {
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
         self.num_media += 1;
-        self.parts.update(bytes.to_le_bytes());
-        self.parts.update(version.as_bytes());
+        self.versions.update(bytes.to_le_bytes());
+        self.versions.update(version.as_bytes());
         match place {
             MediaPlace::Whole(_) => {}
-            MediaPlace::Range { name, .. } => self.parts.update(name.as_bytes()),
+            MediaPlace::Range { name, .. } => self.versions.update(name.as_bytes()),
             MediaPlace::Bytes { bytes, .. } => {
-                self.parts.update(&bytes[..bytes.len().min(Self::ENDS)]);
-                self.parts.update(&bytes[bytes.len().saturating_sub(Self::ENDS)..]);
+                self.versions.update(&bytes[..bytes.len().min(Self::ENDS)]);
+                self.versions.update(&bytes[bytes.len().saturating_sub(Self::ENDS)..]);
             }
         }
     }
 
-    /// First eight bytes of the SHA-256 of all that counts; 0 of no medium.
-    pub(crate) fn hash(&self) -> u64 {
-        if self.num_media == 0 { 0 } else { first_eight(&self.parts.clone().finalize()) }
+    /// Counts in what was seen of the last medium: its size and its first bytes.
+    fn look(&mut self, bytes: u64, start: &[u8]) {
+        self.starts.update(bytes.to_le_bytes());
+        self.starts.update(start);
+    }
+
+    /// The hash of media of which all were looked into: [`ProfiledSample::media_hash`].
+    fn hash(&self) -> MediaHash {
+        let starts = if self.num_media == 0 { 0 } else { first_eight(&self.starts.clone().finalize()) >> 32 };
+        MediaHash { versions: self.versions(), starts: starts as u32 }
+    }
+
+    /// The half of the hash that is known without a look into the media; 0 of no medium.
+    pub(crate) fn versions(&self) -> u32 {
+        if self.num_media == 0 { 0 } else { (first_eight(&self.versions.clone().finalize()) >> 32) as u32 }
+    }
+}
+
+/// What tells changed media, in the halves of [`ProfiledSample::media_hash`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MediaHash {
+    /// Of sizes and versions.
+    pub(crate) versions: u32,
+    /// Of sizes and first bytes.
+    pub(crate) starts: u32,
+}
+
+impl MediaHash {
+    pub(crate) const fn of(media_hash: u64) -> Self {
+        Self { versions: (media_hash >> 32) as u32, starts: media_hash as u32 }
+    }
+
+    pub(crate) const fn number(self) -> u64 {
+        (self.versions as u64) << 32 | self.starts as u64
     }
 }
 

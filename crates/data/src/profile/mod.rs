@@ -15,8 +15,9 @@ mod settings;
 
 use crate::error::DataError;
 use crate::source::location::Location;
+use crate::source::store;
 use crate::statistics::summary::Statistics;
-use crate::table::Writer;
+use crate::table::{Writer, problems};
 use chunks::Limits;
 use decision::Decision;
 use dflop_types::{DataProfile, MadeFrom, ProfiledSample, SourceFile};
@@ -28,14 +29,19 @@ use selection::{Selection, allocate};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
+use crate::table::merge::BAD_SAMPLES_MAX;
+
 pub use crate::table::complete::{check_complete, check_whole};
 pub use previous::Previous;
-pub use settings::{OnBadSample, ProfileSettings};
+pub use settings::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
 
 /// Settings that decide which samples are taken, not what their shapes are.
-const OF_CHOICE: [&str; 2] = ["on_bad_sample", "seed"];
+const OF_CHOICE: [&str; 3] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed"];
 /// The setting that names the profiler, so that rows of another version are not taken over.
 const MEASURED_BY: &str = "measured_by";
+
+/// The setting that says how many first bytes of a medium [`ProfiledSample::media_hash`] has.
+const START_BYTES: &str = "media_start_bytes";
 
 /// Where rows go, one by one, in the order of the mixture.
 pub trait RowSink {
@@ -130,7 +136,8 @@ pub fn profile(
 ///
 /// # Errors
 /// [`DataError::Samples`] with every bad sample, under [`OnBadSample::Fail`], when all are measured (a part leaves bad
-/// samples to the merge); [`DataError::NoSamples`] if none is left; what stops before the first sample:
+/// samples to the merge); [`DataError::TooManyBad`] under the other policies; [`DataError::OfSettings`] under each of them;
+/// [`DataError::NoSamples`] if none is left; what stops before the first sample:
 /// [`DataError::Asked`], [`DataError::Mixture`], [`DataError::Io`], [`DataError::Record`], [`DataError::Model`],
 /// [`DataError::UnknownFamily`], [`DataError::Config`]; [`DataError::Changed`]; and those of the sink.
 pub fn profile_into(
@@ -204,6 +211,9 @@ fn profile_in_chunks(
     if policy == Some(OnBadSample::Fail) && !problems.is_empty() {
         return Err(DataError::Samples { problems, num_samples, files: header.files });
     }
+    if policy.is_some() && num_rows > 0 {
+        problems::check_share(&problems, num_samples, settings.bad_samples_max_percent, &header.files)?;
+    }
     if num_rows == 0 && settings.part.is_none() {
         return Err(DataError::NoSamples { path: settings.mixture.clone(), problems, files: header.files });
     }
@@ -218,7 +228,9 @@ fn profile_in_chunks(
 fn settings_of(settings: &ProfileSettings) -> BTreeMap<String, String> {
     let measured_by = (MEASURED_BY.to_owned(), concat!("dflop ", env!("CARGO_PKG_VERSION")).to_owned());
     let facts = settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value));
-    facts.chain([measured_by]).collect()
+    let start_bytes = (START_BYTES.to_owned(), store::START_BYTES.to_string());
+    let max_percent = (BAD_SAMPLES_MAX.to_owned(), settings.bad_samples_max_percent.to_string());
+    facts.chain([measured_by, start_bytes, max_percent]).collect()
 }
 
 /// The files of all sources, in order.

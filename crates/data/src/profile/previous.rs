@@ -6,6 +6,7 @@
 //! 0.45 GB). Lists of segments with their parts are held once each; a dataset has few different ones. A row
 //! with media whose parts are not known, of a profile made before there were parts, is not found.
 
+use super::measure::MediaHash;
 use crate::digest::first_eight;
 use crate::error::DataError;
 use dflop_types::{DataProfile, EncoderParts, EncoderSegments, ProfiledSample, SampleShape};
@@ -42,6 +43,7 @@ impl<'a> Previous<'a> {
 pub(crate) struct KnownSample {
     pub(crate) shape: SampleShape,
     pub(crate) media_ms: u64,
+    pub(crate) media_hash: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -122,11 +124,12 @@ impl KnownSamples {
         self.buckets[bucket_of(record)].binary_search_by_key(&record, |row| row.record).is_ok()
     }
 
-    /// The row of this record with these media.
-    pub(crate) fn find(&self, source: u32, record_hash: u64, media_hash: u64) -> Option<KnownSample> {
+    /// The row of this record with media of these sizes and versions ([`MediaHash::versions`]).
+    pub(crate) fn find(&self, source: u32, record_hash: u64, versions: u32) -> Option<KnownSample> {
         let record = record_hash ^ self.salts[source as usize];
         let bucket = &self.buckets[bucket_of(record)];
-        let at = bucket.binary_search_by_key(&(record, media_hash), |row| (row.record, row.media)).ok()?;
+        let key = |row: &Row| (row.record, MediaHash::of(row.media).versions);
+        let at = bucket.binary_search_by_key(&(record, versions), key).ok()?;
         let row = &bucket[at];
         let (encoder_segments, encoder_parts) = self.lists[row.lists as usize].clone();
         Some(KnownSample {
@@ -138,6 +141,7 @@ impl KnownSamples {
                 label_tokens: row.label_tokens,
             },
             media_ms: row.media_ms,
+            media_hash: row.media,
         })
     }
 }
@@ -157,10 +161,10 @@ mod tests {
 
     #[test]
     fn a_row_is_found_by_source_record_and_media() {
-        let sample = |source, record_hash, media_hash, llm_tokens| ProfiledSample {
+        let sample = |source, record_hash, media_hash: u64, llm_tokens| ProfiledSample {
             source,
             record_hash,
-            media_hash,
+            media_hash: media_hash << 32 | 5,
             shape: SampleShape { llm_tokens, ..SampleShape::default() },
             ..ProfiledSample::default()
         };
@@ -179,6 +183,7 @@ mod tests {
         let sources = ["c".to_owned(), "b".to_owned(), "a".to_owned()];
         let known = KnownSamples::read(Previous::new(&profile), &sources).unwrap();
         let found = |source, record, media| known.find(source, record, media).map(|s| s.shape.llm_tokens);
+        assert_eq!(known.find(2, 7, 1).unwrap().media_hash, 1 << 32 | 5);
         assert_eq!([1, 2, 3, 4].map(|media| found(2, 7, media)), [Some(10), Some(11), Some(12), None]);
         assert_eq!((found(1, u64::MAX, 0), found(2, u64::MAX, 0), found(0, 7, 1)), (Some(13), None, None));
         assert!(known.has_record(2, 7) && !known.has_record(0, 7) && !known.has_record(2, 8));

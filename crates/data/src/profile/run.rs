@@ -2,7 +2,7 @@
 
 use super::Progress;
 use super::chunks::{self, Limits, TakenRecord};
-use super::decision::Decision;
+use super::decision::{Decision, Rejected};
 use super::measure::{BadSample, Corpus, ParsedRecord, Rule, with_line};
 use super::previous::KnownSamples;
 use super::selection::Selection;
@@ -135,7 +135,7 @@ impl Run<'_> {
     }
 
     /// The row of a record, and what the record has that is not read.
-    fn row(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Vec<UnreadField>), Box<Problem>> {
+    fn row(&self, taken: &TakenRecord) -> Result<(ProfiledSample, Vec<UnreadField>), Box<Rejected>> {
         let TakenRecord { source, position, record } = taken;
         let file = self.corpus.first_file[*source as usize] + record.place.file;
         let place = Place { file, ..record.place };
@@ -145,14 +145,17 @@ impl Run<'_> {
             Ok((sample, unread)) => {
                 Ok((ProfiledSample { source: *source, position: *position, place, ..sample }, unread))
             }
-            Err(bad) => Err(Box::new(Problem {
-                file: self.corpus.mixture.sources[*source as usize].name.clone(),
-                position: Some(*position),
-                place: Some(place),
-                id: bad.id,
-                fault: bad.fault,
-                cause: bad.cause,
-                substitute: None,
+            Err(bad) => Err(Box::new(Rejected {
+                is_of_settings: bad.is_of_settings,
+                problem: Problem {
+                    file: self.corpus.mixture.sources[*source as usize].name.clone(),
+                    position: Some(*position),
+                    place: Some(place),
+                    id: bad.id,
+                    fault: bad.fault,
+                    cause: bad.cause,
+                    substitute: None,
+                },
             })),
         }
     }
@@ -187,8 +190,7 @@ impl Run<'_> {
             Some(about) => Ok(about.clone()),
             None => self.corpus.stores.about(location),
         })?;
-        let media_hash = stamp.hash();
-        let sample = known.find(source, parsed.hash, media_hash)?;
+        let sample = known.find(source, parsed.hash, stamp.versions())?;
         Some(ProfiledSample {
             id: parsed.id(fallback_id),
             kind: parsed.kind(),
@@ -196,7 +198,7 @@ impl Run<'_> {
             media_bytes: stamp.bytes,
             media_ms: sample.media_ms,
             record_hash: parsed.hash,
-            media_hash,
+            media_hash: sample.media_hash,
             ..ProfiledSample::default()
         })
     }

@@ -17,6 +17,20 @@ pub enum OnBadSample {
     Substitute,
 }
 
+/// [`ProfileSettings::bad_samples_max_percent`] unless another is set.
+pub const BAD_SAMPLES_MAX_PERCENT: f64 = 5.0;
+
+/// What is done where a medium is no longer the one that was profiled.
+///
+/// Another time of change alone, as of a dataset that was copied, is told and trained under either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnChangedMedia {
+    /// A medium of another size, or with other first bytes, ends training.
+    Fail,
+    /// It is told and trained; its shape must be the one that was profiled all the same.
+    Warn,
+}
+
 /// What is profiled, and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProfileSettings {
@@ -34,6 +48,10 @@ pub struct ProfileSettings {
     pub video_fps: Option<f64>,
     /// What is done about a sample that cannot be read.
     pub on_bad_sample: OnBadSample,
+    /// Percent of bad samples above which the other policies than `fail` end the profile too.
+    pub bad_samples_max_percent: f64,
+    /// What is done where a medium changed between profile and training.
+    pub on_changed_media: OnChangedMedia,
     /// Seed of `random:N` in the mixture, and of [`ProfileSettings::sample`].
     pub seed: u64,
     /// The shape rule, where it is not that of the model's `model_type`.
@@ -57,6 +75,8 @@ impl ProfileSettings {
             video_max_frames: None,
             video_fps: None,
             on_bad_sample: OnBadSample::Fail,
+            bad_samples_max_percent: BAD_SAMPLES_MAX_PERCENT,
+            on_changed_media: OnChangedMedia::Fail,
             seed: 0,
             family: None,
             sample: None,

@@ -20,6 +20,7 @@ use crate::error::DataError;
 use crate::media::MediaKind;
 use crate::source::location::Location;
 use crate::yaml;
+use dflop_types::regular;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -297,6 +298,9 @@ impl Sampling {
     }
 }
 
+/// Bytes of a mixture, at most.
+const BYTES_MAX: u64 = 256 << 20;
+
 /// The mixture at `path`; `media_root` stands in where a source names none, else the directory of its file does.
 ///
 /// # Errors
@@ -310,7 +314,7 @@ pub fn read(path: &Path, media_root: Option<&Path>) -> Result<Mixture, DataError
         let media_root = root.unwrap_or_else(|| source.media_root.clone());
         return Ok(Mixture { sources: vec![Source { media_root, ..source }] });
     }
-    let text = std::fs::read_to_string(path).map_err(|source| DataError::Io {
+    let text = regular::read_to_string(path, BYTES_MAX).map_err(|source| DataError::Io {
         act: "read",
         path: path.to_owned(),
         source,

@@ -1,6 +1,7 @@
 //! A Parquet file for its decoder, which trusts what it reads more than we do.
 
 mod footer;
+mod page;
 
 use crate::read_seek::ReadSeek;
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::FOOTER_SIZE;
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaDataPushDecoder};
 use parquet::file::reader::{ChunkReader, Length};
-use std::io::{BufReader, ErrorKind, Read, SeekFrom};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read, SeekFrom};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What the end of the file says, checked before it is decoded; with where its pages are, as `offset_index` says.
@@ -68,7 +69,10 @@ impl ChunkReader for SharedFile {
     type T = BufReader<SharedFileAt>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(BufReader::new(SharedFileAt { file: self.clone(), at: start }))
+        let mut reader = BufReader::new(SharedFileAt { file: self.clone(), at: start });
+        // What is read so is the header of a page; it stays in the buffer.
+        page::check_head(reader.fill_buf()?).map_err(ParquetError::General)?;
+        Ok(reader)
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
@@ -83,6 +87,8 @@ impl ChunkReader for SharedFile {
         if bytes.len() != length {
             return Err(ParquetError::EOF(format!("{} of {length} bytes are there", bytes.len())));
         }
+        // Where the file says where its pages are, they are read with their headers.
+        page::check_whole(&bytes).map_err(ParquetError::General)?;
         Ok(bytes.into())
     }
 }

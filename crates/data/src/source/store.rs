@@ -3,8 +3,10 @@
 //! `s3://`, `gs://`, `https://` and `http://` are read by ranges: a header costs one request of 64 KiB, a file read
 //! from end to end one request for each 8 MiB. A try that fails by overload (429, 5xx) or a broken connection is made
 //! again up to 4 times within 60 s; a connection must stand within 5 s, and no answer may pause for more than 30 s
-//! (store options `connect_timeout`, `read_timeout`).
+//! (store options `connect_timeout`, `read_timeout`), nor send fewer than 32 KiB in 30 s before it ends. Of the body of
+//! an error 64 KiB are read.
 
+mod bounds;
 mod clients;
 mod fault;
 mod file;
@@ -14,11 +16,11 @@ use crate::error::DataError;
 use crate::media::probe::{self, Probe};
 use crate::read_seek::ReadSeek;
 use crate::source::location::{Location, MediaPlace};
+use dflop_types::regular;
 use file::RemoteFile;
 use remote::Remote;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
 use std::io::{Cursor, ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
@@ -32,6 +34,17 @@ pub struct Opened {
     pub len: u64,
     /// What tells one version of it from the next: time of change in nanoseconds, or the store's tag.
     pub version: String,
+}
+
+/// First bytes of a medium that tell a changed one from one that was only copied.
+pub(crate) const START_BYTES: u64 = 4096;
+
+/// What is seen of a medium that is not decoded.
+pub(crate) struct Look {
+    pub(crate) header: Probe,
+    pub(crate) version: String,
+    /// Its first bytes, [`START_BYTES`] at most.
+    pub(crate) start: Vec<u8>,
 }
 
 /// The stores that locations name. Cheap to clone and to share between threads; clones share clients and counts.
@@ -171,9 +184,24 @@ impl Stores {
     /// # Errors
     /// Those of [`probe::probe`].
     pub fn probe(&self, place: &MediaPlace) -> Result<(Probe, String), DataError> {
-        let opened = self.open_media(place)?;
+        self.look(place).map(|look| (look.header, look.version))
+    }
+
+    /// The same, and the first bytes of the medium. Of a remote one they came with its header.
+    ///
+    /// # Errors
+    /// Those of [`probe::probe`].
+    pub(crate) fn look(&self, place: &MediaPlace) -> Result<Look, DataError> {
+        let mut opened = self.open_media(place)?;
         let name = std::path::PathBuf::from(place.to_string());
-        probe::probe_reader(&name, opened.reader, opened.len).map(|probe| (probe, opened.version))
+        let mut start = Vec::new();
+        (&mut opened.reader).take(START_BYTES).read_to_end(&mut start).map_err(|source| DataError::Io {
+            act: "read",
+            path: name.clone(),
+            source,
+        })?;
+        let header = probe::probe_reader(&name, opened.reader, opened.len)?;
+        Ok(Look { header, version: opened.version, start })
     }
 
     /// All bytes of a medium; of a remote one by one request.
@@ -235,11 +263,7 @@ pub fn options_among(variables: impl IntoIterator<Item = (OsString, OsString)>) 
 /// A file of this machine.
 fn open_file(path: &Path) -> Result<Opened, DataError> {
     let io = |source| DataError::Io { act: "read", path: path.to_owned(), source };
-    let file = File::open(path).map_err(io)?;
-    let about = file.metadata().map_err(io)?;
-    if about.is_dir() {
-        return Err(io(ErrorKind::IsADirectory.into()));
-    }
+    let (file, about) = regular::open(path).map_err(io)?;
     let version = about
         .modified()
         .ok()

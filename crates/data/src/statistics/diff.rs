@@ -2,7 +2,9 @@
 //!
 //! Sizes are compared by the Kolmogorov-Smirnov distance: the largest difference between the shares of samples up to a
 //! size. A size drifts where that is above [`DISTANCE_MAX`], or its mean moved by more than [`MEAN_MAX`], and chance
-//! alone would not do so in 19 of 20 draws of as many samples.
+//! alone would not do so in 19 of 20 draws of as many samples. The mean of a whole dataset drifts in any case where it moved
+//! by more than [`MEAN_SURE`]: three videos of 120 samples may be a third of the encoder's work. A kind drifts where its share
+//! moved by more than [`SHARE_MAX`] and chance, or where it is gone or new and chance would not have it so.
 
 use crate::error::DataError;
 use crate::table;
@@ -19,6 +21,8 @@ use std::path::Path;
 pub const DISTANCE_MAX: f64 = 0.10;
 /// Part of the mean by which it may move.
 pub const MEAN_MAX: f64 = 0.10;
+/// Part of the mean by which it may move in whole datasets, however few samples make it move.
+pub const MEAN_SURE: f64 = 0.25;
 /// Part of all samples by which the share of a kind may move.
 pub const SHARE_MAX: f64 = 0.05;
 /// Names of the sizes, in the order of [`sizes`].
@@ -118,7 +122,8 @@ pub fn diff(before: &Path, after: &Path) -> Result<Drift, DataError> {
         }
     }
     count_changes(&known, &mut changes);
-    let groups = groups(&sides);
+    let is_whole = a.strata.is_empty() && b.strata.is_empty();
+    let groups = groups(&sides, is_whole);
     let differing = differing(&a, &b);
     let findings = findings(&groups, &differing);
     Ok(Drift { drifted: !findings.is_empty(), findings, differing, samples: changes, groups })
@@ -220,33 +225,33 @@ impl Side {
     }
 }
 
-fn groups(sides: &[Side; 2]) -> Vec<Group> {
+fn groups(sides: &[Side; 2], is_whole: bool) -> Vec<Group> {
     let [a, b] = sides;
     let totals = [a.all.weight, b.all.weight];
-    let mut groups = vec![group("all", "all samples", [&a.all, &b.all], totals)];
+    let mut groups = vec![group("all", "all samples", [&a.all, &b.all], totals, is_whole)];
     let none = Counts::default();
     for (of, a, b) in [("kind", &a.kinds, &b.kinds), ("source", &a.sources, &b.sources)] {
         let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
         for name in names {
             let counts = [a, b].map(|side| side.get(name).unwrap_or(&none));
-            groups.push(group(of, name, counts, totals));
+            groups.push(group(of, name, counts, totals, is_whole));
         }
     }
     groups
 }
 
-fn group(of: &'static str, name: &str, counts: [&Counts; 2], totals: [f64; 2]) -> Group {
+fn group(of: &'static str, name: &str, counts: [&Counts; 2], totals: [f64; 2], is_whole: bool) -> Group {
     let share = |side: usize| if totals[side] > 0.0 { counts[side].weight / totals[side] } else { 0.0 };
     Group {
         of,
         name: name.to_owned(),
         samples: counts.map(|c| c.samples),
         share: [share(0), share(1)],
-        sizes: (0..SIZES.len()).map(|size| size_drift(size, counts)).collect(),
+        sizes: (0..SIZES.len()).map(|size| size_drift(size, counts, is_whole)).collect(),
     }
 }
 
-fn size_drift(size: usize, counts: [&Counts; 2]) -> SizeDrift {
+fn size_drift(size: usize, counts: [&Counts; 2], is_whole: bool) -> SizeDrift {
     let [a, b] = counts;
     let moments = counts.map(|c| c.moments(size));
     let mean = moments.map(|(mean, _)| mean);
@@ -259,7 +264,8 @@ fn size_drift(size: usize, counts: [&Counts; 2]) -> SizeDrift {
     let chance = 1.96 * (moments[0].1 / n + moments[1].1 / m).sqrt();
     let moved = (mean[1] - mean[0]).abs();
     // One sample says nothing of how means vary.
-    let is_mean_off = n.min(m) > 1.0 && moved > MEAN_MAX * mean[0] && moved > chance;
+    let is_sure = is_whole && moved > MEAN_SURE * mean[0];
+    let is_mean_off = n.min(m) > 1.0 && moved > MEAN_MAX * mean[0] && (moved > chance || is_sure);
     SizeDrift {
         name: SIZES[size],
         mean,
@@ -333,7 +339,21 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
         let [p, q] = kind.share;
         let [n, m] = all.samples.map(|n| n as f64);
         let chance = 1.96 * (p * (1.0 - p) / n + q * (1.0 - q) / m).sqrt();
-        if (q - p).abs() > SHARE_MAX.max(chance) {
+        // Of a kind that so many samples had, none in as many draws.
+        let none_of = |share: f64, draws: f64| (1.0 - share).powf(draws);
+        let is_unlikely = match kind.samples {
+            [_, 0] => none_of(p, m) < 0.05,
+            [0, _] => none_of(q, n) < 0.05,
+            _ => false,
+        };
+        if (q - p).abs() <= SHARE_MAX.max(chance) && is_unlikely {
+            let [before, after] = kind.samples;
+            findings.push(if after == 0 {
+                format!("{} samples: all {before} are gone", kind.name)
+            } else {
+                format!("{} samples: {after} where there were none", kind.name)
+            });
+        } else if (q - p).abs() > SHARE_MAX.max(chance) {
             findings.push(format!(
                 "{} samples: {:.1} % before, {:.1} % after, a change above {:.0} points is drift",
                 kind.name,

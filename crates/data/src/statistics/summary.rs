@@ -126,7 +126,8 @@ impl Distribution {
             found.map_or(0, |(&size, _)| size)
         };
         let max = counts.last_key_value().map_or(0, |(&size, _)| size);
-        let total: u64 = counts.iter().map(|(size, count)| size * count).sum();
+        let total =
+            counts.iter().fold(0_u64, |sum, (size, count)| sum.saturating_add(size.saturating_mul(*count)));
         let bin_tokens = bin_size(max);
         let mut bins = vec![0; (max / bin_tokens + 1) as usize];
         for (size, count) in counts {

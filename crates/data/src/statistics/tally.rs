@@ -51,20 +51,21 @@ impl Tally {
         let (llm, label) = (u64::from(sample.shape.llm_tokens), u64::from(sample.shape.label_tokens));
         let encoder = sample.shape.encoder_tokens();
         self.num_samples += 1;
-        self.media_bytes += sample.media_bytes;
-        self.media_ms += sample.media_ms;
+        // A sum that no longer fits stands at its largest: the headers of a hostile dataset claim what they like.
+        self.media_bytes = self.media_bytes.saturating_add(sample.media_bytes);
+        self.media_ms = self.media_ms.saturating_add(sample.media_ms);
         let kind = SampleKind::ALL.iter().position(|kind| *kind == sample.kind).unwrap_or(0);
         for share in [source, &mut self.kinds[kind]] {
             share.samples += 1;
-            share.encoder_tokens += encoder;
-            share.llm_tokens += llm;
-            share.label_tokens += label;
+            share.encoder_tokens = share.encoder_tokens.saturating_add(encoder);
+            share.llm_tokens = share.llm_tokens.saturating_add(llm);
+            share.label_tokens = share.label_tokens.saturating_add(label);
         }
         for (counts, size) in counts.iter_mut().zip([encoder, llm, label]) {
             *counts.entry(size).or_default() += 1;
         }
         // Of equals, the first of the profile stands first.
-        let weight = encoder + llm;
+        let weight = encoder.saturating_add(llm);
         let rank = self.heaviest.partition_point(|(other, _)| *other >= weight);
         if rank < NAMED {
             let heavy = HeavySample {

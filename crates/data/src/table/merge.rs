@@ -2,6 +2,7 @@
 
 use crate::error::DataError;
 use crate::table;
+use crate::table::problems::check_share;
 use dflop_types::{DataProfile, DatasetHasher, Problem, ProfiledSample};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// Missing parts that are named; the others are counted.
 const SHOWN: usize = 20;
+
+/// The setting that says how many percent of the samples may be bad where they are left out or replaced.
+pub(crate) const BAD_SAMPLES_MAX: &str = "bad_samples_max_percent";
 
 /// What a merge came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +35,7 @@ pub struct Merged {
 ///
 /// # Errors
 /// Those of [`table::read`]; [`DataError::Record`] where the parts do not belong together; [`DataError::Samples`] with
-/// every bad sample under `fail`; [`DataError::NoSamples`] where none is good. The old file then stands.
+/// every bad sample under `fail`; [`DataError::TooManyBad`] under the other policies; [`DataError::NoSamples`] where none is good. The old file then stands.
 pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Merged, DataError> {
     let headers: Vec<(DataProfile, u64)> =
         parts.iter().map(|path| table::header(path)).collect::<Result<_, _>>()?;
@@ -42,6 +46,11 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Merged, DataError> {
     if policy == "fail" && !problems.is_empty() {
         let problems = problems.into_iter().map(|(_, problem)| problem).collect();
         return Err(DataError::Samples { problems, num_samples, files: headers[0].0.files.clone() });
+    }
+    let percent_max = headers[0].0.settings.get(BAD_SAMPLES_MAX).and_then(|percent| percent.parse().ok());
+    if let Some(percent_max) = percent_max {
+        let all: Vec<_> = problems.iter().map(|(_, problem)| problem.clone()).collect();
+        check_share(&all, num_samples, percent_max, &headers[0].0.files)?;
     }
     let mut output = Output {
         writer: table::Writer::create(out)?,

@@ -20,7 +20,7 @@ use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use dflop_types::{
-    Artifact as _, ArtifactError, DataProfile, Neighbour, ProfileHasher, ProfiledSample, artifact,
+    Artifact as _, ArtifactError, DataProfile, Neighbour, ProfileHasher, ProfiledSample, artifact, regular,
 };
 use header::Header;
 use parquet::arrow::ArrowWriter;
@@ -192,7 +192,7 @@ impl Writer {
 /// can tell, may be ours.
 fn is_of_others(path: &Path) -> bool {
     let load = |source| guarded(|| parquet_file::load(&source, PageIndexPolicy::Skip)).ok();
-    let loaded = File::open(path).ok().and_then(|file| source(&file).ok()).and_then(load);
+    let loaded = regular::open(path).ok().and_then(|(file, _)| source(&file).ok()).and_then(load);
     loaded.is_some_and(|metadata| header_text(&metadata).is_none())
 }
 
@@ -310,7 +310,7 @@ struct Opened {
 
 impl Opened {
     fn new(path: &Path) -> Result<Self, ArtifactError> {
-        let mut file = File::open(path).map_err(|source| cannot_read(path, source))?;
+        let (mut file, _) = regular::open(path).map_err(|source| cannot_read(path, source))?;
         header::refuse_json(path, &mut file)?;
         let sealed = seal::check_footer(&mut file).map_err(|broken| not_sealed(path, broken))?;
         let source = source(&file).map_err(|error| cannot_read(path, error))?;

@@ -2,9 +2,9 @@
 
 use crate::error::DataError;
 use dflop_types::{
-    Artifact as _, ArtifactError, DataProfile, Fault, Neighbour, Place, Problem, SourceFile, artifact, shown,
+    Artifact as _, ArtifactError, DataProfile, Fault, Neighbour, Place, Problem, SourceFile, artifact,
+    regular, shown,
 };
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -80,6 +80,30 @@ pub(crate) fn put(path: &Path, prepared: Option<Neighbour>) -> io::Result<()> {
     }
 }
 
+/// Bad samples that no share is formed of: of a few samples, one is a large share.
+const FEW: usize = 4;
+
+/// Nothing if few enough samples are bad to go on without them: at most `percent_max` of all, or a handful.
+///
+/// # Errors
+/// [`DataError::TooManyBad`] with every one.
+pub(crate) fn check_share(
+    problems: &[Problem],
+    num_samples: u64,
+    percent_max: f64,
+    files: &[SourceFile],
+) -> Result<(), DataError> {
+    if problems.len() <= FEW || problems.len() as f64 * 100.0 <= percent_max * num_samples as f64 {
+        return Ok(());
+    }
+    Err(DataError::TooManyBad {
+        problems: problems.to_vec(),
+        num_samples,
+        percent_max,
+        files: files.to_vec(),
+    })
+}
+
 /// The problems beside the data profile at `profile`.
 ///
 /// # Errors
@@ -92,7 +116,7 @@ pub(crate) fn read(profile: &Path, files: &[SourceFile]) -> Result<Vec<Problem>,
         cause,
         mend: DataProfile::MEND,
     };
-    let file = File::open(&path).map_err(|source| match source.kind() {
+    let (file, _) = regular::open(&path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => {
             ArtifactError::Missing { kind: "table of problems", path: path.clone(), mend: DataProfile::MEND }
         }

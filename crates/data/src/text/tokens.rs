@@ -31,6 +31,10 @@ use tokenizers::{AddedToken, Encoding, Tokenizer};
 /// The label of a position without loss, as PyTorch's cross entropy ignores it.
 pub const NO_LABEL: i64 = -100;
 
+/// Bytes of a text that is tokenised, at most. Tokenizers take some 240 bytes of memory for each: 1 GB for this one. It is
+/// about a million tokens, more than any LLM backbone has positions.
+pub const TEXT_BYTES_MAX: usize = 4 << 20;
+
 /// A Hugging Face tokenizer with the chat template and the placeholders of a model.
 #[derive(Debug)]
 pub struct ChatTokenizer {
@@ -42,6 +46,37 @@ pub struct ChatTokenizer {
     special_ids: Vec<u32>,
     /// By [`MediaKind::index`]; `None` where the family reads no such media.
     marks: [Option<Mark>; 3],
+}
+
+/// Why a conversation has no tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextFault {
+    /// What is wrong: value, rule.
+    pub cause: String,
+    /// Whether tokenizer or chat template are at fault, which every sample of the kind would meet, not this one.
+    pub is_of_settings: bool,
+}
+
+impl From<String> for TextFault {
+    /// A fault of the sample.
+    fn from(cause: String) -> Self {
+        Self { cause, is_of_settings: false }
+    }
+}
+
+impl TextFault {
+    const fn of_settings(cause: String) -> Self {
+        Self { cause, is_of_settings: true }
+    }
+
+    /// A fault that the chat template meets: what no template could call is its own, not the conversation's.
+    fn of_template(cause: String) -> Self {
+        let is_of_settings = ["unknown filter", "unknown function", "unknown method", "unknown test"]
+            .into_iter()
+            .chain(["writes nothing for a part"])
+            .any(|mark| cause.contains(mark));
+        Self { cause, is_of_settings }
+    }
 }
 
 /// How the media of one kind are written.
@@ -124,20 +159,25 @@ impl ChatTokenizer {
         &self,
         conversation: &Conversation,
         shapes: &[&MediaShape],
-    ) -> Result<TokenizedConversation, String> {
+    ) -> Result<TokenizedConversation, TextFault> {
+        check_length(conversation.turns.iter().flat_map(|turn| &turn.parts).map(|part| match part {
+            Part::Text(text) => text.len(),
+            Part::Media(_) => 0,
+        }))?;
         self.refuse_marks(conversation)?;
-        let rendered = self.template.render(conversation)?;
+        let rendered = self.template.render(conversation).map_err(TextFault::of_template)?;
         // As `startswith` of Python: an empty token begins every text.
         let has_bos = self.bos_token.as_ref().is_some_and(|bos| rendered.text.starts_with(bos.as_str()));
         let filled = self.fill(conversation, rendered, shapes)?;
         let text = filled.text.as_str();
+        check_length([text.len()])?;
         let encoding = guarded(|| match filled.answers.as_slice() {
             [] => self.tokenizer.encode_fast(text, !has_bos),
             _ => self.tokenizer.encode(text, !has_bos),
         })
         .map_err(|error| format!("the tokenizer refuses a text: {error}"))?;
         let is_label = self.labels(&encoding, &filled.answers);
-        Self::runs(&encoding, &is_label, filled)
+        Self::runs(&encoding, &is_label, filled).map_err(TextFault::of_settings)
     }
 
     /// Refuses a turn that writes what stands for a medium: the processor would take it for one.
@@ -167,7 +207,7 @@ impl ChatTokenizer {
         conversation: &Conversation,
         rendered: Rendered,
         shapes: &[&MediaShape],
-    ) -> Result<Filled, String> {
+    ) -> Result<Filled, TextFault> {
         if conversation.media.is_empty() {
             return Ok(Filled { text: rendered.text, answers: rendered.answers, ..Filled::default() });
         }
@@ -183,12 +223,12 @@ impl ChatTokenizer {
             if let Some((other, _)) =
                 used[..nth].iter().find(|(_, other)| other.placeholder == mark.placeholder)
             {
-                return Err(format!(
+                return Err(TextFault::from(format!(
                     "`{}` stands for {} and {} alike, a sample must have one of them",
                     mark.placeholder,
                     MediaKind::ALL[*other].as_str(),
                     MediaKind::ALL[*kind].as_str()
-                ));
+                )));
             }
         }
         let mut queues = [0, 1, 2].map(of_kind);
@@ -203,11 +243,11 @@ impl ChatTokenizer {
             if let Some(index) = queues[kind].next() {
                 filled.order.push(index);
                 let id = mark.feature_id.ok_or_else(|| {
-                    format!(
+                    TextFault::of_settings(format!(
                         "the tokenizer lacks the token `{}` of {}",
                         mark.feature_token,
                         MediaKind::ALL[kind].as_str()
-                    )
+                    ))
                 })?;
                 for piece in &shapes[index].pieces {
                     match piece {
@@ -224,12 +264,14 @@ impl ChatTokenizer {
         for (kind, mark) in &used {
             let media = of_kind(*kind).count();
             if counts[*kind] != media {
-                return Err(format!(
+                let cause = format!(
                     "the chat template writes {} `{}`, but the sample has {media} under {}: must be as many",
                     counts[*kind],
                     mark.placeholder,
                     MediaKind::ALL[*kind].as_str()
-                ));
+                );
+                // One that writes none for any medium is no template for such samples.
+                return Err(TextFault { cause, is_of_settings: counts[*kind] == 0 });
             }
         }
         filled.text.push_str(&rendered.text[done..]);
@@ -306,6 +348,15 @@ impl ChatTokenizer {
         }
         Ok(tokens)
     }
+}
+
+/// Nothing if texts of these lengths are together short enough to be tokenised.
+fn check_length(lengths: impl IntoIterator<Item = usize>) -> Result<(), String> {
+    let num_bytes = lengths.into_iter().fold(0, usize::saturating_add);
+    if num_bytes <= TEXT_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!("its text has {num_bytes} bytes, must have at most {TEXT_BYTES_MAX}"))
 }
 
 /// A text with the pieces of its media.

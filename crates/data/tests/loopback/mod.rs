@@ -30,6 +30,8 @@ pub(crate) enum Manner {
     WithoutHead,
     /// Only requests signed as for S3.
     Signed,
+    /// 404, and a page of bytes that never ends.
+    Endless,
 }
 
 #[derive(Default)]
@@ -152,6 +154,14 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, lines: &[String]) -> boo
             return refuse("403 Forbidden", "");
         }
         Manner::Flaky if count == 1 => return refuse("500 Internal Server Error", "not now"),
+        Manner::Endless => {
+            let page = [b'x'; 1 << 16];
+            let mut sent = write("404 Not Found", b"");
+            while sent {
+                sent = write_some(stream, state, &page);
+            }
+            return false;
+        }
         Manner::Down => return refuse("503 Service Unavailable", "a page"),
         Manner::WithoutHead if method == "HEAD" => return refuse("405 Method Not Allowed", ""),
         Manner::Slow => std::thread::sleep(Duration::from_secs(30)),
@@ -171,6 +181,13 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, lines: &[String]) -> boo
     let is_cut = manner == Manner::Cut && method == "GET";
     let body = if is_cut { &part[..part.len() / 2] } else { part };
     write(&format!("{status}\r\nContent-Length: {}\r\n{facts}", part.len()), body) && !is_cut
+}
+
+/// Writes more of a body; whether somebody reads it.
+fn write_some(mut stream: &TcpStream, state: &Mutex<State>, bytes: &[u8]) -> bool {
+    let is_sent = stream.write_all(bytes).is_ok();
+    state.lock().unwrap().sent += if is_sent { bytes.len() as u64 } else { 0 };
+    is_sent
 }
 
 /// The path without percent escapes.

@@ -16,8 +16,8 @@ mod tiff;
 
 use crate::DataError;
 use crate::read_seek::ReadSeek;
+use dflop_types::regular;
 use source::{Fault, Source};
-use std::fs::File;
 use std::io::Cursor;
 use std::path::Path;
 
@@ -52,6 +52,12 @@ pub struct Probe {
 
 /// The shortest duration that we believe, in seconds.
 const DURATION_MIN_S: f64 = 1e-9;
+/// The longest, in seconds: 115 days. A damaged file may claim 1.8e16, of which two are no sum in milliseconds.
+pub const DURATION_MAX_S: f64 = 1e7;
+/// The most frames that we believe: a thousand a second for the longest duration.
+pub const FRAMES_MAX: u64 = 10_000_000_000;
+/// The largest file that is a medium, in bytes: 1 PiB. A file with holes may claim 2^63.
+pub const BYTES_MAX: u64 = 1 << 50;
 
 impl Probe {
     fn new(kind: MediaKind, format: &'static str) -> Self {
@@ -109,7 +115,8 @@ impl Probe {
         Self { fps, duration_s, ..self }
     }
 
-    /// With the rules every answer keeps: pictures have sides, sound has a rate and channels, no count is 0.
+    /// With the rules every answer keeps: pictures have sides, sound has a rate and channels, no count is 0, and what is
+    /// summed over samples stays small enough for a sum.
     fn check(self) -> Result<Self, Fault> {
         let zero = |value: Option<u32>, name: &str| match value {
             Some(0) => Err(Fault::Unsound(format!("{name} is 0, must be at least 1"))),
@@ -120,6 +127,14 @@ impl Probe {
         if self.kind == MediaKind::Audio {
             zero(self.channels, "the number of channels")?;
             zero(self.sample_rate, "the sample rate")?;
+        }
+        if let Some(duration) = self.duration_s.filter(|&duration| duration > DURATION_MAX_S) {
+            return Fault::unsound(format!(
+                "its duration is {duration:e} s, must be at most {DURATION_MAX_S:e}"
+            ));
+        }
+        if let Some(frames) = self.frames.filter(|&frames| frames > FRAMES_MAX) {
+            return Fault::unsound(format!("it claims {frames} frames, must be at most {FRAMES_MAX}"));
         }
         Ok(Self { frames: self.frames.filter(|&frames| frames > 0), ..self })
     }
@@ -147,11 +162,7 @@ impl Probe {
 /// ```
 pub fn probe(path: &Path) -> Result<Probe, DataError> {
     let failed = |source| DataError::Io { act: "read", path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    let about = file.metadata().map_err(failed)?;
-    if about.is_dir() {
-        return Err(failed(std::io::ErrorKind::IsADirectory.into()));
-    }
+    let (file, about) = regular::open(path).map_err(failed)?;
     answer(path, Source::new(Box::new(file), about.len()))
 }
 
@@ -180,6 +191,10 @@ fn answer(path: &Path, mut source: Source<'_>) -> Result<Probe, DataError> {
     let Some((format, read)) = format else {
         return Err(DataError::UnknownFormat { path: path.to_owned(), start: source.start_in_words() });
     };
+    if source.len() > BYTES_MAX {
+        let cause = format!("it has {} bytes, must have at most {BYTES_MAX}", source.len());
+        return Err(error(Fault::Unsound(cause), format));
+    }
     let probe = read(&mut source).and_then(Probe::check).map_err(|fault| error(fault, format))?;
     Ok(Probe { bytes: source.len(), ..probe })
 }

@@ -26,13 +26,13 @@ const SCHEMA: i16 = 2;
 /// The field of a schema's element that holds the number of its children.
 const NUM_CHILDREN: i16 = 5;
 
-/// What is left of the footer.
-struct Compact<'b> {
-    bytes: &'b [u8],
+/// What is left of the footer, or of the header of a page.
+pub(super) struct Compact<'b> {
+    pub(super) bytes: &'b [u8],
 }
 
 impl Compact<'_> {
-    const I32: u8 = 5;
+    pub(super) const I32: u8 = 5;
     const LIST: u8 = 9;
     const STRUCT: u8 = 12;
 
@@ -64,13 +64,13 @@ impl Compact<'_> {
     }
 
     /// A number whose last bit is its sign.
-    fn signed(&mut self) -> Result<i64, String> {
+    pub(super) fn signed(&mut self) -> Result<i64, String> {
         let number = self.number()?;
         Ok((number >> 1).cast_signed() ^ -(number & 1).cast_signed())
     }
 
     /// The fields of a struct up to its end, by number and kind; `field` takes the value.
-    fn fields(
+    pub(super) fn fields(
         &mut self,
         mut field: impl FnMut(&mut Self, i16, u8) -> Result<(), String>,
     ) -> Result<(), String> {
@@ -111,7 +111,7 @@ impl Compact<'_> {
         Err(format!("its footer claims a list of {length} values, {left} bytes are left"))
     }
 
-    fn skip_value(&mut self, kind: u8, depth: usize) -> Result<(), String> {
+    pub(super) fn skip_value(&mut self, kind: u8, depth: usize) -> Result<(), String> {
         if depth > MAX_NESTING {
             return Err(format!("its footer nests more than {MAX_NESTING} levels"));
         }

@@ -18,7 +18,9 @@ use serde_json::{Map, Number, Value, json};
 use std::collections::BTreeMap;
 
 /// Values of one row, at most: lists of nulls take no bytes in a file, but do in memory.
-const MAX_VALUES: usize = 1 << 24;
+const MAX_VALUES: usize = 1 << 22;
+/// Bytes of text in one row, at most, as of a record of JSON: a packed cell of some kilobytes may hold a gigabyte.
+const TEXT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of cells read at once, where rows are small enough.
 const BATCH_BYTES: u64 = 16 << 20;
 /// Rows read at once, at most.
@@ -168,7 +170,7 @@ pub(super) fn row(
     file: &str,
     row: u64,
 ) -> Result<(Value, Vec<MediaPlace>), String> {
-    let mut cells = Cells { file, row, column: "", attachments: Vec::new(), num_values: 0 };
+    let mut cells = Cells { file, row, column: "", attachments: Vec::new(), num_values: 0, text_bytes: 0 };
     let schema = batch.schema_ref();
     let mut fields = Map::new();
     for (field, array) in schema.fields().iter().zip(batch.columns()) {
@@ -190,6 +192,7 @@ struct Cells<'a> {
     column: &'a str,
     attachments: Vec<MediaPlace>,
     num_values: usize,
+    text_bytes: usize,
 }
 
 impl Cells<'_> {
@@ -236,9 +239,9 @@ impl Cells<'_> {
             D::Duration(TimeUnit::Millisecond) => primitive!(DurationMillisecondType),
             D::Duration(TimeUnit::Microsecond) => primitive!(DurationMicrosecondType),
             D::Duration(TimeUnit::Nanosecond) => primitive!(DurationNanosecondType),
-            D::Utf8 => array.as_string::<i32>().value(at).into(),
-            D::LargeUtf8 => array.as_string::<i64>().value(at).into(),
-            D::Utf8View => array.as_string_view().value(at).into(),
+            D::Utf8 => self.text(array.as_string::<i32>().value(at))?,
+            D::LargeUtf8 => self.text(array.as_string::<i64>().value(at))?,
+            D::Utf8View => self.text(array.as_string_view().value(at))?,
             D::List(_) => self.list(array.as_list::<i32>().value(at).as_ref())?,
             D::LargeList(_) => self.list(array.as_list::<i64>().value(at).as_ref())?,
             D::FixedSizeList(..) => self.list(array.as_fixed_size_list().value(at).as_ref())?,
@@ -257,6 +260,18 @@ impl Cells<'_> {
                 None => return Err(format!("values of type {other} have no JSON form")),
             },
         })
+    }
+
+    /// A text, counted before it is copied.
+    fn text(&mut self, text: &str) -> Result<Value, String> {
+        self.text_bytes = self.text_bytes.saturating_add(text.len());
+        if self.text_bytes > TEXT_BYTES_MAX {
+            return Err(format!(
+                "the row has {} bytes of text or more, must have at most {TEXT_BYTES_MAX}",
+                self.text_bytes
+            ));
+        }
+        Ok(text.into())
     }
 
     fn list(&mut self, items: &dyn Array) -> Result<Value, String> {

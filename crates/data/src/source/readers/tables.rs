@@ -7,11 +7,10 @@ use crate::source::location::{Location, MediaPlace};
 use crate::source::store::Stores;
 use arrow_array::RecordBatch;
 use dflop_types::Place;
-use serde_json::Value;
 use std::fmt;
 
-/// Fields and media of one row.
-pub(super) type Row = (Value, Vec<MediaPlace>);
+/// What one row says, and its media.
+pub(super) type Row = (Body, Vec<MediaPlace>);
 /// The rows of a file, in order.
 pub(super) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>> + Send>;
 
@@ -20,7 +19,7 @@ pub(super) fn rows(
     location: &Location,
     batches: impl Iterator<Item = Result<RecordBatch, DataError>> + Send + 'static,
 ) -> Rows {
-    let (name, path) = (location.name(), location.to_string());
+    let name = location.name();
     let mut next_row = 0;
     Box::new(batches.flat_map(move |batch| -> Rows {
         let batch = match batch {
@@ -29,12 +28,17 @@ pub(super) fn rows(
         };
         let first_row = next_row;
         next_row += batch.num_rows() as u64;
-        let (name, path) = (name.clone(), path.clone());
-        Box::new((0..batch.num_rows()).map(move |at| {
-            fields::row(&batch, at, &name, first_row + at as u64)
-                .map_err(|cause| DataError::Record(format!("`{path}`: {cause}")))
-        }))
+        let name = name.clone();
+        Box::new((0..batch.num_rows()).map(move |at| Ok(said(&batch, at, &name, first_row + at as u64))))
     }))
+}
+
+/// The row at `at` of the batch; one that is too large costs itself alone.
+fn said(batch: &RecordBatch, at: usize, file: &str, row: u64) -> Row {
+    match fields::row(batch, at, file, row) {
+        Ok((fields, media)) => (Body::Fields(fields), media),
+        Err(cause) => (Body::Unsound(cause), Vec::new()),
+    }
 }
 
 /// The one row of `batch`, which is the row at `index` of the file at `location`.
@@ -48,8 +52,7 @@ pub(super) fn only_row(location: &Location, batch: &RecordBatch, index: u64) -> 
             batch.num_rows()
         )));
     }
-    fields::row(batch, 0, &location.name(), index)
-        .map_err(|cause| DataError::Record(format!("`{location}`: {cause}")))
+    Ok(said(batch, 0, &location.name(), index))
 }
 
 /// The error of a row that is not there.
@@ -147,6 +150,6 @@ impl Reader for Tables {
     }
 }
 
-fn record(place: Place, (fields, attachments): Row) -> RawRecord {
-    RawRecord { place, body: Body::Fields(fields), attachments }
+fn record(place: Place, (body, attachments): Row) -> RawRecord {
+    RawRecord { place, body, attachments }
 }

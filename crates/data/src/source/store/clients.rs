@@ -1,5 +1,6 @@
 //! Clients of remote stores: made once and kept, requests counted.
 
+use super::bounds;
 use super::fault::{self, Seen};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::{
@@ -251,10 +252,13 @@ impl HttpService for Counted {
         Box::pin(async move {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let answer = self.client.execute(request).await;
-            if let Some(seen) = seen {
+            if let Some(seen) = &seen {
                 seen.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
             }
-            answer
+            // Objects, which alone have a `Seen`, are read part by part elsewhere; all else is read as a whole.
+            let answer = answer?;
+            let is_object = seen.is_some() && answer.status().is_success();
+            if is_object { Ok(answer) } else { bounds::read(answer).await }
         })
     }
 }

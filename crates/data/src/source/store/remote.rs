@@ -2,9 +2,9 @@
 //!
 //! One runtime of two threads serves all callers: they wait for their own request, from as many threads as they like.
 
+use super::bounds::{PACE, Paced};
 use super::clients::{Clients, Object, lock};
 use super::fault::{self, Seen};
-use futures_util::StreamExt as _;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 use std::collections::HashMap;
 use std::future::Future;
@@ -132,8 +132,8 @@ impl Remote {
         }
         // Grows with what arrives: the length is but a claim.
         let mut bytes = Vec::new();
-        let mut parts = answer.into_stream();
-        while let Some(part) = parts.next().await {
+        let mut parts = Paced::new(answer.into_stream(), PACE);
+        while let Some(part) = parts.next().await.map_err(|slow| Failure::Answer(slow.to_string()))? {
             let part = part.map_err(Failure::Store)?;
             self.bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
             bytes.extend_from_slice(&part);
