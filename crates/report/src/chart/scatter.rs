@@ -132,7 +132,7 @@ pub(crate) fn ratio_plot(label: &str, ratios: &[f64], ratio: f64, interval: (f64
         }
     }
     let body = html! {
-        (axis_x(&frame, &x, |v| format!("{}x", format::tick(v)), "step time, blind over aware"))
+        (axis_x(&frame, &x, |v| format!("{}x", format::tick(v)), "step time, baseline over ours"))
         rect.interval x=(px(x.at(interval.0))) y=(px(top)) width=(px((x.at(interval.1) - x.at(interval.0)).max(0.0))) height=(px(bottom - top)) {
             title { "95 % interval " (format::times(interval.0)) " to " (format::times(interval.1)) }
         }

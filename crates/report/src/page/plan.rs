@@ -38,29 +38,30 @@ fn over(ns: u64, own_ns: u64) -> f64 {
 /// The same global batches in other ways; nothing where none was compared.
 fn ways(plan: &Plan) -> Markup {
     let own_ns = plan.best.prediction.step_ns_mean;
+    let has_refused = plan.ways.iter().any(|way| way.refusal.is_some());
     let row = |way: &WayPrediction| {
         let (step, ratio) = match way.step_ns_mean {
             Some(ns) => (format::ns(ns), format::times(over(ns, own_ns))),
             None => ("-".to_owned(), "-".to_owned()),
         };
-        vec![
+        let mut row = vec![
             way.way.clone(),
             if way.is_baseline { "baseline" } else { "dflop" }.to_owned(),
             way.num_microbatches.to_string(),
             step,
             ratio,
-            way.refusal.as_ref().map_or_else(String::new, ToString::to_string),
-        ]
+        ];
+        if has_refused {
+            row.push(way.refusal.as_ref().map_or_else(String::new, ToString::to_string));
+        }
+        row
     };
     let rows: Vec<Vec<String>> = plan.ways.iter().map(row).collect();
-    let columns = [
-        words("way"),
-        words("kind"),
-        numbers("microbatches"),
-        numbers("step"),
-        numbers("over the plan"),
-        words("cannot run"),
-    ];
+    let mut columns =
+        vec![words("way"), words("kind"), numbers("microbatches"), numbers("step"), numbers("over the plan")];
+    if has_refused {
+        columns.push(words("cannot run"));
+    }
     html! {
         @if !rows.is_empty() {
             p {
