@@ -11,6 +11,7 @@
 mod speech;
 mod args;
 mod commands;
+mod comparison;
 pub mod config;
 pub mod costs;
 mod diagnostics;

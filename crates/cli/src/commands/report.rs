@@ -4,8 +4,9 @@ use super::simulate::write_trace;
 use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
+use crate::comparison::{ArmSummary, Comparison, Steps, Waits, quantile};
 use crate::config;
-use crate::measured::{self, ArmSummary, Comparison, StepMetrics, StepSchedule, StepTrace, Steps, Waits};
+use crate::measured::{self, StepMetrics, StepSchedule, StepTrace};
 use dflop_cost::CostModel;
 use dflop_data::table;
 use dflop_plan::Caveats;
@@ -237,7 +238,7 @@ impl Found {
             .filter(|m| m.arm == ours)
             .filter_map(|m| Some((time(m.step, baseline)? / time(m.step, ours)?, m.step)))
             .collect();
-        let median = measured::quantile(ratios.iter().map(|r| r.0).collect(), 0.5);
+        let median = quantile(ratios.iter().map(|r| r.0).collect(), 0.5);
         ratios.into_iter().min_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs())).map(|r| r.1)
     }
 
