@@ -1,6 +1,6 @@
 """One epoch of `transformers.Trainer` on two CPU ranks, by who chooses the batches: seconds, ratios, losses.
 
-Usage: python benches/adopt.py OUT.json [--rounds 5] [--samples 96] [--layouts ddp,fsdp2]
+Usage: python benches/adopt.py OUT.json [--rounds 6] [--samples 160] [--layouts ddp,fsdp2]
 
 A small InternVL trains on mixed samples (a third text alone, tiles and words lognormal), packed, each
 attending to itself alone. Every arm trains each sample once, from the same parameters, with as many
@@ -440,9 +440,9 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=1, help="rounds before those that are measured")
-    parser.add_argument("--samples", type=int, default=96)
+    parser.add_argument("--samples", type=int, default=160)
     parser.add_argument("--layouts", type=lambda text: text.split(","), default=["ddp", "fsdp2"])
     asked = parser.parse_args()
     if asked.rounds < 2 or not set(asked.layouts) <= set(OURS):
