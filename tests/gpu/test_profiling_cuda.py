@@ -63,6 +63,7 @@ def test_a_tiny_model_is_measured(tmp_path):
         "max_llm_tokens": 300,
         "max_segment_tokens": 200,
         "max_label_tokens": 40,
+        "recompute": ["none", "selective", "full"],
     }
     profile = profile_model(request)
     device = profile["device"]

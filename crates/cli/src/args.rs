@@ -173,7 +173,9 @@ pub(crate) struct ProfileModel {
     #[arg(long, value_name = "SECONDS", conflicts_with = "budget_minutes")]
     pub(crate) budget_seconds: Option<f64>,
     /// What layers recompute in the backward: measured for each
-    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "none,selective,full",
+    ///
+    /// `selective` and `full` take more of the time, and no plan uses them yet.
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "none",
         value_parser = ["none", "selective", "full"])]
     pub(crate) recompute: Vec<String>,
     /// Tensor parallel degrees to measure, too

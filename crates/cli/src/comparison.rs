@@ -417,16 +417,10 @@ fn speed(ratio: f64) -> String {
     if ratio < 1.0 { format!("{ratio:.3}x as fast") } else { format!("{ratio:.3}x faster") }
 }
 
-/// The `q`-quantile by linear interpolation between order statistics; 0 for an empty list.
+/// The `q`-quantile as the report has it ([`dflop_report::quantile`]); 0 for an empty list.
 pub(crate) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
-    if values.is_empty() {
-        return 0.0;
-    }
     values.sort_by(f64::total_cmp);
-    let position = q * (values.len() - 1) as f64;
-    let below = position.floor() as usize;
-    let above = position.ceil() as usize;
-    values[below] + (values[above] - values[below]) * (position - below as f64)
+    dflop_report::quantile(&values, q).unwrap_or(0.0)
 }
 
 #[cfg(test)]

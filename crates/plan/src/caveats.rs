@@ -1,9 +1,9 @@
 //! What the numbers of a plan do not hold, in words: nothing is guessed in silence.
 
-use crate::outcome::{percent, plural};
+use crate::outcome::percent;
 use dflop_cost::{Basis, CostModel};
 use dflop_step::StepSettings;
-use dflop_types::{ModelProfile, PlanPrediction, RankedPlan};
+use dflop_types::{ModelProfile, PlanPrediction, RankedPlan, counted};
 
 /// What the numbers of a plan stand on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Caveats {
             ));
         }
         if self.num_repaired_points > 0 {
-            let points = plural(self.num_repaired_points.into(), "measured point");
+            let points = counted(self.num_repaired_points.into(), "measured point");
             let (were, they) =
                 if self.num_repaired_points == 1 { ("was", "it was") } else { ("were", "they were") };
             notes.push(format!(

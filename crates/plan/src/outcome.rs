@@ -4,7 +4,7 @@
 use crate::caveats::Caveats;
 use dflop_types::{
     Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace,
-    WayPrediction, memory_size,
+    WayPrediction, counted, memory_size,
 };
 use std::fmt::Write as _;
 
@@ -165,10 +165,6 @@ pub(crate) fn percent(ratio: f64) -> String {
     format!("{:.1} %", 100.0 * ratio)
 }
 
-pub(crate) fn plural(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-}
-
 /// The degrees that this version varies; the others are 1.
 fn degrees(layout: &Layout) -> String {
     format!("encoder dp {}, llm pp {} dp {}", layout.encoder.dp, layout.llm.pp, layout.llm.dp)
@@ -180,8 +176,8 @@ pub fn explain(outcome: &Outcome) -> String {
     let mut text = String::new();
     match outcome.ranked.split_first() {
         None => {
-            let _ = writeln!(text, "no plan fits {}", plural(outcome.num_ranks.into(), "rank"));
-            let _ = writeln!(text, "  {}, all rejected", plural(outcome.num_candidates, "candidate"));
+            let _ = writeln!(text, "no plan fits {}", counted(outcome.num_ranks.into(), "rank"));
+            let _ = writeln!(text, "  {}, all rejected", counted(outcome.num_candidates, "candidate"));
             reasons(&mut text, outcome);
         }
         Some((best, runners_up)) => {
@@ -223,7 +219,7 @@ fn budget_words(searched: &SearchedSpace) -> String {
 
 fn not_chosen(text: &mut String, num_others: u64, num_candidates: u64) {
     let verb = if num_others == 1 { "was" } else { "were" };
-    let _ = writeln!(text, "\n{num_others} of {} {verb} not chosen", plural(num_candidates, "candidate"));
+    let _ = writeln!(text, "\n{num_others} of {} {verb} not chosen", counted(num_candidates, "candidate"));
 }
 
 /// A plan for people, as its file has it: the choice, the runners-up, why the others were not chosen. Ends with a line
@@ -264,7 +260,7 @@ fn choice(
         text,
         "plan: {}, {}, {}",
         degrees(&best.layout),
-        plural(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
+        counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
         best.pipeline_order
     );
     let interval = if num_sampled_batches > 1 {
@@ -277,8 +273,8 @@ fn choice(
         "  step    {} ms{interval}, idle {}, over {} of {}",
         ms(prediction.step_ns_mean),
         percent(prediction.bubble_ratio),
-        plural(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
-        plural(global_batch_size.into(), "sample"),
+        counted(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
+        counted(global_batch_size.into(), "sample"),
     );
     let _ = writeln!(
         text,

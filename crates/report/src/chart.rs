@@ -310,8 +310,9 @@ pub(crate) fn spread(total: usize, most: usize) -> Vec<usize> {
 
 /// "showing 8 of 64 ranks", or nothing if all are shown.
 pub(crate) fn partly(shown: usize, total: usize, noun: &str) -> Option<String> {
-    (shown < total)
-        .then(|| format!("showing {} of {}", format::count(shown as u64), format::plural(total as u64, noun)))
+    (shown < total).then(|| {
+        format!("showing {} of {}", format::count(shown as u64), format::counted(total as u64, noun))
+    })
 }
 
 #[cfg(test)]

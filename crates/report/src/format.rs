@@ -1,7 +1,7 @@
 //! How people see numbers: units, thousands separators, no more digits than they can use.
 
 use dflop_types::grouped;
-pub(crate) use dflop_types::thousands as count;
+pub(crate) use dflop_types::{counted, thousands as count};
 
 /// What stands where there is no number.
 pub(crate) const NONE: &str = "-";
@@ -146,19 +146,23 @@ fn trimmed(value: f64) -> String {
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// `1 step`, `2 steps`.
-pub(crate) fn plural(value: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(value), if value == 1 { "" } else { "s" })
-}
-
 /// The first `most` characters of a text, with `...` where it is longer.
 pub(crate) fn clipped(text: &str, most: usize) -> String {
     let short: String = text.chars().take(most).collect();
     if short.len() < text.len() { format!("{short}...") } else { short }
 }
 
-/// The value below which `part` (0 to 1) of the sorted `values` lie, by nearest rank; `None` if there are none.
-pub(crate) fn quantile<T: Copy>(sorted: &[T], part: f64) -> Option<T> {
+/// The value below which `part` (0 to 1) of `sorted` lie, by linear interpolation between the two nearest; `None` if
+/// there are none. For what was measured: the report and the command line say the same of the same run.
+pub fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
+    let position = part * sorted.len().checked_sub(1)? as f64;
+    let (below, above) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
+    Some(below + (above - below) * position.fract())
+}
+
+/// The value below which `part` (0 to 1) of `sorted` lie, by nearest rank; `None` if there are none. For sizes of samples:
+/// it is the size of one that occurs.
+pub(crate) fn occurring<T: Copy>(sorted: &[T], part: f64) -> Option<T> {
     let rank = (part * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied()
 }
@@ -208,11 +212,19 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_values_that_occur() {
-        assert_eq!(quantile::<u64>(&[], 0.5), None);
-        assert_eq!(quantile(&[7], 0.95), Some(7));
-        assert_eq!(quantile(&[1, 2, 3, 4], 0.5), Some(2));
-        assert_eq!(quantile(&[1, 2, 3, 4], 1.0), Some(4));
-        assert_eq!(quantile(&[1, 2, 3, 4], 0.0), Some(1));
+    fn quantiles_of_sizes_occur() {
+        assert_eq!(occurring::<u64>(&[], 0.5), None);
+        assert_eq!(occurring(&[7], 0.95), Some(7));
+        assert_eq!(occurring(&[1, 2, 3, 4], 0.5), Some(2));
+        assert_eq!(occurring(&[1, 2, 3, 4], 1.0), Some(4));
+        assert_eq!(occurring(&[1, 2, 3, 4], 0.0), Some(1));
+    }
+
+    #[test]
+    fn quantiles_of_measurements_lie_between_them() {
+        assert_eq!(quantile(&[], 0.5), None);
+        assert_eq!(quantile(&[7.0], 0.95), Some(7.0));
+        let four = [1.0, 2.0, 3.0, 5.0];
+        assert_eq!([0.0, 0.5, 0.75, 1.0].map(|part| quantile(&four, part)), [1.0, 2.5, 3.5, 5.0].map(Some));
     }
 }

@@ -20,6 +20,7 @@ mod format;
 mod page;
 
 pub use figure::figure;
+pub use format::quantile;
 
 use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
 

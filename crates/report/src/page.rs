@@ -63,7 +63,7 @@ pub(crate) fn page(report: &Report) -> Markup {
                     p class="headline" { (headline(report)) }
                     (tiles(report))
                     @if !report.warnings.is_empty() {
-                        p class="note" { a href="#warnings" { (format::plural(report.warnings.len() as u64, "warning")) } " on what these numbers leave out." }
+                        p class="note" { a href="#warnings" { (format::counted(report.warnings.len() as u64, "warning")) } " on what these numbers leave out." }
                     }
                 }
                 @if sections.len() > 1 {
@@ -104,7 +104,7 @@ fn patterns() -> Markup {
 fn headline(report: &Report) -> Markup {
     if let Some(c) = &report.comparison {
         let interval = format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high));
-        let pairs = format::plural(c.pairs.len() as u64, "pair");
+        let pairs = format::counted(c.pairs.len() as u64, "pair");
         let verdict = if !c.ratio.is_finite() {
             return html! { "The ratio of the step times is not known." };
         } else if c.ratio_low > 1.0 {
@@ -129,7 +129,7 @@ fn headline(report: &Report) -> Markup {
         let predicted = measured.over_predicted_median;
         return html! {
             "A step took " strong { (format::ms(measured.step_ms_median)) } " (median of "
-            (format::plural(measured.num_steps, "measured step")) "), idle " (format::percent(measured.idle_ratio)) ", "
+            (format::counted(measured.num_steps, "measured step")) "), idle " (format::percent(measured.idle_ratio)) ", "
             (format::times(predicted)) " the time that was predicted."
         };
     }
@@ -138,7 +138,7 @@ fn headline(report: &Report) -> Markup {
     }
     if let Some(data) = &report.data {
         return html! {
-            strong { (format::plural(data.samples.len() as u64, "sample")) } " measured by the shape rule of " (data.family) "."
+            strong { (format::counted(data.samples.len() as u64, "sample")) } " measured by the shape rule of " (data.family) "."
         };
     }
     if let Some(model) = &report.model {
@@ -146,7 +146,7 @@ fn headline(report: &Report) -> Markup {
         return html! { strong { (model.family) } (how) (model.device.name) "." };
     }
     if !report.steps.is_empty() {
-        return html! { strong { (format::plural(report.steps.len() as u64, "step")) } ", no comparison of arms." };
+        return html! { strong { (format::counted(report.steps.len() as u64, "step")) } ", no comparison of arms." };
     }
     html! { "There is nothing to show: no steps, plan or profile was given." }
 }
@@ -218,7 +218,7 @@ pub(crate) fn plotted(name: &str, drawing: &Markup, below: &Markup) -> Markup {
 pub(crate) fn first_of(shown: usize, total: usize, noun: &str) -> Markup {
     html! {
         @if shown < total {
-            p class="note" { "showing the first " (format::count(shown as u64)) " of " (format::plural(total as u64, noun)) }
+            p class="note" { "showing the first " (format::count(shown as u64)) " of " (format::counted(total as u64, noun)) }
         }
     }
 }

@@ -71,7 +71,7 @@ class Request:
             raise ValueError(message)
         max_llm_tokens = int(fields["max_llm_tokens"])
         max_encoder_tokens = int(fields.get("max_encoder_tokens", 0))
-        modes = [str(mode) for mode in fields.get("recompute", (NONE, SELECTIVE, FULL))]
+        modes = [str(mode) for mode in fields.get("recompute", (NONE,))]
         degrees = sorted({int(degree) for degree in fields.get("tensor_parallel_degrees", (1,))})
         request = Request(
             model_dir=Path(fields["model_dir"]),

@@ -1,7 +1,7 @@
 //! A model profile in words: what was measured on what, and what a token costs.
 
-use dflop_types::thousands;
 use dflop_types::{Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Recompute};
+use dflop_types::{counted, thousands};
 use std::fmt::Write as _;
 
 /// Sizes shown of a curve: both ends and the middle.
@@ -70,8 +70,8 @@ fn header(text: &mut String, profile: &ModelProfile) {
     if device.num_threads > 0 {
         facts.push(format!(
             "{} a rank beside {}",
-            plural(device.num_threads.into(), "thread"),
-            plural(device.num_neighbours.into(), "busy rank")
+            counted(device.num_threads.into(), "thread"),
+            counted(device.num_neighbours.into(), "busy rank")
         ));
     }
     let _ = writeln!(text, "  device     {}", facts.join(", "));
@@ -283,10 +283,6 @@ fn sizes(link: &LinkProfile) -> String {
         (Some(first), Some(last)) => format!("{} to {}", bytes(first.bytes as f64), bytes(last.bytes as f64)),
         _ => "-".to_owned(),
     }
-}
-
-fn plural(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Nanoseconds with three digits that matter, in the unit that needs no more.

@@ -31,7 +31,7 @@ impl Bins {
             (Some(&low), Some(&high)) => (low, high),
             _ => (1, 1),
         };
-        let median = format::quantile(&positive, 0.5).unwrap_or(1);
+        let median = format::occurring(&positive, 0.5).unwrap_or(1);
         let is_log = high / 8 > median;
         let edges = if is_log { log_edges(low, high) } else { linear_edges(high) };
         let mut counts = vec![vec![0; series.len()]; edges.len() - 1];
@@ -124,7 +124,7 @@ pub(crate) fn histogram(label: &str, bins: &Bins, classes: &[&str], names: &[&st
                     @let below: u64 = counts[..index].iter().sum();
                     @let (foot, head) = (y.at(below as f64), y.at((below + count) as f64));
                     rect class=(classes[index]) x=(px(from + 0.5)) y=(px(head)) width=(px((to - from - 1.0).max(1.0))) height=(px(foot - head)) {
-                        title { (names[index]) ", " (tip) " " (unit) ": " (format::plural(count, "sample")) }
+                        title { (names[index]) ", " (tip) " " (unit) ": " (format::counted(count, "sample")) }
                     }
                 }
             }

@@ -98,7 +98,7 @@ impl Lanes {
         let mut left_out: Vec<String> = partly(lanes.len(), num_ranks, "rank").into_iter().collect();
         if num_joined > 0 {
             left_out
-                .push(format!("{} too narrow to draw apart are joined", format::plural(num_joined, "span")));
+                .push(format!("{} too narrow to draw apart are joined", format::counted(num_joined, "span")));
         }
         Self { drawn: lanes, tail_from_ns, left_out }
     }

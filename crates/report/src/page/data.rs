@@ -96,7 +96,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
                 title: format!(
                     "{}: {} ({})",
                     name_of(*kind),
-                    format::plural(samples.len() as u64, "sample"),
+                    format::counted(samples.len() as u64, "sample"),
                     format::percent(share(samples))
                 ),
             })
@@ -159,7 +159,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
     ];
     html! {
         p {
-            strong { (format::plural(total, "sample")) } " from " (format::plural(data.sources.len() as u64, "source"))
+            strong { (format::counted(total, "sample")) } " from " (format::counted(data.sources.len() as u64, "source"))
             ", sizes by the shape rule of " (data.family) ". A few samples hold much of the work: what a step costs depends on which samples meet in a microbatch."
         }
         figure class="wide" {
@@ -217,7 +217,7 @@ fn sources(data: &DataProfile) -> Markup {
 /// Median / 95th percentile / largest.
 fn spread_of(mut sizes: Vec<u64>) -> String {
     sizes.sort_unstable();
-    let quantile = |part| format::quantile(&sizes, part).map_or(format::NONE.to_owned(), format::count);
+    let quantile = |part| format::occurring(&sizes, part).map_or(format::NONE.to_owned(), format::count);
     [0.5, 0.95, 1.0].map(quantile).join(" / ")
 }
 
@@ -446,7 +446,7 @@ fn problems(data: &DataProfile) -> Markup {
         .collect();
     html! {
         @if !rows.is_empty() {
-            h3 { "Left out: " (format::plural(data.problems.len() as u64, "sample")) " that could not be read" }
+            h3 { "Left out: " (format::counted(data.problems.len() as u64, "sample")) " that could not be read" }
             (table("Samples that could not be read", &[words("file"), words("sample"), words("why")], &rows))
             (first_of(rows.len(), data.problems.len(), "problem"))
         }

@@ -91,7 +91,7 @@ fn table_of(origin: &str, links: &[&LinkProfile]) -> Markup {
 /// Time over message size of the links of one group of ranks.
 fn plot(links: &[&LinkProfile]) -> Markup {
     let name = links.first().map_or_else(String::new, |l| {
-        format!("{}, {}", format::plural(u64::from(l.num_ranks), "rank"), span(l))
+        format!("{}, {}", format::counted(u64::from(l.num_ranks), "rank"), span(l))
     });
     let curves: Vec<Line> = links
         .iter()

@@ -47,7 +47,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         .map(|i| vec![all[i].0.to_string(), format::number(all[i].1)])
         .collect();
     let body = html! {
-        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (format::plural(num_broken, "step")) "." } } }
+        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (format::counted(num_broken, "step")) "." } } }
         figure class="wide" { div class="scroll" tabindex="0" role="region" aria-label="Loss over steps" { (line_plot(&plot, &[Line { class: "m-loss", points: points.clone(), titles }])) } }
         @if let Some(text) = partly(points.len(), all.len(), "step") { p class="note" { (text) } }
         details {

@@ -77,7 +77,7 @@ fn device(model: &ModelProfile) -> Markup {
         ("optimizer", format!("{} for each million parameters", format::ns(model.optimizer_ns_per_million))),
     ];
     if d.num_threads > 0 {
-        let beside = format::plural(u64::from(d.num_neighbours), "busy rank");
+        let beside = format::counted(u64::from(d.num_neighbours), "busy rank");
         facts.push(("threads a rank", format!("{}, beside {beside}", d.num_threads)));
     }
     if model.memory.context_bytes > 0 {

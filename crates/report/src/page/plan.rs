@@ -128,7 +128,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         }
         p {
             "Each candidate was judged on " (format::count(batches)) " sampled global batch" (if batches == 1 { "" } else { "es" }) " of "
-            (format::plural(u64::from(plan.global_batch_size), "sample")) " (seed " (plan.seed) "), filled by the scheduler that trains and timed by the simulator. "
+            (format::counted(u64::from(plan.global_batch_size), "sample")) " (seed " (plan.seed) "), filled by the scheduler that trains and timed by the simulator. "
             "Step times are means with the half width of their 95 % interval; memory is the predicted peak of the fullest rank; "
             "off the profile is the share of predictions outside the measured range."
         }
@@ -136,9 +136,9 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         div class="first-strong" { (table("The plan and its runners-up, by step time", &columns, &rows)) }
         (super::first_of(rows.len() - 1, plan.runners_up.len(), "runner-up"))
         @if rejected.is_empty() {
-            p { (format::plural(num_fit, "candidate")) " fit, none was rejected." }
+            p { (format::counted(num_fit, "candidate")) " fit, none was rejected." }
         } @else {
-            (table(&format!("{} rejected, and why", format::plural(num_rejected, "candidate")), &[numbers("candidates"), words("why")], &rejected))
+            (table(&format!("{} rejected, and why", format::counted(num_rejected, "candidate")), &[numbers("candidates"), words("why")], &rejected))
             (super::first_of(rejected.len(), plan.rejections.len(), "cause"))
         }
     };

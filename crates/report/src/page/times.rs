@@ -55,7 +55,7 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
         (arms(comparison))
         p {
             "Each pair is one global batch, run by the fastest baseline (" (baseline) ") and by ours (" (ours) "). Ours was the faster one in "
-            (format::count(wins as u64)) " of " (format::plural(all.len() as u64, "pair")) ". "
+            (format::count(wins as u64)) " of " (format::counted(all.len() as u64, "pair")) ". "
             @if let Some(text) = partly(drawn.len(), all.len(), "pair") { span class="note" { "(" (text) ")" } }
         }
         div class="row" {
