@@ -38,8 +38,7 @@ pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result
     let whole = StageLayers { num_layers: model.num_llm_layers(), is_first: true, is_last: true };
     let mut count = 0_u64;
     let mut sum = Typical::default();
-    let mut found = SampleTimes::default();
-    found.num_bad = records::visit(data, &mut |_, shape| {
+    let num_bad = records::visit(data, &mut |_, shape| {
         count += 1;
         sum.encoder_tokens += shape.encoder_tokens();
         sum.llm_tokens += u64::from(shape.llm_tokens);
@@ -51,6 +50,7 @@ pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result
         llm_tokens: mean(sum.llm_tokens),
         label_tokens: mean(sum.label_tokens),
     };
+    let mut found = SampleTimes { num_bad, ..SampleTimes::default() };
     records::visit(data, &mut |position, shape| {
         let (encoder_ns, llm_ns) = cost.sample_cost(shape, typical);
         found.positions.push(position);

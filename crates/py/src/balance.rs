@@ -106,7 +106,8 @@ impl Balance {
 ///     7
 #[pyfunction]
 #[pyo3(signature = (encoder_ns, llm_ns, num_buckets, *, meets = "step", num_microbatches = None, seed = None, exact = false, bytes = None, bucket_bytes_max = None, tokens = None, bucket_tokens_max = None), text_signature = "(encoder_ns, llm_ns, num_buckets, *, meets='step', num_microbatches=1, seed=0, exact=False, bytes=None, bucket_bytes_max=None, tokens=None, bucket_tokens_max=None)")]
-#[allow(clippy::too_many_arguments)]
+// Python's `help` shows the text as it stands.
+#[allow(clippy::too_many_arguments, clippy::doc_markdown)]
 pub(crate) fn balance(
     py: Python<'_>,
     encoder_ns: &Bound<'_, PyAny>,

@@ -1,5 +1,8 @@
 //! The costs of a dataset for the sampler: arrays, lists and profiles in, the buckets of global batches out.
 
+// Costs that are no integers keep nine digits.
+#![allow(clippy::cast_precision_loss)]
+
 use crate::balance::meets;
 use crate::error::{Kind, artifact, map, raise};
 use dflop_cli::Failure;
@@ -204,12 +207,12 @@ impl SampleCosts {
                 return Err(raise(Kind::Schedule, &message, None));
             }
             let (first, second) = (entry.get_item(0)?, entry.get_item(1)?);
-            if let Some((encoder, llm)) = &mut whole {
-                if let (Ok(one), Ok(other)) = (first.extract::<u64>(), second.extract::<u64>()) {
-                    encoder.push(one);
-                    llm.push(other);
-                    continue;
-                }
+            if let Some((encoder, llm)) = &mut whole
+                && let (Ok(one), Ok(other)) = (first.extract::<u64>(), second.extract::<u64>())
+            {
+                encoder.push(one);
+                llm.push(other);
+                continue;
             }
             let number = |value: &Bound<'_, PyAny>| {
                 value.extract::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0)
@@ -358,7 +361,7 @@ impl SampleCosts {
         py.detach(|| self.costs.digest().to_owned())
     }
 
-    /// ScheduleError where a global batch of so many samples could not be cut.
+    /// `ScheduleError` where a global batch of so many samples could not be cut.
     fn check(&self, py: Python<'_>, cut: GivenCut<'_>, num_samples: usize) -> PyResult<()> {
         let cut = self::cut(cut)?;
         py.detach(|| self.costs.check(&cut, num_samples)).map_err(map(Kind::Schedule))

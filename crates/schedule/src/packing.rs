@@ -77,7 +77,11 @@ pub fn fitting(costs: &Costs, limits: &Limits) -> Result<usize, BalanceError> {
     let (mut low, mut high) = (num_buckets.min(sizes.len()), most);
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        if best_fit(&sizes[..middle], caps, num_buckets).is_some() { low = middle } else { high = middle - 1 }
+        if best_fit(&sizes[..middle], caps, num_buckets).is_some() {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
     }
     Ok(low)
 }
@@ -105,15 +109,19 @@ pub fn fewest_buckets(costs: &Costs, limits: &Limits, multiple: u32) -> Result<u
     while low < high {
         let middle = low + (high - low) / 2;
         if is_too_few(&sizes, caps, middle.saturating_mul(multiple)) {
-            low = middle + 1
+            low = middle + 1;
         } else {
-            high = middle
+            high = middle;
         }
     }
     let (least, mut most) = (low, multiples);
     while low < most {
         let middle = low + (most - low) / 2;
-        if enough(middle) { most = middle } else { low = middle + 1 }
+        if enough(middle) {
+            most = middle;
+        } else {
+            low = middle + 1;
+        }
     }
     let searched = (least..most).take(SEARCHED_MAX as usize);
     for k in searched {
