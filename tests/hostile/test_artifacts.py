@@ -67,7 +67,8 @@ def test_damaged_files(name: str, planned: Path, dflop: Callable[..., Answer]) -
         for verb in READERS[name]:
             answer = dflop(*verb)
             assert answer.is_sound, (bad[:8], verb, answer)
-            if verb[0] != "report" or name != "dflop.yaml":
+            # Half a configuration may be a whole one for a verb that needs half of the sections.
+            if name != "dflop.yaml" or bad[:8] != good[:8]:
                 assert answer.refuses(name), (bad[:8], verb, answer)
 
 

@@ -16,9 +16,9 @@
 //! the template has {% generation %}          what stands inside these tags
 //! it has none                                the assistant's content, found
 //!   1. by marks around the content, where the text without the marks is that of a rendering without marks
-//!   2. else (a template that trims) between the rendering of what is before the answer, with
-//!      `add_generation_prompt`, and the rendering up to it
-//!   3. else not at all: an error
+//!   2. else by marks around the content without the spaces at its ends, where these change nothing: a template that trims
+//!   3. else between the rendering of what is before the answer, with `add_generation_prompt`, and the rendering up to it
+//!   4. else not at all: an error
 //! ```
 
 mod apart;
@@ -68,6 +68,28 @@ struct Forms {
     system_is_list: bool,
     /// By [`MediaKind::index`]: the template writes the kind's placeholder for a part of a list.
     writes: [bool; 3],
+}
+
+/// Where the marks of an answer stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marks {
+    /// Nowhere.
+    None,
+    /// Around the whole answer.
+    Around,
+    /// Around the answer, whose spaces at its ends are left out.
+    Within,
+}
+
+impl Marks {
+    /// The answer with its marks.
+    fn put(self, text: String) -> String {
+        match self {
+            Self::None => text,
+            Self::Around => format!("{BEGIN}{text}{END}"),
+            Self::Within => format!("{BEGIN}{}{END}", strip_as_python(&text, None, true, true)),
+        }
+    }
 }
 
 /// A conversation as the template writes it.
@@ -134,7 +156,7 @@ impl ChatTemplate {
             return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
         }
         let messages: Vec<Message> =
-            turns.iter().map(|turn| self.message(conversation, turn, false)).collect();
+            turns.iter().map(|turn| self.message(conversation, turn, Marks::None)).collect();
         let text = self.expand(&messages, false).map_err(|refusal| refusal.to_string())?;
         if self.has_generation {
             return strip(&text).ok_or_else(|| {
@@ -145,19 +167,18 @@ impl ChatTemplate {
         if num_answers == 0 {
             return Ok(Rendered { text, answers: Vec::new() });
         }
-        let marked = turns.iter().zip(&messages).map(|(turn, message)| match turn.role {
-            Role::Assistant => self.message(conversation, turn, true),
-            _ => message.clone(),
-        });
-        let marked: Vec<Message> = marked.collect();
-        let marked = match self.expand(&marked, false) {
-            Err(Refusal::Ended(cause)) => return Err(cause),
-            marked => marked.ok().as_deref().and_then(strip),
-        };
-        match marked {
-            Some(marked) if marked.text == text && marked.answers.len() == num_answers => Ok(marked),
-            _ => self.between_prefixes(turns, &messages, text),
+        for marks in [Marks::Around, Marks::Within] {
+            let marked: Vec<Message> =
+                turns.iter().map(|turn| self.message(conversation, turn, marks)).collect();
+            let marked = match self.expand(&marked, false) {
+                Err(Refusal::Ended(cause)) => return Err(cause),
+                marked => marked.ok().as_deref().and_then(strip),
+            };
+            if let Some(marked) = marked.filter(|m| m.text == text && m.answers.len() == num_answers) {
+                return Ok(marked);
+            }
         }
+        self.between_prefixes(turns, &messages, text)
     }
 
     /// The answers of `text` by what the template writes before and up to each.
@@ -196,19 +217,15 @@ impl ChatTemplate {
         }
     }
 
-    /// The turn as the template takes it; with marks around what the assistant says where `is_marked`.
-    fn message(&self, conversation: &Conversation, turn: &Turn, is_marked: bool) -> Message {
+    /// The turn as the template takes it, with `marks` where the assistant speaks.
+    fn message(&self, conversation: &Conversation, turn: &Turn, marks: Marks) -> Message {
         let is_list = match turn.role {
             Role::User => self.forms.user_is_list,
             Role::Assistant => self.forms.assistant_is_list,
             Role::System => self.forms.system_is_list,
         };
-        let is_marked = is_marked && turn.role == Role::Assistant;
         if !is_list || turn.role == Role::Assistant {
             let mut text = String::new();
-            if is_marked {
-                text.push(BEGIN);
-            }
             for part in &turn.parts {
                 match part {
                     Part::Text(part) => text.push_str(part),
@@ -218,8 +235,8 @@ impl ChatTemplate {
                     }
                 }
             }
-            if is_marked {
-                text.push(END);
+            if turn.role == Role::Assistant {
+                text = marks.put(text);
             }
             return message(turn.role, content_of(text, is_list));
         }
@@ -426,6 +443,19 @@ mod tests {
             "<|user|><image>\nwhat?<|end|><|assistant|>a cup<|end|><|user|>red?<|end|><|assistant|><|end|>"
         );
         assert_eq!(answers, ["a cup", ""]);
+    }
+
+    /// Mistral 7B 0.3: answers are trimmed, and the system's words go into the last question, so that no rendering of fewer
+    /// turns is a beginning of the whole.
+    #[test]
+    fn a_template_that_trims_and_moves_turns_is_followed() {
+        let moves = "{% set system = messages[0].content if messages[0].role == 'system' else '' %}\
+            {% for m in messages %}{% if m.role == 'user' %}[{% if loop.last %}{{ system }}{% endif %}{{ m.content }}]\
+            {% elif m.role == 'assistant' %} {{ m.content | trim }}</s>{% endif %}{% endfor %}";
+        let turns = [("system", "calm"), ("human", "a"), ("gpt", " b \n"), ("human", "c"), ("gpt", "  ")];
+        let (text, answers) = answers(moves, &[&turns[..], &[("human", "d")]].concat());
+        assert_eq!(text, "[a] b</s>[c] </s>[calmd]");
+        assert_eq!(answers, ["b", ""]);
     }
 
     #[test]
