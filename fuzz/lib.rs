@@ -4,7 +4,7 @@ use dflop_data::conversation::Conversation;
 use dflop_data::family::{self, Clip, FamilyFiles, Size, Sound, VideoSampling};
 use dflop_data::location::Location;
 use dflop_data::mixture::Source;
-use dflop_data::probe::{MediaKind, probe_bytes};
+use dflop_data::probe::{DURATION_MAX_S, FRAMES_MAX, MediaKind, probe_bytes};
 use dflop_data::store::Stores;
 use dflop_data::tokens::ChatTokenizer;
 use dflop_data::{DataError, readers, table};
@@ -63,6 +63,9 @@ pub fn probe(start: &[u8], noise: &[u8]) {
             assert!(found.frames != Some(0), "{found:?}");
             assert!(found.duration_s.is_none_or(|s| s.is_finite() && s > 0.0), "{found:?}");
             assert!(found.fps.is_none_or(|fps| fps.is_finite() && fps > 0.0), "{found:?}");
+            // What is summed over the samples of a dataset fits in the sum.
+            assert!(found.duration_s.is_none_or(|s| s <= DURATION_MAX_S), "{found:?}");
+            assert!(found.frames.is_none_or(|frames| frames <= FRAMES_MAX), "{found:?}");
         }
         Err(DataError::Media { .. } | DataError::UnknownFormat { .. }) => {}
         Err(other) => panic!("bytes in memory give no other error: {other}"),

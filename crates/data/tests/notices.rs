@@ -1,0 +1,34 @@
+//! What a profile does that a person may not expect is told: samples that are missing, silent or long.
+
+#![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
+
+use dflop_data::demo;
+use dflop_data::profile::{ProfileSettings, profile};
+
+/// Fewer samples than asked for, one that nobody answers, two longer than the model's positions: a sentence each.
+#[test]
+fn samples_that_are_missing_silent_or_long_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    demo::write(dir.path(), 0, 1, |_, _| {}).unwrap();
+    let config = dir.path().join("model/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let short = text.replace("\"max_position_embeddings\": 8192", "\"max_position_embeddings\": 3");
+    assert_ne!(short, text);
+    std::fs::write(&config, short).unwrap();
+    let lines = [
+        r#"{"question": "what is on the table", "answer": "a cup"}"#,
+        r#"{"conversations": [{"from": "human", "value": "is anybody there"}]}"#,
+    ];
+    std::fs::write(dir.path().join("t.jsonl"), lines.join("\n")).unwrap();
+    let mixture = dir.path().join("m.yaml");
+    std::fs::write(&mixture, "datasets:\n- {json_path: t.jsonl, sampling_strategy: \"first:5\"}\n").unwrap();
+    let settings = ProfileSettings::new(mixture, dir.path().join("model"));
+    assert_eq!(
+        profile(&settings, &|_, _| {}).unwrap().notices,
+        [
+            "`t.jsonl` has 2 samples, 5 are asked for: all are taken",
+            "1 sample has no label token: what has none costs time and teaches nothing",
+            "2 samples have more LLM tokens than the model's `max_position_embeddings` 3: each is kept whole",
+        ]
+    );
+}
