@@ -233,10 +233,12 @@ mod tests {
         let dataset = dataset(&[0; 8], &[9, 9, 9, 4, 3, 2, 1, 9]);
         for meets in [Meets::Step, Meets::Phase, Meets::Pipeline] {
             let buckets = dataset.buckets(&[6, 4, 3, 5], &cut(2, meets)).unwrap();
-            let mut sums: Vec<Vec<u32>> = buckets;
-            sums.iter_mut().for_each(|bucket| bucket.sort_unstable());
-            sums.sort();
-            assert_eq!(sums, [vec![3, 6], vec![4, 5]], "{meets}");
+            let mut sorted: Vec<Vec<u32>> = buckets;
+            for bucket in &mut sorted {
+                bucket.sort_unstable();
+            }
+            sorted.sort();
+            assert_eq!(sorted, [vec![3, 6], vec![4, 5]], "{meets}");
         }
     }
 

@@ -8,7 +8,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 const ALL: [Meets; 3] = [Meets::Step, Meets::Phase, Meets::Pipeline];
 
 fn found(costs: &Costs, limits: &Limits, meets: Meets, num_microbatches: u32) -> Assignment {
-    schedule_for(costs, limits, meets, num_microbatches, 0, &|| false).unwrap()
+    schedule_for(costs, limits, meets, num_microbatches, 0, &|| false).expect("sound costs")
 }
 
 /// What ranks wait for, by the definition of each layout and no code of the crate.
@@ -20,15 +20,17 @@ fn waits(costs: &Costs, bucket: &[u32], num_buckets: u32, meets: Meets, num_micr
     };
     let (ranks, microbatches) = (|| 0..num_ranks, || 0..num_microbatches);
     let largest =
-        |column: &[u64], microbatch| ranks().map(|rank| load(column, microbatch, rank)).max().unwrap();
+        |column: &[u64], microbatch| ranks().map(|rank| load(column, microbatch, rank)).max().unwrap_or(0);
     let [encoder, llm] = [&costs.encoder_ns, &costs.llm_ns];
     match meets {
         Meets::Step => {
             let of_rank = |rank| microbatches().map(|k| load(encoder, k, rank) + load(llm, k, rank)).sum();
-            ranks().map(of_rank).max().unwrap()
+            ranks().map(of_rank).max().unwrap_or(0)
         }
         Meets::Phase => microbatches().map(|k| largest(encoder, k) + largest(llm, k)).sum(),
-        Meets::Pipeline => microbatches().map(|k| largest(encoder, k).max(largest(llm, k))).max().unwrap(),
+        Meets::Pipeline => {
+            microbatches().map(|k| largest(encoder, k).max(largest(llm, k))).max().unwrap_or(0)
+        }
     }
 }
 
@@ -206,7 +208,9 @@ fn best_of_all(costs: &Costs, num_buckets: u32, meets: Meets, num_microbatches: 
     let all = (0..num_buckets.pow(n)).map(|code| -> Vec<u32> {
         (0..n).map(|sample| code / num_buckets.pow(sample) % num_buckets).collect()
     });
-    all.map(|bucket| waits(costs, &bucket, num_buckets, meets, num_microbatches)).min().unwrap()
+    all.map(|bucket| waits(costs, &bucket, num_buckets, meets, num_microbatches))
+        .min()
+        .expect("one assignment at least")
 }
 
 proptest! {
