@@ -45,7 +45,7 @@ const PROBE: &str = "a 'probe' of\n\"two\" lines";
 #[derive(Debug)]
 enum Renderer {
     /// In this process.
-    Here(Engine),
+    Here(Box<Engine>),
     /// In a child, which it may end.
     Apart(Remote),
 }
@@ -119,7 +119,7 @@ impl ChatTemplate {
         let (source, has_generation) = generation_as_filter(&source);
         let renderer = match Remote::new(&source, special_tokens) {
             Some(remote) => remote.map(Renderer::Apart),
-            None => Engine::new(source, special_tokens).map(Renderer::Here),
+            None => Engine::new(source, special_tokens).map(|engine| Renderer::Here(Box::new(engine))),
         };
         let renderer = renderer.map_err(|refusal| refusal.to_string())?;
         let mut template = Self { renderer, has_generation, forms: Forms::default(), placeholders };

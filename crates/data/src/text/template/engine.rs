@@ -54,9 +54,10 @@ impl ContentPart {
 
     fn value(&self) -> Value {
         let kind = self.kind.as_str();
-        match &self.text {
-            Some(text) => context! { type => kind, text => text.as_str() },
-            None => context! { type => kind },
+        if let Some(text) = &self.text {
+            context! { type => kind, text => text.as_str() }
+        } else {
+            context! { type => kind }
         }
     }
 }
