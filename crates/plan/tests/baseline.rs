@@ -1,5 +1,7 @@
 //! What a plan is held against: data parallelism by its own sums, ways that cannot run, and no ratio formed with them.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
+
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 

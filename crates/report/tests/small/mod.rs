@@ -109,6 +109,7 @@ pub(crate) fn way(name: &str, is_baseline: bool, step: Result<u64, u64>) -> WayP
     }
 }
 
+#[allow(clippy::too_many_lines, reason = "one report, part by part")]
 pub(crate) fn small() -> Report {
     let step = |step, arm: &str, predicted, measured| StepView {
         step,
