@@ -22,6 +22,9 @@ fn giant_error(error: StepError, step: u64, sample: SampleIndex) -> StepError {
 impl StepScheduler {
     /// Both arms on one batch. The aware one, [`Method::Shaped`] or [`Method::Aware`], is the better of the two that
     /// fits; it says whether `halt` cut its search short, also where the blind one's places are taken.
+    ///
+    /// # Errors
+    /// As [`StepScheduler::schedule`].
     pub fn pair(
         &self,
         step: u64,

@@ -33,8 +33,11 @@ pub struct GlobalBatches {
     is_whole_only: bool,
     deferral: Option<Deferral>,
     /// Epochs with their orders, the one drawn last at the back.
-    drawn: Arc<Mutex<VecDeque<(u64, Arc<EpochOrder>)>>>,
+    drawn: Arc<Mutex<VecDeque<DrawnEpoch>>>,
 }
+
+/// An epoch, and the order of its samples.
+type DrawnEpoch = (u64, Arc<EpochOrder>);
 
 /// Samples that wait for a later global batch.
 #[derive(Debug, Clone)]

@@ -11,6 +11,9 @@ use std::cmp::Reverse;
 
 /// Nothing if there may be such a cap and each sample alone keeps it; else the error of the longest, so that a cap
 /// that holds it holds all.
+///
+/// # Errors
+/// [`StepError::Zero`], [`StepError::SampleOverTokens`].
 pub fn check_samples(shapes: &[SampleShape], bucket_tokens_max: Option<u64>) -> Result<(), StepError> {
     let Some(cap) = bucket_tokens_max else { return Ok(()) };
     if cap == 0 {
