@@ -5,7 +5,7 @@
 use dflop_data::{problems, table};
 use dflop_types::{
     ArtifactError, DataProfile, EncoderParts, EncoderSegments, Fault, Hint, MadeFrom, Place, Problem,
-    ProfilePart, ProfiledSample, SampleKind, SampleShape, SourceFile, Stratum,
+    ProfilePart, ProfiledSample, SampleKind, SampleShape, SourceFile, Stratum, shown,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -119,6 +119,17 @@ fn profile() -> impl Strategy<Value = DataProfile> {
     })
 }
 
+/// The profile with its problems as their table holds them: without control characters and without secrets of URLs.
+fn as_shown(mut profile: DataProfile) -> DataProfile {
+    for problem in &mut profile.problems {
+        problem.file = shown(&problem.file);
+        problem.cause = shown(&problem.cause);
+        problem.id = problem.id.as_deref().map(shown);
+        problem.substitute = problem.substitute.as_deref().map(shown);
+    }
+    profile
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -129,6 +140,7 @@ proptest! {
         let path = directory.path().join("new").join(table::FILE_NAME);
         let hash = table::write(&path, &profile).unwrap();
         prop_assert_eq!(&hash, &profile.content_hash());
+        let profile = as_shown(profile);
         prop_assert_eq!(&table::read(&path).unwrap(), &profile);
         let (header, num_rows) = table::header(&path).unwrap();
         prop_assert_eq!(num_rows, profile.samples.len() as u64);
@@ -321,8 +333,8 @@ fn problems_stand_beside_the_profile() {
     assert_eq!(
         text,
         "source,position,file,offset,id,fault,cause,substitute,file_index,length\n\
-         a.json,3,data/a.json,7,,media_missing,\"no `x, \"\"y\"\".jpg`\nat all\",,0,8\n\
-         a.json,5,data/a.json,7,,media_missing,\"no `x, \"\"y\"\".jpg`\nat all\",sample 2,0,8\n"
+         a.json,3,data/a.json,7,,media_missing,\"no `x, \"\"y\"\".jpg`\\nat all\",,0,8\n\
+         a.json,5,data/a.json,7,,media_missing,\"no `x, \"\"y\"\".jpg`\\nat all\",sample 2,0,8\n"
     );
     let refused = |text: &str| {
         std::fs::write(&csv, text).unwrap();
@@ -330,7 +342,7 @@ fn problems_stand_beside_the_profile() {
     };
     let lines: Vec<_> = text.split_inclusive('\n').collect();
     assert_eq!(
-        refused(&lines[..3].concat()),
+        refused(&lines[..2].concat()),
         "`D/data_profile.parquet` is not a data_profile: it was written with other problems than \
          `D/data_profile.problems.csv` holds: 2 (media_missing 2), found 1 (media_missing 1)"
     );
@@ -346,7 +358,7 @@ fn problems_stand_beside_the_profile() {
     assert!(matches!(table::read(&path), Err(ArtifactError::Missing { .. })));
 
     std::fs::write(&csv, text).unwrap();
-    assert_eq!(table::read(&path).unwrap(), profile);
+    assert_eq!(table::read(&path).unwrap(), as_shown(profile));
     table::write(&path, &small(4)).unwrap();
     assert_eq!(names(directory.path()), [table::FILE_NAME], "no problem, no table");
 }
