@@ -82,7 +82,7 @@ pub enum DataError {
     #[error("every sample of its kind would fail, {}", line(problem))]
     OfSettings {
         /// The first sample that met it.
-        problem: Problem,
+        problem: Box<Problem>,
     },
     /// Too many samples are bad to go on without them.
     #[error(

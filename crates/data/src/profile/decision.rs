@@ -90,7 +90,7 @@ impl<'s> Decision<'s> {
                 }
             }
             Err(rejected) if rejected.is_of_settings => {
-                return Err(DataError::OfSettings { problem: rejected.problem });
+                return Err(DataError::OfSettings { problem: Box::new(rejected.problem) });
             }
             Err(rejected) => {
                 let index = self.problems.len();
