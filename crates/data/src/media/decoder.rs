@@ -6,15 +6,15 @@ use super::probe::Probe;
 
 /// Pixels of a picture, at most: Pillow takes more for an attack (twice `Image.MAX_IMAGE_PIXELS`, as Pillow 9 to 12 set it).
 const PICTURE_PIXELS_MAX: u64 = 178_956_970;
-/// Pixels of a frame of a video with 128 more on each axis, at most: `av_image_check_size` of FFmpeg.
+/// Pixels of a frame of a video with 128 more on each axis, at most: `av_image_check_size` of `FFmpeg`.
 const FRAME_PIXELS_MAX: u64 = (i32::MAX as u64) / 8;
-/// What FFmpeg adds to each side.
+/// What `FFmpeg` adds to each side.
 const FRAME_MARGIN: u64 = 128;
-/// Picture formats that may hold several frames; Pillow reads them, not FFmpeg.
+/// Picture formats that may hold several frames; Pillow reads them, not `FFmpeg`.
 const ANIMATIONS: [&str; 3] = ["gif", "png", "webp"];
 
 /// Whether Pillow decodes a file of this header, as a picture or as frames of an animation; a container of video is
-/// FFmpeg's.
+/// `FFmpeg`'s.
 pub(crate) fn is_picture(header: &Probe) -> bool {
     header.kind == MediaKind::Image || ANIMATIONS.contains(&header.format)
 }

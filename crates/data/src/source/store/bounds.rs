@@ -105,7 +105,7 @@ pub(super) async fn read(answer: HttpResponse) -> Result<HttpResponse, HttpError
         match parts.next().await {
             Ok(None) => break,
             Ok(Some(Ok(part))) => {
-                bytes.extend_from_slice(&part[..part.len().min(bytes_max + 1 - bytes.len())])
+                bytes.extend_from_slice(&part[..part.len().min(bytes_max + 1 - bytes.len())]);
             }
             // The status says enough.
             Ok(Some(Err(_))) | Err(_) if is_error => break,
