@@ -13,7 +13,8 @@ use dflop_data::profile::{ProfileSettings, profile, profile_into};
 use dflop_data::store::{Stores, options_among};
 use dflop_types::{DataProfile, SampleIndex};
 use loopback::{Manner, Server};
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 const KIB: u64 = 1024;
@@ -238,6 +239,27 @@ fn the_page_of_an_error_is_not_read_to_its_end() {
     assert_eq!(error, format!("cannot read `{url}`: 404: there is no such object"));
     // What the buffers of the system hold beyond our 64 KiB is not ours to say, but it is no endless page.
     assert!(server.sent() < 64 << 20);
+}
+
+#[test]
+fn https_begins_with_a_handshake_and_says_what_the_server_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/picture.jpg", listener.local_addr().unwrap());
+    // Ends with the test: no one waits for it.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut hello = [0; 6];
+            stream.read_exact(&mut hello).unwrap();
+            // A TLS record (22, version 3) with a client's hello (1); anything else finds a closed door.
+            if (hello[0], hello[1], hello[5]) == (22, 3, 1) {
+                // A fatal alert: 40, no cipher in common.
+                stream.write_all(&[21, 3, 3, 0, 2, 2, 40]).unwrap();
+            }
+        }
+    });
+    let error = Stores::default().probe(&whole(&url)).unwrap_err().to_string();
+    assert!(error.contains("HandshakeFailure"), "{error}");
 }
 
 #[test]
