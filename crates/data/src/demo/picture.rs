@@ -200,7 +200,8 @@ mod tests {
             let (width, height, rgb) = decoded(&bytes, format);
             assert_eq!((width, height, rgb.len()), (161, 90, 161 * 90 * 3), "{format:?}");
             let scene = Scene::new(&mut stream(0, number as u64));
-            let drawn = scene.indices((161, 90), 0).into_iter().flat_map(|index| scene.palette[usize::from(index)]);
+            let drawn =
+                scene.indices((161, 90), 0).into_iter().flat_map(|index| scene.palette[usize::from(index)]);
             // JPEG loses at edges; the others lose nothing.
             let error: u64 = drawn.zip(&rgb).map(|(drawn, &read)| u64::from(drawn.abs_diff(read))).sum();
             let limit = if format == Format::Jpeg { 8 * rgb.len() as u64 } else { 0 };
