@@ -37,7 +37,9 @@ def model_profile(model_config):
     """A made-up profile: a microsecond a token and 50 us a call."""
 
     def curve(per_token_ns):
-        zeros = dict.fromkeys(("input_ns", "weight_ns", "spread_ns", "activation_bytes", "workspace_bytes"), 0)
+        zeros = dict.fromkeys(
+            ("input_ns", "weight_ns", "spread_ns", "activation_bytes", "workspace_bytes"), 0
+        )
         point = {**zeros, "repeats": 1}
         times = [(n, 50_000 + n * per_token_ns) for n in (1, 4096)]
         return {

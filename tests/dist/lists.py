@@ -27,7 +27,9 @@ def random_lists(plan, num_microbatches, seed, split_ratio=0.5):
             return ("B", j) in done[rank]
         return ("F", j) in done[rank] and (stage == last or all(("B", j) in done[r] for r in at[stage + 1]))
 
-    left = {(rank, letter, j) for rank in range(len(stages)) for letter in "FB" for j in range(num_microbatches)}
+    left = {
+        (rank, letter, j) for rank in range(len(stages)) for letter in "FB" for j in range(num_microbatches)
+    }
     left |= {(r, "W", j) for r, splits in enumerate(is_split) for j, split in enumerate(splits) if split}
     while left:
         rank, letter, j = draw.choice(sorted(action for action in left if can_run(*action)))

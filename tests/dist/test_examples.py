@@ -13,7 +13,14 @@ from ranks import results, run_ranks
 from test_trainers import as_launched, free_port
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-TRAINS = ("train_ddp", "train_fsdp2", "train_transformers", "train_trl", "train_accelerate", "train_lightning")
+TRAINS = (
+    "train_ddp",
+    "train_fsdp2",
+    "train_transformers",
+    "train_trl",
+    "train_accelerate",
+    "train_lightning",
+)
 ALONE = ("load_torchtitan", "pack_energon", "partition_verl")
 
 

@@ -114,7 +114,9 @@ def compare_vocabulary(piece, rank, num_ranks):
     (found * weights).sum().backward()
     assert_close(own.grad, leaf.grad, rtol=1e-5, atol=1e-5 * float(leaf.grad.abs().max()))
     of_whole = getattr(whole, name).weight.grad.chunk(num_ranks)[rank]
-    assert_close(getattr(part, name).weight.grad, of_whole, rtol=1e-5, atol=1e-5 * float(of_whole.abs().max()))
+    assert_close(
+        getattr(part, name).weight.grad, of_whole, rtol=1e-5, atol=1e-5 * float(of_whole.abs().max())
+    )
 
 
 _PAIRS = {}
@@ -129,9 +131,7 @@ def one_rank(rank, num_ranks, directory, stacks):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     if num_ranks == 4:
         _PAIRS.update({first // 2: dist.new_group([first, first + 1]) for first in (0, 2)})
-    scales = [
-        compare(tiny(directory / str(rank), name)[0][part], rank, num_ranks) for name, part in stacks
-    ]
+    scales = [compare(tiny(directory / str(rank), name)[0][part], rank, num_ranks) for name, part in stacks]
     pieces, _ = tiny(directory / str(rank), "qwen2_vl")
     for name in ("llm_embedding", "llm_head"):
         compare_vocabulary(pieces[name], rank, num_ranks)

@@ -187,7 +187,9 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
     assert "forward" not in vars(model.model.vision_tower)
     assert "get_image_features" not in vars(model.model)
     balance_encoder(model).remove()
-    with pytest.raises(ValueError, match="`Linear` holds no model with an encoder of internvl, llava_onevision"):
+    with pytest.raises(
+        ValueError, match="`Linear` holds no model with an encoder of internvl, llava_onevision"
+    ):
         balance_encoder(torch.nn.Linear(1, 1))
 
 

@@ -352,7 +352,9 @@ def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
 
     def run(*command):
         """(exit status, stderr)."""
-        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+        }
         command = [sys.executable, "-m", *command]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False
@@ -375,7 +377,9 @@ def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
         *("-m", "dflop", "profile", "model", "-c", "demo/dflop.yaml"),
         *("--tensor-parallel", "2,3", "--budget-seconds", "0.2", "--recompute", "none"),
     )
-    assert done.stdout.count("tensor parallel degree 2, LoRA rank 0: measured with the sums of its ranks") == 1
+    assert (
+        done.stdout.count("tensor parallel degree 2, LoRA rank 0: measured with the sums of its ranks") == 1
+    )
     assert done.stderr.count("wrote demo/model_profile.json") == 1
     assert "not measured: tensor parallel degree 3, LoRA rank 0: " in done.stderr
     assert "must be a multiple of the tensor parallel degree 3" in done.stderr

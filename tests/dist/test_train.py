@@ -105,7 +105,9 @@ def test_giants_wait_for_each_other(demo, tmp_path):
     plain = GlobalBatches(NUM_SAMPLES, BATCH, config["train"]["seed"])
     came = {sample: step for step in range(3) for sample in plain.batch(step)}
     assert [m["deferred"] for m in metrics[:2]] == [[], []]
-    assert {s: 2 - steps for s, steps in metrics[2]["deferred"]} == {s: came[s] for s in giants if came[s] < 2}
+    assert {s: 2 - steps for s, steps in metrics[2]["deferred"]} == {
+        s: came[s] for s in giants if came[s] < 2
+    }
     # A replay says what was deferred then, though giants run alone now.
     again = tmp_path / "again"
     asked = request(demo, again, replay=str(out / "schedules.jsonl"))
@@ -193,7 +195,9 @@ def test_schedules_are_computed_as_far_ahead_as_asked(demo, tmp_path):
         assert results(ranks) == [0, 0]
         metrics, _ = check_run(out, 3)
         losses.append([m["loss"] for m in metrics])
-        (line,) = re.findall(r"schedules: waited ([\d.]+) ms in 3 steps, .* \(most: .* ms, step (\d)\)", ranks[0].stderr)
+        (line,) = re.findall(
+            r"schedules: waited ([\d.]+) ms in 3 steps, .* \(most: .* ms, step (\d)\)", ranks[0].stderr
+        )
         assert float(line[0]) == pytest.approx(sum(m["schedule_wait_ns"] for m in metrics) / 1e6, abs=0.01)
     assert losses[0] == losses[1]
 
@@ -353,7 +357,12 @@ def test_a_run_that_ends_before_its_first_step_changes_nothing(demo, tmp_path):
     """Ctrl-C while PyTorch is imported: the earlier run is whole, and without one the next is not refused."""
     out = tmp_path / "run"
     out.mkdir()
-    earlier = {"metrics.jsonl": '{"step": 7}\n', "trace.jsonl": "t", "schedules.jsonl": "s", "request.json": "{}"}
+    earlier = {
+        "metrics.jsonl": '{"step": 7}\n',
+        "trace.jsonl": "t",
+        "schedules.jsonl": "s",
+        "request.json": "{}",
+    }
     for name, text in earlier.items():
         (out / name).write_text(text)
     command = [sys.executable, "-m", "dflop", "train", "--other-device", "--out", str(out)]
@@ -422,7 +431,17 @@ def ranks_of(path):
 def test_no_rank_outlives_a_command_that_is_killed(killed, demo, tmp_path):
     """SIGKILL of the command, or of the agent: who waits below ends too, after the running step."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "dflop", "train", "--other-device", "--steps", "100000", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "dflop",
+        "train",
+        "--other-device",
+        "--steps",
+        "100000",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, cwd=demo, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + GUARD_S
@@ -446,7 +465,9 @@ def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, 
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
     config = json.loads(load_config(str(demo / "dflop.yaml")))
     config["model"]["dir"] = str(tmp_path)
-    with pytest.raises(ValueError, match="is of model family `qwen2_vl`, known are `llava_onevision`") as caught:
+    with pytest.raises(
+        ValueError, match="is of model family `qwen2_vl`, known are `llava_onevision`"
+    ) as caught:
         launch(request(demo, tmp_path / "run", config=json.dumps(config)))
     assert "other families can be profiled" in caught.value.__notes__[0]
     assert not (tmp_path / "run").exists()
@@ -457,9 +478,13 @@ def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, 
     capfd.readouterr()
     shutil.copytree(demo / "model", tmp_path / "model")
     path = tmp_path / "model/config.json"
-    path.write_text(path.read_text().replace('"vision_config": {', '"vision_config": {"attention_dropout": 0.1,'))
+    path.write_text(
+        path.read_text().replace('"vision_config": {', '"vision_config": {"attention_dropout": 0.1,')
+    )
     config["model"]["dir"] = str(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"`vision_config.attention_dropout` is 0.1, must be 0: what is dropped"):
+    with pytest.raises(
+        ValueError, match=r"`vision_config.attention_dropout` is 0.1, must be 0: what is dropped"
+    ):
         launch(request(demo, tmp_path / "run", config=json.dumps(config)))
     config["model"]["dir"], config["cluster"]["device"] = str(demo / "model"), "cuda"
     profile = json.loads((demo / "model_profile.json").read_text()) | {"is_estimated": True}
@@ -492,5 +517,8 @@ def test_a_gradient_that_is_no_number_is_told_once(demo, tmp_path):
 
     ranks = run_training(request(demo, tmp_path / "run"), tmp_path / "ranks", before)
     assert [rank.result for rank in ranks] == [1, 1]
-    assert "error: [all ranks] step 0: the norm of the gradients is nan, must be finite\nhint: lower" in ranks[0].stderr
+    assert (
+        "error: [all ranks] step 0: the norm of the gradients is nan, must be finite\nhint: lower"
+        in ranks[0].stderr
+    )
     assert ranks[1].stderr == ""

@@ -80,7 +80,12 @@ def test_plain_pytorch(layout, samples, tmp_path, quiet):
             fully_shard(model, mesh=init_device_mesh("cpu", (NUM_RANKS,)))
         optimizer = torch.optim.SGD(model.parameters(), tiny_text.LEARNING_RATE)
         loader = balanced_loader(
-            samples, samples.costs, BATCH_SIZE, accumulation=accumulation, seed=3, collate_fn=tiny_text.collate
+            samples,
+            samples.costs,
+            BATCH_SIZE,
+            accumulation=accumulation,
+            seed=3,
+            collate_fn=tiny_text.collate,
         )
         losses = []
         for epoch in range(num_epochs):
@@ -149,9 +154,7 @@ def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
         model = tiny_text.make_model()
         if not takes_items:
             model.accepts_loss_kwargs = False
-        trainer = Trainer(
-            model, trainer_arguments(tmp_path / f"out{rank}"), tiny_text.collate, samples
-        )
+        trainer = Trainer(model, trainer_arguments(tmp_path / f"out{rank}"), tiny_text.collate, samples)
         balance(trainer, samples.costs)
         trainer.train()
         return losses_of(trainer), tiny_text.difference(dict(model.named_parameters()), expected[1])

@@ -119,7 +119,9 @@ def keep_weights(directory):
 
         def keeping(self):
             is_done = run(self)
-            torch.save({n: p.detach() for n, p in self._gradients.parameters.items()}, directory / f"weights {index}")
+            torch.save(
+                {n: p.detach() for n, p in self._gradients.parameters.items()}, directory / f"weights {index}"
+            )
             return is_done
 
         trainer.Trainer.run = keeping

@@ -49,7 +49,7 @@ class Samples(torch.utils.data.Dataset):
 
     @property
     def costs(self):
-        """(encoder, LLM)"""
+        """(encoder, LLM) of each sample."""
         return [(0, len(row["input_ids"])) for row in self.rows]
 
 

@@ -58,9 +58,7 @@ class ToySample:
         """The pixels of a share."""
         tiles = self.oracle.pixels.split([grid.num_tiles for grid in self.oracle.grids])
         runs = share_of(self.sample, parts).runs
-        return torch.cat(
-            [tiles[r.medium][r.first_tile : r.first_tile + r.grid.num_tiles] for r in runs]
-        )
+        return torch.cat([tiles[r.medium][r.first_tile : r.first_tile + r.grid.num_tiles] for r in runs])
 
 
 @lru_cache

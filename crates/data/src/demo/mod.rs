@@ -340,19 +340,22 @@ mod tests {
         }
     }
 
+    /// The files of these directories of `dir`, sorted.
+    fn files_in(dir: &Path, names: [&str; 3]) -> Vec<std::path::PathBuf> {
+        let entries = names.into_iter().flat_map(|name| std::fs::read_dir(dir.join(name)).unwrap());
+        let mut files: Vec<_> =
+            entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect();
+        files.sort();
+        files
+    }
+
     /// Each file that a demo writes stands in the way of the next, and `remove_media` takes its media and nothing else.
     #[test]
     fn a_demo_is_in_the_way_of_another_and_its_media_can_be_removed() {
         let dir = tempfile::tempdir().unwrap();
         check_free(&dir.path().join("new")).unwrap();
         write(dir.path(), 7, 24, |_, _| {}).unwrap();
-        let mut files: Vec<_> = ["", "data", "model"]
-            .iter()
-            .flat_map(|d| std::fs::read_dir(dir.path().join(d)).unwrap())
-            .map(|entry| entry.unwrap().path())
-            .filter(|path| path.is_file())
-            .collect();
-        files.sort();
+        let files = files_in(dir.path(), ["", "data", "model"]);
         let mut named = FILES.map(|name| dir.path().join(name));
         named.sort();
         assert_eq!(files, named);
@@ -379,13 +382,7 @@ mod tests {
         let made = |seed| {
             let dir = tempfile::tempdir().unwrap();
             let report = write(dir.path(), seed, 12, |_, _| {}).unwrap();
-            let mut files: Vec<_> = ["data", "data/media", "model"]
-                .iter()
-                .flat_map(|d| std::fs::read_dir(dir.path().join(d)).unwrap())
-                .map(|entry| entry.unwrap().path())
-                .filter(|path| path.is_file())
-                .collect();
-            files.sort();
+            let files = files_in(dir.path(), ["data", "data/media", "model"]);
             assert!(report.num_media >= 10, "{report:?}");
             files.into_iter().map(|path| std::fs::read(path).unwrap()).collect::<Vec<_>>()
         };
