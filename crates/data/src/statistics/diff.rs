@@ -325,14 +325,15 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
         return findings;
     }
     for size in all.sizes.iter().filter(|size| size.drifted) {
-        findings.push(format!(
-            "{}: mean {} ({}), distance {:.2}, above {:.2} is drift",
-            size.name,
-            change(size.mean),
-            percent(size.mean),
-            size.distance,
-            size.distance_max
-        ));
+        let [before, after] = size.mean;
+        let rule = if size.distance > size.distance_max {
+            format!("distance {:.2}, above {:.2} is drift", size.distance, size.distance_max)
+        } else if (after - before).abs() > MEAN_SURE * before {
+            format!("a change above {:.0} % is drift", MEAN_SURE * 100.0)
+        } else {
+            format!("a change above {:.0} % that chance does not explain is drift", MEAN_MAX * 100.0)
+        };
+        findings.push(format!("{}: mean {} ({}), {rule}", size.name, change(size.mean), percent(size.mean)));
     }
     for kind in groups.iter().filter(|group| group.of == "kind") {
         // Two standard errors of a difference of shares.

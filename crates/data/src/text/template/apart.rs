@@ -308,7 +308,7 @@ mod tests {
         let [opened, broken, text, unknown] = said(&lines).try_into().unwrap();
         assert_eq!(opened, Ok(String::new()));
         assert!(broken.unwrap_err().words().starts_with("the chat template does not parse: line 1"));
-        assert_eq!(text.unwrap(), "<s>user:a\nb;user:[image ][text c];true");
+        assert_eq!(text.unwrap(), "<s>user:a\nb;user:[image ][text c];True");
         assert!(unknown.is_err());
         assert!(serve_templates("no request\n".as_bytes(), io::sink()).is_err());
     }
