@@ -263,7 +263,7 @@ def test_an_interrupted_rank_stops_all_after_the_running_step(demo, tmp_path):
 
 
 def test_a_file_that_cannot_be_decoded_stops_the_run_with_its_name(demo, tmp_path):
-    """A picture that broke after it was profiled: the encoder rank names sample and file, all stop."""
+    """A picture that broke after it was profiled: told by its bytes, or by the decoder; all stop."""
     copy = tmp_path / "demo"
     shutil.copytree(demo, copy)
     for path in (copy / "data").rglob("*"):
@@ -271,6 +271,12 @@ def test_a_file_that_cannot_be_decoded_stops_the_run_with_its_name(demo, tmp_pat
             # Header and size, which were profiled, stay.
             whole = path.read_bytes()
             path.write_bytes(whole[:200] + bytes(len(whole) - 200))
+    ranks = run_training(request(copy, tmp_path / "run"), tmp_path)
+    assert [r.result for r in ranks] == [1, 1]
+    assert re.search(r"`data.on_changed_media: warn`", ranks[0].stderr)
+    # Where changes are only told, the decoder finds it, and the encoder rank names sample and file.
+    config = copy / "dflop.yaml"
+    config.write_text(config.read_text().replace("\ndata:\n", "\ndata:\n  on_changed_media: warn\n"))
     ranks = run_training(request(copy, tmp_path / "run"), tmp_path)
     assert [r.result for r in ranks] == [1, 1]
     assert re.search(r"\[encoder dp 0/1\] step 0: sample `.*` \(\d+\): cannot decode `.*`", ranks[0].stderr)

@@ -31,8 +31,12 @@ def free_port():
 
 
 def as_launched(rank, port, num_ranks=NUM_RANKS):
-    """The environment that torchrun gives a rank."""
+    """The environment that torchrun gives a rank, and none of what accelerate kept of an earlier test."""
+    from accelerate.state import AcceleratorState, GradientState
+
     torch.set_num_threads(1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
