@@ -1,10 +1,10 @@
 //! Estimate: a model's configuration and a device in, a model profile out, nothing measured.
 //!
-//! A plan for a cluster that is not there yet needs times that nobody can measure. This crate counts what a model does
-//! and divides it by what a device is said to do, so that `dflop plan` and `dflop simulate` can answer all the same.
-//! [`Architecture`] says what a model is made of; [`Module`] counts floating point operations as
-//! `torch.utils.flop_counter` does, parameters and bytes; [`Hardware`] has peak rates, each with its source;
-//! [`estimate`] puts them together into a model profile that is marked as estimated.
+//! A plan for a cluster that is not there yet needs times that nobody can measure. This crate counts the work of a
+//! model and divides it by the rates that the vendor of a device publishes, so that `dflop plan` and `dflop simulate`
+//! can answer without the device. [`Architecture`] says what a model is made of; [`Module`] counts floating point
+//! operations as `torch.utils.flop_counter` does, parameters and bytes; [`Hardware`] has peak rates, each with its
+//! source; [`estimate`] puts them together into a model profile that is marked as estimated.
 //!
 //! *Not modelled*: see `docs/analytic.md`, which says what is counted and what is assumed.
 

@@ -1,7 +1,7 @@
 //! Run: arguments in, exit status out.
 //!
-//! Every verb reads a few files and writes one; stdout is data, stderr is talk. The two verbs that need PyTorch,
-//! `profile model` and `train`, are parsed and checked here and handed to Python as a [`Request`]; so is
+//! Every verb reads a few files and writes one. Results go to stdout, messages to stderr. The two verbs that need
+//! PyTorch, `profile model` and `train`, are parsed and checked here and handed to Python as a [`Request`]; so is
 //! `profile data` where `model.family` names a function of Python.
 //!
 //! Exit status, chosen here only: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or

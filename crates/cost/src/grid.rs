@@ -77,9 +77,9 @@ pub enum Growth {
 ///         floor = line through the first two points at x = 0, held within 0..=y_1
 /// ```
 ///
-/// The slope is taken over half the range, as that of two neighbours follows their noise. One point alone says
-/// nothing of a slope: below it the curve is constant (all floor), above it proportional, which errs towards
-/// too much on both sides.
+/// The slope is taken over half the range, because the slope between two neighbours follows their noise. One point
+/// alone says nothing about a slope. Then the curve is constant below the point (all floor) and proportional above
+/// it, which predicts too much rather than too little on both sides.
 ///
 /// *Invariants*: sizes ascend strictly, values do not descend.
 ///
@@ -88,8 +88,8 @@ pub enum Growth {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Curve {
     points: Vec<(u64, u64)>,
-    /// Slope of the piece that ends at each point, in parts of 2^[`SLOPE_BITS`], rounded up; 0 where it has none that
-    /// gives the very quotients.
+    /// Slope of the piece that ends at each point, in parts of 2^[`SLOPE_BITS`], rounded up; 0 where no such slope
+    /// gives exactly the same quotients as a division.
     slopes: Vec<u64>,
     floor: u64,
     /// Rise and run of the slope above the last point.

@@ -1,10 +1,10 @@
 //! Predict: measured grids in, durations and bytes out.
 //!
-//! Two samples of a global batch may differ a hundredfold in work, and the difference is known before a pixel
-//! is decoded: it is a few integers, the shape. [`CostModel`] turns shapes into nanoseconds and bytes through
-//! curves that `dflop profile model` measured, one for what is linear in tokens and one for attention, module
-//! by module. Its neighbours are [`Curve`], which answers for one grid and marks what it was not measured
-//! for, and [`memory`], which adds up what a rank must hold.
+//! Two samples of a global batch may differ a hundredfold in work, and the difference is known before a pixel is
+//! decoded: it is a few integers, the shape. [`CostModel`] turns shapes into nanoseconds and bytes through curves
+//! that `dflop profile model` measured, one for what is linear in tokens and one for attention, module by module.
+//! Beside it stand [`Curve`], which answers for one grid and marks answers outside the measured range, and
+//! [`memory`], which adds up what a rank must hold.
 //!
 //! ```
 //! use dflop_cost::CostModel;
@@ -33,10 +33,10 @@
 //! # Ok::<(), dflop_cost::CostError>(())
 //! ```
 //!
-//! How the model is run stands in [`CostSettings`]: what trains, what is recomputed, over how many ranks a layer is
+//! [`CostSettings`] says how the model is run: what trains, what is recomputed, and over how many ranks a layer is
 //! cut.
 //!
-//! *Not modelled*: sharded states, contention.
+//! *Not modelled*: sharded parameters and gradients, contention.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, section on profiling; `docs/cost_model.md`.
 

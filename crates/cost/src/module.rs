@@ -32,9 +32,9 @@ pub(crate) struct Module {
     runs: Runs,
     pub(crate) num_parameters: u64,
     pub(crate) parameter_bytes: u64,
-    /// Of them, those that train.
+    /// Parameters that train.
     pub(crate) num_trained_parameters: u64,
-    /// Of them, those that train.
+    /// Bytes of the parameters that train.
     pub(crate) trained_bytes: u64,
     pub(crate) footprint: Footprint,
     /// Whether I and W were measured apart.

@@ -10,9 +10,9 @@
 //!
 //! # Rooms
 //!
-//! A room imports only those that its row names, so that no two rooms import each other; `tests/test_tidy.py` reads
-//! this table and compares the code with it. The files at the root (`error`, `foreign`, `digest`, `read_seek`, `width`,
-//! `yaml`) are for every room and import none. Tests may import any room.
+//! A room imports only the rooms that its row names, so that no two rooms import each other. `tests/test_tidy.py`
+//! reads this table and compares the code with it. Every room may import the files at the root (`error`, `foreign`,
+//! `digest`, `read_seek`, `width`, `yaml`); these import no room. Tests may import any room.
 //!
 //! | room | holds | may import |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! A certified lower bound on the step of a candidate: what lets the search drop it without scheduling a
+//! A certified lower bound on the step of a candidate. With it the search can drop a candidate without scheduling a
 //! batch.
 
 use crate::space::Candidate;
@@ -10,8 +10,8 @@ use dflop_types::{MicrobatchShape, SampleIndex, SampleShape};
 #[derive(Debug, Clone)]
 pub(crate) struct BatchWork {
     least: WorkMin,
-    /// Time of the sample that takes longest from the first forward to the last backward, among those of one part, in
-    /// nanoseconds.
+    /// Time from the first forward to the last backward of the sample that takes longest, among the samples of one
+    /// part, in nanoseconds.
     longest_sample_ns: u64,
     /// Of each other sample: least work of the encoder, and time through all stages of the LLM backbone.
     in_parts: Vec<(WorkMin, u64)>,
@@ -55,9 +55,9 @@ impl BatchWork {
 ///             share, where it is in parts
 /// ```
 ///
-/// The first holds as the fullest replica is no emptier than the mean; the second as a microbatch that holds
-/// the sample takes no less than the sample alone, stage by stage, and the step ends after the encoder's last
-/// backward.
+/// The first bound holds because the fullest replica has at least the mean work. The second holds because a
+/// microbatch that holds the sample takes at least as long as the sample alone, on every stage, and because the step
+/// ends after the encoder's last backward.
 pub(crate) fn makespan_min_ns(
     model: &CostModel,
     candidate: &Candidate,

@@ -1,15 +1,15 @@
 //! Search: profiles and cluster in, ranked plans out.
 //!
-//! How many ranks the encoder should have, and how many the LLM backbone, depends on the data: on the mix of
-//! texts, images and videos, batch by batch, and on what balancing makes of it. So a candidate is judged by
-//! what will happen: [`search`] draws global batches from the data profile, has each filled by the very
-//! [`StepScheduler`](dflop_step::StepScheduler) that trains, simulates the step, and gives an [`Outcome`] with the best
-//! plans and the reason why each other was not chosen; [`explain`] puts it into words.
+//! How many ranks the encoder should have, and how many the LLM backbone, depends on the data: on the mix of texts,
+//! images and videos in each batch, and on how well that mix can be balanced. So a candidate is judged by simulating
+//! what training will do: [`search`] draws global batches from the data profile, has each filled by the very
+//! [`StepScheduler`](dflop_step::StepScheduler) that trains, simulates the step, and gives an [`Outcome`] with the
+//! best plans and the reason why each other was not chosen; [`explain`] puts it into words.
 //!
 //! *Not modelled*: what `dflop_step` does not model.
 //!
-//! *References*: DFLOP, arXiv 2603.25120, for the idea of planning by data; its algorithm takes the cost at
-//! the mean sample, this one the mean of the cost. `docs/planner.md`.
+//! *References*: DFLOP, arXiv 2603.25120, for the idea of planning by data. The paper's algorithm takes the cost of
+//! the mean sample; this one takes the mean of the costs. `docs/planner.md`.
 
 mod baseline;
 mod bound;

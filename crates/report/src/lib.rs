@@ -1,9 +1,9 @@
 //! Render: plan, timelines and profiles in, one HTML file out.
 //!
-//! A run leaves numbers in many files. [`render`] puts those that answer "is it faster, why, and can I trust the
-//! prediction?" on one page that opens offline, prints, and reads without scripts, without colour and by ear.
-//! [`Report`] holds what is known; every part is optional, and a page over a plan alone is a page. [`figure`]
-//! draws one step before and after as an SVG file of its own.
+//! A run leaves numbers in many files. [`render`] puts the numbers that answer "is it faster, why, and can I trust
+//! the prediction?" on one page. The page opens offline, prints, and can be read without scripts, without colour and
+//! by a screen reader. [`Report`] holds what is known. Every part is optional: a plan alone gives a page too.
+//! [`figure`] draws the same step of the fastest baseline and of ours as an SVG file of its own.
 //!
 //! ```
 //! let report = dflop_report::Report { title: "a run".to_owned(), ..Default::default() };
@@ -11,8 +11,8 @@
 //! assert!(page.starts_with("<!DOCTYPE html>"));
 //! ```
 //!
-//! *Not modelled*: nothing is computed here but what a drawing needs (bins, pairs, medians of what is shown).
-//! Large inputs are drawn in part, and the page says which part.
+//! *Not modelled*: this crate computes only what a drawing needs (bins, pairs, medians of what is shown). Large
+//! inputs are drawn in part, and the page says which part.
 
 mod chart;
 mod figure;
@@ -47,7 +47,8 @@ pub struct Report {
     pub model: Option<ModelProfile>,
     /// Training loss for each label token, by step.
     pub loss: Vec<(u64, f64)>,
-    /// Every act that would else be silent (extrapolations, skipped samples), a sentence with its count each.
+    /// One sentence with a count for everything that would otherwise be done in silence (extrapolations, skipped
+    /// samples).
     pub warnings: Vec<String>,
 }
 
@@ -94,8 +95,8 @@ pub struct StepView {
     pub predicted: Option<Timeline>,
     /// What was measured.
     pub measured: Option<Timeline>,
-    /// Until the last rank had its samples, before the clock of the measured step started, in nanoseconds; no part of
-    /// its makespan.
+    /// Time until the last rank had its samples, in nanoseconds. It lies before the clock of the measured step
+    /// starts, so it is not part of the makespan.
     pub data_wait_ns: u64,
 }
 

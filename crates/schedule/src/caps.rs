@@ -12,13 +12,13 @@ use crate::stop::Stop;
 
 /// Bucket of each sample such that each bucket keeps its caps, and the moves it took.
 ///
-/// Sizes are balanced as if they were the only loads, by the very search that balances loads: if the fullest
-/// bucket can be brought under the cap, the cap is kept. Bytes and tokens are the two resources of that search,
-/// each multiplied by the other's cap (divided by what both caps share), so that both caps are the same number.
-/// Where such products pass [`TOTAL_MAX`] their low bits go, rounded up: a packing that is full to the last of
-/// those bits may then be missed, none is wrong.
+/// Sizes are balanced as if they were the only loads, by the very search that balances loads: if the fullest bucket
+/// can be brought under the cap, the cap is kept. Bytes and tokens are the two resources of that search, each
+/// multiplied by the other's cap (divided by what both caps share), so that both caps are the same number. Where such
+/// products pass [`TOTAL_MAX`], their low bits are dropped and the rest is rounded up. A packing that is full to
+/// those bits may then be missed, but a packing that is found is always valid.
 ///
-/// A stop strikes no earlier than this is done: before, there is nothing to hand out.
+/// A stop takes effect only after this is done, because before that there is no assignment to return.
 ///
 /// # Errors
 /// [`BalanceError::CapsInfeasible`] if the lower bound of the fullest bucket is over the cap;

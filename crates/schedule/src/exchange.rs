@@ -1,16 +1,18 @@
 //! The best exchange of a few samples between one bucket and another.
 //!
-//! An exchange helps bucket w if w ends below its load of now, and the other bucket b ends below that load too,
-//! or no higher than b is already: then the loads, worst first, are smaller than before. In the resource r that
-//! makes w's load, own samples of cost c against others of cost c' must therefore satisfy
+//! An exchange helps bucket w if w ends below its present load, and the other bucket b ends below that load too, or
+//! no higher than b is already. Then the loads, sorted worst first, are smaller than before. Let r be the resource
+//! that makes w's load. Let the samples that leave w cost c in r, and the samples that come cost c'. They must
+//! satisfy
 //!
 //! ```text
 //! load_r(w) - c + c' < limit     and     load_r(b) + c - c' < max(limit, load(b))
 //! ```
 //!
-//! that is, c lies in a window above c', as wide as b has room. Near balance the window is narrow: so what w may
-//! give, one sample or two or three together, is sorted by r once, and for whatever b may give only what lies in
-//! the window is looked at. The other resource and the caps are checked on what is left.
+//! That is, c lies in a window above c', and the window is as wide as the room of b. Near balance the window is
+//! narrow. So the sets that w may give (one, two or three samples) are sorted by r once. For each set that b may
+//! give, only the sets of w inside the window are looked at. The other resource and the caps are checked on what is
+//! left.
 
 use crate::buckets::Buckets;
 use crate::ladder::Ladder;
@@ -96,7 +98,7 @@ impl<'a> Scan<'a> {
         self.max_weighed = self.num_weighed + (self.left() / share).min(most);
     }
 
-    /// Lets so many more exchanges be weighed, unless `stop` has struck.
+    /// Lets this many more exchanges be weighed, unless `stop` has struck.
     pub(crate) fn grant(&mut self, more: u64) {
         if !self.stop.has_struck() {
             self.max_weighed = self.num_weighed.max(self.max_weighed) + more;
@@ -152,7 +154,7 @@ impl<'a> Scan<'a> {
             let (mut limit, mut best) = (value, None);
             let left = self.left();
             self.num_weighed += self.own.walk(&self.theirs, window(limit), left, |unit, their, change| {
-                // A bucket that rises no further is no reason against an exchange, however high it is.
+                // A bucket that does not rise is never a reason against an exchange, however high it is.
                 let after = worse(plus(other, change));
                 let after = if after > raised_from { after } else { 0 };
                 let after = worse(minus(load, change)).max(after);
@@ -217,7 +219,7 @@ impl<'a> Scan<'a> {
         let load = buckets.load[w as usize];
         let value = load[r];
         let slack = value - load[1 - r];
-        // Beyond some samples' worth more room is no more use.
+        // Room for more than some samples does not help further.
         let cap = value >> 3;
         // 2^21 a side, so that a product and a bucket fit.
         let shift = (i64::BITS - cap.leading_zeros()).saturating_sub(21);

@@ -1,7 +1,8 @@
 //! The units of a bucket by what they cost, so that those in a window of costs are found at once.
 //!
-//! Near balance nearly every window is empty, and a search looks at a million of them. So the range of costs is cut into
-//! cells, many more than there are units, and a bit a cell says whether it holds one: a look at a word mostly ends it.
+//! Near balance nearly every window is empty, and a search looks at a million of them. So the range of costs is cut
+//! into cells, many more than there are units. One bit for each cell says whether the cell holds a unit. Reading one
+//! machine word mostly shows that a window is empty.
 
 use crate::buckets::Buckets;
 use crate::problem::{Pair, minus};
@@ -110,8 +111,9 @@ impl Ladder {
         self.key.push(i64::MAX);
     }
 
-    /// The first of `costs` that a unit may exceed by more than `low` and less than `high`: it may be none, but none that it
-    /// passes over is one.
+    /// The first of `costs` that some unit may exceed by more than `low` and less than `high`. The answer comes from
+    /// cells, so it may be wrong about the cost that it returns: the caller must check that one. It is never wrong
+    /// about the costs that it passes over: no unit exceeds them by that much.
     #[inline]
     fn first(&self, costs: &[i64], low: i64, high: i64) -> Option<usize> {
         let width = high.saturating_sub(low) >> self.shift;
@@ -148,9 +150,9 @@ impl Ladder {
         at
     }
 
-    /// Shows `weigh` each unit of these that costs over `low` and below `high` more than some of `theirs`, or than nothing, with
-    /// that and the difference; what it returns are the new `low` and `high`, or nothing to end. Returns how many
-    /// it saw, `most` at most.
+    /// Calls `weigh` for each pair of one unit of this ladder and one of `theirs` (or none) where the first costs
+    /// between `low` and `high` more than the second. `weigh` gets both units and the difference. It returns the new
+    /// `low` and `high`, or `None` to end the walk. Returns the number of pairs seen, `most` at most.
     #[inline]
     pub(crate) fn walk(
         &self,

@@ -1,13 +1,13 @@
 //! Puts the samples of one global batch into microbatches of even work, on two components at once.
 //!
-//! A step lasts as long as its slowest microbatch makes everyone wait, and a sample costs the encoder and the
-//! LLM backbone differently: a text costs the encoder nothing, a video both a lot. [`schedule`] takes the two
-//! costs of each sample and fills `m` buckets (microbatches times LLM replicas) so that the worst bucket, on its
-//! worse component, is as light as possible; then the next worst, and so on. The answer, an [`Assignment`],
-//! says how far from the best possible it can be at most. [`divide`] shares one bucket's encoder work over
-//! encoder replicas, and [`order_microbatches`] puts filled microbatches into an order that suits the pipeline.
-//! Where ranks hold both components, what they wait for is another sum: [`schedule_for`] takes the objective, and
-//! [`DatasetCosts`] cuts any global batch of a dataset into buckets by it.
+//! A step lasts as long as its slowest microbatch makes everyone wait, and a sample costs the encoder and the LLM
+//! backbone differently: a text costs the encoder nothing, a video both a lot. [`schedule`] takes the two costs of
+//! each sample and fills `m` buckets (microbatches times LLM replicas) so that the worst bucket, on its worse
+//! component, is as light as possible; then the next worst, and so on. The answer, an [`Assignment`], says how far
+//! from the best possible it can be at most. [`divide`] shares one bucket's encoder work over encoder replicas, and
+//! [`order_microbatches`] puts filled microbatches into an order that suits the pipeline. Ranks that hold both
+//! components wait for other sums of work, so they need another objective. [`schedule_for`] takes the objective as an
+//! argument; [`DatasetCosts`] cuts any global batch of a dataset into buckets by it.
 //!
 //! ```
 //! use dflop_schedule::{Costs, Limits, baseline, schedule, Assignment};
@@ -25,7 +25,8 @@
 //! ```
 //!
 //! Where few samples share a bucket, [`Limits::max_exact_work`] lets an exact search close the gap: it proves the
-//! optimum of 48 samples in 16 buckets in some 20 ms. [`schedule_until`] ends at the caller's word with the best so far.
+//! optimum of 48 samples in 16 buckets in some 20 ms. [`schedule_until`] ends when the caller says so and returns the
+//! best assignment so far.
 //!
 //! Everything is integer nanoseconds and counted moves: the same costs, limits and seed give the same answer on
 //! any machine. A batch of 2,048 samples and 128 buckets takes 10 to 20 ms on one core.
@@ -96,9 +97,10 @@ pub fn schedule(costs: &Costs, limits: &Limits) -> Result<Assignment, BalanceErr
 /// As [`schedule`], ended early once `stop` says so: then the best assignment so far, with
 /// [`Assignment::was_stopped`].
 ///
-/// `stop` is asked every few tenths of a millisecond (while the exact search lists sets, every few tens), so it may read a
-/// clock, which this crate does not; a batch that a closure cuts short is the one answer that does not repeat. Where the
-/// first assignments break a cap, it is not asked before one is found that keeps it.
+/// `stop` is asked every few tenths of a millisecond (every few tens of milliseconds while the exact search lists
+/// sets). So it may read a clock; this crate reads none. An answer that such a `stop` cut short is the only one that
+/// may differ from run to run. Where the first assignments break a cap, `stop` is not asked before an assignment is
+/// found that keeps it.
 ///
 /// # Errors
 /// As [`schedule`]; a stop is no error.
@@ -177,16 +179,17 @@ fn schedule_to(
 /// Moves before an exact search that is quick, 1 ms: the other exchanges wait for it.
 const EXACT_FIRST_MOVES: u64 = 100_000;
 
-/// Moves before the exact search. Of the rest, at least a quarter, the buckets profit that an exact answer leaves uneven, and
-/// the worst one where none was found.
+/// Moves before the exact search. The rest, at least a quarter of all, is spent after it: on the buckets that an
+/// exact answer leaves uneven, or on the worst bucket where the exact search found no answer.
 fn exact_after(problem: &Problem, max_moves: u64) -> u64 {
     let most = max_moves - max_moves / 4;
     if problem.num_samples() <= exact::QUICK_SAMPLES_MAX { most.min(EXACT_FIRST_MOVES) } else { most }
 }
 
-/// Differences begin better than greedy where one component has nearly all the work, this many times the other's.
+/// Differencing gives a better first assignment than greedy where one component has nearly all the work: this many
+/// times the work of the other.
 ///
-/// With two busy ones they were never better than greedy (1,116 lognormal batches), for a tenth of the time.
+/// With two busy components it was never better than greedy (1,116 lognormal batches), and took a tenth of the time.
 const DIFFERENCING_RATIO: i64 = 16;
 
 /// Samples times buckets beyond which no differences are taken: some second. Many samples of one cost are even without.

@@ -14,8 +14,8 @@ use crate::units::{Few, NONE};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
 
-/// What lies below the worst bucket is balanced to one part in this many of its mean, no finer, once the worst
-/// one is proven: more would cost time and change no step.
+/// Once the worst bucket is proven optimal, the buckets below it are balanced to one part in this many of their mean,
+/// no finer: more would cost time and change no step.
 const REST_PRECISION: i64 = 10_000;
 
 /// The share of the moves left that goes to the rest once the worst bucket is proven: one in this many.
@@ -325,7 +325,7 @@ impl Search<'_> {
     /// An exchange that lowers bucket w and takes a random sample out of it, with a random other bucket, which
     /// it raises as little as it can; `None` where there is none.
     ///
-    /// Where no exchange helps both, what is wrong with w is often easier to mend elsewhere.
+    /// The partner becomes the worst bucket. It often has more exchanges that help than w had.
     fn push(&mut self, buckets: &Buckets, w: u32) -> Option<Exchange> {
         let members = &buckets.members[w as usize];
         let sample = *members.get(below(&mut self.random, members.len().max(1)))?;

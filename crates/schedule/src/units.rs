@@ -23,7 +23,8 @@ const UNITS_MAX: usize = MEMBERS_MAX
 /// The place of no member.
 const NOWHERE: u8 = MEMBERS_MAX as u8;
 
-/// The members of the first units of up to two members, and of up to three: those of fewer members come first.
+/// The members of each unit, for units of up to two and of up to three members. Units of the first k members alone come
+/// before any unit with a later member.
 static PLACES: [[[u8; SAMPLES_MAX]; UNITS_MAX]; 2] = [places(2), places(3)];
 
 const fn places(samples: usize) -> [[u8; SAMPLES_MAX]; UNITS_MAX] {

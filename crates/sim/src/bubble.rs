@@ -1,6 +1,7 @@
 //! Idle time by cause, of simulated and of measured steps.
 //!
-//! Totals over all ranks, each of the same order and the same feeds:
+//! The step is simulated several times with the same order and the same replicas feeding each other. Each line is a
+//! total over all ranks:
 //!
 //! ```text
 //! uniform = idle if every F took the mean F, and so for B, I and W; no transfer, no tails, all data there

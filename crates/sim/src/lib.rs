@@ -1,13 +1,13 @@
 //! Simulate: durations and action lists in, a timeline out.
 //!
-//! A pipeline of ranks is never as fast as its busiest rank: it fills, drains, waits for uneven microbatches
-//! and for data under way. Which of these costs what cannot be read off durations alone. This crate plays one
-//! step: [`simulate`] for one pipeline given as [`Durations`], [`simulate_step`] for a whole layout with
-//! encoder and LLM replicas given as [`StepInput`]. Both give a [`Timeline`] with the makespan, every span,
-//! and the idle time split into ramp, imbalance, transfer and data wait. [`order::actions`] are the lists that are
-//! timed, and the lists that the runtime runs; lists made for the durations of one step come from `dflop_step::lists`.
-//! [`idle_of`] splits a measured step by the same causes, and [`perfetto`] lays both one above the other.
-//! [`Simulator`] is for searches that time one step many times.
+//! A pipeline of ranks is never as fast as its busiest rank: it fills, drains, waits for uneven microbatches and for
+//! data under way. Durations alone do not show how much each of these costs. This crate simulates one step:
+//! [`simulate`] for one pipeline given as [`Durations`], [`simulate_step`] for a whole layout with encoder and LLM
+//! replicas given as [`StepInput`]. Both give a [`Timeline`] with the makespan, every span, and the idle time split
+//! into ramp, imbalance, transfer and data wait. [`order::actions`] are the lists that are timed, and the lists that
+//! the runtime runs; lists made for the durations of one step come from `dflop_step::lists`. [`idle_of`] splits a
+//! measured step by the same causes, and [`perfetto`] lays both one above the other. [`Simulator`] is for searches
+//! that time one step many times.
 //!
 //! # Examples
 //! ```

@@ -101,8 +101,8 @@ impl StepScheduler {
         }
         let capped = Search { shares: Some(&shares), ..*search };
         let mut best: Option<Schedule> = None;
-        // The search for the shortest step knows of no memory, and parts giants; side by side they empty the pipeline
-        // once.
+        // The search for the shortest step ignores memory and puts giants into different microbatches. In one
+        // microbatch, side by side, they empty the pipeline only once.
         for placed in [capped.best(), capped.of_like_load()] {
             let placed = match placed {
                 Err(StepError::Balance(_)) => return Ok(None),

@@ -77,7 +77,8 @@ impl GlobalBatches {
 
     /// The same, without the smaller last batch of an epoch: its samples are left out, others in each epoch.
     ///
-    /// They are those that arrive last. Giants are gathered among the others, so that none is left out for its size.
+    /// The samples left out are the ones that arrive last. Deferral gathers giants among the other samples only, so
+    /// that no giant is left out for its size.
     ///
     /// # Errors
     /// [`StepError::NoWholeBatch`] where nothing would be left.
@@ -89,12 +90,13 @@ impl GlobalBatches {
         Ok(Self { is_whole_only: true, drawn: Arc::default(), ..self })
     }
 
-    /// The same samples, with `giants` gathered: of each `steps_max + 1` global batches in a row they stand at the end,
-    /// so that none is trained more than `steps_max` steps later than else, and many in one step. The others move up.
+    /// The same samples, with `giants` gathered. In each window of `steps_max + 1` global batches the giants move to
+    /// the end, and the other samples move up. So many giants are in one step, and none is trained more than
+    /// `steps_max` steps later than without this rule.
     ///
-    /// One giant in a step makes all replicas but one wait, and a pipeline run empty; as many as there are replicas do
-    /// so once. Which samples form a global batch is still decided before any of them is scheduled, by nothing but
-    /// seed, giants and `steps_max`: not by layout, ranks or arm.
+    /// One giant in a step makes all replicas but one wait, and the pipeline runs empty. As many giants as there are
+    /// replicas, together in one step, cause that only once. Which samples form a global batch is still decided
+    /// before any of them is scheduled, by nothing but seed, giants and `steps_max`: not by layout, ranks or arm.
     ///
     /// # Errors
     /// [`StepError::UnknownSample`].

@@ -24,7 +24,7 @@ impl StepScheduler {
         self.judged(step, batch, costs, &bucket, share)
     }
 
-    /// LPT by LLM tokens into buckets, by encoder tokens over the encoder replicas: no time is predicted for it.
+    /// LPT by LLM tokens into buckets, and by encoder tokens over the encoder replicas. It uses no predicted times.
     pub(crate) fn tokens(
         &self,
         step: u64,
@@ -42,7 +42,7 @@ impl StepScheduler {
         self.judged(step, batch, costs, &bucket, share)
     }
 
-    /// Balanced buckets in no particular order, those of like LLM load in one microbatch.
+    /// Balanced buckets in no particular order; buckets of similar LLM load form one microbatch.
     pub(crate) fn balanced(
         &self,
         step: u64,
@@ -97,7 +97,7 @@ pub(crate) fn with_bound(schedule: Schedule, assignment: &Assignment) -> Schedul
     Schedule { lower_bound_ns: assignment.lower_bound_ns, ..schedule }
 }
 
-/// No assignment has a smaller largest load: the mean load, and the largest sample, on either resource.
+/// A lower bound of the largest load: the mean load, or the largest sample, on either resource, whichever is largest.
 fn simple_bound(costs: &Costs, num_buckets: u32) -> u64 {
     let bound = |cost_ns: &[u64]| {
         let total: u128 = cost_ns.iter().map(|&ns| u128::from(ns)).sum();

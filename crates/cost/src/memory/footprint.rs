@@ -18,11 +18,12 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// Those of I and W, for a result of `result` bytes.
+    /// Bytes of I and W, for a result of `result` bytes.
     ///
-    /// Where they were not counted: the inputs of all weights are no more than what was kept, nor are the gradients
-    /// of their outputs, but for that of the module's own result, which the next one keeps. I has all those gradients
-    /// beside what a whole backward has, W no more than that backward. That is above any count.
+    /// Where these bytes were not counted, upper bounds are taken. The inputs of all weights are at most what the
+    /// forward kept. The gradients of their outputs are at most as much again, plus the gradient of the module's own
+    /// result, which the next module keeps. I holds all those gradients beside what a whole backward holds; W holds
+    /// at most what that backward holds.
     pub(crate) fn split(&self, result: u64) -> SplitBytes {
         self.split.unwrap_or_else(|| {
             let gradients = self.whole.saturating_add(result);

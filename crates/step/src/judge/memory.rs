@@ -7,7 +7,7 @@ use crate::scheduler::StepScheduler;
 use dflop_cost::{RankPart, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
-/// What a bucket may hold, where samples are measured by the share of it that they take.
+/// The capacity of a bucket, in the unit in which [`StepScheduler::shares`] measures samples.
 pub(crate) const SHARE_ONE: u64 = 1 << 30;
 
 /// The memory error that is nearer to fitting.

@@ -21,8 +21,8 @@ impl StepScheduler {
     /// The schedule with the action lists of `arm`, where those are predicted no slower and fit the memory budget;
     /// else as it is.
     ///
-    /// An arm that runs ahead fills the memory budget, or has all forwards free where there is none; else no more
-    /// microbatches are in flight than under 1F1B. Only [`Method::Aware`] splits the backward.
+    /// An arm that runs ahead fills the memory budget; without a budget nothing limits its forwards. Any other arm
+    /// has no more microbatches in flight than 1F1B. Only [`Method::Aware`] splits the backward.
     pub(crate) fn listed(&self, schedule: Schedule, arm: Arm) -> Result<Schedule, StepError> {
         let is_free = arm.method == Method::Aware && self.settings.pipeline_order == PipelineOrder::DataAware;
         if !is_free && !arm.is_ahead {

@@ -1,15 +1,15 @@
 //! Ramps: microbatches that are smaller where the pipeline fills and drains.
 //!
-//! While the first microbatch passes p stages, the others wait; while the last one drains, too. A small first and
-//! last microbatch shortens both, and the others grow by little:
+//! Stages wait while the first microbatch fills the p stages, and again while the last one drains. A small first and
+//! a small last microbatch shorten both waits, and the other microbatches grow only a little:
 //!
 //! ```text
 //! targets t_j: t rises from `least` to 1 over the first `front` microbatches, falls over the last `back`
 //! phantom of microbatch j, on each replica: (1 - t_j) x total / sum(t), on both resources
 //! ```
 //!
-//! The phantoms are given to the balancer as samples: where one lies, the bucket is filled by as much less. So the
-//! balancer knows nothing of ramps, and which bucket is small is its choice.
+//! The balancer gets the phantoms as samples. A bucket with a phantom gets that much less real work. So the balancer
+//! needs to know nothing of ramps, and it chooses which bucket is small.
 
 use crate::settings::StepSettings;
 use dflop_schedule::Costs;

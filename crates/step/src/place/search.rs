@@ -16,7 +16,7 @@ use dflop_types::{PipelineOrder, SampleIndex, Schedule};
 /// Actions that the search for an order of microbatches may time in a step of a second: some 3 ms on one core.
 const ORDER_ACTIONS: u64 = 1_000_000;
 
-/// Orders timed of each shape before the best are searched: those that the search begins with.
+/// Orders that are timed for each shape before the best shapes are searched: the orders with which a search begins.
 const QUICK_EVALUATIONS: u64 = 5;
 
 /// The part of the moves that a ramp gets to balance: one in this many. Single samples are moved later anyway.
@@ -110,7 +110,7 @@ impl Search<'_> {
         Ok(with_bound(self.shared(&bucket)?, &assignments[0]))
     }
 
-    /// Balanced buckets, those of like LLM load in one microbatch.
+    /// Balanced buckets; buckets of similar LLM load form one microbatch.
     pub(crate) fn of_like_load(&self) -> Result<Schedule, StepError> {
         let assignment = self.shaped(&Ramp::EVEN)?;
         let replicas = self.scheduler.settings.layout.llm.dp as usize;
@@ -124,8 +124,11 @@ impl Search<'_> {
         (self.effort.of(ORDER_ACTIONS) / self.scheduler.num_actions()).clamp(16, 8_192)
     }
 
-    /// Even buckets. Where the cap on tokens alone cannot be kept, that is the answer; beside shares of memory, which
-    /// speak too cautiously, it may be theirs.
+    /// Even buckets.
+    ///
+    /// The balancer fails where no assignment keeps the caps. Without shares of memory only the cap on tokens can be
+    /// the cause, so the error becomes one of the step that names this cap. With shares the balancer's own error is
+    /// returned: shares overstate what a sample needs, so they may be the cause although a schedule exists.
     fn even(&self) -> Result<Assignment, StepError> {
         self.shaped(&Ramp::EVEN).map_err(|error| match self.shares {
             None => tokens::of_step(self.step, error),
