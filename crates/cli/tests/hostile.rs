@@ -111,7 +111,9 @@ fn no_number_of_a_run_ends_the_report() {
         numbers(line, "", &mut places);
         for place in places {
             for number in ODD_NUMBERS {
-                files.iter().for_each(|(name, line)| write(name, line));
+                for (name, line) in &files {
+                    write(name, line);
+                }
                 let mut odd = line.clone();
                 *odd.pointer_mut(&place).unwrap() = number.into();
                 write(name, &odd);
@@ -157,8 +159,7 @@ fn secrets_and_control_characters_are_not_shown() {
         said.push_str(&fs::read_to_string(session.path(name)).unwrap());
     }
     // The first line of each answer is the command itself, as the test wrote it.
-    let said: String =
-        said.lines().filter(|line| !line.starts_with("$ dflop")).map(|line| format!("{line}\n")).collect();
+    let said = said.lines().filter(|line| !line.starts_with("$ dflop")).collect::<Vec<_>>().join("\n");
     assert!(!said.contains(secret), "{said}");
     assert!(!said.contains(['\u{1b}', '\u{202e}']), "{said}");
     assert!(said.contains("http://***@127.0.0.1:1/a.jpg?***") && said.contains("\\u{1b}[31mred"), "{said}");

@@ -100,7 +100,11 @@ fn the_share_of_a_kind_counts_beyond_chance() {
             "text samples: 20.0 % before, 30.0 % after, a change above 5 points is drift"
         ]
     );
-    assert!(many.findings[0].starts_with("encoder_tokens: mean 64.8 -> 56.7 (-12.5 %), "), "{}", many.findings[0]);
+    assert!(
+        many.findings[0].starts_with("encoder_tokens: mean 64.8 -> 56.7 (-12.5 %), "),
+        "{}",
+        many.findings[0]
+    );
 }
 
 /// Three videos of 120 samples are 2.5 % of them and a third of the encoder's work: (117 x 100 + 3 x 2000) / 120 = 147.5.
