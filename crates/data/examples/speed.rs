@@ -53,12 +53,12 @@ fn shapes(seconds: f64, list: &str, settings: &str) {
 /// Prints how many files of the list `act` takes a second, again and again, after a first round.
 fn rate(seconds: f64, list: &str, act: impl Fn(&Path)) {
     let files: Vec<PathBuf> = std::fs::read_to_string(list).unwrap().lines().map(PathBuf::from).collect();
-    for file in files {
+    for file in &files {
         act(file);
     }
     let (begin, mut num_files) = (Instant::now(), 0_u64);
     while begin.elapsed().as_secs_f64() < seconds {
-        for file in files {
+        for file in &files {
             act(file);
         }
         num_files += files.len() as u64;

@@ -155,7 +155,7 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, lines: &[String]) -> boo
         }
         Manner::Flaky if count == 1 => return refuse("500 Internal Server Error", "not now"),
         Manner::Endless => {
-            let page = [b'x'; 1 << 16];
+            let page = vec![b'x'; 1 << 16];
             let mut sent = write("404 Not Found", b"");
             while sent {
                 sent = write_some(stream, state, &page);
