@@ -70,7 +70,7 @@ fn mp4(seconds: u64) -> Vec<u8> {
     let zeros = |n: usize| vec![0_u8; n];
     let long = [1, 0, 0, 0];
     let movie = [&long[..], &zeros(16), &1_u32.to_be_bytes(), &seconds.to_be_bytes(), &zeros(80)].concat();
-    let media = [&long[..], &zeros(16), &1_u32.to_be_bytes(), &seconds.to_be_bytes(), &zeros(4)].concat();
+    let times = [&long[..], &zeros(16), &1_u32.to_be_bytes(), &seconds.to_be_bytes(), &zeros(4)].concat();
     let tkhd = [&long[..], &zeros(84), &(4_u32 << 16).to_be_bytes(), &(4_u32 << 16).to_be_bytes()].concat();
     let hdlr = [&zeros(8)[..], b"vide", &zeros(12)].concat();
     let entry = boxed(b"avc1", &[&zeros(24)[..], &[0, 4, 0, 4], &zeros(50)].concat());
@@ -79,7 +79,7 @@ fn mp4(seconds: u64) -> Vec<u8> {
     let stts =
         boxed(b"stts", &[&zeros(4)[..], &1_u32.to_be_bytes(), &1_u32.to_be_bytes(), &zeros(4)].concat());
     let minf = boxed(b"minf", &boxed(b"stbl", &[stsd, stts].concat()));
-    let mdia = boxed(b"mdia", &[boxed(b"mdhd", &media), boxed(b"hdlr", &hdlr), minf].concat());
+    let mdia = boxed(b"mdia", &[boxed(b"mdhd", &times), boxed(b"hdlr", &hdlr), minf].concat());
     let trak = boxed(b"trak", &[boxed(b"tkhd", &tkhd), mdia].concat());
     let moov = boxed(b"moov", &[boxed(b"mvhd", &movie), trak].concat());
     [boxed(b"ftyp", b"isom\0\0\0\0"), moov].concat()

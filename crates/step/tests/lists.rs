@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
 
 #[path = "../../sim/tests/common/mod.rs"]
-#[allow(dead_code, reason = "each test file takes what it needs")]
 mod common;
 
 use common::{layout, relax, steps};
