@@ -47,7 +47,7 @@ impl Module {
         self.num_table_parameters + self.operations.iter().map(Operation::num_parameters).sum::<u64>()
     }
 
-    /// Floating point operations over segments of so many tokens each (label tokens, for the head).
+    /// Floating point operations over segments of the given numbers of tokens (label tokens, for the head).
     pub fn flops(&self, segments: &[u64]) -> ModuleFlops {
         let sum = |phase| self.operations.iter().map(|o| o.work(segments, phase, 1).flops).sum();
         let recomputed = self.recomputed().iter().map(|o| o.work(segments, Phase::Forward, 1).flops).sum();

@@ -94,14 +94,14 @@ pub enum Kind {
     Attention(Attention),
     /// Work on each value alone.
     Pass(Pass),
-    /// Rows of a table of so many rows and columns, and features in the places of some.
+    /// Reads rows of a table with these numbers of rows and columns, and puts features in the place of some.
     Lookup {
         /// Rows of the table.
         rows: u64,
         /// Columns.
         width: u64,
     },
-    /// Cross entropy over so many classes, in float32.
+    /// Cross entropy over this many classes, in float32.
     Loss(u64),
 }
 

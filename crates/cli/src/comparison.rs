@@ -479,7 +479,7 @@ mod tests {
         assert!(words.contains("0.950x as fast as blind (95 %"), "{words}");
     }
 
-    /// We divide by the fastest baseline: a gain over a slower one is none.
+    /// We divide by the fastest baseline: being faster than a slower baseline is no gain.
     #[test]
     fn ours_is_held_against_the_fastest_baseline() {
         let round = |k: u64| {

@@ -51,7 +51,7 @@ pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&Give
     let cli = match args::Cli::try_parse_from(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
-            // That a closed pipe cannot be printed to is no news to anyone.
+            // Where printing fails because the pipe is closed, nobody is left to tell.
             let _ = error.print();
             return Outcome::Done(u8::try_from(error.exit_code()).unwrap_or(2));
         }

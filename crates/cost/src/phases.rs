@@ -206,8 +206,8 @@ impl Phases {
         }
     }
 
-    /// Standard error at a place: between two points the larger of theirs, as a mean of two is no less certain than
-    /// the worse of them; above the last in proportion to the size.
+    /// Standard error at a place: between two points the larger standard error of the two, as a mean of two is no
+    /// less certain than the worse of them; above the last in proportion to the size.
     fn error_at(&self, place: Place) -> u64 {
         let last = self.error_ns.len() - 1;
         match place {

@@ -62,7 +62,7 @@ impl CostSettings {
         }
     }
 
-    /// What a module of the LLM backbone runs; `has_adapters`: it was measured with those that train.
+    /// What a module of the LLM backbone runs; `has_adapters`: it was measured with adapters that train.
     pub(crate) fn llm_runs(&self, name: &str, has_adapters: bool) -> Runs {
         let trained = &self.trained;
         let trains_before = trained.encoder || trained.projector;

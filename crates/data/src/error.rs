@@ -78,7 +78,7 @@ pub enum DataError {
         /// The function, and what it raised or gave.
         cause: String,
     },
-    /// What is at fault is no sample but the configuration, the tokenizer, the chat template or the user's own function.
+    /// No sample is at fault, but the configuration, the tokenizer, the chat template or the user's own function.
     #[error("every sample of its kind would fail, {}", line(problem))]
     OfSettings {
         /// The first sample that met it.

@@ -3,7 +3,7 @@
 use dflop_types::printable;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// The text within so many columns: the middle gives way to `mark`, since paths differ at their ends.
+/// The text within this many columns: `mark` replaces the middle, since paths differ at their ends.
 pub(crate) fn cut(text: &str, columns: usize, mark: &str) -> String {
     let text = printable(text);
     if text.width() <= columns {

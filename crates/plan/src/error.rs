@@ -1,4 +1,4 @@
-//! Why there is no answer: wrong inputs. "No plan fits" is an [`crate::Outcome`], not an error.
+//! Errors of the search: wrong inputs. "No plan fits" is an [`crate::Outcome`], not an error.
 
 use dflop_cost::CostError;
 use dflop_step::StepError;

@@ -12,7 +12,7 @@ pub struct Candidate {
     pub num_microbatches: u32,
 }
 
-/// Candidates, and those that their numbers alone rule out.
+/// Candidates, and which of them are ruled out by their numbers alone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Space {
     pub(crate) candidates: Vec<Candidate>,

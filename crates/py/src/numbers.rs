@@ -1,4 +1,4 @@
-//! Integers from Python: lists, and the arrays and tensors that give one; what is none is named.
+//! Integers from Python: lists, and arrays and tensors that convert to one. An entry that is not an integer is named.
 
 use crate::error::{Kind, raise};
 use pyo3::exceptions::PyTypeError;

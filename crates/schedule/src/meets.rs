@@ -1,9 +1,9 @@
 //! What ranks wait for, and the assignment that makes them wait least.
 //!
-//! Data-parallel ranks that meet once a step wait for the rank with the most work, whatever it is made of. Ranks
-//! that meet in each layer wait for the slowest encoder and then for the slowest LLM of each microbatch. In a
-//! pipeline the encoder's stage and the LLM's stages work at the same time. So each layout has an objective of
-//! its own, and an assignment that is even by one of them may be far from even by another.
+//! Data-parallel ranks that meet once a step wait for the rank with the most work, whichever component the work
+//! belongs to. Ranks that meet in each layer wait for the slowest encoder and then for the slowest LLM of each
+//! microbatch. In a pipeline the encoder's stage and the LLM's stages work at the same time. So each layout has an
+//! objective of its own, and an assignment that is even by one of them may be far from even by another.
 
 use crate::assignment::{Assignment, sums};
 use crate::bounds::lower_bound;
@@ -61,7 +61,7 @@ impl FromStr for Meets {
 impl Meets {
     /// What the ranks wait for under these loads of the buckets, in nanoseconds; 0 without buckets.
     ///
-    /// `num_microbatches` are the buckets that a rank takes in a step; their number divides that of the buckets.
+    /// `num_microbatches` is the number of buckets that a rank takes in a step; it must divide the number of buckets.
     pub fn wait_ns(self, encoder_load_ns: &[u64], llm_load_ns: &[u64], num_microbatches: u32) -> u64 {
         let largest = |loads: &[u64]| loads.iter().copied().max().unwrap_or(0);
         let num_ranks = (encoder_load_ns.len() / num_microbatches.max(1) as usize).max(1);
@@ -367,7 +367,7 @@ impl Search<'_> {
         self.grouped(&self.divided_by(bounds, weight))
     }
 
-    /// The buckets that `costs` give, which count those of the batch in units of their own, put into microbatches.
+    /// The buckets found for `costs` (the costs of the batch in another unit), put into microbatches.
     fn grouped(&self, costs: &Costs) -> Result<Assignment, BalanceError> {
         let found = schedule_to(costs, self.limits, self.precision, &self.stop)?;
         let load = |column: &[u64]| sums(column, &found.bucket, self.limits.num_buckets);
@@ -396,7 +396,8 @@ impl Search<'_> {
     }
 }
 
-/// The samples of the first microbatch, and those that are left; both costliest first, as `samples` are.
+/// The samples of the first microbatch, and the samples that are left. Both lists are costliest first, as `samples`
+/// is.
 ///
 /// `places` are the buckets that all of `samples` must fill.
 fn first_microbatch(

@@ -54,7 +54,7 @@ pub(crate) fn best_fit(sizes: &[Size], caps: Size, num_buckets: usize) -> Option
 /// How many of the first samples of `costs` fit the buckets of `limits` under their caps, as far as [`schedule`] finds a
 /// packing of them for certain.
 ///
-/// At least as many as there are buckets, if there are so many samples; all of them without a cap.
+/// At least as many samples as buckets, if there are enough samples; all samples without a cap.
 ///
 /// *Complexity*: O(n log^2 n).
 ///

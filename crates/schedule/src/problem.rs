@@ -22,7 +22,7 @@ pub(crate) fn minus(a: Pair, b: Pair) -> Pair {
 /// Samples a bucket up to which they are few: sets can be listed, and mixtures matter more than exchanges.
 const FEW_PER_BUCKET: usize = 6;
 
-/// Whether few of so many samples share one of so many buckets.
+/// Whether few samples share a bucket, for this many samples and buckets.
 pub(crate) fn are_few(num_samples: usize, num_buckets: usize) -> bool {
     num_samples <= FEW_PER_BUCKET * num_buckets
 }
@@ -57,7 +57,7 @@ pub(crate) struct Problem {
 impl Problem {
     /// The problem of checked `costs`. *Complexity*: O(n log n).
     pub(crate) fn new(costs: &Costs, limits: &Limits) -> Self {
-        // A cap that no sum can pass is none, and without a cap a size plays no part, not even as a tie-break.
+        // A cap that no sum can pass counts as no cap. Without a cap a size plays no part, not even as a tie-break.
         let caps =
             [limits.bucket_bytes_max, limits.bucket_tokens_max].map(|cap| cap.filter(|&cap| cap < TOTAL_MAX));
         let columns = [

@@ -176,7 +176,7 @@ impl Graph {
         self.lists.num_ranks()
     }
 
-    /// Number of slots, those that no action takes included.
+    /// Number of slots, including slots that no action takes.
     pub(crate) fn num_slots(&self) -> usize {
         self.places.len() * self.lists.width
     }

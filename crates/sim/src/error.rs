@@ -33,7 +33,7 @@ pub enum SimError {
          which waits at `{input_action}`"
     )]
     Deadlock {
-        /// The lowest rank of those that wait in a circle.
+        /// The lowest of the ranks that wait in a circle.
         rank: Rank,
         /// The action it cannot start.
         action: Action,
@@ -88,7 +88,7 @@ pub enum Problem {
     Zero {
         /// The place.
         path: String,
-        /// What there is none of, in the singular.
+        /// The name of what is missing, in the singular.
         what: &'static str,
     },
     /// Two parts of the input differ in a count.

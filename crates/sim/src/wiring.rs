@@ -1,7 +1,7 @@
 //! Wiring: which rank waits for which, as the data flows through a step.
 //!
-//! A place is a stage of one replica. Its actions wait for those of the places next to it in its own replica, and over
-//! the boundary for those replicas of the other component that share samples of the microbatch with it.
+//! A place is a stage of one replica. Its actions wait for the actions of the neighbouring places in its own replica,
+//! and over the boundary for those replicas of the other component that share samples of the microbatch with it.
 
 use dflop_types::StageIndex;
 
@@ -54,7 +54,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// No rows yet, for so many replicas a microbatch.
+    /// No rows yet, for this many replicas in each microbatch.
     pub(crate) fn new(replicas: usize) -> Self {
         Self { replicas, starts: vec![0], ranks: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Why there is no schedule: wrong inputs, or a global batch that fits no rank.
+//! Why a global batch gets no schedule: the inputs are wrong, or the batch does not fit on the ranks.
 
 use dflop_cost::CostError;
 use dflop_schedule::BalanceError;
@@ -12,7 +12,7 @@ pub enum StepError {
     /// There is nothing to schedule.
     #[error("the data profile has 0 samples, at least 1 is needed")]
     NoSamples,
-    /// Smaller global batches shall be left out, and there is no other.
+    /// Smaller global batches shall be left out, but every global batch is smaller.
     #[error(
         "{num_samples} samples are fewer than one global batch of {global_batch_size}, and a smaller one is left out"
     )]
@@ -58,7 +58,7 @@ pub enum StepError {
         /// Layers there are.
         layers: u32,
     },
-    /// Several pipeline stages, and a head whose matrix is that of the embedding.
+    /// Several pipeline stages, but the head and the embedding share one matrix.
     #[error("llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1")]
     TiedStages {
         /// Stages asked for.

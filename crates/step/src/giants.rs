@@ -9,7 +9,7 @@ use thiserror::Error;
 /// What becomes of a giant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum GiantPolicy {
-    /// It is trained in its own step; where memory asks for it, in a pipeline that is empty around it.
+    /// It is trained in its own step. Where memory requires it, the pipeline is empty around it.
     #[default]
     Alone,
     /// As `Alone`, but giants by tokens wait for each other: [`GlobalBatches::with_deferred`].
@@ -65,7 +65,8 @@ pub fn giants<'a>(
 }
 
 impl GlobalBatches {
-    /// The same batches under a rule for giants; `shapes` are those of the data profile, by sample index.
+    /// The same batches under a rule for giants. `shapes` are the shapes of all samples of the data profile, by
+    /// sample index.
     ///
     /// # Errors
     /// [`StepError::GiantTokens`] where the rule refuses a sample, [`StepError::UnknownSample`] for more shapes than

@@ -62,7 +62,7 @@ pub(crate) struct BatchCosts {
 }
 
 impl StepScheduler {
-    /// A scheduler for `settings`; `shapes` are those of the data profile, by sample index.
+    /// A scheduler for `settings`. `shapes` are the shapes of all samples of the data profile, by sample index.
     ///
     /// # Errors
     /// As [`StepSettings::stages`].

@@ -1,7 +1,8 @@
 //! The cap on LLM tokens in the scheduler: who keeps it, and the errors where it does not hold.
 //!
-//! Tokens are exact where bytes are predicted: a bucket (microbatch x LLM replica) has the sum of its samples' tokens,
-//! so the cap goes to the balancer as it is, and no schedule needs a second look but those of arms that do not know it.
+//! Tokens are exact where bytes are predicted: a bucket (microbatch x LLM replica) has the sum of its samples'
+//! tokens, so the cap goes to the balancer as it is, and only schedules of arms that do not know it must be checked
+//! afterwards.
 
 use crate::error::StepError;
 use crate::scheduler::StepScheduler;

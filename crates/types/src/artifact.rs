@@ -232,7 +232,7 @@ pub fn write_text(path: &Path, kind: &str, text: &str) -> Result<(), ArtifactErr
 /// The most symbolic links that a path may lead through, as in Linux.
 const LINKS_MAX: u32 = 40;
 
-/// Where the symbolic links at `path` lead, be there a file or not; `path` itself where it is no link.
+/// Where the symbolic links at `path` lead, whether or not a file is there; `path` itself where it is not a link.
 pub fn follow_links(path: &Path) -> PathBuf {
     let mut target = path.to_owned();
     for _ in 0..LINKS_MAX {

@@ -77,7 +77,7 @@ impl Layout {
         self.encoder.num_ranks() + self.llm.num_ranks()
     }
 
-    /// Stages a microbatch passes: those of the encoder, then those of the LLM backbone.
+    /// Number of stages a microbatch passes: the encoder's stages, then the LLM backbone's.
     pub const fn num_stages(&self) -> u32 {
         self.encoder.pp + self.llm.pp
     }

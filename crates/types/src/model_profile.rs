@@ -110,7 +110,7 @@ pub struct Variant {
     pub lora_rank: u32,
     /// Whether the times hold the collectives (measured on as many ranks); if not, one device ran one cut alone.
     pub has_collectives: bool,
-    /// Modules by name, as in [`ModelProfile::modules`]; those that the variant does not change may be left out.
+    /// Modules by name, as in [`ModelProfile::modules`]. Modules that the variant does not change may be left out.
     pub modules: BTreeMap<String, ModuleProfile>,
 }
 
@@ -193,7 +193,7 @@ pub struct LinkProfile {
 pub struct Network {
     /// `gloo` or `nccl`; empty where nothing was measured.
     pub backend: String,
-    /// Whether the numbers are those of a table of hardware, not measured.
+    /// Whether the numbers come from a table of hardware and were not measured.
     pub is_assumed: bool,
     /// What is known; where nothing is, transfers are taken as free and marked.
     pub links: Vec<LinkProfile>,

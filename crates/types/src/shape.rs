@@ -87,7 +87,7 @@ impl SampleShape {
 
     /// Number of parts that can be encoded apart; 0 for a text-only sample.
     ///
-    /// *Not modelled*: more than `u32::MAX` parts, which count as so many.
+    /// *Not modelled*: more than `u32::MAX` parts; they count as `u32::MAX`.
     pub fn num_parts(&self) -> u32 {
         if self.encoder_parts.is_empty() {
             return u32::from(!self.encoder_segments.is_empty());

@@ -100,7 +100,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         for arm in ArmSummary::all(&found.metrics) {
             outln!("{}: {}", arm.arm, arm.words());
         }
-        // One of an earlier comparison would speak of a run that is no longer here.
+        // A file of an earlier comparison would describe a run that is no longer here.
         let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
     }
     outln!("report: {}", out.display());

@@ -20,14 +20,14 @@ pub(crate) struct Piece {
     pub(crate) is_head: bool,
     /// Equal layers.
     pub(crate) count: u64,
-    /// Of `kept`, that of each layer but the first.
+    /// The part of `kept` that belongs to each layer but the first.
     pub(crate) kept_of_one: u64,
     /// Of one layer.
     pub(crate) split: SplitBytes,
 }
 
 impl Piece {
-    /// `count` equal layers, each with a result of so many bytes.
+    /// `count` equal layers, each with a result of this many bytes.
     pub(crate) fn new(of_one: &Bytes, count: u64, result: u64) -> Self {
         Self {
             kept: of_one.kept.saturating_mul(count),

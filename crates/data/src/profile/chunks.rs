@@ -13,7 +13,7 @@ use std::sync::mpsc::SyncSender;
 pub(crate) struct Limits {
     /// Records of a chunk, at most.
     pub(crate) records: usize,
-    /// A chunk ends with the record that brings it to so many bytes.
+    /// A chunk ends with the record that brings it to this many bytes.
     pub(crate) bytes: usize,
 }
 

@@ -10,7 +10,8 @@ use dflop_types::{DatasetHasher, Problem, ProfiledSample, counted};
 #[derive(Debug)]
 pub(crate) struct Rejected {
     pub(crate) problem: Problem,
-    /// Whether it is no fault of the sample: no policy goes on without what others would lack too.
+    /// Whether the sample is not at fault. Then every policy ends the command, because other samples would fail for
+    /// the same reason.
     pub(crate) is_of_settings: bool,
 }
 

@@ -56,7 +56,7 @@ pub struct ProfileSettings {
     pub seed: u64,
     /// The shape rule, where it is not that of the model's `model_type`.
     pub family: Option<GivenFamily>,
-    /// Profile only so many samples, drawn at random and in proportion from each source; `None`: all.
+    /// Profile only this many samples, drawn at random and in proportion from each source; `None`: all.
     pub sample: Option<u64>,
     /// Profile only this part of the dataset: a contiguous block of each source; `None`: the whole.
     pub part: Option<ProfilePart>,

@@ -15,7 +15,7 @@ const SHOWN: usize = 5;
 const IN_NAMES: [&str; 7] = ["image", "img", "video", "audio", "media", "picture", "photo"];
 /// Other names of media, beside the endings of their files.
 const NAMES: [&str; 5] = ["file_name", "filename", "file_names", "frames", "sound"];
-/// Text of so many bytes without a space, under a name of media, is a medium in base64.
+/// Text of at least this many bytes without a space, in a field named like media, counts as a medium in base64.
 const BASE64_BYTES: usize = 256;
 
 /// A field that is not read.

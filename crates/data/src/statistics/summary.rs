@@ -57,7 +57,8 @@ pub struct Share {
     pub label_tokens: u64,
 }
 
-/// How one size is spread over the samples. Percentiles are sizes of samples: the smallest that so many do not pass.
+/// How one size is spread over the samples. A percentile is the size of a sample: the smallest size that this share
+/// of the samples does not exceed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     /// `encoder_tokens`, `llm_tokens` or `label_tokens`.
@@ -80,7 +81,7 @@ pub struct Distribution {
     pub bin_tokens: u64,
     /// Samples in each bin, from size 0 to the largest.
     pub bins: Vec<u64>,
-    /// How sure mean and percentiles are, where they are those of a random sample.
+    /// How certain mean and percentiles are, where the profile is of a random sample.
     #[serde(default)]
     pub intervals: Option<Intervals>,
 }

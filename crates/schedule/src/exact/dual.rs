@@ -12,7 +12,7 @@ const ROUNDS_MAX: usize = 400;
 /// Sets that one search may add to the linear program, for each sample.
 const SETS_PER_SAMPLE: usize = 2;
 
-/// Sets of the linear program for each sample, beyond which those of little worth are forgotten.
+/// Number of sets of the linear program, for each sample, beyond which sets of little worth are dropped.
 const POOL_PER_SAMPLE: usize = 8;
 
 /// Worths whose sum is this near the linear program's are as good as its own.

@@ -54,7 +54,7 @@ impl Solver<'_, '_, '_> {
         }
     }
 
-    /// Buckets for the samples of these buckets of which the worst is better than theirs.
+    /// New buckets for the samples of these buckets, whose worst bucket is better than the worst of the old ones.
     fn settle_part(&mut self, buckets: &Buckets, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
         let problem = self.buckets.problem;
         let samples: Vec<u32> =

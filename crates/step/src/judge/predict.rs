@@ -129,7 +129,7 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
         (0..tail_ns.len()).map(|rank| columns.iter().map(|c| of(&c.predictions[rank])).collect()).collect()
     };
     let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
-    // The simulator takes one transfer time for the step: that of the mean message.
+    // The simulator takes one transfer time for the whole step: the time of a message of mean size.
     let mean_tokens = sum(|c| c.sent_tokens).div_ceil(sum(|c| c.num_messages).max(1));
     let count =
         |of: fn(&&Prediction) -> bool| columns.iter().flat_map(|c| &c.predictions).filter(of).count() as u64;

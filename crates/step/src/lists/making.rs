@@ -109,9 +109,9 @@ pub fn data_aware(
 /// The action list of every rank, made for the durations of `input` within what `holding` allows.
 ///
 /// All ranks run forwards and backwards through the microbatches in one order, which may be another than the one
-/// given. With `is_split` and times of I and W, backwards are split where that is no slower. The lists never
-/// deadlock, and are never slower than those of 1F1B (nor, where backwards are split, of zero-bubble) if `holding`
-/// allows these. The same arguments give the same lists on any machine.
+/// given. With `is_split` and times of I and W, backwards are split where that does not make the step slower. The
+/// lists never deadlock, and are never slower than those of 1F1B (nor, where backwards are split, of zero-bubble) if
+/// `holding` allows these. The same arguments give the same lists on any machine.
 ///
 /// *Complexity*: O(`effort` x log) and at least one pass of O(n log n) for n actions: `effort` is how many actions
 /// may be placed over all passes, some ten million a second.

@@ -52,7 +52,7 @@ fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
 }
 
 impl StepScheduler {
-    /// The same scheduler for a cluster with so many ranks in a node: among placements that are as even, encoder
+    /// The same scheduler for a cluster with this many ranks in a node: among placements that are as even, encoder
     /// replicas send to LLM replicas of their own node.
     ///
     /// # Errors

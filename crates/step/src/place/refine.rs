@@ -239,7 +239,7 @@ impl Search<'_> {
     }
 }
 
-/// Trials of a step of so many actions, with so many samples in a microbatch.
+/// Number of trials for a step with this many actions and this many samples in a microbatch.
 fn num_trials(effort: Effort, num_actions: u64, of_microbatch: u64) -> u64 {
     effort.of(ACTIONS) / (TRIAL_ACTIONS.max(SAMPLE_ACTIONS * of_microbatch) + num_actions)
 }
