@@ -13,9 +13,9 @@ pub struct Prediction {
     /// Gradient of the weights alone (W), after I, in nanoseconds; 0 where nothing trains, and where the profile does
     /// not hold it.
     pub weight_ns: u64,
-    /// Standard error of `forward_ns` plus `backward_ns` that the spread of the measured points leaves, in
-    /// nanoseconds: no more than this, as the errors of all parts are added as if they all fell to one side. The
-    /// error of the model itself is not in it.
+    /// Upper bound of the standard error of `forward_ns` plus `backward_ns` that comes from the spread of the
+    /// measured points, in nanoseconds. It is an upper bound because the errors of all parts are added up as if they
+    /// all had the same sign. The error of the model itself is not in it.
     pub uncertainty_ns: u64,
     /// Whether a curve was asked outside its measured range, or for segments unlike those it was measured with.
     pub extrapolated: bool,
@@ -44,7 +44,7 @@ impl Prediction {
         self.assumed |= one.assumed;
     }
 
-    /// Makes the backward longer, and that of its halves which runs first.
+    /// Makes the backward longer, and the half of the backward that runs first.
     pub(crate) fn lengthen(&mut self, ns: u64, is_of_weight: bool) {
         self.backward_ns = self.backward_ns.saturating_add(ns);
         let half = if is_of_weight { &mut self.weight_ns } else { &mut self.input_ns };

@@ -1,7 +1,7 @@
-//! The same global batches in other ways on the same ranks: what a plan is held against.
+//! The baselines that a plan is compared with: other ways to run the same global batches on the same ranks.
 //!
-//! Every way gets what ours gets: the memory budget, the cap on tokens, and forwards that run ahead. A way that cannot
-//! run is said to be refused, with what it lacks, and no ratio is formed with it.
+//! Every way gets what ours gets: the memory budget, the cap on tokens, and forwards that run ahead. A way that
+//! cannot run is reported as refused, with the reason, and no ratio is formed with it.
 
 use crate::data_parallel::DataParallel;
 use dflop_step::{Arm, Method, StepError, StepScheduler};

@@ -1,12 +1,12 @@
-//! What cannot fit whatever the schedule, found without scheduling: one sample alone on its ranks.
+//! Candidates that no schedule can fit into memory, found without scheduling: one sample alone overfills a rank.
 
 use dflop_cost::{CostModel, RankPart, StageLayers};
 use dflop_step::StepScheduler;
 use dflop_types::{MicrobatchShape, Rejection, SampleShape};
 use std::cmp::Reverse;
 
-/// Positions of the samples that ask most of a rank alone: in the encoder, in a layer, in the head. Each
-/// stands for what a data profile may hold beside the sampled batches.
+/// Positions of the samples that need most memory alone: in the encoder, in a layer, in the head. They may lie
+/// outside the sampled batches, so they are checked separately.
 pub(crate) fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
     let layer = RankPart::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
     let asks: [&dyn Fn(&SampleShape) -> u64; 3] = [

@@ -29,7 +29,7 @@ pub struct Outcome {
     pub rejections: Vec<RejectionCount>,
     /// Why the search ended.
     pub stop: StopReason,
-    /// Candidates in all, those rejected by their numbers alone included.
+    /// Number of all candidates, including candidates rejected by their numbers alone.
     pub num_candidates: u64,
     /// Candidates judged on all sampled batches.
     pub num_judged: u64,
@@ -74,7 +74,7 @@ impl Outcome {
         })
     }
 
-    /// What the plan is chosen from, and what it is held to.
+    /// The candidates from which the plan is chosen, and the limits that it must keep.
     const fn searched(&self) -> SearchedSpace {
         SearchedSpace {
             num_candidates: self.num_candidates,

@@ -72,9 +72,9 @@ impl Balance {
 ///
 /// `meets` says what ranks wait for, and so what is made even:
 ///
-/// - `step` (DDP, ZeRO-1, ZeRO-2): the encoder's and the LLM's work together, summed over the buckets that a rank takes.
-/// - `phase` (FSDP, ZeRO-3): the encoder's work and the LLM's work of each microbatch, apart.
-/// - `pipeline` (encoder and LLM on different ranks): the larger of both in each bucket.
+/// - `step` (DDP, ZeRO-1, ZeRO-2): the sum of encoder and LLM work over all buckets that a rank takes.
+/// - `phase` (FSDP, ZeRO-3): the encoder work and, separately, the LLM work of each microbatch.
+/// - `pipeline` (encoder and LLM on different ranks): the larger of encoder and LLM work in each bucket.
 ///
 /// Args:
 ///     encoder_ns: Cost of each sample on the encoder, as integers in any unit; 0 for text. A sequence, array or tensor.

@@ -86,14 +86,12 @@ pub const NEAR: u32 = 12;
 /// As [`crate::schedule_until`], for ranks that meet as `meets` says and take `num_microbatches` buckets each in a step.
 ///
 /// `limits.num_buckets` counts the buckets of all ranks. The answer's `max_load_ns` is [`Meets::wait_ns`], and its
-/// bound is of that. With [`Meets::Pipeline`] it is the answer of [`crate::schedule_until`], bit by bit, whatever
-/// `num_microbatches` is. `near` ends the search that many powers of two near the bound ([`NEAR`]); 0: only at it.
+/// bound is a lower bound of the same quantity. With [`Meets::Pipeline`] it is the answer of
+/// [`crate::schedule_until`], bit by bit, whatever `num_microbatches` is. `near` ends the search once the worst load
+/// is within bound / 2^`near` of the bound ([`NEAR`]); 0: only at the bound.
 ///
 /// - `Step`: ranks are filled by the sum of both costs, and what each holds is then divided into its microbatches. Where
 ///   that leaves a microbatch over a cap, all buckets are filled under the caps and shared out to ranks.
-/// - `Phase`: let A and B be lower bounds of the largest encoder and LLM load. No assignment makes ranks wait less
-///   than A + B; one whose loads exceed neither t A nor t B makes them wait t (A + B) at most. So both costs are
-///   divided by their bound, and the two-resource search makes t small.
 ///
 /// # Errors
 /// As [`crate::schedule`]; [`BalanceError::Undivided`] where the microbatches do not divide the buckets.
@@ -320,12 +318,13 @@ impl Search<'_> {
         Ok(best)
     }
 
-    /// Microbatches of different size, each as even over the ranks as it gets; `None` for a single one, and under caps.
+    /// Microbatches of different size, each as even over the ranks as possible; `None` for a single microbatch, and
+    /// under caps.
     ///
-    /// A sample larger than a mean bucket makes its microbatch long for all ranks, whatever the others hold: so they hold as
-    /// much in that microbatch, and all later ones are shorter. Microbatch by microbatch, the samples that are left go,
-    /// costliest first, to the rank with the least load, as long as no load passes the mean of what is left or the
-    /// costliest sample; the last microbatch takes the rest.
+    /// A sample larger than a mean bucket makes its microbatch long for all ranks. So the other ranks get as much
+    /// work in that microbatch, and all later microbatches become shorter. Microbatch by microbatch, the samples that
+    /// are left go, costliest first, to the rank with the least load, as long as no load passes the mean of what is
+    /// left or the costliest sample; the last microbatch takes the rest.
     fn by_microbatches(&self, bounds: [u64; 2]) -> Result<Option<Assignment>, BalanceError> {
         let is_capped = self.limits.bucket_bytes_max.is_some() || self.limits.bucket_tokens_max.is_some();
         if self.num_microbatches == 1 || is_capped {

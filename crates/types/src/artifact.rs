@@ -242,11 +242,12 @@ pub fn follow_links(path: &Path) -> PathBuf {
     target
 }
 
-/// The file that takes the place of `path` when a `kind` is written there: the one that links lead to, so that they stay.
+/// The file to replace when a `kind` is written to `path`: the file that symbolic links lead to, so that the links
+/// stay.
 ///
-/// Replaced is a file of the same kind, whatever its version, and an empty file. Everything else stays: a directory,
-/// device, pipe or socket, which a rename would take the place of; an artifact of another kind; YAML, which a person
-/// wrote; and a file of which dflop cannot tell that it made it, as a model's `config.json`.
+/// A file of the same kind, of any version, may be replaced, and an empty file too. Everything else is refused: a
+/// directory, device, pipe or socket, which a rename would remove; an artifact of another kind; YAML, which a person
+/// wrote; and any file that dflop cannot recognise as its own, for example a model's `config.json`.
 ///
 /// # Errors
 /// [`ArtifactError::Taken`]; [`ArtifactError::Io`] where links lead round in a circle, or the path through a file.

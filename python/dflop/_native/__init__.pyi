@@ -83,14 +83,15 @@ def balance(
 
     `meets` is what they wait for. `step` (DDP, ZeRO-1, ZeRO-2): the largest sum of encoder and LLM work that
     a rank has in a step. `phase` (ZeRO-3, FSDP): the largest encoder load and the largest LLM load of each
-    microbatch. `pipeline`: the largest load of a bucket on either component. A rank takes `num_microbatches`
-    buckets in a step; `num_buckets` counts those of all ranks. None: the fewest, a multiple of
-    `num_microbatches`, for which a packing under the caps is found.
+    microbatch. `pipeline`: the largest load of a bucket on either component. A rank takes
+    `num_microbatches` buckets in a step; `num_buckets` counts the buckets of all ranks. With None it is the
+    smallest multiple of `num_microbatches` for which a packing under the caps is found.
 
-    `exact` adds an exact search where few samples share a bucket, of about a second at most; up to 48 samples
-    have a short one without it. The caps are hard and need the sizes of their unit; ScheduleError where they
-    cannot be kept, or for unsound input, such as a number out of its range; TypeError for what is no integer.
-    Each says which entry. Ctrl-C ends the search: KeyboardInterrupt.
+    `exact` adds an exact search where few samples share a bucket; it takes about a second at most. Batches
+    of up to 48 samples get a short exact search without it. The caps are hard. A cap on bytes needs
+    `bytes`, a cap on tokens needs `tokens`. Raises ScheduleError where the caps cannot be kept, or for
+    unsound input, such as a number out of its range; TypeError for an entry that is not an integer. Each
+    error says which entry. Ctrl-C ends the search with KeyboardInterrupt.
     """
 
 @final
@@ -159,7 +160,7 @@ class SampleCosts:
 
     Chunks are the bytes of whole rows, in the machine's order; the code is a letter of `struct`: `d`, `f`,
     or an integer. A cut is (buckets, microbatches of a rank, `meets`, most bytes, most tokens, seed).
-    ScheduleError for a number that is none, of negative sign, or past what the search can add up.
+    ScheduleError for an entry that is not a number, is negative, or is larger than the search can add up.
     """
 
     num_bad: int

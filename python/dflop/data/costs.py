@@ -118,17 +118,18 @@ def costs(
         dtype: Its numbers: `bfloat16`, `float16` or `float32`.
         cost: Gives `(encoder cost, LLM cost)` for each entry of `source`, or for each (encoder tokens, LLM
             tokens) of a data profile.
-        batch_size: Samples of a microbatch, about: what a sample adds to it is read around that size.
+        batch_size: About how many samples a microbatch has: the cost of a sample is what it adds to a
+        microbatch of that size.
         num_samples: Samples of the dataset, where `source` is a function.
         tokens: LLM tokens of each sample, for `max_tokens`; shapes and profiles have them.
         bytes: Bytes that each sample takes on a device, for `max_bytes`; with a model profile or a `model`
-            they are those of its activations.
+            they are the bytes of its activations.
 
     Returns:
-        The costs, frozen. A warning says where some are outside of what was measured.
+        The costs, frozen. A warning counts the samples outside the measured range.
 
     Raises:
-        ValueError: A number or entry that is none, or arguments that exclude each other.
+        ValueError: An entry that is not a cost, or arguments that exclude each other.
         FileNotFoundError: There is no such profile.
         ArtifactError: The file is not a profile, or one whose rows have no position in a dataset.
     """

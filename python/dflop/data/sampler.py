@@ -41,23 +41,24 @@ class _Place:
 
 
 class BalancedBatchSampler:
-    """Lists of sample indices whose work is even, for the `batch_sampler` of a DataLoader.
+    """Lists of sample indices with about equal work, for the `batch_sampler` of a DataLoader.
 
     Each global batch of `batch_size * num_buckets` samples is balanced into `num_buckets` buckets: one a
     replica, or several a replica where gradients are accumulated. Buckets hold different numbers of samples,
-    `batch_size` on average, and about equal work: `meets` says which work, as replicas that meet once a step
-    wait for other things than those that meet in each layer. The samples of a global batch are those of the
-    shuffled order, so balancing changes no batch statistics, only which replica computes what.
+    `batch_size` on average, and about equal work. `meets` says which work is made equal: replicas that meet
+    once a step wait for another sum of work than replicas that meet in each layer. A global batch has the
+    same samples as the shuffled order gives it. So balancing changes no batch statistics, only which
+    replica computes what.
 
     With `max_tokens` (or `max_bytes`) no bucket ever holds more. Beside a `batch_size` that is a cap: a
     global batch that cannot keep it is an error. Without a `batch_size` each global batch takes as many
     samples of the order as fit, so that their number varies.
 
-    One giant in a global batch makes all replicas but one wait; as many as there are buckets do so once. With
-    `giant_llm_cost`, samples above it wait for each other: of each `giant_steps_max + 1` global batches in a
-    row they stand at the end and the others move up, so that none is trained more than `giant_steps_max`
-    global batches later than else. That changes which samples form a global batch, so it is off unless asked
-    for.
+    One giant in a global batch makes all replicas but one wait. As many giants as there are buckets, in one
+    global batch, cause that wait only once. With `giant_llm_cost`, samples above it wait for each other: in
+    each window of `giant_steps_max + 1` global batches they move to the end, and the other samples move up.
+    So none is trained more than `giant_steps_max` global batches later than without it. That changes which
+    samples form a global batch, so it is off unless you ask for it.
 
     Each sample comes exactly once an epoch over all replicas, and each replica yields the same number of
     batches. The last global batch is smaller rather than dropped; where it has fewer samples than there are
@@ -68,12 +69,14 @@ class BalancedBatchSampler:
     sampler can be copied and pickled; the copy starts where the last state was loaded, or at the epoch's
     begin.
 
-    An index is a position in the user's dataset: of costs and shapes, that of their entry; of a data profile,
-    that of the record among all that its mixture takes, source after source in their order (of one JSONL
-    file, the line without empty ones). Bad samples, which a profile leaves out or replaces by a neighbour
-    (`data.on_bad_sample`), keep their place and never come: a warning says how many. A profile is refused
-    where such a position is not known: of a part, of a random sample (`--sample`), and of a mixture that
-    passes over records (`random:`, `end:`). With `first:` the dataset must hold only the first, too.
+    An index is a position in the user's dataset. With costs or shapes it is the position of their entry.
+    With a data profile it is the position of the record among all records of its mixture, source after
+    source in their order (for one JSONL file: the number of the line, without counting empty lines). Bad
+    samples, which a profile leaves out or replaces by a neighbour (`data.on_bad_sample`), keep their
+    position, but it never comes: a warning says how many there are. A profile is refused where these
+    positions are not known: a profile of a part, of a random sample (`--sample`), or of a mixture that
+    passes over records (`random:`, `end:`). With `first:` the dataset must hold only the first records,
+    too.
 
     NOTE: averaging a loss per batch gives samples of small buckets too much weight. Sum the loss and divide
     by the label tokens (or samples) of the global batch to keep the gradient that unbalanced batches give;
@@ -109,7 +112,7 @@ class BalancedBatchSampler:
                 where they meet in each component of each microbatch (ZeRO-3, FSDP), `pipeline` where the
                 encoder and the LLM stand on different ranks. `dflop.balance` says what each makes even.
             num_buckets: Buckets of a global batch, a multiple of `num_replicas`, which is the default.
-            seed: Of the order of samples and of ties in balancing; equal on all replicas.
+            seed: Seed of the order of samples and of ties in balancing; must be equal on all replicas.
             shuffle: New order each epoch; otherwise the order of the data.
             drop_last: Leave out the last global batch of an epoch where it is smaller; without a
                 `batch_size`, where it has fewer samples than there are buckets.
@@ -117,8 +120,8 @@ class BalancedBatchSampler:
                 tokens=)`.
             max_bytes: The most bytes of a bucket; they need `dflop.costs(..., bytes=)`.
             num_samples: Samples of the dataset, where `source` is a function of the index.
-            giant_llm_cost: Samples whose LLM cost (as given; of shapes and profiles, `llm_tokens`) is above
-                it are giants, which wait for each other; None: none is.
+            giant_llm_cost: Samples whose LLM cost (as given; `llm_tokens` for shapes and profiles) is above
+                this are giants, which wait for each other; None: no sample is a giant.
             giant_steps_max: Global batches that a giant may be late, at most.
 
         Raises:

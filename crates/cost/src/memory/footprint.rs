@@ -97,7 +97,7 @@ struct SplitCurves {
 }
 
 impl SplitCurves {
-    /// Those of a module; `None` where one of its points lacks them.
+    /// The curves of a module; `None` where one of its points lacks the split.
     fn new(module: &'static str, measured: &MeasuredCurve) -> Result<Option<Self>, CostError> {
         let points: Option<Vec<(u64, SplitBytes)>> =
             measured.points.iter().map(|point| Some((point.size, point.split?))).collect();
@@ -161,10 +161,10 @@ impl Footprint {
         Ok(Self { kept, workspace, recomputed, split, runs })
     }
 
-    /// What one of it takes for `total` tokens in these segments (count, tokens); nothing for no tokens.
+    /// Bytes of one such module for `total` tokens in these segments (count, tokens); nothing for no tokens.
     ///
-    /// What is not kept all the same exists while the module runs: in a forward without a backward, and where
-    /// the backward makes it again.
+    /// Tensors that are not kept exist while the module runs, too: in a forward without a backward, and where the
+    /// backward computes them again.
     pub(crate) fn at<S: Iterator<Item = (u64, u64)> + Clone>(&self, total: u64, segments: S) -> Bytes {
         if total == 0 {
             return Bytes { split: Some(SplitBytes::default()), ..Bytes::default() };

@@ -151,8 +151,9 @@ impl Solver<'_, '_, '_> {
     /// Looks for sets that are worth more than 1 where the samples are worth `point`, and keeps that point,
     /// scaled so that no set is worth more than 1, if it has a larger sum than `worth`. `None` where the work ended.
     ///
-    /// A proof needs no more than that no set is worth the m-th part of all: mostly that is more than 1, and told
-    /// far sooner. With `is_close` the most that a set is worth is found all the same.
+    /// For a proof it is enough that no set is worth the m-th part of the worth of all samples. That part is mostly
+    /// above 1, so this is answered much sooner than what the best set is worth. With `is_close` the worth of the
+    /// best set is found nevertheless.
     fn weigh(&mut self, point: &[f64], room: &Weight, is_close: bool) -> Option<Weighed> {
         let m = self.num_buckets().cast_signed() as i64;
         let value: Vec<i64> = point.iter().map(|&worth| (worth * ONE as f64) as i64).collect();

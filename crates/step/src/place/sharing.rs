@@ -1,7 +1,8 @@
 //! Sharing: which encoder replica encodes which parts of a microbatch's samples.
 //!
-//! Samples are kept whole where that is even. Where one is large against the even share of a replica it is cut into
-//! runs of parts, as few as the room on the replicas allows: each run is a message of its own.
+//! Samples are kept whole where whole samples give even shares. A sample that is large against the even share of a
+//! replica is cut into runs of parts. It is cut into as few runs as the room on the replicas allows, because each run
+//! is a message of its own.
 
 use crate::error::StepError;
 use crate::judge::predict::{self, Placement};
@@ -15,7 +16,7 @@ use std::cmp::Reverse;
 /// A way to share out the samples at these positions of a batch.
 type Way<'a> = &'a dyn Fn(&[usize]) -> Shares;
 
-/// Whole samples stay where their fullest replica has at most this much more than the even share: a part of 16.
+/// Whole samples are kept where the fullest replica has at most one part in this many more than the even share.
 const EVEN_ENOUGH: u64 = 16;
 
 impl StepScheduler {
@@ -31,7 +32,8 @@ impl StepScheduler {
         }
         let mut first = 0;
         let groups = shape.encoder_parts.iter().map(|group| {
-            // Alike in segments and features, so in time: but for segments of other sizes, which average out.
+            // Parts of a group have equal segments and features, so equal time. Where segments differ in size, the
+            // mean is taken.
             let run = shape.share(PartRange { first, count: group.count });
             first += group.count;
             (group.count, self.model.sample_encoder_ns(&run, typical) / u64::from(group.count))
@@ -39,8 +41,8 @@ impl StepScheduler {
         groups.collect()
     }
 
-    /// Shares of a microbatch: whole samples by LPT where that is even enough, else cut where that is more even. What a
-    /// search can afford.
+    /// Shares of a microbatch, quick enough for a search: whole samples by LPT where that is even enough; else
+    /// samples are cut where that is more even.
     pub(crate) fn share_quickly(&self, costs: &BatchCosts, column: &[usize]) -> Shares {
         let replicas = self.settings.layout.encoder.dp;
         let part_ns: Vec<&PartCosts> = column.iter().map(|&position| &costs.part_ns[position]).collect();
