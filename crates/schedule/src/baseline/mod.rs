@@ -38,7 +38,7 @@ pub enum Baseline {
     Verl,
     /// [`karmarkar_karp`] on encoder and LLM time together: verl's method with our costs.
     SumKarmarkarKarp,
-    /// [`two_resource_lpt`] on encoder and LLM time apart: the assignment that [`crate::schedule`] begins with.
+    /// `two_resource_lpt` on encoder and LLM time apart: the assignment that [`crate::schedule`] begins with.
     Greedy,
     /// [`paper()`]: integer program, else LPT.
     Paper,
