@@ -22,7 +22,7 @@ pub(crate) struct Buckets<'a> {
     pub(crate) order: Vec<u32>,
     /// Their loads, worst first: what the objective compares, entry by entry.
     pub(crate) values: Vec<i64>,
-    /// The load for which each bucket has its place in `order`.
+    /// The load by which each bucket was last placed in `order`.
     placed: Vec<i64>,
     /// (sample, bucket it came from) of every move since the last mark.
     log: Vec<(u32, u32)>,

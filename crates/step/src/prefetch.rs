@@ -88,7 +88,7 @@ impl Prefetch {
         Ok(Self { jobs: Some(jobs), shared, thread: Some(thread) })
     }
 
-    /// Queues the global batch of `key`; a key already queued stays as it is.
+    /// Queues the global batch of `key`. A key that is already queued is not changed.
     pub fn submit(&self, key: JobKey, samples: Vec<SampleIndex>) {
         let mut state = self.shared.lock();
         if state.jobs.contains_key(&key) {

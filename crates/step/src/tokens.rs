@@ -10,8 +10,8 @@ use dflop_schedule::BalanceError;
 use dflop_types::{SampleIndex, SampleShape, Schedule};
 use std::cmp::Reverse;
 
-/// Nothing if there may be such a cap and each sample alone keeps it; else the error of the longest, so that a cap
-/// that holds it holds all.
+/// Checks that the cap is above 0 and that each sample alone keeps it. The error names the longest sample: a cap that
+/// holds this one holds all.
 ///
 /// # Errors
 /// [`StepError::Zero`], [`StepError::SampleOverTokens`].
@@ -31,7 +31,7 @@ pub fn check_samples(shapes: &[SampleShape], bucket_tokens_max: Option<u64>) -> 
     }
 }
 
-/// The error of balanced buckets in the words of a step, where it is the cap on tokens that cannot be kept.
+/// Turns the balancer's error into an error of the step where the cap on tokens cannot be kept; other errors stay.
 pub(crate) fn of_step(step: u64, error: StepError) -> StepError {
     match error {
         StepError::Balance(

@@ -74,8 +74,8 @@ pub struct ProfiledSample {
     pub media_ms: u64,
     /// First eight bytes of the SHA-256 of the record.
     pub record_hash: u64,
-    /// Of its media, 0 where there is none. Upper 32 bits: hash of their sizes and versions (time of change, or the store's
-    /// tag); lower: of their sizes and first bytes.
+    /// Hash of its media; 0 where there is none. Upper 32 bits: hash of their sizes and versions (time of change, or
+    /// the store's tag); lower 32 bits: hash of their sizes and first bytes.
     pub media_hash: u64,
 }
 

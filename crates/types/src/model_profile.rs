@@ -25,7 +25,7 @@ pub struct MeasuredPoint {
     pub forward_ns: u64,
     /// Median backward time, gradients of inputs and weights in one pass (B), in nanoseconds.
     pub backward_ns: u64,
-    /// Median time of the gradient of the inputs alone (I), in nanoseconds; 0 where the inputs want none.
+    /// Median time of the gradient of the inputs alone (I), in nanoseconds; 0 where the inputs need no gradient.
     pub input_ns: u64,
     /// Median time of the gradients of the weights alone, after I (W), in nanoseconds; 0 where there are none.
     pub weight_ns: u64,
@@ -70,11 +70,11 @@ pub enum Recompute {
 pub struct RecomputePoint {
     /// The size, in the unit of the module's linear curve.
     pub size: u64,
-    /// Median time that forward and backward take longer, in nanoseconds, to be added to the backward; that of
-    /// attention, which `full` computes again, is its forward.
+    /// Median time that forward and backward together take longer, in nanoseconds; it is added to the backward. The
+    /// attention that `full` computes again is not in it: it takes as long as its forward.
     pub extra_ns: u64,
-    /// Bytes the forward keeps, less those of attention, which `selective` keeps as without; with `full` of the whole
-    /// layer.
+    /// Bytes the forward keeps. With `selective` without the bytes of attention, which are kept as without
+    /// recomputation; with `full` for the whole layer.
     pub activation_bytes: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct RecomputePoint {
 /// Its time for packed segments is `linear(total tokens) + sum over segments of attention(segment tokens)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleProfile {
-    /// How many of it the model has: the layers of a stack; 1 for all else.
+    /// How many such modules the model has: the number of layers of a stack; 1 for every other module.
     pub count: u32,
     /// Everything but attention, over total tokens (encoder tokens, LLM tokens, or label tokens for the head).
     pub linear: MeasuredCurve,
@@ -95,9 +95,9 @@ pub struct ModuleProfile {
     /// With recomputation, by mode; empty where it was not measured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub recompute: BTreeMap<Recompute, Vec<RecomputePoint>>,
-    /// Number of parameters of one.
+    /// Number of parameters of one such module.
     pub num_parameters: u64,
-    /// Bytes of the parameters of one, in the dtype of the profile.
+    /// Bytes of the parameters of one such module, in the dtype of the profile.
     pub parameter_bytes: u64,
 }
 
@@ -108,7 +108,8 @@ pub struct Variant {
     pub tensor_parallel_degree: u32,
     /// Rank of the `LoRA` adapters on the frozen weights; 0: none, all weights train.
     pub lora_rank: u32,
-    /// Whether the times hold the collectives (measured on as many ranks); if not, one device ran one cut alone.
+    /// Whether the times include the collectives (measured on as many ranks). If not, one device ran the part of one
+    /// rank alone.
     pub has_collectives: bool,
     /// Modules by name, as in [`ModelProfile::modules`]. Modules that the variant does not change may be left out.
     pub modules: BTreeMap<String, ModuleProfile>,

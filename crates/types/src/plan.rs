@@ -53,15 +53,16 @@ pub struct PlanPrediction {
     pub llm_memory_bytes_peak: u64,
     /// Share of predictions outside the measured range, from 0 to 1.
     pub extrapolated_ratio: f64,
-    /// Predictions that this is a share of: one for each microbatch that is not empty, stage and sampled batch.
+    /// Number of predictions of which it is a share: one for each stage of each non-empty microbatch of each sampled
+    /// batch.
     #[serde(default)]
     pub num_predictions: u64,
-    /// Those outside the measured range.
+    /// Number of predictions outside the measured range.
     #[serde(default)]
     pub num_extrapolated: u64,
 }
 
-/// Why a way to run the global batches cannot run on these ranks.
+/// The reason why one way to run the global batches cannot run on these ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
 pub enum Refusal {
@@ -101,11 +102,12 @@ impl fmt::Display for Refusal {
 /// One way to run the global batches that a plan was judged on: ours, or a baseline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WayPrediction {
-    /// Its name: an arm of `dflop train`, or one of data parallelism, which this version simulates and does not train.
+    /// Its name: an arm of `dflop train`, or a way of data parallelism, which this version simulates and does not
+    /// train.
     pub way: String,
     /// Whether it is a baseline: a way that does not look at predicted times.
     pub is_baseline: bool,
-    /// Microbatches of a step on each replica; of a baseline the fastest of those tried.
+    /// Microbatches of a step on each replica. For a baseline, the fastest of the numbers tried.
     pub num_microbatches: u32,
     /// Mean makespan over the global batches, in nanoseconds; `None` where it cannot run all of them.
     pub step_ns_mean: Option<u64>,
@@ -146,8 +148,8 @@ pub enum Rejection {
         /// Layers there are.
         layers: u32,
     },
-    /// Several pipeline stages, and a head whose matrix is that of the embedding: the first and the last stage would
-    /// each hold one of the two.
+    /// Several pipeline stages, but head and embedding share one matrix: the first and the last stage would each hold
+    /// a copy.
     TiedStages {
         /// Stages asked for.
         stages: u32,
@@ -168,7 +170,7 @@ pub enum Rejection {
         /// Smallest number of buckets over the candidates counted here.
         buckets: u32,
     },
-    /// A lower bound on its step is above the best plan found.
+    /// /// A lower bound on its step is above the step of every plan in the ranking.
     Bound,
     /// A global batch cannot be put into its buckets within the cap on LLM tokens.
     BucketTokens {
@@ -218,8 +220,8 @@ pub struct RejectionCount {
     pub count: u64,
 }
 
-/// The most buckets, microbatches times LLM replicas: a slip such as -1 read as unsigned becomes an error, not a demand for
-/// memory.
+/// The most buckets (microbatches times LLM replicas). With this limit a slip, such as -1 read as an unsigned number,
+/// is an error and not a huge allocation.
 pub const BUCKETS_MAX: u32 = 1 << 20;
 
 /// The most ranks of a plan, likewise.
@@ -259,9 +261,9 @@ impl RankedPlan {
 /// What a plan was chosen from, and what it was held to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SearchedSpace {
-    /// Candidates in all: the plan, its runners-up, and all that were not chosen.
+    /// Number of all candidates: the plan, its runners-up, and all that were not chosen.
     pub num_candidates: u64,
-    /// Bytes one rank may use; `None`: nothing was held against it.
+    /// Bytes one rank may use; `None`: memory was not limited.
     pub memory_budget_bytes: Option<u64>,
     /// Whether the configuration gives that budget; else it is a share of the device's memory.
     pub is_budget_given: bool,

@@ -69,8 +69,8 @@ pub struct Schedule {
     /// the plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<Vec<Action>>,
-    /// Samples that take more memory than a microbatch may while others are in flight: `actions` let the pipeline run
-    /// empty around them.
+    /// Samples that take more memory than a microbatch may take while others are in flight. `actions` lets the
+    /// pipeline run empty around them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub giants: Vec<SampleIndex>,
     /// Whether the search was stopped by a wall limit before it had spent its moves: another machine may then find

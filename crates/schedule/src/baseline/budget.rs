@@ -1,4 +1,5 @@
-//! Token budgets: a microbatch takes samples until its tokens are spent, as most trainers fill theirs.
+//! Token budgets: a microbatch takes samples until its budget of tokens is spent. Most trainers fill microbatches
+//! this way.
 //!
 //! A trainer sets the budget and lets the number of microbatches follow. Here the number is given, for all that
 //! is compared must have as many: the budget is the smallest at which the samples take no more buckets.

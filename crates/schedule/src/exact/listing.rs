@@ -8,7 +8,7 @@ use super::{ONE, Solver, fits};
 /// Sets listed for one cover; with more the best are kept, and nothing is proven.
 const LISTED_MAX: usize = 30_000;
 
-/// Nodes after which a list is left as it is, and proves nothing.
+/// Number of nodes after which listing ends. The list is then incomplete and proves nothing.
 const NODES_ENOUGH: u64 = 1 << 21;
 
 /// Work of a set that is looked at and listed, in nodes.

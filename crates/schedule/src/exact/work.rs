@@ -26,7 +26,7 @@ impl<'a> Work<'a> {
         self.stop.strikes()
     }
 
-    /// Nodes that may be spent in all.
+    /// Total number of nodes that may be spent.
     pub(super) fn left(&self) -> u64 {
         self.left
     }

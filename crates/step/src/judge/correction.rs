@@ -1,4 +1,4 @@
-//! Correction: what the last steps say of the predictions of the next one.
+//! Correction: the last measured steps correct the prediction of the next one.
 
 use crate::error::StepError;
 use crate::scheduler::{StepScheduler, play, play_measured};
@@ -11,9 +11,10 @@ const NUM_STEPS: usize = 8;
 
 /// How much longer than predicted the actions of the last eight steps took, by rank and kind of action.
 ///
-/// A profile is of one hour; a machine slows down and speeds up, and runs other work beside. Each rank has a factor of
-/// its own, so that slow hardware is told from a slow kind of action, and reduction and optimizer take their median.
-/// Schedules do not depend on it: they stay the same on any machine.
+/// A profile is measured at one time; later the machine may be slower or faster, or run other work. Each rank and
+/// kind of action has its own factor, so that slow hardware is told from a slow kind of action. For reduction and
+/// optimizer the median of their times is taken. Schedules do not depend on the correction, so they stay the same on
+/// any machine.
 #[derive(Debug, Clone, Default)]
 pub struct Correction {
     steps: VecDeque<Observed>,

@@ -1,9 +1,9 @@
 //! Listing: action lists made for the durations of one step, by list scheduling within a memory cap.
 //!
-//! A pipeline order is made for even work. Here a pass over all ranks ([`crate::lists::greedy`]) makes the lists for the
-//! durations that are predicted: backwards before forwards, forwards as far ahead as the cap allows, W where a rank
-//! would wait. Which rule and which order of microbatches is best depends on the durations, so several are tried,
-//! then orders with two microbatches swapped; the best is taken, the pipeline orders among them.
+//! A pipeline order is made for even work. Here a pass over all ranks ([`crate::lists::greedy`]) makes the lists for
+//! the predicted durations: backwards before forwards, forwards as far ahead as the cap allows, W where a rank would
+//! wait. Which rule and which order of microbatches is best depends on the durations. So several are tried, then
+//! orders with two microbatches swapped. The best lists are taken; the pipeline orders are among those compared.
 
 use crate::lists::greedy::{Listed, Pass, Rule, Work};
 use dflop_sim::wiring::Place;

@@ -6,21 +6,23 @@ use crate::scheduler::StepScheduler;
 use dflop_types::{EncoderShare, Rank, SampleIndex, Schedule, StageIndex};
 use std::cmp::Reverse;
 
-/// What crosses the boundary from encoder to LLM replicas in the forward pass of a step; as much comes back.
+/// What crosses the boundary from encoder to LLM replicas in the forward pass of a step. As much returns in the
+/// backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Pairs of an encoder and an LLM replica that talk, over all microbatches.
     pub num_messages: u64,
     /// Feature tokens sent.
     pub feature_tokens: u64,
-    /// Of those, sent to a rank of another node; 0 where the ranks of a node are not known.
+    /// Feature tokens of these that go to a rank of another node; 0 where the ranks of a node are not known.
     pub feature_tokens_across: u64,
     /// Samples that several encoder replicas encode.
     pub num_cut_samples: u64,
 }
 
-/// The replica of each share such that much of what it sends stays on its node: `sent[share][node]` are its tokens, and
-/// `node_of` the node of each replica. The largest amounts choose first.
+/// Chooses a replica for each share, such that much of what the share sends stays on its node. `sent[share][node]`
+/// are the tokens that a share sends to a node, and `node_of` is the node of each replica. The largest amounts choose
+/// first.
 fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
     let mut wishes: Vec<(u64, usize, usize)> = Vec::new();
     for (share, by_node) in sent.iter().enumerate() {

@@ -52,8 +52,8 @@ pub(crate) fn whole(replica_of: &[u32], replicas: u32) -> Shares {
     shares
 }
 
-/// Samples in runs of parts over `replicas`, so that none takes longer than the even share and one part, but for
-/// samples of a single part: those go first, by LPT.
+/// Samples in runs of parts over `replicas`, such that no replica takes longer than the even share plus one part.
+/// Samples of a single part are the exception: they are placed first, by LPT, and may exceed it.
 ///
 /// ```text
 /// T = sum of all / replicas;   the room of a replica is what its load lacks to T
