@@ -329,9 +329,9 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
         let rule = if size.distance > size.distance_max {
             format!("distance {:.2}, above {:.2} is drift", size.distance, size.distance_max)
         } else if (after - before).abs() > MEAN_SURE * before {
-            format!("a change above {:.0} % is drift", MEAN_SURE * 100.0)
+            format!("above {:.0} % is drift", MEAN_SURE * 100.0)
         } else {
-            format!("a change above {:.0} % that chance does not explain is drift", MEAN_MAX * 100.0)
+            format!("above {:.0} % and beyond chance is drift", MEAN_MAX * 100.0)
         };
         findings.push(format!("{}: mean {} ({}), {rule}", size.name, change(size.mean), percent(size.mean)));
     }
