@@ -20,8 +20,8 @@ use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile};
 ///           + embedding(T) if first + head(label tokens) if last,    T = sum of t_i
 /// ```
 ///
-/// for each of F, B, I and W. Zero tokens take zero time; nothing shortens when a sample is added. The embedding and
-/// the head are taken by their linear part alone.
+/// for each of F, B, I and W. Zero tokens take zero time; adding a sample never makes a time smaller. Only the linear
+/// part of the embedding and the head is used.
 ///
 /// What each module runs follows the [`CostSettings`]:
 ///
@@ -37,7 +37,7 @@ use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile};
 /// *Not modelled*: contention between ranks of one device, caches, clock throttling, padding.
 #[derive(Debug, Clone)]
 pub struct CostModel {
-    /// With how many of each the encoder has.
+    /// Modules of the encoder, with how many of each it has.
     pub(crate) encoder: Vec<(&'static str, Module, u64)>,
     pub(crate) embedding: Module,
     pub(crate) layer: Module,
@@ -54,7 +54,7 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// The cost model of a profile, where all trains, nothing is recomputed and no layer is cut.
+    /// The cost model of a profile, where everything trains, nothing is recomputed and no layer is cut.
     ///
     /// # Errors
     /// As [`CostModel::with`].
@@ -182,9 +182,9 @@ impl CostModel {
         sum
     }
 
-    /// Launch floor of the encoder: what a run of one token takes, in which nothing but the launch of its kernels
-    /// shows. Marked as extrapolated where the grid begins above one token; then the line through its first two
-    /// points, continued down.
+    /// Launch floor of the encoder: the time of a run of one token, which shows only the launch of its kernels. Where
+    /// the grid begins above one token, the floor is read from the line through the first two points, and marked as
+    /// extrapolated.
     pub fn encoder_launch_floor(&self) -> Prediction {
         self.encoder_linear(1)
     }
@@ -224,8 +224,8 @@ impl CostModel {
         self.tail(num_parameters.div_ceil(u64::from(sharding_degree.max(1))), gradient_bytes, dp)
     }
 
-    /// One all-reduce of all gradients, over the widest span that is known: which replicas share a node is not known
-    /// here, and the wider is never the faster.
+    /// One all-reduce of all gradients, over the widest span that is known. Which replicas share a node is not known
+    /// here, and a wider span is never faster.
     fn tail(&self, num_parameters: u64, gradient_bytes: u64, dp: u32) -> Transfer {
         let optimizer_ns = crate::grid::scale(num_parameters, self.optimizer_ns_per_million, 1_000_000);
         let reduction = self.transfer(Collective::AllReduce, self.links.widest(), dp, gradient_bytes);

@@ -57,8 +57,8 @@ impl CostModel {
     }
 
     /// Predicted peak of a rank that holds the whole model and runs one microbatch after the other, each forward and
-    /// then backward: that of the largest of them. Its optimizer states are cut over `sharding_degree` ranks, as in
-    /// [`CostModel::fixed_memory`].
+    /// then backward. `microbatch` is the largest of them. Its optimizer states are cut over `sharding_degree` ranks,
+    /// as in [`CostModel::fixed_memory`].
     ///
     /// *Complexity*: O(s log n) for s samples and n measured points.
     ///
@@ -90,7 +90,7 @@ impl CostModel {
         self.at_fullest(fixed, fullest)
     }
 
-    /// What a rank holds whatever the samples, with what its fullest moment adds.
+    /// What a rank holds independently of the samples, plus what its fullest moment adds.
     fn at_fullest(&self, fixed: RankMemory, (load, moment): (walk::Load, Moment)) -> RankMemory {
         let mut memory = fixed;
         if load.total() > memory.workspace_bytes {

@@ -6,10 +6,10 @@ use crate::repair::Repair;
 use dflop_types::{Collective, LinkProfile, LinkSpan, Network};
 use std::sync::Arc;
 
-/// What stands behind a time.
+/// Where a predicted time comes from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Basis {
-    /// Measurements of this very thing; or nothing was sent.
+    /// This transfer itself was measured, or nothing was sent.
     #[default]
     Measured,
     /// Measurements of the same collective over other sizes or another number of ranks.
@@ -134,9 +134,9 @@ impl Links {
         self.links.iter().map(|(link, _)| link.span).max().unwrap_or(LinkSpan::Node)
     }
 
-    /// How to time `collective` over `num_ranks` ranks that lie `span` apart: by the same collective over as many
-    /// ranks, else over the number nearest to it, else over another span, else by the steps of a ring of
-    /// point-to-point messages, else as free.
+    /// How to time `collective` over `num_ranks` ranks that lie `span` apart. The first that is known is used: the
+    /// same collective over as many ranks; over the nearest number of ranks; over another span; the steps of a ring
+    /// of point-to-point messages. Otherwise it counts as free.
     pub(crate) fn route(&self, collective: Collective, span: LinkSpan, num_ranks: u32) -> Route {
         let nearest = |collective: Collective| {
             let known = self.links.iter().filter(|(link, _)| link.collective == collective);

@@ -32,8 +32,7 @@ impl CostModel {
         self.boundary.transfer(tokens.saturating_mul(self.hidden_bytes)).ns
     }
 
-    /// Whether transfers were measured; if not they are taken as free, which whoever shows a prediction must
-    /// say.
+    /// Whether transfers were measured. If not, they count as free, and whoever shows a prediction must say so.
     pub const fn is_network_measured(&self) -> bool {
         self.boundary.is_known()
     }

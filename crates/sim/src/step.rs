@@ -36,15 +36,15 @@ pub struct StepInput {
     /// The part that gives the gradients of the weights (W), as `input_ns`. I and W together may take longer than B.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight_ns: Vec<Vec<u64>>,
-    /// `[microbatch][encoder replica][llm replica]`: that encoder replica holds samples of that LLM replica.
+    /// `[microbatch][encoder replica][llm replica]`: whether that encoder replica holds samples of that LLM replica.
     pub feeds: Vec<Vec<Vec<bool>>>,
-    /// What an action's output takes to another rank, in nanoseconds.
+    /// How long an action's output takes to reach another rank, in nanoseconds.
     pub transfer_ns: u64,
     /// Reduction and optimizer of `[rank]`, after the last action of all ranks of its component, in
     /// nanoseconds.
     pub tail_ns: Vec<u64>,
-    /// When the data of `[rank]` is there, in nanoseconds since the start of the step: it starts nothing before;
-    /// empty where all data is there from the start.
+    /// When the data of `[rank]` is there, in nanoseconds since the start of the step. The rank starts nothing before
+    /// that. Empty where all data is there from the start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ready_ns: Vec<u64>,
 }
@@ -196,7 +196,7 @@ impl StepInput {
         (0..component.dp).map(move |replica| layout.rank(replica, stage).0)
     }
 
-    /// Who shares samples over the boundary. The input has been checked.
+    /// Which encoder and LLM replicas share samples over the boundary. The input has been checked.
     pub fn boundary(&self) -> Feeds {
         let layout = self.layout;
         let (encoders, llms) = (layout.encoder.dp, layout.llm.dp);
@@ -292,7 +292,7 @@ impl Counts {
         problems.extend(self.both(stage).map(|action| Problem::Both { path: path(), action }));
     }
 
-    /// Backwards that stand there both whole and split.
+    /// Backwards that occur both whole and split.
     pub(crate) fn both(&self, stage: StageIndex) -> impl Iterator<Item = Action> + '_ {
         let is_both = |&(_, counts): &(usize, &[usize; 4])| counts[1] > 0 && counts[2] + counts[3] > 0;
         self.0.iter().enumerate().filter(is_both).map(move |(j, _)| Action {

@@ -170,7 +170,7 @@ pub enum Rejection {
         /// Smallest number of buckets over the candidates counted here.
         buckets: u32,
     },
-    /// /// A lower bound on its step is above the step of every plan in the ranking.
+    /// A lower bound on its step is above the step of every plan in the ranking.
     Bound,
     /// A global batch cannot be put into its buckets within the cap on LLM tokens.
     BucketTokens {

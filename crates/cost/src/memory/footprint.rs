@@ -10,7 +10,7 @@ use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute, SplitB
 pub(crate) struct Bytes {
     pub(crate) kept: u64,
     pub(crate) workspace: u64,
-    /// Of I and W; `None` where they were not counted.
+    /// Bytes of I and W; `None` where they were not counted.
     pub(crate) split: Option<SplitBytes>,
     /// What is kept where nothing is recomputed.
     whole: u64,
@@ -73,7 +73,7 @@ impl Part {
         Ok(Self { linear: curve("linear", &measured.linear)?, segment })
     }
 
-    /// The linear part and that of all segments, and whether a curve was asked outside its measured range.
+    /// The linear part plus the part of all segments, and whether a curve was asked outside its measured range.
     fn at(&self, total: u64, segments: impl Iterator<Item = (u64, u64)>) -> (u64, u64, bool) {
         let linear = self.linear.at(total);
         let (mut sum, mut is_extrapolated) = (0u64, linear.extrapolated);
@@ -135,8 +135,8 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    /// The bytes of a measured module as it runs: where no backward passes it, for itself or for what stands before
-    /// it, it keeps nothing, and where its weights are frozen, nothing waits for W.
+    /// The bytes of a measured module under how it is run. A module that no backward passes, neither for its own
+    /// weights nor for a module before it, keeps nothing. Where its weights are frozen, nothing waits for W.
     ///
     /// # Errors
     /// [`CostError::Curve`]; the caller has seen to it that the mode of recomputation was measured.

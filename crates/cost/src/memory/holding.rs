@@ -1,23 +1,23 @@
-//! What the device says of memory, the modules apart.
+//! What the profile of the device says about memory, apart from the modules.
 
 use crate::error::CostError;
 use crate::memory::walk::Buffers;
 use dflop_types::{MemoryReserve, ModelProfile};
 
-/// Actions whose receives the runtime has open, the running one included (`num_ahead` of its executor).
+/// Number of actions whose receives the runtime has open, including the running action (`num_ahead` of its executor).
 const NUM_AHEAD: usize = 4;
 
-/// What the device says of memory, the modules apart.
+/// What the profile of the device says about memory, apart from the modules.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     pub(crate) optimizer_bytes_per_parameter: u64,
-    /// gloo tells of a message that it has left only to who waits for it: the runtime waits at the step's end.
+    /// With gloo only waiting for a message tells that it has left, and the runtime waits at the end of the step.
     keeps_sent: bool,
     pub(crate) reserve: MemoryReserve,
 }
 
 impl Holding {
-    /// That of a profile's device.
+    /// The memory of a profile's device.
     ///
     /// # Errors
     /// [`CostError::Dtype`].

@@ -32,13 +32,13 @@ pub struct RankMemory {
     pub gradient_bytes: u64,
     /// `AdamW` states: two moments in fp32, and an fp32 master copy where the parameters are bfloat16.
     pub optimizer_bytes: u64,
-    /// What the forwards in flight keep for their backwards, the head's apart.
+    /// What the forwards in flight keep for their backwards, without what the head keeps.
     pub activation_bytes: u64,
     /// What the head keeps: logits and what the loss needs of them.
     pub logits_bytes: u64,
-    /// What the action of that moment needs for a while.
+    /// What the action that runs at that moment needs while it runs.
     pub workspace_bytes: u64,
-    /// Messages, open, received and sent; results at the rank's border, and one gradient of the like.
+    /// Open, received and sent messages; results at the rank's border, and one gradient of such a result.
     pub boundary_bytes: u64,
     /// Inputs and output gradients between I and W.
     pub weight_queue_bytes: u64,
@@ -46,7 +46,7 @@ pub struct RankMemory {
     pub allocator_bytes: u64,
     /// The device's context and libraries.
     pub context_bytes: u64,
-    /// When.
+    /// When the rank is fullest.
     pub moment: Moment,
     /// Whether a curve was asked outside its measured range.
     pub is_extrapolated: bool,
@@ -79,7 +79,7 @@ impl RankMemory {
         self.total_bytes().saturating_sub(self.allocator_bytes).saturating_sub(self.context_bytes)
     }
 
-    /// What the rank holds whatever the samples: parameters, gradients, optimizer states, context, in bytes.
+    /// What the rank holds independently of the samples: parameters, gradients, optimizer states, context, in bytes.
     pub const fn static_bytes(&self) -> u64 {
         self.parameter_bytes
             .saturating_add(self.gradient_bytes)
@@ -111,14 +111,14 @@ pub enum RankPart {
 pub struct RankSteps<'a> {
     /// What it holds.
     pub part: RankPart,
-    /// Its microbatches, by number; those without a sample of this rank are empty.
+    /// Its microbatches, by number; a microbatch without a sample of this rank is empty.
     pub microbatches: &'a [RankMicrobatch],
     /// Its actions, in order.
     pub actions: &'a [Action],
-    /// Whether the rows of a message are gathered from those of the rank, and scattered into them: so it is where a
-    /// component has several replicas.
+    /// Whether the rows of a message are gathered from the rows of the rank, and scattered into them. This is the
+    /// case where a component has several replicas.
     pub copies_rows: bool,
-    /// Ranks that its optimizer states are cut over, at least 1; 1: it holds all of its own.
+    /// Number of ranks that its optimizer states are cut over, at least 1; 1: the rank holds all of its own states.
     pub sharding_degree: u32,
 }
 
@@ -147,7 +147,7 @@ pub enum MemoryError {
 /// 1F1B, data-aware:  min(M, p - s)      GPipe:  M      zero-bubble:  min(M, p), up to the W
 /// ```
 ///
-/// Interleaved stages are no layout's: counted as 1F1B.
+/// No layout has interleaved stages; that order is counted as 1F1B.
 ///
 /// # Panics
 /// If `stage` is not one of the stages.

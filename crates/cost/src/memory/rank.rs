@@ -1,4 +1,4 @@
-//! What a rank holds by the part of the model that it has: whatever the samples, and for one microbatch.
+//! What a rank holds, by its part of the model: independently of the samples, and for one microbatch.
 
 use crate::cost::CostModel;
 use crate::memory::footprint::Bytes;
@@ -18,8 +18,8 @@ impl CostModel {
         held.into_iter().map(|(_, module, count)| (module, *count)).collect()
     }
 
-    /// What a rank holds whatever the samples, its optimizer states cut over `sharding_degree` ranks (at least 1;
-    /// 1: not cut); its workspace is that of the optimizer.
+    /// What a rank holds independently of the samples, with its optimizer states cut over `sharding_degree` ranks (at
+    /// least 1; 1: not cut). Its workspace is the workspace of the optimizer.
     pub fn fixed_memory(&self, part: RankPart, sharding_degree: u32) -> RankMemory {
         let sharding_degree = u64::from(sharding_degree.max(1));
         let sum = |of_one: fn(&Module) -> u64| match part {
@@ -40,7 +40,8 @@ impl CostModel {
         }
     }
 
-    /// What a microbatch asks of a rank of `part`, and whether a curve was asked outside its measured range.
+    /// The memory that a microbatch needs on a rank of `part`, and whether a curve was asked outside its measured
+    /// range.
     pub(crate) fn microbatch_bytes(
         &self,
         part: RankPart,

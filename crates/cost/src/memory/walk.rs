@@ -8,13 +8,14 @@ use dflop_types::{Action, ActionKind, SplitBytes};
 /// One module (or the run of equal layers) that a microbatch passes on a rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// From its forward to its backward.
+    /// Bytes held from its forward to its backward.
     pub(crate) kept: u64,
-    /// Beyond that, while it runs.
+    /// Bytes needed beyond that while it runs.
     pub(crate) workspace: u64,
-    /// Its result, and as much again for the gradient of that; the last piece's is the rank's border.
+    /// Bytes of its result; the gradient of the result takes as many. The result of the last piece is the rank's
+    /// border.
     pub(crate) result: u64,
-    /// The gradient of its result, where that is known to be less.
+    /// Bytes of the gradient of its result, where they are known to be fewer.
     pub(crate) gradient: u64,
     /// Whether `kept` is named as logits.
     pub(crate) is_head: bool,
@@ -41,7 +42,7 @@ impl Piece {
         }
     }
 
-    /// What of all layers waits for W.
+    /// What waits for W, of all layers together.
     const fn queued(&self) -> u64 {
         self.split.queued_bytes.saturating_mul(self.count)
     }
@@ -56,14 +57,14 @@ impl Piece {
     }
 }
 
-/// What one microbatch asks of a rank; nothing at all where the rank has none of its samples.
+/// The memory that one microbatch needs on a rank; nothing where the rank has none of its samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MicrobatchBytes {
     /// In the order of the forward.
     pub(crate) pieces: Vec<Piece>,
-    /// Comes in at the forward; its gradient goes out at the backward.
+    /// Bytes that come in at the forward; their gradient goes out at the backward.
     pub(crate) incoming: u64,
-    /// Goes out at the forward; its gradient comes in at the backward.
+    /// Bytes that go out at the forward; their gradient comes in at the backward.
     pub(crate) outgoing: u64,
 }
 
@@ -81,7 +82,7 @@ impl MicrobatchBytes {
 /// How messages are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Buffers {
-    /// Actions whose receives are open, the running one included.
+    /// Number of actions whose receives are open, including the running action.
     pub(crate) num_ahead: usize,
     /// Whether what was sent is held to the end of the step, or only until the next message goes.
     pub(crate) keeps_sent: bool,
@@ -89,7 +90,7 @@ pub(crate) struct Buffers {
     pub(crate) copies_rows: bool,
 }
 
-/// Bytes at one moment, without what the rank holds whatever the samples.
+/// Bytes at one moment, without what the rank holds independently of the samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) activations: u64,
@@ -145,7 +146,7 @@ struct Walk<'a> {
     buffers: Buffers,
     states: Vec<State>,
     held: Load,
-    /// Of `held.boundary`: messages that have gone and are not freed.
+    /// Part of `held.boundary`: messages that were sent and are not freed yet.
     sent: u64,
     peak: (Load, Moment),
 }
@@ -217,7 +218,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Looks at a moment: `more` beside what is held and the messages that are open.
+    /// Compares one moment with the fullest so far: `more` bytes beside what is held and the open messages.
     fn see(&mut self, action: Action, posted: u64, more: Load) {
         let mut load = self.held.plus(more);
         load.boundary = load.boundary.saturating_add(posted);
