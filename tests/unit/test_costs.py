@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,33 @@ def test_the_catalogue_needs_no_profile_of_the_model(folder):
         dflop.costs(folder / "nothing.parquet", model="qwen2.5-vl-7b", device="h100")
     with pytest.raises(FileNotFoundError, match="nothing.json"):
         dflop.costs(path, folder / "nothing.json")
+
+
+def test_the_llm_alone_keeps_places_and_sizes(folder, tmp_path):
+    """Encoder costs of 0, all else as it was, also where bad samples leave gaps in the positions."""
+    copy = tmp_path / "demo"
+    shutil.copytree(folder, copy)
+    (source,) = (copy / "data").glob("*.jsonl")
+    lines = source.read_text().splitlines()
+    lines[3] = "{}"
+    source.write_text("\n".join(lines) + "\n")
+    config = (copy / "dflop.yaml").read_text()
+    (copy / "dflop.yaml").write_text(re.sub(r"on_bad_sample: \w+", "on_bad_sample: skip", config))
+    (copy / "data_profile.parquet").unlink()
+    assert run_cli(["dflop", "profile", "data", "-c", str(copy / "dflop.yaml")]) == (0, None)
+    found = dflop.costs(copy / "data_profile.parquet", model="llava-onevision-qwen2-7b", device="h100")
+    alone = found.llm_alone()
+    assert found.num_bad == alone.num_bad == 1
+    (bad,) = set(range(48)) - set(found.positions)
+    assert list(alone.positions) == list(found.positions)
+    assert max(found.encoder_ns) > 0
+    assert set(alone.encoder_ns) == {0}
+    for column in ("llm_ns", "tokens", "bytes"):
+        assert list(getattr(alone, column)) == list(getattr(found, column)), column
+    with pytest.warns(UserWarning, match="`costs`: 1 of 48 samples are bad and never come"):
+        sampler = BalancedBatchSampler(alone, 4)
+    sampled = {index for batch in sampler for index in batch}
+    assert sampled == set(range(48)) - {bad}
 
 
 def test_a_function_gives_the_costs_of_entries_and_profiles(folder):

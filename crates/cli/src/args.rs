@@ -3,6 +3,7 @@
 // These comments are shown in a terminal as they stand, where backticks are noise.
 #![allow(clippy::doc_markdown)]
 
+use crate::advice::code::Trainer;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use dflop_step::Arm;
 use dflop_types::ProfilePart;
@@ -33,6 +34,7 @@ pub(crate) enum Verb {
     Simulate(Simulate),
     Schedule(Schedule),
     Costs(Costs),
+    Advise(Advise),
     Train(Train),
     Report(Report),
     Models(Models),
@@ -351,6 +353,16 @@ pub(crate) struct Costs {
     /// The data profile
     #[arg(value_name = "DATA_PROFILE", default_value = "data_profile.parquet")]
     pub(crate) data_profile: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: CostSource,
+    /// Samples of a microbatch, about: what a sample adds is read around that size
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_size: u32,
+}
+
+// No comment that `--help` would show: it would take the place of the command's own.
+#[derive(Debug, Args)]
+pub(crate) struct CostSource {
     /// The model profile [default: model_profile.json beside the data profile]
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     pub(crate) model_profile: Option<PathBuf>,
@@ -358,14 +370,71 @@ pub(crate) struct Costs {
     #[arg(long, value_name = "NAME", requires = "hardware")]
     pub(crate) model: Option<String>,
     /// The device to estimate, as in h100
-    #[arg(long, value_name = "NAME", requires = "model")]
+    #[arg(long, visible_alias = "device", value_name = "NAME", requires = "model")]
     pub(crate) hardware: Option<String>,
     /// Of parameters and activations, with --model
     #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
     pub(crate) dtype: String,
-    /// Samples of a microbatch, about: what a sample adds is read around that size
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) batch_size: u32,
+}
+
+const ADVISE_EXAMPLE: &str = r"Examples:
+  dflop advise --model qwen2.5-vl-7b --hardware h100 --num-ranks 64 --batch-size 4
+  dflop advise dflop.yaml --trainer fsdp2
+  printf 'step,rank,ms\n0,0,310\n0,1,455\n1,0,390\n1,1,402\n' > log.csv
+  dflop advise --step-times log.csv";
+
+/// Say what balanced batches would give your data-parallel trainer, before you change it.
+///
+/// From a data profile and what its samples cost (a model profile, or a model of the catalogue: see dflop costs), it
+/// simulates the steps of your ranks with each way to deal out samples: in arrival order, grouped by length, packed by
+/// tokens, by dflop's first line (balanced batches), and by both lines (the encoder's work shared out as well). It prints
+/// each step over the work bound, the gain over the best of the three other ways, and the lines of code to add.
+///
+/// From a log of step times alone (--step-times) it says how long the ranks wait for the slowest, and no more.
+#[derive(Debug, Args)]
+#[command(after_long_help = ADVISE_EXAMPLE)]
+pub(crate) struct Advise {
+    /// The data profile, or a dflop.yaml with the profiles beside it [default: data_profile.parquet]
+    #[arg(value_name = "DATA")]
+    pub(crate) data: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: CostSource,
+    /// Data-parallel ranks [default: cluster.num_ranks of a dflop.yaml, else 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    pub(crate) num_ranks: Option<u32>,
+    /// Samples of a microbatch on a rank [default: as train.global_batch_size of a dflop.yaml has it, else 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) batch_size: Option<u32>,
+    /// Microbatches of a rank in a step (gradient accumulation)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) accumulation: u32,
+    /// Where your ranks wait for each other [default: phase with --trainer fsdp2, else step]
+    #[arg(long, value_enum)]
+    pub(crate) meets: Option<RanksMeet>,
+    /// The trainer to write the lines for
+    #[arg(long, value_enum, default_value_t = Trainer::Ddp)]
+    pub(crate) trainer: Trainer,
+    /// Global batches to simulate, drawn as training draws them
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) sampled_batches: u32,
+    /// Seed of the order of the samples
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// CSV with a header and the columns step,rank,ms: each rank's own time, without waiting for others
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "model_profile", "model", "hardware", "dtype", "num_ranks",
+        "batch_size", "accumulation", "meets", "trainer", "sampled_batches", "seed"])]
+    pub(crate) step_times: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum RanksMeet {
+    /// Once a step: DDP, ZeRO-1, ZeRO-2
+    Step,
+    /// In each layer: FSDP, ZeRO-3
+    Phase,
 }
 
 const SCHEDULE_EXAMPLE: &str = r"Example, two buckets of 32,768 tokens at most:

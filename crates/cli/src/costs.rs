@@ -34,11 +34,23 @@ pub struct SampleTimes {
 /// # Errors
 /// Those of [`records::visit`] and [`CostModel::new`].
 pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result<SampleTimes, Failure> {
+    of_shapes(&mut |take| Ok(records::visit(data, take)?), model, batch_size)
+}
+
+/// Takes the position and the shape of a sample.
+pub(crate) type Take<'a> = dyn FnMut(u64, &SampleShape) + 'a;
+
+/// As [`of_profiles`], of the samples that `visit` hands over, the same ones in each of two calls; it gives the number of bad ones.
+pub(crate) fn of_shapes(
+    visit: &mut dyn FnMut(&mut Take<'_>) -> Result<u64, Failure>,
+    model: &ModelProfile,
+    batch_size: u32,
+) -> Result<SampleTimes, Failure> {
     let cost = CostModel::new(model)?;
     let whole = StageLayers { num_layers: model.num_llm_layers(), is_first: true, is_last: true };
     let mut count = 0_u64;
     let mut sum = Typical::default();
-    let num_bad = records::visit(data, &mut |_, shape| {
+    let num_bad = visit(&mut |_, shape| {
         count += 1;
         sum.encoder_tokens += shape.encoder_tokens();
         sum.llm_tokens += u64::from(shape.llm_tokens);
@@ -51,7 +63,7 @@ pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result
         label_tokens: mean(sum.label_tokens),
     };
     let mut found = SampleTimes { num_bad, ..SampleTimes::default() };
-    records::visit(data, &mut |position, shape| {
+    visit(&mut |position, shape| {
         let (encoder_ns, llm_ns) = cost.sample_cost(shape, typical);
         found.positions.push(position);
         found.encoder_ns.push(encoder_ns);

@@ -9,6 +9,7 @@
 
 #[macro_use]
 mod speech;
+mod advice;
 mod args;
 mod commands;
 mod comparison;

@@ -24,6 +24,8 @@ fn help() {
         &["plan", "--help"],
         &["simulate", "--help"],
         &["schedule", "--help"],
+        &["costs", "--help"],
+        &["advise", "--help"],
         &["train", "--help"],
         &["report", "--help"],
         &["models", "--help"],

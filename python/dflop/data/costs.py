@@ -79,6 +79,15 @@ class Costs:
         """Samples of the dataset that are bad and have no cost."""
         return self._native.num_bad
 
+    def llm_alone(self) -> Costs:
+        """The same samples with an encoder cost of 0: for batches of a model whose encoder is shared out.
+
+        Returns:
+            Costs with the positions, tokens and bytes of these.
+        """
+        native = self._native.with_costs([(0, llm_ns) for llm_ns in self.llm_ns])
+        return Costs(native, num_extrapolated=self.num_extrapolated)
+
     def __repr__(self) -> str:
         return f"Costs({len(self)} samples, {self.num_bad} bad, {self.num_extrapolated} extrapolated)"
 
@@ -247,7 +256,8 @@ def warn_of_bad(found: Costs, source: Any, stacklevel: int) -> None:
     """
     if found.num_bad:
         total = len(found) + found.num_bad
-        message = f"`{os.fspath(source)}`: {found.num_bad} of {total} samples are bad and never come"
+        name = f"`{os.fspath(source)}`" if isinstance(source, (str, os.PathLike)) else "`costs`"
+        message = f"{name}: {found.num_bad} of {total} samples are bad and never come"
         warnings.warn(message, stacklevel=stacklevel + 1)
 
 

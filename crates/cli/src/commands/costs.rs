@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::args;
 use crate::costs::{self, SampleTimes};
-use dflop_types::{ModelProfile, artifact, counted, thousands};
+use dflop_types::{ArtifactError, ModelProfile, artifact, counted, thousands};
 use std::path::Path;
 
 /// Lines written at a time.
@@ -11,12 +11,7 @@ const LINES_EACH: usize = 4_096;
 
 pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
     let data = &arguments.data_profile;
-    let beside = data.parent().unwrap_or(Path::new("")).join("model_profile.json");
-    let model: ModelProfile = match (&arguments.model, &arguments.hardware, &arguments.model_profile) {
-        (Some(model), Some(device), _) => costs::estimated(model, device, &arguments.dtype)?,
-        (_, _, Some(path)) => artifact::read(path)?,
-        _ => artifact::read(&beside)?,
-    };
+    let model = model_of(&arguments.source, data)?;
     let found = costs::of_profiles(data, &model, arguments.batch_size)?;
     write_table(&found);
     let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
@@ -33,6 +28,22 @@ pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
         talk!("note: {} bad samples have no line", thousands(found.num_bad));
     }
     Ok(())
+}
+
+/// The model profile that `source` names, or that lies beside the data profile.
+pub(super) fn model_of(source: &args::CostSource, data: &Path) -> Result<ModelProfile, Failure> {
+    let beside = data.parent().unwrap_or(Path::new("")).join("model_profile.json");
+    match (&source.model, &source.hardware, &source.model_profile) {
+        (Some(model), Some(device), _) => costs::estimated(model, device, &source.dtype),
+        (_, _, Some(path)) => Ok(artifact::read(path)?),
+        _ => artifact::read(&beside).map_err(|error| {
+            let is_missing = matches!(error, ArtifactError::Missing { .. });
+            let failure = Failure::from(error);
+            let estimate = "or estimate: `--model NAME --hardware NAME`, of those that `dflop models` lists";
+            let hint = failure.hint.map(|hint| if is_missing { format!("{hint}, {estimate}") } else { hint });
+            Failure { hint, ..failure }
+        }),
+    }
 }
 
 /// The columns that `dflop schedule --costs` reads, and the position of each sample in the dataset.

@@ -1,5 +1,7 @@
 //! The verbs, one file each.
 
+mod advise;
+mod advise_inputs;
 mod costs;
 mod demo_data;
 mod estimate;
@@ -50,6 +52,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Simulate(arguments) => done(simulate::run(&arguments)),
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),
         Verb::Costs(arguments) => done(costs::run(&arguments)),
+        Verb::Advise(arguments) => done(advise::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),

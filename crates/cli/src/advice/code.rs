@@ -1,0 +1,220 @@
+//! The lines to add to a trainer: those of docs/integrations.md, with this dataset and these sizes.
+
+use clap::ValueEnum;
+use dflop_schedule::Meets;
+use serde_json::json;
+use std::fmt;
+
+/// A trainer that the lines are written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Trainer {
+    /// A loop of your own with DDP
+    Ddp,
+    /// A loop of your own with FSDP2
+    Fsdp2,
+    /// The Trainer of transformers
+    Transformers,
+    /// The trainer of TRL
+    Trl,
+    /// A loop with accelerate
+    Accelerate,
+    /// Lightning
+    Lightning,
+}
+
+impl fmt::Display for Trainer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
+}
+
+impl Trainer {
+    /// What its ranks wait for, unless told.
+    pub(crate) const fn meets(self) -> Meets {
+        if matches!(self, Self::Fsdp2) { Meets::Phase } else { Meets::Step }
+    }
+}
+
+/// What the lines say.
+#[derive(Debug, Clone)]
+pub(crate) struct Code {
+    pub(crate) trainer: Trainer,
+    /// Arguments of `dflop.costs`.
+    pub(crate) costs: Vec<String>,
+    pub(crate) batch_size: u32,
+    pub(crate) accumulation: u32,
+    pub(crate) meets: Meets,
+    /// Whether the encoder is shared out, too.
+    pub(crate) has_second_line: bool,
+}
+
+/// A text as a Python literal.
+pub(crate) fn quoted(text: &str) -> String {
+    json!(text).to_string()
+}
+
+/// Letters of a line, after which its arguments go to the next.
+const LINE_MAX: usize = 94;
+
+/// A call that is too long, with its arguments on a line of their own.
+fn broken(line: &str) -> Vec<String> {
+    match line.split_once('(') {
+        Some((call, arguments)) if line.chars().count() > LINE_MAX => {
+            vec![format!("{call}("), format!("    {arguments}")]
+        }
+        _ => vec![line.to_owned()],
+    }
+}
+
+impl Code {
+    /// Six to eight lines; with the second line two more, and one more where a call is long.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let mut lines = vec!["import dflop".to_owned()];
+        if self.has_second_line {
+            lines.push("from dflop.integrations import balance_encoder".to_owned());
+        }
+        lines.extend(self.imports().iter().map(|line| (*line).to_owned()));
+        let alone = if self.has_second_line { ".llm_alone()" } else { "" };
+        lines.push(format!("costs = dflop.costs({}){alone}", self.costs.join(", ")));
+        if self.has_second_line {
+            let place = match self.trainer {
+                Trainer::Ddp | Trainer::Accelerate => "  # the model inside DDP",
+                Trainer::Fsdp2 => "  # before or after fully_shard",
+                Trainer::Transformers | Trainer::Trl => "",
+                Trainer::Lightning => "  # in on_fit_start",
+            };
+            let model = if self.trainer == Trainer::Lightning { "self.model" } else { "model" };
+            lines.push(format!("balance_encoder({model}){place}"));
+        }
+        lines.extend(self.body());
+        lines.iter().flat_map(|line| broken(line)).collect()
+    }
+
+    const fn imports(&self) -> &'static [&'static str] {
+        const LOSS: &str = "from dflop.integrations import num_label_tokens, token_loss";
+        match self.trainer {
+            Trainer::Ddp | Trainer::Fsdp2 => {
+                &["from dflop.integrations import balanced_loader, num_label_tokens, token_loss"]
+            }
+            Trainer::Transformers | Trainer::Trl => &["from dflop.integrations.transformers import balance"],
+            Trainer::Accelerate => &[LOSS, "from dflop.integrations.accelerate import balanced"],
+            Trainer::Lightning => &[LOSS, "from dflop.integrations.lightning import BalancedData"],
+        }
+    }
+
+    /// Where the batches come from, and the loss.
+    fn body(&self) -> Vec<String> {
+        // With the encoder shared out ranks meet in each microbatch, in which the LLM's work must be even.
+        let is_phase = self.meets == Meets::Phase || (self.has_second_line && self.accumulation > 1);
+        let meets = if is_phase { ", meets=\"phase\"" } else { "" };
+        let size = format!("batch_size={}", self.batch_size);
+        match self.trainer {
+            Trainer::Ddp | Trainer::Fsdp2 => {
+                let (accumulation, labels) = if self.accumulation > 1 {
+                    let labels = "[m[\"labels\"] for m in microbatches])  # of the step, on all ranks";
+                    (format!(", accumulation={}", self.accumulation), labels)
+                } else {
+                    (String::new(), "batch[\"labels\"])  # of the step, on all ranks")
+                };
+                let labels_of = if self.accumulation > 1 { "m" } else { "batch" };
+                vec![
+                    format!(
+                        "loader = balanced_loader(data, costs, {size}{accumulation}{meets}, collate_fn=collate)"
+                    ),
+                    "loader.batch_sampler.set_epoch(epoch)  # before each epoch".to_owned(),
+                    format!("tokens = num_label_tokens({labels}"),
+                    format!("loss = token_loss(logits, {labels_of}[\"labels\"], tokens, num_ranks)"),
+                ]
+            }
+            Trainer::Transformers | Trainer::Trl => {
+                let trainer = if self.trainer == Trainer::Trl {
+                    "trainer = SFTTrainer(model, args=arguments, train_dataset=data)  # without packing"
+                } else {
+                    "trainer = Trainer(model, arguments, data_collator=collate, train_dataset=data)"
+                };
+                vec![
+                    trainer.to_owned(),
+                    format!("balance(trainer, costs{meets})"),
+                    "trainer.train()".to_owned(),
+                ]
+            }
+            Trainer::Accelerate => vec![
+                format!("loader = balanced(accelerator, data, costs, {size}{meets}, collate_fn=collate)"),
+                "tokens = num_label_tokens([m[\"labels\"] for m in microbatches])  # of the step".to_owned(),
+                "loss = token_loss(logits, m[\"labels\"], tokens, accelerator.num_processes)".to_owned(),
+                "accelerator.backward(loss * accelerator.gradient_accumulation_steps)".to_owned(),
+            ],
+            Trainer::Lightning => vec![
+                "trainer = pl.Trainer(use_distributed_sampler=False)  # and what you have".to_owned(),
+                format!("trainer.fit(module, BalancedData(data, costs, {size}{meets}, collate_fn=collate))"),
+                "tokens = num_label_tokens(batch[\"labels\"])  # in training_step".to_owned(),
+                "loss = token_loss(logits, batch[\"labels\"], tokens, self.trainer.world_size)".to_owned(),
+            ],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn code(trainer: Trainer, has_second_line: bool) -> Code {
+        let costs = vec![quoted("data_profile.parquet")];
+        Code { trainer, costs, batch_size: 4, accumulation: 1, meets: trainer.meets(), has_second_line }
+    }
+
+    /// The page shows what the command prints: the first line for each trainer, both for one where ranks meet in phases.
+    #[test]
+    fn the_lines_are_those_of_the_page() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/integrations.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let shown = |code: &Code| page.contains(&format!("```python\n{}\n```\n", code.lines().join("\n")));
+        for &trainer in Trainer::value_variants() {
+            let first = code(trainer, false);
+            assert!(shown(&first), "not in docs/integrations.md:\n{}", first.lines().join("\n"));
+            // Of both lines, what is new.
+            let both = code(trainer, true).lines();
+            let new: Vec<&String> = both.iter().filter(|line| !first.lines().contains(line)).collect();
+            assert!((2..=3).contains(&new.len()), "{new:?}");
+            for line in new {
+                assert!(page.contains(line.as_str()), "not in docs/integrations.md: {line}");
+            }
+        }
+        assert!(shown(&code(Trainer::Fsdp2, true)), "{}", code(Trainer::Fsdp2, true).lines().join("\n"));
+    }
+
+    #[test]
+    fn six_to_eight_lines_of_a_screen() {
+        for &trainer in Trainer::value_variants() {
+            for (has_second_line, most) in [(false, 8), (true, 11)] {
+                let lines = Code { accumulation: 16, ..code(trainer, has_second_line) }.lines();
+                assert!((5..=most).contains(&lines.len()), "{lines:?}");
+                assert!(lines.iter().all(|line| line.len() <= LINE_MAX), "{lines:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_and_layouts_are_the_users() {
+        let accumulated =
+            Code { accumulation: 2, batch_size: 3, ..code(Trainer::Ddp, true) }.lines().join("\n");
+        assert!(accumulated.contains("batch_size=3, accumulation=2, meets=\"phase\""), "{accumulated}");
+        assert!(accumulated.contains("[m[\"labels\"] for m in microbatches]"), "{accumulated}");
+        let phase = Code { meets: Meets::Phase, ..code(Trainer::Transformers, false) }.lines().join("\n");
+        assert!(phase.contains("balance(trainer, costs, meets=\"phase\")"), "{phase}");
+        let long = vec![
+            quoted("a_directory_with_a_long_name/data_profile.parquet"),
+            "model=\"qwen2.5-vl-72b\"".to_owned(),
+        ];
+        let long = Code { costs: long, ..code(Trainer::Fsdp2, true) }.lines();
+        assert_eq!(
+            long[3..5],
+            [
+                "costs = dflop.costs(",
+                "    \"a_directory_with_a_long_name/data_profile.parquet\", model=\"qwen2.5-vl-72b\").llm_alone()"
+            ]
+        );
+        assert_eq!(quoted("a\"b\\c"), r#""a\"b\\c""#);
+    }
+}

@@ -1,0 +1,380 @@
+//! `dflop advise`: a dataset and a model, or a log of step times, in; one screen out.
+
+use super::advise_inputs::{Inputs, Survey, microbatches};
+use super::costs::model_of;
+use super::{counted, milliseconds};
+use crate::Failure;
+use crate::advice::code::{Code, quoted};
+use crate::advice::estimate::Estimate;
+use crate::advice::step_times::{StepTimes, Waiting};
+use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
+use crate::args;
+use dflop_schedule::Meets;
+use dflop_types::{ModelProfile, SampleKind, printable, regular, thousands};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Columns of a screen.
+const COLUMNS: usize = 100;
+
+/// Samples are alike where their costs deviate by less than this part of the mean.
+const ALIKE: f64 = 0.01;
+
+/// Letters of a sample's id that are shown.
+const ID_LETTERS: usize = 40;
+
+/// Families whose encoder `balance_encoder` shares out.
+const SHARED_FAMILIES: [&str; 5] = ["llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
+
+pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
+    if let Some(path) = &arguments.step_times {
+        return of_log(path, arguments.json);
+    }
+    let inputs = Inputs::of(arguments)?;
+    let model = model_of(&arguments.source, &inputs.data)?;
+    let survey = Survey::read(&inputs, &model, arguments)?;
+    let all = survey.mixture.simulate(inputs.ranks, arguments.seed)?;
+    let advised = Advised::new(&survey, &all, &inputs, arguments);
+    if arguments.json {
+        outln!("{}", advised.as_json(&survey, &model, &all));
+    } else {
+        advised.print(&survey, &model, &all);
+    }
+    if survey.num_extrapolated > 0 {
+        talk!("note: {} outside the sizes that were measured", counted(survey.num_extrapolated, "sample"));
+    }
+    if survey.family != model.family {
+        talk!("note: the data profile is of `{}`, the costs are of `{}`", survey.family, model.family);
+    }
+    Ok(())
+}
+
+/// The answer.
+struct Advised {
+    ranks: Setup,
+    gains: Gains,
+    advice: Advice,
+    /// Whether the second line would pay, but for the family.
+    lacks_family: bool,
+    /// Mean work of a step divided evenly over the ranks, in nanoseconds.
+    bound_ns: f64,
+    /// Samples whose work is more than a rank's even part of a mean step.
+    num_giants: usize,
+    /// Work of the costliest sample, in nanoseconds.
+    largest_ns: f64,
+    are_alike: bool,
+    trainer: String,
+    code: Vec<String>,
+}
+
+impl Advised {
+    fn new(survey: &Survey, all: &[Simulated], inputs: &Inputs, arguments: &args::Advise) -> Self {
+        let ranks = inputs.ranks;
+        let gains = Gains::of(all);
+        let lacks_family =
+            gains.advice(true) == Advice::Both && !SHARED_FAMILIES.contains(&survey.family.as_str());
+        let advice = gains.advice(!lacks_family);
+        let batches = &survey.mixture.batches;
+        let bounds = batches.iter().map(|batch| survey.mixture.bound_ns(batch, ranks));
+        let bound_ns = bounds.sum::<f64>() / batches.len().max(1) as f64;
+        let work_ns = survey.work_ns();
+        let mean = work_ns.iter().sum::<f64>() / work_ns.len() as f64;
+        let variance = work_ns.iter().map(|ns| (ns - mean).powi(2)).sum::<f64>() / work_ns.len() as f64;
+        let code = Code {
+            trainer: arguments.trainer,
+            costs: costs_arguments(&inputs.data, &arguments.source),
+            batch_size: ranks.batch_size,
+            accumulation: ranks.accumulation,
+            meets: ranks.meets,
+            has_second_line: advice == Advice::Both,
+        };
+        Self {
+            ranks,
+            gains,
+            advice,
+            lacks_family,
+            bound_ns,
+            num_giants: work_ns.iter().filter(|ns| **ns > bound_ns).count(),
+            largest_ns: work_ns.iter().copied().fold(0.0, f64::max),
+            are_alike: variance.sqrt() < ALIKE * mean,
+            trainer: arguments.trainer.to_string(),
+            code: if advice == Advice::Nothing { Vec::new() } else { code.lines() },
+        }
+    }
+
+    fn print(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) {
+        for line in mixture_lines(survey, model) {
+            outln!("{line}");
+        }
+        let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
+        let accumulated =
+            if accumulation == 1 { String::new() } else { format!(" x {}", microbatches(accumulation)) };
+        let layout = match meets {
+            Meets::Phase => "ranks meet in each layer (FSDP, ZeRO-3)",
+            _ => "ranks meet once a step (DDP, ZeRO-1, ZeRO-2)",
+        };
+        let basis = if model.is_estimated { "estimated" } else { "measured" };
+        outln!("\n{num_ranks} ranks x {batch_size} samples{accumulated}, {layout}");
+        outln!(
+            "simulated from {basis} costs: {} global batches; work bound {} a step, its work divided evenly",
+            thousands(survey.mixture.batches.len() as u64),
+            milliseconds(self.bound_ns as u64)
+        );
+        outln!("{:<28}{:<30}best other way over it", "way", "step over work bound (95 %)");
+        for simulated in all {
+            let gain = match simulated.way {
+                Way::Line => self.gains.line.times(),
+                Way::Both => self.gains.both.times(),
+                way if way == self.gains.best => "best other way".to_owned(),
+                _ => String::new(),
+            };
+            let name =
+                format!("{}{}", if simulated.way.is_other() { "" } else { "dflop, " }, simulated.way.name());
+            outln!("{}", format!("{name:<28}{:<30}{gain}", simulated.over_bound.text()).trim_end());
+        }
+        outln!();
+        for sentence in [self.verdict(), self.limits(survey), NOT_IN_IT.to_owned()] {
+            print_wrapped(&sentence);
+        }
+        if !self.code.is_empty() {
+            outln!("\nadd to your trainer ({}; docs/integrations.md says more):", self.trainer);
+            for line in &self.code {
+                outln!("    {line}");
+            }
+        }
+    }
+
+    /// What to do.
+    fn verdict(&self) -> String {
+        let Gains { best, line, both } = self.gains;
+        let best_way = format!("{}, the best other way", best.name());
+        let mut text = match self.advice {
+            Advice::Nothing => format!(
+                "nothing to gain: the first line is {} as fast as {best_way}, both lines {}.",
+                line.times(),
+                both.times()
+            ),
+            Advice::Line => format!("add the first line: {} as fast as {best_way}.", line.times()),
+            Advice::Both => format!(
+                "add both lines: {} as fast as {best_way}; the first alone {}.",
+                both.times(),
+                line.times()
+            ),
+        };
+        if self.lacks_family {
+            text += " Both lines would give more, but `balance_encoder` does not know this family.";
+        } else if self.advice == Advice::Line {
+            text += " The second line adds nothing worth its code.";
+        }
+        if best == Way::Grouped {
+            text += " (Grouping puts long samples into steps of their own, the lines leave each step its samples.)";
+        }
+        text
+    }
+
+    /// Part of a mean step's work that is the costliest sample's.
+    fn largest_share(&self) -> f64 {
+        self.largest_ns / (self.bound_ns * f64::from(self.ranks.num_ranks))
+    }
+
+    /// When it does not pay, and how far these data are from that.
+    fn limits(&self, survey: &Survey) -> String {
+        if self.are_alike {
+            return "it does not pay here: all samples cost the same, within 1 %.".to_owned();
+        }
+        let (id, kind) = &survey.largest;
+        let shown: String = printable(id).chars().take(ID_LETTERS).collect();
+        let name = if shown.is_empty() { "without an id".to_owned() } else { format!("`{shown}`") };
+        let largest = format!(
+            "{name} ({kind}), has {:.1} % of a mean step's work, a rank's even part is {:.1} %",
+            100.0 * self.largest_share(),
+            100.0 / f64::from(self.ranks.num_ranks)
+        );
+        if self.num_giants > 0 {
+            let giants = counted(self.num_giants as u64, "giant");
+            let have = if self.num_giants == 1 { "has" } else { "have" };
+            return format!(
+                "it pays less in steps with a giant, for which ranks wait however samples are dealt out: {giants} {have} more work \
+                 than a rank's even part; the largest, {largest}."
+            );
+        }
+        format!(
+            "it would not pay if all samples were alike, or if one had more work than a rank's even part; here the largest, \
+             {largest}."
+        )
+    }
+
+    fn as_json(&self, survey: &Survey, model: &ModelProfile, all: &[Simulated]) -> Value {
+        let Setup { num_ranks, batch_size, accumulation, meets } = self.ranks;
+        let ways: Vec<Value> = all
+            .iter()
+            .map(|simulated| {
+                let steps = &simulated.step_ns;
+                json!({
+                    "way": simulated.way.key(),
+                    "is_dflop": !simulated.way.is_other(),
+                    "step_ns_mean": (steps.iter().sum::<f64>() / steps.len() as f64).round() as u64,
+                    "over_bound": estimate(simulated.over_bound),
+                })
+            })
+            .collect();
+        json!({
+            "family": survey.family,
+            "num_samples": survey.kinds.iter().sum::<u64>(),
+            "encoder_share": survey.encoder_share(),
+            "is_simulated": true,
+            "is_estimated": model.is_estimated,
+            "num_ranks": num_ranks,
+            "batch_size": batch_size,
+            "accumulation": accumulation,
+            "meets": meets.to_string(),
+            "num_batches": survey.mixture.batches.len(),
+            "bound_ns_mean": self.bound_ns.round() as u64,
+            "ways": ways,
+            "best_other": self.gains.best.key(),
+            "line_ratio": estimate(self.gains.line),
+            "both_ratio": estimate(self.gains.both),
+            "advice": self.advice.key(),
+            "are_alike": self.are_alike,
+            "num_giants": self.num_giants,
+            "largest": {"id": survey.largest.0, "kind": survey.largest.1, "step_share": self.largest_share()},
+            "code": self.code,
+        })
+    }
+}
+
+/// What the simulation leaves out.
+const NOT_IN_IT: &str = "not in it: communication between ranks, data loading, the optimizer, padding and memory; their time \
+                         makes the gain smaller.";
+
+/// The number with its interval; null where there is none.
+fn estimate(found: Estimate) -> Value {
+    json!({"mean": found.mean, "low": found.half.map(|_| found.low()), "high": found.half.map(|_| found.high())})
+}
+
+/// The arguments of `dflop.costs` that give the costs simulated here.
+fn costs_arguments(data: &Path, source: &args::CostSource) -> Vec<String> {
+    let path = |path: &Path| quoted(&path.to_string_lossy());
+    let mut arguments = vec![path(data)];
+    if let Some(profile) = &source.model_profile {
+        arguments.push(path(profile));
+    }
+    if let (Some(model), Some(device)) = (&source.model, &source.hardware) {
+        arguments.push(format!("model={}", quoted(model)));
+        arguments.push(format!("device={}", quoted(device)));
+        if source.dtype != "bfloat16" {
+            arguments.push(format!("dtype={}", quoted(&source.dtype)));
+        }
+    }
+    arguments
+}
+
+/// The samples, their work, and where its times come from: three lines, or little more.
+fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
+    let num_samples: u64 = survey.kinds.iter().sum();
+    let share = |count: u64| 100.0 * count as f64 / num_samples.max(1) as f64;
+    let kinds: Vec<String> = SampleKind::ALL
+        .iter()
+        .zip(survey.kinds)
+        .filter(|(_, count)| *count > 0)
+        .map(|(kind, count)| format!("{kind} {:.0} %", share(count)))
+        .collect();
+    let mut work_ns = survey.work_ns();
+    work_ns.sort_by(f64::total_cmp);
+    let of = |q| dflop_report::quantile(&work_ns, q).unwrap_or(0.0);
+    let (median, largest) = (of(0.5), of(1.0));
+    let times = if median > 0.0 { format!(" ({:.0} x the median)", largest / median) } else { String::new() };
+    let first = format!(
+        "{}: {} ({}); encoder {:.0} % of the work",
+        printable(&survey.family),
+        counted(num_samples, "sample"),
+        kinds.join(", "),
+        100.0 * survey.encoder_share()
+    );
+    let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
+    let second = format!(
+        "a sample: median {}, 95 % up to {}, largest {}{times}",
+        milliseconds(median as u64),
+        milliseconds(of(0.95) as u64),
+        milliseconds(largest as u64)
+    );
+    let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
+    [first, second, third].iter().flat_map(|line| wrapped(line)).collect()
+}
+
+fn print_wrapped(text: &str) {
+    for line in wrapped(text) {
+        outln!("{line}");
+    }
+}
+
+/// The text in lines of a screen; a word that is longer stays whole.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let indent = if lines.len() > 1 { 2 } else { 0 };
+        let Some(line) = lines.last_mut() else { break };
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() > COLUMNS - indent {
+            lines.push(word.to_owned());
+        } else {
+            line.push(' ');
+            line.push_str(word);
+        }
+    }
+    for line in lines.iter_mut().skip(1) {
+        line.insert_str(0, "  ");
+    }
+    lines
+}
+
+/// What a log of step times says alone.
+fn of_log(path: &Path, is_json: bool) -> Result<(), Failure> {
+    let text = regular::read_to_string(path, super::INPUT_BYTES_MAX)
+        .map_err(|error| Failure::new(format!("cannot read `{}`: {error}", path.display()), None))?;
+    let waiting = StepTimes::parse(path, &text)?.waiting();
+    let Waiting { num_steps, num_ranks, max_over_mean, lost_share, slowest } = &waiting;
+    if is_json {
+        outln!(
+            "{}",
+            json!({
+                "num_steps": num_steps,
+                "num_ranks": num_ranks,
+                "max_over_mean": estimate(*max_over_mean),
+                "lost_share": lost_share,
+                "slowest_rank": slowest.map(|(rank, _)| rank),
+                "slowest_rank_steps": slowest.map(|(_, steps)| steps),
+            })
+        );
+        return Ok(());
+    }
+    outln!("{}, {}, measured", counted(*num_ranks as u64, "rank"), counted(*num_steps as u64, "step"));
+    outln!("slowest rank over the mean rank, mean of the steps (95 %): {}", max_over_mean.text());
+    outln!("time that ranks wait for the slowest of their step: {:.1} % of all", 100.0 * lost_share);
+    if let Some((rank, count)) = slowest {
+        outln!("slowest most often: rank {rank}, in {count} of {}", counted(*num_steps as u64, "step"));
+    }
+    let unknown = "what a log cannot say: whether the samples or the machines make ranks slow, and what even batches would give. \
+                   Profile the data with `dflop profile data`, then run `dflop advise` on it.";
+    print_wrapped(unknown);
+    if *lost_share < 0.005 {
+        let even = "nothing to gain, if each time is a rank's own: times that hold the waiting for others are alike on all ranks.";
+        print_wrapped(even);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_before_the_screen_does() {
+        let text = "word ".repeat(60);
+        let lines = wrapped(&text);
+        assert_eq!(lines.iter().map(String::len).max(), Some(99));
+        assert_eq!(lines.join(" ").split_whitespace().count(), 60);
+        assert_eq!(wrapped(&"x".repeat(120)), ["x".repeat(120)]);
+    }
+}

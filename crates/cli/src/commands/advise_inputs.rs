@@ -1,0 +1,189 @@
+//! What `dflop advise` reads: the samples and their costs, and the global batches to simulate.
+
+use super::counted;
+use crate::Failure;
+use crate::advice::ways::{Mixture, Setup, units_ns};
+use crate::args::{self, RanksMeet};
+use crate::config;
+use crate::costs::{Take, of_shapes};
+use dflop_data::profile::check_whole;
+use dflop_data::table;
+use dflop_schedule::{Costs, Cut, Meets};
+use dflop_step::batches::GlobalBatches;
+use dflop_types::{ModelProfile, SampleKind, thousands};
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+
+/// Ranks and samples of a microbatch where nobody says.
+const NUM_RANKS: u32 = 8;
+const BATCH_SIZE: u32 = 4;
+
+/// Where the samples are, and the ranks that train on them.
+pub(super) struct Inputs {
+    pub(super) data: PathBuf,
+    pub(super) ranks: Setup,
+}
+
+impl Inputs {
+    pub(super) fn of(arguments: &args::Advise) -> Result<Self, Failure> {
+        let given = arguments.data.clone().unwrap_or_else(|| table::FILE_NAME.into());
+        let is_config = given.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+        if is_config && !given.exists() {
+            let hint = Some("give the path of a data profile or of a `dflop.yaml`".to_owned());
+            return Err(Failure::new(format!("no configuration at `{}`", given.display()), hint));
+        }
+        let config = if is_config { Some(config::load(&given)?) } else { None };
+        let of_config = config.as_ref().map(|config| config.cluster.num_ranks);
+        let num_ranks = arguments.num_ranks.or(of_config).unwrap_or(NUM_RANKS);
+        let accumulation = arguments.accumulation;
+        let batch_size = match (arguments.batch_size, &config) {
+            (Some(batch_size), _) => batch_size,
+            (None, None) => BATCH_SIZE,
+            (None, Some(config)) => {
+                let (size, places) = (
+                    u64::from(config.train.global_batch_size),
+                    u64::from(num_ranks) * u64::from(accumulation),
+                );
+                if size % places != 0 {
+                    return Err(Failure::new(
+                        format!(
+                            "`train.global_batch_size` is {size}, must be divisible by {num_ranks} ranks x {}",
+                            microbatches(accumulation)
+                        ),
+                        Some("give the samples of a microbatch with `--batch-size`".to_owned()),
+                    ));
+                }
+                u32::try_from(size / places).unwrap_or(u32::MAX)
+            }
+        };
+        let meets = match arguments.meets {
+            Some(RanksMeet::Step) => Meets::Step,
+            Some(RanksMeet::Phase) => Meets::Phase,
+            None => arguments.trainer.meets(),
+        };
+        let data = config.map_or(given, |config| config.directory.join(table::FILE_NAME));
+        Ok(Self { data, ranks: Setup { num_ranks, batch_size, accumulation, meets } })
+    }
+}
+
+/// What the data profile says, and the global batches that are simulated.
+pub(super) struct Survey {
+    pub(super) family: String,
+    /// Samples of each kind, in the order of [`SampleKind::ALL`].
+    pub(super) kinds: [u64; 5],
+    pub(super) mixture: Mixture,
+    /// Id and kind of the costliest sample.
+    pub(super) largest: (String, SampleKind),
+    pub(super) num_extrapolated: u64,
+}
+
+impl Survey {
+    pub(super) fn read(
+        inputs: &Inputs,
+        model: &ModelProfile,
+        arguments: &args::Advise,
+    ) -> Result<Self, Failure> {
+        let Inputs { data, ranks } = inputs;
+        let (header, num_samples) = table::header(data)?;
+        check_whole(&header)?;
+        let (batches, steps_per_epoch) = draw(num_samples, *ranks, arguments)?;
+        let drawn: BTreeSet<u32> = batches.iter().flatten().copied().collect();
+        let (mut segments, mut kinds, mut is_counted) = (HashMap::new(), [0; 5], false);
+        let mut visit = |take: &mut Take<'_>| -> Result<u64, Failure> {
+            for (index, row) in (0_u32..).zip(table::rows(data)?) {
+                let row = row?;
+                take(index.into(), &row.shape);
+                if is_counted {
+                    continue;
+                }
+                kinds[SampleKind::ALL.iter().position(|kind| *kind == row.kind).unwrap_or(0)] += 1;
+                if drawn.contains(&index) {
+                    let units: Vec<(u32, u32)> =
+                        row.shape.encoder_segments.iter().map(|s| (s.count, s.tokens)).collect();
+                    segments.insert(index, units);
+                }
+            }
+            is_counted = true;
+            Ok(0)
+        };
+        let times = of_shapes(&mut visit, model, ranks.batch_size)?;
+        let units =
+            segments.iter().map(|(&at, segments)| (at, units_ns(times.encoder_ns[at as usize], segments)));
+        let units = units.collect();
+        let costs = Costs {
+            encoder_ns: times.encoder_ns,
+            llm_ns: times.llm_ns,
+            tokens: Some(times.tokens),
+            bytes: None,
+        };
+        let work = |at: usize| u128::from(costs.encoder_ns[at]) + u128::from(costs.llm_ns[at]);
+        let largest = (0..costs.num_samples()).rev().max_by_key(|&at| work(at)).unwrap_or(0);
+        if work(largest) == 0 {
+            let hint = Some("measure the model anew with `dflop profile model`".to_owned());
+            return Err(Failure::new("no sample costs anything: 0 ns, must be above that".to_owned(), hint));
+        }
+        let row = table::rows(data)?.nth(largest).transpose()?.unwrap_or_default();
+        let mixture = Mixture::new(costs, units, batches, steps_per_epoch)?;
+        let cut = Cut {
+            num_buckets: u32::try_from(ranks.num_buckets()).unwrap_or(u32::MAX),
+            meets: ranks.meets,
+            num_microbatches: ranks.accumulation,
+            bucket_bytes_max: None,
+            bucket_tokens_max: None,
+            seed: arguments.seed,
+        };
+        mixture.costs.check(&cut, ranks.global_batch_size() as usize)?;
+        let num_extrapolated = times.num_extrapolated;
+        Ok(Self { family: header.family, kinds, mixture, largest: (row.id, row.kind), num_extrapolated })
+    }
+
+    /// Work of each sample, in nanoseconds.
+    pub(super) fn work_ns(&self) -> Vec<f64> {
+        let Costs { encoder_ns, llm_ns, .. } = self.mixture.costs.columns();
+        encoder_ns.iter().zip(llm_ns).map(|(encoder, llm)| *encoder as f64 + *llm as f64).collect()
+    }
+
+    /// The encoder's part of the work of all samples.
+    pub(super) fn encoder_share(&self) -> f64 {
+        let encoder_ns = &self.mixture.costs.columns().encoder_ns;
+        encoder_ns.iter().map(|&ns| ns as f64).sum::<f64>() / self.work_ns().iter().sum::<f64>()
+    }
+}
+
+/// The global batches of the first steps, those of further epochs where one has too few; and how many an epoch has.
+fn draw(num_samples: u64, ranks: Setup, arguments: &args::Advise) -> Result<(Vec<Vec<u32>>, usize), Failure> {
+    let size = ranks.global_batch_size();
+    if num_samples < size {
+        return Err(Failure::new(
+            format!(
+                "the data profile has {}, a step takes {}: {} ranks x {} x {}",
+                counted(num_samples, "sample"),
+                thousands(size),
+                ranks.num_ranks,
+                microbatches(ranks.accumulation),
+                counted(ranks.batch_size.into(), "sample"),
+            ),
+            Some(
+                "profile more of the data, or lower `--num-ranks`, `--batch-size` or `--accumulation`"
+                    .to_owned(),
+            ),
+        ));
+    }
+    let narrow = |number: u64| {
+        u32::try_from(number).map_err(|_| {
+            Failure::new(
+                format!("the data profile has {number} samples, must be below {}", 1_u64 << 32),
+                None,
+            )
+        })
+    };
+    let batches = GlobalBatches::new(narrow(num_samples)?, narrow(size)?, arguments.seed)?.whole_only()?;
+    let indices = |step| batches.batch(step).into_iter().map(|sample| sample.0).collect();
+    let steps_per_epoch = batches.steps_per_epoch() as usize;
+    Ok(((0..u64::from(arguments.sampled_batches)).map(indices).collect(), steps_per_epoch))
+}
+
+/// `1 microbatch`, `2 microbatches`.
+pub(super) fn microbatches(count: u32) -> String {
+    format!("{count} microbatch{}", if count == 1 { "" } else { "es" })
+}

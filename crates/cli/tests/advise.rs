@@ -1,0 +1,187 @@
+//! What people see of `dflop advise`: the screen, cases by hand, a log of step times, bad inputs.
+
+// `allow-unwrap-in-tests` knows test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Session, snapshot};
+use dflop_data::table;
+use dflop_types::{DataProfile, EncoderSegments, ProfiledSample, SampleKind, SampleShape};
+use serde_json::Value;
+use std::fs;
+
+const ESTIMATED: [&str; 4] = ["--model", "llava-onevision-qwen2-7b", "--hardware", "h100"];
+
+fn empty() -> Session {
+    Session { directory: tempfile::tempdir().unwrap() }
+}
+
+/// What the command says, of a screen at most.
+fn screen(session: &Session, further: &[&str]) -> String {
+    let said = session.dflop(&[&["advise"], further].concat());
+    let shown = said.split("--- stdout\n").nth(1).unwrap().split("--- stderr").next().unwrap();
+    assert!(said.contains("status: 0"), "{said}");
+    assert!(shown.lines().count() <= 40, "{said}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 100), "{said}");
+    said
+}
+
+fn answer(session: &Session, further: &[&str]) -> Value {
+    let said = session.dflop(&[&["advise", "--json"], further].concat());
+    let shown = said.split("--- stdout\n").nth(1).unwrap().split("--- stderr").next().unwrap();
+    serde_json::from_str(shown).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+fn over_bound(answer: &Value, way: &str) -> f64 {
+    let ways = answer["ways"].as_array().unwrap();
+    ways.iter().find(|entry| entry["way"] == way).unwrap()["over_bound"]["mean"].as_f64().unwrap()
+}
+
+/// A data profile of samples with so many tiles and tokens of text.
+fn write_profile(session: &Session, sizes: &[(u32, u32)]) {
+    let samples = sizes.iter().zip(0..).map(|(&(tiles, text), position)| ProfiledSample {
+        id: format!("sample {position}"),
+        position,
+        kind: if tiles == 0 { SampleKind::Text } else { SampleKind::Image },
+        shape: SampleShape {
+            encoder_segments: (tiles > 0)
+                .then_some(EncoderSegments { count: tiles, tokens: 729 })
+                .into_iter()
+                .collect(),
+            feature_tokens: 196 * tiles,
+            llm_tokens: 196 * tiles + text,
+            label_tokens: text / 2,
+            ..SampleShape::default()
+        },
+        ..ProfiledSample::default()
+    });
+    let profile = DataProfile {
+        family: "llava_onevision".to_owned(),
+        sources: vec!["made".to_owned()],
+        samples: samples.collect(),
+        ..DataProfile::default()
+    };
+    table::write(&session.path("data_profile.parquet"), &profile).unwrap();
+}
+
+/// The demo's data: with estimated costs under DDP, and with the recorded profile under FSDP2 from a dflop.yaml.
+#[test]
+fn screens() {
+    let session = Session::new();
+    session.profile_data();
+    let ranks = ["demo/data_profile.parquet", "--num-ranks", "4", "--batch-size", "4"];
+    let mut said = screen(&session, &[&ranks[..], &ESTIMATED].concat());
+    assert!(said.contains("simulated from estimated costs"), "{said}");
+    session.record_model_profile();
+    said.push('\n');
+    said.push_str(&screen(
+        &session,
+        &["demo/dflop.yaml", "--trainer", "fsdp2", "--batch-size", "4", "--accumulation", "2"],
+    ));
+    snapshot("advise", &said);
+}
+
+/// What is printed follows from the ways: divided by the best of the others, never by the worst.
+#[test]
+fn the_gain_is_over_the_best_other_way() {
+    let session = Session::new();
+    session.profile_data();
+    let ranks = ["demo/data_profile.parquet", "--num-ranks", "8", "--batch-size", "2", "--meets", "phase"];
+    let found = answer(&session, &[&ranks[..], &ESTIMATED].concat());
+    let best =
+        ["arrival", "grouped", "packed"].map(|way| over_bound(&found, way)).into_iter().fold(9.0, f64::min);
+    for (way, ratio) in [("line", "line_ratio"), ("both", "both_ratio")] {
+        let gain = found[ratio]["mean"].as_f64().unwrap();
+        assert!((gain - best / over_bound(&found, way)).abs() < 1e-12, "{found}");
+        assert!(found[ratio]["low"].as_f64().unwrap() <= gain, "{found}");
+    }
+    assert!((over_bound(&found, found["best_other"].as_str().unwrap()) - best).abs() < 1e-12, "{found}");
+    assert_eq!((&found["is_simulated"], &found["is_estimated"]), (&true.into(), &true.into()));
+    assert_eq!(found, answer(&session, &[&ranks[..], &ESTIMATED].concat()), "the same seed, the same answer");
+}
+
+/// Equal samples: every way takes the bound, and the advice is to change nothing.
+#[test]
+fn equal_samples_have_nothing_to_gain() {
+    let session = empty();
+    write_profile(&session, &[(2, 100); 64]);
+    let arguments = [&["--num-ranks", "4", "--accumulation", "2"][..], &ESTIMATED].concat();
+    for meets in ["step", "phase"] {
+        let arguments = [&arguments[..], &["--meets", meets]].concat();
+        let found = answer(&session, &arguments);
+        for way in ["arrival", "grouped", "packed", "line", "both"] {
+            assert!((over_bound(&found, way) - 1.0).abs() < 1e-9, "{way}: {found}");
+        }
+        assert_eq!((&found["advice"], &found["are_alike"]), (&"nothing".into(), &true.into()));
+        assert_eq!(found["code"], serde_json::json!([]));
+        let said = screen(&session, &arguments);
+        assert!(said.contains("nothing to gain: ") && said.contains("all samples cost the same"), "{said}");
+        assert!(!said.contains("import dflop"), "{said}");
+    }
+}
+
+/// One sample of forty times the text of all others: it is named with its share, and no way helps its step.
+#[test]
+fn a_giant_is_named() {
+    let session = empty();
+    let mut sizes = [(0, 200); 32];
+    sizes[5] = (0, 8_000);
+    write_profile(&session, &sizes);
+    let arguments = [&["--num-ranks", "4", "--batch-size", "8"][..], &ESTIMATED].concat();
+    let found = answer(&session, &arguments);
+    assert_eq!((&found["num_giants"], &found["largest"]["id"]), (&1.into(), &"sample 5".into()));
+    // Of 31 x 200 and 8,000 tokens it has 56 %; attention's squares add a little.
+    let share = found["largest"]["step_share"].as_f64().unwrap();
+    assert!((0.56..0.62).contains(&share), "{share}");
+    // Alone on its rank it takes 4 x its share of the even part.
+    assert!((over_bound(&found, "line") - 4.0 * share).abs() < 1e-6, "{found}");
+    let said = screen(&session, &arguments).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("1 giant has more work than a rank's even part"), "{said}");
+    assert!(said.contains("`sample 5` (text), has") && said.contains("even part is 25.0 %"), "{said}");
+}
+
+/// Steps of 100 | 300 and 200 | 200: 1.5 and 1 times the mean; 200 of the 1,000 are lost.
+#[test]
+fn a_log_by_hand() {
+    let session = empty();
+    fs::write(session.path("log.csv"), "step,rank,ms\n0,0,100\n0,1,300\n1,0,200\n1,1,200\n").unwrap();
+    let found = answer(&session, &["--step-times", "log.csv"]);
+    assert_eq!((&found["num_steps"], &found["num_ranks"]), (&2.into(), &2.into()));
+    assert!((found["max_over_mean"]["mean"].as_f64().unwrap() - 1.25).abs() < 1e-12, "{found}");
+    assert!((found["lost_share"].as_f64().unwrap() - 0.2).abs() < 1e-12, "{found}");
+    assert_eq!((&found["slowest_rank"], &found["slowest_rank_steps"]), (&1.into(), &1.into()));
+    let mut said = screen(&session, &["--step-times", "log.csv"]);
+    fs::write(session.path("even.csv"), "step,rank,ms\n0,0,100\n0,1,100\n").unwrap();
+    said.push('\n');
+    said.push_str(&screen(&session, &["--step-times", "even.csv"]));
+    snapshot("advise_step_times", &said);
+}
+
+#[test]
+fn bad_inputs() {
+    let session = empty();
+    let mut said = String::new();
+    let mut ask = |session: &Session, further: &[&str]| {
+        let found = session.dflop(&[&["advise"], further].concat());
+        assert!(found.contains("status: 2"), "{found}");
+        said.push_str(&found);
+        said.push('\n');
+    };
+    // No data; data without costs; ranks that no step has samples for; a log with other arguments; a bad log.
+    ask(&session, &ESTIMATED);
+    write_profile(&session, &[(1, 10); 16]);
+    ask(&session, &[]);
+    ask(&session, &[&["--num-ranks", "64"][..], &ESTIMATED].concat());
+    ask(&session, &["--step-times", "log.csv", "--num-ranks", "8"]);
+    ask(&session, &["--step-times", "log.csv"]);
+    fs::write(session.path("log.csv"), "step,rank,ms\n0,0,fast\n0,1,3\n0,1,4\n").unwrap();
+    ask(&session, &["--step-times", "log.csv"]);
+    ask(&session, &["--model", "llava-onevision-qwen2-7b"]);
+    let demo = Session::new();
+    demo.profile_data();
+    demo.record_model_profile();
+    ask(&demo, &["demo/dflop.yaml", "--num-ranks", "7"]);
+    ask(&demo, &["demo/nothing.yaml"]);
+    snapshot("error_advise", &said);
+}
