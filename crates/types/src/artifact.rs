@@ -297,7 +297,7 @@ impl Written {
         ("report", "<!doctype html>", "content=\"dflop "),
         ("figure", "<svg ", "data-blind"),
         ("trace", "{\"displaytimeunit\":\"ns\",\"traceevents\":[", ""),
-        ("summary", "{", "\"step_ms_blind\""),
+        ("summary", "{", "\"step_ms_b"), // of `blind`, or of the best baseline
     ];
 
     fn at(path: &Path, num_bytes: u64, kind: &str) -> Self {

@@ -183,6 +183,10 @@ fn a_page_replaces_pages_alone() {
     assert!(!written("trace", "{\"model_type\": \"qwen2\"}"));
     assert!(!written("summary", "{\"model_type\": \"qwen2\"}"));
     assert!(written("summary", "{\n  \"step_ms_blind\": 3.0,"));
+    assert!(written(
+        "summary",
+        "{\n  \"best\": {\n    \"baseline\": \"blind-ahead\",\n    \"step_ms_baseline\": 3.0,"
+    ));
 }
 
 #[cfg(unix)]
