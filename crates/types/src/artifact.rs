@@ -295,7 +295,7 @@ impl Written {
     /// What a file that is no artifact begins with, in lower case, and what else stands near its start.
     const MARKS: [(&'static str, &'static str, &'static str); 4] = [
         ("report", "<!doctype html>", "content=\"dflop "),
-        ("figure", "<svg ", "data-blind"),
+        ("figure", "<svg ", "one training step before and after"),
         ("trace", "{\"displaytimeunit\":\"ns\",\"traceevents\":[", ""),
         ("summary", "{", "\"step_ms_b"), // of `blind`, or of the best baseline
     ];

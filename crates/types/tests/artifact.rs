@@ -180,6 +180,8 @@ fn a_page_replaces_pages_alone() {
     assert!(!written("report", "<!DOCTYPE html><html><head><title>my page about dflop</title>"));
     let trace = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
     assert!(written("trace", trace) && !written("plan", trace));
+    let figure = "<svg xmlns=\"a\" aria-label=\"One training step before and after: tokens-ahead 3 ms\">";
+    assert!(written("figure", figure) && !written("figure", "<svg xmlns=\"a\"><rect/>"));
     assert!(!written("trace", "{\"model_type\": \"qwen2\"}"));
     assert!(!written("summary", "{\"model_type\": \"qwen2\"}"));
     assert!(written("summary", "{\n  \"step_ms_blind\": 3.0,"));
