@@ -284,19 +284,15 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
     let of = |q| dflop_report::quantile(&work_ns, q).unwrap_or(0.0);
     let (median, largest) = (of(0.5), of(1.0));
     let times = if median > 0.0 { format!(" ({:.0} x the median)", largest / median) } else { String::new() };
-    let first = format!(
-        "{}: {} ({}); encoder {:.0} % of the work",
-        printable(&survey.family),
-        counted(num_samples, "sample"),
-        kinds.join(", "),
-        100.0 * survey.encoder_share()
-    );
+    let first =
+        format!("{}: {} ({})", printable(&survey.family), counted(num_samples, "sample"), kinds.join(", "));
     let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
     let second = format!(
-        "a sample: median {}, 95 % up to {}, largest {}{times}",
+        "a sample: median {}, 95 % up to {}, largest {}{times}; encoder's part {:.0} %",
         milliseconds(median as u64),
         milliseconds(of(0.95) as u64),
-        milliseconds(largest as u64)
+        milliseconds(largest as u64),
+        100.0 * survey.encoder_share()
     );
     let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
     [first, second, third].iter().flat_map(|line| wrapped(line)).collect()
