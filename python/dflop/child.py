@@ -94,7 +94,7 @@ def run_child(
         process = subprocess.Popen(command, env={**environment, **as_parent()}, start_new_session=True)
         if caught is not None:
             pass_on()
-        status = process.wait()
+        status = _wait(process)
     finally:
         if killer is not None:
             killer.cancel()
@@ -103,6 +103,20 @@ def run_child(
     if status < 0 and caught is None:
         _say_killed(what, process.pid, -status)
     return status, caught
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Exit status of a process, once it has ended.
+
+    Python runs handlers of signals in the main thread alone. Where a second signal follows at once, the kernel
+    may deliver it to another thread: a main thread that waits in the kernel without end never handles it.
+    """
+    while True:
+        try:
+            # With a limit it looks 20 times a second, and handles what has come.
+            return process.wait(timeout=3600)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def _say_killed(what: str, process: int, number: int) -> None:
