@@ -108,8 +108,8 @@ def run_child(
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Exit status of a process, once it has ended.
 
-    Python runs handlers of signals in the main thread alone. Where a second signal follows at once, the kernel
-    may deliver it to another thread: a main thread that waits in the kernel without end never handles it.
+    Python runs handlers of signals in the main thread alone. Where a second signal follows at once, the
+    kernel may deliver it to another thread: a main thread that waits without end never handles it.
     """
     while True:
         try:

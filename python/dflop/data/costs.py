@@ -128,7 +128,7 @@ def costs(
         cost: Gives `(encoder cost, LLM cost)` for each entry of `source`, or for each (encoder tokens, LLM
             tokens) of a data profile.
         batch_size: About how many samples a microbatch has: the cost of a sample is what it adds to a
-        microbatch of that size.
+            microbatch of that size.
         num_samples: Samples of the dataset, where `source` is a function.
         tokens: LLM tokens of each sample, for `max_tokens`; shapes and profiles have them.
         bytes: Bytes that each sample takes on a device, for `max_bytes`; with a model profile or a `model`
