@@ -52,10 +52,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plain = CostModel::new(&profile)?;
     let mut rows = Vec::new();
     for (encoder_dp, llm_pp, llm_dp) in LAYOUTS {
-        let layout = Layout {
-            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-            llm: ComponentLayout { tp: 1, pp: llm_pp, dp: llm_dp },
-        };
+        let layout = Layout::disaggregated(
+            ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+            ComponentLayout { tp: 1, pp: llm_pp, dp: llm_dp },
+        );
         if only.as_ref().is_some_and(|only| !only.contains(&layout.num_ranks())) {
             continue;
         }

@@ -12,7 +12,8 @@ use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, StepScheduler, StepSettings, check_samples};
 use dflop_types::{
-    Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
+    Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Recompute, Rejection, SampleIndex,
+    SampleShape,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -146,6 +147,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
                     layout: contender.candidate.layout,
                     num_microbatches: contender.candidate.num_microbatches,
                     pipeline_order: input.order,
+                    recompute: Recompute::None,
                     prediction,
                 };
                 let place = ranked.partition_point(|p| p.prediction.step_ns_mean <= prediction.step_ns_mean);

@@ -30,10 +30,10 @@ pub fn layouts(num_ranks: u32) -> Vec<Layout> {
     for encoder_dp in 1..num_ranks {
         let rest = num_ranks - encoder_dp;
         for pp in divisors(rest) {
-            layouts.push(Layout {
-                encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-                llm: ComponentLayout { tp: 1, pp, dp: rest / pp },
-            });
+            layouts.push(Layout::disaggregated(
+                ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+                ComponentLayout { tp: 1, pp, dp: rest / pp },
+            ));
         }
     }
     layouts

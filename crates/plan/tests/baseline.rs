@@ -107,7 +107,7 @@ fn the_whole_model_is_held_once() {
 fn settings(llm_dp: u32, num_microbatches: u32, memory_budget_bytes: Option<u64>) -> StepSettings {
     let component = |pp, dp| ComponentLayout { tp: 1, pp, dp };
     StepSettings {
-        layout: Layout { encoder: component(1, 1), llm: component(1, llm_dp) },
+        layout: Layout::disaggregated(component(1, 1), component(1, llm_dp)),
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
         memory_budget_bytes,

@@ -12,7 +12,7 @@ use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
-    PlanPrediction, RankedPlan, Refusal, Rejection, RejectionCount, SampleShape, WayPrediction,
+    PlanPrediction, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleShape, WayPrediction,
 };
 use std::cell::Cell;
 
@@ -291,9 +291,10 @@ fn way(name: &str, is_baseline: bool, step: Result<u64, u64>) -> WayPrediction {
 fn ranked(dp: u32, step_ns_mean: u64) -> RankedPlan {
     let component = |pp, dp| ComponentLayout { tp: 1, pp, dp };
     RankedPlan {
-        layout: Layout { encoder: component(1, 6 - dp), llm: component(1, dp) },
+        layout: Layout::disaggregated(component(1, 6 - dp), component(1, dp)),
         num_microbatches: 16,
         pipeline_order: PipelineOrder::OneFOneB,
+        recompute: Recompute::None,
         prediction: PlanPrediction {
             step_ns_mean,
             step_ns_half_width: step_ns_mean / 20,

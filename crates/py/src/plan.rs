@@ -4,7 +4,7 @@ use crate::SIGNALS_EVERY;
 use crate::action::Action;
 use crate::error::{Kind, artifact, map, raise};
 use dflop_step::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
-use dflop_types::{Component, ModelProfile, Rank, SampleIndex, Span, StageIndex};
+use dflop_types::{Component, ModelProfile, Placement, Rank, Recompute, SampleIndex, Span, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -88,6 +88,33 @@ impl Plan {
     }
 
     #[getter]
+    fn placement(&self) -> &'static str {
+        match self.0.best.layout.placement {
+            Placement::Disaggregated => "disaggregated",
+            Placement::Colocated => "colocated",
+        }
+    }
+
+    #[getter]
+    fn zero(&self) -> u8 {
+        self.0.best.layout.zero.into()
+    }
+
+    #[getter]
+    fn shard_ranks(&self) -> Option<u32> {
+        self.0.best.layout.shard_ranks
+    }
+
+    #[getter]
+    fn recompute(&self) -> &'static str {
+        match self.0.best.recompute {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        }
+    }
+
+    #[getter]
     fn num_ranks(&self) -> u32 {
         self.0.best.layout.num_ranks()
     }
@@ -124,12 +151,17 @@ impl Plan {
         let component = match at.component {
             Component::Encoder => "encoder",
             Component::Llm => "llm",
+            Component::Both => "both",
         };
         Ok((component, at.replica, at.stage.0))
     }
 
     fn rank(&self, replica: u32, stage: u32) -> u32 {
         self.0.best.layout.rank(replica, StageIndex(stage)).0
+    }
+
+    fn stages(&self, rank: u32) -> Vec<u32> {
+        self.0.best.layout.stages(Rank(rank)).map(|stage| stage.0).collect()
     }
 
     fn llm_layers(&self, stage: u32, num_layers: u32) -> PyResult<(u32, u32)> {
@@ -147,14 +179,11 @@ impl Plan {
     }
 
     fn actions(&self, rank: u32) -> PyResult<Vec<Action>> {
-        let (_, _, stage) = self.coordinates(rank)?;
+        self.coordinates(rank)?;
         let best = &self.0.best;
-        let list = dflop_sim::order::actions(
-            best.pipeline_order,
-            StageIndex(stage),
-            best.layout.num_stages(),
-            best.num_microbatches,
-        );
+        let list =
+            dflop_sim::order::of_rank(&best.layout, best.pipeline_order, Rank(rank), best.num_microbatches);
+        let list = list.unwrap_or_default();
         Ok(list.iter().map(Action::from).collect())
     }
 }

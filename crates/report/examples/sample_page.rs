@@ -406,12 +406,13 @@ fn way(name: &str, is_baseline: bool, step: Result<f64, u64>) -> WayPrediction {
 
 fn plan() -> Plan {
     let ranked = |encoder_dp, pp, llm_dp, num_microbatches, step_ms: f64, bubble_ratio| RankedPlan {
-        layout: Layout {
-            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-            llm: ComponentLayout { tp: 1, pp, dp: llm_dp },
-        },
+        layout: Layout::disaggregated(
+            ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+            ComponentLayout { tp: 1, pp, dp: llm_dp },
+        ),
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
+        recompute: Recompute::None,
         prediction: PlanPrediction {
             step_ns_mean: (step_ms * 1e6) as u64,
             step_ns_half_width: (step_ms * 8e3) as u64,

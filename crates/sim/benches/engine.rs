@@ -34,7 +34,7 @@ fn steps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("step");
     for (encoders, replicas, stages, m) in [(2, 2, 7, 32), (16, 16, 3, 32), (128, 128, 7, 64)] {
         let component = |pp, dp| ComponentLayout { tp: 1, pp, dp };
-        let layout = Layout { encoder: component(1, encoders), llm: component(stages, replicas) };
+        let layout = Layout::disaggregated(component(1, encoders), component(stages, replicas));
         let ranks = layout.num_ranks() as usize;
         // Each encoder replica feeds its neighbours: a sample's segments are seldom spread over all.
         let near = |e: u32, r: u32| (e + encoders - r * encoders / replicas) % encoders < 2;

@@ -1,7 +1,7 @@
 //! Pipeline orders: the action list of each stage, which the simulator times and the runtime runs.
 
 use crate::error::{Problem, SimError};
-use dflop_types::{Action, ActionKind, PipelineOrder, Rank, StageIndex};
+use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 
 /// The actions of `stage` (of `num_stages`) for `num_microbatches`, in the order in which its rank runs them.
 ///
@@ -46,6 +46,35 @@ pub fn actions(
         list.push(Action { stage, kind, microbatch });
     });
     list
+}
+
+/// The actions of `rank` in `layout`: those of its stage in the pipeline order. In a colocated layout every rank takes
+/// one microbatch after another through both components, whatever the order; `None` past the last rank.
+///
+/// # Examples
+/// ```
+/// use dflop_types::{Layout, PipelineOrder, Rank, Zero};
+/// let layout = Layout::colocated(4, Zero::Nothing);
+/// let list = dflop_sim::order::of_rank(&layout, PipelineOrder::OneFOneB, Rank(3), 2).unwrap();
+/// let list: Vec<_> = list.iter().map(ToString::to_string).collect();
+/// assert_eq!(list.join(" "), "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1");
+/// ```
+pub fn of_rank(
+    layout: &Layout,
+    order: PipelineOrder,
+    rank: Rank,
+    num_microbatches: u32,
+) -> Option<Vec<Action>> {
+    let at = layout.coordinates(rank)?;
+    if !layout.is_colocated() {
+        return Some(actions(order, at.stage, layout.num_stages(), num_microbatches));
+    }
+    let forth = layout.stages(rank).map(|stage| (ActionKind::F, stage));
+    let there_and_back: Vec<_> =
+        forth.chain(layout.stages(rank).rev().map(|stage| (ActionKind::B, stage))).collect();
+    let of_one =
+        |microbatch| there_and_back.iter().map(move |&(kind, stage)| Action { stage, kind, microbatch });
+    Some((0..num_microbatches).flat_map(of_one).collect())
 }
 
 /// Whether the order splits every backward into `I` and `W`.

@@ -21,7 +21,7 @@ use dflop_types::{Action, PipelineOrder, Rank, Span, StageIndex, Timeline};
 /// # use dflop_types::{ComponentLayout, Layout, PipelineOrder};
 /// # let one = ComponentLayout { tp: 1, pp: 1, dp: 1 };
 /// let input = dflop_sim::StepInput {
-///     layout: Layout { encoder: one, llm: one },
+///     layout: Layout::disaggregated(one, one),
 ///     order: PipelineOrder::OneFOneB,
 ///     num_microbatches: 2,
 ///     forward_ns: vec![vec![1, 9], vec![4, 4]],

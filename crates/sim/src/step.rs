@@ -52,8 +52,7 @@ pub struct StepInput {
 impl StepInput {
     /// The action list of `rank`; `None` past the last rank.
     pub fn actions(&self, rank: Rank) -> Option<Vec<Action>> {
-        let at = self.layout.coordinates(rank)?;
-        Some(crate::order::actions(self.order, at.stage, self.layout.num_stages(), self.num_microbatches))
+        crate::order::of_rank(&self.layout, self.order, rank, self.num_microbatches)
     }
 
     /// Nothing if the invariants hold.

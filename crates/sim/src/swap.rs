@@ -44,7 +44,7 @@ impl Simulator {
     /// # use dflop_types::{ComponentLayout, Layout, PipelineOrder};
     /// # let one = ComponentLayout { tp: 1, pp: 1, dp: 1 };
     /// # let input = dflop_sim::StepInput {
-    /// #     layout: Layout { encoder: one, llm: one },
+    /// #     layout: Layout::disaggregated(one, one),
     /// #     order: PipelineOrder::OneFOneB,
     /// #     num_microbatches: 3,
     /// #     forward_ns: vec![vec![1, 9, 3], vec![4, 4, 4]],

@@ -17,10 +17,10 @@ fn schedule(c: &mut Criterion) {
     for (samples, microbatches, encoder_dp, llm_pp, llm_dp) in
         [(64, 16, 1, 1, 1), (64, 16, 1, 2, 1), (64, 8, 2, 1, 2), (256, 16, 4, 2, 4), (1_024, 32, 16, 4, 8)]
     {
-        let layout = Layout {
-            encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-            llm: ComponentLayout { tp: 1, pp: llm_pp, dp: llm_dp },
-        };
+        let layout = Layout::disaggregated(
+            ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+            ComponentLayout { tp: 1, pp: llm_pp, dp: llm_dp },
+        );
         let settings = StepSettings {
             layout,
             num_microbatches: microbatches,
@@ -53,7 +53,7 @@ fn lists(criterion: &mut Criterion) {
     for (p, m) in [(8, 32), (16, 64)] {
         let component = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
         let input = StepInput {
-            layout: Layout { encoder: component(1), llm: component(p - 1) },
+            layout: Layout::disaggregated(component(1), component(p - 1)),
             order: PipelineOrder::OneFOneB,
             num_microbatches: m,
             forward_ns: rows(p as usize, m as usize, 1),

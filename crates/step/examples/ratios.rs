@@ -93,7 +93,7 @@ fn step(stages: u32, loads: &[[f64; 2]]) -> StepInput {
         (0..stages).map(|s| loads.iter().map(|load| (parts * ns(s, load)) as u64).collect()).collect()
     };
     StepInput {
-        layout: Layout { encoder: component(1), llm: component(stages - 1) },
+        layout: Layout::disaggregated(component(1), component(stages - 1)),
         order: PipelineOrder::OneFOneB,
         num_microbatches: loads.len() as u32,
         forward_ns: rows(1.0),

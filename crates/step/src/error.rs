@@ -45,7 +45,9 @@ pub enum StepError {
         step: u64,
     },
     /// A layout that this version does not run.
-    #[error("layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1")]
+    #[error(
+        "layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1, nothing colocated or sharded"
+    )]
     Unsupported {
         /// The layout.
         layout: Layout,

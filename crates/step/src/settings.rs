@@ -2,7 +2,7 @@
 
 use crate::error::StepError;
 use dflop_cost::{CostModel, StageLayers};
-use dflop_types::{Layout, PipelineOrder, RankedPlan, cut_layers};
+use dflop_types::{Layout, PipelineOrder, RankedPlan, Zero, cut_layers};
 
 /// What of a plan the scheduler of a step needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,8 @@ impl StepSettings {
     /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
-        if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 {
+        let is_plain = !self.layout.is_colocated() && self.layout.zero == Zero::Nothing;
+        if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 || !is_plain {
             return Err(StepError::Unsupported { layout: self.layout });
         }
         for (field, value) in [

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 fn layout(encoder_dp: u32, llm_pp: u32, replicas: u32) -> Layout {
-    Layout {
-        encoder: ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
-        llm: ComponentLayout { tp: 1, pp: llm_pp, dp: replicas },
-    }
+    Layout::disaggregated(
+        ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+        ComponentLayout { tp: 1, pp: llm_pp, dp: replicas },
+    )
 }
 
 fn settings(layout: Layout, num_microbatches: u32) -> StepSettings {

@@ -4,7 +4,7 @@ use crate::index::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One half of a multimodal model.
+/// What a rank holds of a multimodal model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Component {
@@ -12,6 +12,8 @@ pub enum Component {
     Encoder,
     /// The LLM backbone.
     Llm,
+    /// Both of them, in a colocated layout.
+    Both,
 }
 
 impl fmt::Display for Component {
@@ -19,6 +21,7 @@ impl fmt::Display for Component {
         f.write_str(match self {
             Self::Encoder => "encoder",
             Self::Llm => "llm",
+            Self::Both => "colocated",
         })
     }
 }
@@ -50,31 +53,117 @@ impl fmt::Display for ComponentLayout {
     }
 }
 
-/// Encoder ranks and LLM ranks apart. The encoder's ranks come first, then the LLM's, replica by replica;
-/// within a replica the pipeline stages follow each other.
+/// Where the two components sit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Encoder ranks and LLM ranks apart: a pipeline.
+    #[default]
+    Disaggregated,
+    /// Every rank holds both components: data parallelism.
+    Colocated,
+}
+
+/// What the replicas of a component keep only a part of, as the ZeRO optimizer numbers it. Files hold the number.
+///
+/// *References*: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Zero {
+    /// 0: nothing; every replica keeps all (DDP).
+    #[default]
+    Nothing,
+    /// 1: the optimizer's states.
+    States,
+    /// 2: the states and the gradients.
+    Gradients,
+    /// 3: the states, the gradients and the parameters (FSDP); layers are gathered where they run.
+    Parameters,
+}
+
+impl Zero {
+    /// All of them, by their number.
+    pub const ALL: [Self; 4] = [Self::Nothing, Self::States, Self::Gradients, Self::Parameters];
+}
+
+impl From<Zero> for u8 {
+    fn from(zero: Zero) -> Self {
+        zero as Self
+    }
+}
+
+impl TryFrom<u8> for Zero {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<Self, String> {
+        Self::ALL.get(usize::from(number)).copied().ok_or_else(|| format!("{number}, must be 0, 1, 2 or 3"))
+    }
+}
+
+/// Whether a field says nothing that a file without it would not say.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// How many ways each component is split, and where the pieces sit.
+///
+/// *Disaggregated*: the encoder's ranks come first, then the LLM's, replica by replica; within a replica the pipeline
+/// stages follow each other.
+///
+/// *Colocated*: the degrees of both components are equal, `pp` is 1, and rank r holds replica r of both: stage 0, the
+/// encoder, and stage 1, the LLM backbone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Layout {
     /// Degrees of the encoder.
     pub encoder: ComponentLayout,
     /// Degrees of the LLM backbone.
     pub llm: ComponentLayout,
+    /// Whether the components share ranks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub placement: Placement,
+    /// What the replicas of each component keep only a part of.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub zero: Zero,
+    /// Replicas over which that is cut, those that follow each other; groups of them hold copies. `None`: all replicas
+    /// of a component.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_ranks: Option<u32>,
 }
 
 /// Where a rank stands: its component, replica and stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Coordinates {
-    /// The component the rank holds a piece of.
+    /// What the rank holds a piece of.
     pub component: Component,
     /// Replica of that component, from 0.
     pub replica: u32,
-    /// Stage in the whole step: the encoder's are first.
+    /// Stage in the whole step: the encoder's are first. The first of the rank's stages in a colocated layout.
     pub stage: StageIndex,
 }
 
 impl Layout {
-    /// Ranks of both components.
+    /// Encoder and LLM on ranks of their own, nothing of a replica sharded.
+    pub const fn disaggregated(encoder: ComponentLayout, llm: ComponentLayout) -> Self {
+        Self { encoder, llm, placement: Placement::Disaggregated, zero: Zero::Nothing, shard_ranks: None }
+    }
+
+    /// Both components on each of `dp` ranks, sharded over all of them as `zero` says.
+    pub const fn colocated(dp: u32, zero: Zero) -> Self {
+        let degrees = ComponentLayout { tp: 1, pp: 1, dp };
+        Self { encoder: degrees, llm: degrees, placement: Placement::Colocated, zero, shard_ranks: None }
+    }
+
+    /// Whether every rank holds both components.
+    pub const fn is_colocated(&self) -> bool {
+        matches!(self.placement, Placement::Colocated)
+    }
+
+    /// Ranks of the whole layout.
     pub const fn num_ranks(&self) -> u32 {
-        self.encoder.num_ranks() + self.llm.num_ranks()
+        match self.placement {
+            Placement::Disaggregated => self.encoder.num_ranks() + self.llm.num_ranks(),
+            Placement::Colocated => self.llm.num_ranks(),
+        }
     }
 
     /// Number of stages a microbatch passes: the encoder's stages, then the LLM backbone's.
@@ -82,40 +171,104 @@ impl Layout {
         self.encoder.pp + self.llm.pp
     }
 
+    /// Replicas over which states, gradients and parameters of `component` are cut as far as `zero` says; 1: over none.
+    pub fn shard_degree(&self, component: Component) -> u32 {
+        let replicas = if component == Component::Encoder { self.encoder.dp } else { self.llm.dp };
+        match self.zero {
+            Zero::Nothing => 1,
+            _ => self.shard_ranks.map_or(replicas, |ranks| ranks.min(replicas)).max(1),
+        }
+    }
+
     /// The rank of `replica` and `stage`, for layouts without tensor parallelism.
     pub const fn rank(&self, replica: u32, stage: StageIndex) -> Rank {
-        if stage.0 < self.encoder.pp {
+        if self.is_colocated() {
+            Rank(replica)
+        } else if stage.0 < self.encoder.pp {
             Rank(replica * self.encoder.pp + stage.0)
         } else {
             Rank(self.encoder.num_ranks() + replica * self.llm.pp + (stage.0 - self.encoder.pp))
         }
     }
 
+    /// The stages that `rank` holds, in the order in which a microbatch passes them, for layouts without tensor
+    /// parallelism; none past the last rank.
+    pub fn stages(&self, rank: Rank) -> impl DoubleEndedIterator<Item = StageIndex> + use<> {
+        let held = match self.coordinates(rank) {
+            None => 0..0,
+            Some(_) if self.is_colocated() => 0..self.num_stages(),
+            Some(at) => at.stage.0..at.stage.0 + 1,
+        };
+        held.map(StageIndex)
+    }
+
     /// Where `rank` stands, for layouts without tensor parallelism; `None` past the last rank.
     pub fn coordinates(&self, rank: Rank) -> Option<Coordinates> {
         let encoder_ranks = self.encoder.num_ranks();
-        if rank.0 < encoder_ranks {
+        if rank.0 >= self.num_ranks() {
+            None
+        } else if self.is_colocated() {
+            Some(Coordinates { component: Component::Both, replica: rank.0, stage: StageIndex(0) })
+        } else if rank.0 < encoder_ranks {
             Some(Coordinates {
                 component: Component::Encoder,
                 replica: rank.0 / self.encoder.pp,
                 stage: StageIndex(rank.0 % self.encoder.pp),
             })
-        } else if rank.0 < self.num_ranks() {
+        } else {
             let position = rank.0 - encoder_ranks;
             Some(Coordinates {
                 component: Component::Llm,
                 replica: position / self.llm.pp,
                 stage: StageIndex(self.encoder.pp + position % self.llm.pp),
             })
-        } else {
-            None
+        }
+    }
+
+    /// Adds what is wrong with the layout beyond degrees of 0, each with its field.
+    pub(crate) fn check(&self, name: &str, problems: &mut Vec<String>) {
+        if self.is_colocated() {
+            if self.encoder != self.llm {
+                let degrees = format!("encoder {}, llm {}", self.encoder, self.llm);
+                problems.push(format!("{name}: {degrees}, both must be equal where they are colocated"));
+            }
+            if self.llm.pp > 1 {
+                let pp = self.llm.pp;
+                let field = "llm.pipeline_parallel_degree";
+                problems.push(format!("{name}.{field}: {pp}, must be 1 where the components are colocated"));
+            }
+        }
+        match self.shard_ranks {
+            Some(_) if self.zero == Zero::Nothing => {
+                problems.push(format!("{name}.shard_ranks: only where `zero` is above 0"));
+            }
+            Some(0) => problems.push(format!("{name}.shard_ranks: must not be 0")),
+            Some(ranks) => {
+                for (component, dp) in [("encoder", self.encoder.dp), ("llm", self.llm.dp)] {
+                    if !dp.is_multiple_of(ranks) {
+                        let rule = format!("must divide the {dp} replicas of the {component}");
+                        problems.push(format!("{name}.shard_ranks: {ranks}, {rule}"));
+                    }
+                }
+            }
+            None => {}
         }
     }
 }
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "encoder {}, llm {}", self.encoder, self.llm)
+        match self.placement {
+            Placement::Disaggregated => write!(f, "encoder {}, llm {}", self.encoder, self.llm)?,
+            Placement::Colocated if self.encoder == self.llm => {
+                write!(f, "colocated tp {} dp {}", self.llm.tp, self.llm.dp)?;
+            }
+            Placement::Colocated => write!(f, "colocated encoder {}, llm {}", self.encoder, self.llm)?,
+        }
+        if self.zero != Zero::Nothing {
+            write!(f, ", zero {}", u8::from(self.zero))?;
+        }
+        self.shard_ranks.map_or(Ok(()), |ranks| write!(f, " over {ranks} ranks"))
     }
 }
 
@@ -140,15 +293,25 @@ mod tests {
     proptest! {
         #[test]
         fn ranks_and_coordinates_are_inverse(e_dp in 1u32..5, l_dp in 1u32..5, l_pp in 1u32..5) {
-            let layout = Layout {
-                encoder: ComponentLayout { tp: 1, pp: 1, dp: e_dp },
-                llm: ComponentLayout { tp: 1, pp: l_pp, dp: l_dp },
-            };
-            for rank in 0..layout.num_ranks() {
-                let at = layout.coordinates(Rank(rank)).unwrap();
-                prop_assert_eq!(layout.rank(at.replica, at.stage), Rank(rank));
+            let apart = Layout::disaggregated(
+                ComponentLayout { tp: 1, pp: 1, dp: e_dp },
+                ComponentLayout { tp: 1, pp: l_pp, dp: l_dp },
+            );
+            for layout in [apart, Layout::colocated(e_dp, Zero::Parameters)] {
+                let mut held = 0;
+                for rank in (0..layout.num_ranks()).map(Rank) {
+                    let at = layout.coordinates(rank).unwrap();
+                    prop_assert_eq!(layout.stages(rank).next(), Some(at.stage));
+                    for stage in layout.stages(rank) {
+                        prop_assert_eq!(layout.rank(at.replica, stage), rank);
+                        held += 1;
+                    }
+                }
+                // Each stage of each replica stands on one rank.
+                prop_assert_eq!(held, layout.encoder.pp * layout.encoder.dp + layout.llm.pp * layout.llm.dp);
+                prop_assert_eq!(layout.coordinates(Rank(layout.num_ranks())), None);
+                prop_assert_eq!(layout.stages(Rank(layout.num_ranks())).count(), 0);
             }
-            prop_assert_eq!(layout.coordinates(Rank(layout.num_ranks())), None);
         }
 
         #[test]
@@ -157,5 +320,37 @@ mod tests {
             prop_assert_eq!(cut.iter().sum::<u32>(), layers);
             prop_assert!(cut.iter().max().unwrap() - cut.iter().min().unwrap() <= 1);
         }
+    }
+
+    /// What older files hold is read as before, and the fields that say nothing new are left out.
+    #[test]
+    fn only_what_differs_from_a_plain_pipeline_is_written() {
+        let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
+        let plain = Layout::disaggregated(degrees(2), degrees(3));
+        let text = serde_json::to_string(&plain).unwrap();
+        assert!(
+            !text.contains("placement") && !text.contains("zero") && !text.contains("shard_ranks"),
+            "{text}"
+        );
+        let hybrid = Layout { shard_ranks: Some(4), ..Layout::colocated(8, Zero::Parameters) };
+        let text = serde_json::to_string(&hybrid).unwrap();
+        assert!(text.ends_with(r#""placement":"colocated","zero":3,"shard_ranks":4}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), hybrid);
+        assert_eq!(hybrid.to_string(), "colocated tp 1 dp 8, zero 3 over 4 ranks");
+        let error = serde_json::from_str::<Layout>(&text.replace("\"zero\":3", "\"zero\":4")).unwrap_err();
+        assert!(error.to_string().starts_with("4, must be 0, 1, 2 or 3"), "{error}");
+    }
+
+    #[test]
+    fn states_are_cut_over_all_replicas_or_over_groups_of_them() {
+        let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
+        let apart = Layout { zero: Zero::States, ..Layout::disaggregated(degrees(2), degrees(6)) };
+        let degree = |layout: Layout| {
+            [Component::Encoder, Component::Llm].map(|component| layout.shard_degree(component))
+        };
+        assert_eq!(degree(Layout { zero: Zero::Nothing, ..apart }), [1, 1]);
+        assert_eq!(degree(apart), [2, 6]);
+        assert_eq!(degree(Layout { shard_ranks: Some(2), ..apart }), [2, 2]);
+        assert_eq!(degree(Layout::colocated(8, Zero::Gradients)), [8, 8]);
     }
 }

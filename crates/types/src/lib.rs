@@ -21,7 +21,9 @@
 //! | rank | one process with one device | [`Rank`] |
 //! | degree | how many ways a component is split: `tp`, `pp`, `dp` | [`ComponentLayout`] |
 //! | replica | all ranks that together hold one copy of a component | |
-//! | layout | the degrees of both components | [`Layout`] |
+//! | layout | the degrees of both components, and where they sit | [`Layout`] |
+//! | colocated | every rank holds both components: data parallelism | [`Placement`] |
+//! | sharded | replicas keep a part each of states, gradients or parameters | [`Zero`] |
 //! | cluster | devices and their memory budget | [`Cluster`] |
 //! | profile | what was measured | [`DataProfile`], [`ModelProfile`] |
 //! | plan | the chosen layout, number of microbatches, pipeline order and the prediction | [`Plan`] |
@@ -62,7 +64,7 @@ pub use data_profile::{
 };
 pub use family::{FAMILIES, FamilyRecord};
 pub use index::{Rank, SampleIndex, StageIndex};
-pub use layout::{Component, ComponentLayout, Coordinates, Layout, cut_layers};
+pub use layout::{Component, ComponentLayout, Coordinates, Layout, Placement, Zero, cut_layers};
 pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,

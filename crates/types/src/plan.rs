@@ -2,6 +2,7 @@
 
 use crate::artifact::{Artifact, MadeFrom};
 use crate::layout::Layout;
+use crate::model_profile::Recompute;
 use crate::number::memory_size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -131,8 +132,11 @@ pub struct RankedPlan {
     pub layout: Layout,
     /// Microbatches of a step, on each LLM replica.
     pub num_microbatches: u32,
-    /// Order of actions.
+    /// Order of actions. A colocated layout has no pipeline: each rank takes one microbatch after another.
     pub pipeline_order: PipelineOrder,
+    /// What the layers of both components recompute in the backward.
+    #[serde(default, skip_serializing_if = "crate::layout::is_default")]
+    pub recompute: Recompute,
     /// What it is expected to do.
     pub prediction: PlanPrediction,
 }
@@ -241,8 +245,10 @@ impl RankedPlan {
                     problems.push(format!("{name}.layout.{component}.{degree_name}: must not be 0"));
                 }
             }
-            num_ranks += u128::from(degrees.tp) * u128::from(degrees.pp) * u128::from(degrees.dp);
+            let of_component = u128::from(degrees.tp) * u128::from(degrees.pp) * u128::from(degrees.dp);
+            num_ranks = if self.layout.is_colocated() { of_component } else { num_ranks + of_component };
         }
+        self.layout.check(&format!("{name}.layout"), problems);
         if self.num_microbatches == 0 {
             problems.push(format!("{name}.num_microbatches: must not be 0"));
         }

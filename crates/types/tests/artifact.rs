@@ -5,7 +5,7 @@
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, read_text, to_text, write, write_text};
 use dflop_types::{
     Artifact, ArtifactError, ComponentLayout, Hint as _, Layout, MadeFrom, MeasuredCurve, MeasuredPoint,
-    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan,
+    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan, Recompute, Zero,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -260,9 +260,10 @@ fn a_number_that_cannot_be_is_refused_by_its_place() {
 fn a_plan_of_more_ranks_than_there_are_is_refused() {
     let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
     let ranked = |encoder_dp, num_microbatches| RankedPlan {
-        layout: Layout { encoder: degrees(encoder_dp), llm: degrees(2) },
+        layout: Layout::disaggregated(degrees(encoder_dp), degrees(2)),
         num_microbatches,
         pipeline_order: PipelineOrder::OneFOneB,
+        recompute: Recompute::None,
         prediction: PlanPrediction::default(),
     };
     let problems = |best, runner_up| {
@@ -287,6 +288,48 @@ fn a_plan_of_more_ranks_than_there_are_is_refused() {
             "runners_up[0].layout.encoder.data_parallel_degree: must not be 0",
             "runners_up[0].num_microbatches: makes 8589934590 microbatches of all LLM replicas, at most 1048576",
         ]
+    );
+}
+
+/// A colocated plan takes as many ranks as it has replicas; what no layout can be is told by field.
+#[test]
+fn layouts_that_cannot_be_are_refused_by_field() {
+    let plan_of = |layout| Plan {
+        made_from: MadeFrom::default(),
+        global_batch_size: 8,
+        seed: 0,
+        num_sampled_batches: 1,
+        best: RankedPlan {
+            layout,
+            num_microbatches: 2,
+            pipeline_order: PipelineOrder::OneFOneB,
+            recompute: Recompute::Full,
+            prediction: PlanPrediction::default(),
+        },
+        ways: Vec::new(),
+        runners_up: Vec::new(),
+        rejections: Vec::new(),
+        searched: None,
+    };
+    let colocated = Layout::colocated(1 << 20, Zero::Parameters);
+    let plan = plan_of(Layout { shard_ranks: Some(8), ..colocated });
+    let text = to_text(&plan);
+    assert!(text.contains(r#""recompute":"full""#), "{text}");
+    assert_eq!(parse::<Plan>(Path::new("plan.json"), &text).unwrap(), plan);
+    let problems = |layout| plan_of(layout).problems();
+    let apart = ComponentLayout { tp: 1, pp: 2, dp: 6 };
+    assert_eq!(
+        problems(Layout { llm: apart, shard_ranks: Some(5), ..Layout::colocated(4, Zero::States) }),
+        [
+            "best.layout: encoder tp 1 pp 1 dp 4, llm tp 1 pp 2 dp 6, both must be equal where they are colocated",
+            "best.layout.llm.pipeline_parallel_degree: 2, must be 1 where the components are colocated",
+            "best.layout.shard_ranks: 5, must divide the 4 replicas of the encoder",
+            "best.layout.shard_ranks: 5, must divide the 6 replicas of the llm",
+        ]
+    );
+    assert_eq!(
+        problems(Layout { shard_ranks: Some(2), ..Layout::colocated(4, Zero::Nothing) }),
+        ["best.layout.shard_ranks: only where `zero` is above 0"]
     );
 }
 

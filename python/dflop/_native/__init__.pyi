@@ -278,9 +278,22 @@ class Plan:
     global_batch_size: int
     pipeline_order: str
     predicted_step_ns: int
-    def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm"], int, int]:
-        """(component, replica, stage); stage 0 is the encoder, LLM stages count from 1."""
+    placement: Literal["disaggregated", "colocated"]
+    """`colocated`: every rank holds both components, and `encoder_replicas` equals `llm_replicas`."""
+    zero: int
+    """What the replicas of a component keep only a part of: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    shard_ranks: int | None
+    """Replicas, following each other, over which that is cut; None: all replicas of a component."""
+    recompute: Literal["none", "selective", "full"]
+    """What the layers of both components recompute in the backward."""
+    def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
+        """(component, replica, stage); stage 0 is the encoder, LLM stages count from 1.
+
+        In a colocated layout the component is `both`, and the stage is 0.
+        """
     def rank(self, replica: int, stage: int) -> int: ...
+    def stages(self, rank: int) -> list[int]:
+        """The stages that `rank` holds, in the order of the forward: both in a colocated layout, else one."""
     def llm_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
         """(first layer, number of layers) of LLM stage `stage` (counted from 1)."""
     def actions(self, rank: int) -> list[Action]:

@@ -4,7 +4,7 @@ use dflop_report::{ArmView, Comparison, OutlierView, Outliers, Report, StepView}
 use dflop_types::{
     Component, ComponentLayout, DataProfile, EncoderSegments, Idle, Layout, MadeFrom, MeasuredCurve,
     MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample,
-    Rank, RankedPlan, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, Timeline,
+    Rank, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, Timeline,
     WayPrediction,
 };
 
@@ -57,10 +57,10 @@ pub(crate) fn hashes(name: &str) -> MadeFrom {
 }
 
 pub(crate) fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
-    let layout = Layout {
-        encoder: ComponentLayout { tp: 1, pp: 1, dp: 1 },
-        llm: ComponentLayout { tp: 1, pp: 1, dp: 1 },
-    };
+    let layout = Layout::disaggregated(
+        ComponentLayout { tp: 1, pp: 1, dp: 1 },
+        ComponentLayout { tp: 1, pp: 1, dp: 1 },
+    );
     let prediction = PlanPrediction {
         step_ns_mean: step_ms * 1_000_000,
         step_ns_half_width: 400_000,
@@ -70,7 +70,13 @@ pub(crate) fn ranked(num_microbatches: u32, step_ms: u64) -> RankedPlan {
         extrapolated_ratio: 0.0,
         ..PlanPrediction::default()
     };
-    RankedPlan { layout, num_microbatches, pipeline_order: PipelineOrder::OneFOneB, prediction }
+    RankedPlan {
+        layout,
+        num_microbatches,
+        pipeline_order: PipelineOrder::OneFOneB,
+        recompute: Recompute::None,
+        prediction,
+    }
 }
 
 /// Three samples, one of them too long and too large.

@@ -12,7 +12,7 @@ pub(crate) const ORDERS: [PipelineOrder; 3] =
 
 pub(crate) fn layout(encoder: (u32, u32), llm: (u32, u32)) -> Layout {
     let component = |(pp, dp)| ComponentLayout { tp: 1, pp, dp };
-    Layout { encoder: component(encoder), llm: component(llm) }
+    Layout::disaggregated(component(encoder), component(llm))
 }
 
 pub(crate) fn rows(ranks: usize, m: usize, ns_max: u64) -> impl Strategy<Value = Vec<Vec<u64>>> {

@@ -134,10 +134,10 @@ mod tests {
 
     fn scheduler() -> StepScheduler {
         let settings = StepSettings {
-            layout: Layout {
-                encoder: ComponentLayout { tp: 1, pp: 1, dp: 1 },
-                llm: ComponentLayout { tp: 1, pp: 2, dp: 1 },
-            },
+            layout: Layout::disaggregated(
+                ComponentLayout { tp: 1, pp: 1, dp: 1 },
+                ComponentLayout { tp: 1, pp: 2, dp: 1 },
+            ),
             num_microbatches: 4,
             pipeline_order: PipelineOrder::OneFOneB,
             memory_budget_bytes: None,

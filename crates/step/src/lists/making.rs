@@ -80,7 +80,7 @@ pub const EFFORT: usize = 200_000;
 /// use dflop_step::lists::{Holding, data_aware};
 /// # let component = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
 /// # let input = dflop_sim::StepInput {
-/// #     layout: Layout { encoder: component(1), llm: component(1) },
+/// #     layout: Layout::disaggregated(component(1), component(1)),
 /// #     order: PipelineOrder::OneFOneB,
 /// #     num_microbatches: 3,
 /// #     forward_ns: vec![vec![9, 1, 1], vec![2, 2, 2]],
@@ -190,7 +190,7 @@ pub fn simulate_pipeline(durations: &Durations) -> Result<Timeline, SimError> {
     }
     let component = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
     let step = StepInput {
-        layout: Layout { encoder: component(1), llm: component(p as u32 - 1) },
+        layout: Layout::disaggregated(component(1), component(p as u32 - 1)),
         order: PipelineOrder::OneFOneB,
         num_microbatches: m as u32,
         forward_ns: durations.forward_ns.clone(),

@@ -82,10 +82,10 @@ mod tests {
     use dflop_types::{ComponentLayout, Layout, PipelineOrder};
 
     fn settings(llm_dp: u32, num_microbatches: u32) -> StepSettings {
-        let layout = Layout {
-            encoder: ComponentLayout { tp: 1, pp: 1, dp: 1 },
-            llm: ComponentLayout { tp: 1, pp: 3, dp: llm_dp },
-        };
+        let layout = Layout::disaggregated(
+            ComponentLayout { tp: 1, pp: 1, dp: 1 },
+            ComponentLayout { tp: 1, pp: 3, dp: llm_dp },
+        );
         StepSettings {
             layout,
             num_microbatches,
