@@ -311,7 +311,7 @@ fn layouts_that_cannot_be_are_refused_by_field() {
         rejections: Vec::new(),
         searched: None,
     };
-    let colocated = Layout::colocated(1 << 20, Zero::Parameters);
+    let colocated = Layout::colocated(1 << 19, Zero::Parameters);
     let plan = plan_of(Layout { shard_ranks: Some(8), ..colocated });
     let text = to_text(&plan);
     assert!(text.contains(r#""recompute":"full""#), "{text}");
