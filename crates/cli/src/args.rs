@@ -7,7 +7,9 @@ use crate::advice::code::Trainer;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use dflop_step::Arm;
 use dflop_types::ProfilePart;
+use serde::Serialize;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Makes multimodal-LLM training faster by looking at the data.
 ///
@@ -36,6 +38,7 @@ pub(crate) enum Verb {
     Costs(Costs),
     Advise(Advise),
     Train(Train),
+    Rehearse(Rehearse),
     Report(Report),
     Models(Models),
     Show(Show),
@@ -538,15 +541,106 @@ pub(crate) struct Train {
     pub(crate) force: bool,
 }
 
+const REHEARSE_EXAMPLE: &str = r"Examples:
+  dflop rehearse --steps 20                        the plan's ranks, each action as long as predicted
+  dflop rehearse --speed 10 --slow-rank 3:1.3      ten times faster; rank 3 takes 1.3 times as long
+  dflop rehearse --kill 5:4                        what happens when rank 5 dies in step 4";
+
+/// Run a plan's real ranks, schedules and messages without computing: each action takes its predicted time.
+///
+/// Needs no GPU: ranks sleep instead of computing, so 32 of them run on two cores. What is real: torchrun, process
+/// groups, the scheduler, the action lists, the order of all messages, and the files of the run. A message carries
+/// a time stamp instead of features, and is used when its predicted transfer time has passed. A list that cannot
+/// end, a rank that cannot be reached, a schedule that comes too late: all show here before a GPU is paid for. Writes
+/// the files that `dflop train` writes, marked as rehearsed; `dflop report` reads them.
+#[derive(Debug, Args)]
+#[command(after_long_help = REHEARSE_EXAMPLE)]
+pub(crate) struct Rehearse {
+    #[command(flatten)]
+    pub(crate) files: PlanFiles,
+    /// Directory of metrics and traces [default: rehearsal beside the configuration]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Global batches to rehearse
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: u64,
+    /// How much faster than predicted to run, as in 10; what is written is multiplied back
+    ///
+    /// The faster, the more the machine's own delays count: each action is late by a fraction of a millisecond.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(crate) speed: f64,
+    /// A rank that takes longer than predicted, as in 3:1.3; may be given several times
+    #[arg(long, value_name = "RANK:FACTOR")]
+    pub(crate) slow_rank: Vec<SlowRank>,
+    /// Milliseconds that each message takes beyond its predicted time
+    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    pub(crate) network_latency: f64,
+    /// End a rank with SIGKILL in the middle of a step, as in 5:4 (rank 5, step 4)
+    #[arg(long, value_name = "RANK:STEP")]
+    pub(crate) kill: Option<KilledRank>,
+    /// Print JSON: ranks, steps, step_ms_median, simulated_ms_median, error_median, error_p95
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Overwrite an earlier rehearsal in the same directory
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// A rank and how many times longer than predicted it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct SlowRank {
+    pub(crate) rank: u32,
+    pub(crate) factor: f64,
+}
+
+impl FromStr for SlowRank {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (rank, factor) = pair(text, "RANK:FACTOR, as in 3:1.3")?;
+        match factor.parse::<f64>() {
+            Ok(factor) if factor > 0.0 && factor <= 1e6 => Ok(Self { rank, factor }),
+            _ => Err(format!("the factor is `{factor}`, must be above 0 and at most 1000000")),
+        }
+    }
+}
+
+/// A rank and the step in which it is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct KilledRank {
+    pub(crate) rank: u32,
+    pub(crate) step: u64,
+}
+
+impl FromStr for KilledRank {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (rank, step) = pair(text, "RANK:STEP, as in 5:4")?;
+        let step = step.parse().map_err(|_| format!("the step is `{step}`, must be a number from 0"))?;
+        Ok(Self { rank, step })
+    }
+}
+
+/// The rank before the colon, and what stands behind it.
+fn pair<'a>(text: &'a str, form: &str) -> Result<(u32, &'a str), String> {
+    let (rank, value) = text.split_once(':').ok_or_else(|| format!("must be {form}"))?;
+    let rank = rank.parse().map_err(|_| format!("the rank is `{rank}`, must be a number from 0"))?;
+    Ok((rank, value))
+}
+
 /// Draw what is in a directory as one HTML page.
 ///
-/// Takes whatever of data_profile.parquet, model_profile.json, plan.json and run/ is there. The page is one file and
+/// Takes whatever of data_profile.parquet, model_profile.json, plan.json and run/ (or rehearsal/) is there. The page is one file and
 /// works offline. After `dflop train --compare`, also writes summary.json.
 #[derive(Debug, Args)]
 pub(crate) struct Report {
     /// The directory
     #[arg(default_value = ".")]
     pub(crate) dir: PathBuf,
+    /// Directory of the steps to show [default: DIR/run, or DIR/rehearsal where nothing was trained]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run: Option<PathBuf>,
     /// Where to write the page [default: DIR/report.html]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,

@@ -439,6 +439,7 @@ mod tests {
             data_wait_ns: 0,
             schedule_wait_ns: pair,
             was_stopped: false,
+            is_rehearsed: false,
             pair: Some(pair),
         }
     }

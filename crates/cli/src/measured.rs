@@ -30,6 +30,9 @@ pub(crate) struct StepMetrics {
     /// Whether the search for its schedule was cut short.
     #[serde(default)]
     pub(crate) was_stopped: bool,
+    /// Whether nothing was computed: `dflop rehearse` wrote it.
+    #[serde(default)]
+    pub(crate) is_rehearsed: bool,
     /// Position of the pair that this step belongs to, in a comparison; `null` otherwise.
     #[serde(default)]
     pub(crate) pair: Option<u64>,

@@ -300,6 +300,9 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
 /// Parts by name in bytes, tensor bytes, all bytes, and the moment.
 type RankBytes = (Vec<(&'static str, u64)>, u64, u64, String);
 
+/// (rank, action, start, end) of all ranks, tail of each rank, transfer time; in nanoseconds.
+type PredictedSpans = (Vec<(u32, String, u64, u64)>, Vec<u64>, u64);
+
 /// Computes schedules in a Rust thread while Python trains; see `_native/__init__.pyi`.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepScheduler {
@@ -376,6 +379,17 @@ impl StepScheduler {
         py.detach(|| self.scheduler.simulate(&schedule.0))
             .map(|timeline| timeline.makespan_ns)
             .map_err(map(Kind::Plan))
+    }
+
+    /// Spans of all ranks, tail of each rank, transfer time.
+    fn predicted_spans(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<PredictedSpans> {
+        let found = py.detach(|| {
+            let timeline = self.scheduler.simulate(&schedule.0)?;
+            Ok((timeline, self.scheduler.step_input(&schedule.0)?))
+        });
+        let (timeline, input) = found.map_err(map::<dflop_step::StepError>(Kind::Plan))?;
+        let span = |s: &Span| (s.rank.0, s.action.to_string(), s.start_ns, s.end_ns);
+        Ok((timeline.spans.iter().map(span).collect(), input.tail_ns, input.transfer_ns))
     }
 
     fn predict_corrected_ns(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<u64> {

@@ -162,6 +162,7 @@ fn steps(dice: &mut Dice) -> Vec<StepView> {
                 predicted: Some(predicted),
                 measured: Some(walk(&noisy, 0.3)),
                 data_wait_ns: 0,
+                is_rehearsed: false,
             });
         }
     }

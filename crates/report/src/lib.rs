@@ -93,11 +93,20 @@ pub struct StepView {
     pub arm: String,
     /// What the simulator expected.
     pub predicted: Option<Timeline>,
-    /// What was measured.
+    /// What was measured, or rehearsed.
     pub measured: Option<Timeline>,
+    /// Whether nothing was computed in it: its actions slept for their predicted times.
+    pub is_rehearsed: bool,
     /// Time until the last rank had its samples, in nanoseconds. It lies before the clock of the measured step
     /// starts, so it is not part of the makespan.
     pub data_wait_ns: u64,
+}
+
+impl StepView {
+    /// What `measured` is, in a word.
+    pub(crate) const fn how(&self) -> &'static str {
+        if self.is_rehearsed { "rehearsed" } else { "measured" }
+    }
 }
 
 /// The fastest baseline against the fastest of ours, over the same global batches.
@@ -159,6 +168,8 @@ pub struct ArmView {
 pub struct Measured {
     /// Steps.
     pub num_steps: u64,
+    /// Whether nothing was computed in them: actions slept for their predicted times.
+    pub is_rehearsed: bool,
     /// Median of their times, in milliseconds.
     pub step_ms_median: f64,
     /// Median of measured over predicted time; above 1 steps took longer.

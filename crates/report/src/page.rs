@@ -127,6 +127,14 @@ fn headline(report: &Report) -> Markup {
     }
     if let Some(measured) = &report.measured {
         let predicted = measured.over_predicted_median;
+        if measured.is_rehearsed {
+            return html! {
+                strong { "Rehearsed:" } " nothing was computed, each action took its predicted time. A step took "
+                strong { (format::ms(measured.step_ms_median)) } " (median of "
+                (format::counted(measured.num_steps, "rehearsed step")) "), idle " (format::percent(measured.idle_ratio))
+                ", " (format::times(predicted)) " the time that was simulated."
+            };
+        }
         return html! {
             "A step took " strong { (format::ms(measured.step_ms_median)) } " (median of "
             (format::counted(measured.num_steps, "measured step")) "), idle " (format::percent(measured.idle_ratio)) ", "

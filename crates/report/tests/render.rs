@@ -99,6 +99,7 @@ fn data_wait_before_a_step_is_beside_its_idle_time() {
         predicted: None,
         measured: Some(timeline(0)),
         data_wait_ns: 7_000_000,
+        is_rehearsed: false,
     };
     let page = shown(&Report { steps: vec![step], ..Report::default() });
     check(&page);
@@ -128,8 +129,13 @@ fn the_headline_says_no_more_than_the_interval() {
 /// After training the measured step leads; what was planned stands below, and a ratio is formed with what can run alone.
 #[test]
 fn a_measured_number_leads_before_the_forecast() {
-    let measured =
-        Measured { num_steps: 3, step_ms_median: 8_110.0, over_predicted_median: 2.96, idle_ratio: 0.2 };
+    let measured = Measured {
+        num_steps: 3,
+        is_rehearsed: false,
+        step_ms_median: 8_110.0,
+        over_predicted_median: 2.96,
+        idle_ratio: 0.2,
+    };
     let plan = small().plan;
     let page = shown(&Report { measured: Some(measured), plan: plan.clone(), ..Report::default() });
     check(&page);
@@ -156,6 +162,7 @@ fn the_median_pair_is_shown() {
         predicted: None,
         measured: Some(timeline(late)),
         data_wait_ns: 0,
+        is_rehearsed: false,
     };
     // Ratios 40/35, 55/35, 45/35 for the steps 7, 8, 9: the median is that of step 9.
     let steps = vec![
@@ -230,6 +237,7 @@ fn nothing_took_any_time() {
             predicted: Some(timeline.clone()),
             measured: Some(timeline.clone()),
             data_wait_ns: u64::MAX,
+            is_rehearsed: false,
         };
         let report = Report {
             steps: vec![step("blind"), step("aware"), step("")],
@@ -323,6 +331,7 @@ fn any_steps() -> impl Strategy<Value = Vec<StepView>> {
         predicted,
         measured,
         data_wait_ns: 0,
+        is_rehearsed: false,
     });
     prop::collection::vec(step, 0..6)
 }

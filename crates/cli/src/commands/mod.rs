@@ -13,6 +13,7 @@ mod profile_data;
 mod profile_diff;
 mod profile_merge;
 mod python;
+mod rehearse;
 mod replay;
 mod report;
 mod scale;
@@ -54,6 +55,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Costs(arguments) => done(costs::run(&arguments)),
         Verb::Advise(arguments) => done(advise::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
+        Verb::Rehearse(arguments) => rehearse::run(&arguments),
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),
         Verb::Show(arguments) => done(show::run(&arguments)),

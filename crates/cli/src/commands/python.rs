@@ -228,7 +228,7 @@ fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Res
 }
 
 /// Nothing if `out` holds no earlier run, or may be overwritten. A run that ended before its first step is none.
-fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
+pub(super) fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
     // Every rank of an external torchrun comes here, and only the first may find the directory without its own files.
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
     let holds_steps = || std::fs::metadata(out.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);

@@ -15,10 +15,10 @@ use dflop_step::StepScheduler;
 use dflop_types::artifact::MadeFrom;
 use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
-    let found = Found::read(&arguments.dir)?;
+    let found = Found::read(&arguments.dir, arguments.run.as_deref())?;
     let comparison = found.comparison();
     let views = found.step_views()?;
     let page = dflop_report::render(&Report {
@@ -27,6 +27,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         steps: views.clone(),
         measured: Steps::of(&found.metrics).map(|steps| dflop_report::Measured {
             num_steps: steps.count as u64,
+            is_rehearsed: found.is_rehearsed(),
             step_ms_median: steps.step_ms_median,
             over_predicted_median: steps.over_predicted_median,
             idle_ratio: steps.idle_ratio,
@@ -153,8 +154,11 @@ struct Found {
 }
 
 impl Found {
-    fn read(dir: &Path) -> Result<Self, Failure> {
-        let run = dir.join("run");
+    /// `run`: the directory of the run; `None`: `run` in `dir`, or `rehearsal` where nothing was trained.
+    fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
+        let of_dir = ["run", "rehearsal"].map(|name| dir.join(name));
+        let holds_steps = |run: &&PathBuf| run.join("metrics.jsonl").exists();
+        let run = run.unwrap_or_else(|| of_dir.iter().find(holds_steps).unwrap_or(&of_dir[0]));
         let schedules_path = run.join("schedules.jsonl");
         let found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
@@ -175,6 +179,11 @@ impl Found {
         }
         measured::check_run(&schedules_path, &found.schedules, &found.hashes())?;
         Ok(found)
+    }
+
+    /// Whether the steps are those of a rehearsal.
+    fn is_rehearsed(&self) -> bool {
+        self.metrics.iter().any(|step| step.is_rehearsed)
     }
 
     /// Hashes of what a run is made from, of those files that are there.
@@ -220,6 +229,7 @@ impl Found {
                 arm: trace.arm.clone(),
                 predicted: Some(scheduler.simulate(&schedule.schedule)?),
                 measured: Some(scheduler.measured(&schedule.schedule, &trace.spans(), trace.makespan_ns)?),
+                is_rehearsed: metrics.is_some_and(|m| m.is_rehearsed),
                 data_wait_ns: metrics.map_or(0, |m| m.data_wait_ns),
             });
         }
@@ -337,6 +347,12 @@ impl Found {
     /// Every act that changed the answer, as a sentence with its count.
     fn warnings(&self) -> Result<Vec<String>, Failure> {
         let mut warnings = self.stale();
+        if self.is_rehearsed() {
+            warnings.push(
+                "the steps are rehearsed: nothing was computed, each action slept for its predicted time"
+                    .to_owned(),
+            );
+        }
         let num_unsure = self.num_unsure();
         if num_unsure > 0 {
             warnings.push(format!(

@@ -151,8 +151,8 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
         div class="panel" {
             h3 { i class={ "swatch " (arm_class(&step.arm)) } aria-hidden="true" {} (arm_name(&step.arm)) " " span class="note" { "step " (step.step) } }
             @if let Some(measured) = &step.measured {
-                p class="reading" { "measured " (numbers(measured)) }
-                (draw(measured, "measured", true))
+                p class="reading" { (step.how()) " " (numbers(measured)) }
+                (draw(measured, step.how(), true))
             }
             @if let Some(predicted) = &step.predicted {
                 div class=[step.measured.is_some().then_some("predicted")] {
@@ -173,7 +173,7 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
 fn summary_of(steps: &[&StepView]) -> Markup {
     let mut rows = Vec::new();
     for step in steps {
-        for (how, timeline) in [("measured", &step.measured), ("predicted", &step.predicted)] {
+        for (how, timeline) in [(step.how(), &step.measured), ("predicted", &step.predicted)] {
             if let Some(t) = timeline {
                 let busy: f64 = t.spans.iter().map(|s| s.end_ns.saturating_sub(s.start_ns) as f64).sum();
                 rows.push(vec![
@@ -250,7 +250,8 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         let of_arm = || report.steps.iter().filter(|s| s.arm == arm);
         let measured = mean_idle(of_arm().filter_map(|s| Some((s.measured.as_ref()?, s.data_wait_ns))));
         let predicted = mean_idle(of_arm().filter_map(|s| Some((s.predicted.as_ref()?, 0))));
-        means.extend(measured.map(|mean| (arm, "measured", mean)));
+        let how = of_arm().next().map_or("measured", StepView::how);
+        means.extend(measured.map(|mean| (arm, how, mean)));
         means.extend(predicted.map(|mean| (arm, "predicted", mean)));
     }
     if means.is_empty() {

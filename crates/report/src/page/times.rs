@@ -172,10 +172,11 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
             .filter(|s| arm_class(&s.0.arm) == name)
             .map(|s| {
                 let text = format!(
-                    "step {} {}: predicted {}, measured {} ({})",
+                    "step {} {}: predicted {}, {} {} ({})",
                     s.0.step,
                     format::clipped(&s.0.arm, 20),
                     format::ms(s.1),
+                    s.0.how(),
                     format::ms(s.2),
                     signed_percent(s.3)
                 );
@@ -190,13 +191,18 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
     ];
     let keys = [("a-blind square", "baselines"), ("a-aware round", "aware"), ("a-other square", "other")];
     let keys = keys.into_iter().zip(&series).filter(|(_, s)| !s.points.is_empty()).map(|(key, _)| key);
+    let is_rehearsed = steps.iter().all(|s| s.0.is_rehearsed);
     let plot = ScatterPlot {
-        label: "Predicted against measured step time, as in the table below; on the line both are equal.",
+        label: if is_rehearsed {
+            "Predicted against rehearsed step time, as in the table below; on the line both are equal."
+        } else {
+            "Predicted against measured step time, as in the table below; on the line both are equal."
+        },
         is_log: false,
         is_square: true,
         show: format::tick,
         name_x: "predicted, ms",
-        name_y: "measured, ms",
+        name_y: if is_rehearsed { "rehearsed, ms" } else { "measured, ms" },
     };
     let rows: Vec<Vec<String>> = steps
         .iter()
@@ -211,19 +217,21 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
             ]
         })
         .collect();
-    let columns =
-        [numbers("step"), words("arm"), numbers("predicted"), numbers("measured"), numbers("error")];
+    let how = steps[0].0.how();
+    let columns = [numbers("step"), words("arm"), numbers("predicted"), numbers(how), numbers("error")];
+    let title = format!("Step time, predicted against {how}");
+    let table_title = format!("Predicted and {how} steps");
     let body = html! {
         div class="row" {
-            (plotted("Step time, predicted against measured", &scatter_plot(&plot, &series), &legend(keys)))
+            (plotted(&title, &scatter_plot(&plot, &series), &legend(keys)))
             div {
                 (errors_in_words((median, p95), bias, steps.len(), corrected))
                 @if let Some(text) = partly(drawn.len(), steps.len(), "step") { p class="note" { (text) } }
             }
         }
         details {
-            summary { "Table: predicted and measured steps" }
-            (table("Predicted and measured steps", &columns, &rows))
+            summary { "Table: predicted and " (how) " steps" }
+            (table(&table_title, &columns, &rows))
             (first_of(rows.len(), steps.len(), "step"))
         }
     };

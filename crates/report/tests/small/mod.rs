@@ -123,6 +123,7 @@ pub(crate) fn small() -> Report {
         predicted: Some(timeline(predicted)),
         measured: Some(timeline(measured)),
         data_wait_ns: 0,
+        is_rehearsed: false,
     };
     let point = |size, forward_ns| MeasuredPoint {
         size,

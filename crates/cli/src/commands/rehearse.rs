@@ -1,0 +1,109 @@
+//! `dflop rehearse`: checked here, carried out by Python, as `dflop train`.
+
+use super::python::check_empty;
+use super::{Inputs, beside};
+use crate::args;
+use crate::{Failure, Outcome, Request};
+use dflop_types::artifact::MadeFrom;
+use dflop_types::{Plan, artifact};
+use serde_json::json;
+use std::path::Path;
+
+/// What one rank takes of the machine's memory, in bytes: Python and PyTorch, as measured (docs/runtime.md).
+const RANK_BYTES: u64 = 300 << 20;
+
+/// The request for `dflop rehearse`, with the plan checked against what is there now.
+pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
+    let inputs = Inputs::read(&arguments.files.inputs)?;
+    let config = &inputs.config;
+    let plan_path = beside(config, arguments.files.plan.as_ref(), "plan.json");
+    let plan: Plan = artifact::read(&plan_path)?;
+    inputs.check_plan(&plan_path, &plan)?;
+    let num_ranks = plan.best.layout.num_ranks();
+    check_numbers(arguments, num_ranks)?;
+    check_memory(num_ranks)?;
+    let out = beside(config, arguments.out.as_ref(), "rehearsal");
+    check_empty(&out, arguments.force)?;
+    // Giants that are refused, before any rank starts.
+    inputs.batches(&plan)?;
+    let made_from: MadeFrom = [
+        ("plan".to_owned(), artifact::hash_of(&plan)),
+        ("data_profile".to_owned(), inputs.data_profile.content_hash()),
+    ]
+    .into();
+    Ok(Outcome::Python(Request {
+        verb: "rehearse".to_owned(),
+        arguments: json!({
+            "config_path": arguments.files.inputs.config.config,
+            "config": serde_json::to_string(config).expect("a configuration has string keys"),
+            "plan": plan_path,
+            "data_profile": inputs.data_profile_path,
+            "model_profile": inputs.model_profile_path,
+            "out": out,
+            "steps": arguments.steps,
+            "made_from": made_from,
+            "num_ranks": num_ranks,
+            "rehearsal": {
+                "speed": arguments.speed,
+                "slow_ranks": arguments.slow_rank,
+                "network_latency_ns": (arguments.network_latency * 1e6).round() as u64,
+                "kill": arguments.kill,
+            },
+            "json": arguments.json,
+            // Ranks that sleep need no second thread.
+            "environment": { "OMP_NUM_THREADS": "1" },
+        }),
+    }))
+}
+
+/// Nothing if the numbers make sense for this plan.
+fn check_numbers(arguments: &args::Rehearse, num_ranks: u32) -> Result<(), Failure> {
+    let fail = |text: String| Err(Failure::new(text, None));
+    if !(arguments.speed > 0.0 && arguments.speed <= 1e6) {
+        return fail(format!("`--speed` is {}, must be above 0 and at most 1000000", arguments.speed));
+    }
+    if !(0.0..=1e6).contains(&arguments.network_latency) {
+        return fail(format!("`--network-latency` is {}, must be 0 to 1000000", arguments.network_latency));
+    }
+    let slow = arguments.slow_rank.iter().map(|slow| ("--slow-rank", slow.rank));
+    let killed = arguments.kill.iter().map(|kill| ("--kill", kill.rank));
+    if let Some((flag, rank)) = slow.chain(killed).find(|(_, rank)| *rank >= num_ranks) {
+        return fail(format!("`{flag}` names rank {rank}, the plan has {num_ranks}, counted from 0"));
+    }
+    match arguments.kill {
+        Some(kill) if kill.step >= arguments.steps => {
+            fail(format!("`--kill` names step {}, there are {}, counted from 0", kill.step, arguments.steps))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Nothing if this machine has the memory for the ranks it starts; an external torchrun has seen to that itself.
+fn check_memory(num_ranks: u32) -> Result<(), Failure> {
+    if std::env::var_os("RANK").is_some() {
+        return Ok(());
+    }
+    let needed_bytes = u64::from(num_ranks) * RANK_BYTES;
+    match available_bytes(Path::new("/proc/meminfo")) {
+        Some(bytes) if bytes < needed_bytes => Err(Failure::new(
+            format!(
+                "{num_ranks} ranks need about {}, this machine has {} free",
+                dflop_types::memory_size(needed_bytes),
+                dflop_types::memory_size(bytes)
+            ),
+            Some(
+                "start `dflop rehearse` under torchrun on several machines, or plan for fewer ranks"
+                    .to_owned(),
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Memory that processes may still take; `None` where the system does not say.
+fn available_bytes(meminfo: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(meminfo).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,272 @@
+"""A step without computing: each action takes its predicted time, and a message carries a time stamp.
+
+    leader: schedule --simulator--> spans --broadcast--> times of each rank's actions
+    rank:   0F3: message here? its transfer over? -> sleep -> stamp sent to the ranks that hold its samples
+
+What is real: the ranks and their groups, the scheduler, the action lists, which message goes where and in which order,
+the agreement of the ranks before each step. What is not: tensors, media, times.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.runtime.boundary import Transfer
+from dflop.runtime.messages import Messages
+from dflop.runtime.spans import clock_name
+from dflop.runtime.work import MicrobatchWork, StepWork
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dflop._native import Schedule, StepScheduler
+    from dflop.runtime.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was asked for."""
+
+    speed: float
+    """How many times faster than predicted all runs."""
+    slow_ranks: Mapping[int, float]
+    """Ranks that take longer than predicted, and how many times."""
+    network_latency_ns: int
+    """What each message takes beyond its predicted time, before `speed`."""
+    kill: tuple[int, int] | None
+    """A rank, and the step in whose middle it is killed."""
+
+    @staticmethod
+    def of_request(request: Mapping[str, Any]) -> Rehearsal:
+        """What a request of the command line asks for.
+
+        Args:
+            request: Its part `rehearsal`.
+
+        Returns:
+            The same, read.
+        """
+        kill = request["kill"]
+        return Rehearsal(
+            speed=request["speed"],
+            slow_ranks={slow["rank"]: slow["factor"] for slow in request["slow_ranks"]},
+            network_latency_ns=request["network_latency_ns"],
+            kill=None if kill is None else (kill["rank"], kill["step"]),
+        )
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """How long the actions of one rank take in one step, in nanoseconds of this machine's clock."""
+
+    actions: Mapping[str, int]
+    """By name, as in `1F3`."""
+    tail: int
+    """Reduction and optimizer."""
+    transfer: int
+    """From the end of an action to the moment when another rank may use its output."""
+
+
+def times_by_rank(scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehearsal) -> list[StepTimes]:
+    """The predicted times of a step, as fast as the rehearsal runs. To be asked of the leader.
+
+    Args:
+        scheduler: That of the run.
+        schedule: Of the step.
+        rehearsal: How fast, and which ranks are slow.
+
+    Returns:
+        By rank.
+
+    Raises:
+        ScheduleError: The schedule is none of this plan and data.
+    """
+    spans, tails, transfer_ns = scheduler.predicted_spans(schedule)
+    of_ranks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for rank, action, start, end in spans:
+        of_ranks[rank][action] = end - start
+    transfer = round((transfer_ns + rehearsal.network_latency_ns) / rehearsal.speed)
+    times: list[StepTimes] = []
+    for rank, tail in enumerate(tails):
+        factor = rehearsal.slow_ranks.get(rank, 1.0) / rehearsal.speed
+        actions = {action: round(ns * factor) for action, ns in of_ranks[rank].items()}
+        times.append(StepTimes(actions, round(tail * factor), transfer))
+    return times
+
+
+def rehearsed_work(mesh: Mesh, schedule: Schedule) -> StepWork:
+    """This rank's share of a step, from the schedule alone: who sends whom a message, each of one row.
+
+    Args:
+        mesh: This rank's place.
+        schedule: Of the step.
+
+    Returns:
+        Work whose batches hold nothing; the leader speaks for all label tokens.
+    """
+    microbatches = [_microbatch(mesh, schedule, j) for j in range(schedule.num_microbatches)]
+    num_targets = schedule.label_tokens if mesh.is_leader else 0
+    return StepWork(schedule.step, schedule.label_tokens, microbatches, num_targets)
+
+
+def _microbatch(mesh: Mesh, schedule: Schedule, microbatch: int) -> MicrobatchWork:
+    plan = mesh.plan
+    if mesh.component == "encoder":
+        own = {sample for sample, _ in schedule.encoder(microbatch, mesh.replica)}
+        peers = [
+            plan.rank(replica, 1)
+            for replica in range(plan.llm_replicas)
+            if own.intersection(schedule.llm(microbatch, replica))
+        ]
+        return MicrobatchWork(_Nothing() if own else None, [], _one_row_each(peers))
+    own = set(schedule.llm(microbatch, mesh.replica))
+    if not own:
+        return MicrobatchWork(None, [], [])
+    if mesh.stage == 1:
+        shares = [schedule.encoder(microbatch, encoder) for encoder in range(plan.encoder_replicas)]
+        above = [
+            plan.rank(encoder, 0)
+            for encoder, share in enumerate(shares)
+            if own.intersection(sample for sample, _ in share)
+        ]
+    else:
+        above = [plan.rank(mesh.replica, mesh.stage - 1)]
+    below = [] if mesh.is_last_stage else [plan.rank(mesh.replica, mesh.stage + 1)]
+    return MicrobatchWork(_Nothing(), _one_row_each(above), _one_row_each(below))
+
+
+def _one_row_each(peers: Sequence[int]) -> list[Transfer]:
+    return [Transfer(peer, 1, torch.tensor([place])) for place, peer in enumerate(peers)]
+
+
+class _Nothing:
+    """A microbatch that is there, without tensors."""
+
+
+class RehearsedStage:
+    """Stands where `Stage` stands; an action sleeps for its predicted time."""
+
+    copies_inputs = False
+
+    def __init__(self, mesh: Mesh, rehearsal: Rehearsal) -> None:
+        """No times yet.
+
+        Args:
+            mesh: This rank's place.
+            rehearsal: What was asked for.
+        """
+        self._mesh = mesh
+        self._kill = rehearsal.kill
+        self._work: StepWork | None = None
+        self._times = StepTimes({}, 0, 0)
+        self._num_done = 0
+
+    def take(self, work: StepWork, times: StepTimes) -> None:
+        """What comes: the step that `begin` starts.
+
+        Args:
+            work: This rank's share of it.
+            times: Of its actions.
+        """
+        self._work, self._times = work, times
+
+    def begin(self) -> None:
+        """Starts a step."""
+        self._num_done = 0
+
+    @property
+    def loss(self) -> float:
+        """None is computed."""
+        return 0.0
+
+    def forward(self, microbatch: int, *_: object) -> torch.Tensor | None:
+        """Sleeps as long as the forward takes; a stamp for each message that leaves."""
+        return self._act("F", microbatch)
+
+    def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:
+        """The same for the backward, or its part I."""
+        del gradient_RD
+        letter = "B" if self._name("B", microbatch) in self._times.actions else "I"
+        return self._act(letter, microbatch)
+
+    def weights(self, microbatch: int) -> None:
+        """The same for W."""
+        self._act("W", microbatch)
+
+    def tail(self) -> None:
+        """Sleeps as long as reduction and optimizer take."""
+        _sleep_until(time.monotonic_ns() + self._times.tail)
+
+    def _name(self, letter: str, microbatch: int) -> str:
+        return f"{self._mesh.stage}{letter}{microbatch}"
+
+    def _act(self, letter: str, microbatch: int) -> torch.Tensor | None:
+        start = time.monotonic_ns()
+        assert self._work is not None, "`take` comes before `begin`"
+        half = len(self._times.actions) // 2
+        if self._kill == (self._mesh.rank, self._work.step) and self._num_done >= half:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._num_done += 1
+        _sleep_until(start + self._times.actions.get(self._name(letter, microbatch), 0))
+        work = self._work.microbatches[microbatch]
+        num_messages = len(work.below if letter == "F" else work.above)
+        if letter == "W" or num_messages == 0:
+            return None
+        return torch.tensor([[time.monotonic_ns(), _CLOCK]] * num_messages, dtype=torch.int64)
+
+
+_CLOCK = int.from_bytes(clock_name().encode()[:7], "big")
+"""Ranks of one machine read the same clock: only among them does a stamp tell how long a message was under way."""
+
+
+class RehearsedMessages(Messages):
+    """Messages of one row, `[sent at, clock]`, that may be used when their predicted transfer is over."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Nothing under way.
+
+        Args:
+            mesh: This rank's place.
+        """
+        super().__init__(mesh, 2, torch.int64)
+        self.transfer_ns = 0
+        """Of the step under way."""
+
+    def receive(
+        self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
+    ) -> list[torch.Tensor]:
+        """The stamps of one action, when the predicted transfer of the last of them is over.
+
+        Args:
+            microbatch: Its number.
+            is_gradient: Whether they are gradients.
+            transfers: What comes from where.
+
+        Returns:
+            One [1, 2] tensor a transfer.
+
+        Raises:
+            RankError: A peer has gone.
+        """
+        received = super().receive(microbatch, is_gradient, transfers)
+        here = time.monotonic_ns()
+        # Another machine's clock says nothing here: what it sent counts from its arrival, which is later.
+        sent = [int(stamp[0, 0]) if int(stamp[0, 1]) == _CLOCK else here for stamp in received]
+        if sent:
+            _sleep_until(max(sent) + self.transfer_ns)
+        return received
+
+
+def _sleep_until(moment_ns: int) -> None:
+    """Returns at `moment_ns` of the steady clock, or at once where that is over."""
+    # The system wakes a sleeper late, by some 60 us on Linux: an action then ends late by as much.
+    left = moment_ns - time.monotonic_ns()
+    if left > 0:
+        time.sleep(left / 1e9)
