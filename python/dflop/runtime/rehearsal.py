@@ -13,14 +13,16 @@ import os
 import signal
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.adapter import LlmInput
 from dflop.runtime.boundary import Transfer
 from dflop.runtime.messages import Messages
 from dflop.runtime.spans import clock_name
+from dflop.runtime.stage import Stage
 from dflop.runtime.work import MicrobatchWork, StepWork
 
 if TYPE_CHECKING:
@@ -111,59 +113,62 @@ def rehearsed_work(mesh: Mesh, schedule: Schedule) -> StepWork:
     Returns:
         Work whose batches hold nothing; the leader speaks for all label tokens.
     """
-    microbatches = [_microbatch(mesh, schedule, j) for j in range(schedule.num_microbatches)]
+    stages = {
+        stage: [_microbatch(mesh, schedule, stage, j) for j in range(schedule.num_microbatches)]
+        for stage in mesh.stages
+    }
     num_targets = schedule.label_tokens if mesh.is_leader else 0
-    return StepWork(schedule.step, schedule.label_tokens, microbatches, num_targets)
+    return StepWork(schedule.step, schedule.label_tokens, stages, num_targets)
 
 
-def _microbatch(mesh: Mesh, schedule: Schedule, microbatch: int) -> MicrobatchWork:
+def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> MicrobatchWork:
     plan = mesh.plan
-    if mesh.component == "encoder":
-        own = {sample for sample, _ in schedule.encoder(microbatch, mesh.replica)}
+    encoded = [
+        {sample for sample, _ in schedule.encoder(microbatch, replica)}
+        for replica in range(plan.encoder_replicas)
+    ]
+    if stage == 0:
+        own = encoded[mesh.replica]
         peers = [
             plan.rank(replica, 1)
             for replica in range(plan.llm_replicas)
             if own.intersection(schedule.llm(microbatch, replica))
         ]
-        return MicrobatchWork(_Nothing() if own else None, [], _one_row_each(peers))
+        return MicrobatchWork(_NOTHING if own else None, [], _one_row_each(peers))
     own = set(schedule.llm(microbatch, mesh.replica))
     if not own:
         return MicrobatchWork(None, [], [])
-    if mesh.stage == 1:
-        shares = [schedule.encoder(microbatch, encoder) for encoder in range(plan.encoder_replicas)]
-        above = [
-            plan.rank(encoder, 0)
-            for encoder, share in enumerate(shares)
-            if own.intersection(sample for sample, _ in share)
-        ]
+    if stage == 1:
+        above = [plan.rank(replica, 0) for replica, samples in enumerate(encoded) if own & samples]
     else:
-        above = [plan.rank(mesh.replica, mesh.stage - 1)]
-    below = [] if mesh.is_last_stage else [plan.rank(mesh.replica, mesh.stage + 1)]
-    return MicrobatchWork(_Nothing(), _one_row_each(above), _one_row_each(below))
+        above = [plan.rank(mesh.replica, stage - 1)]
+    below = [] if stage == plan.llm_stages else [plan.rank(mesh.replica, stage + 1)]
+    return MicrobatchWork(_NOTHING, _one_row_each(above), _one_row_each(below))
 
 
 def _one_row_each(peers: Sequence[int]) -> list[Transfer]:
     return [Transfer(peer, 1, torch.tensor([place])) for place, peer in enumerate(peers)]
 
 
-class _Nothing:
-    """A microbatch that is there, without tensors."""
+_NOTHING = LlmInput(**{field.name: torch.empty(0, dtype=torch.int64) for field in fields(LlmInput)})
+"""The batch of a microbatch that is there: without tensors."""
 
 
-class RehearsedStage:
-    """Stands where `Stage` stands; an action sleeps for its predicted time."""
+class RehearsedStage(Stage):
+    """A stage whose actions sleep for their predicted times."""
 
-    copies_inputs = False
-
-    def __init__(self, mesh: Mesh, rehearsal: Rehearsal) -> None:
+    def __init__(self, mesh: Mesh, stage: int, rehearsal: Rehearsal) -> None:
         """No times yet.
 
         Args:
             mesh: This rank's place.
+            stage: Which one of its stages.
             rehearsal: What was asked for.
         """
-        self._mesh = mesh
+        super().__init__(torch.nn.Identity(), is_last=False, device=mesh.device)
         self._kill = rehearsal.kill
+        self._rank = mesh.rank
+        self._stage = stage
         self._work: StepWork | None = None
         self._times = StepTimes({}, 0, 0)
         self._num_done = 0
@@ -175,49 +180,61 @@ class RehearsedStage:
             work: This rank's share of it.
             times: Of its actions.
         """
-        self._work, self._times = work, times
+        self._work, self._times, self._num_done = work, times, 0
 
-    def begin(self) -> None:
-        """Starts a step."""
-        self._num_done = 0
+    def forward(
+        self,
+        microbatch: int,
+        batch: object,
+        incoming_RD: torch.Tensor | None,
+        label_tokens: int,
+        is_split: bool = False,
+    ) -> torch.Tensor | None:
+        """Sleeps as long as the forward takes.
 
-    @property
-    def loss(self) -> float:
-        """None is computed."""
-        return 0.0
+        Args:
+            microbatch: Its number.
+            batch: Of no matter; as all that follow.
+            incoming_RD: Stamps.
+            label_tokens: None are counted.
+            is_split: Nothing is kept for later.
 
-    def forward(self, microbatch: int, *_: object) -> torch.Tensor | None:
-        """Sleeps as long as the forward takes; a stamp for each message that leaves."""
+        Returns:
+            A stamp for each message that leaves; nothing where none does.
+        """
+        del batch, incoming_RD, label_tokens, is_split
         return self._act("F", microbatch)
 
     def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:
-        """The same for the backward, or its part I."""
+        """The same for the backward, or its part I.
+
+        Args:
+            microbatch: Its number.
+            gradient_RD: Stamps.
+
+        Returns:
+            As `forward`.
+        """
         del gradient_RD
-        letter = "B" if self._name("B", microbatch) in self._times.actions else "I"
-        return self._act(letter, microbatch)
+        return self._act("B" if self._name("B", microbatch) in self._times.actions else "I", microbatch)
 
     def weights(self, microbatch: int) -> None:
-        """The same for W."""
+        """Sleeps as long as W takes."""
         self._act("W", microbatch)
 
-    def tail(self) -> None:
-        """Sleeps as long as reduction and optimizer take."""
-        _sleep_until(time.monotonic_ns() + self._times.tail)
-
     def _name(self, letter: str, microbatch: int) -> str:
-        return f"{self._mesh.stage}{letter}{microbatch}"
+        return f"{self._stage}{letter}{microbatch}"
 
     def _act(self, letter: str, microbatch: int) -> torch.Tensor | None:
         start = time.monotonic_ns()
-        assert self._work is not None, "`take` comes before `begin`"
-        half = len(self._times.actions) // 2
-        if self._kill == (self._mesh.rank, self._work.step) and self._num_done >= half:
+        assert self._work is not None, "`take` comes before the step"
+        if self._kill == (self._rank, self._work.step) and self._num_done >= len(self._times.actions) // 3:
             os.kill(os.getpid(), signal.SIGKILL)
         self._num_done += 1
-        _sleep_until(start + self._times.actions.get(self._name(letter, microbatch), 0))
-        work = self._work.microbatches[microbatch]
-        num_messages = len(work.below if letter == "F" else work.above)
-        if letter == "W" or num_messages == 0:
+        sleep_until(start + self._times.actions.get(self._name(letter, microbatch), 0))
+        work = self._work.stages[self._stage][microbatch]
+        num_messages = 0 if letter == "W" else len(work.below if letter == "F" else work.above)
+        if num_messages == 0:
             return None
         return torch.tensor([[time.monotonic_ns(), _CLOCK]] * num_messages, dtype=torch.int64)
 
@@ -240,11 +257,12 @@ class RehearsedMessages(Messages):
         """Of the step under way."""
 
     def receive(
-        self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
+        self, stage: int, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
     ) -> list[torch.Tensor]:
         """The stamps of one action, when the predicted transfer of the last of them is over.
 
         Args:
+            stage: Of the action.
             microbatch: Its number.
             is_gradient: Whether they are gradients.
             transfers: What comes from where.
@@ -255,17 +273,25 @@ class RehearsedMessages(Messages):
         Raises:
             RankError: A peer has gone.
         """
-        received = super().receive(microbatch, is_gradient, transfers)
+        received = super().receive(stage, microbatch, is_gradient, transfers)
         here = time.monotonic_ns()
         # Another machine's clock says nothing here: what it sent counts from its arrival, which is later.
-        sent = [int(stamp[0, 0]) if int(stamp[0, 1]) == _CLOCK else here for stamp in received]
+        sent = [
+            int(stamp[0, 0]) if int(stamp[0, 1]) == _CLOCK else here
+            for stamp, transfer in zip(received, transfers, strict=True)
+            if transfer.peer != self._mesh.rank
+        ]
         if sent:
-            _sleep_until(max(sent) + self.transfer_ns)
+            sleep_until(max(sent) + self.transfer_ns)
         return received
 
 
-def _sleep_until(moment_ns: int) -> None:
-    """Returns at `moment_ns` of the steady clock, or at once where that is over."""
+def sleep_until(moment_ns: int) -> None:
+    """Returns at `moment_ns` of the steady clock, or at once where that is over.
+
+    Args:
+        moment_ns: As `time.monotonic_ns` has it.
+    """
     # The system wakes a sleeper late, by some 60 us on Linux: an action then ends late by as much.
     left = moment_ns - time.monotonic_ns()
     if left > 0:

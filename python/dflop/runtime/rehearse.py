@@ -1,0 +1,180 @@
+"""The loop of one rank of a rehearsal: that of `trainer.py`, with nothing to decode and nothing to compute.
+
+    leader: schedule -> times of each rank's actions | all: agree (barrier) | actions | tail | leader: write
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dflop._native import Dataset, GlobalBatches, Plan
+from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.executor import Executor
+from dflop.runtime.failure import talking
+from dflop.runtime.journal import Journal
+from dflop.runtime.mesh import Mesh, join
+from dflop.runtime.records import step_metrics
+from dflop.runtime.rehearsal import (
+    Rehearsal,
+    RehearsedMessages,
+    RehearsedStage,
+    StepTimes,
+    rehearsed_work,
+    sleep_until,
+    times_by_rank,
+)
+from dflop.runtime.schedules import Schedules
+from dflop.runtime.spans import RankSpans, SpanRecorder, align
+from dflop.runtime.turns import Turn, steps
+
+if TYPE_CHECKING:
+    from dflop.runtime.interrupt import Interrupt
+    from dflop.runtime.options import Options
+
+
+class Rehearser:
+    """One rank of a rehearsal."""
+
+    def __init__(self, options: Options, rehearsal: Rehearsal, mesh: Mesh, interrupt: Interrupt) -> None:
+        """Makes this rank ready. Every rank must call it; blocks until all have.
+
+        Args:
+            options: Of the run; what concerns the model is not used.
+            rehearsal: What was asked for.
+            mesh: This rank's place.
+            interrupt: Set when this process shall stop.
+
+        Raises:
+            Error: An artifact or the data cannot be used.
+            OSError: A file cannot be read.
+        """
+        self._options = options
+        self._rehearsal = rehearsal
+        self._mesh = mesh
+        self._interrupt = interrupt
+        # The leader alone: 32 copies of a large profile would not fit into one machine.
+        self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
+        self._batches = self._agreed_batches()
+        self._schedules = Schedules(mesh, options, self._batches)
+        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal) for stage in mesh.stages}
+        self._messages = RehearsedMessages(mesh)
+        self._recorder = SpanRecorder(mesh.rank, mesh.device)
+        self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
+        self._tail_group = self._component_group()
+        self._journal = Journal(options.out, options.steps, options.request_path) if mesh.is_leader else None
+        self.step: int | None = None
+        """The step under way, for error messages."""
+
+    @property
+    def action(self) -> str | None:
+        """The action under way, for error messages."""
+        return self._executor.running
+
+    @property
+    def journal(self) -> Journal | None:
+        """What is written, on the leader."""
+        return self._journal
+
+    def run(self) -> bool:
+        """Rehearses to the end; false if an interrupt ended it early, on every rank alike.
+
+        Every rank must call it; blocks until the rehearsal ends.
+        """
+        try:
+            return all(self._rehearse(turn) for turn in steps(self._options, self._schedules, self._batches))
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+
+    def _agreed_batches(self) -> GlobalBatches:
+        """The global batches, whose number of samples and giants the leader tells all."""
+        told: list[Any] = [None]
+        if self._dataset is not None:
+            limit = self._options.giant_llm_tokens if self._options.giants == "defer" else None
+            told = [(len(self._dataset), [] if limit is None else self._dataset.giants(limit))]
+        with talking("tell the number of samples"):
+            dist.broadcast_object_list(told, src=0, group=self._mesh.control)
+        num_samples, giants = told[0]
+        options = self._options
+        size = self._mesh.plan.global_batch_size
+        return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max)
+
+    def _component_group(self) -> dist.ProcessGroup:
+        """The ranks that sum their gradients before one of them may update: those of this rank's component."""
+        plan, own = self._mesh.plan, None
+        components = [plan.coordinates(rank)[0] for rank in range(self._mesh.num_ranks)]
+        for component in sorted(set(components)):
+            members = [rank for rank, its in enumerate(components) if its == component]
+            group = dist.new_group(members, backend="gloo", timeout=self._mesh.timeout)
+            if component == components[self._mesh.rank]:
+                own = group
+        assert isinstance(own, dist.ProcessGroup)
+        return own
+
+    def _times(self, turn: Turn) -> StepTimes:
+        """How long this rank's actions take, from the leader."""
+        of_ranks: list[Any] | None = None
+        if self._schedules.scheduler is not None:
+            of_ranks = times_by_rank(self._schedules.scheduler, turn.schedule, self._rehearsal)
+        own: list[Any] = [None]
+        with talking("receive the times of the step"):
+            dist.scatter_object_list(own, of_ranks, src=0, group=self._mesh.control)
+        return own[0]
+
+    def _rehearse(self, turn: Turn) -> bool:
+        """One step; false if the ranks agreed to stop before it."""
+        self.step = turn.step
+        times = self._times(turn)
+        work = rehearsed_work(self._mesh, turn.schedule)
+        actions = self._executor.prepare(work, turn.schedule)
+        for stage in self._stages.values():
+            stage.take(work, times)
+        self._messages.transfer_ns = times.transfer
+        wants_stop = self._interrupt.is_set
+        # No rank but the leader has the data profile, so only the schedules are compared.
+        statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, wants_stop)
+        if agree(self._mesh, statement, turn.schedule.label_tokens):
+            return False
+        self._recorder.begin()
+        self._executor.run_step(work, actions)
+        with talking("end the backward together"):
+            dist.barrier(group=self._tail_group)
+        tail = self._recorder.now()
+        sleep_until(time.monotonic_ns() + times.tail)
+        self._recorder.add("tail", tail)
+        own = self._recorder.finish()
+        reports: list[Any] | None = [None] * self._mesh.num_ranks if self._mesh.is_leader else None
+        with talking("gather spans"):
+            dist.gather_object(own, reports, dst=0, group=self._mesh.control)
+        if reports is not None:
+            self._record(turn, reports)
+        return True
+
+    def _record(self, turn: Turn, ranks: list[RankSpans]) -> None:
+        """Writes a step, on the leader, as long as it would be without `speed`."""
+        scheduler, dataset, journal = self._schedules.scheduler, self._dataset, self._journal
+        assert scheduler is not None
+        assert dataset is not None
+        assert journal is not None
+        spans, tails, step_ns = align(ranks)
+        speed = self._rehearsal.speed
+
+        def slowed(ns: int) -> int:
+            return round(ns * speed)
+
+        spans = [(rank, action, slowed(start), slowed(end)) for rank, action, start, end in spans]
+        tails = [(rank, slowed(start), slowed(end)) for rank, start, end in tails]
+        step_ns = slowed(step_ns)
+        metrics = step_metrics(scheduler, dataset, turn, spans, step_ns, self._mesh.num_ranks)
+        metrics |= {"epoch": self._batches.epoch(turn.step), "is_rehearsed": True}
+        key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
+        place = {"pair": None, "is_recorded": True, "made_from": self._options.made_from, "deferred": turn.deferred}
+        schedule = json.loads(turn.schedule.to_json())
+        journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
+        journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
+        journal.progress(metrics, True)
