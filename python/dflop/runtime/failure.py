@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dflop._native import Error
 from dflop.models.errors import hinted
 
 if TYPE_CHECKING:
@@ -66,3 +69,18 @@ def describe(coordinates: str, step: int | None, action: str | None, cause: Base
     places += [] if action is None else [f"action {action}"]
     text = str(cause) or type(cause).__name__
     return f"[{coordinates}] {', '.join(places)}{': ' if places else ''}{text}"
+
+
+def complain(line: str, error: Exception) -> None:
+    """One line on stderr; a traceback below it where the error is none that we foresaw.
+
+    Args:
+        line: For people, as `describe` gives it.
+        error: What was raised; its notes are shown as hints.
+    """
+    sys.stderr.write(f"\nerror: {line}\n")
+    for note in getattr(error, "__notes__", []):
+        sys.stderr.write(f"hint: {note}\n")
+    if not isinstance(error, (Error, RankError, OSError)):
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    sys.stderr.flush()

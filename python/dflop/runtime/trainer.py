@@ -12,29 +12,29 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from dflop._native import Dataset, Error, GlobalBatches, Plan
+from dflop._native import Dataset, GlobalBatches, Plan
 from dflop.data.dataset import SampleLoader
 from dflop.device import take_device
 from dflop.models import load_adapter
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import RankError, describe, talking
+from dflop.runtime.failure import RankError, complain, describe, talking
 from dflop.runtime.gradients import Gradients
+from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.progress import say
+from dflop.runtime.records import step_metrics
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
@@ -63,18 +63,6 @@ class RankReport:
     data_wait_ns: int
     peak: StepPeak | None
     """Of a step whose memory was counted."""
-
-
-class Interrupt:
-    """Remembers Ctrl-C until the running step has been written."""
-
-    def __init__(self) -> None:
-        """Takes over SIGINT of this process."""
-        self.is_set = False
-        signal.signal(signal.SIGINT, self._remember)
-
-    def _remember(self, *_: object) -> None:
-        self.is_set = True
 
 
 class Trainer:
@@ -272,44 +260,15 @@ class Trainer:
         assert scheduler is not None
         assert journal is not None
         spans, tails, step_ns = align([r.spans for r in reports])
-        ramp, imbalance, transfer, late = scheduler.idle_by_cause(turn.schedule, spans, step_ns)
         # The clock starts when the last rank has its samples: all have waited as long as that one.
         data_wait_ns = max(r.data_wait_ns for r in reports)
-        predicted_ns = turn.schedule.predicted_makespan_ns or scheduler.predict_makespan_ns(turn.schedule)
-        # Before this step is learned from: what the steps before it say of it.
-        corrected_ns = scheduler.predict_corrected_ns(turn.schedule)
-        scheduler.observe(turn.schedule, spans, step_ns)
-        num_messages, features, features_across, num_cut = scheduler.traffic(turn.schedule)
-        metrics: dict[str, Any] = {
-            "step": turn.step,
+        metrics = step_metrics(
+            scheduler, self._dataset, turn, spans, step_ns, self._mesh.num_ranks, data_wait_ns
+        )
+        metrics |= {
             "epoch": self._batches.epoch(turn.step),
-            "arm": turn.arm,
-            "pair": turn.pair,
             "loss": sum(r.loss for r in reports),
             "grad_norm": grad_norm,
-            "step_ns": step_ns,
-            "predicted_ns": predicted_ns,
-            "corrected_ns": corrected_ns,
-            "data_wait_ns": data_wait_ns,
-            "schedule_wait_ns": turn.schedule_wait_ns,
-            "tokens": sum(self._dataset.shape(s)[1] for s in turn.samples),
-            "samples": len(turn.samples),
-            "idle_ns": {
-                "ramp": ramp,
-                "imbalance": imbalance,
-                "transfer": transfer,
-                "data_wait": late + self._mesh.num_ranks * data_wait_ns,
-            },
-            "bubble_ratio": (ramp + imbalance + transfer + late) / (self._mesh.num_ranks * step_ns),
-            "boundary": {
-                "messages": num_messages,
-                "feature_tokens": features,
-                "feature_tokens_across_nodes": features_across,
-                "cut_samples": num_cut,
-            },
-            "giants": turn.schedule.giants,
-            "deferred": turn.deferred,
-            "was_stopped": turn.schedule.was_stopped,
         }
         if metrics["deferred"]:
             waited = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
@@ -376,7 +335,7 @@ def train(request: Mapping[str, Any]) -> int:
             coordinates = "all ranks"
             if not is_leader:
                 return 1
-        _complain(describe(coordinates, step, action, error), error)
+        complain(describe(coordinates, step, action, error), error)
         return 1
     return 0 if is_done else INTERRUPTED
 
@@ -400,13 +359,3 @@ def check_device(options: Options, device: torch.device) -> None:
             f"this machine has {name}: measure it with `dflop profile model`, or pass `--other-device`"
         )
         raise RankError(message)
-
-
-def _complain(line: str, error: Exception) -> None:
-    """One line for people; a traceback below it where the error is none that we foresaw."""
-    sys.stderr.write(f"\nerror: {line}\n")
-    for note in getattr(error, "__notes__", []):
-        sys.stderr.write(f"hint: {note}\n")
-    if not isinstance(error, (Error, RankError, OSError)):
-        sys.stderr.write("".join(traceback.format_exception(error)))
-    sys.stderr.flush()

@@ -1,0 +1,17 @@
+"""Ctrl-C in a rank: it waits for the end of the step."""
+
+from __future__ import annotations
+
+import signal
+
+
+class Interrupt:
+    """Remembers Ctrl-C until the running step has been written."""
+
+    def __init__(self) -> None:
+        """Takes over SIGINT of this process."""
+        self.is_set = False
+        signal.signal(signal.SIGINT, self._remember)
+
+    def _remember(self, *_: object) -> None:
+        self.is_set = True
