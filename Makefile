@@ -130,7 +130,7 @@ bench-cost: setup ## Error of the cost and memory models on shapes not measured 
 bench-step: setup ## Measured steps of every arm against predicted ones (ROUNDS=30 ORDER=data-aware; a quiet machine) -> bench/out/step.json
 	$(BIN)/python benches/step.py bench/out/step.json --rounds $(or $(ROUNDS),30) --order $(or $(ORDER),data-aware)
 
-bench-adopt: setup ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 6 minutes, a quiet machine) -> bench/out/adopt.json
+bench-adopt: setup ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
 	$(BIN)/python benches/adopt.py bench/out/adopt.json --rounds $(or $(ROUNDS),6)
 
 # Draws of each set and size; of these CP-SAT gets the first CPSAT_SEEDS, each for its seconds; 0 seconds leave it out.

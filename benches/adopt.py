@@ -24,12 +24,12 @@ alone hangs the trainer; so that the others run at all they get our guard agains
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
 import platform
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,6 +37,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+# What starts ranks of the tests starts those of the benchmark.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "dist"))
+from ranks import environment, free_port
 
 NUM_RANKS, BATCH_SIZE, SEED = 2, 4, 11
 OTHERS = ("arrival", "grouped", "rebalanced", "packed")
@@ -320,6 +324,7 @@ def work(rank: int, asked: argparse.Namespace, sizes: Any, costs: Any, out: Path
     for layout in asked.layouts:
         meets = "step" if layout == "ddp" else "phase"
         batches = {arm: batches_of(arm, sizes, costs, NUM_RANKS, meets)[rank] for arm in ARMS}
+        start = time.perf_counter()
         for index in range(-asked.warmup, asked.rounds):
             arms = list(ARMS)
             random.Random(SEED + index).shuffle(arms)
@@ -327,19 +332,23 @@ def work(rank: int, asked: argparse.Namespace, sizes: Any, costs: Any, out: Path
                 found = run_arm(layout, arm, data, batches[arm], folder)
                 if index >= 0 and rank == 0:
                     rows.append({"layout": layout, "round": index, "arm": arm, **found})
+            if rank == 0:
+                done, num_rounds = index + asked.warmup + 1, asked.warmup + asked.rounds
+                passed = time.perf_counter() - start
+                left = passed / done * (num_rounds - done)
+                print(
+                    f"{layout}: round {done} of {num_rounds}, {passed:.0f} s, {left:.0f} s left",
+                    file=sys.stderr,
+                )
     if rank == 0:
         out.write_text(json.dumps(rows))
 
 
 def launch(asked: argparse.Namespace, sizes: Any, costs: Any) -> list[dict[str, Any]]:
     """What the ranks measured, each a process forked from this one after one import."""
-    import torch
-    import transformers
-
-    del torch, transformers
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    for name in ("torch.distributed.fsdp", "transformers.trainer", "dflop.integrations.encoder"):
+        importlib.import_module(name)
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         children = []
@@ -348,15 +357,7 @@ def launch(asked: argparse.Namespace, sizes: Any, costs: Any) -> list[dict[str, 
             if child == 0:
                 status = 1
                 try:
-                    os.environ.update(
-                        RANK=str(rank),
-                        LOCAL_RANK=str(rank),
-                        WORLD_SIZE=str(NUM_RANKS),
-                        LOCAL_WORLD_SIZE=str(NUM_RANKS),
-                        MASTER_ADDR="127.0.0.1",
-                        MASTER_PORT=str(port),
-                        ACCELERATE_USE_CPU="true",
-                    )
+                    os.environ.update(environment(rank, NUM_RANKS, port))
                     work(rank, asked, sizes, costs, out, folder)
                     status = 0
                 except BaseException:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import torch
 from made_up import made_up_profile
-from ranks import run_ranks
+from ranks import environment, free_port, run_ranks
 
 from dflop._native.testing import load_config
 from dflop.models import load_adapter
@@ -109,16 +108,10 @@ def request(demo, out, num_ranks=2, **changes):
 def run_training(asked, directory, before=None):
     """Ranks of a run in forked processes, as an external torchrun would start them; their exit statuses."""
     num_ranks = asked["num_ranks"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def rank(index):
-        os.environ |= {
-            "RANK": str(index), "LOCAL_RANK": str(index),
-            "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
+        os.environ |= environment(index, num_ranks, port)
         if before is not None:
             before(index)
         return launch(asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -15,6 +16,29 @@ class Rank:
 
     def __init__(self, status, result, stderr):
         self.status, self.result, self.stderr = status, result, stderr
+
+
+def free_port():
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(rank, num_ranks, port):
+    """The environment variables that torchrun gives a rank of one machine, without a GPU."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 def run_ranks(num_ranks, function, directory, timeout_s=240.0):

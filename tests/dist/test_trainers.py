@@ -6,13 +6,13 @@ equal those of one process that computes every sample of each global batch alone
 
 from __future__ import annotations
 
+import importlib
 import os
-import socket
 
 import pytest
 import tiny_text
 import torch
-from ranks import results, run_ranks
+from ranks import environment, free_port, results, run_ranks
 from torch import distributed
 
 TOLERANCE = 1e-5
@@ -24,31 +24,20 @@ def samples():
     return tiny_text.Samples()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module", autouse=True)
+def _imported():
+    """What every rank imports, once, before the ranks are forked. Tests do the same with their trainer: it takes seconds."""
+    importlib.import_module("accelerate.state")
 
 
 def as_launched(rank, port, num_ranks=NUM_RANKS):
-    """The environment that torchrun gives a rank, and none of what accelerate kept of an earlier test."""
+    """As torchrun starts a rank, with none of what accelerate kept of an earlier test."""
     from accelerate.state import AcceleratorState, GradientState
 
     torch.set_num_threads(1)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(num_ranks),
-        LOCAL_WORLD_SIZE=str(num_ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        GLOO_SOCKET_IFNAME="lo",
-        ACCELERATE_USE_CPU="true",
-        OMP_NUM_THREADS="1",
-        CUDA_VISIBLE_DEVICES="",
-    )
+    os.environ.update(environment(rank, num_ranks, port))
 
 
 def check(found, expected, num_steps=None):
@@ -59,29 +48,29 @@ def check(found, expected, num_steps=None):
         assert mine == pytest.approx(losses if num_steps is None else losses[:num_steps], rel=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
-def test_plain_pytorch(layout, samples, tmp_path, quiet):
+@pytest.mark.parametrize(("layout", "num_ranks"), [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)])
+def test_plain_pytorch(layout, num_ranks, samples, tmp_path, quiet):
     """DDP and FSDP2 with a loop as people write it, two epochs, two microbatches a step."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
     from dflop.integrations import balanced_loader, num_label_tokens, token_loss
 
     accumulation, num_epochs = 2, 2
-    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * accumulation, num_epochs, seed=3)
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, num_ranks * accumulation, num_epochs, seed=3)
     expected = tiny_text.reference(samples, steps)
     port = free_port()
 
     def run(rank):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.nn.parallel import DistributedDataParallel
-
-        as_launched(rank, port)
+        as_launched(rank, port, num_ranks)
         distributed.init_process_group("gloo")
         model = tiny_text.make_model()
         if layout == "ddp":
             model = DistributedDataParallel(model)
         else:
-            fully_shard(model.model.layers[0], mesh=init_device_mesh("cpu", (NUM_RANKS,)))
-            fully_shard(model, mesh=init_device_mesh("cpu", (NUM_RANKS,)))
+            fully_shard(model.model.layers[0], mesh=init_device_mesh("cpu", (num_ranks,)))
+            fully_shard(model, mesh=init_device_mesh("cpu", (num_ranks,)))
         optimizer = torch.optim.SGD(model.parameters(), tiny_text.LEARNING_RATE)
         loader = balanced_loader(
             samples,
@@ -101,16 +90,16 @@ def test_plain_pytorch(layout, samples, tmp_path, quiet):
                 total = torch.zeros(())
                 for m in microbatches:
                     logits = model(input_ids=m["input_ids"], attention_mask=m["attention_mask"]).logits
-                    loss = token_loss(logits, m["labels"], tokens, NUM_RANKS)
+                    loss = token_loss(logits, m["labels"], tokens, num_ranks)
                     loss.backward()
-                    total += loss.detach() / NUM_RANKS
+                    total += loss.detach() / num_ranks
                 distributed.all_reduce(total)
                 losses.append(float(total))
                 optimizer.step()
                 optimizer.zero_grad()
         return losses, tiny_text.difference(dict(model.named_parameters()), expected[1])
 
-    check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
+    check(results(run_ranks(num_ranks, run, tmp_path / "ranks")), expected)
 
 
 def trainer_arguments(folder, **changes):
@@ -145,15 +134,15 @@ def losses_of(trainer):
 @pytest.mark.parametrize("takes_items", [True, False])
 def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
     """Models that divide by `num_items_in_batch` themselves, and those that do not (as Qwen2.5-VL)."""
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
     steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, 2, seed=3)
     expected = tiny_text.reference(samples, steps)
     port = free_port()
 
     def run(rank):
-        from transformers import Trainer
-
-        from dflop.integrations.transformers import balance
-
         as_launched(rank, port)
         model = tiny_text.make_model()
         if not takes_items:
@@ -166,8 +155,74 @@ def test_transformers_trainer(takes_items, samples, tmp_path, quiet):
     check(results(run_ranks(NUM_RANKS, run, tmp_path / "ranks")), expected)
 
 
+def test_metrics_are_those_of_batches_in_arrival_order(tmp_path, quiet):
+    """Four ranks: loss, norm of the gradient, learning rate, epoch and evaluation, with the line and without."""
+    from torch.utils.data import DataLoader
+    from transformers import Trainer
+
+    from dflop.integrations.accelerate import keep_batches
+    from dflop.integrations.transformers import balance
+
+    num_ranks = 4
+    samples = tiny_text.Samples(40)
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, num_ranks, 2, seed=3)
+    port = free_port()
+    options = {"gradient_accumulation_steps": 1, "max_grad_norm": 1e9, "eval_strategy": "epoch"}
+
+    def run(rank):
+        as_launched(rank, port, num_ranks)
+
+        def train(prepare):
+            arguments = trainer_arguments(tmp_path / f"out{rank}", **options)
+            held_back = tiny_text.Samples(8, seed=1)
+            trainer = Trainer(tiny_text.make_model(), arguments, tiny_text.collate, samples, held_back)
+            prepare(trainer)
+            trainer.train()
+            return trainer.state.log_history
+
+        def arrive(trainer):
+            # The samples of each step in the order of the data, cut into equal counts.
+            epochs = [
+                [
+                    sorted(step)[rank * len(step) // num_ranks : (rank + 1) * len(step) // num_ranks]
+                    for step in epoch
+                ]
+                for epoch in (steps[: len(steps) // 2], steps[len(steps) // 2 :])
+            ]
+
+            class Arrival:
+                epoch = 0
+
+                def set_epoch(self, epoch):
+                    self.epoch = epoch
+
+                def __len__(self):
+                    return len(epochs[0])
+
+                def __iter__(self):
+                    return iter(epochs[self.epoch])
+
+            loader = DataLoader(samples, batch_sampler=Arrival(), collate_fn=tiny_text.collate)
+            trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
+
+        return train(arrive), train(lambda trainer: balance(trainer, samples.costs))
+
+    names = {"loss", "grad_norm", "learning_rate", "epoch", "step", "eval_loss", "train_loss"}
+    for without, with_line in results(run_ranks(num_ranks, run, tmp_path / "ranks")):
+        assert len(without) == len(steps) + 3
+        for plain, ours in zip(without, with_line, strict=True):
+            assert {name for name in plain if name in names} == {name for name in ours if name in names}
+            for name in names & set(plain):
+                assert ours[name] == pytest.approx(plain[name], rel=TOLERANCE, abs=TOLERANCE), (name, plain)
+    assert names <= {name for entry in without for name in entry}
+
+
 def test_transformers_trainer_resumes_inside_an_epoch(samples, tmp_path, quiet):
     """From a checkpoint of the third step it trains what remained, each sample once."""
+    from transformers import Trainer
+
+    from dflop.integrations.transformers import balance
+
     steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 1, seed=3)
     expected = tiny_text.reference(samples, steps)
     out, port, later = tmp_path / "out", free_port(), free_port()
@@ -175,10 +230,6 @@ def test_transformers_trainer_resumes_inside_an_epoch(samples, tmp_path, quiet):
     options.update(save_steps=3, save_only_model=False)
 
     def run(rank, port, resumes):
-        from transformers import Trainer
-
-        from dflop.integrations.transformers import balance
-
         as_launched(rank, port)
         model = tiny_text.make_model()
         trainer = Trainer(model, trainer_arguments(out, **options), tiny_text.collate, samples)
@@ -209,17 +260,17 @@ def test_a_trainer_that_cannot_be_balanced_says_why(samples, tmp_path, quiet):
 
 def test_accelerate(samples, tmp_path, quiet):
     """A loop of accelerate with two microbatches a step; `prepare` deals no batch out twice."""
+    from accelerate import Accelerator
+    from accelerate.utils import GradientAccumulationPlugin
+
+    from dflop.integrations import num_label_tokens, token_loss
+    from dflop.integrations.accelerate import balanced
+
     steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * 2, seed=3)
     expected = tiny_text.reference(samples, steps)
     port = free_port()
 
     def run(rank):
-        from accelerate import Accelerator
-        from accelerate.utils import GradientAccumulationPlugin
-
-        from dflop.integrations import num_label_tokens, token_loss
-        from dflop.integrations.accelerate import balanced
-
         as_launched(rank, port)
         # The microbatches of a step are taken before the first is computed, as its label tokens are needed.
         plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
@@ -252,16 +303,16 @@ def test_accelerate(samples, tmp_path, quiet):
 
 def test_sft_trainer_of_trl(samples, tmp_path, quiet):
     """TRL's trainer takes the same line: its loss and its collator stay its own."""
+    import datasets
+    from trl import SFTConfig, SFTTrainer
+
+    from dflop.integrations.transformers import balance
+
     steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 1, seed=3)
     expected = tiny_text.reference(samples, steps)
     port = free_port()
 
     def run(rank):
-        import datasets
-        from trl import SFTConfig, SFTTrainer
-
-        from dflop.integrations.transformers import balance
-
         as_launched(rank, port)
         model = tiny_text.make_model()
         given = trainer_arguments(
@@ -297,18 +348,18 @@ def tiny_tokenizer():
 
 def test_lightning(samples, tmp_path, quiet):
     """Lightning's DDP, and a second fit that goes on from a checkpoint inside the epoch."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from dflop.integrations import num_label_tokens, token_loss
+    from dflop.integrations.lightning import BalancedData
+
     steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 2, seed=3)
     expected = tiny_text.reference(samples, steps)
     ports = [free_port(), free_port()]
 
     def run(rank, port, resumes):
-        import lightning.pytorch as pl
-        from lightning.pytorch.callbacks import ModelCheckpoint
-        from lightning.pytorch.strategies import DDPStrategy
-
-        from dflop.integrations import num_label_tokens, token_loss
-        from dflop.integrations.lightning import BalancedData
-
         as_launched(rank, port)
 
         class Module(pl.LightningModule):
