@@ -80,7 +80,7 @@ def test_a_rank_that_raises_stops_the_others(model_dir, tmp_path):
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s)
         if index == 0:
-            forward = parts.module.forward
+            forward = parts.pieces[0].forward
             calls = []
 
             def failing(batch):
@@ -90,7 +90,7 @@ def test_a_rank_that_raises_stops_the_others(model_dir, tmp_path):
                     raise RuntimeError(message)
                 return forward(batch)
 
-            parts.module.forward = failing
+            parts.pieces[0].forward = failing
         try:
             parts.step(schedule)
         except Exception as error:
@@ -174,7 +174,7 @@ def test_actions_of_another_stage_or_kind_are_refused():
     assert [a.takes_gradient for a in known] == [False, True, True, False]
     for name in ("2F0", "0B0"):
         with pytest.raises(RankError, match=f"on rank 1: `{name}`, must be of its own stage 1"):
-            check_actions([Action.parse(name)], 37, 1, 1, 4)
+            check_actions([Action.parse(name)], 37, 1, [1], 4)
     for name in ("1X0", "F1", "1F", "", "1F-1"):
         with pytest.raises(ScheduleError, match=f"`{name}` is not an action"):
             Action.parse(name)
@@ -217,10 +217,10 @@ def test_a_list_that_does_not_do_each_microbatch_once_is_refused(names, message)
     """With step, rank and action."""
     actions = [Action.parse(f"1{name}") for name in names.split()]
     if message is None:
-        check_actions(actions, 37, 1, 1, 2)
+        check_actions(actions, 37, 1, [1], 2)
     else:
         with pytest.raises(RankError, match=re.escape(f"the actions of step 37 on rank 1: {message}")):
-            check_actions(actions, 37, 1, 1, 2)
+            check_actions(actions, 37, 1, [1], 2)
 
 
 def test_a_peers_list_is_checked_too(model_dir, tmp_path):

@@ -114,7 +114,7 @@ def test_gradients_of_weights_may_wait_to_the_end(model_dir, expected, tmp_path)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_messages_need_no_tags(seed, model_dir, expected, tmp_path, monkeypatch):
     """As on NCCL: what is received is what was sent first. Ranks run their microbatches in other orders."""
-    monkeypatch.setattr(messages, "_tag", lambda *_: 0)
+    monkeypatch.setattr(messages.Messages, "_tag", lambda *_: 0)
     llm = [[[5], [1]], [[7, 4], [2]], [[3], [0]], [[6], []]]
     plan = write_plan(tmp_path / "plan.json", 2, 2, 2, len(llm))
     schedule = make_schedule(llm, 2, actions=random_lists(plan, len(llm), seed))
@@ -220,8 +220,8 @@ def test_parameters_of_another_seed_are_refused(model_dir, tmp_path):
         parts = RankParts(plan, model_dir, tmp_path / "store", index)
         if index == 2:
             with torch.no_grad():
-                parts.module.lm_head.weight[0, 0] += 1
+                parts.pieces[1].lm_head.weight[0, 0] += 1
         with pytest.raises(RankError, match="`lm_head.weight` is .* rank 2 .* rank 1"):
-            Gradients(parts.module, parts.mesh)
+            Gradients(parts.pieces, parts.mesh)
 
     results(run_ranks(plan.num_ranks, rank, tmp_path))

@@ -61,9 +61,9 @@ def parts_of(plan, model_dir, directory, rank, timeout_s):
         # In a process of its own.
         setattr(dist, name, meetings.wrapped(getattr(dist, name)))
     mesh = replace(parts.mesh, upward=dist.new_group())
-    stage = Stage(parts.module, mesh.is_last_stage, CPU)
+    stages = {stage: Stage(piece, mesh.is_last_stage, CPU) for stage, piece in parts.pieces.items()}
     width = parts.executor._messages._width
-    parts.executor = Executor(mesh, stage, parts.recorder, width, parts.executor._messages._dtype)
+    parts.executor = Executor(mesh, stages, parts.recorder, width, parts.executor._messages._dtype)
     return parts, mesh, meetings
 
 

@@ -13,8 +13,8 @@ from dflop.data.dataset import Sample
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.runtime.executor import Executor
-from dflop.runtime.gradients import Gradients
 from dflop.runtime.mesh import join
+from dflop.runtime.sharded import gradients_of
 from dflop.runtime.spans import SpanRecorder
 from dflop.runtime.stage import Stage
 from dflop.runtime.work import prepare
@@ -84,11 +84,14 @@ def label_tokens(samples):
     return sum(sum(label != -100 for label in toy_sample(s).oracle.labels) for s in samples)
 
 
-def write_plan(path, encoder_dp, llm_dp, llm_pp, num_microbatches, order="1f1b", global_batch_size=None):
-    """A plan of that layout, read by the native module."""
+def write_plan(
+    path, encoder_dp, llm_dp, llm_pp, num_microbatches, order="1f1b", global_batch_size=None, **sharding
+):
+    """A plan of that layout, read by the native module; `sharding`: `placement`, `zero`, `shard_ranks`."""
     layout = {
         "encoder": degrees(pp=1, dp=encoder_dp),
         "llm": degrees(pp=llm_pp, dp=llm_dp),
+        **sharding,
     }
     prediction = {
         "step_ns_mean": 1, "step_ns_half_width": 0, "bubble_ratio": 0.0,
@@ -114,6 +117,11 @@ def write_plan(path, encoder_dp, llm_dp, llm_pp, num_microbatches, order="1f1b",
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(plan))
     return Plan.read(str(path))
+
+
+def write_colocated(path, dp, num_microbatches, **sharding):
+    """A plan whose `dp` ranks each hold the encoder and the LLM."""
+    return write_plan(path, dp, dp, 1, num_microbatches, placement="colocated", **sharding)
 
 
 def degrees(pp, dp):
@@ -152,22 +160,29 @@ def make_schedule(llm, encoder_dp, step=0, actions=(), encoder=None):
 class RankParts:
     """One rank of a run without its loop: mesh, model piece, executor, gradients."""
 
-    def __init__(self, plan, model_dir, store, rank, timeout_s=20.0, device=CPU):
+    def __init__(self, plan, model_dir, store, rank, timeout_s=20.0, device=CPU, prepare_pieces=None):
         torch.set_num_threads(1)
         self.mesh = join(
             plan, device, timeout_s, init_method=f"file://{store}", rank=rank, num_ranks=plan.num_ranks
         )
         adapter = load_adapter(model_dir)
-        if self.mesh.component == "encoder":
-            self.module = adapter.build_encoder(device, torch.float32, SEED)
-        else:
-            first, num = plan.llm_layers(self.mesh.stage, adapter.num_llm_layers)
-            self.module = adapter.build_llm_stage(first, num, device, torch.float32, SEED)
-        self.module.train()
-        self.gradients = Gradients(self.module, self.mesh)
+        self.pieces = {stage: self.build(adapter, stage).train() for stage in self.mesh.stages}
+        if prepare_pieces is not None:
+            prepare_pieces(self.pieces)
+        self.gradients = gradients_of(self.pieces, self.mesh)
         self.recorder = SpanRecorder(rank, device)
-        stage = Stage(self.module, self.mesh.is_last_stage, device)
-        self.executor = Executor(self.mesh, stage, self.recorder, adapter.hidden_size, torch.float32)
+        stages = {
+            stage: Stage(piece, stage == plan.llm_stages, device, self.gradients.nothing(stage))
+            for stage, piece in self.pieces.items()
+        }
+        self.executor = Executor(self.mesh, stages, self.recorder, adapter.hidden_size, torch.float32)
+
+    def build(self, adapter, stage):
+        """The piece of a stage."""
+        if stage == 0:
+            return adapter.build_encoder(self.mesh.device, torch.float32, SEED)
+        first, num = self.mesh.plan.llm_layers(stage, adapter.num_llm_layers)
+        return adapter.build_llm_stage(first, num, self.mesh.device, torch.float32, SEED)
 
     def work(self, schedule):
         """This rank's share of a step."""
@@ -186,6 +201,7 @@ class RankParts:
 
     def step(self, schedule):
         """Runs all actions and reduces the gradients; this rank's share of the loss."""
+        self.gradients.gather()
         self.recorder.begin()
         loss = self.run_actions(schedule)
         self.gradients.reduce()

@@ -41,6 +41,17 @@ class LlavaOnevisionEncoder(nn.Module):
         self.model.multi_modal_projector = source.multi_modal_projector
         self.model.image_newline = source.image_newline
 
+    def layers_in_order(self) -> list[nn.Module]:
+        """The layers of the tower that a forward runs, in their order."""
+        layers = inner_tower(cast("Any", self.model).vision_tower).encoder.layers
+        return list(layers[: max(self._wanted())])
+
+    def _wanted(self) -> list[int]:
+        """After how many layers the hidden states are selected."""
+        num_layers = len(inner_tower(cast("Any", self.model).vision_tower).encoder.layers)
+        named = self.config.vision_feature_layer
+        return [index % (num_layers + 1) for index in ([named] if isinstance(named, int) else named)]
+
     def forward(self, batch: EncoderInput) -> torch.Tensor:
         """Features of all media, one after the other.
 
@@ -86,12 +97,10 @@ class LlavaOnevisionEncoder(nn.Module):
         (and the pooling head), which nothing reads.
         """
         tower = inner_tower(cast("Any", self.model).vision_tower)
-        layers = tower.encoder.layers
-        named = self.config.vision_feature_layer
-        wanted = [index % (len(layers) + 1) for index in ([named] if isinstance(named, int) else named)]
+        wanted = self._wanted()
         hidden_NPD = tower.embeddings(pixels_NCHW)
         kept = {0: hidden_NPD}
-        for index, layer in enumerate(layers[: max(wanted)], start=1):
+        for index, layer in enumerate(self.layers_in_order(), start=1):
             hidden_NPD = layer(hidden_NPD, None)
             if index in wanted:
                 kept[index] = hidden_NPD
@@ -145,6 +154,10 @@ class LlavaOnevisionLlmStage(nn.Module):
         if self.is_last:
             stage.norm = source.norm
             self.lm_head = cast("Any", whole).lm_head
+
+    def layers_in_order(self) -> list[nn.Module]:
+        """Its layers, in the order in which a forward runs them."""
+        return list(cast("Any", self.model).language_model.layers.values())
 
     def forward(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
         """The stage's part of the way from tokens to loss.

@@ -5,7 +5,8 @@
     0I3  the gradient of what came in
     0W3  the gradients of the weights, at some time after
 
-A list is the schedule's own or, where that has none, the plan's for its pipeline order.
+A list is the schedule's own or, where that has none, the plan's for its pipeline order. In a colocated layout
+a rank holds stage 0 and stage 1, and its list has the actions of both: 0F3 1F3 1B3 0B3.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.work import StepWork
 
+PARAMETERS = 3
+"""ZeRO-3: each rank keeps a part of the parameters, and layers are gathered where they run."""
 _NEXT = {"F": "", "B": "F", "I": "F", "W": "I"}
 """What of a microbatch must have run just before a letter."""
 
@@ -31,9 +34,16 @@ _NEXT = {"F": "", "B": "F", "I": "F", "W": "I"}
 class Receive:
     """One message to come."""
 
+    stage: int
+    """Of this rank: the one that it comes to."""
     microbatch: int
     is_gradient: bool
     transfer: Transfer
+
+    @property
+    def sender(self) -> tuple[int, int]:
+        """The stage of the peer that sends it, and the microbatch."""
+        return self.stage + (1 if self.is_gradient else -1), self.microbatch
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,8 @@ class StepActions:
     actions: Sequence[Action]
     receives: Sequence[Sequence[Receive]]
     """By action: the messages to open when its turn to open comes, so that each is open before its use."""
-    split: frozenset[int]
-    """Microbatches whose backward runs as I and W."""
+    split: frozenset[tuple[int, int]]
+    """(stage, microbatch) of each backward that runs as I and W."""
 
 
 class ActionLists:
@@ -74,12 +84,21 @@ class ActionLists:
 
         Raises:
             RankError: A list, this rank's or a peer's, is not a forward and then a backward, whole or as I
-                and W, of each microbatch; with step, rank and action.
+                and W, of each microbatch; an action comes before one of its own rank whose result it takes;
+                ranks that meet in each action (ZeRO-3) have different lists, or I and W. With step, rank and
+                action.
         """
-        num_microbatches = len(work.microbatches)
+        num_microbatches = schedule.num_microbatches
         own = self._checked(schedule, self._mesh.rank, num_microbatches)
+        self._check_results_of_own(schedule.step, own, work)
+        if self._mesh.plan.zero == PARAMETERS:
+            self._check_meetings(schedule, own, num_microbatches)
         needed = [
-            [Receive(action.microbatch, action.takes_gradient, t) for t in _incoming(action, work)]
+            [
+                Receive(action.stage, action.microbatch, action.takes_gradient, transfer)
+                for transfer in _incoming(action, work)
+                if transfer.peer != self._mesh.rank
+            ]
             for action in own
         ]
         peers = {(r.transfer.peer, r.is_gradient) for receives in needed for r in receives}
@@ -87,8 +106,35 @@ class ActionLists:
             (peer, is_gradient): _turns(self._checked(schedule, peer, num_microbatches), is_gradient)
             for peer, is_gradient in peers
         }
-        split = frozenset(action.microbatch for action in own if action.letter == "I")
+        split = frozenset((action.stage, action.microbatch) for action in own if action.letter == "I")
         return StepActions(own, _in_order_of_senders(needed, turns), split)
+
+    def _check_results_of_own(self, step: int, own: Sequence[Action], work: StepWork) -> None:
+        """Nothing if what stages of this rank hand to each other is there when it is taken."""
+        done: set[tuple[int, int, bool]] = set()
+        for action in own:
+            if any(transfer.peer == self._mesh.rank for transfer in _incoming(action, work)):
+                giver = action.stage + (1 if action.takes_gradient else -1)
+                if (giver, action.microbatch, action.takes_gradient) not in done:
+                    what = f"`{giver}{'B' if action.takes_gradient else 'F'}{action.microbatch}`"
+                    where = f"the actions of step {step} on rank {self._mesh.rank}"
+                    message = f"{where}: `{action}` takes what {what} gives, must come after it"
+                    raise RankError(message)
+            if action.letter != "W":
+                done.add((action.stage, action.microbatch, action.takes_gradient))
+
+    def _check_meetings(self, schedule: Schedule, own: Sequence[Action], num_microbatches: int) -> None:
+        """Nothing if this rank's list is that of rank 0, with whole backwards: ranks meet in each action."""
+        where = f"the actions of step {schedule.step}"
+        for position, (a, b) in enumerate(
+            zip(self._checked(schedule, 0, num_microbatches), own, strict=True)
+        ):
+            if a != b:
+                message = f"{where}: number {position} is `{a}` on rank 0 and `{b}` on rank {self._mesh.rank}"
+                raise RankError(message + ", must be equal where ranks meet in each action (ZeRO-3)")
+            if b.letter in ("I", "W"):
+                message = f"{where}: `{b}`, must be a whole backward (B) where weights are sharded (ZeRO-3)"
+                raise RankError(message)
 
     def _checked(self, schedule: Schedule, rank: int, num_microbatches: int) -> Sequence[Action]:
         plan = self._mesh.plan
@@ -97,63 +143,70 @@ class ActionLists:
             if rank not in self._of_plan:
                 self._of_plan[rank] = plan.actions(rank)
             actions = self._of_plan[rank]
-        stage = plan.coordinates(rank)[2]
-        check_actions(actions, schedule.step, rank, stage, num_microbatches)
+        check_actions(actions, schedule.step, rank, plan.stages(rank), num_microbatches)
         return actions
 
 
-def check_actions(actions: Sequence[Action], step: int, rank: int, stage: int, num_microbatches: int) -> None:
-    """Nothing if each microbatch has F and then B, or F, then I, then W, each once, all of the rank's stage.
+def check_actions(
+    actions: Sequence[Action], step: int, rank: int, stages: Sequence[int], num_microbatches: int
+) -> None:
+    """Nothing if each microbatch has F and then B, or F, then I, then W, each once.
+
+    On each of the stages that the rank holds, and on no other.
 
     Args:
         actions: Of one rank.
         step: For the message.
         rank: For the message.
-        stage: That the rank holds.
+        stages: That the rank holds.
         num_microbatches: Of the step.
 
     Raises:
         RankError: The first action that breaks the rule, or the first microbatch that is not done.
     """
     where = f"the actions of step {step} on rank {rank}"
-    done = [""] * num_microbatches
+    done = {(stage, j): "" for stage in stages for j in range(num_microbatches)}
     for action in actions:
-        if action.stage != stage:
-            message = f"{where}: `{action}`, must be of its own stage {stage}"
+        if action.stage not in stages:
+            names = f"stage{'s' if len(stages) > 1 else ''} {' and '.join(map(str, stages))}"
+            message = f"{where}: `{action}`, must be of its own {names}"
             raise RankError(message)
         j = action.microbatch
         if j >= num_microbatches:
             message = f"{where}: `{action}`, the step has {num_microbatches} microbatches"
             raise RankError(message)
-        if done[j] != _NEXT[action.letter]:
-            before = f"comes after {done[j]}" if done[j] else "comes first"
+        before = done[action.stage, j]
+        if before != _NEXT[action.letter]:
+            place = f"comes after {before}" if before else "comes first"
             rule = "must be F, then B or I and W, each once"
-            message = f"{where}: `{action}` {before} of its microbatch, {rule}"
+            message = f"{where}: `{action}` {place} of its microbatch, {rule}"
             raise RankError(message)
-        done[j] = action.letter
-    for j, letter in enumerate(done):
+        done[action.stage, j] = action.letter
+    for (stage, j), letter in done.items():
         if letter not in ("B", "W"):
             left = "nothing of it" if letter == "" else f"no {'W' if letter == 'I' else 'backward'}"
-            message = f"{where}: microbatch {j} is not done, there is {left}"
+            place = f" on stage {stage}" if len(stages) > 1 else ""
+            message = f"{where}: microbatch {j} is not done{place}, there is {left}"
             raise RankError(message)
 
 
 def _incoming(action: Action, work: StepWork) -> Sequence[Transfer]:
     """The messages that an action waits for."""
-    microbatch = work.microbatches[action.microbatch]
     if action.letter == "W":
         return ()
+    microbatch = work.of(action)
     return microbatch.below if action.takes_gradient else microbatch.above
 
 
-def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[int, int]:
-    """When a rank sends what it has of each microbatch, counted from its first."""
-    sending = [a.microbatch for a in actions if a.letter != "W" and a.takes_gradient == is_gradient]
-    return {microbatch: turn for turn, microbatch in enumerate(sending)}
+def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int], int]:
+    """When a rank sends what it has of each microbatch on each stage, counted from its first."""
+    sending = [a for a in actions if a.letter != "W" and a.takes_gradient == is_gradient]
+    return {(action.stage, action.microbatch): turn for turn, action in enumerate(sending)}
 
 
 def _in_order_of_senders(
-    needed: Sequence[Sequence[Receive]], turns: Mapping[tuple[int, bool], Mapping[int, int]]
+    needed: Sequence[Sequence[Receive]],
+    turns: Mapping[tuple[int, bool], Mapping[tuple[int, int], int]],
 ) -> list[list[Receive]]:
     """Which messages to open at each action: those that it needs, and those that peers send before them."""
     waiting: dict[tuple[int, bool], list[Receive]] = {key: [] for key in turns}
@@ -162,18 +215,18 @@ def _in_order_of_senders(
             waiting[receive.transfer.peer, receive.is_gradient].append(receive)
     # The next to open stands last.
     waiting = {
-        key: sorted(receives, key=lambda r, turn=turns[key]: turn[r.microbatch], reverse=True)
+        key: sorted(receives, key=lambda r, turn=turns[key]: turn[r.sender], reverse=True)
         for key, receives in waiting.items()
     }
-    opened: set[tuple[int, bool, int]] = set()
+    opened: set[tuple[int, bool, tuple[int, int]]] = set()
     posts: list[list[Receive]] = []
     for receives in needed:
         post: list[Receive] = []
         for receive in receives:
             peer, is_gradient = receive.transfer.peer, receive.is_gradient
-            while (peer, is_gradient, receive.microbatch) not in opened:
+            while (peer, is_gradient, receive.sender) not in opened:
                 first = waiting[peer, is_gradient].pop()
-                opened.add((peer, is_gradient, first.microbatch))
+                opened.add((peer, is_gradient, first.sender))
                 post.append(first)
         posts.append(post)
     return posts

@@ -4,8 +4,11 @@
     B of microbatch j:  receive gradients of below[j] -> stage.backward -> send gradients of above[j]
     I of microbatch j:  as B, but for the gradients of the weights, which W of j computes
 
-Receives are opened a few actions ahead, so that a message moves while this rank computes. A microbatch of
-which this rank has no sample does nothing and sends nothing, and its peers know that from the schedule.
+A rank holds one stage or, in a colocated layout, the encoder and the LLM; what its stages hand to each other
+stays on it. Receives are opened a few actions ahead, so that a message moves while this rank computes. A
+microbatch of which this rank has no sample does nothing and sends nothing, and its peers know that from the
+schedule. Where ranks meet in each action (ZeRO-3) it takes part in what they do together, without work of its
+own.
 
 No list that the simulator accepts can hang. It accepts lists whose actions, each after its inputs and after
 those before it on its rank, stand in some order without a circle. Take the first action of that order that
@@ -23,7 +26,7 @@ from dflop.runtime.actions import ActionLists, StepActions
 from dflop.runtime.messages import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -40,7 +43,7 @@ class Executor:
     def __init__(
         self,
         mesh: Mesh,
-        stage: Stage,
+        stages: Mapping[int, Stage],
         recorder: SpanRecorder,
         width: int,
         dtype: torch.dtype,
@@ -50,14 +53,13 @@ class Executor:
 
         Args:
             mesh: This rank's place.
-            stage: Its piece.
+            stages: Its pieces, by stage.
             recorder: Takes the span of each action.
             width: D of features and hidden states.
             dtype: Of features and hidden states.
             num_ahead: Actions whose receives are open at a time, the running one included; at least 1.
         """
-        self._mesh = mesh
-        self._stage = stage
+        self._stages = stages
         self._recorder = recorder
         self._messages = Messages(mesh, width, dtype)
         self._lists = ActionLists(mesh)
@@ -100,7 +102,8 @@ class Executor:
             RankError: A peer stopped; the message names it.
         """
         actions, receives, num_ahead = steps.actions, steps.receives, self._num_ahead
-        self._stage.begin()
+        for stage in self._stages.values():
+            stage.begin()
         # Opening the first receives belongs to the first action, should a peer have gone by then.
         self.running = actions[0].name if actions else None
         for position in range(min(num_ahead, len(actions))):
@@ -109,7 +112,7 @@ class Executor:
             self.running = action.name
             if watch is not None:
                 watch(action.name)
-            start = self._run(action, work, action.microbatch in steps.split)
+            start = self._run(action, work, (action.stage, action.microbatch) in steps.split)
             if position + num_ahead < len(actions):
                 self._messages.post(receives[position + num_ahead])
             # Messages and memory to give back keep a rank busy too: the simulator knows of no time between
@@ -117,32 +120,30 @@ class Executor:
             self._recorder.add(action.name, start)
         self.running = None
         self._messages.finish()
-        return self._stage.loss
+        return sum(stage.loss for stage in self._stages.values())
 
     def _run(self, action: Action, work: StepWork, is_split: bool) -> int | torch.cuda.Event:
         """Runs one action; when all that it waits for was there."""
         j = action.microbatch
-        microbatch = work.microbatches[j]
+        stage, microbatch = self._stages[action.stage], work.of(action)
         if microbatch.batch is None or action.letter == "W":
             start = self._recorder.now()
-            if microbatch.batch is not None:
-                self._stage.weights(j)
+            if microbatch.batch is None:
+                stage.pass_by(action.takes_gradient, j)
+            else:
+                stage.weights(j)
             return start
         if action.takes_gradient:
-            received = self._messages.receive(j, True, microbatch.below)
+            received = self._messages.receive(action.stage, j, True, microbatch.below)
             start = self._recorder.now()
             gradient = self._messages.joined(received, microbatch.below) if microbatch.below else None
-            outgoing = self._stage.backward(j, gradient)
+            outgoing = stage.backward(j, gradient)
         else:
-            received = self._messages.receive(j, False, microbatch.above)
+            received = self._messages.receive(action.stage, j, False, microbatch.above)
             start = self._recorder.now()
-            incoming = (
-                None
-                if self._mesh.component == "encoder"
-                else self._messages.joined(received, microbatch.above)
-            )
-            outgoing = self._stage.forward(j, microbatch.batch, incoming, work.label_tokens, is_split)
+            incoming = None if action.stage == 0 else self._messages.joined(received, microbatch.above)
+            outgoing = stage.forward(j, microbatch.batch, incoming, work.label_tokens, is_split)
         if outgoing is not None:
             transfers = microbatch.above if action.takes_gradient else microbatch.below
-            self._messages.send(j, action.takes_gradient, outgoing, transfers)
+            self._messages.send(action.stage, j, action.takes_gradient, outgoing, transfers)
         return start

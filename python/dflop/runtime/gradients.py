@@ -4,6 +4,7 @@ The loss was divided by the label tokens of the whole global batch before backwa
 global batch is the *sum* over replicas; a mean would make it depend on how samples were dealt out.
 
 Which ranks hold a parameter is found by its name: the replicas of one stage, and whichever stage shares it.
+Here each of them has all of it; `sharded.py` has gradients that are cut among them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import torch
 import torch.distributed as dist
 
 from dflop.models.parameters import squared_norm
+from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from torch import nn
 
+    from dflop.parallel.nothing import NothingPass
     from dflop.runtime.mesh import Mesh
 
 BUCKET_BYTES = 25 << 20
@@ -37,31 +42,29 @@ class _Flat:
 
 
 class Gradients:
-    """The gradients of this rank's piece, as views into a few flat tensors.
+    """The gradients of this rank's pieces, as views into a few flat tensors.
 
     A parameter that a step does not reach has a zero gradient, on every rank alike: the optimizer treats all
     replicas the same way whichever samples they had.
     """
 
-    def __init__(self, module: nn.Module, mesh: Mesh) -> None:
+    def __init__(self, pieces: Mapping[int, nn.Module], mesh: Mesh) -> None:
         """Finds the holders and makes their groups. Every rank must call it; blocks until all have.
 
         Args:
-            module: This rank's piece.
+            pieces: Of this rank, by stage.
             mesh: This rank's place.
 
         Raises:
             RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
         """
         self._mesh = mesh
+        holders = find_holders(pieces.values(), mesh)
+        groups = groups_of(holders, mesh)
         # A parameter under two names is one parameter.
-        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        holders = _holders(self.parameters, mesh)
-        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        for ranks in sorted(set(holders.values())):
-            # Collective over all ranks, those outside the group too.
-            group = dist.new_group(list(ranks), timeout=mesh.timeout) if len(ranks) > 1 else None
-            groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
+        self.held = {name: p for piece in pieces.values() for name, p in piece.named_parameters()}
+        """All parameters of this rank, trained or not."""
+        self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
         self._flats: list[_Flat] = []
         kinds = {(holders[name], p.dtype) for name, p in self.parameters.items()}
         for ranks, dtype in sorted(kinds, key=str):
@@ -73,7 +76,17 @@ class Gradients:
             for p in members:
                 p.grad = flat[offset : offset + p.numel()].view_as(p)
                 offset += p.numel()
-            self._flats.append(_Flat(flat, ranks, groups[ranks]))
+            self._flats.append(_Flat(flat, ranks, groups[ranks].whole))
+
+    def nothing(self, stage: int) -> NothingPass | None:
+        """None: no ranks meet in an action."""
+        del stage
+
+    def gather(self) -> None:
+        """Nothing: all is here."""
+
+    def release(self) -> None:
+        """Nothing: all stays here."""
 
     def zero(self) -> None:
         """Sets all gradients to zero, in place."""
@@ -116,43 +129,99 @@ class Gradients:
         Raises:
             RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
         """
-        mine = [flat.gradients for flat in self._flats if flat.holders[0] == self._mesh.rank]
-        squares = [squared_norm(gradients) for gradients in mine]
-        total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
-        with talking("sum the gradients' norm"):
-            dist.all_reduce(total, group=self._mesh.control)
-        norm = float(total.sqrt())
-        if not torch.isfinite(total):
-            message = f"the norm of the gradients is {norm}, must be finite"
-            hint = (
-                "lower `train.learning_rate` or `train.max_grad_norm`; "
-                "`metrics.jsonl` shows how loss and norm went before"
-            )
-            raise RankError(message, hint, is_of_all=True)
-        if max_norm is not None and norm > max_norm:
-            for flat in self._flats:
-                flat.gradients.mul_(max_norm / norm)
-        return norm
+        own = self._mesh.rank
+        counted = [flat.gradients for flat in self._flats if flat.holders[0] == own]
+        return clip(self._mesh, counted, [flat.gradients for flat in self._flats], max_norm)
 
 
-def _holders(parameters: dict[str, nn.Parameter], mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """The ranks that hold each parameter of any rank, by name, in order; checks that they hold the same."""
+def clip(
+    mesh: Mesh, counted: Sequence[torch.Tensor], scaled: Sequence[torch.Tensor], max_norm: float | None
+) -> float:
+    """Scales all gradients of the model down to `max_norm` if their norm is above it.
+
+    Every rank must call it; sums one float64 over all ranks; blocks.
+
+    Args:
+        mesh: This rank's place.
+        counted: Gradients of one dimension whose norm this rank brings; over all ranks, each once.
+        scaled: All that this rank has.
+        max_norm: The largest norm allowed; none clips nothing.
+
+    Returns:
+        The norm before clipping, equal on all ranks.
+
+    Raises:
+        RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
+    """
+    squares = [squared_norm(gradients) for gradients in counted]
+    total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
+    with talking("sum the gradients' norm"):
+        dist.all_reduce(total, group=mesh.control)
+    norm = float(total.sqrt())
+    if not torch.isfinite(total):
+        message = f"the norm of the gradients is {norm}, must be finite"
+        hint = (
+            "lower `train.learning_rate` or `train.max_grad_norm`; "
+            "`metrics.jsonl` shows how loss and norm went before"
+        )
+        raise RankError(message, hint, is_of_all=True)
+    if max_norm is not None and norm > max_norm:
+        for gradients in scaled:
+            gradients.mul_(max_norm / norm)
+    return norm
+
+
+def groups_of(holders: Mapping[str, Ranks], mesh: Mesh) -> dict[Ranks, HolderGroups]:
+    """The groups of each set of holders. Every rank must call it; blocks until all have.
+
+    Args:
+        holders: Of each parameter of any rank.
+        mesh: This rank's place.
+
+    Returns:
+        By set; what the replicas of one stage hold is cut where the plan says so.
+    """
+    plan = mesh.plan
+    cut: set[Ranks] = set()
+    if plan.zero > 0:
+        cut.add(tuple(sorted(plan.rank(replica, 0) for replica in range(plan.encoder_replicas))))
+        for stage in range(1, 1 + plan.llm_stages):
+            cut.add(tuple(sorted(plan.rank(replica, stage) for replica in range(plan.llm_replicas))))
+    return holder_groups(holders.values(), cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
+
+
+def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> dict[str, Ranks]:
+    """The ranks that hold each parameter of any rank, by name, in order; checks that they hold the same.
+
+    Every rank must call it; blocks until all have.
+
+    Args:
+        pieces: Of this rank; whole.
+        mesh: This rank's place.
+
+    Returns:
+        Ranks by name, those of other ranks' parameters too.
+
+    Raises:
+        RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
+    """
     # Sum and sum of squares tell two initialisations apart without sending weights.
     own = {
         name: (tuple(p.shape), float(p.detach().double().sum()), float(p.detach().double().square().sum()))
-        for name, p in parameters.items()
+        for piece in pieces
+        for name, p in piece.named_parameters()
     }
-    pieces: list[dict[str, tuple[tuple[int, ...], float, float]]] = [{} for _ in range(mesh.num_ranks)]
-    dist.all_gather_object(pieces, own, group=mesh.control)
-    holders: dict[str, tuple[int, ...]] = {}
-    for rank, piece in enumerate(pieces):
-        for name, value in piece.items():
+    held: list[dict[str, tuple[tuple[int, ...], float, float]]] = [{} for _ in range(mesh.num_ranks)]
+    dist.all_gather_object(held, own, group=mesh.control)
+    holders: dict[str, Ranks] = {}
+    for rank, values in enumerate(held):
+        for name, value in values.items():
             holders[name] = (*holders.get(name, ()), rank)
             first = holders[name][0]
-            if pieces[first][name] != value:
+            if held[first][name] != value:
                 message = (
                     f"`{name}` is {value} (tensor shape, sum, sum of squares) on rank {rank} and "
-                    f"{pieces[first][name]} on rank {first}, must start equal"
+                    f"{held[first][name]} on rank {first}, must start equal"
                 )
                 raise RankError(message)
     return holders

@@ -23,11 +23,11 @@ class Mesh:
     rank: int
     num_ranks: int
     component: str
-    """`encoder` or `llm`."""
+    """`encoder`, `llm`, or `both` in a colocated layout."""
     replica: int
     """Replica of that component, from 0."""
-    stage: int
-    """Stage of the whole step: 0 is the encoder."""
+    stages: tuple[int, ...]
+    """Stages of the whole step that this rank holds, in the order of a forward pass: 0 is the encoder."""
     device: torch.device
     control: dist.ProcessGroup
     """All ranks, gloo: small things on the CPU."""
@@ -41,10 +41,13 @@ class Mesh:
 
     @property
     def coordinates(self) -> str:
-        """The rank in words, counted from 0, as in `encoder dp 1/2` or `llm pp 0/2 dp 0/1`."""
+        """The rank in words, counted from 0: `encoder dp 1/2`, `llm pp 0/2 dp 0/1`, `colocated dp 0/4`."""
         if self.component == "encoder":
             return f"encoder dp {self.replica}/{self.plan.encoder_replicas}"
-        return f"llm pp {self.stage - 1}/{self.plan.llm_stages} dp {self.replica}/{self.plan.llm_replicas}"
+        replica = f"dp {self.replica}/{self.plan.llm_replicas}"
+        if self.component == "both":
+            return f"colocated {replica}"
+        return f"llm pp {self.stages[0] - 1}/{self.plan.llm_stages} {replica}"
 
     @property
     def is_leader(self) -> bool:
@@ -54,7 +57,12 @@ class Mesh:
     @property
     def is_last_stage(self) -> bool:
         """Whether this rank computes the loss."""
-        return self.stage == self.plan.llm_stages
+        return self.plan.llm_stages in self.stages
+
+    @property
+    def holds_encoder(self) -> bool:
+        """Whether this rank encodes media."""
+        return 0 in self.stages
 
 
 def join(
@@ -102,15 +110,16 @@ def join(
         assert isinstance(upward, dist.ProcessGroup)
     else:
         control = upward = world
-    component, replica, stage = plan.coordinates(rank)
-    mesh = Mesh(plan, rank, num_ranks, component, replica, stage, device, control, world, upward, timeout)
+    component, replica, _ = plan.coordinates(rank)
+    stages = tuple(plan.stages(rank))
+    mesh = Mesh(plan, rank, num_ranks, component, replica, stages, device, control, world, upward, timeout)
     if backend == "nccl":
         connect(mesh)
     return mesh
 
 
 def neighbours(plan: Plan) -> list[tuple[int, int]]:
-    """Ranks that may send each other messages, of two consecutive stages.
+    """Ranks that may send each other messages, of two consecutive stages; no rank sends to itself.
 
     Args:
         plan: The layout.
@@ -121,7 +130,7 @@ def neighbours(plan: Plan) -> list[tuple[int, int]]:
     encoders, replicas = range(plan.encoder_replicas), range(plan.llm_replicas)
     pairs = [(plan.rank(e, 0), plan.rank(r, 1)) for e in encoders for r in replicas]
     pairs += [(plan.rank(r, s), plan.rank(r, s + 1)) for r in replicas for s in range(1, plan.llm_stages)]
-    return sorted(pairs)
+    return sorted((above, below) for above, below in pairs if above != below)
 
 
 def connect(mesh: Mesh) -> None:

@@ -1,4 +1,7 @@
-"""Receives posted ahead and sends kept until they are done, over the transfers of `boundary.py`."""
+"""Receives posted ahead and sends kept until they are done, over the transfers of `boundary.py`.
+
+What a rank sends to itself, from one of its stages to the next, stays where it is.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ if TYPE_CHECKING:
 class Messages:
     """The traffic of one rank.
 
-    A message is known by its peer, its direction and its microbatch; the last two make its tag. NCCL has no
-    tags: there, messages of one direction between two ranks are received in the order in which they are sent,
-    and so they are opened in that order everywhere (`actions.py`). On NCCL to wait for a message is to have
-    the device wait: this process goes on, and where a peer has gone NCCL's watchdog ends it, at the timeout.
+    A message is known by its peer, its direction, the stage it comes to and its microbatch; the last three
+    make its tag. NCCL has no tags: there, messages of one direction between two ranks are received in the
+    order in which they are sent, and so they are opened in that order everywhere (`actions.py`). On NCCL to
+    wait for a message is to have the device wait: this process goes on, and where a peer has gone NCCL's
+    watchdog ends it, at the timeout.
     """
 
     def __init__(self, mesh: Mesh, width: int, dtype: torch.dtype) -> None:
@@ -37,7 +41,8 @@ class Messages:
         self._mesh = mesh
         self._width = width
         self._dtype = dtype
-        self._posted: dict[tuple[int, bool, int], tuple[torch.Tensor, dist.Work]] = {}
+        self._posted: dict[tuple[int, int, int, bool], tuple[torch.Tensor, dist.Work]] = {}
+        self._own: dict[tuple[int, int, bool], torch.Tensor] = {}
         self._sent: list[tuple[torch.Tensor, dist.Work]] = []
 
     def post(self, receives: Sequence[Receive]) -> None:
@@ -50,27 +55,26 @@ class Messages:
             RankError: A peer has gone; the message names it.
         """
         for receive in receives:
-            peer, is_gradient, microbatch = receive.transfer.peer, receive.is_gradient, receive.microbatch
-            num_rows = receive.transfer.num_rows
+            peer, num_rows = receive.transfer.peer, receive.transfer.num_rows
+            place = (receive.stage, receive.microbatch, receive.is_gradient)
             buffer = torch.empty(num_rows, self._width, dtype=self._dtype, device=self._mesh.device)
             try:
-                work = dist.irecv(
-                    buffer, peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
-                )
+                work = dist.irecv(buffer, peer, group=self._group(receive.is_gradient), tag=self._tag(*place))
             except RuntimeError as error:
                 raise self._peer_failed(peer, "no message from") from error
             assert work is not None
-            self._posted[peer, is_gradient, microbatch] = (buffer, work)
+            self._posted[(peer, *place)] = (buffer, work)
 
     def receive(
-        self, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
+        self, stage: int, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
     ) -> list[torch.Tensor]:
         """The messages of one action; blocks until all are here.
 
         Args:
+            stage: Of the action.
             microbatch: Its number.
             is_gradient: Whether they are gradients.
-            transfers: What comes from where; all posted.
+            transfers: What comes from where; all posted, and what comes from this rank sent.
 
         Returns:
             One [num_rows, D] tensor a transfer.
@@ -80,7 +84,10 @@ class Messages:
         """
         received: list[torch.Tensor] = []
         for transfer in transfers:
-            buffer, work = self._posted.pop((transfer.peer, is_gradient, microbatch))
+            if transfer.peer == self._mesh.rank:
+                received.append(self._own.pop((stage, microbatch, is_gradient)))
+                continue
+            buffer, work = self._posted.pop((transfer.peer, stage, microbatch, is_gradient))
             try:
                 work.wait()
             except RuntimeError as error:
@@ -89,11 +96,17 @@ class Messages:
         return received
 
     def send(
-        self, microbatch: int, is_gradient: bool, rows_RD: torch.Tensor, transfers: Sequence[Transfer]
+        self,
+        stage: int,
+        microbatch: int,
+        is_gradient: bool,
+        rows_RD: torch.Tensor,
+        transfers: Sequence[Transfer],
     ) -> None:
         """Sends this rank's rows over the transfers of one action and returns at once.
 
         Args:
+            stage: Of the action: gradients go to the one before it, all else to the next.
             microbatch: Its number.
             is_gradient: Whether they are gradients.
             rows_RD: All rows of this rank.
@@ -104,10 +117,14 @@ class Messages:
         """
         # What is done may be freed. gloo tells only who waits; there the payloads live until `finish`.
         self._sent = [(payload, work) for payload, work in self._sent if not work.is_completed()]
+        place = (stage + (-1 if is_gradient else 1), microbatch, is_gradient)
         for transfer, payload in zip(transfers, split(rows_RD, transfers), strict=True):
+            if transfer.peer == self._mesh.rank:
+                self._own[place] = payload
+                continue
             try:
                 work = dist.isend(
-                    payload, transfer.peer, group=self._group(is_gradient), tag=_tag(microbatch, is_gradient)
+                    payload, transfer.peer, group=self._group(is_gradient), tag=self._tag(*place)
                 )
             except RuntimeError as error:
                 raise self._peer_failed(transfer.peer, "cannot send to") from error
@@ -136,9 +153,8 @@ class Messages:
 
     def _peer_failed(self, peer: int, what: str) -> RankError:
         component, replica, stage = self._mesh.plan.coordinates(peer)
-        place = component if component == "encoder" else f"{component} stage {stage}"
+        place = {"encoder": "encoder", "both": "encoder and llm"}.get(component, f"{component} stage {stage}")
         return RankError(f"{what} rank {peer} ({place}, replica {replica}), it stopped or is too slow")
 
-
-def _tag(microbatch: int, is_gradient: bool) -> int:
-    return 2 * microbatch + is_gradient
+    def _tag(self, stage: int, microbatch: int, is_gradient: bool) -> int:
+        return 2 * (microbatch * (1 + self._mesh.plan.llm_stages) + stage) + is_gradient

@@ -16,7 +16,7 @@ import torch
 from dflop.models.byte_counter import ByteCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from types import TracebackType
 
     from torch import nn
@@ -53,22 +53,23 @@ def tensor_bytes(tensors: Iterable[object]) -> int:
 class PeakMeter:
     """Measures one step, within a `with` block around all that it does."""
 
-    def __init__(self, device: torch.device, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, device: torch.device, pieces: Collection[nn.Module], optimizer: torch.optim.Optimizer
+    ) -> None:
         """Nothing measured yet.
 
         Args:
             device: Of this rank.
-            module: Its piece; the gradients are in place.
+            pieces: Of this rank; the gradients are in place.
             optimizer: That has made one update at least: before that it has no states.
         """
         self._device = device
         self._counter = ByteCounter(device)
         states = [value for state in optimizer.state.values() for value in state.values()]
-        parameters = list(module.parameters())
+        parameters = [p for piece in pieces for p in piece.parameters()]
+        buffers = [b for piece in pieces for b in piece.buffers()]
         on_device = [t for t in states if isinstance(t, torch.Tensor) and t.device.type == device.type]
-        self._held_bytes = tensor_bytes(
-            [*parameters, *(p.grad for p in parameters), *module.buffers(), *on_device]
-        )
+        self._held_bytes = tensor_bytes([*parameters, *(p.grad for p in parameters), *buffers, *on_device])
         self._start_bytes = self._held_bytes
 
     def __enter__(self) -> Self:

@@ -5,7 +5,9 @@
     LLM, middle  LlmInput, hidden_TD    --F--> hidden_TD       gradient of hidden_TD   --B--> of hidden_TD
     LLM, last    LlmInput, hidden_TD    --F--> loss share      nothing                 --B--> of hidden_TD
 
-B may be run in two parts: I gives what B gives and keeps what the weights' gradients need, W computes those.
+Where ranks meet in each action (ZeRO-3), a microbatch without samples has its F and B too:
+`parallel/nothing.py`. B may be run in two parts: I gives what B gives and keeps what the weights' gradients
+need, W computes those.
 
 What comes in is a leaf of its own graph: no graph crosses ranks.
 """
@@ -23,6 +25,8 @@ from dflop.models.split_backward import BackwardSplitter, WeightQueue
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from dflop.parallel.nothing import NothingPass
 
 Batch = TypeVar("Batch", EncoderInput, LlmInput)
 
@@ -58,15 +62,23 @@ class _InFlight:
 class Stage:
     """This rank's piece of the model at work."""
 
-    def __init__(self, module: nn.Module, is_last: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        is_last: bool,
+        device: torch.device,
+        nothing: NothingPass | None = None,
+    ) -> None:
         """Nothing in flight.
 
         Args:
             module: The piece, on `device`, as the adapter built it.
             is_last: Whether it ends in the loss.
             device: Of this rank.
+            nothing: What to run for a microbatch without samples, where ranks meet in each action; else none.
         """
         self.module = module
+        self._nothing = nothing
         self._is_last = is_last
         self._device = device
         self._splitter = BackwardSplitter(module)
@@ -154,6 +166,22 @@ class Stage:
         if incoming is None:
             return None
         return torch.zeros_like(incoming) if incoming.grad is None else incoming.grad
+
+    def pass_by(self, takes_gradient: bool, microbatch: int) -> None:
+        """Does what ranks do together in an action of which this rank has no sample, if they do anything.
+
+        Args:
+            takes_gradient: Whether it is a backward.
+            microbatch: Its number.
+        """
+        if self._nothing is None:
+            return
+        if not takes_gradient:
+            self._in_flight[microbatch] = _InFlight(None, self._nothing.forward(), is_split=False)
+            return
+        passed = self._in_flight.pop(microbatch).outgoing
+        if passed.requires_grad:
+            passed.backward()
 
     def weights(self, microbatch: int) -> None:
         """Adds to `.grad` the gradients of the weights that I left (W), and frees what they needed."""

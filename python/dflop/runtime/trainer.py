@@ -27,7 +27,6 @@ from dflop.models import load_adapter
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
-from dflop.runtime.gradients import Gradients
 from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
@@ -36,10 +35,11 @@ from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.progress import say
 from dflop.runtime.records import step_metrics
 from dflop.runtime.schedules import Schedules
+from dflop.runtime.sharded import gradients_of
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
-from dflop.runtime.work import prepare, samples_of
+from dflop.runtime.work import encoder_shares, llm_samples, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class Trainer:
     """One rank of a run."""
 
     def __init__(self, options: Options, mesh: Mesh, interrupt: Interrupt) -> None:
-        """Builds this rank's piece of the model. Every rank must call it; blocks until all have.
+        """Builds this rank's pieces of the model. Every rank must call it; blocks until all have.
 
         Args:
             options: Of the run.
@@ -97,9 +97,8 @@ class Trainer:
         adapter = load_adapter(options.model_dir)
         self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
         torch.manual_seed(options.seed)
-        module = self._build(adapter)
-        module.train()
-        self._gradients = Gradients(module, mesh)
+        pieces = {stage: self._build(adapter, stage).train() for stage in mesh.stages}
+        self._gradients = gradients_of(pieces, mesh)
         self._optimizer = torch.optim.AdamW(
             self._gradients.parameters.values(),
             lr=options.learning_rate,
@@ -108,9 +107,12 @@ class Trainer:
             foreach=True,
         )
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
-        self._module = module
-        self._stage = Stage(module, mesh.is_last_stage, mesh.device)
-        self._executor = Executor(mesh, self._stage, self._recorder, adapter.hidden_size, self._dtype)
+        self._pieces = pieces
+        self._stages = {
+            stage: Stage(piece, stage == mesh.plan.llm_stages, mesh.device, self._gradients.nothing(stage))
+            for stage, piece in pieces.items()
+        }
+        self._executor = Executor(mesh, self._stages, self._recorder, adapter.hidden_size, self._dtype)
         self._log = None if options.replay is None else log_lines(options.replay)
         num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
         if self._log is not None:
@@ -182,7 +184,8 @@ class Trainer:
                 taken[arm] = self._schedules.take(step, arm)
             # All arms find their media decoded, whichever goes first; no thread decodes while one is timed.
             for schedule, _ in taken.values():
-                self._loader.fill(samples_of(self._mesh, schedule), self._mesh.component == "encoder")
+                self._loader.fill([(sample, None) for sample in llm_samples(self._mesh, schedule)], False)
+                self._loader.fill(encoder_shares(self._mesh, schedule), True)
             is_recorded = step >= warmup
             pair = step - warmup if is_recorded else None
             samples, deferred = self._batches.batch(step), self._batches.deferred(step)
@@ -195,15 +198,17 @@ class Trainer:
                     return False
         return True
 
-    def _build(self, adapter: ModelAdapter) -> torch.nn.Module:
+    def _build(self, adapter: ModelAdapter, stage: int) -> torch.nn.Module:
         mesh, seed = self._mesh, self._options.seed
-        if mesh.component == "encoder":
+        if stage == 0:
             return adapter.build_encoder(mesh.device, self._dtype, seed)
-        first_layer, num_layers = mesh.plan.llm_layers(mesh.stage, adapter.num_llm_layers)
+        first_layer, num_layers = mesh.plan.llm_layers(stage, adapter.num_llm_layers)
         return adapter.build_llm_stage(first_layer, num_layers, mesh.device, self._dtype, seed)
 
     def _prefetch(self, turn: Turn) -> None:
-        self._loader.prefetch(samples_of(self._mesh, turn.schedule), self._mesh.component == "encoder")
+        samples = llm_samples(self._mesh, turn.schedule)
+        self._loader.prefetch([(sample, None) for sample in samples], False)
+        self._loader.prefetch(encoder_shares(self._mesh, turn.schedule), True)
 
     def _train(self, turn: Turn) -> bool:
         """One training step; false if the ranks agreed to stop before it."""
@@ -218,6 +223,8 @@ class Trainer:
             num_targets=work.num_targets,
             wants_stop=self._interrupt.is_set,
         )
+        # Here before the first step only, and after a checkpoint: the tail of a step gathers for the next.
+        self._gradients.gather()
         data_wait_ns = time.monotonic_ns() - began_ns
         if agree(self._mesh, statement, turn.schedule.label_tokens):
             return False
@@ -232,9 +239,11 @@ class Trainer:
             grad_norm = self._gradients.clip(self._options.max_grad_norm)
             self._optimizer.step()
             self._gradients.zero()
+            self._gradients.gather()
             self._recorder.add("tail", tail)
         peak = None if meter is None else meter.peak()
-        self._stage.copies_inputs = False
+        for stage in self._stages.values():
+            stage.copies_inputs = False
         report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak)
         reports: list[RankReport | None] | None = None
         if self._mesh.is_leader:
@@ -251,8 +260,9 @@ class Trainer:
         """What counts the memory of this step, if it shall be."""
         if turn.step != self._options.measure_memory_step:
             return None
-        self._stage.copies_inputs = True
-        return PeakMeter(self._mesh.device, self._module, self._optimizer)
+        for stage in self._stages.values():
+            stage.copies_inputs = True
+        return PeakMeter(self._mesh.device, self._pieces.values(), self._optimizer)
 
     def _record(self, turn: Turn, grad_norm: float, reports: list[RankReport]) -> None:
         """Writes a step, on the leader."""

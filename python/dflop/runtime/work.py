@@ -12,11 +12,11 @@ from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, s
 from dflop.runtime.failure import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
-    from dflop._native import Schedule
+    from dflop._native import Action, Schedule
     from dflop.data.sample import Sample
     from dflop.data.shares import Parts, Share
     from dflop.models.adapter import EncoderInput, LlmInput
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicrobatchWork:
-    """One microbatch on this rank."""
+    """One microbatch on one stage of this rank."""
 
     batch: EncoderInput | LlmInput | None
     """None where this rank has no sample of it: its actions then do nothing."""
@@ -42,17 +42,28 @@ class StepWork:
     step: int
     label_tokens: int
     """Of the whole global batch, at least 1."""
-    microbatches: Sequence[MicrobatchWork]
+    stages: Mapping[int, Sequence[MicrobatchWork]]
+    """Microbatches in their order, of each stage that this rank holds."""
     num_targets: int
     """Positions with loss on this rank, where it computes the loss; else 0. Summed: `label_tokens`."""
 
+    def of(self, action: Action) -> MicrobatchWork:
+        """What an action of this rank works on."""
+        return self.stages[action.stage][action.microbatch]
 
-def samples_of(mesh: Mesh, schedule: Schedule) -> list[Share]:
-    """The samples whose tensors this rank needs, or the parts of them, microbatch after microbatch."""
-    microbatches = range(schedule.num_microbatches)
+
+def encoder_shares(mesh: Mesh, schedule: Schedule) -> list[Share]:
+    """The samples that this rank encodes, or the parts of them, microbatch after microbatch."""
+    if not mesh.holds_encoder:
+        return []
+    return [share for j in range(schedule.num_microbatches) for share in schedule.encoder(j, mesh.replica)]
+
+
+def llm_samples(mesh: Mesh, schedule: Schedule) -> list[int]:
+    """The samples whose tokens this rank needs for its LLM layers, microbatch after microbatch."""
     if mesh.component == "encoder":
-        return [share for j in microbatches for share in schedule.encoder(j, mesh.replica)]
-    return [(sample, None) for j in microbatches for sample in schedule.llm(j, mesh.replica)]
+        return []
+    return [sample for j in range(schedule.num_microbatches) for sample in schedule.llm(j, mesh.replica)]
 
 
 def prepare(
@@ -81,13 +92,19 @@ def prepare(
     if schedule.label_tokens < 1:
         message = f"the global batch of step {schedule.step} has no label tokens, nothing to learn from"
         raise RankError(message)
-    build = _encoder_work if mesh.component == "encoder" else _llm_work
-    microbatches = [build(mesh, schedule, j, sample, tiles, dtype) for j in range(schedule.num_microbatches)]
+    stages: dict[int, list[MicrobatchWork]] = {}
+    for stage in mesh.stages:
+        stages[stage] = [
+            _encoder_work(mesh, schedule, j, sample, tiles, dtype)
+            if stage == 0
+            else _llm_work(mesh, schedule, stage, j, sample)
+            for j in range(schedule.num_microbatches)
+        ]
     num_targets = 0
     if mesh.is_last_stage:
-        for index, _ in samples_of(mesh, schedule):
+        for index in llm_samples(mesh, schedule):
             num_targets += int((sample(index).targets_T != IGNORED_LABEL).sum())
-    return StepWork(schedule.step, schedule.label_tokens, microbatches, num_targets)
+    return StepWork(schedule.step, schedule.label_tokens, stages, num_targets)
 
 
 def _encoder_work(
@@ -108,23 +125,18 @@ def _encoder_work(
 
 
 def _llm_work(
-    mesh: Mesh,
-    schedule: Schedule,
-    microbatch: int,
-    sample: Callable[[int], Sample],
-    tiles: Callable[[int, Parts], torch.Tensor],
-    dtype: torch.dtype,
+    mesh: Mesh, schedule: Schedule, stage: int, microbatch: int, sample: Callable[[int], Sample]
 ) -> MicrobatchWork:
-    del tiles, dtype
     indices = schedule.llm(microbatch, mesh.replica)
     if not indices:
         return MicrobatchWork(None, [], [])
     samples = [sample(i) for i in indices]
     batch = llm_input(samples)
     num_tokens = batch.input_ids_T.shape[0]
-    if mesh.stage == 1:
+    if stage == 1:
         above = llm_transfers(mesh.plan, schedule, microbatch, mesh.replica, {s.index: s for s in samples})
     else:
-        above = stage_transfers(mesh.plan, mesh.replica, mesh.stage - 1, num_tokens)
-    below = [] if mesh.is_last_stage else stage_transfers(mesh.plan, mesh.replica, mesh.stage + 1, num_tokens)
+        above = stage_transfers(mesh.plan, mesh.replica, stage - 1, num_tokens)
+    is_last = stage == mesh.plan.llm_stages
+    below = [] if is_last else stage_transfers(mesh.plan, mesh.replica, stage + 1, num_tokens)
     return MicrobatchWork(batch, above, below)

@@ -1,0 +1,129 @@
+"""Gradients cut among the replicas of a stage (ZeRO-1 to 3); `gradients.py` has those that are whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dflop.parallel.shard import PARAMETERS, ShardedPiece, is_first_copy, local
+from dflop.runtime.failure import RankError, talking
+from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from dflop.parallel.nothing import NothingPass
+    from dflop.runtime.mesh import Mesh
+
+
+class ShardedGradients:
+    """The gradients of this rank's pieces, each rank with its shard; the same calls as `Gradients` has."""
+
+    def __init__(self, pieces: Mapping[int, nn.Module], mesh: Mesh) -> None:
+        """Cuts the pieces, in place. Every rank must call it; blocks until all have.
+
+        Args:
+            pieces: Of this rank, by stage; whole.
+            mesh: This rank's place.
+
+        Raises:
+            RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values,
+                or a stage shares a parameter with another.
+        """
+        self._mesh = mesh
+        holders = find_holders(pieces.values(), mesh)
+        groups = groups_of(holders, mesh)
+        self._pieces: dict[int, ShardedPiece] = {}
+        self._counts: dict[str, bool] = {}
+        for stage, piece in pieces.items():
+            names = [name for name, _ in piece.named_parameters()]
+            sets = {holders[name] for name in names}
+            if len(sets) != 1:
+                message = (
+                    f"stage {stage} shares parameters with ranks that hold another stage ({sorted(sets)})"
+                )
+                raise RankError(message, "set `zero` to 0, or `tie_word_embeddings` to false")
+            shards = groups[sets.pop()].shards
+            assert shards is not None, "a stage with one replica has nothing to cut"
+            self._pieces[stage] = ShardedPiece(piece, shards, mesh.plan.zero, takes_hidden=stage > 0)
+            self._counts |= dict.fromkeys(names, is_first_copy(shards))
+        # Those that are there between steps: what is gathered during one is no parameter of the optimizer.
+        self.held: dict[str, nn.Parameter] = {
+            name: p for piece in pieces.values() for name, p in piece.named_parameters()
+        }
+        """All parameters of this rank, trained or not; this rank's shards."""
+        self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
+
+    def nothing(self, stage: int) -> NothingPass | None:
+        """What `stage` runs for a microbatch without samples; none where ranks do not meet in each action."""
+        return self._pieces[stage].nothing if self._mesh.plan.zero == PARAMETERS else None
+
+    def gather(self) -> None:
+        """Gathers what a step needs whole (ZeRO-1, 2), unless it is. Every rank must call it; blocks.
+
+        Raises:
+            RankError: Another rank has gone.
+        """
+        with talking("gather parameters"):
+            for piece in self._pieces.values():
+                piece.gather()
+
+    def release(self) -> None:
+        """Frees what was gathered: `named_parameters` of the pieces are shards again."""
+        for piece in self._pieces.values():
+            piece.release()
+
+    def zero(self) -> None:
+        """Forgets all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def reduce(self) -> None:
+        """Sums each gradient over the ranks that hold it, as far as that is not done, and cuts it.
+
+        Every rank must call it after its last backward; blocks until they are summed.
+
+        Raises:
+            RankError: Another rank has gone.
+        """
+        with talking("sum gradients"):
+            for piece in self._pieces.values():
+                piece.reduce()
+
+    def clip(self, max_norm: float | None) -> float:
+        """As `Gradients.clip`: every shard counts once.
+
+        Args:
+            max_norm: The largest norm allowed; none clips nothing.
+
+        Returns:
+            The norm before clipping, equal on all ranks.
+        """
+        shards = {name: local(_gradient(p)) for name, p in self.parameters.items()}
+        counted = [shard.reshape(-1) for name, shard in shards.items() if self._counts[name]]
+        return clip(self._mesh, counted, list(shards.values()), max_norm)
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None, "`reduce` comes before"
+    return parameter.grad
+
+
+def gradients_of(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Gradients | ShardedGradients:
+    """The gradients of this rank, whole or cut as the plan says.
+
+    Every rank must call it; blocks until all have.
+
+    Args:
+        pieces: Of this rank, by stage; they are cut in place where the plan says so.
+        mesh: This rank's place.
+
+    Returns:
+        Whole ones where this rank's stages have one replica.
+    """
+    plan = mesh.plan
+    replicas = plan.encoder_replicas if mesh.component == "encoder" else plan.llm_replicas
+    return ShardedGradients(pieces, mesh) if plan.zero > 0 and replicas > 1 else Gradients(pieces, mesh)
