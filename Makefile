@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,7 +76,7 @@ test-rust: setup
 # Processes that run tests beside each other. Neighbours in a file stay together, as they share what is made for it.
 TEST_JOBS ?= 2
 test-python: setup
-	$(BIN)/python -m pytest -m "not gpu" -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not layouts" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20
 test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
@@ -86,7 +86,10 @@ test-explore: setup ## The property tests on new random cases, SEEDS times (20);
 	done
 
 test-dist: setup ## The tests with several processes
-	$(BIN)/python -m pytest tests/dist -m "not gpu" -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts" -n $(TEST_JOBS) --dist worksteal
+
+test-layouts: setup ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
+	$(BIN)/python -m pytest tests/dist/test_layouts.py -n $(TEST_JOBS) --dist worksteal
 
 test-hostile: setup ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile

@@ -23,7 +23,7 @@ from dflop._native import Dataset
 from dflop._native.testing import load_config
 from dflop.data.dataset import SampleLoader, sample_from_encoded
 from dflop.models import load_adapter
-from dflop.runtime import trainer
+from dflop.runtime import gradients, trainer
 
 BATCH, MICROBATCHES, SEED = 8, 4, 3
 SCHEDULES = ("blind", "tokens", "balanced", "ordered", "shaped", "aware")
@@ -99,14 +99,14 @@ def keep_gradients(directory):
     """Has each rank write what it has after the sum over replicas, a file a step."""
 
     def before(index):
-        reduce, count = trainer.Gradients.reduce, iter(range(1000))
+        reduce, count = gradients.Gradients.reduce, iter(range(1000))
 
         def keeping(self):
             reduce(self)
             found = {name: p.grad.clone() for name, p in self.parameters.items()}
             torch.save(found, directory / f"gradients {next(count)} {index}")
 
-        trainer.Gradients.reduce = keeping
+        gradients.Gradients.reduce = keeping
 
     return before
 

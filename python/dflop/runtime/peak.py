@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.byte_counter import ByteCounter
+from dflop.parallel.shard import local
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -45,8 +46,11 @@ class StepPeak:
 
 
 def tensor_bytes(tensors: Iterable[object]) -> int:
-    """Bytes of the storages of what is a tensor among `tensors`, each once, however many views of it."""
-    storages = [t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
+    """Bytes of the storages of what is a tensor among `tensors`, each once, however many views of it.
+
+    Of one that is cut among ranks, those of this rank's shard.
+    """
+    storages = [local(t).untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
@@ -54,19 +58,24 @@ class PeakMeter:
     """Measures one step, within a `with` block around all that it does."""
 
     def __init__(
-        self, device: torch.device, pieces: Collection[nn.Module], optimizer: torch.optim.Optimizer
+        self,
+        device: torch.device,
+        pieces: Collection[nn.Module],
+        held: Iterable[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         """Nothing measured yet.
 
         Args:
             device: Of this rank.
-            pieces: Of this rank; the gradients are in place.
+            pieces: Of this rank, as a step finds them.
+            held: Their parameters between steps, with their gradients: shards, where they are cut.
             optimizer: That has made one update at least: before that it has no states.
         """
         self._device = device
         self._counter = ByteCounter(device)
         states = [value for state in optimizer.state.values() for value in state.values()]
-        parameters = [p for piece in pieces for p in piece.parameters()]
+        parameters = [*held, *(p for piece in pieces for p in piece.parameters())]
         buffers = [b for piece in pieces for b in piece.buffers()]
         on_device = [t for t in states if isinstance(t, torch.Tensor) and t.device.type == device.type]
         self._held_bytes = tensor_bytes([*parameters, *(p.grad for p in parameters), *buffers, *on_device])

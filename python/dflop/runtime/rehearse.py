@@ -1,6 +1,6 @@
 """The loop of one rank of a rehearsal: that of `trainer.py`, with nothing to decode and nothing to compute.
 
-    leader: schedule -> times of each rank's actions | all: agree (barrier) | actions | tail | leader: write
+leader: schedule -> times of each rank's actions | all: agree (barrier) | actions | tail | leader: write
 """
 
 from __future__ import annotations
@@ -173,7 +173,12 @@ class Rehearser:
         metrics = step_metrics(scheduler, dataset, turn, spans, step_ns, self._mesh.num_ranks)
         metrics |= {"epoch": self._batches.epoch(turn.step), "is_rehearsed": True}
         key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
-        place = {"pair": None, "is_recorded": True, "made_from": self._options.made_from, "deferred": turn.deferred}
+        place = {
+            "pair": None,
+            "is_recorded": True,
+            "made_from": self._options.made_from,
+            "deferred": turn.deferred,
+        }
         schedule = json.loads(turn.schedule.to_json())
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
         journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})

@@ -123,7 +123,17 @@ def gradients_of(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Gradients | Sha
 
     Returns:
         Whole ones where this rank's stages have one replica.
+
+    Raises:
+        RankError: The plan cuts parameters (ZeRO-3) of stages that meet others in the midst of a microbatch.
     """
     plan = mesh.plan
+    if plan.zero == PARAMETERS and plan.placement != "colocated":
+        message = (
+            f"zero {plan.zero} in a layout with encoder and LLM on different ranks, must be 2 at most there"
+        )
+        raise RankError(
+            message, "plan again with `--only zero=2`, or `--only colocated=true`", is_of_all=True
+        )
     replicas = plan.encoder_replicas if mesh.component == "encoder" else plan.llm_replicas
     return ShardedGradients(pieces, mesh) if plan.zero > 0 and replicas > 1 else Gradients(pieces, mesh)

@@ -24,6 +24,8 @@ from dflop._native import Dataset, GlobalBatches, Plan
 from dflop.data.dataset import SampleLoader
 from dflop.device import take_device
 from dflop.models import load_adapter
+from dflop.models.recompute import recomputing
+from dflop.parallel.shard import layers_of
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
@@ -135,8 +137,10 @@ class Trainer:
         gc.collect()
         gc.freeze()
         gc.disable()
+        layers = [layer for piece in self._pieces.values() for layer in layers_of(piece)]
         try:
-            return self._run_rounds() if self._options.compare else self._run_turns()
+            with recomputing(layers, self._mesh.plan.recompute):
+                return self._run_rounds() if self._options.compare else self._run_turns()
         finally:
             gc.enable()
             self._loader.close()
@@ -262,7 +266,8 @@ class Trainer:
             return None
         for stage in self._stages.values():
             stage.copies_inputs = True
-        return PeakMeter(self._mesh.device, self._pieces.values(), self._optimizer)
+        held = self._gradients.held.values()
+        return PeakMeter(self._mesh.device, self._pieces.values(), held, self._optimizer)
 
     def _record(self, turn: Turn, grad_norm: float, reports: list[RankReport]) -> None:
         """Writes a step, on the leader."""
