@@ -511,7 +511,7 @@ def test_a_gradient_that_is_no_number_is_told_once(demo, tmp_path):
     """All ranks find it at the same place: the first says it, with a hint."""
 
     def before(index):
-        gradients = dflop.runtime.trainer.Gradients
+        gradients = dflop.runtime.gradients.Gradients
         reduce = gradients.reduce
 
         def spoilt(self):
