@@ -10,6 +10,8 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 from dflop import Error
 from dflop._native import run_cli
@@ -61,11 +63,30 @@ def _run(request: dict[str, object]) -> int:
     from dflop.runtime.launch import launch as train
 
     status = train(arguments)
+    if request["verb"] == "rehearse" and status == 0 and os.environ.get("RANK", "0") == "0":
+        _say_rehearsed(arguments)
     if "RANK" in os.environ:
         from dflop.runtime.worker import leave
 
         leave(status)
     return status
+
+
+def _say_rehearsed(arguments: dict[str, Any]) -> None:
+    """What a rehearsal showed."""
+    from dflop.runtime.rehearse import summary
+
+    found = summary(Path(arguments["out"]))
+    if arguments["json"]:
+        print(json.dumps(found))
+        return
+    steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
+    print(
+        f"rehearsed {steps} on {found['ranks']} ranks: a step took {found['step_ms_median']:,.0f} ms (median), "
+        f"simulated {found['simulated_ms_median']:,.0f} ms; error {found['error_median']:.2%} (median), "
+        f"{found['error_p95']:.2%} (95th percentile)"
+    )
+    print(f"look at it: dflop report {Path(arguments['out']).parent} --run {arguments['out']}")
 
 
 def _text(error: Exception) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import signal
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
 
 class Interrupt:
     """Remembers Ctrl-C until the running step has been written."""

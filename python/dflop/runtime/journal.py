@@ -72,16 +72,18 @@ class Lines:
 class Journal:
     """The files of one run."""
 
-    def __init__(self, out: Path, num_turns: int, request: Path | None = None) -> None:
+    def __init__(self, out: Path, num_turns: int, request: Path | None = None, verb: str = "train") -> None:
         """Writes nothing yet.
 
         Args:
             out: Directory; made if missing, once there is something to write.
             num_turns: Training steps to come, for the progress line.
             request: File with what the run was asked to do, which becomes `request.json` beside the others.
+            verb: Of the command line, for the progress line.
         """
         self._out = out
         self._request = request
+        self._verb = verb
         self._memory: list[str] = []
         self._files: dict[str, Lines] = {}
         self._tensorboards: dict[str, SummaryWriter] = {}
@@ -170,7 +172,7 @@ class Journal:
         width = 24
         filled = width * self._num_done // max(1, self._num_turns)
         text = (
-            f"train [{'#' * filled}{'.' * (width - filled)}] {self._num_done}/{self._num_turns}  "
+            f"{self._verb} [{'#' * filled}{'.' * (width - filled)}] {self._num_done}/{self._num_turns}  "
             f"{'' if is_recorded else 'warm-up, '}{metrics['arm']}  loss {metrics['loss']:.4f}  "
             f"{metrics['step_ns'] / 1e6:.0f} ms  idle {metrics['bubble_ratio'] * 100:.0f} %"
         )

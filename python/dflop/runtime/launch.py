@@ -42,7 +42,9 @@ def launch(request: Mapping[str, Any]) -> int:
             names = ", ".join(missing)
             print(f"warning: the profile was measured with {names} set: times may differ", file=sys.stderr)
         return run(request)
-    _check_family(request)
+    verb = "rehearse" if "rehearsal" in request else "train"
+    if verb == "train":
+        _check_family(request)
     path = _written(request)
     command = [
         sys.executable, "-m", "dflop.runtime.agent",
@@ -52,7 +54,7 @@ def launch(request: Mapping[str, Any]) -> int:
     ]  # fmt: skip
     # What the user has set stays.
     environment = {**request["environment"], **os.environ}
-    say(f"starting {request['num_ranks']} ranks")
+    say(f"starting {request['num_ranks']} ranks", verb)
     try:
         status, caught = run_child(command, environment, "torchrun's agent, which starts the ranks,")
         has_begun = not path.exists()

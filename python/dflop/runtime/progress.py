@@ -6,12 +6,13 @@ import os
 import sys
 
 
-def say(text: str) -> None:
+def say(text: str, verb: str = "train") -> None:
     """A line on stderr, from the process that starts the ranks and from the first of them.
 
     Args:
         text: What begins now, as in "building the model".
+        verb: Of the command line.
     """
     if os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"train: {text}\n")
+        sys.stderr.write(f"{verb}: {text}\n")
         sys.stderr.flush()

@@ -6,6 +6,7 @@ leader: schedule -> times of each rank's actions | all: agree (barrier) | action
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,12 @@ import torch.distributed as dist
 from dflop._native import Dataset, GlobalBatches, Plan
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import talking
+from dflop.runtime.failure import RankError, complain, describe, talking
+from dflop.runtime.interrupt import INTERRUPTED, Interrupt
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
+from dflop.runtime.options import Options
+from dflop.runtime.progress import say
 from dflop.runtime.records import step_metrics
 from dflop.runtime.rehearsal import (
     Rehearsal,
@@ -33,8 +37,8 @@ from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.turns import Turn, steps
 
 if TYPE_CHECKING:
-    from dflop.runtime.interrupt import Interrupt
-    from dflop.runtime.options import Options
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Rehearser:
@@ -64,9 +68,11 @@ class Rehearser:
         self._stages = {stage: RehearsedStage(mesh, stage, rehearsal) for stage in mesh.stages}
         self._messages = RehearsedMessages(mesh)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
-        self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
+        self._executor = Executor(mesh, self._stages, self._recorder, 2, torch.int64, messages=self._messages)
         self._tail_group = self._component_group()
-        self._journal = Journal(options.out, options.steps, options.request_path) if mesh.is_leader else None
+        self._journal = (
+            Journal(options.out, options.steps, options.request_path, "rehearse") if mesh.is_leader else None
+        )
         self.step: int | None = None
         """The step under way, for error messages."""
 
@@ -183,3 +189,71 @@ class Rehearser:
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
         journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
         journal.progress(metrics, True)
+
+
+def rehearse(request: Mapping[str, Any]) -> int:
+    """Runs this process as one rank of a rehearsal; torchrun's environment says which.
+
+    Every rank must call it; blocks until the rehearsal ends. Errors go to stderr, with the rank, step and action.
+
+    Args:
+        request: As the command line makes it.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 130 interrupted (all steps up to then are written).
+    """
+    coordinates, is_leader = "rank not placed yet", True
+    rehearser: Rehearser | None = None
+    try:
+        options = Options.of_request(request)
+        plan = Plan.read(options.plan_path)
+        say("waiting for all ranks", "rehearse")
+        # What is rehearsed for GPUs needs none.
+        mesh = join(plan, torch.device("cpu"), options.timeout_s)
+        coordinates, is_leader = mesh.coordinates, mesh.is_leader
+        interrupt = Interrupt()
+        rehearser = Rehearser(options, Rehearsal.of_request(request["rehearsal"]), mesh, interrupt)
+        say("the first step", "rehearse")
+        is_done = rehearser.run()
+        with talking("end together"):
+            dist.barrier(group=mesh.control)
+        dist.destroy_process_group()
+    except Exception as error:  # noqa: BLE001
+        step, action = (None, None) if rehearser is None else (rehearser.step, rehearser.action)
+        if isinstance(error, RankError) and error.is_of_all:
+            coordinates = "all ranks"
+            if not is_leader:
+                return 1
+        complain(describe(coordinates, step, action, error), error)
+        return 1
+    return 0 if is_done else INTERRUPTED
+
+
+def summary(out: Path) -> dict[str, Any]:
+    """How far rehearsed steps were from simulated ones. The first is left out: in it ranks connect.
+
+    Args:
+        out: Directory of the rehearsal.
+
+    Returns:
+        `ranks`, `steps` (those counted), `step_ms_median`, `simulated_ms_median`, and of |rehearsed - simulated| /
+        simulated `error_median` and `error_p95`.
+
+    Raises:
+        OSError: The files cannot be read.
+    """
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = [json.loads(line) for line in lines]
+    counted = metrics[1:] or metrics
+    errors = sorted(abs(m["step_ns"] - m["predicted_ns"]) / m["predicted_ns"] for m in counted)
+    with (out / "trace.jsonl").open(encoding="utf-8") as trace:
+        ranks = 1 + max(tail[0] for tail in json.loads(trace.readline())["tails"])
+    return {
+        "ranks": ranks,
+        "steps": len(counted),
+        "step_ms_median": statistics.median(m["step_ns"] for m in counted) / 1e6,
+        "simulated_ms_median": statistics.median(m["predicted_ns"] for m in counted) / 1e6,
+        "error_median": statistics.median(errors),
+        # The smallest error that 95 % of the steps do not pass.
+        "error_p95": errors[max(0, -(-95 * len(errors) // 100) - 1)],
+    }

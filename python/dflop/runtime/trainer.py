@@ -29,7 +29,7 @@ from dflop.parallel.shard import layers_of
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
-from dflop.runtime.interrupt import Interrupt
+from dflop.runtime.interrupt import INTERRUPTED, Interrupt
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.options import Arm, Options
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 BETAS = (0.9, 0.999)
 """AdamW's; PyTorch's default."""
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 @dataclass(frozen=True)

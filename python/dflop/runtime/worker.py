@@ -34,7 +34,11 @@ def run(request: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # One that came while this process started has waited (`runtime/agent.py`): it ends it now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    say("importing PyTorch")
+    say("importing PyTorch", "rehearse" if "rehearsal" in request else "train")
+    if "rehearsal" in request:
+        from dflop.runtime.rehearse import rehearse
+
+        return rehearse(request)
     from dflop.runtime.trainer import train
 
     if os.environ.get("MALLOC_MMAP_MAX_") == "0":

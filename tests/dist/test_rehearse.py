@@ -1,0 +1,111 @@
+"""`dflop rehearse`: real ranks, schedules and messages; actions that sleep as long as predicted."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from demo_run import lines, request, run_training, write_demo
+from ranks import results
+
+from dflop._native import StepScheduler
+from dflop.runtime.rehearse import summary
+
+NUM_SAMPLES, BATCH = 24, 12
+SPEED = 20.0
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return write_demo(tmp_path_factory.mktemp("rehearse") / "demo", NUM_SAMPLES, BATCH, 4)
+
+
+def with_layout(demo, encoder_dp, llm_pp, llm_dp):
+    """The plan of the demo with other degrees, as a file beside it."""
+    plan = json.loads((demo / "plan.json").read_text())
+    layout = plan["best"]["layout"]
+    layout["encoder"]["data_parallel_degree"] = encoder_dp
+    layout["llm"] |= {"pipeline_parallel_degree": llm_pp, "data_parallel_degree": llm_dp}
+    path = demo / f"plan_{encoder_dp}_{llm_pp}_{llm_dp}.json"
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def rehearsal(demo, out, layout, steps, **asked):
+    encoder_dp, llm_pp, llm_dp = layout
+    wanted = {"speed": SPEED, "slow_ranks": [], "network_latency_ns": 0, "kill": None} | asked
+    return request(
+        demo,
+        out,
+        encoder_dp + llm_pp * llm_dp,
+        steps=steps,
+        rehearsal=wanted,
+        plan=str(with_layout(demo, *layout)),
+    )
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 2)])
+def test_every_action_runs_once_and_as_long_as_predicted(layout, demo, tmp_path):
+    """Two steps, an epoch: each sample once, each action once and no shorter than its predicted time."""
+    out = tmp_path / "out"
+    asked = rehearsal(demo, out, layout, 2)
+    assert results(run_training(asked, tmp_path)) == [0] * asked["num_ranks"]
+    schedules = lines(out / "schedules.jsonl")
+    assert sorted(s for line in schedules for s in line["samples"]) == list(range(NUM_SAMPLES))
+    metrics = lines(out / "metrics.jsonl")
+    assert all(m["is_rehearsed"] and m["loss"] == 0.0 for m in metrics)
+    # It cannot be faster than simulated: nothing in it takes less than its time.
+    assert all(m["step_ns"] >= m["predicted_ns"] for m in metrics)
+    for trace in lines(out / "trace.jsonl"):
+        names = [(rank, action) for rank, action, _, _ in trace["spans"]]
+        assert len(names) == len(set(names)) == 2 * 4 * asked["num_ranks"]
+    found = summary(out)
+    assert found["ranks"] == asked["num_ranks"]
+    assert found["steps"] == 1
+
+
+def test_a_slow_rank_takes_as_much_longer(demo, tmp_path):
+    """Rank 1 sleeps 50 times as long as predicted in each action, rank 0 as predicted."""
+    out = tmp_path / "out"
+    slow = [{"rank": 1, "factor": 50.0}]
+    asked = rehearsal(demo, out, (1, 1, 1), 1, slow_ranks=slow, speed=50.0)
+    assert results(run_training(asked, tmp_path)) == [0, 0]
+    (metrics,) = lines(out / "metrics.jsonl")
+    trace = lines(out / "trace.jsonl")[0]
+    busy_ns = sum(end - start for rank, _, start, end in trace["spans"] if rank == 1)
+    # Its predicted time is what the simulator has it work, 50 times of which passed and were multiplied by 50 again.
+    scheduler = StepScheduler(asked["plan"], asked["data_profile"], asked["model_profile"], 0)
+    scheduler.submit(0, lines(out / "schedules.jsonl")[0]["samples"], "aware")
+    schedule, _ = scheduler.take(0, "aware")
+    predicted_ns = sum(
+        end - start for rank, _, start, end in scheduler.predicted_spans(schedule)[0] if rank == 1
+    )
+    assert busy_ns >= 50 * predicted_ns
+    assert metrics["step_ns"] >= busy_ns
+
+
+def test_a_killed_rank_ends_the_others_by_name(demo, tmp_path):
+    """Rank 1 dies in the middle of step 1: step 0 is written, and the other ranks say whom they miss."""
+    out = tmp_path / "out"
+    ranks = run_training(rehearsal(demo, out, (1, 1, 1), 3, kill={"rank": 1, "step": 1}), tmp_path)
+    assert ranks[1].status == -signal.SIGKILL
+    assert ranks[0].result == 1
+    assert "[encoder dp 0/1] step 1" in ranks[0].stderr
+    assert "Traceback" not in ranks[0].stderr
+    assert [m["step"] for m in lines(out / "metrics.jsonl")] == [0]
+
+
+def test_the_summary_counts_all_but_the_first_step(tmp_path):
+    """Steps of 100 (first), 102, 98 and 110 against 100: errors 0.02, 0.02, 0.10."""
+    steps = [100, 102, 98, 110]
+    rows = [{"step_ns": ms * 1_000_000, "predicted_ns": 100_000_000} for ms in steps]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "trace.jsonl").write_text(json.dumps({"tails": [[0, 0, 1], [1, 0, 1]]}) + "\n")
+    found = summary(tmp_path)
+    assert found["ranks"] == 2
+    assert found["steps"] == 3
+    assert found["step_ms_median"] == pytest.approx(102)
+    assert found["simulated_ms_median"] == pytest.approx(100)
+    assert found["error_median"] == pytest.approx(0.02)
+    assert found["error_p95"] == pytest.approx(0.10)
