@@ -356,8 +356,8 @@ class StepScheduler:
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
     def predicted_spans(self, schedule: Schedule) -> tuple[list[tuple[int, str, int, int]], list[int], int]:
-        """(rank, action, start, end) of all ranks as simulated, the tail of each rank (reduction and optimizer), and
-        how long an output takes to reach another rank; in ns."""
+        """(rank, action, start, end) of all ranks as simulated, each rank's tail (reduction and optimizer), and how
+        long an output takes to reach another rank; in ns."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:
         """The same, with what the last eight observed steps took over theirs, by rank and kind of action."""
     def observe(

@@ -3,8 +3,8 @@
     leader: schedule --simulator--> spans --broadcast--> times of each rank's actions
     rank:   0F3: message here? its transfer over? -> sleep -> stamp sent to the ranks that hold its samples
 
-What is real: the ranks and their groups, the scheduler, the action lists, which message goes where and in which order,
-the agreement of the ranks before each step. What is not: tensors, media, times.
+What is real: the ranks and their groups, the scheduler, the action lists, the order of all messages, the
+agreement of the ranks before each step. What is not: tensors, media, times.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class RehearsedStage(Stage):
 
 
 _CLOCK = int.from_bytes(clock_name().encode()[:7], "big")
-"""Ranks of one machine read the same clock: only among them does a stamp tell how long a message was under way."""
+"""Ranks of one machine read one clock: only among them does a stamp tell how long a message was under way."""
 
 
 class RehearsedMessages(Messages):

@@ -111,7 +111,7 @@ class Rehearser:
         return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max)
 
     def _component_group(self) -> dist.ProcessGroup:
-        """The ranks that sum their gradients before one of them may update: those of this rank's component."""
+        """The ranks that sum gradients before one of them may update: those of this rank's component."""
         plan, own = self._mesh.plan, None
         components = [plan.coordinates(rank)[0] for rank in range(self._mesh.num_ranks)]
         for component in sorted(set(components)):
@@ -194,7 +194,7 @@ class Rehearser:
 def rehearse(request: Mapping[str, Any]) -> int:
     """Runs this process as one rank of a rehearsal; torchrun's environment says which.
 
-    Every rank must call it; blocks until the rehearsal ends. Errors go to stderr, with the rank, step and action.
+    Every rank must call it; blocks until the rehearsal ends. Errors go to stderr, with rank, step and action.
 
     Args:
         request: As the command line makes it.
@@ -236,8 +236,8 @@ def summary(out: Path) -> dict[str, Any]:
         out: Directory of the rehearsal.
 
     Returns:
-        `ranks`, `steps` (those counted), `step_ms_median`, `simulated_ms_median`, and of |rehearsed - simulated| /
-        simulated `error_median` and `error_p95`.
+        `ranks`, `steps` (those counted), `step_ms_median`, `simulated_ms_median`, and of
+        |rehearsed - simulated| / simulated `error_median` and `error_p95`.
 
     Raises:
         OSError: The files cannot be read.
