@@ -83,8 +83,9 @@ def _say_rehearsed(arguments: dict[str, Any]) -> None:
     steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
     print(
         f"rehearsed {steps} on {found['ranks']} ranks: a step took {found['step_ms_median']:,.0f} ms "
-        f"(median), simulated {found['simulated_ms_median']:,.0f} ms; error {found['error_median']:.2%} (median), "
-        f"{found['error_p95']:.2%} (95th percentile)"
+        f"(median), simulated {found['simulated_ms_median']:,.0f} ms; "
+        f"error {found['error_median']:.2%} (median), "
+        f"{found['error_p95']:.2%} (p95)"
     )
     print(f"look at it: dflop report {Path(arguments['out']).parent} --run {arguments['out']}")
 
