@@ -281,7 +281,7 @@ class Plan:
     placement: Literal["disaggregated", "colocated"]
     """`colocated`: every rank holds both components, and `encoder_replicas` equals `llm_replicas`."""
     zero: int
-    """What replicas of a component keep only a part of: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """What replicas keep only a part of: 1 optimizer states, 2 gradients too, 3 parameters too."""
     shard_ranks: int | None
     """Replicas, following each other, over which that is cut; None: all replicas of a component."""
     recompute: Literal["none", "selective", "full"]
@@ -356,7 +356,7 @@ class StepScheduler:
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
     def predicted_spans(self, schedule: Schedule) -> tuple[list[tuple[int, str, int, int]], list[int], int]:
-        """(rank, action, start, end) of all ranks as simulated, each rank's tail (reduction, optimizer), and how
+        """(rank, action, start, end) of all ranks as simulated, each rank's tail, and how
         long an output takes to reach another rank; in ns."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:
         """The same, with what the last eight observed steps took over theirs, by rank and kind of action."""
