@@ -16,6 +16,7 @@ from dflop.device import take_device
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError
 from dflop.runtime.mesh import connect
+from dflop.runtime.messages import Messages
 from dflop.runtime.stage import Stage
 
 LLM = {1: [[[5]], [[7, 1, 4]], [[0]], [[3, 6, 2]]], 2: [[[5], [3]], [[7, 4], [1]], [[], []], [[6, 0], [2]]]}
@@ -63,7 +64,9 @@ def parts_of(plan, model_dir, directory, rank, timeout_s):
     mesh = replace(parts.mesh, upward=dist.new_group())
     stages = {stage: Stage(piece, mesh.is_last_stage, CPU) for stage, piece in parts.pieces.items()}
     width = parts.executor._messages._width
-    parts.executor = Executor(mesh, stages, parts.recorder, width, parts.executor._messages._dtype)
+    parts.executor = Executor(
+        mesh, stages, parts.recorder, Messages(mesh, width, parts.executor._messages._dtype)
+    )
     return parts, mesh, meetings
 
 

@@ -14,6 +14,7 @@ from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.runtime.executor import Executor
 from dflop.runtime.mesh import join
+from dflop.runtime.messages import Messages
 from dflop.runtime.sharded import gradients_of
 from dflop.runtime.spans import SpanRecorder
 from dflop.runtime.stage import Stage
@@ -175,7 +176,8 @@ class RankParts:
             stage: Stage(piece, stage == plan.llm_stages, device, self.gradients.nothing(stage))
             for stage, piece in self.pieces.items()
         }
-        self.executor = Executor(self.mesh, stages, self.recorder, adapter.hidden_size, torch.float32)
+        messages = Messages(self.mesh, adapter.hidden_size, torch.float32)
+        self.executor = Executor(self.mesh, stages, self.recorder, messages)
 
     def build(self, adapter, stage):
         """The piece of a stage."""

@@ -23,7 +23,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflop.runtime.actions import ActionLists, StepActions
-from dflop.runtime.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from dflop._native import Action, Schedule
     from dflop.runtime.mesh import Mesh
+    from dflop.runtime.messages import Messages
     from dflop.runtime.spans import SpanRecorder
     from dflop.runtime.stage import Stage
     from dflop.runtime.work import StepWork
@@ -45,8 +45,7 @@ class Executor:
         mesh: Mesh,
         stages: Mapping[int, Stage],
         recorder: SpanRecorder,
-        width: int,
-        dtype: torch.dtype,
+        messages: Messages,
         num_ahead: int = 4,
     ) -> None:
         """Ready for the first step.
@@ -55,13 +54,12 @@ class Executor:
             mesh: This rank's place.
             stages: Its pieces, by stage.
             recorder: Takes the span of each action.
-            width: D of features and hidden states.
-            dtype: Of features and hidden states.
+            messages: Its traffic with other ranks.
             num_ahead: Actions whose receives are open at a time, the running one included; at least 1.
         """
         self._stages = stages
         self._recorder = recorder
-        self._messages = Messages(mesh, width, dtype)
+        self._messages = messages
         self._lists = ActionLists(mesh)
         self._num_ahead = num_ahead
         self.running: str | None = None

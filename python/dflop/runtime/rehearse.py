@@ -68,7 +68,7 @@ class Rehearser:
         self._stages = {stage: RehearsedStage(mesh, stage, rehearsal) for stage in mesh.stages}
         self._messages = RehearsedMessages(mesh)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
-        self._executor = Executor(mesh, self._stages, self._recorder, 2, torch.int64, messages=self._messages)
+        self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
         self._tail_group = self._component_group()
         self._journal = (
             Journal(options.out, options.steps, options.request_path, "rehearse") if mesh.is_leader else None

@@ -32,6 +32,7 @@ from dflop.runtime.failure import RankError, complain, describe, talking
 from dflop.runtime.interrupt import INTERRUPTED, Interrupt
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
+from dflop.runtime.messages import Messages
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.progress import say
@@ -112,7 +113,8 @@ class Trainer:
             stage: Stage(piece, stage == mesh.plan.llm_stages, mesh.device, self._gradients.nothing(stage))
             for stage, piece in pieces.items()
         }
-        self._executor = Executor(mesh, self._stages, self._recorder, adapter.hidden_size, self._dtype)
+        messages = Messages(mesh, adapter.hidden_size, self._dtype)
+        self._executor = Executor(mesh, self._stages, self._recorder, messages)
         self._log = None if options.replay is None else log_lines(options.replay)
         num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
         if self._log is not None:
