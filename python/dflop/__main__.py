@@ -1,6 +1,6 @@
 """The command `dflop`: Rust parses and checks everything.
 
-Two verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the
+Three verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the
 shapes.
 """
 
@@ -60,6 +60,10 @@ def _run(request: dict[str, object]) -> int:
         from dflop.profiling.launch import launch as profile
 
         return profile(arguments)
+    if request["verb"] == "export":
+        from dflop.runtime.export import export
+
+        return export(arguments)
     from dflop.runtime.launch import launch as train
 
     status = train(arguments)

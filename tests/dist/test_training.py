@@ -56,12 +56,17 @@ class Oracle:
 
     def __init__(self, demo, directory):
         self.adapter = load_adapter(demo / "model")
-        self.dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
+        self.dataset = self.dataset_of(demo)
         self.loader = SampleLoader(self.dataset, self.adapter)
         self.model = tiny_llava.pretrained(demo / "model", directory, SEED)
         # What no sample reaches has a gradient of zeros, as in a run: AdamW decays it.
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
+
+    @staticmethod
+    def dataset_of(demo):
+        """The samples of its data profile."""
+        return Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
 
     def backward(self, batch):
         """The loss of a global batch, over its label tokens; its gradients are added to those there are."""
@@ -79,7 +84,8 @@ class Oracle:
                 pixels=torch.cat(tiles) if tiles else None,
             )
             part = tiny_llava.labels_loss(self.model, own) / total
-            part.backward()
+            if part.requires_grad:
+                part.backward()
             loss += float(part.detach())
         return loss
 
@@ -112,16 +118,16 @@ def keep_gradients(directory):
 
 
 def keep_weights(directory):
-    """Has each rank write its parameters at the end."""
+    """Has each rank write its parameters at the end, whole ones."""
 
     def before(index):
         run = trainer.Trainer.run
 
         def keeping(self):
             is_done = run(self)
-            torch.save(
-                {n: p.detach() for n, p in self._gradients.parameters.items()}, directory / f"weights {index}"
-            )
+            # Those of the pieces too: what is frozen has no gradient.
+            held = [pair for piece in self._pieces.values() for pair in piece.named_parameters()]
+            torch.save({name: p.detach() for name, p in held}, directory / f"weights {index}")
             return is_done
 
         trainer.Trainer.run = keeping

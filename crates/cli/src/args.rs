@@ -19,7 +19,7 @@ use std::str::FromStr;
 #[command(
     name = "dflop",
     version,
-    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or files, or an internal error."
+    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop export run --out trained      its weights, for from_pretrained\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or files, or an internal error."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -39,6 +39,7 @@ pub(crate) enum Verb {
     Advise(Advise),
     Train(Train),
     Rehearse(Rehearse),
+    Export(Export),
     Report(Report),
     Models(Models),
     Show(Show),
@@ -627,6 +628,37 @@ fn pair<'a>(text: &'a str, form: &str) -> Result<(u32, &'a str), String> {
     let (rank, value) = text.split_once(':').ok_or_else(|| format!("must be {form}"))?;
     let rank = rank.parse().map_err(|_| format!("the rank is `{rank}`, must be a number from 0"))?;
     Ok((rank, value))
+}
+
+/// Write the weights of a training run as a model directory that `from_pretrained` reads.
+///
+/// Reads a checkpoint of the run, on any machine and without ranks, and writes safetensors files; configuration, tokenizer,
+/// processor and chat template are copied from the model that the run started from. The directory can be the model.dir of
+/// the next run, as in the stages of a recipe: dflop export run --out model-2.
+///
+/// With train.recipe lora, the adapters are merged into the weights; --adapter writes them alone, as peft does.
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// Directory of the run, as in run
+    pub(crate) run: PathBuf,
+    /// Where to write; made if missing
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Steps trained, as in checkpoints/step-N [default: the last checkpoint]
+    #[arg(long, value_name = "N")]
+    pub(crate) step: Option<u64>,
+    /// Dtype of the weights [default: that of the run: model.dtype]
+    #[arg(long, value_name = "DTYPE", value_parser = ["float32", "bfloat16", "float16"])]
+    pub(crate) dtype: Option<String>,
+    /// Bytes of one file at most, as in 5000000000 (a larger tensor has a file of its own)
+    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) shard_bytes_max: u64,
+    /// Write the LoRA adapters alone, as peft does, not merged
+    #[arg(long)]
+    pub(crate) adapter: bool,
+    /// Write into a directory that holds other files; files of the same names are overwritten
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Draw what is in a directory as one HTML page.

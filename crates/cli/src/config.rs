@@ -9,7 +9,7 @@ use dflop_data::location::Location;
 use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
 use dflop_step::{Arm, GiantPolicy, GiantRule};
-use dflop_types::{Cluster, Hint, artifact};
+use dflop_types::{Cluster, Hint, Recipe, Trained, artifact};
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
@@ -106,7 +106,15 @@ pub struct TrainSection {
     pub weight_decay: f64,
     /// Global gradient norm is clipped to this; `null`: not clipped.
     pub max_grad_norm: Option<f64>,
-    /// Seed of parameters, order of samples and schedules.
+    /// Name of a [`Recipe`]: what trains.
+    pub recipe: String,
+    /// Rank of the adapters under `lora`.
+    pub lora_rank: u32,
+    /// Scale of the adapters under `lora`: their product is multiplied by it over their rank.
+    pub lora_alpha: f64,
+    /// `pretrained`: parameters are read from the model's directory; `random`: drawn with the seed.
+    pub init: String,
+    /// Seed of random parameters, order of samples and schedules.
     pub seed: u64,
     /// Name of an [`Arm`]: how a run that is no comparison schedules.
     pub schedule: String,
@@ -125,6 +133,13 @@ impl Config {
             llm_tokens_max: self.train.giant_llm_tokens,
             steps_max: self.train.giant_steps_max,
         }
+    }
+
+    /// What trains.
+    pub fn trained(&self) -> Trained {
+        // It was written by the recipe itself.
+        let recipe: Recipe = self.train.recipe.parse().unwrap_or_default();
+        recipe.trained(self.train.lora_rank)
     }
 
     /// What is profiled, and how; a `model.family` is yet to be imported, by Python. Credentials of remote stores come
@@ -363,6 +378,10 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
         max_grad_norm: section.optional_number("max_grad_norm", f64::MIN_POSITIVE..=1e12),
+        recipe: section.parsed("recipe", Recipe::Full).to_string(),
+        lora_rank: section.count("lora_rank", 1..=1 << 16, Some(16)) as u32,
+        lora_alpha: section.number("lora_alpha", f64::MIN_POSITIVE..=1e6, 32.0),
+        init: section.choice("init", &["pretrained", "random"], "pretrained"),
         seed: section.count("seed", 0..=1 << 53, Some(0)),
         schedule: section.parsed("schedule", Arm::AWARE).to_string(),
         prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,

@@ -58,6 +58,7 @@ mod transfers;
 mod work;
 
 pub use cost::CostModel;
+pub use dflop_types::Trained;
 pub use error::CostError;
 pub use grid::{Curve, GridError, Growth, Reading};
 pub use memory::{
@@ -67,6 +68,6 @@ pub use network::{Basis, Transfer};
 pub use prediction::Prediction;
 pub use repair::Repair;
 pub use sample::Typical;
-pub use settings::{ComponentSettings, CostSettings, Trained};
+pub use settings::{ComponentSettings, CostSettings};
 pub use stage::StageLayers;
 pub use work::WorkMin;

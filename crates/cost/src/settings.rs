@@ -1,7 +1,7 @@
 //! How a model is run: what trains, what is recomputed, over how many ranks a layer is cut.
 
 use crate::mode::Runs;
-use dflop_types::Recompute;
+use dflop_types::{Recompute, Trained};
 
 /// How one component is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,25 +15,6 @@ pub struct ComponentSettings {
 impl Default for ComponentSettings {
     fn default() -> Self {
         Self { tensor_parallel_degree: 1, recompute: Recompute::None }
-    }
-}
-
-/// What trains; all else is frozen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Trained {
-    /// The encoder without its projector.
-    pub encoder: bool,
-    /// The projector.
-    pub projector: bool,
-    /// The LLM backbone, or its adapters.
-    pub llm: bool,
-    /// Rank of the LoRA adapters of the LLM backbone, which alone train in it; 0: none, all of it trains.
-    pub lora_rank: u32,
-}
-
-impl Default for Trained {
-    fn default() -> Self {
-        Self { encoder: true, projector: true, llm: true, lora_rank: 0 }
     }
 }
 

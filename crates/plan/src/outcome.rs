@@ -3,7 +3,7 @@
 
 use crate::caveats::Caveats;
 use dflop_types::{
-    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace,
+    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace, Trained,
     WayPrediction, counted, memory_size,
 };
 use std::fmt::Write as _;
@@ -47,6 +47,8 @@ pub struct Outcome {
     pub seed: u64,
     /// Global batches each candidate was judged on.
     pub num_sampled_batches: u32,
+    /// What trains.
+    pub trained: Trained,
     /// Bytes one rank may use; `None`: nothing was held against it.
     pub memory_budget_bytes: Option<u64>,
     /// Whether somebody gave that budget; else it is a share of the device's memory.
@@ -66,6 +68,7 @@ impl Outcome {
             global_batch_size: self.global_batch_size,
             seed: self.seed,
             num_sampled_batches: self.num_sampled_batches,
+            trained: self.trained,
             best: *best,
             ways: self.ways.clone(),
             runners_up: runners_up.to_vec(),

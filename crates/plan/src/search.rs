@@ -8,12 +8,12 @@ use crate::evaluate::{Verdict, evaluate};
 use crate::feasible;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::space::{Candidate, space};
-use dflop_cost::CostModel;
+use dflop_cost::{CostModel, CostSettings};
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, StepScheduler, StepSettings, check_samples};
 use dflop_types::{
     Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Recompute, Rejection, SampleIndex,
-    SampleShape,
+    SampleShape, Trained,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub struct SearchInput<'a> {
     pub giants: GiantRule,
     /// The most LLM tokens of a bucket (microbatch x LLM replica); `None`: no cap.
     pub bucket_tokens_max: Option<u64>,
+    /// What trains.
+    pub trained: Trained,
     /// Order of actions.
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
@@ -69,6 +71,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("num_microbatches", &self.num_microbatches)
             .field("giants", &self.giants)
             .field("bucket_tokens_max", &self.bucket_tokens_max)
+            .field("trained", &self.trained)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
             .field("seed", &self.seed)
@@ -115,7 +118,10 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let model = Arc::new(CostModel::new(input.model_profile)?);
+    let model = Arc::new(CostModel::with(
+        input.model_profile,
+        &CostSettings { trained: input.trained, ..CostSettings::default() },
+    )?);
     let batches = sampled_batches(input)?;
     let space = space(
         num_ranks,
@@ -184,6 +190,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         global_batch_size: input.global_batch_size,
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
+        trained: input.trained,
         memory_budget_bytes: input.memory_budget_bytes(),
         is_budget_given: input.cluster.memory_budget_bytes.is_some(),
         caveats,

@@ -11,7 +11,7 @@ use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantRule, Method, StepScheduler, StepSettings};
 use dflop_types::{
     ComponentLayout, Layout, MadeFrom, MicrobatchShape, ModelProfile, PipelineOrder, Refusal, SampleIndex,
-    SampleShape, WayPrediction,
+    SampleShape, Trained, WayPrediction,
 };
 
 fn data_parallel<'a>(model: &'a CostModel, shapes: &'a [SampleShape], num_ranks: u32) -> DataParallel<'a> {
@@ -190,6 +190,7 @@ fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, budget: Option<u
         giants: GiantRule::default(),
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
+        trained: Trained::default(),
         num_sampled_batches: 2,
         judgements_max: JUDGEMENTS_MAX,
         seed: 1,

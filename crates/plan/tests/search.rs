@@ -12,7 +12,8 @@ use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
-    PlanPrediction, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleShape, WayPrediction,
+    PlanPrediction, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleShape, Trained,
+    WayPrediction,
 };
 use std::cell::Cell;
 
@@ -26,6 +27,7 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         giants: GiantRule::default(),
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
+        trained: Trained::default(),
         num_sampled_batches: 4,
         judgements_max: JUDGEMENTS_MAX,
         seed: 11,
@@ -266,6 +268,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         global_batch_size: 64,
         seed: 11,
         num_sampled_batches: 8,
+        trained: Trained::default(),
         memory_budget_bytes: Some(3 << 30),
         is_budget_given: true,
         caveats: Caveats {

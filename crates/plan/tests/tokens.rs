@@ -5,7 +5,7 @@ mod fixture;
 
 use dflop_plan::{JUDGEMENTS_MAX, PlanError, SearchInput, search};
 use dflop_step::{GiantRule, StepError};
-use dflop_types::{PipelineOrder, Rejection, SampleShape};
+use dflop_types::{PipelineOrder, Rejection, SampleShape, Trained};
 
 fn tokens(shapes: &[SampleShape]) -> u64 {
     shapes.iter().map(|shape| u64::from(shape.llm_tokens)).sum()
@@ -29,6 +29,7 @@ fn the_planner_plans_within_the_cap() {
         bucket_tokens_max,
         giants: GiantRule::default(),
         order: PipelineOrder::OneFOneB,
+        trained: Trained::default(),
         num_sampled_batches: 3,
         judgements_max: JUDGEMENTS_MAX,
         seed: 1,

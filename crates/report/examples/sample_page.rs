@@ -9,7 +9,7 @@ use dflop_types::{
     Layout, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MessagePoint, ModelProfile,
     ModuleProfile, Network, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample, Rank, RankedPlan,
     Recompute, RecomputePoint, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, StageIndex,
-    Timeline, WayPrediction,
+    Timeline, Trained, WayPrediction,
 };
 use std::path::PathBuf;
 
@@ -430,6 +430,7 @@ fn plan() -> Plan {
         global_batch_size: 64,
         seed: 0,
         num_sampled_batches: 16,
+        trained: Trained::default(),
         best: ranked(1, 2, 1, 16, 373.0, 0.101),
         ways: vec![
             way("blind", true, Ok(473.0)),

@@ -7,7 +7,7 @@ use crate::giants::{GiantPolicy, GiantRule};
 use crate::judge::predict::{self, Coverage, Placement, Predicted};
 use crate::place::shares::{PartCosts, Shares};
 use crate::settings::StepSettings;
-use dflop_cost::{CostModel, RankMemory, StageLayers, Typical};
+use dflop_cost::{CostModel, CostSettings, RankMemory, StageLayers, Typical};
 use dflop_schedule::Costs;
 use dflop_sim::{
     SimError, Simulator, StepInput, durations_of, measured_lists, measured_timeline, simulate_lists,
@@ -101,7 +101,8 @@ impl StepScheduler {
         let memory_budget_bytes = model.memory_budget_bytes(memory_budget_bytes);
         let settings = StepSettings { memory_budget_bytes, ..StepSettings::from(&plan.best) };
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
-        Self::new(settings, CostModel::new(model)?, shapes, seed)
+        let trains = CostSettings { trained: plan.trained, ..CostSettings::default() };
+        Self::new(settings, CostModel::with(model, &trains)?, shapes, seed)
     }
 
     /// The same scheduler under a rule for giants; global batches have one of their own

@@ -50,6 +50,7 @@ mod model_profile;
 mod neighbour;
 mod number;
 mod plan;
+mod recipe;
 pub mod regular;
 mod schedule;
 mod shape;
@@ -75,6 +76,7 @@ pub use plan::{
     BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Refusal, Rejection, RejectionCount,
     SearchedSpace, WayPrediction,
 };
+pub use recipe::{Recipe, Trained};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
 pub use text::{printable, printable_lines, shown, shown_lines, without_secrets};

@@ -4,6 +4,7 @@ use crate::artifact::{Artifact, MadeFrom};
 use crate::layout::Layout;
 use crate::model_profile::Recompute;
 use crate::number::memory_size;
+use crate::recipe::Trained;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -286,6 +287,9 @@ pub struct Plan {
     pub seed: u64,
     /// Global batches each candidate was judged on.
     pub num_sampled_batches: u32,
+    /// What trains: times and memory are of that.
+    #[serde(default, skip_serializing_if = "Trained::is_all")]
+    pub trained: Trained,
     /// What to run.
     pub best: RankedPlan,
     /// The same global batches on the same ranks in every way that was compared, ours among them.

@@ -5,7 +5,7 @@
 use dflop_types::artifact::{check_made_from, hash_of, parse, read, read_text, to_text, write, write_text};
 use dflop_types::{
     Artifact, ArtifactError, ComponentLayout, Hint as _, Layout, MadeFrom, MeasuredCurve, MeasuredPoint,
-    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan, Recompute, Zero,
+    ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, RankedPlan, Recompute, Trained, Zero,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -272,6 +272,7 @@ fn a_plan_of_more_ranks_than_there_are_is_refused() {
             global_batch_size: 8,
             seed: 0,
             num_sampled_batches: 1,
+            trained: Trained::default(),
             best,
             ways: Vec::new(),
             runners_up: vec![runner_up],
@@ -299,6 +300,7 @@ fn layouts_that_cannot_be_are_refused_by_field() {
         global_batch_size: 8,
         seed: 0,
         num_sampled_batches: 1,
+        trained: Trained::default(),
         best: RankedPlan {
             layout,
             num_microbatches: 2,

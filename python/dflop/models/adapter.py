@@ -14,7 +14,7 @@ model as a whole, so that weights, references and checkpoints speak of the same 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,19 +107,28 @@ class ModelAdapter(Protocol):
         """Reads `config.json` (Hugging Face form) of `model_dir`."""
         ...
 
-    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int) -> nn.Module:
+    def build_whole(self) -> tuple[nn.Module, Any]:
+        """The whole Hugging Face model on the meta device (buffers apart), and its configuration.
+
+        The parameters of all pieces together are its parameters, by the same names.
+        """
+        ...
+
+    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int | None) -> nn.Module:
         """The encoder with its projector; `forward(EncoderInput) -> features_ED` [E, D].
 
-        With no tiles it returns [0, D] without running the encoder.
+        With no tiles it returns [0, D] without running the encoder. Without a seed its parameters have memory
+        and no values yet.
         """
         ...
 
     def build_llm_stage(
-        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
+        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int | None
     ) -> nn.Module:
         """A run of layers of the LLM backbone.
 
         Holds the embedding if `first_layer` is 0; final norm and head if the run ends at the last layer.
+        Without a seed as in `build_encoder`.
         `forward(batch: LlmInput, incoming: Tensor) -> Tensor`: `incoming` is features_ED [E, D] for the first
         stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum
         of the cross entropy over all targets (a scalar, float32), not divided by anything.

@@ -130,13 +130,15 @@ class LlavaOnevisionAdapter:
         part = self.config.vision_config if ".vision_tower." in name else self.config.text_config
         return float(getattr(part, "initializer_range", 0.02))
 
-    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int) -> LlavaOnevisionEncoder:
+    def build_encoder(
+        self, device: torch.device, dtype: torch.dtype, seed: int | None
+    ) -> LlavaOnevisionEncoder:
         """The encoder with its projector; see `ModelAdapter.build_encoder`.
 
         Args:
             device: where its parameters shall live.
             dtype: of its parameters.
-            seed: the values depend on it and on the parameters' names alone.
+            seed: the values depend on it and on the parameters' names alone; none: no values yet.
 
         Returns:
             `forward(EncoderInput) -> features_ED` [E, D].
@@ -147,7 +149,7 @@ class LlavaOnevisionAdapter:
         return encoder
 
     def build_llm_stage(
-        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
+        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int | None
     ) -> LlavaOnevisionLlmStage:
         """A run of layers of the backbone; see `ModelAdapter.build_llm_stage`.
 
@@ -159,7 +161,7 @@ class LlavaOnevisionAdapter:
             num_layers: layers of the run.
             device: where its parameters shall live.
             dtype: of its parameters.
-            seed: the values depend on it and on the parameters' names alone.
+            seed: the values depend on it and on the parameters' names alone; none: no values yet.
 
         Returns:
             `forward(LlmInput, incoming) -> hidden_TD`, or the summed loss from the last stage.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Values of a piece of a norm: its copy stays in the cache of a core, or fills a GPU and is small there.
 _NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
 
+# Modules and parameters of the projector, whatever the family: Qwen's merger is one.
+_PROJECTORS = ("multi_modal_projector", "merger", "image_newline")
+
 
 def name_seed(seed: int, name: str) -> int:
     """Seed of the parameter `name`, from 0 to 2^63 - 1.
@@ -81,7 +84,7 @@ def materialise(
     piece: nn.Module,
     device: torch.device,
     dtype: torch.dtype,
-    seed: int,
+    seed: int | None,
     std: Callable[[str], float],
     fill: Callable[[torch.Tensor, str, int, float], None] = fill_parameter,
 ) -> None:
@@ -94,7 +97,7 @@ def materialise(
         piece: its parameters are on the meta device and have their full names.
         device: where it shall live.
         dtype: of all parameters.
-        seed: the seed of the run.
+        seed: the seed of the run; none: the memory holds anything, and values follow (`load.py`).
         std: standard deviation of a parameter, by its name.
         fill: fills one parameter, with arguments as `fill_parameter` has them.
     """
@@ -112,5 +115,22 @@ def materialise(
         for kind, buffer in module.named_buffers(recurse=False):
             # Only the device changes: frequencies of rotary embeddings stay float32 in every dtype.
             setattr(module, kind, buffer.to(device))
+    if seed is None:
+        return
     for name, parameter in piece.named_parameters():
         fill(parameter, name, seed, std(name))
+
+
+def component_of(name: str) -> str:
+    """The part of the model that a parameter belongs to, by its full Hugging Face name.
+
+    Args:
+        name: as in `model.vision_tower.encoder.layers.0.mlp.fc1.weight`.
+
+    Returns:
+        `projector` (what joins the two, newline rows included), `llm` or `encoder`.
+    """
+    parts = name.split(".")
+    if any(part in _PROJECTORS for part in parts):
+        return "projector"
+    return "llm" if "language_model" in parts or parts[0] == "lm_head" else "encoder"

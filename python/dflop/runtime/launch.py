@@ -12,6 +12,7 @@ from dflop.child import run_child
 from dflop.models import FAMILIES
 from dflop.models.errors import hinted
 from dflop.models.rules import check_rules, dropout_rules, read_family
+from dflop.models.weight_files import check_has_weights
 from dflop.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def launch(request: Mapping[str, Any]) -> int:
         The exit status: 0 done, 1 a rank failed, 2 this machine has no GPU for each rank, 130 interrupted.
 
     Raises:
-        Error: The model cannot be trained: its family, or dropout in its configuration.
+        Error: The model cannot be trained: its family, dropout in its configuration, no weights to start
+            from.
         OSError: The output directory cannot be written.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -69,8 +71,9 @@ def launch(request: Mapping[str, Any]) -> int:
 
 
 def _check_family(request: Mapping[str, Any]) -> None:
-    """Before any rank starts: seven families can be profiled, fewer trained. And a word on an estimate."""
-    model_dir = Path(json.loads(request["config"])["model"]["dir"])
+    """Before any rank starts: the family can be trained, weights are there. And a word on an estimate."""
+    config = json.loads(request["config"])
+    model_dir = Path(config["model"]["dir"])
     try:
         read_family(model_dir, FAMILIES)
     except ValueError as error:
@@ -78,6 +81,11 @@ def _check_family(request: Mapping[str, Any]) -> None:
         raise hinted(error, hint) from None
     path = model_dir / "config.json"
     check_rules(path, dropout_rules(json.loads(path.read_bytes())))
+    if config["train"]["recipe"] == "lora":
+        message = "`train.recipe` is `lora`, which can be planned with and not be trained yet"
+        raise hinted(ValueError(message), "set `train.recipe: frozen-encoder`")
+    if config["train"]["init"] == "pretrained":
+        check_has_weights(model_dir)
     profile = json.loads(Path(request["model_profile"]).read_bytes())
     if profile.get("is_estimated"):
         print(

@@ -37,6 +37,10 @@ class Options:
     model_dir: Path
     dtype: str
     device: str
+    init: str
+    """`pretrained`: the parameters are read from `model_dir`; `random`: they are drawn with `seed`."""
+    recipe: str
+    """What trains, as in `full`; see `models/recipes.py`."""
     learning_rate: float
     weight_decay: float
     max_grad_norm: float | None
@@ -96,6 +100,8 @@ class Options:
             model_dir=Path(config["model"]["dir"]),
             dtype=config["model"]["dtype"],
             device=config["cluster"]["device"],
+            init=train["init"],
+            recipe=train["recipe"],
             learning_rate=float(train["learning_rate"]),
             weight_decay=float(train["weight_decay"]),
             max_grad_norm=None if train["max_grad_norm"] is None else float(train["max_grad_norm"]),

@@ -27,6 +27,7 @@ from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
 from dflop.parallel.shard import layers_of
 from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.build import build_pieces
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
 from dflop.runtime.interrupt import INTERRUPTED, Interrupt
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dflop._native import Schedule
-    from dflop.models.adapter import ModelAdapter
 
 BETAS = (0.9, 0.999)
 """AdamW's; PyTorch's default."""
@@ -98,10 +98,12 @@ class Trainer:
         adapter = load_adapter(options.model_dir)
         self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
         torch.manual_seed(options.seed)
-        pieces = {stage: self._build(adapter, stage).train() for stage in mesh.stages}
+        pieces = build_pieces(adapter, mesh, options, self._dtype)
         self._gradients = gradients_of(pieces, mesh)
+        # PyTorch's optimizer takes no empty list, and all of this rank may be frozen.
+        trained = list(self._gradients.parameters.values()) or [torch.nn.Parameter(torch.empty(0))]
         self._optimizer = torch.optim.AdamW(
-            self._gradients.parameters.values(),
+            trained,
             lr=options.learning_rate,
             betas=BETAS,
             weight_decay=options.weight_decay,
@@ -202,13 +204,6 @@ class Trainer:
                     return False
         return True
 
-    def _build(self, adapter: ModelAdapter, stage: int) -> torch.nn.Module:
-        mesh, seed = self._mesh, self._options.seed
-        if stage == 0:
-            return adapter.build_encoder(mesh.device, self._dtype, seed)
-        first_layer, num_layers = mesh.plan.llm_layers(stage, adapter.num_llm_layers)
-        return adapter.build_llm_stage(first_layer, num_layers, mesh.device, self._dtype, seed)
-
     def _prefetch(self, turn: Turn) -> None:
         samples = llm_samples(self._mesh, turn.schedule)
         self._loader.prefetch([(sample, None) for sample in samples], False)
@@ -282,6 +277,7 @@ class Trainer:
         )
         metrics |= {
             "epoch": self._batches.epoch(turn.step),
+            "init": self._options.init,
             "loss": sum(r.loss for r in reports),
             "grad_norm": grad_norm,
         }

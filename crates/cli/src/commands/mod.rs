@@ -5,6 +5,7 @@ mod advise_inputs;
 mod costs;
 mod demo_data;
 mod estimate;
+mod export;
 mod models;
 mod models_write;
 mod plan;
@@ -56,6 +57,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Advise(arguments) => done(advise::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Rehearse(arguments) => rehearse::run(&arguments),
+        Verb::Export(arguments) => export::run(&arguments),
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),
         Verb::Show(arguments) => done(show::run(&arguments)),
@@ -168,6 +170,7 @@ impl Inputs {
                     text(best.num_microbatches),
                 ),
                 ("train.pipeline_order", train.pipeline_order.clone(), best.pipeline_order.to_string()),
+                ("train.recipe (what trains)", self.config.trained().to_string(), plan.trained.to_string()),
                 ("train.seed", train.seed.to_string(), plan.seed.to_string()),
             ],
         )

@@ -40,6 +40,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         num_microbatches: config.train.num_microbatches,
         giants: config.giants(),
         bucket_tokens_max: config.train.bucket_tokens_max,
+        trained: config.trained(),
         order: match config.train.pipeline_order.as_str() {
             "gpipe" => PipelineOrder::GPipe,
             "zero-bubble" => PipelineOrder::ZeroBubble,

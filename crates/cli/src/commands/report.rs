@@ -7,7 +7,7 @@ use crate::args;
 use crate::comparison::{ArmSummary, Comparison, Steps, Waits, quantile};
 use crate::config;
 use crate::measured::{self, StepMetrics, StepSchedule, StepTrace};
-use dflop_cost::CostModel;
+use dflop_cost::{CostModel, CostSettings};
 use dflop_data::table;
 use dflop_plan::Caveats;
 use dflop_report::{Report, StepView};
@@ -382,7 +382,8 @@ impl Found {
             }
         }
         if let (Some(plan), Some(profile)) = (&self.plan, &self.model) {
-            let model = CostModel::new(profile)?;
+            let trains = CostSettings { trained: plan.trained, ..CostSettings::default() };
+            let model = CostModel::with(profile, &trains)?;
             warnings.extend(Caveats::of(profile, &model, Some(&plan.best)).notes(&plan.best.prediction));
         }
         warnings.extend(Steps::of(&self.metrics).and_then(|steps| steps.miss()));

@@ -31,6 +31,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             num_microbatches: Some(plan.best.num_microbatches),
             giants: inputs.config.giants(),
             bucket_tokens_max: inputs.config.train.bucket_tokens_max,
+            trained: plan.trained,
             order: plan.best.pipeline_order,
             num_sampled_batches: SAMPLED_BATCHES,
             judgements_max: JUDGEMENTS,

@@ -197,6 +197,7 @@ train:
   learning_rate: 1.0e-3  # of AdamW
   weight_decay: 0.01  # of AdamW
   max_grad_norm: 1.0  # the global norm of the gradient is clipped to this
+  init: random  # random: parameters drawn from the seed; pretrained: read from safetensors files in model.dir
   seed: 0  # of parameters, order of samples and schedules
   schedule: aware  # aware: balanced by cost; blind: arrival order, equal counts
 ";

@@ -5,7 +5,7 @@ use dflop_types::{
     Component, ComponentLayout, DataProfile, EncoderSegments, Idle, Layout, MadeFrom, MeasuredCurve,
     MeasuredPoint, ModelProfile, ModuleProfile, PipelineOrder, Plan, PlanPrediction, Problem, ProfiledSample,
     Rank, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleKind, SampleShape, Span, Timeline,
-    WayPrediction,
+    Trained, WayPrediction,
 };
 
 pub(crate) fn span(rank: u32, action: &str, start_ns: u64, end_ns: u64) -> Span {
@@ -180,6 +180,7 @@ pub(crate) fn small() -> Report {
             global_batch_size: 8,
             seed: 0,
             num_sampled_batches: 4,
+            trained: Trained::default(),
             best: ranked(2, 36),
             ways: vec![
                 way("blind", true, Ok(45)),

@@ -1,0 +1,130 @@
+"""Weights out: a model directory that `from_pretrained` reads, from parameters by their full names.
+
+parameters by name --transformers' own naming of files--> safetensors, sharded by size
+config.json, tokenizer, processor, chat template: copied from the model that training started from
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.models.errors import hinted, profile_error
+from dflop.models.weight_files import INDEX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+_CONFIG = "config.json"
+_TEMPLATE = "chat_template.jinja"
+# What a model directory has beside its weights; a model card tells of other weights than these.
+_COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+_TEMPLATES = "additional_chat_templates"
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+
+
+def write_model(
+    whole: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    source: Path,
+    out: Path,
+    dtype: torch.dtype,
+    shard_bytes_max: int,
+    chat_template: Path | None = None,
+) -> None:
+    """Writes a model directory; files of an earlier export in it go first.
+
+    All parameters are in memory at a time. The files are written beside `out` and moved there when they are
+    whole.
+
+    Args:
+        whole: the model of the source's `config.json`, a `PreTrainedModel`; it may be on the meta device.
+        parameters: by full name, on the CPU; of any dtype.
+        source: model directory with the files to copy.
+        out: where to write; made if missing.
+        dtype: of the weights.
+        shard_bytes_max: of one file; a larger tensor has a file of its own.
+        chat_template: what the model was trained with, where it was not the source's own.
+
+    Raises:
+        ProfileError: a parameter is missing, left over or of another shape; the first is named.
+        OSError: a file cannot be read or written.
+    """
+    _check(whole, parameters)
+    new = out.with_name(f"{out.name}.new")
+    if new.exists():
+        shutil.rmtree(new)
+    new.mkdir(parents=True)
+    try:
+        tensors = {name: value.to(dtype).contiguous() for name, value in parameters.items()}
+        model: Any = whole
+        model.save_pretrained(new, state_dict=tensors, max_shard_size=shard_bytes_max)
+        # Its own words about the model are those of the source; these files hold defaults beside them.
+        for name in (_CONFIG, "generation_config.json"):
+            (new / name).unlink(missing_ok=True)
+        _copy(source, new, dtype)
+        if chat_template is not None:
+            shutil.copyfile(chat_template, new / _TEMPLATE)
+        _move(new, out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _check(whole: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Nothing if these are the parameters of the whole model."""
+    wanted = {name: tuple(p.shape) for name, p in whole.named_parameters()}
+    problems = [
+        *(f"`{name}` is missing" for name in wanted if name not in parameters),
+        *(f"`{name}` is left over" for name in parameters if name not in wanted),
+        *(
+            f"`{name}` is {list(value.shape)}, must be {list(wanted[name])}"
+            for name, value in parameters.items()
+            if name in wanted and tuple(value.shape) != wanted[name]
+        ),
+    ]
+    if problems:
+        message = f"{len(problems)} parameters are not those of `{_CONFIG}`: {problems[0]}"
+        raise hinted(profile_error(message), "`model.dir` must still hold the model that was trained")
+
+
+def _copy(source: Path, new: Path, dtype: torch.dtype) -> None:
+    """Copies what is no weights; the configuration says the dtype of the weights."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, new / path.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, new / _TEMPLATES)
+    config = _with_dtype(json.loads((source / _CONFIG).read_bytes()), str(dtype).removeprefix("torch."))
+    if not any(field in config for field in _DTYPE_FIELDS):
+        config["dtype"] = str(dtype).removeprefix("torch.")
+    (new / _CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _with_dtype(config: Any, dtype: str) -> Any:
+    """A configuration whose fields of the dtype, its parts' too, say another one."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: dtype if name in _DTYPE_FIELDS and value is not None else _with_dtype(value, dtype)
+        for name, value in config.items()
+    }
+
+
+def _move(new: Path, out: Path) -> None:
+    """Moves all files; shards of an earlier export would be read beside the new ones."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in out.glob("model*.safetensors"):
+        path.unlink()
+    (out / INDEX).unlink(missing_ok=True)
+    # The configuration last: a directory without it is no model.
+    for path in sorted(new.iterdir(), key=lambda path: (path.name == _CONFIG, path.name)):
+        target = out / path.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        path.replace(target)

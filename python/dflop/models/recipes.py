@@ -1,0 +1,40 @@
+"""What trains: all of a model or parts of it, by `train.recipe`. The projector always does.
+
+full            encoder, projector, LLM
+projector       projector alone
+frozen-encoder  projector, LLM
+frozen-llm      encoder, projector
+lora            projector, and adapters of low rank beside the linear maps of the LLM
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflop.models.parameters import component_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_TRAINED = {
+    "full": ("encoder", "projector", "llm"),
+    "projector": ("projector",),
+    "frozen-encoder": ("projector", "llm"),
+    "frozen-llm": ("encoder", "projector"),
+}
+
+
+def freeze(module: nn.Module, recipe: str) -> int:
+    """Freezes what a recipe leaves as it is, before gradients and optimizer are made.
+
+    Args:
+        module: a piece, with full names of its parameters; changed in place.
+        recipe: as in `train.recipe`.
+
+    Returns:
+        Number of parameters (scalars) that train.
+    """
+    trained = _TRAINED[recipe]
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(component_of(name) in trained)
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,104 @@
+"""`dflop export`: the weights of a checkpoint as a model directory, read without ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from dflop.models import load_adapter
+from dflop.models.errors import hinted, profile_error
+from dflop.models.export import write_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_KEYS = "model."
+"""What stands before the names of parameters in a checkpoint, beside the states of the optimizer."""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def export(request: Mapping[str, Any]) -> int:
+    """Writes the model directory that `request` asks for.
+
+    Args:
+        request: As the command line makes it: `run`, `out`, `step`, `dtype`, `shard_bytes_max`, `adapter`.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        Error: There is no such checkpoint, or it is not of this model.
+        OSError: A file cannot be read or written.
+    """
+    run, out = Path(request["run"]), Path(request["out"])
+    checkpoint = find_checkpoint(run, request["step"])
+    config = json.loads((checkpoint / "checkpoint.json").read_bytes())["config"]
+    source = Path(config["model"]["dir"])
+    print(f"export: reading {checkpoint}", flush=True)
+    whole, _ = load_adapter(source).build_whole()
+    parameters = read_parameters(checkpoint)
+    dtype = request["dtype"] or config["model"]["dtype"]
+    template = config["data"]["chat_template"]
+    write_model(
+        whole,
+        parameters,
+        source,
+        out,
+        _DTYPES[dtype],
+        int(request["shard_bytes_max"]),
+        None if template is None else Path(template),
+    )
+    print(f"wrote {out}: {len(parameters)} parameters, {dtype}", flush=True)
+    return 0
+
+
+def find_checkpoint(run: Path, step: int | None) -> Path:
+    """The directory of a checkpoint.
+
+    Args:
+        run: Directory of the run.
+        step: Steps trained; none: of the last checkpoint.
+
+    Returns:
+        `run/checkpoints/step-N`, which is whole.
+
+    Raises:
+        Error: There is none, or none of this step.
+    """
+    paths = (run / "checkpoints").glob("step-*/checkpoint.json")
+    steps = sorted(int(m[1]) for path in paths if (m := re.fullmatch(r"step-(\d+)", path.parent.name)))
+    if not steps:
+        message = f"`{run / 'checkpoints'}` holds no whole checkpoint"
+        raise hinted(profile_error(message), "let `dflop train` run on until it has written one")
+    if step is not None and step not in steps:
+        message = f"`{run / 'checkpoints'}` has no checkpoint of step {step}"
+        raise hinted(
+            profile_error(message), f"choose one of them with `--step`: {', '.join(map(str, steps))}"
+        )
+    return run / "checkpoints" / f"step-{steps[-1] if step is None else step}"
+
+
+def read_parameters(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The parameters of a checkpoint, whole, whatever the ranks that wrote it.
+
+    Args:
+        checkpoint: Its directory.
+
+    Returns:
+        By full name, on the CPU, in the dtype of the checkpoint.
+    """
+    held: dict[str, Any] = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    parameters: dict[str, Any] = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in held.items()
+        if key.startswith(_KEYS) and isinstance(entry, TensorStorageMetadata)
+    }
+    load(parameters, checkpoint_id=checkpoint, no_dist=True)
+    return {key.removeprefix(_KEYS): value for key, value in parameters.items()}

@@ -1,0 +1,119 @@
+"""Weights in, trained, weights out: what a run makes of a model directory is what a plain loop makes of it.
+
+The loop is Hugging Face's model with its own `labels=` loss and PyTorch's AdamW, in one process, over the samples that
+`schedules.jsonl` names, one after the other.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
+from demo_run import lines, request, run_training
+from ranks import results
+from test_training import Oracle, config_with, keep_weights, layout_of, make
+from transformers import LlavaOnevisionForConditionalGeneration
+
+from dflop.data.dataset import SampleLoader
+from dflop.models import load_adapter
+from dflop.models.export import write_model
+from dflop.models.parameters import component_of
+
+RATE, DECAY = 1e-3, 0.1
+TOLERANCE = 1e-5
+"""Of each parameter's change, in its norm: the order of sums differs, nothing else."""
+PARTS = {
+    "full": {"encoder", "projector", "llm"},
+    "projector": {"projector"},
+    "frozen-encoder": {"projector", "llm"},
+    "frozen-llm": {"encoder", "projector"},
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A demo whose model directory has weights, in shards; not those that its seed would draw."""
+    demo = make(tmp_path_factory.mktemp("demo"), 20)
+    model = load_adapter(demo / "model").reference_model(77)
+    model.save_pretrained(demo / "pretrained", max_shard_size="200KB")
+    for path in (demo / "pretrained").glob("*.safetensors*"):
+        path.rename(demo / "model" / path.name)
+    assert len(list((demo / "model").glob("*.safetensors"))) > 2
+    return demo
+
+
+class PlainLoop(Oracle):
+    """Hugging Face's model from the model directory, of which the parts of a recipe train."""
+
+    def __init__(self, demo, recipe):
+        self.adapter = load_adapter(demo / "model")
+        self.dataset = self.dataset_of(demo)
+        self.loader = SampleLoader(self.dataset, self.adapter)
+        self.model = LlavaOnevisionForConditionalGeneration.from_pretrained(
+            demo / "model", dtype=torch.float32
+        ).train()
+        self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(component_of(name) in PARTS[recipe])
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.trained.values(), lr=RATE, weight_decay=DECAY)
+        self.noise = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in self.trained.items()}
+
+    def gradients(self):
+        """By name, of what trains; a copy."""
+        return {name: p.grad.clone() for name, p in self.trained.items()}
+
+    def step(self, batch):
+        """Trains one global batch; its loss."""
+        loss = self.backward(batch)
+        gradients = self.gradients()
+        for name, g in gradients.items():
+            # AdamW makes a step of the learning rate of what is nothing but rounding: a key's bias, which a softmax does
+            # not see, and numbers far below the others of their tensor.
+            self.noise[name] |= (g != 0) & (g.abs() < 1e-5 * g.abs().max()) | name.endswith("k_proj.bias")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout"),
+    [("full", (2, 1, 2)), ("projector", (1, 1, 1)), ("frozen-encoder", (1, 1, 1)), ("frozen-llm", (1, 1, 1))],
+    ids=str,
+)
+def test_an_export_of_three_steps_is_that_of_a_plain_loop(recipe, layout, demo, tmp_path):
+    settings = {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": None}
+    asked = request(
+        demo,
+        tmp_path / "run",
+        **layout_of(demo, tmp_path, layout),
+        config=config_with(demo, init="pretrained", recipe=recipe, **settings),
+    )
+    assert set(results(run_training(asked, tmp_path, keep_weights(tmp_path)))) == {0}
+    parameters = {}
+    for rank in range(asked["num_ranks"]):
+        parameters |= torch.load(tmp_path / f"weights {rank}")
+    loop = PlainLoop(demo, recipe)
+    whole, _ = loop.adapter.build_whole()
+    write_model(whole, parameters, demo / "model", tmp_path / "out", torch.float32, 10**9)
+    exported = LlavaOnevisionForConditionalGeneration.from_pretrained(tmp_path / "out")
+    metrics, turns = (lines(tmp_path / f"run/{name}.jsonl") for name in ("metrics", "schedules"))
+    assert len(turns) == 3
+    for turn, m in zip(turns, metrics, strict=True):
+        assert m["init"] == "pretrained"
+        assert loop.step(turn["samples"]) == pytest.approx(m["loss"], rel=1e-5)
+    num_told = 0
+    for name, found in exported.named_parameters():
+        before, wanted = loop.before[name], loop.model.get_parameter(name).detach()
+        if name not in loop.trained:
+            assert torch.equal(found, before), f"{name} is frozen"
+        else:
+            is_told = ~loop.noise[name]
+            num_told += int(is_told.sum())
+            way = float((wanted - before)[is_told].norm())
+            error = float((found.detach() - wanted)[is_told].norm())
+            assert error <= TOLERANCE * way, name
+    num_trained = sum(p.numel() for p in loop.trained.values())
+    assert num_told > 0.98 * num_trained
