@@ -226,7 +226,7 @@ impl CostModel {
 
     /// One all-reduce of all gradients, over the widest span that is known. Which replicas share a node is not known
     /// here, and a wider span is never faster.
-    fn tail(&self, num_parameters: u64, gradient_bytes: u64, dp: u32) -> Transfer {
+    pub(crate) fn tail(&self, num_parameters: u64, gradient_bytes: u64, dp: u32) -> Transfer {
         let optimizer_ns = crate::grid::scale(num_parameters, self.optimizer_ns_per_million, 1_000_000);
         let reduction = self.transfer(Collective::AllReduce, self.links.widest(), dp, gradient_bytes);
         Transfer { ns: reduction.ns.saturating_add(optimizer_ns), basis: reduction.basis }

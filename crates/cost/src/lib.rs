@@ -34,9 +34,9 @@
 //! ```
 //!
 //! [`CostSettings`] says how the model is run: what trains, what is recomputed, and over how many ranks a layer is
-//! cut.
+//! cut. [`Sharding`] says what of a component its replicas keep only a part of.
 //!
-//! *Not modelled*: sharded parameters and gradients, contention.
+//! *Not modelled*: contention.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, section on profiling; `docs/cost_model.md`.
 
@@ -53,6 +53,7 @@ mod prediction;
 mod repair;
 mod sample;
 mod settings;
+mod sharding;
 mod stage;
 mod transfers;
 mod work;
@@ -69,5 +70,6 @@ pub use prediction::Prediction;
 pub use repair::Repair;
 pub use sample::Typical;
 pub use settings::{ComponentSettings, CostSettings};
+pub use sharding::Sharding;
 pub use stage::StageLayers;
 pub use work::WorkMin;

@@ -17,6 +17,7 @@ mod rank;
 mod walk;
 
 use crate::cost::CostModel;
+use crate::sharding::Sharding;
 use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
 pub use parts::{
     MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
@@ -52,7 +53,8 @@ impl CostModel {
             .collect();
         let buffers = self.holding.buffers(steps.copies_rows);
         let fullest = walk::fullest(&microbatches, steps.actions, buffers)?;
-        let fixed = self.fixed_memory(steps.part, steps.sharding_degree);
+        let num_microbatches = u32::try_from(steps.microbatches.len()).unwrap_or(u32::MAX);
+        let fixed = self.sharded_memory(steps.part, steps.sharding, num_microbatches);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
 
@@ -64,28 +66,66 @@ impl CostModel {
     ///
     /// *Not modelled*: buckets of gradients that the reduction copies; the rest as in [`CostModel::rank_peak`].
     pub fn whole_peak(&self, microbatch: &RankMicrobatch, sharding_degree: u32) -> RankMemory {
-        let whole = RankPart::Stage(self.whole_stage());
-        let (encoder, outside_encoder) = self.microbatch_bytes(RankPart::Encoder, microbatch);
-        let (mut bytes, outside) = self.microbatch_bytes(whole, microbatch);
+        let fixed = [RankPart::Encoder, RankPart::Stage(self.whole_stage())]
+            .map(|part| self.fixed_memory(part, sharding_degree));
+        self.peak_of_both(microbatch, microbatch, fixed, 0)
+    }
+
+    /// Predicted peak of a colocated rank during one microbatch: of what it encodes, and of what its LLM backbone reads.
+    /// Where the two are not of the same samples, `is_exchanged`, features and their gradients are sent and received.
+    ///
+    /// *Complexity*: O(s log n) for s samples and n measured points.
+    ///
+    /// *Not modelled*: as [`CostModel::whole_peak`].
+    pub fn colocated_peak(
+        &self,
+        encoder: &RankMicrobatch,
+        llm: &RankMicrobatch,
+        sharding: Sharding,
+        num_microbatches: u32,
+        is_exchanged: bool,
+    ) -> RankMemory {
+        let messages = encoder.feature_tokens.saturating_add(llm.feature_tokens);
+        let message_bytes = if is_exchanged { messages.saturating_mul(self.hidden_bytes) } else { 0 };
+        self.peak_of_both(encoder, llm, self.colocated_memory(sharding, num_microbatches), message_bytes)
+    }
+
+    /// What a colocated rank holds independently of the samples: by its encoder, and by its LLM backbone.
+    fn colocated_memory(&self, sharding: Sharding, num_microbatches: u32) -> [RankMemory; 2] {
+        [RankPart::Encoder, RankPart::Stage(self.whole_stage())]
+            .map(|part| self.sharded_memory(part, sharding, num_microbatches))
+    }
+
+    /// What a colocated rank holds independently of the samples, in bytes.
+    pub fn colocated_static_bytes(&self, sharding: Sharding, num_microbatches: u32) -> u64 {
+        let [encoder, llm] = self.colocated_memory(sharding, num_microbatches);
+        encoder.static_bytes().saturating_add(llm.static_bytes()).saturating_sub(encoder.context_bytes)
+    }
+
+    fn peak_of_both(
+        &self,
+        encoder: &RankMicrobatch,
+        llm: &RankMicrobatch,
+        [encoder_fixed, llm_fixed]: [RankMemory; 2],
+        message_bytes: u64,
+    ) -> RankMemory {
+        let (encoder, outside_encoder) = self.microbatch_bytes(RankPart::Encoder, encoder);
+        let (mut bytes, outside) = self.microbatch_bytes(RankPart::Stage(self.whole_stage()), llm);
         bytes.pieces.splice(0..0, encoder.pieces);
-        // Features pass from module to module, no message between.
-        bytes.incoming = 0;
+        // Features pass from module to module; only those of other ranks' samples are messages.
+        bytes.incoming = message_bytes;
         let actions =
             [ActionKind::F, ActionKind::B].map(|kind| Action { stage: StageIndex(0), kind, microbatch: 0 });
         let fullest = walk::fullest(&[bytes], &actions, self.holding.buffers(false))
             .unwrap_or_else(|error| unreachable!("one microbatch goes forward and back: {error}"));
-        let (encoder, llm) = (
-            self.fixed_memory(RankPart::Encoder, sharding_degree),
-            self.fixed_memory(whole, sharding_degree),
-        );
         let fixed = RankMemory {
-            parameter_bytes: encoder.parameter_bytes.saturating_add(llm.parameter_bytes),
-            gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
-            optimizer_bytes: encoder.optimizer_bytes.saturating_add(llm.optimizer_bytes),
-            workspace_bytes: encoder.workspace_bytes.saturating_add(llm.workspace_bytes),
+            parameter_bytes: encoder_fixed.parameter_bytes.saturating_add(llm_fixed.parameter_bytes),
+            gradient_bytes: encoder_fixed.gradient_bytes.saturating_add(llm_fixed.gradient_bytes),
+            optimizer_bytes: encoder_fixed.optimizer_bytes.saturating_add(llm_fixed.optimizer_bytes),
+            workspace_bytes: encoder_fixed.workspace_bytes.saturating_add(llm_fixed.workspace_bytes),
             is_extrapolated: outside_encoder || outside,
             // One device, one context.
-            ..llm
+            ..llm_fixed
         };
         self.at_fullest(fixed, fullest)
     }

@@ -90,6 +90,11 @@ impl Module {
         })
     }
 
+    /// Which of its passes it runs.
+    pub(crate) const fn runs(&self) -> Runs {
+        self.runs
+    }
+
     /// The linear part of one run over `size` tokens, collectives included; nothing at size 0.
     ///
     /// *Complexity*: O(log n).

@@ -136,7 +136,7 @@ impl Links {
 
     /// How to time `collective` over `num_ranks` ranks that lie `span` apart. The first that is known is used: the
     /// same collective over as many ranks; over the nearest number of ranks; over another span; the steps of a ring
-    /// of point-to-point messages. Otherwise it counts as free.
+    /// of point-to-point messages; the links of an all-reduce. Otherwise it counts as free.
     pub(crate) fn route(&self, collective: Collective, span: LinkSpan, num_ranks: u32) -> Route {
         let nearest = |collective: Collective| {
             let known = self.links.iter().filter(|(link, _)| link.collective == collective);
@@ -146,7 +146,8 @@ impl Links {
         };
         let (steps, wire) = ring(collective, num_ranks);
         let pair = || nearest(Collective::PointToPoint).map(|found| (found, Basis::Assumed));
-        let found = nearest(collective).map(|found| (found, Basis::Measured)).or_else(pair);
+        let whole = || nearest(Collective::AllReduce).map(|found| (found, Basis::Assumed));
+        let found = nearest(collective).map(|found| (found, Basis::Measured)).or_else(pair).or_else(whole);
         let Some(((link, curve), mut basis)) = found else {
             return Route { curve: None, latency_ns: 0, wire, bandwidth: 0, basis: Basis::Assumed };
         };

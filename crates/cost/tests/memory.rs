@@ -4,7 +4,7 @@ mod heap;
 
 use dflop_cost::{
     ComponentSettings, CostModel, CostSettings, MemoryError, Moment, RankMemory, RankMicrobatch, RankPart,
-    RankSteps, StageLayers, Trained,
+    RankSteps, Sharding, StageLayers, Trained,
 };
 use dflop_types::{
     Action, ActionKind, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape,
@@ -99,7 +99,7 @@ fn peak(model: &CostModel, part: RankPart, microbatches: &[RankMicrobatch], acti
             microbatches,
             actions: &actions,
             copies_rows: false,
-            sharding_degree: 1,
+            sharding: Sharding::NONE,
         })
         .expect("the list runs")
 }
@@ -393,7 +393,7 @@ fn lists_that_cannot_run_are_refused() {
             microbatches: &microbatches,
             actions: &actions,
             copies_rows: false,
-            sharding_degree: 1,
+            sharding: Sharding::NONE,
         };
         model.rank_peak(&steps).map_err(|error| error.to_string())
     };
@@ -450,7 +450,7 @@ proptest! {
     ) {
         let model = model_with(if is_cuda { "cuda" } else { "cpu" }, is_split_counted);
         let actions = any_list(microbatches.len() as u32, &choices);
-        let steps = RankSteps { part, microbatches: &microbatches, actions: &actions, copies_rows, sharding_degree: 1 };
+        let steps = RankSteps { part, microbatches: &microbatches, actions: &actions, copies_rows, sharding: Sharding::NONE };
         let found = model.rank_peak(&steps).unwrap();
         let fixed = model.fixed_memory(part, 1);
         let rank = Rank { part, microbatches: &microbatches, copies: copies_rows, keeps: !is_cuda, is_split_counted };
@@ -477,7 +477,7 @@ proptest! {
         let model = model("cpu");
         let actions = any_list(microbatches.len() as u32, &choices);
         let total = |microbatches: &[RankMicrobatch]| {
-            let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: true, sharding_degree: 1 };
+            let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: true, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap().total_bytes()
         };
         let mut more = microbatches.clone();
@@ -507,7 +507,7 @@ proptest! {
         let moved = late.remove(from);
         late.insert(to.clamp(from, late.len()), moved);
         let total = |actions: &[Action]| {
-            let steps = RankSteps { part, microbatches: &microbatches, actions, copies_rows: false, sharding_degree: 1 };
+            let steps = RankSteps { part, microbatches: &microbatches, actions, copies_rows: false, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap()
         };
         let early = total(&actions);

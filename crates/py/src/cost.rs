@@ -1,7 +1,7 @@
 //! Predictions of a model profile, for whoever compares them with measurements.
 
 use crate::error::{Kind, artifact, map, raise};
-use dflop_cost::{Prediction, RankMicrobatch, RankPart, RankSteps, StageLayers};
+use dflop_cost::{Prediction, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};
 use dflop_types::{Action, ActionKind, EncoderSegments, MicrobatchShape, ModelProfile, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ impl CostModel {
             microbatches: &[RankMicrobatch { shape, feature_tokens }],
             actions: &[action(ActionKind::F), action(ActionKind::B)],
             copies_rows: false,
-            sharding_degree: 1,
+            sharding: Sharding::NONE,
         };
         let memory =
             self.0.rank_peak(&steps).map_err(|error| raise(Kind::Profile, &error.to_string(), None))?;

@@ -13,6 +13,10 @@ pub(crate) struct Holding {
     pub(crate) optimizer_bytes_per_parameter: u64,
     /// With gloo only waiting for a message tells that it has left, and the runtime waits at the end of the step.
     keeps_sent: bool,
+    /// Whether collectives run while the device computes. With gloo the same cores do both.
+    pub(crate) sends_beside_work: bool,
+    /// Whether an fp32 master copy of the parameters is among the optimizer's states.
+    pub(crate) has_masters: bool,
     pub(crate) reserve: MemoryReserve,
 }
 
@@ -31,6 +35,8 @@ impl Holding {
         Ok(Self {
             optimizer_bytes_per_parameter,
             keeps_sent: profile.device.kind != "cuda",
+            sends_beside_work: profile.device.kind == "cuda",
+            has_masters: optimizer_bytes_per_parameter == 12,
             reserve: profile.memory,
         })
     }

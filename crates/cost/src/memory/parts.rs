@@ -1,5 +1,6 @@
 //! What a rank holds and does, by name.
 
+use crate::sharding::Sharding;
 use crate::stage::StageLayers;
 use dflop_types::{Action, MicrobatchShape, PipelineOrder, StageIndex};
 use thiserror::Error;
@@ -118,8 +119,8 @@ pub struct RankSteps<'a> {
     /// Whether the rows of a message are gathered from the rows of the rank, and scattered into them. This is the
     /// case where a component has several replicas.
     pub copies_rows: bool,
-    /// Number of ranks that its optimizer states are cut over, at least 1; 1: the rank holds all of its own states.
-    pub sharding_degree: u32,
+    /// What of its component the rank keeps only a part of.
+    pub sharding: Sharding,
 }
 
 /// An action list that cannot be run.

@@ -5,14 +5,16 @@ use crate::memory::footprint::Bytes;
 use crate::memory::parts::{RankMemory, RankMicrobatch, RankPart};
 use crate::memory::walk::{MicrobatchBytes, Piece};
 use crate::module::Module;
+use crate::sharding::Sharding;
 use crate::stage::{StageLayers, samples_of, segments_of};
+use dflop_types::Zero;
 
 /// Bytes of a token's id, position, target (64 bits each) and mask, which every stage gets.
 const INPUT_BYTES: u64 = 25;
 
 impl CostModel {
     /// The modules of the encoder in the order of the forward, with how many of each it has.
-    fn encoder_modules(&self) -> Vec<(&Module, u64)> {
+    pub(crate) fn encoder_modules(&self) -> Vec<(&Module, u64)> {
         let mut held: Vec<_> = self.encoder.iter().collect();
         held.sort_by_key(|(name, ..)| *name == "projector");
         held.into_iter().map(|(_, module, count)| (module, *count)).collect()
@@ -38,6 +40,61 @@ impl CostModel {
             context_bytes: self.holding.reserve.context_bytes,
             ..RankMemory::default()
         }
+    }
+
+    /// As [`CostModel::fixed_memory`], on a replica of `sharding` that takes `num_microbatches` in a step.
+    ///
+    /// ```text
+    ///             parameters              gradients            optimizer states
+    /// zero 0      P                       G                    S
+    /// zero 1      P + P / n               G                    S / n
+    /// zero 2      P + P / n               G / n + two units    S / n
+    /// zero 3      P / n + two units       G / n + two units    S / n
+    /// ```
+    ///
+    /// over n replicas. Ranks update their part of the parameters and gather the others, so the part exists beside the
+    /// gathered ones; not where the fp32 master is that part. A unit is a layer, or what has as many bytes: the one
+    /// that runs and the next are gathered, and the gradients of one are made while those of another are reduced.
+    /// Under zero 2 the gradients of several microbatches add up before they are reduced, once a step: then G counts.
+    pub fn sharded_memory(&self, part: RankPart, sharding: Sharding, num_microbatches: u32) -> RankMemory {
+        let whole = self.fixed_memory(part, sharding.degree);
+        if sharding.zero == Zero::Nothing || sharding.degree < 2 {
+            return self.fixed_memory(part, 1);
+        }
+        let part_of = |bytes: u64| bytes.div_ceil(u64::from(sharding.degree));
+        let units = |of_one: fn(&Module) -> u64| self.largest_unit(part, of_one).saturating_mul(2);
+        let own_bytes = if self.holding.has_masters { 0 } else { part_of(whole.parameter_bytes) };
+        let parameter_bytes = if sharding.zero == Zero::Parameters {
+            let gathered = units(|module| module.parameter_bytes);
+            part_of(whole.parameter_bytes).saturating_add(gathered).min(own_bytes + whole.parameter_bytes)
+        } else {
+            whole.parameter_bytes.saturating_add(own_bytes)
+        };
+        let adds_up = sharding.zero == Zero::Gradients && num_microbatches > 1;
+        let gradient_bytes = if sharding.zero == Zero::States || adds_up {
+            whole.gradient_bytes
+        } else {
+            let reduced = units(|module| module.trained_bytes);
+            part_of(whole.gradient_bytes).saturating_add(reduced).min(whole.gradient_bytes)
+        };
+        RankMemory { parameter_bytes, gradient_bytes, ..whole }
+    }
+
+    /// Bytes of the module that has most of them on a rank of `part`.
+    fn largest_unit(&self, part: RankPart, of_one: fn(&Module) -> u64) -> u64 {
+        let largest = match part {
+            RankPart::Encoder => self.encoder.iter().map(|(_, module, _)| of_one(module)).max(),
+            RankPart::Stage(stage) => [
+                (stage.is_first, &self.embedding),
+                (stage.num_layers > 0, &self.layer),
+                (stage.is_last, &self.head),
+            ]
+            .into_iter()
+            .filter(|(is_held, _)| *is_held)
+            .map(|(_, module)| of_one(module))
+            .max(),
+        };
+        largest.unwrap_or(0)
     }
 
     /// The memory that a microbatch needs on a rank of `part`, and whether a curve was asked outside its measured

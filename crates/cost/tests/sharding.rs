@@ -1,0 +1,180 @@
+//! Sharded replicas by sums worked out by hand, and against a walk layer by layer: collectives beside the work and after
+//! it, and what a rank holds.
+
+#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
+
+mod fixture;
+
+use dflop_cost::{CostModel, RankMicrobatch, RankPart, Sharding, StageLayers, Transfer};
+use dflop_types::{
+    Collective, Component, ComponentLayout, EncoderSegments, Layout, LinkSpan, MicrobatchShape, ModelProfile,
+    Zero,
+};
+use proptest::prelude::*;
+
+fn model(kind: &str) -> CostModel {
+    let mut profile = fixture::profile();
+    kind.clone_into(&mut profile.device.kind);
+    CostModel::new(&profile).unwrap()
+}
+
+const WHOLE: StageLayers = StageLayers { num_layers: 4, is_first: true, is_last: true };
+
+fn over(zero: Zero, replicas: u32) -> Sharding {
+    Sharding { zero, replicas, degree: replicas }
+}
+
+fn texts(tokens: u32, labels: u64) -> MicrobatchShape {
+    MicrobatchShape { llm_tokens: vec![tokens], label_tokens: labels, ..MicrobatchShape::default() }
+}
+
+fn collective(model: &CostModel, collective: Collective, bytes: u64) -> u64 {
+    model.transfer(collective, LinkSpan::Node, 2, bytes).ns
+}
+
+/// The layers of a rank one by one, (forward, backward, bytes): the next one is gathered, and the gradients of the one
+/// before are reduced, while one runs.
+fn walked(model: &CostModel, layers: &[(u64, u64, u64)]) -> (u64, u64) {
+    let gather = |at: usize| collective(model, Collective::AllGather, layers.get(at).map_or(0, |l| l.2));
+    let reduce = |at: usize| collective(model, Collective::ReduceScatter, layers.get(at).map_or(0, |l| l.2));
+    let (mut forward, mut backward) = (gather(0), gather(layers.len() - 1));
+    for at in 0..layers.len() {
+        forward += layers[at].0.max(gather(at + 1));
+        let before = if at == 0 { 0 } else { gather(at - 1) };
+        backward += layers[at].1.max(before + reduce(at + 1));
+    }
+    (forward, backward + reduce(0))
+}
+
+proptest! {
+    /// A GPU gathers beside its work, a CPU in turn; without samples a rank has the collectives alone.
+    #[test]
+    fn collectives_run_beside_the_layers_of_a_gpu(tokens in 0u32..900, labels in 0u64..400, tiles in 0u32..8) {
+        let (gpu, cpu) = (model("cuda"), model("cpu"));
+        let segments = if tiles == 0 { vec![] } else { vec![EncoderSegments { count: tiles, tokens: 100 }] };
+        let shape = MicrobatchShape { encoder_segments: segments, ..texts(tokens, labels.min(tokens.into())) };
+        let zero_3 = over(Zero::Parameters, 2);
+        // Layers apart: those of one stage are the middle layer, and what the ends add.
+        let of = |shape: &MicrobatchShape, num_layers, is_first, is_last| {
+            gpu.llm_stage(shape, num_layers, is_first, is_last)
+        };
+        let (layer, embedding, head) =
+            (of(&shape, 1, false, false), of(&shape, 0, true, false), of(&shape, 0, false, true));
+        let unit = |one: dflop_cost::Prediction, parameters: u64| (one.forward_ns, one.backward_ns, 4 * parameters);
+        let mut layers = vec![unit(embedding, 4_000)];
+        layers.extend(vec![unit(layer, 5_000); 4]);
+        layers.push(unit(head, 6_000));
+        let sharded = gpu.sharded_stage(&shape, WHOLE, zero_3);
+        prop_assert_eq!((sharded.forward_ns, sharded.backward_ns), walked(&gpu, &layers));
+        let gathers: u64 = layers.iter().map(|l| collective(&cpu, Collective::AllGather, l.2)).sum();
+        let reduces: u64 = layers.iter().map(|l| collective(&cpu, Collective::ReduceScatter, l.2)).sum();
+        let (plain, in_turn) = (of(&shape, 4, true, true), cpu.sharded_stage(&shape, WHOLE, zero_3));
+        prop_assert_eq!(in_turn.forward_ns, plain.forward_ns + gathers);
+        prop_assert_eq!(in_turn.backward_ns, plain.backward_ns + gathers + reduces);
+        prop_assert!(sharded.total_ns() <= in_turn.total_ns() && sharded.total_ns() >= plain.total_ns());
+        // The encoder: an embedding, three layers, a projector.
+        let encoder = cpu.sharded_encoder(&shape, zero_3).total_ns() - cpu.encoder(&shape).total_ns();
+        let bytes = [4_000, 8_000, 8_000, 8_000, 12_000];
+        let of_encoder = bytes.map(|bytes| {
+            2 * collective(&cpu, Collective::AllGather, bytes) + collective(&cpu, Collective::ReduceScatter, bytes)
+        });
+        prop_assert_eq!(encoder, of_encoder.iter().sum::<u64>());
+        // What is not cut by layers runs as before.
+        for zero in [Zero::Nothing, Zero::States, Zero::Gradients] {
+            prop_assert_eq!(gpu.sharded_stage(&shape, WHOLE, over(zero, 2)), plain);
+        }
+        prop_assert_eq!(gpu.sharded_stage(&shape, WHOLE, over(Zero::Parameters, 1)), plain);
+    }
+
+    /// Cutting more never holds more; what is cut over one rank is whole.
+    #[test]
+    fn cutting_more_never_holds_more(degree in 1u32..9, copies in 1u32..4, m in 1u32..4, bf16: bool) {
+        let mut profile = fixture::profile();
+        profile.device.dtype = if bf16 { "bfloat16" } else { "float32" }.to_owned();
+        let model = CostModel::new(&profile).unwrap();
+        for part in [RankPart::Encoder, RankPart::Stage(WHOLE)] {
+            let held = |zero, degree| {
+                let sharding = Sharding { zero, replicas: degree * copies, degree };
+                model.sharded_memory(part, sharding, m).static_bytes()
+            };
+            let by_zero = Zero::ALL.map(|zero| held(zero, degree));
+            if degree == 1 {
+                prop_assert!(by_zero.iter().all(|&bytes| bytes == by_zero[0]));
+            } else {
+                prop_assert!(by_zero.windows(2).all(|pair| pair[1] <= pair[0]), "{:?}", by_zero);
+                prop_assert!(held(Zero::Parameters, 2 * degree) <= held(Zero::Parameters, degree));
+            }
+        }
+    }
+}
+
+/// By hand, 2 ranks, a stage of 4 layers of 5,000 parameters, an embedding of 4,000 and a head of 6,000, in fp32.
+#[test]
+fn what_a_replica_holds_by_what_is_cut() {
+    let model = model("cuda");
+    let held = |zero, m| {
+        let memory = model.sharded_memory(RankPart::Stage(WHOLE), over(zero, 2), m);
+        [memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes]
+    };
+    let p = 4 * 30_000;
+    assert_eq!(held(Zero::Nothing, 1), [p, p, 2 * p]);
+    assert_eq!(held(Zero::States, 1), [p + p / 2, p, p]);
+    // Two units of the head's 24,000 bytes.
+    assert_eq!(held(Zero::Gradients, 1), [p + p / 2, p / 2 + 48_000, p]);
+    assert_eq!(held(Zero::Gradients, 2), [p + p / 2, p, p]);
+    assert_eq!(held(Zero::Parameters, 2), [p / 2 + 48_000, p / 2 + 48_000, p]);
+    // bfloat16: the fp32 master is the part that ranks update.
+    let mut profile = fixture::profile();
+    profile.device.dtype = "bfloat16".to_owned();
+    let bf16 = CostModel::new(&profile).unwrap();
+    let memory = bf16.sharded_memory(RankPart::Stage(WHOLE), over(Zero::States, 2), 1);
+    assert_eq!((memory.parameter_bytes, memory.optimizer_bytes), (p, 12 * 30_000 / 2));
+    // Both components and one context: no less than what either holds, and what the whole model held before.
+    let both = model.colocated_static_bytes(over(Zero::Nothing, 2), 1);
+    let one = RankMicrobatch::default();
+    assert_eq!(both, model.whole_peak(&one, 1).static_bytes());
+    let peak = model.colocated_peak(&one, &one, over(Zero::Nothing, 2), 1, false);
+    assert_eq!(peak, model.whole_peak(&one, 1));
+}
+
+/// Reduction, optimizer of a part and gathering; copies of the parts over the groups of a hybrid.
+#[test]
+fn the_end_of_a_sharded_step() {
+    let model = model("cuda");
+    let p = 4 * 40_000;
+    let plain = model.colocated_tail(Sharding::replicated(2));
+    assert_eq!(plain, model.whole_tail(2, 1));
+    let ns = |c, n, bytes| model.transfer(c, LinkSpan::Node, n, bytes).ns;
+    let within = |n| ns(Collective::ReduceScatter, n, p) + ns(Collective::AllGather, n, p);
+    // 40,000 parameters at 1 ns each.
+    assert_eq!(model.colocated_tail(over(Zero::States, 4)).ns, within(4) + 10_000);
+    assert_eq!(model.colocated_tail(over(Zero::Gradients, 4)).ns, within(4) + 10_000);
+    assert_eq!(model.colocated_tail(over(Zero::Parameters, 4)).ns, 10_000);
+    let hybrid = |zero| Sharding { zero, replicas: 8, degree: 4 };
+    let copies = ns(Collective::AllReduce, 2, p / 4);
+    assert_eq!(model.colocated_tail(hybrid(Zero::States)).ns, within(4) + copies + 10_000);
+    assert_eq!(model.colocated_tail(hybrid(Zero::Parameters)).ns, copies + 10_000);
+    assert_eq!(model.colocated_tail(over(Zero::Parameters, 1)), model.colocated_tail(Sharding::NONE));
+    let encoder = model.sharded_encoder_tail(Sharding::replicated(3));
+    assert_eq!(encoder, model.encoder_tail(3));
+    assert_eq!(model.sharded_stage_tail(WHOLE, Sharding::replicated(3)), model.stage_tail(WHOLE, 3));
+    // Nothing known of links: no time, and the mark says so.
+    let blank = ModelProfile { network: dflop_types::Network::default(), ..fixture::profile() };
+    let blank = CostModel::new(&blank).unwrap();
+    let Transfer { ns, basis } = blank.colocated_tail(over(Zero::States, 4));
+    assert_eq!((ns, basis), (10_000, dflop_cost::Basis::Assumed));
+    assert!(blank.sharded_stage(&texts(100, 50), WHOLE, over(Zero::Parameters, 4)).assumed);
+}
+
+#[test]
+fn a_layout_says_how_each_component_is_cut() {
+    let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
+    let layout = Layout { zero: Zero::States, ..Layout::disaggregated(degrees(2), degrees(6)) };
+    assert_eq!(Sharding::of(&layout, Component::Llm), over(Zero::States, 6));
+    let hybrid = Layout { shard_ranks: Some(2), ..layout };
+    assert_eq!(
+        Sharding::of(&hybrid, Component::Llm),
+        Sharding { zero: Zero::States, replicas: 6, degree: 2 }
+    );
+    assert_eq!(Sharding::of(&Layout::colocated(4, Zero::Nothing), Component::Both), Sharding::replicated(4));
+}
