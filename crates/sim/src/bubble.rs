@@ -23,7 +23,7 @@ use crate::engine::Times;
 use crate::error::{Problem, SimError};
 use crate::simulator::Simulator;
 use crate::step::{Counts, StepInput};
-use dflop_types::{Action, ActionKind, Idle, Rank, Span, StageIndex, Timeline};
+use dflop_types::{Action, ActionKind, Idle, Rank, Span, Timeline};
 
 /// Idle time of the step in `simulator`, whose simulated makespan is `makespan_ns`.
 pub(crate) fn split(simulator: &mut Simulator, makespan_ns: u64) -> Idle {
@@ -183,7 +183,8 @@ fn measured_by(
         *is_split = simulator.graph.lists.is_split(at / m, at % m);
     }
     let is_other_half = |span: &&Span| {
-        let is_split = is_split[span.rank.index() * m + span.action.microbatch as usize];
+        let row = input.row(span.rank, span.action.stage);
+        let is_split = is_split[row * m + span.action.microbatch as usize];
         span.action.kind != ActionKind::F && (span.action.kind != ActionKind::B) != is_split
     };
     let mut problems: Vec<_> = spans
@@ -219,7 +220,8 @@ fn measured_by(
 pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, SimError> {
     input.check()?;
     let m = input.num_microbatches as usize;
-    let mut counts = vec![Counts::new(m); input.layout.num_ranks() as usize];
+    let places = input.places();
+    let mut counts = vec![Counts::new(m); places.len()];
     let mut problems = Vec::new();
     let mut output = input.clone();
     for &Span { rank, action, start_ns, end_ns } in measured {
@@ -227,7 +229,8 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
             problems.push(Problem::Foreign { path: "spans".to_owned(), rank, action });
             continue;
         }
-        counts[rank.index()].add(action);
+        let row = input.row(rank, action.stage);
+        counts[row].add(action);
         let rows = match action.kind {
             ActionKind::F => &mut output.forward_ns,
             ActionKind::B => &mut output.backward_ns,
@@ -235,16 +238,15 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
             ActionKind::W => &mut output.weight_ns,
         };
         match end_ns.checked_sub(start_ns) {
-            Some(duration_ns) => rows[rank.index()][action.microbatch as usize] = duration_ns,
+            Some(duration_ns) => rows[row][action.microbatch as usize] = duration_ns,
             None => problems.push(Problem::Backwards { rank, action }),
         }
     }
-    let stage = |rank| input.layout.coordinates(rank).map_or(StageIndex(0), |at| at.stage);
-    let not_once: Vec<(Rank, Action, usize)> = (0..)
-        .map(Rank)
+    let not_once: Vec<(Rank, Action, usize)> = places
+        .iter()
         .zip(&counts)
-        .flat_map(|(rank, counts)| {
-            counts.not_once(stage(rank)).map(move |(action, count)| (rank, action, count))
+        .flat_map(|(place, counts)| {
+            counts.not_once(place.stage).map(move |(action, count)| (Rank(place.rank), action, count))
         })
         .collect();
     let missing = not_once.iter().filter(|&&(_, _, count)| count == 0).count();
@@ -258,9 +260,9 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
     for &(rank, action, count) in not_once.iter().filter(|&&(_, _, count)| count > 1) {
         problems.push(Problem::NotOnce { path: format!("spans of rank {rank}"), action, count });
     }
-    for (rank, counts) in (0..).map(Rank).zip(&counts) {
-        let path = || format!("spans of rank {rank}");
-        problems.extend(counts.both(stage(rank)).map(|action| Problem::Both { path: path(), action }));
+    for (place, counts) in places.iter().zip(&counts) {
+        let path = || format!("spans of rank {}", place.rank);
+        problems.extend(counts.both(place.stage).map(|action| Problem::Both { path: path(), action }));
     }
     if problems.is_empty() {
         Ok(output)

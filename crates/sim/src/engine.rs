@@ -11,19 +11,22 @@ use crate::lists::Lists;
 use crate::wiring::{Feeds, Place, Source};
 use dflop_types::{Action, ActionKind, Rank, StageIndex};
 
-/// One action in topological order. `source` is a slot, [`NOTHING`] or [`BOUNDARY`].
+/// One action in topological order. `source` is a slot, [`NOTHING`], [`BOUNDARY`] or [`MEETING`].
 #[derive(Debug, Clone, Copy)]
 struct Node {
     slot: u32,
     rank: u32,
     source: u32,
+    /// Over the boundary the replica; at a meeting the ranks that meet, on the first of them, 0 on the others.
     replica: u32,
 }
 
 const NOTHING: u32 = u32::MAX;
 const BOUNDARY: u32 = u32::MAX - 1;
+/// A group of ranks starts this action together.
+const MEETING: u32 = u32::MAX - 2;
 /// The largest number of slots.
-pub(crate) const SLOTS_MAX: u32 = BOUNDARY - 1;
+pub(crate) const SLOTS_MAX: u32 = MEETING - 1;
 
 /// Actions of all ranks with their order and dependencies; knows no durations.
 #[derive(Debug, Clone)]
@@ -133,6 +136,24 @@ impl Graph {
         }
     }
 
+    /// The same graph where ranks of a group, `size` of them that follow each other, start each action together. All
+    /// ranks of a group must run the same actions in the same order.
+    pub(crate) fn meeting(mut self, size: usize) -> Self {
+        self.sequence.clear();
+        let num_ranks = self.num_ranks();
+        let longest = (0..num_ranks).map(|rank| self.lists.of(rank).len()).max().unwrap_or(0);
+        for position in 0..longest {
+            for rank in 0..num_ranks {
+                if let Some(&slot) = self.lists.of(rank).get(position) {
+                    let replica = if rank % size == 0 { size.min(num_ranks - rank) as u32 } else { 0 };
+                    let alone = self.node(slot);
+                    self.sequence.push(Node { source: MEETING, replica, ..alone });
+                }
+            }
+        }
+        self
+    }
+
     /// The graph of many ranks that run the lists of a pipeline with one rank a stage: `ranks_of` gives the
     /// ranks of a stage, which are rows of `places` too.
     ///
@@ -213,6 +234,8 @@ impl Graph {
         }
         match self.source(row, kind == ActionKind::F) {
             Source::Nothing => alone,
+            // It stands before this in the list of the rank, and nothing is sent.
+            Source::Row(other) if self.places[other as usize].rank == rank => alone,
             Source::Row(other) => Node { source: self.at_row(slot, other), ..alone },
             Source::Boundary { replica } => Node { source: BOUNDARY, replica, ..alone },
         }
@@ -257,10 +280,11 @@ impl Graph {
         let &Times { durations_ns, feeds, order, transfer_ns } = times;
         let (m, width) = (self.lists.num_microbatches, self.lists.width);
         let (end_ns, last_end_ns) = (clock.end_ns.as_mut_slice(), clock.last_end_ns.as_mut_slice());
+        let mut met_ns = 0;
         for node in &self.sequence[position..] {
             let (slot, rank) = (node.slot as usize, node.rank as usize);
             let mut start = last_end_ns[rank];
-            if node.source < BOUNDARY {
+            if node.source < MEETING {
                 start = start.max(end_ns[node.source as usize] + transfer_ns);
             } else if node.source == BOUNDARY {
                 // Over a boundary each rank runs one row, of its own number.
@@ -270,11 +294,29 @@ impl Graph {
                 for &other in rows.row(order[microbatch] as usize, node.replica) {
                     start = start.max(end_ns[other as usize * width + local] + transfer_ns);
                 }
+            } else if node.source == MEETING {
+                if node.replica > 0 {
+                    let group = &last_end_ns[rank..rank + node.replica as usize];
+                    met_ns = group.iter().copied().max().unwrap_or(0);
+                    if self.is_exchanged(node.slot, feeds, order) {
+                        met_ns += transfer_ns;
+                    }
+                }
+                start = met_ns;
             }
             let end = start + durations_ns[slot];
             end_ns[slot] = end;
             last_end_ns[rank] = end;
         }
+    }
+
+    /// Whether ranks exchange features before the LLM's forward of a microbatch, or their gradients before the
+    /// encoder's backward, as some encode samples of others.
+    fn is_exchanged(&self, slot: u32, feeds: &Feeds, order: &[u32]) -> bool {
+        let (row, kind, microbatch) = self.lists.parts(slot);
+        let is_forward = kind == ActionKind::F;
+        let is_over = kind != ActionKind::W && self.source(row, is_forward) != Source::Nothing;
+        is_over && feeds.exchanges.get(order[microbatch] as usize).is_some_and(|&is_exchanged| is_exchanged)
     }
 
     /// `[position][rank]`: actions of each rank before each of `positions` in the topological order.

@@ -1,6 +1,6 @@
 //! Why something cannot be simulated.
 
-use dflop_types::{Action, Hint, PipelineOrder, Rank};
+use dflop_types::{Action, Hint, Layout, PipelineOrder, Rank};
 use std::fmt::{self, Write as _};
 use thiserror::Error;
 
@@ -111,6 +111,18 @@ pub enum Problem {
         /// The degree.
         degree: u32,
     },
+    /// Components on the same ranks whose degrees differ, or with several stages.
+    Colocated {
+        /// The layout.
+        layout: Layout,
+    },
+    /// Ranks that start each action together, with different lists.
+    Apart {
+        /// The rank.
+        rank: usize,
+        /// The first rank of its group.
+        first: usize,
+    },
     /// More actions than the simulator numbers.
     TooMany {
         /// Actions of the step.
@@ -216,6 +228,13 @@ impl fmt::Display for Problem {
                 write!(f, "{path}: {}, {other} has {expected}", counted(*found, what))
             }
             Self::TensorParallel { path, degree } => write!(f, "{path}: {degree}, only 1 can be simulated"),
+            Self::Colocated { layout } => {
+                write!(f, "layout: `{layout}`, colocated components have equal degrees and one stage each")
+            }
+            Self::Apart { rank, first } => write!(
+                f,
+                "lists[{rank}]: not lists[{first}], ranks that gather layers together run the same actions in the same order"
+            ),
             Self::TooMany { actions } => {
                 write!(f, "{actions} actions, at most {} can be simulated", u32::MAX)
             }

@@ -69,6 +69,13 @@ impl Simulator {
         input.check()?;
         input.check_order()?;
         let (p, m) = (input.layout.num_stages(), input.num_microbatches);
+        if input.layout.is_colocated() {
+            let ranks = (0..input.layout.num_ranks()).map(Rank);
+            return Self::with_lists(
+                input,
+                &ranks.filter_map(|rank| input.actions(rank)).collect::<Vec<_>>(),
+            );
+        }
         let pipeline = Graph::new(chain(p, p), ordered(input.order, p, m), &Feeds::default())?;
         let graph = pipeline.replicate(input.places(), |stage| input.ranks_of(stage));
         let mut simulator = Self::of_graph(graph, input)?;
@@ -85,7 +92,12 @@ impl Simulator {
     pub fn with_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Self, SimError> {
         input.check()?;
         let lists = input.lists(lists)?;
-        Self::of_graph(Graph::new(input.places(), lists, &input.boundary())?, input)
+        let graph = Graph::new(input.places(), lists, &input.boundary())?;
+        let graph = match input.meets() {
+            Some(size) => graph.meeting(size),
+            None => graph,
+        };
+        Self::of_graph(graph, input)
     }
 
     fn of_graph(graph: Graph, input: &StepInput) -> Result<Self, SimError> {

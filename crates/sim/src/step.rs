@@ -5,7 +5,7 @@ use crate::error::{Problem, SimError};
 use crate::lists::Lists;
 use crate::simulator::DurationRows;
 use crate::wiring::{Feeds, Place, Rows, Source};
-use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
+use dflop_types::{Action, ActionKind, Component, Layout, PipelineOrder, Rank, StageIndex, Zero};
 use serde::{Deserialize, Serialize};
 
 /// One step of a layout with encoder and LLM replicas: what the simulator needs to time it.
@@ -25,11 +25,12 @@ pub struct StepInput {
     pub order: PipelineOrder,
     /// Microbatches of the step, on every replica; 0 is an empty step.
     pub num_microbatches: u32,
-    /// Forward of `[rank][microbatch]`, in nanoseconds.
+    /// Forward of `[row][microbatch]`, in nanoseconds. A row is a stage of a replica ([`Layout::row`]): a rank, but where
+    /// components are colocated; there the encoder's rows come first, then the LLM's, each by rank.
     pub forward_ns: Vec<Vec<u64>>,
-    /// Backward of `[rank][microbatch]`, in nanoseconds.
+    /// Backward of `[row][microbatch]`, in nanoseconds.
     pub backward_ns: Vec<Vec<u64>>,
-    /// The part of the backward that gives the gradient of what came in (I), of `[rank][microbatch]`, in nanoseconds;
+    /// The part of the backward that gives the gradient of what came in (I), of `[row][microbatch]`, in nanoseconds;
     /// empty where no backward is split.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub input_ns: Vec<Vec<u64>>,
@@ -38,7 +39,8 @@ pub struct StepInput {
     pub weight_ns: Vec<Vec<u64>>,
     /// `[microbatch][encoder replica][llm replica]`: whether that encoder replica holds samples of that LLM replica.
     pub feeds: Vec<Vec<Vec<bool>>>,
-    /// How long an action's output takes to reach another rank, in nanoseconds.
+    /// How long an action's output takes to reach another rank, in nanoseconds. Between the components of a colocated
+    /// rank nothing is sent, unless ranks encode samples of each other.
     pub transfer_ns: u64,
     /// Reduction and optimizer of `[rank]`, after the last action of all ranks of its component, in
     /// nanoseconds.
@@ -74,6 +76,10 @@ impl StepInput {
     /// [`SimError::Unsound`] for interleaved stages, since a layout has one stage a rank, and for a split backward
     /// that has no times.
     pub(crate) fn check_order(&self) -> Result<(), SimError> {
+        if self.layout.is_colocated() {
+            // Each rank takes one microbatch after another.
+            return Ok(());
+        }
         let needs = match self.order {
             PipelineOrder::Interleaved => "several stages a rank, a layout has one",
             order if crate::order::is_split(order) && !self.has_split() => "`input_ns` and `weight_ns`",
@@ -119,6 +125,9 @@ impl StepInput {
             let of_rank = if self.has_split() { 3 } else { 2 } * u128::from(self.num_microbatches.max(1));
             actions += of_rank * u128::from(degrees.pp) * u128::from(degrees.dp);
         }
+        if self.layout.is_colocated() && (self.layout.encoder != self.layout.llm || self.layout.llm.pp != 1) {
+            problems.push(Problem::Colocated { layout: self.layout });
+        }
         if actions > u128::from(SLOTS_MAX) {
             problems.push(Problem::TooMany { actions });
         }
@@ -127,6 +136,11 @@ impl StepInput {
 
     fn find_wrong_counts(&self, problems: &mut Vec<Problem>) {
         let ranks = self.layout.num_ranks() as usize;
+        let (rows, of_rows) = if self.layout.is_colocated() {
+            (self.layout.num_rows() as usize, "stage of a replica")
+        } else {
+            (ranks, "rank")
+        };
         let (encoders, llms) = (self.layout.encoder.dp as usize, self.layout.llm.dp as usize);
         let m = self.num_microbatches as usize;
         let mut compare = |path: &dyn Fn() -> String, found, what, other, expected| {
@@ -135,7 +149,7 @@ impl StepInput {
             }
         };
         for (name, list) in [("forward_ns", &self.forward_ns), ("backward_ns", &self.backward_ns)] {
-            compare(&|| name.to_owned(), list.len(), "rank", "the layout", ranks);
+            compare(&|| name.to_owned(), list.len(), of_rows, "the layout", rows);
             for (rank, row) in list.iter().enumerate() {
                 compare(&|| format!("{name}[{rank}]"), row.len(), "microbatch", "the step", m);
             }
@@ -143,7 +157,7 @@ impl StepInput {
         // Where one of the two is there, both must be.
         let split = [("input_ns", &self.input_ns), ("weight_ns", &self.weight_ns)];
         for (name, list) in split.into_iter().filter(|_| self.has_split()) {
-            compare(&|| name.to_owned(), list.len(), "rank", "the layout", ranks);
+            compare(&|| name.to_owned(), list.len(), of_rows, "the layout", rows);
             for (rank, row) in list.iter().enumerate() {
                 compare(&|| format!("{name}[{rank}]"), row.len(), "microbatch", "the step", m);
             }
@@ -161,31 +175,44 @@ impl StepInput {
         }
     }
 
-    /// What each rank holds, by rank. The input has been checked.
+    /// What each row holds: the rows of ranks, or of both stages of each colocated rank. The input has been checked.
     pub fn places(&self) -> Vec<Place> {
         let layout = self.layout;
+        let is_colocated = layout.is_colocated();
         let (boundary, last) = (layout.encoder.pp, layout.num_stages() - 1);
         let replicas = (0..layout.encoder.dp).map(|r| (r, 0..boundary));
         let replicas = replicas.chain((0..layout.llm.dp).map(|r| (r, boundary..last + 1)));
         let place = |replica, stage| {
-            let neighbour = |stage| Source::Row(layout.rank(replica, StageIndex(stage)).0);
+            let neighbour = |stage| Source::Row(layout.row(replica, StageIndex(stage)) as u32);
             Place {
                 stage: StageIndex(stage),
                 rank: layout.rank(replica, StageIndex(stage)).0,
                 forward: match stage {
                     0 => Source::Nothing,
-                    _ if stage == boundary => Source::Boundary { replica },
+                    _ if stage == boundary && !is_colocated => Source::Boundary { replica },
                     _ => neighbour(stage - 1),
                 },
                 backward: match stage {
                     _ if stage == last => Source::Nothing,
-                    _ if stage + 1 == boundary => Source::Boundary { replica },
+                    _ if stage + 1 == boundary && !is_colocated => Source::Boundary { replica },
                     _ => neighbour(stage + 1),
                 },
-                component: usize::from(stage >= boundary),
+                component: usize::from(stage >= boundary && !is_colocated),
             }
         };
         replicas.flat_map(|(replica, stages)| stages.map(move |stage| place(replica, stage))).collect()
+    }
+
+    /// The row of `stage` on `rank`, which holds it.
+    pub(crate) fn row(&self, rank: Rank, stage: StageIndex) -> usize {
+        if self.layout.is_colocated() { self.layout.row(rank.0, stage) } else { rank.index() }
+    }
+
+    /// The ranks of a group that starts each action together; `None` where each goes its own way.
+    pub(crate) fn meets(&self) -> Option<usize> {
+        let layout = self.layout;
+        let meets = layout.is_colocated() && layout.zero == Zero::Parameters;
+        meets.then(|| layout.shard_degree(Component::Llm) as usize).filter(|&ranks| ranks > 1)
     }
 
     /// Ranks that hold `stage`, replica by replica.
@@ -199,9 +226,18 @@ impl StepInput {
     pub fn boundary(&self) -> Feeds {
         let layout = self.layout;
         let (encoders, llms) = (layout.encoder.dp, layout.llm.dp);
-        let mut feeds = Feeds { forward: Rows::new(llms as usize), backward: Rows::new(encoders as usize) };
+        let mut feeds = Feeds {
+            forward: Rows::new(llms as usize),
+            backward: Rows::new(encoders as usize),
+            exchanges: Vec::new(),
+        };
         for column in &self.feeds {
-            push_rows(layout, column, &mut feeds);
+            if layout.is_colocated() {
+                let is_other = |e: usize| column[e].iter().enumerate().any(|(r, &feeds)| feeds && r != e);
+                feeds.exchanges.push((0..column.len()).any(is_other));
+            } else {
+                push_rows(layout, column, &mut feeds);
+            }
         }
         feeds
     }
@@ -222,21 +258,29 @@ impl StepInput {
         }
         let is_of_split = |action: &Action| matches!(action.kind, ActionKind::I | ActionKind::W);
         let has_split = self.has_split() && lists.iter().flatten().any(is_of_split);
-        let mut read = Lists::new(ranks, m, has_split);
+        let mut read = Lists::new(self.layout.num_rows() as usize, m, has_split);
         for (rank, list) in (0..).map(Rank).zip(lists).take(ranks) {
             let path = || format!("lists[{rank}]");
-            let mut counts = Counts::new(m);
+            let mut counts: Vec<_> = self.layout.stages(rank).map(|stage| (stage, Counts::new(m))).collect();
             for &action in list {
                 if self.is_of(rank, action) {
-                    counts.add(action);
-                    read.push(rank.index(), action.kind, action.microbatch as usize);
+                    let of_stage = counts.iter_mut().find(|(stage, _)| *stage == action.stage);
+                    of_stage.into_iter().for_each(|(_, counts)| counts.add(action));
+                    read.push(self.row(rank, action.stage), action.kind, action.microbatch as usize);
                 } else {
                     problems.push(Problem::Foreign { path: path(), rank, action });
                 }
             }
-            let stage = self.layout.coordinates(rank).map_or(StageIndex(0), |at| at.stage);
-            counts.find_problems(stage, path, &mut problems);
+            for (stage, counts) in &counts {
+                counts.find_problems(*stage, path, &mut problems);
+            }
             read.end_rank();
+        }
+        if let Some(size) = self.meets() {
+            let first = |rank: usize| &lists[rank / size * size];
+            let other = (0..lists.len().min(ranks)).find(|&rank| lists[rank] != *first(rank));
+            let apart = other.map(|rank| Problem::Apart { rank, first: rank / size * size });
+            problems.extend(apart);
         }
         if problems.is_empty() {
             Ok(read)
@@ -247,7 +291,7 @@ impl StepInput {
 
     /// Whether `rank` could run `action`.
     pub(crate) fn is_of(&self, rank: Rank, action: Action) -> bool {
-        self.layout.coordinates(rank).is_some_and(|at| at.stage == action.stage)
+        self.layout.stages(rank).any(|stage| stage == action.stage)
             && action.microbatch < self.num_microbatches
             && (matches!(action.kind, ActionKind::F | ActionKind::B) || self.has_split())
     }
@@ -320,7 +364,7 @@ fn push_rows(layout: Layout, column: &[Vec<bool>], feeds: &mut Feeds) {
 /// The rows of one microbatch alone, forward and backward.
 pub(crate) fn feed_rows(layout: Layout, column: &[Vec<bool>]) -> (Rows, Rows) {
     let (encoders, llms) = (layout.encoder.dp as usize, layout.llm.dp as usize);
-    let mut feeds = Feeds { forward: Rows::new(llms), backward: Rows::new(encoders) };
+    let mut feeds = Feeds { forward: Rows::new(llms), backward: Rows::new(encoders), exchanges: Vec::new() };
     push_rows(layout, column, &mut feeds);
     (feeds.forward, feeds.backward)
 }

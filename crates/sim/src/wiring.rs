@@ -42,6 +42,8 @@ pub struct Feeds {
     pub forward: Rows,
     /// LLM ranks of `[microbatch][encoder replica]`.
     pub backward: Rows,
+    /// Of colocated ranks, by microbatch: whether some encode samples of others.
+    pub exchanges: Vec<bool>,
 }
 
 /// Rows of ranks of `[microbatch][replica]`.

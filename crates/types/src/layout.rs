@@ -191,6 +191,18 @@ impl Layout {
         }
     }
 
+    /// Stages of all replicas: as many as ranks, and twice as many where each rank holds both components.
+    pub const fn num_rows(&self) -> u32 {
+        self.encoder.num_ranks() + self.llm.num_ranks()
+    }
+
+    /// The number of a stage of a replica among those of all replicas, the encoder's first: its rank, but where
+    /// components are colocated.
+    pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
+        let apart = Self { placement: Placement::Disaggregated, ..*self };
+        apart.rank(replica, stage).index()
+    }
+
     /// The stages that `rank` holds, in the order in which a microbatch passes them, for layouts without tensor
     /// parallelism; none past the last rank.
     pub fn stages(&self, rank: Rank) -> impl DoubleEndedIterator<Item = StageIndex> + use<> {
@@ -298,17 +310,20 @@ mod tests {
                 ComponentLayout { tp: 1, pp: l_pp, dp: l_dp },
             );
             for layout in [apart, Layout::colocated(e_dp, Zero::Parameters)] {
-                let mut held = 0;
+                let (mut held, mut rows) = (0, std::collections::BTreeSet::new());
                 for rank in (0..layout.num_ranks()).map(Rank) {
                     let at = layout.coordinates(rank).unwrap();
                     prop_assert_eq!(layout.stages(rank).next(), Some(at.stage));
                     for stage in layout.stages(rank) {
                         prop_assert_eq!(layout.rank(at.replica, stage), rank);
+                        rows.insert(layout.row(at.replica, stage));
                         held += 1;
                     }
                 }
                 // Each stage of each replica stands on one rank.
                 prop_assert_eq!(held, layout.encoder.pp * layout.encoder.dp + layout.llm.pp * layout.llm.dp);
+                prop_assert_eq!(held, layout.num_rows());
+                prop_assert!(rows.into_iter().eq(0..held as usize));
                 prop_assert_eq!(layout.coordinates(Rank(layout.num_ranks())), None);
                 prop_assert_eq!(layout.stages(Rank(layout.num_ranks())).count(), 0);
             }
