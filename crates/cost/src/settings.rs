@@ -30,6 +30,14 @@ pub struct CostSettings {
 }
 
 impl CostSettings {
+    /// The same settings with this mode of recomputation in the layers of both components.
+    #[must_use]
+    pub const fn recomputing(mut self, recompute: Recompute) -> Self {
+        self.encoder.recompute = recompute;
+        self.llm.recompute = recompute;
+        self
+    }
+
     /// What a module of the encoder runs.
     pub(crate) fn encoder_runs(&self, name: &str) -> Runs {
         let trained = &self.trained;

@@ -203,8 +203,8 @@ impl StepInput {
         replicas.flat_map(|(replica, stages)| stages.map(move |stage| place(replica, stage))).collect()
     }
 
-    /// The row of `stage` on `rank`, which holds it.
-    pub(crate) fn row(&self, rank: Rank, stage: StageIndex) -> usize {
+    /// The row of `stage` on `rank`, which holds it: where its durations stand.
+    pub fn row(&self, rank: Rank, stage: StageIndex) -> usize {
         if self.layout.is_colocated() { self.layout.row(rank.0, stage) } else { rank.index() }
     }
 
@@ -265,7 +265,9 @@ impl StepInput {
             for &action in list {
                 if self.is_of(rank, action) {
                     let of_stage = counts.iter_mut().find(|(stage, _)| *stage == action.stage);
-                    of_stage.into_iter().for_each(|(_, counts)| counts.add(action));
+                    if let Some((_, counts)) = of_stage {
+                        counts.add(action);
+                    }
                     read.push(self.row(rank, action.stage), action.kind, action.microbatch as usize);
                 } else {
                     problems.push(Problem::Foreign { path: path(), rank, action });

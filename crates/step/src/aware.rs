@@ -32,6 +32,9 @@ impl StepScheduler {
         method: Method,
         halt: Stop,
     ) -> Result<Pair, StepError> {
+        if self.settings.layout.is_colocated() {
+            return self.colocated_pair(step, batch, method, halt);
+        }
         let was_stopped = Cell::new(false);
         let halt = || {
             was_stopped.set(was_stopped.get() || halt());

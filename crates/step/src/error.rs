@@ -46,7 +46,7 @@ pub enum StepError {
     },
     /// A layout that this version does not run.
     #[error(
-        "layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1, nothing colocated or sharded"
+        "layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1, parameters are cut (`zero` 3) only where components are colocated, and `shard_ranks` divides the replicas"
     )]
     Unsupported {
         /// The layout.
@@ -95,6 +95,14 @@ pub enum StepError {
         found: usize,
         /// What the plan has.
         expected: usize,
+    },
+    /// A schedule with action lists for ranks that have none: each takes one microbatch after another.
+    #[error("the schedule of step {step} has action lists, but components are colocated in `{layout}`")]
+    ColocatedLists {
+        /// The step.
+        step: u64,
+        /// The layout.
+        layout: Layout,
     },
     /// One sample alone is over the memory budget of a rank.
     #[error(
@@ -220,6 +228,7 @@ impl Hint for StepError {
             Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
             Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
             Self::RepeatedSample { .. } => "take each sample once a step, as `GlobalBatches` does",
+            Self::ColocatedLists { .. } => "make the schedule anew, without `actions`",
             Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
                 "make the plan anew with `dflop plan`"
             }

@@ -7,14 +7,15 @@
 //! schedule can be compared. [`batches::GlobalBatches`] says which samples form the batch of a step; [`Prefetch`]
 //! computes schedules in a thread beside the training. The planner and the training use the same code.
 //!
-//! *Not modelled*: tensor parallelism and encoder stages (their degrees stay at 1), colocated layouts, recomputation,
-//! uneven layer cuts. See `docs/step.md`.
+//! *Not modelled*: tensor parallelism and encoder stages (their degrees stay at 1), uneven layer cuts. See
+//! `docs/step.md`.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, for balancing both components by predicted time.
 
 mod arm;
 mod aware;
 pub mod batches;
+mod colocated;
 mod error;
 #[cfg(test)]
 #[path = "../tests/fixture/mod.rs"]

@@ -101,8 +101,9 @@ impl StepScheduler {
         let memory_budget_bytes = model.memory_budget_bytes(memory_budget_bytes);
         let settings = StepSettings { memory_budget_bytes, ..StepSettings::from(&plan.best) };
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
-        let trains = CostSettings { trained: plan.trained, ..CostSettings::default() };
-        Self::new(settings, CostModel::with(model, &trains)?, shapes, seed)
+        let cost = CostSettings { trained: plan.trained, ..CostSettings::default() };
+        let cost = cost.recomputing(plan.best.recompute);
+        Self::new(settings, CostModel::with(model, &cost)?, shapes, seed)
     }
 
     /// The same scheduler under a rule for giants; global batches have one of their own
@@ -175,6 +176,10 @@ impl StepScheduler {
         let mut seen = HashSet::with_capacity(batch.len());
         if let Some(&sample) = batch.iter().find(|&&sample| !seen.insert(sample)) {
             return Err(StepError::RepeatedSample { sample, step });
+        }
+        if self.settings.layout.is_colocated() {
+            // A rank has one microbatch in flight: no arm runs ahead.
+            return self.colocated(step, batch, arm.method, halt);
         }
         let costs = || self.costs(batch);
         let placed = match arm.method {
@@ -374,15 +379,22 @@ impl StepScheduler {
     /// encoder_i = (F + B of sample i) * llm replicas / encoder replicas
     /// ```
     pub(crate) fn costs(&self, batch: &[SampleIndex]) -> Result<BatchCosts, StepError> {
+        self.costs_in(batch, self.settings.num_microbatches)
+    }
+
+    /// As [`StepScheduler::costs`], around the size of microbatches of which a replica has so many.
+    pub(crate) fn costs_in(
+        &self,
+        batch: &[SampleIndex],
+        num_microbatches: u32,
+    ) -> Result<BatchCosts, StepError> {
         let num_samples = self.shapes.len();
         if let Some(&sample) = batch.iter().find(|s| s.index() >= num_samples) {
             return Err(StepError::UnknownSample { sample, num_samples });
         }
         let (llm_dp, encoder_dp) =
             (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));
-        let filled = |replicas: u64| {
-            (u64::from(self.settings.num_microbatches) * replicas).min(batch.len() as u64).max(1)
-        };
+        let filled = |replicas: u64| (u64::from(num_microbatches) * replicas).min(batch.len() as u64).max(1);
         let sum = |of: fn(&SampleShape) -> u64| batch.iter().map(|&s| of(self.shape(s))).sum::<u64>();
         let typical = Typical {
             encoder_tokens: sum(SampleShape::encoder_tokens) / filled(encoder_dp),
@@ -414,6 +426,10 @@ impl StepScheduler {
     }
 
     pub(crate) fn check_is_ours(&self, schedule: &Schedule) -> Result<(), StepError> {
+        if self.settings.layout.is_colocated() && !schedule.actions.is_empty() {
+            let layout = self.settings.layout;
+            return Err(StepError::ColocatedLists { step: schedule.step, layout });
+        }
         let num_microbatches = self.settings.num_microbatches as usize;
         let foreign = |what, microbatch, found, expected| {
             Err(StepError::ForeignSchedule { step: schedule.step, what, microbatch, found, expected })

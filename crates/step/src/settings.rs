@@ -7,9 +7,9 @@ use dflop_types::{Layout, PipelineOrder, RankedPlan, Zero, cut_layers};
 /// What of a plan the scheduler of a step needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSettings {
-    /// Degrees of both components; tensor parallelism and encoder stages must be 1.
+    /// Degrees of both components and where they sit; tensor parallelism and encoder stages must be 1.
     pub layout: Layout,
-    /// Microbatches of a step, on each LLM replica; at least 1.
+    /// Microbatches of a step, on each LLM replica; at least 1. Colocated ranks may leave the last ones empty.
     pub num_microbatches: u32,
     /// Order of actions.
     pub pipeline_order: PipelineOrder,
@@ -42,9 +42,14 @@ impl StepSettings {
     /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
-        let is_plain = !self.layout.is_colocated() && self.layout.zero == Zero::Nothing;
-        if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 || !is_plain {
-            return Err(StepError::Unsupported { layout: self.layout });
+        let layout = self.layout;
+        let is_colocated = layout.is_colocated();
+        let is_placed = if is_colocated { encoder == llm } else { layout.zero < Zero::Parameters };
+        let is_divided = layout
+            .shard_ranks
+            .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));
+        if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 || !is_placed || !is_divided {
+            return Err(StepError::Unsupported { layout });
         }
         for (field, value) in [
             ("layout.encoder.data_parallel_degree", encoder.dp),
@@ -55,6 +60,10 @@ impl StepSettings {
             if value == 0 {
                 return Err(StepError::Zero { field });
             }
+        }
+        if is_colocated && llm.pp == 1 {
+            // Each rank takes one microbatch after another, whatever the pipeline order.
+            return Ok(vec![model.whole_stage()]);
         }
         if self.pipeline_order == PipelineOrder::Interleaved {
             return Err(StepError::UnsupportedOrder { order: self.pipeline_order });

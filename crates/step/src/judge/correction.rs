@@ -3,7 +3,7 @@
 use crate::error::StepError;
 use crate::scheduler::{StepScheduler, play, play_measured};
 use dflop_sim::StepInput;
-use dflop_types::{ActionKind, Rank, Schedule, Span, Timeline};
+use dflop_types::{ActionKind, Schedule, Span, Timeline};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Steps that are remembered: few, as the speed of a machine moves; more than one, as each step has its noise.
@@ -23,8 +23,9 @@ pub struct Correction {
 /// One measured step.
 #[derive(Debug, Clone)]
 struct Observed {
-    /// Predicted and measured nanoseconds of all actions of a rank and kind.
-    sums_ns: BTreeMap<(Rank, ActionKind), (u64, u64)>,
+    /// Predicted and measured nanoseconds of all actions of a row and kind. A row is a rank, or one of its components
+    /// where it holds both.
+    sums_ns: BTreeMap<(usize, ActionKind), (u64, u64)>,
     /// From the end of the last action to the end of the step.
     tail_ns: u64,
 }
@@ -37,9 +38,9 @@ impl Correction {
         self.steps.push_back(step);
     }
 
-    /// Measured over predicted time of a rank's actions of a kind; 1 where none was seen.
-    fn factor(&self, rank: Rank, kind: ActionKind) -> f64 {
-        let seen = self.steps.iter().filter_map(|step| step.sums_ns.get(&(rank, kind)));
+    /// Measured over predicted time of a row's actions of a kind; 1 where none was seen.
+    fn factor(&self, row: usize, kind: ActionKind) -> f64 {
+        let seen = self.steps.iter().filter_map(|step| step.sums_ns.get(&(row, kind)));
         let (predicted, measured) = seen.fold((0.0, 0.0), |sum, &(predicted, measured)| {
             (sum.0 + predicted as f64, sum.1 + measured as f64)
         });
@@ -60,9 +61,9 @@ impl Correction {
             (ActionKind::I, &mut input.input_ns),
             (ActionKind::W, &mut input.weight_ns),
         ] {
-            for (rank, row) in (0..).zip(rows) {
-                let factor = self.factor(Rank(rank), kind);
-                for ns in row {
+            for (row, times) in rows.iter_mut().enumerate() {
+                let factor = self.factor(row, kind);
+                for ns in times {
                     *ns = (*ns as f64 * factor).round() as u64;
                 }
             }
@@ -89,7 +90,7 @@ impl StepScheduler {
         let input = self.step_input(schedule)?;
         // Spans that are not of this step's actions are refused, not counted.
         let measured = play_measured(&input, schedule, spans)?;
-        let mut sums_ns: BTreeMap<(Rank, ActionKind), (u64, u64)> = BTreeMap::new();
+        let mut sums_ns: BTreeMap<(usize, ActionKind), (u64, u64)> = BTreeMap::new();
         for span in &measured.spans {
             let rows = match span.action.kind {
                 ActionKind::F => &input.forward_ns,
@@ -97,8 +98,9 @@ impl StepScheduler {
                 ActionKind::I => &input.input_ns,
                 ActionKind::W => &input.weight_ns,
             };
-            let predicted_ns = rows[span.rank.index()][span.action.microbatch as usize];
-            let sum = sums_ns.entry((span.rank, span.action.kind)).or_default();
+            let row = input.row(span.rank, span.action.stage);
+            let predicted_ns = rows[row][span.action.microbatch as usize];
+            let sum = sums_ns.entry((row, span.action.kind)).or_default();
             *sum = (sum.0.saturating_add(predicted_ns), sum.1.saturating_add(span.duration_ns()));
         }
         let end_ns = measured.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);

@@ -4,7 +4,7 @@
 use crate::error::StepError;
 use crate::judge::predict;
 use crate::scheduler::StepScheduler;
-use dflop_cost::{RankPart, Typical};
+use dflop_cost::{RankPart, Sharding, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
 /// The capacity of a bucket, in the unit in which [`StepScheduler::shares`] measures samples.
@@ -30,15 +30,30 @@ impl StepScheduler {
         reserve_percent: u64,
     ) -> Option<Vec<u64>> {
         let budget = self.settings.memory_budget_bytes?;
-        let usable = |part: RankPart, in_flight: u32| {
-            let free = budget.saturating_sub(self.model.fixed_memory(part, 1).static_bytes());
+        let free_beside = |static_bytes: u64| {
+            let free = budget.saturating_sub(static_bytes);
             let kept = u128::from(free) * u128::from(100 - reserve_percent) / 100;
             // No more than `free`.
-            kept as u64 / u64::from(in_flight.max(1))
+            kept as u64
         };
         let share = |bytes: u64, usable: u64| {
             let share = u128::from(bytes) * u128::from(SHARE_ONE) / u128::from(usable.max(1));
             u64::try_from(share).unwrap_or(u64::MAX).min(SHARE_ONE * 1_000)
+        };
+        let m = self.settings.num_microbatches;
+        if self.settings.layout.is_colocated() {
+            let sharding = Sharding::of(&self.settings.layout, Component::Both);
+            let usable = free_beside(self.model.colocated_static_bytes(sharding, m));
+            let whole = self.model.whole_stage();
+            let bytes = |&sample: &SampleIndex| {
+                let encoder = self.model.sample_encoder_bytes(self.shape(sample), typical);
+                encoder.saturating_add(self.model.sample_stage_bytes(self.shape(sample), typical, whole))
+            };
+            return Some(batch.iter().map(|sample| share(bytes(sample), usable)).collect());
+        }
+        let usable = |part: RankPart, in_flight: u32| {
+            let fixed = self.model.sharded_memory(part, predict::sharding(self, part), m);
+            free_beside(fixed.static_bytes()) / u64::from(in_flight.max(1))
         };
         let (llm_dp, encoder_dp) =
             (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));

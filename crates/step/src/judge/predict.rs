@@ -3,7 +3,8 @@
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
 use dflop_cost::{
-    Basis, Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, StageLayers, microbatches_in_flight,
+    Basis, Prediction, RankMemory, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers, Transfer,
+    microbatches_in_flight,
 };
 use dflop_sim::{StepInput, order};
 use dflop_types::{
@@ -49,13 +50,13 @@ pub(crate) struct Predicted {
 /// One microbatch on all ranks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Column {
-    /// By rank.
+    /// By row: a rank, or the encoder's and then the LLM's part of all colocated ranks.
     pub(crate) predictions: Vec<Prediction>,
     /// Encoder replica to LLM replica.
     pub(crate) feeds: Vec<Vec<bool>>,
-    num_predictions: u64,
-    num_messages: u64,
-    sent_tokens: u64,
+    pub(crate) num_predictions: u64,
+    pub(crate) num_messages: u64,
+    pub(crate) sent_tokens: u64,
 }
 
 /// Microbatches in flight on `stage` at its peak.
@@ -76,9 +77,12 @@ pub(crate) fn column(
 ) -> Column {
     let model = &scheduler.model;
     let layout = scheduler.settings.layout;
+    if layout.is_colocated() {
+        return crate::colocated::predict::column(scheduler, llm, encoder);
+    }
     let feeds = feeds(llm, encoder);
     let mut column = Column {
-        predictions: vec![Prediction::default(); layout.num_ranks() as usize],
+        predictions: vec![Prediction::default(); layout.num_rows() as usize],
         num_messages: feeds.iter().flatten().filter(|&&feeds| feeds).count() as u64,
         feeds,
         ..Column::default()
@@ -111,22 +115,35 @@ pub(crate) fn column(
     column
 }
 
-/// The durations of a step of these microbatches.
-pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: PipelineOrder) -> Predicted {
-    let (settings, model) = (&scheduler.settings, &scheduler.model);
-    let layout = settings.layout;
-    let encoder_tail = model.encoder_tail(layout.encoder.dp);
-    let mut is_reduction_measured = encoder_tail.basis == Basis::Measured;
+/// What comes after the last action, by rank, in nanoseconds, and whether all of it was measured.
+fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
+    let (model, layout) = (&scheduler.model, scheduler.settings.layout);
+    let is_measured = |tail: Transfer| tail.basis == Basis::Measured;
+    if layout.is_colocated() {
+        let tail = model.colocated_tail(Sharding::of(&layout, Component::Both));
+        return (vec![tail.ns; layout.num_ranks() as usize], is_measured(tail));
+    }
+    let encoder_tail = model.sharded_encoder_tail(Sharding::of(&layout, Component::Encoder));
+    let mut is_all_measured = is_measured(encoder_tail);
     let mut tail_ns = vec![encoder_tail.ns; layout.num_ranks() as usize];
     for (stage, layers) in (1..).zip(&scheduler.stages) {
-        let tail = model.stage_tail(*layers, layout.llm.dp);
-        is_reduction_measured &= tail.basis == Basis::Measured;
+        let tail = model.sharded_stage_tail(*layers, Sharding::of(&layout, Component::Llm));
+        is_all_measured &= is_measured(tail);
         for replica in 0..layout.llm.dp {
             tail_ns[layout.rank(replica, StageIndex(stage)).index()] = tail.ns;
         }
     }
-    let by_rank = |of: fn(&Prediction) -> u64| -> Vec<Vec<u64>> {
-        (0..tail_ns.len()).map(|rank| columns.iter().map(|c| of(&c.predictions[rank])).collect()).collect()
+    (tail_ns, is_all_measured)
+}
+
+/// The durations of a step of these microbatches.
+pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: PipelineOrder) -> Predicted {
+    let (settings, model) = (&scheduler.settings, &scheduler.model);
+    let layout = settings.layout;
+    let (tail_ns, is_reduction_measured) = tails(scheduler);
+    let by_row = |of: fn(&Prediction) -> u64| -> Vec<Vec<u64>> {
+        let rows = 0..layout.num_rows() as usize;
+        rows.map(|row| columns.iter().map(|c| of(&c.predictions[row])).collect()).collect()
     };
     let sum = |of: fn(&Column) -> u64| columns.iter().map(of).sum::<u64>();
     // The simulator takes one transfer time for the whole step: the time of a message of mean size.
@@ -144,10 +161,10 @@ pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: Pip
             layout,
             order,
             num_microbatches: settings.num_microbatches,
-            forward_ns: by_rank(|p| p.forward_ns),
-            backward_ns: by_rank(|p| p.backward_ns),
-            input_ns: if model.has_split() { by_rank(|p| p.input_ns) } else { Vec::new() },
-            weight_ns: if model.has_split() { by_rank(|p| p.weight_ns) } else { Vec::new() },
+            forward_ns: by_row(|p| p.forward_ns),
+            backward_ns: by_row(|p| p.backward_ns),
+            input_ns: if model.has_split() { by_row(|p| p.input_ns) } else { Vec::new() },
+            weight_ns: if model.has_split() { by_row(|p| p.weight_ns) } else { Vec::new() },
             feeds: columns.iter().map(|c| c.feeds.clone()).collect(),
             transfer_ns: model.transfer_ns(mean_tokens),
             tail_ns,
@@ -204,6 +221,9 @@ fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
 /// Predicted peak of every rank. Degrees, samples and action lists have been checked.
 pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankMemory> {
     let settings = &scheduler.settings;
+    if settings.layout.is_colocated() {
+        return crate::colocated::memory::peaks(scheduler, &schedule.llm, &schedule.encoder);
+    }
     let (p, m) = (settings.layout.num_stages(), settings.num_microbatches);
     let by_stage: Vec<Vec<Action>> =
         (0..p).map(|stage| order::actions(settings.pipeline_order, StageIndex(stage), p, m)).collect();
@@ -229,7 +249,10 @@ pub(crate) fn alone_bytes(
     let list: Vec<Action> =
         kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
     let of = |work: RankWork| {
-        let fixed_bytes = scheduler.model.fixed_memory(work.part, 1).total_bytes();
+        let sharding = sharding(scheduler, work.part);
+        let num_microbatches = scheduler.settings.num_microbatches;
+        let fixed = scheduler.model.sharded_memory(work.part, sharding, num_microbatches);
+        let fixed_bytes = fixed.total_bytes();
         let alone = |microbatch: &RankMicrobatch| {
             let one = std::slice::from_ref(microbatch);
             let peak = rank_peak(scheduler, work.stage, work.part, one, &list);
@@ -246,6 +269,12 @@ pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
     std::iter::once(RankPart::Encoder).chain(stages).collect()
 }
 
+/// How the replicas of a part's component share what they hold.
+pub(crate) fn sharding(scheduler: &StepScheduler, part: RankPart) -> Sharding {
+    let component = if part == RankPart::Encoder { Component::Encoder } else { Component::Llm };
+    Sharding::of(&scheduler.settings.layout, component)
+}
+
 fn rank_peak(
     scheduler: &StepScheduler,
     stage: usize,
@@ -256,7 +285,7 @@ fn rank_peak(
     let layout = scheduler.settings.layout;
     // Between two stages of a replica all rows pass as they are.
     let copies_rows = stage < 2 && layout.encoder.dp.max(layout.llm.dp) > 1;
-    let steps = RankSteps { part, microbatches, actions, copies_rows, sharding_degree: 1 };
+    let steps = RankSteps { part, microbatches, actions, copies_rows, sharding: sharding(scheduler, part) };
     // The lists are our own, and name each microbatch of the step once in its turn.
     scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
 }
@@ -266,6 +295,9 @@ impl StepScheduler {
     /// least that any schedule with this sample needs, its parts being divided over the encoder replicas in equal
     /// counts.
     pub fn alone(&self, sample: &SampleShape) -> (Component, u64) {
+        if self.settings.layout.is_colocated() {
+            return (Component::Both, crate::colocated::memory::alone(self, sample));
+        }
         let need = |stage: usize, part: RankPart, sample: &SampleShape| {
             let microbatch = [RankMicrobatch {
                 shape: MicrobatchShape::pack([sample]),
@@ -292,16 +324,16 @@ impl StepScheduler {
     }
 }
 
-fn pack(scheduler: &StepScheduler, samples: &[SampleIndex]) -> MicrobatchShape {
+pub(crate) fn pack(scheduler: &StepScheduler, samples: &[SampleIndex]) -> MicrobatchShape {
     MicrobatchShape::pack(samples.iter().map(|&sample| scheduler.shape(sample)))
 }
 
-fn features(scheduler: &StepScheduler, samples: &[SampleIndex]) -> u64 {
+pub(crate) fn features(scheduler: &StepScheduler, samples: &[SampleIndex]) -> u64 {
     samples.iter().map(|&sample| u64::from(scheduler.shape(sample).feature_tokens)).sum()
 }
 
 /// What an encoder replica does for its shares of one microbatch.
-fn encoder_work(scheduler: &StepScheduler, shares: &[EncoderShare]) -> RankMicrobatch {
+pub(crate) fn encoder_work(scheduler: &StepScheduler, shares: &[EncoderShare]) -> RankMicrobatch {
     let mut work = RankMicrobatch { shape: MicrobatchShape::default(), feature_tokens: 0 };
     for share in shares {
         let whole = scheduler.shape(share.sample);

@@ -76,7 +76,11 @@ impl StepScheduler {
         let mut traffic = Traffic::default();
         for (llm, encoder) in schedule.llm.iter().zip(&schedule.encoder) {
             let feeds = predict::feeds(llm, encoder);
-            traffic.num_messages += feeds.iter().flatten().filter(|&&feeds| feeds).count() as u64;
+            let is_message = |e: usize, r: usize| !self.settings.layout.is_colocated() || e != r;
+            let messages = feeds.iter().enumerate().map(|(e, row)| {
+                row.iter().enumerate().filter(|&(r, &feeds)| feeds && is_message(e, r)).count()
+            });
+            traffic.num_messages += messages.sum::<usize>() as u64;
             let mut cut: Vec<SampleIndex> = encoder
                 .iter()
                 .flatten()
@@ -107,16 +111,18 @@ impl StepScheduler {
         let node_of: Vec<usize> = first_ranks.collect();
         let num_nodes = 1 + self.node(Rank(layout.num_ranks() - 1));
         let holders = predict::holders(llm);
-        let of_replica = |shares: &Vec<EncoderShare>| {
+        let of_replica = |(replica, shares): (usize, &Vec<EncoderShare>)| {
             let mut by_node = vec![0; num_nodes];
             for share in shares {
-                if let Some(holder) = predict::holder(&holders, share.sample) {
+                let held = predict::holder(&holders, share.sample);
+                // What a colocated replica encodes for itself is not sent.
+                if let Some(holder) = held.filter(|&holder| !layout.is_colocated() || holder != replica) {
                     by_node[node_of[holder]] += self.feature_tokens(share);
                 }
             }
             by_node
         };
-        encoder.iter().map(of_replica).collect()
+        encoder.iter().enumerate().map(of_replica).collect()
     }
 
     pub(crate) fn feature_tokens(&self, share: &EncoderShare) -> u64 {
@@ -134,7 +140,7 @@ impl StepScheduler {
         encoder: Vec<Vec<EncoderShare>>,
     ) -> Vec<Vec<EncoderShare>> {
         let layout = self.settings.layout;
-        if self.node(Rank(layout.num_ranks() - 1)) == 0 {
+        if layout.is_colocated() || self.node(Rank(layout.num_ranks() - 1)) == 0 {
             return encoder;
         }
         let node_of: Vec<usize> = (0..layout.encoder.dp).map(|replica| self.node(Rank(replica))).collect();

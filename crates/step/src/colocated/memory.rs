@@ -1,0 +1,71 @@
+//! Memory of colocated ranks: that of the largest of their microbatches, as a rank has one in flight.
+
+use crate::judge::predict::{EncoderSide, Side, encoder_work, features, pack};
+use crate::scheduler::StepScheduler;
+use dflop_cost::{Moment, RankMemory, RankMicrobatch, Sharding};
+use dflop_types::{Action, Component, EncoderShare, MicrobatchShape, SampleIndex, SampleShape, StageIndex};
+
+/// Predicted peak of every rank.
+pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<RankMemory> {
+    let ranks = 0..scheduler.settings.layout.num_ranks() as usize;
+    ranks
+        .map(|rank| {
+            let of_rank: Vec<(&[SampleIndex], &[EncoderShare])> =
+                llm.iter().zip(encoder).map(|(llm, encoder)| (&*llm[rank], &*encoder[rank])).collect();
+            peak(scheduler, &of_rank)
+        })
+        .collect()
+}
+
+/// Predicted peak of a rank over its microbatches, each with what its LLM reads and what its encoder encodes.
+pub(crate) fn peak(
+    scheduler: &StepScheduler,
+    microbatches: &[(&[SampleIndex], &[EncoderShare])],
+) -> RankMemory {
+    let is_used =
+        |(llm, encoder): &&(&[SampleIndex], &[EncoderShare])| !llm.is_empty() || !encoder.is_empty();
+    let num_used = microbatches.iter().filter(is_used).count() as u32;
+    let peaks = microbatches.iter().enumerate().map(|(at, (llm, encoder))| {
+        let work = encoder_work(scheduler, encoder);
+        let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
+        let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
+        // All it encodes is its own, and all of its own.
+        let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
+        let memory = of_one(scheduler, &work, &read, num_used, is_exchanged);
+        let moment = match memory.moment {
+            // Of the two components together: shown as the LLM's.
+            Moment::Action(action) => {
+                Moment::Action(Action { stage: StageIndex(1), microbatch: at as u32, ..action })
+            }
+            Moment::Optimizer => Moment::Optimizer,
+        };
+        RankMemory { moment, ..memory }
+    });
+    // The first of equals.
+    let fullest =
+        peaks.reduce(|most, other| if other.total_bytes() > most.total_bytes() { other } else { most });
+    fullest.unwrap_or_else(|| {
+        let none = RankMicrobatch::default();
+        of_one(scheduler, &none, &none, 0, false)
+    })
+}
+
+fn of_one(
+    scheduler: &StepScheduler,
+    encoder: &RankMicrobatch,
+    llm: &RankMicrobatch,
+    num_microbatches: u32,
+    is_exchanged: bool,
+) -> RankMemory {
+    let sharding = Sharding::of(&scheduler.settings.layout, Component::Both);
+    scheduler.model.colocated_peak(encoder, llm, sharding, num_microbatches, is_exchanged)
+}
+
+/// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs.
+pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
+    let microbatch = RankMicrobatch {
+        shape: MicrobatchShape::pack([sample]),
+        feature_tokens: u64::from(sample.feature_tokens),
+    };
+    of_one(scheduler, &microbatch, &microbatch, 1, false).total_bytes()
+}

@@ -1,0 +1,332 @@
+//! Placing: which sample goes to which colocated rank and into which of its microbatches.
+
+use crate::arm::Method;
+use crate::colocated::memory;
+use crate::error::StepError;
+use crate::judge::memory::{SHARE_ONE, least};
+use crate::place::columns;
+use crate::place::shares;
+use crate::scheduler::{BatchCosts, Pair, StepScheduler, Stop, loads};
+use crate::tokens;
+use dflop_schedule::{Assignment, Costs, Limits, Meets, NEAR, baseline, schedule_for};
+use dflop_types::{EncoderShare, SampleIndex, Schedule, Zero};
+
+/// What of the memory budget is kept free, in percent, one after the other: the sum of the samples' bytes is not quite
+/// that of a microbatch.
+const RESERVES_PERCENT: [u64; 4] = [0, 5, 15, 30];
+
+impl StepScheduler {
+    /// The schedule of `batch` on colocated ranks that fits the memory budget and the cap on tokens.
+    ///
+    /// Samples go to ranks as the method says, and each rank takes as few microbatches as fit: each microbatch pays its
+    /// launches, and where layers are gathered its collectives.
+    pub(crate) fn colocated(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        method: Method,
+        halt: Stop,
+    ) -> Result<Schedule, StepError> {
+        let bare = |way: &dyn Fn(u32) -> Vec<u32>| self.in_fewest(step, batch, way);
+        let of_tokens = |count| self.buckets_by_tokens(batch, count);
+        let of_arrival = |count| self.buckets_by_arrival(batch, count);
+        match method {
+            Method::Blind => return bare(&of_arrival),
+            Method::Tokens => return bare(&of_tokens),
+            _ => {}
+        }
+        let balanced = match self.meets() {
+            Meets::Step => self.balanced_once(step, batch, halt),
+            _ => self.balanced_by_phase(step, batch, halt),
+        };
+        if method == Method::Balanced {
+            return balanced;
+        }
+        // A simpler method may be ahead by chance, as what a sample adds to a microbatch is not quite its cost.
+        let others = [bare(&of_tokens), bare(&of_arrival)].into_iter().flatten();
+        let best = others.chain(balanced.as_ref().ok().cloned()).min_by_key(|s| s.predicted_makespan_ns);
+        match (best, balanced) {
+            (None, Err(error)) => Err(error),
+            (Some(best), Ok(balanced)) => Ok(Schedule { was_stopped: balanced.was_stopped, ..best }),
+            (best, balanced) => best.map_or(balanced, Ok),
+        }
+    }
+
+    /// As [`StepScheduler::pair`].
+    pub(crate) fn colocated_pair(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        method: Method,
+        halt: Stop,
+    ) -> Result<Pair, StepError> {
+        let aware = self.colocated(step, batch, method, halt)?;
+        let blind = match self.colocated(step, batch, Method::Blind, halt) {
+            Err(StepError::Memory { .. } | StepError::SampleTooLarge { .. } | StepError::Tokens { .. }) => {
+                let most = self.settings.num_microbatches;
+                self.placed(step, batch, &self.buckets_by_arrival(batch, most))?
+            }
+            blind => blind?,
+        };
+        Ok(Pair { aware, blind })
+    }
+
+    /// Where the ranks of this layout meet.
+    fn meets(&self) -> Meets {
+        if self.settings.layout.zero == Zero::Parameters { Meets::Phase } else { Meets::Step }
+    }
+
+    /// The schedule of `way`, which puts samples into so many microbatches of each rank, with the fewest of 1, 2, 4, ...
+    /// that fit.
+    fn in_fewest(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        way: &dyn Fn(u32) -> Vec<u32>,
+    ) -> Result<Schedule, StepError> {
+        let most = self.settings.num_microbatches;
+        let mut count = 1;
+        loop {
+            match self.placed(step, batch, &way(count)).and_then(|schedule| self.fitting(schedule)) {
+                Err(StepError::Memory { .. } | StepError::Tokens { .. }) if count < most => {
+                    count = (2 * count).min(most);
+                }
+                Err(error @ StepError::Memory { .. }) => {
+                    return Err(self.too_large(batch).unwrap_or(error));
+                }
+                placed => return placed,
+            }
+        }
+    }
+
+    /// Consecutive samples in equal counts: rank by rank, then microbatch by microbatch.
+    fn buckets_by_arrival(&self, batch: &[SampleIndex], count: u32) -> Vec<u32> {
+        baseline::arrival_order(batch.len(), count * self.settings.layout.llm.dp)
+    }
+
+    /// Longest first by LLM tokens (LPT): over ranks and then over the microbatches of each, or, where ranks meet in
+    /// each microbatch, over all of them, those of like load together.
+    fn buckets_by_tokens(&self, batch: &[SampleIndex], count: u32) -> Vec<u32> {
+        let ranks = self.settings.layout.llm.dp;
+        let tokens: Vec<u64> = batch.iter().map(|&s| u64::from(self.shape(s).llm_tokens)).collect();
+        if self.meets() == Meets::Phase {
+            let bucket = baseline::single_cost_lpt(&tokens, count * ranks);
+            let mut load = vec![0; (count * ranks) as usize];
+            for (&bucket, &tokens) in bucket.iter().zip(&tokens) {
+                load[bucket as usize] += tokens;
+            }
+            return columns::places(&bucket, columns::by_llm_load(&load, ranks as usize).iter());
+        }
+        let rank_of = baseline::single_cost_lpt(&tokens, ranks);
+        let mut bucket = rank_of.clone();
+        for rank in 0..ranks {
+            let own: Vec<usize> = (0..batch.len()).filter(|&at| rank_of[at] == rank).collect();
+            let own_tokens: Vec<u64> = own.iter().map(|&at| tokens[at]).collect();
+            for (&at, microbatch) in own.iter().zip(baseline::single_cost_lpt(&own_tokens, count)) {
+                bucket[at] = microbatch * ranks + rank;
+            }
+        }
+        bucket
+    }
+
+    /// Ranks of even sums of both components, each cut into as few microbatches as fit.
+    fn balanced_once(&self, step: u64, batch: &[SampleIndex], halt: Stop) -> Result<Schedule, StepError> {
+        let ranks = self.settings.layout.llm.dp;
+        let costs = self.costs_in(batch, self.fewest_by_bytes(batch)?)?;
+        let even = self.assigned(step, batch, &costs, 1, None, halt)?;
+        let cut = self.cut(batch, &costs, &even.bucket, ranks);
+        let (bucket, assignment) = match cut {
+            Some(bucket) => (bucket, even),
+            // A rank's samples do not fit its microbatches: all of them are filled within what they may hold.
+            None => return self.capped(step, batch, self.settings.num_microbatches, halt),
+        };
+        let schedule = self.placed(step, batch, &bucket).and_then(|schedule| self.fitting(schedule))?;
+        Ok(bounded(schedule, &assignment))
+    }
+
+    /// The microbatches of every rank, given the rank of each sample; `None` where a rank would need more of them than
+    /// there are.
+    fn cut(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        rank_of: &[u32],
+        ranks: u32,
+    ) -> Option<Vec<u32>> {
+        let mut of_rank = vec![Vec::new(); ranks as usize];
+        for (at, &rank) in rank_of.iter().enumerate() {
+            of_rank[rank as usize].push(at);
+        }
+        let is_limited = self.settings.memory_budget_bytes.is_some() || self.bucket_tokens_max.is_some();
+        let mut bucket = rank_of.to_vec();
+        if !is_limited {
+            return Some(bucket);
+        }
+        let shares = self.shares(batch, costs.typical, 0);
+        for (rank, own) in (0..ranks).zip(&of_rank) {
+            let size = |at: usize| match &shares {
+                Some(shares) => shares[at],
+                None => u64::from(self.shape(batch[at]).llm_tokens),
+            };
+            let sizes: Vec<u64> = own.iter().map(|&at| size(at)).collect();
+            let microbatches = self.fewest_of_rank(batch, own, &sizes)?;
+            for (&at, microbatch) in own.iter().zip(microbatches) {
+                bucket[at] = microbatch * ranks + rank;
+            }
+        }
+        Some(bucket)
+    }
+
+    /// The microbatch of each of a rank's samples, in the fewest that fit; largest first.
+    fn fewest_of_rank(&self, batch: &[SampleIndex], own: &[usize], sizes: &[u64]) -> Option<Vec<u32>> {
+        let most = self.settings.num_microbatches.min(own.len().max(1) as u32);
+        (1..=most).find_map(|count| {
+            let microbatches = baseline::single_cost_lpt(sizes, count);
+            let mut samples = vec![Vec::new(); count as usize];
+            for (&at, &microbatch) in own.iter().zip(&microbatches) {
+                samples[microbatch as usize].push(batch[at]);
+            }
+            self.fits_rank(&samples).then_some(microbatches)
+        })
+    }
+
+    /// Whether a rank may have these microbatches.
+    fn fits_rank(&self, microbatches: &[Vec<SampleIndex>]) -> bool {
+        let tokens = |samples: &Vec<SampleIndex>| -> u64 {
+            samples.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).sum()
+        };
+        if self.bucket_tokens_max.is_some_and(|cap| microbatches.iter().any(|m| tokens(m) > cap)) {
+            return false;
+        }
+        let Some(budget) = self.settings.memory_budget_bytes else { return true };
+        let encoded: Vec<Vec<EncoderShare>> = microbatches.iter().map(|samples| self.own(samples)).collect();
+        let of_rank: Vec<_> = microbatches.iter().zip(&encoded).map(|(llm, own)| (&**llm, &**own)).collect();
+        memory::peak(self, &of_rank).total_bytes() <= budget
+    }
+
+    /// What a rank encodes that encodes its own samples.
+    fn own(&self, samples: &[SampleIndex]) -> Vec<EncoderShare> {
+        let has_segments = |sample: &&SampleIndex| !self.shape(**sample).encoder_segments.is_empty();
+        samples.iter().filter(has_segments).map(|&sample| EncoderShare::whole(sample)).collect()
+    }
+
+    /// Microbatches of even encoder loads and even LLM loads over the ranks, in the fewest microbatches that fit; twice
+    /// as many where that is shorter, as a large sample then makes fewer wait.
+    fn balanced_by_phase(&self, step: u64, batch: &[SampleIndex], halt: Stop) -> Result<Schedule, StepError> {
+        let most = self.settings.num_microbatches;
+        let mut count = self.fewest_by_bytes(batch)?.min(most);
+        let mut best = loop {
+            match self.capped(step, batch, count, halt) {
+                Err(StepError::Memory { .. } | StepError::Tokens { .. } | StepError::Balance(_))
+                    if count < most =>
+                {
+                    count = (count + count.div_ceil(4)).min(most);
+                }
+                found => break found?,
+            }
+        };
+        let twice = 2 * count;
+        let gap = best.max_load_ns.saturating_sub(best.lower_bound_ns);
+        let may_help = twice <= most && gap > best.lower_bound_ns / 100 && !best.was_stopped;
+        let other = if may_help { self.capped(step, batch, twice, halt).ok() } else { None };
+        if let Some(other) = other.filter(|other| other.predicted_makespan_ns < best.predicted_makespan_ns) {
+            best = other;
+        }
+        Ok(best)
+    }
+
+    /// The least number of microbatches that the bytes of all samples need on all ranks; 1 without a budget.
+    fn fewest_by_bytes(&self, batch: &[SampleIndex]) -> Result<u32, StepError> {
+        let typical = self.costs_in(batch, 1)?.typical;
+        let Some(shares) = self.shares(batch, typical, 0) else { return Ok(1) };
+        let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
+        let ranks = u128::from(self.settings.layout.llm.dp);
+        let count = sum.div_ceil(ranks * u128::from(SHARE_ONE));
+        Ok(u32::try_from(count).unwrap_or(u32::MAX).clamp(1, self.settings.num_microbatches))
+    }
+
+    /// The best assignment to `count` microbatches of each rank that fits: first without a cap on bytes, then under caps
+    /// of less and less.
+    fn capped(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        count: u32,
+        halt: Stop,
+    ) -> Result<Schedule, StepError> {
+        let costs = self.costs_in(batch, count)?;
+        let found = |shares: Option<Vec<u64>>| {
+            let assignment = self.assigned(step, batch, &costs, count, shares, halt)?;
+            let placed = self.placed(step, batch, &assignment.bucket)?;
+            self.fitting(placed).map(|schedule| bounded(schedule, &assignment))
+        };
+        let mut worst = match found(None) {
+            Err(error @ StepError::Memory { .. }) => error,
+            found => return found,
+        };
+        for reserve_percent in RESERVES_PERCENT {
+            match found(self.shares(batch, costs.typical, reserve_percent)) {
+                Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
+                Err(StepError::Balance(_)) => {}
+                found => return found,
+            }
+        }
+        Err(self.too_large(batch).unwrap_or(worst))
+    }
+
+    /// The assignment to `count` microbatches of each rank by what the ranks wait for; `shares` of memory are kept
+    /// within a bucket's.
+    fn assigned(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        count: u32,
+        shares: Option<Vec<u64>>,
+        halt: Stop,
+    ) -> Result<Assignment, StepError> {
+        let meets = self.meets();
+        // Ranks that meet once a step are cut into microbatches later, if only one is asked for.
+        let is_cut_later = meets == Meets::Step && count == 1;
+        let cap = self.bucket_tokens_max.filter(|_| !is_cut_later);
+        let tokens = costs.costs.tokens.clone().filter(|_| cap.is_some());
+        let limits = Limits {
+            seed: self.seed_of(step),
+            bucket_tokens_max: cap,
+            bucket_bytes_max: shares.as_ref().map(|_| SHARE_ONE),
+            ..Limits::new(batch.len(), count * self.settings.layout.llm.dp)
+        };
+        let costs = Costs { bytes: shares, tokens, ..costs.costs.clone() };
+        schedule_for(&costs, &limits, meets, count, NEAR, halt).map_err(|e| tokens::of_step(step, e.into()))
+    }
+
+    /// The schedule of samples in these buckets, microbatch x ranks + rank, each encoded where it is read, with its
+    /// makespan.
+    fn placed(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
+        let ranks = self.settings.layout.llm.dp;
+        let own = |positions: &[usize]| {
+            let rank_of: Vec<u32> = positions.iter().map(|&at| bucket[at] % ranks).collect();
+            shares::whole(&rank_of, ranks)
+        };
+        let mut schedule = self.as_schedule(step, batch, self.place(batch, bucket, own));
+        let count = bucket.iter().map(|&bucket| bucket / ranks + 1).max().unwrap_or(1);
+        let costs = Costs { tokens: None, ..self.costs_in(batch, count)?.costs };
+        let (encoder_ns, llm_ns) = loads(&costs, bucket, count * ranks);
+        schedule.max_load_ns = self.meets().wait_ns(&encoder_ns, &llm_ns, count);
+        schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
+        schedule.lower_bound_ns = mean(&encoder_ns, ranks).saturating_add(mean(&llm_ns, ranks));
+        Ok(schedule)
+    }
+}
+
+/// A rank's even share of all loads, rounded down: no assignment makes ranks wait less than for that.
+fn mean(load_ns: &[u64], ranks: u32) -> u64 {
+    let sum: u128 = load_ns.iter().map(|&ns| u128::from(ns)).sum();
+    u64::try_from(sum / u128::from(ranks.max(1))).unwrap_or(u64::MAX)
+}
+
+/// The schedule with the bound of the search that found it.
+fn bounded(schedule: Schedule, assignment: &Assignment) -> Schedule {
+    let lower_bound_ns = assignment.lower_bound_ns.min(schedule.max_load_ns).max(schedule.lower_bound_ns);
+    Schedule { lower_bound_ns, was_stopped: assignment.was_stopped, ..schedule }
+}

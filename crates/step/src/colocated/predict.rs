@@ -1,0 +1,64 @@
+//! Times of one microbatch on colocated ranks.
+
+use crate::judge::predict::{Column, encoder_work, feeds, holder, holders, pack};
+use crate::scheduler::StepScheduler;
+use dflop_cost::{Prediction, Sharding};
+use dflop_types::{Component, EncoderShare, MicrobatchShape, SampleIndex, StageIndex};
+
+/// One microbatch on all ranks. A replica without samples takes part in the collectives of layers that are gathered; a
+/// microbatch without samples on all ranks is skipped by all.
+pub(crate) fn column(
+    scheduler: &StepScheduler,
+    llm: &[Vec<SampleIndex>],
+    encoder: &[Vec<EncoderShare>],
+) -> Column {
+    let (model, layout) = (&scheduler.model, scheduler.settings.layout);
+    let sharding = Sharding::of(&layout, Component::Both);
+    let mut column = Column {
+        predictions: vec![Prediction::default(); layout.num_rows() as usize],
+        feeds: feeds(llm, encoder),
+        ..Column::default()
+    };
+    if llm.iter().all(Vec::is_empty) {
+        return column;
+    }
+    // Without samples a rank has the collectives alone: the same on all of them.
+    let empty = MicrobatchShape::default();
+    let idle =
+        [model.sharded_encoder(&empty, sharding), model.sharded_stage(&empty, model.whole_stage(), sharding)];
+    for (replica, (shares, samples)) in (0..).zip(encoder.iter().zip(llm)) {
+        let rows = [0, 1].map(|stage| layout.row(replica, StageIndex(stage)));
+        column.predictions[rows[0]] = if shares.is_empty() {
+            idle[0]
+        } else {
+            column.num_predictions += 1;
+            model.sharded_encoder(&encoder_work(scheduler, shares).shape, sharding)
+        };
+        column.predictions[rows[1]] = if samples.is_empty() {
+            idle[1]
+        } else {
+            column.num_predictions += 1;
+            model.sharded_stage(&pack(scheduler, samples), model.whole_stage(), sharding)
+        };
+    }
+    // Ranks exchange features together, and wait for the one that sends or gets most.
+    column.sent_tokens = exchanged(scheduler, llm, encoder);
+    column.num_messages = u64::from(column.sent_tokens > 0);
+    column
+}
+
+/// The most feature tokens that a rank sends to others or gets from them.
+fn exchanged(scheduler: &StepScheduler, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> u64 {
+    let holders = holders(llm);
+    let (mut sent, mut got) = (vec![0_u64; encoder.len()], vec![0_u64; llm.len()]);
+    for (replica, share) in
+        encoder.iter().enumerate().flat_map(|(replica, shares)| shares.iter().map(move |s| (replica, s)))
+    {
+        if let Some(to) = holder(&holders, share.sample).filter(|&to| to != replica) {
+            let tokens = scheduler.feature_tokens(share);
+            sent[replica] += tokens;
+            got[to] += tokens;
+        }
+    }
+    sent.into_iter().chain(got).max().unwrap_or(0)
+}
