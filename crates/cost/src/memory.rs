@@ -53,8 +53,7 @@ impl CostModel {
             .collect();
         let buffers = self.holding.buffers(steps.copies_rows);
         let fullest = walk::fullest(&microbatches, steps.actions, buffers)?;
-        let num_microbatches = u32::try_from(steps.microbatches.len()).unwrap_or(u32::MAX);
-        let fixed = self.sharded_memory(steps.part, steps.sharding, num_microbatches);
+        let fixed = self.sharded_memory(steps.part, steps.sharding);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
 
@@ -82,23 +81,22 @@ impl CostModel {
         encoder: &RankMicrobatch,
         llm: &RankMicrobatch,
         sharding: Sharding,
-        num_microbatches: u32,
         is_exchanged: bool,
     ) -> RankMemory {
         let messages = encoder.feature_tokens.saturating_add(llm.feature_tokens);
         let message_bytes = if is_exchanged { messages.saturating_mul(self.hidden_bytes) } else { 0 };
-        self.peak_of_both(encoder, llm, self.colocated_memory(sharding, num_microbatches), message_bytes)
+        self.peak_of_both(encoder, llm, self.colocated_memory(sharding), message_bytes)
     }
 
     /// What a colocated rank holds independently of the samples: by its encoder, and by its LLM backbone.
-    fn colocated_memory(&self, sharding: Sharding, num_microbatches: u32) -> [RankMemory; 2] {
+    fn colocated_memory(&self, sharding: Sharding) -> [RankMemory; 2] {
         [RankPart::Encoder, RankPart::Stage(self.whole_stage())]
-            .map(|part| self.sharded_memory(part, sharding, num_microbatches))
+            .map(|part| self.sharded_memory(part, sharding))
     }
 
     /// What a colocated rank holds independently of the samples, in bytes.
-    pub fn colocated_static_bytes(&self, sharding: Sharding, num_microbatches: u32) -> u64 {
-        let [encoder, llm] = self.colocated_memory(sharding, num_microbatches);
+    pub fn colocated_static_bytes(&self, sharding: Sharding) -> u64 {
+        let [encoder, llm] = self.colocated_memory(sharding);
         encoder.static_bytes().saturating_add(llm.static_bytes()).saturating_sub(encoder.context_bytes)
     }
 

@@ -48,44 +48,76 @@ pub(crate) struct Held {
     pub(crate) parameter_bytes: u64,
 }
 
-/// Equal layers of one module in one microbatch, in nanoseconds of one layer.
+/// Equal layers in one microbatch, or what stands before or behind them, in nanoseconds of one.
 #[derive(Debug, Clone, Copy)]
 struct Unit {
     count: u64,
     forward_ns: u64,
     backward_ns: u64,
-    gather_ns: u64,
-    /// The reduction of its gradients to their owners; 0 where it is frozen.
-    reduce_ns: u64,
+    parameter_bytes: u64,
+    trained_bytes: u64,
     /// Whether a backward passes it.
     runs_back: bool,
+}
+
+impl Unit {
+    fn new(module: &Module, count: u64, one: &Prediction) -> Self {
+        Self {
+            count,
+            forward_ns: one.forward_ns,
+            backward_ns: one.backward_ns,
+            parameter_bytes: module.parameter_bytes,
+            trained_bytes: module.trained_bytes,
+            runs_back: module.runs() != Runs::Forward,
+        }
+    }
+}
+
+/// One pass of a unit: its work, the gather before it and the reduction after it, in nanoseconds of one.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    count: u64,
+    work_ns: u64,
+    gather_ns: u64,
+    reduce_ns: u64,
+}
+
+/// Whether a module is one of the layers that are gathered one by one; the others are gathered together.
+pub(crate) fn is_layer(name: &str) -> bool {
+    name.ends_with("_layer")
 }
 
 impl CostModel {
     /// As [`CostModel::encoder`], on a replica of `sharding`: with the time for which collectives of its layers keep it
     /// from computing.
     ///
-    /// Where parameters are cut, each layer is gathered before its forward and before its backward, and its gradients
-    /// are reduced to their owners. On a GPU the next layer is gathered while one runs:
+    /// Where parameters are cut, all that is no layer is gathered before the first layer of a forward and of a backward,
+    /// and each layer before it runs; gradients are reduced to their owners behind the backward of a layer, and behind
+    /// the last those of the others. On a GPU the next layer is gathered while one runs:
     ///
     /// ```text
-    /// forward  = g_1 + sum over k of max(f_k, g_(k+1))
-    /// backward = g_n + sum over k, from the last, of max(b_k, g_(k-1) + r_(k+1)) + r_1
+    /// pass = g_1 + sum over k of max(t_k, g_(k+1) + r_(k-1)) + r_n
     /// ```
     ///
-    /// for layers k of f forward, b backward, g gather and r reduction. A CPU that sends does not compute: all of it
-    /// adds up there. A replica without samples takes part in the collectives all the same.
+    /// for units k of t work, g gather and r reduction, in the order of the pass; r is 0 in a forward. A CPU that sends
+    /// does not compute: all of it adds up there. A replica without samples takes part in the collectives all the same.
     pub fn sharded_encoder(&self, microbatch: &MicrobatchShape, sharding: Sharding) -> Prediction {
         let mut sum = self.encoder(microbatch);
         if sharding.gathers_layers() {
             let total = microbatch.encoder_tokens();
-            let mut units = Vec::with_capacity(self.encoder.len());
-            for (module, count) in self.encoder_modules() {
+            let unit = |(name, module, count): &(&'static str, Module, u64)| {
                 let mut one = module.linear(total);
                 one.add(&module.segments(segments_of(&microbatch.encoder_segments)), 1);
-                units.push(self.unit(module, count, &one, sharding, &mut sum));
-            }
-            self.meet(&mut sum, &units);
+                (is_layer(name), *name == "projector", Unit::new(module, *count, &one))
+            };
+            let mut units: Vec<(bool, bool, Unit)> = self.encoder.iter().map(unit).collect();
+            // The projector comes last, the layers in between.
+            units.sort_by_key(|&(is_layer, is_projector, _)| (is_projector, is_layer));
+            self.meet(
+                &mut sum,
+                &units.into_iter().map(|unit| (unit.0, unit.2)).collect::<Vec<_>>(),
+                sharding,
+            );
         }
         sum
     }
@@ -102,88 +134,124 @@ impl CostModel {
             let total = microbatch.total_llm_tokens();
             let mut layer = self.layer.linear(total);
             layer.add(&self.layer.segments(samples_of(&microbatch.llm_tokens)), 1);
-            let modules = [
-                (&self.embedding, u64::from(stage.is_first), self.embedding.linear(total)),
-                (&self.layer, u64::from(stage.num_layers), layer),
-                (&self.head, u64::from(stage.is_last), self.head.linear(microbatch.label_tokens)),
-            ];
-            let held = modules.iter().filter(|(_, count, _)| *count > 0);
-            let units: Vec<Unit> =
-                held.map(|(module, count, one)| self.unit(module, *count, one, sharding, &mut sum)).collect();
-            self.meet(&mut sum, &units);
+            let head = self.head.linear(microbatch.label_tokens);
+            let mut units = Vec::with_capacity(3);
+            if stage.is_first {
+                units.push((false, Unit::new(&self.embedding, 1, &self.embedding.linear(total))));
+            }
+            units.push((true, Unit::new(&self.layer, u64::from(stage.num_layers), &layer)));
+            if stage.is_last {
+                units.push((false, Unit::new(&self.head, 1, &head)));
+            }
+            // What embedding and head share is one matrix, and gathered once.
+            if self.is_tied && stage.is_first && stage.is_last {
+                (units[0].1.parameter_bytes, units[0].1.trained_bytes) = (0, 0);
+            }
+            self.meet(&mut sum, &units, sharding);
         }
         sum
     }
 
-    fn unit(
-        &self,
-        module: &Module,
-        count: u64,
-        one: &Prediction,
-        sharding: Sharding,
-        marks: &mut Prediction,
-    ) -> Unit {
+    /// Makes both passes as long as they are with the collectives of their units (whether it is layers, unit).
+    fn meet(&self, sum: &mut Prediction, units: &[(bool, Unit)], sharding: Sharding) {
+        let groups = sharding.replicas / sharding.degree.max(1);
         let span = self.shard_span(sharding);
-        let mut ns = |collective, bytes| {
-            let transfer = self.transfer(collective, span, sharding.degree, bytes);
-            marks.assumed |= transfer.basis == Basis::Assumed;
-            marks.extrapolated |= transfer.basis == Basis::Extrapolated;
+        let mut marks = [false; 2];
+        let mut collective = |collective, span, ranks, bytes| {
+            let transfer = self.transfer(collective, span, ranks, bytes);
+            marks[0] |= transfer.basis == Basis::Assumed;
+            marks[1] |= transfer.basis == Basis::Extrapolated;
             transfer.ns
         };
-        Unit {
-            count,
-            forward_ns: one.forward_ns,
-            backward_ns: one.backward_ns,
-            gather_ns: ns(Collective::AllGather, module.parameter_bytes),
-            reduce_ns: ns(Collective::ReduceScatter, module.trained_bytes),
-            runs_back: module.runs() != Runs::Forward,
+        let mut gather = |bytes| collective(Collective::AllGather, span, sharding.degree, bytes);
+        let sum_of = |of: fn(&Unit) -> u64, runs_back: bool| -> u64 {
+            let others = units.iter().filter(|(is_layer, unit)| !is_layer && (unit.runs_back || !runs_back));
+            others.map(|(_, unit)| of(unit).saturating_mul(unit.count)).sum()
+        };
+        let around = gather(sum_of(|unit| unit.parameter_bytes, false));
+        let around_back = gather(sum_of(|unit| unit.parameter_bytes, true));
+        let gathers: Vec<u64> = units
+            .iter()
+            .map(|(is_layer, unit)| if *is_layer { gather(unit.parameter_bytes) } else { 0 })
+            .collect();
+        // To their owners, and over the groups that hold copies of each other.
+        let mut reduce =
+            |bytes: u64| {
+                let part = bytes.div_ceil(u64::from(sharding.degree.max(1)));
+                collective(Collective::ReduceScatter, span, sharding.degree, bytes)
+                    .saturating_add(collective(Collective::AllReduce, self.links.widest(), groups, part))
+            };
+        let around_reduce = reduce(sum_of(|unit| unit.trained_bytes, true));
+        let reduces: Vec<u64> = units
+            .iter()
+            .map(|(is_layer, unit)| if *is_layer { reduce(unit.trained_bytes) } else { 0 })
+            .collect();
+        let mut forward: Vec<Pass> = units
+            .iter()
+            .zip(&gathers)
+            .map(|((_, unit), &gather_ns)| Pass {
+                count: unit.count,
+                work_ns: unit.forward_ns,
+                gather_ns,
+                reduce_ns: 0,
+            })
+            .collect();
+        let mut backward: Vec<Pass> = units
+            .iter()
+            .zip(gathers.iter().zip(&reduces))
+            .filter(|((_, unit), _)| unit.runs_back)
+            .map(|((_, unit), (&gather_ns, &reduce_ns))| Pass {
+                count: unit.count,
+                work_ns: unit.backward_ns,
+                gather_ns,
+                reduce_ns,
+            })
+            .rev()
+            .collect();
+        // Before and behind the layers, with no work of its own.
+        let bare = Pass { count: 1, work_ns: 0, gather_ns: 0, reduce_ns: 0 };
+        forward.insert(0, Pass { gather_ns: around, ..bare });
+        if !backward.is_empty() {
+            backward.insert(0, Pass { gather_ns: around_back, ..bare });
+            backward.push(Pass { reduce_ns: around_reduce, ..bare });
         }
+        sum.forward_ns = sum.forward_ns.saturating_add(self.exposed_ns(&forward));
+        sum.lengthen(self.exposed_ns(&backward), false);
+        sum.assumed |= marks[0];
+        sum.extrapolated |= marks[1];
     }
 
-    /// Makes both passes as long as they are with the collectives of their layers.
-    fn meet(&self, sum: &mut Prediction, units: &[Unit]) {
-        let forward = units.iter().map(|unit| (unit.count, unit.forward_ns, unit.gather_ns, 0));
-        sum.forward_ns = self.with_collectives(sum.forward_ns, forward);
-        let backward = units.iter().rev().filter(|unit| unit.runs_back);
-        let backward = backward.map(|unit| (unit.count, unit.backward_ns, unit.gather_ns, unit.reduce_ns));
-        let longer_ns = self.with_collectives(sum.backward_ns, backward) - sum.backward_ns;
-        sum.lengthen(longer_ns, false);
-    }
-
-    /// One pass of `work_ns` over runs of equal layers (count, work, gather, reduction), in the order of the pass.
-    fn with_collectives(
-        &self,
-        work_ns: u64,
-        runs: impl DoubleEndedIterator<Item = (u64, u64, u64, u64)> + Clone,
-    ) -> u64 {
+    /// How much longer a pass takes with its collectives.
+    fn exposed_ns(&self, passes: &[Pass]) -> u64 {
         let mut exposed_ns = 0_u64;
         let mut add = |ns: u64, times: u64| exposed_ns = exposed_ns.saturating_add(ns.saturating_mul(times));
         if !self.holding.sends_beside_work {
-            for (count, _, gather_ns, reduce_ns) in runs {
-                add(gather_ns.saturating_add(reduce_ns), count);
+            for pass in passes {
+                add(pass.gather_ns.saturating_add(pass.reduce_ns), pass.count);
             }
-            return work_ns.saturating_add(exposed_ns);
+            return exposed_ns;
         }
-        let gathers = runs.clone().map(|run| run.2).skip(1).chain(std::iter::once(0));
         let mut reduced_ns = 0;
-        for (at, ((count, layer_ns, gather_ns, reduce_ns), next_ns)) in runs.zip(gathers).enumerate() {
+        for (at, pass) in passes.iter().enumerate() {
+            let next_ns = passes.get(at + 1).map_or(0, |next| next.gather_ns);
             if at == 0 {
-                add(gather_ns, 1);
+                add(pass.gather_ns, 1);
             }
-            // What of the neighbours' collectives outlasts the layer that they run beside.
-            let beside =
-                |gather_ns: u64, reduce_ns: u64| gather_ns.saturating_add(reduce_ns).saturating_sub(layer_ns);
-            if count == 1 {
+            // What of the neighbours' collectives outlasts the work that they run beside.
+            let beside = |gather_ns: u64, reduce_ns: u64| {
+                gather_ns.saturating_add(reduce_ns).saturating_sub(pass.work_ns)
+            };
+            if pass.count == 1 {
                 add(beside(next_ns, reduced_ns), 1);
-            } else {
-                add(beside(gather_ns, reduced_ns), 1);
-                add(beside(gather_ns, reduce_ns), count - 2);
-                add(beside(next_ns, reduce_ns), 1);
+            } else if pass.count > 1 {
+                add(beside(pass.gather_ns, reduced_ns), 1);
+                add(beside(pass.gather_ns, pass.reduce_ns), pass.count - 2);
+                add(beside(next_ns, pass.reduce_ns), 1);
             }
-            reduced_ns = reduce_ns;
+            reduced_ns = pass.reduce_ns;
         }
         add(reduced_ns, 1);
-        work_ns.saturating_add(exposed_ns)
+        exposed_ns
     }
 
     /// Hybrid groups lie within a node, which is what they are for; all replicas lie as far apart as is known.
@@ -200,7 +268,8 @@ impl CostModel {
     /// zero 3     optimizer of P / n: layers are gathered and reduced where they run
     /// ```
     ///
-    /// Groups of n replicas with copies of each other also reduce their parts of G over the groups.
+    /// Groups of n replicas with copies of each other also reduce their parts of G over the groups, under zero 3 where
+    /// layers run.
     pub fn sharded_encoder_tail(&self, sharding: Sharding) -> Transfer {
         self.sharded_tail(self.held_by_encoder(), sharding)
     }
@@ -246,7 +315,8 @@ impl CostModel {
         let span = self.shard_span(sharding);
         let part = |value: u64| value.div_ceil(u64::from(degree));
         // Copies of each part, and the optimizer of one part.
-        let mut tail = self.tail(part(held.num_trained), part(held.trained_bytes), replicas / degree);
+        let copies = if zero == Zero::Parameters { 1 } else { replicas / degree };
+        let mut tail = self.tail(part(held.num_trained), part(held.trained_bytes), copies);
         if zero < Zero::Parameters {
             let within = [
                 self.transfer(Collective::ReduceScatter, span, degree, held.trained_bytes),

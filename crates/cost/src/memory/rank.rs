@@ -5,7 +5,7 @@ use crate::memory::footprint::Bytes;
 use crate::memory::parts::{RankMemory, RankMicrobatch, RankPart};
 use crate::memory::walk::{MicrobatchBytes, Piece};
 use crate::module::Module;
-use crate::sharding::Sharding;
+use crate::sharding::{Sharding, is_layer};
 use crate::stage::{StageLayers, samples_of, segments_of};
 use dflop_types::Zero;
 
@@ -42,59 +42,53 @@ impl CostModel {
         }
     }
 
-    /// As [`CostModel::fixed_memory`], on a replica of `sharding` that takes `num_microbatches` in a step.
+    /// As [`CostModel::fixed_memory`], on a replica of `sharding`.
     ///
     /// ```text
     ///             parameters              gradients            optimizer states
     /// zero 0      P                       G                    S
-    /// zero 1      P + P / n               G                    S / n
-    /// zero 2      P + P / n               G / n + two units    S / n
-    /// zero 3      P / n + two units       G / n + two units    S / n
+    /// zero 1, 2   P + P / n               G                    S / n
+    /// zero 3      P / n + gathered        G / n + whole        S / n
     /// ```
     ///
-    /// over n replicas. Ranks update their part of the parameters and gather the others, so the part exists beside the
-    /// gathered ones; not where the fp32 master is that part. A unit is a layer, or what has as many bytes: the one
-    /// that runs and the next are gathered, and the gradients of one are made while those of another are reduced.
-    /// Under zero 2 the gradients of several microbatches add up before they are reduced, once a step: then G counts.
-    pub fn sharded_memory(&self, part: RankPart, sharding: Sharding, num_microbatches: u32) -> RankMemory {
+    /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones; not where the
+    /// fp32 master is that part. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
+    /// added theirs. Gathered under zero 3 is what is no layer, from the first to the last layer of a pass, and two
+    /// layers: the one that runs and the next. Of as many the gradients are whole for a while.
+    pub fn sharded_memory(&self, part: RankPart, sharding: Sharding) -> RankMemory {
         let whole = self.fixed_memory(part, sharding.degree);
         if sharding.zero == Zero::Nothing || sharding.degree < 2 {
             return self.fixed_memory(part, 1);
         }
         let part_of = |bytes: u64| bytes.div_ceil(u64::from(sharding.degree));
-        let units = |of_one: fn(&Module) -> u64| self.largest_unit(part, of_one).saturating_mul(2);
         let own_bytes = if self.holding.has_masters { 0 } else { part_of(whole.parameter_bytes) };
-        let parameter_bytes = if sharding.zero == Zero::Parameters {
-            let gathered = units(|module| module.parameter_bytes);
-            part_of(whole.parameter_bytes).saturating_add(gathered).min(own_bytes + whole.parameter_bytes)
-        } else {
-            whole.parameter_bytes.saturating_add(own_bytes)
+        if sharding.zero < Zero::Parameters {
+            return RankMemory { parameter_bytes: whole.parameter_bytes.saturating_add(own_bytes), ..whole };
+        }
+        let beside = |of_all: u64, of_one: fn(&Module) -> u64| {
+            let gathered = self.gathered(part, of_all, of_one);
+            part_of(of_all).saturating_add(gathered.min(of_all))
         };
-        let adds_up = sharding.zero == Zero::Gradients && num_microbatches > 1;
-        let gradient_bytes = if sharding.zero == Zero::States || adds_up {
-            whole.gradient_bytes
-        } else {
-            let reduced = units(|module| module.trained_bytes);
-            part_of(whole.gradient_bytes).saturating_add(reduced).min(whole.gradient_bytes)
-        };
-        RankMemory { parameter_bytes, gradient_bytes, ..whole }
+        RankMemory {
+            parameter_bytes: beside(whole.parameter_bytes, |module| module.parameter_bytes),
+            gradient_bytes: beside(whole.gradient_bytes, |module| module.trained_bytes),
+            ..whole
+        }
     }
 
-    /// Bytes of the module that has most of them on a rank of `part`.
-    fn largest_unit(&self, part: RankPart, of_one: fn(&Module) -> u64) -> u64 {
-        let largest = match part {
-            RankPart::Encoder => self.encoder.iter().map(|(_, module, _)| of_one(module)).max(),
-            RankPart::Stage(stage) => [
-                (stage.is_first, &self.embedding),
-                (stage.num_layers > 0, &self.layer),
-                (stage.is_last, &self.head),
-            ]
-            .into_iter()
-            .filter(|(is_held, _)| *is_held)
-            .map(|(_, module)| of_one(module))
-            .max(),
+    /// What is no layer on a rank of `part`, of `of_all` bytes, and two of its largest layers.
+    fn gathered(&self, part: RankPart, of_all: u64, of_one: fn(&Module) -> u64) -> u64 {
+        let layers: Vec<(u64, u64)> = match part {
+            RankPart::Encoder => {
+                let layers = self.encoder.iter().filter(|(name, ..)| is_layer(name));
+                layers.map(|(_, module, count)| (of_one(module), *count)).collect()
+            }
+            RankPart::Stage(stage) => vec![(of_one(&self.layer), u64::from(stage.num_layers))],
         };
-        largest.unwrap_or(0)
+        let all =
+            layers.iter().fold(0, |sum: u64, (one, count)| sum.saturating_add(one.saturating_mul(*count)));
+        let largest = layers.iter().filter(|(_, count)| *count > 0).map(|(one, _)| *one).max().unwrap_or(0);
+        of_all.saturating_sub(all).saturating_add(largest.saturating_mul(2))
     }
 
     /// The memory that a microbatch needs on a rank of `part`, and whether a curve was asked outside its measured

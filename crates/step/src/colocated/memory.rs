@@ -22,16 +22,13 @@ pub(crate) fn peak(
     scheduler: &StepScheduler,
     microbatches: &[(&[SampleIndex], &[EncoderShare])],
 ) -> RankMemory {
-    let is_used =
-        |(llm, encoder): &&(&[SampleIndex], &[EncoderShare])| !llm.is_empty() || !encoder.is_empty();
-    let num_used = microbatches.iter().filter(is_used).count() as u32;
     let peaks = microbatches.iter().enumerate().map(|(at, (llm, encoder))| {
         let work = encoder_work(scheduler, encoder);
         let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
         let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
         // All it encodes is its own, and all of its own.
         let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
-        let memory = of_one(scheduler, &work, &read, num_used, is_exchanged);
+        let memory = of_one(scheduler, &work, &read, is_exchanged);
         let moment = match memory.moment {
             // Of the two components together: shown as the LLM's.
             Moment::Action(action) => {
@@ -46,7 +43,7 @@ pub(crate) fn peak(
         peaks.reduce(|most, other| if other.total_bytes() > most.total_bytes() { other } else { most });
     fullest.unwrap_or_else(|| {
         let none = RankMicrobatch::default();
-        of_one(scheduler, &none, &none, 0, false)
+        of_one(scheduler, &none, &none, false)
     })
 }
 
@@ -54,11 +51,10 @@ fn of_one(
     scheduler: &StepScheduler,
     encoder: &RankMicrobatch,
     llm: &RankMicrobatch,
-    num_microbatches: u32,
     is_exchanged: bool,
 ) -> RankMemory {
     let sharding = Sharding::of(&scheduler.settings.layout, Component::Both);
-    scheduler.model.colocated_peak(encoder, llm, sharding, num_microbatches, is_exchanged)
+    scheduler.model.colocated_peak(encoder, llm, sharding, is_exchanged)
 }
 
 /// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs.
@@ -67,5 +63,5 @@ pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
         shape: MicrobatchShape::pack([sample]),
         feature_tokens: u64::from(sample.feature_tokens),
     };
-    of_one(scheduler, &microbatch, &microbatch, 1, false).total_bytes()
+    of_one(scheduler, &microbatch, &microbatch, false).total_bytes()
 }

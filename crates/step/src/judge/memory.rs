@@ -40,10 +40,9 @@ impl StepScheduler {
             let share = u128::from(bytes) * u128::from(SHARE_ONE) / u128::from(usable.max(1));
             u64::try_from(share).unwrap_or(u64::MAX).min(SHARE_ONE * 1_000)
         };
-        let m = self.settings.num_microbatches;
         if self.settings.layout.is_colocated() {
             let sharding = Sharding::of(&self.settings.layout, Component::Both);
-            let usable = free_beside(self.model.colocated_static_bytes(sharding, m));
+            let usable = free_beside(self.model.colocated_static_bytes(sharding));
             let whole = self.model.whole_stage();
             let bytes = |&sample: &SampleIndex| {
                 let encoder = self.model.sample_encoder_bytes(self.shape(sample), typical);
@@ -52,7 +51,7 @@ impl StepScheduler {
             return Some(batch.iter().map(|sample| share(bytes(sample), usable)).collect());
         }
         let usable = |part: RankPart, in_flight: u32| {
-            let fixed = self.model.sharded_memory(part, predict::sharding(self, part), m);
+            let fixed = self.model.sharded_memory(part, predict::sharding(self, part));
             free_beside(fixed.static_bytes()) / u64::from(in_flight.max(1))
         };
         let (llm_dp, encoder_dp) =

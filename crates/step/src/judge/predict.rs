@@ -250,9 +250,7 @@ pub(crate) fn alone_bytes(
         kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
     let of = |work: RankWork| {
         let sharding = sharding(scheduler, work.part);
-        let num_microbatches = scheduler.settings.num_microbatches;
-        let fixed = scheduler.model.sharded_memory(work.part, sharding, num_microbatches);
-        let fixed_bytes = fixed.total_bytes();
+        let fixed_bytes = scheduler.model.sharded_memory(work.part, sharding).total_bytes();
         let alone = |microbatch: &RankMicrobatch| {
             let one = std::slice::from_ref(microbatch);
             let peak = rank_peak(scheduler, work.stage, work.part, one, &list);
