@@ -73,7 +73,7 @@ proptest! {
             prop_assert_eq!(timeline.makespan_ns, walked(&input, group));
             prop_assert_eq!(Simulator::new(&input).unwrap().makespan_ns(), timeline.makespan_ns);
             // Idle and busy time of all ranks; an even step idles nowhere, so nothing is ramp.
-            let busy: u64 = timeline.spans.iter().map(|s| s.duration_ns()).sum::<u64>() + tail_ns * ranks as u64;
+            let busy: u64 = timeline.spans.iter().map(dflop_types::Span::duration_ns).sum::<u64>() + tail_ns * ranks as u64;
             prop_assert_eq!(timeline.idle_ns.total_ns() + busy, timeline.makespan_ns * ranks as u64);
             prop_assert_eq!(timeline.idle_ns.ramp, 0);
             if !shared || group == 1 {
