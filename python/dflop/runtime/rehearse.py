@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+GATHERS_LAYERS = 3
+"""The ZeRO stage in which ranks meet in each action."""
+
+
 class Rehearser:
     """One rank of a rehearsal."""
 
@@ -65,7 +69,8 @@ class Rehearser:
         self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
         self._batches = self._agreed_batches()
         self._schedules = Schedules(mesh, options, self._batches)
-        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal) for stage in mesh.stages}
+        meeting = self._meeting_group()
+        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal, meeting) for stage in mesh.stages}
         self._messages = RehearsedMessages(mesh)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
@@ -118,6 +123,21 @@ class Rehearser:
             members = [rank for rank, its in enumerate(components) if its == component]
             group = dist.new_group(members, backend="gloo", timeout=self._mesh.timeout)
             if component == components[self._mesh.rank]:
+                own = group
+        assert isinstance(own, dist.ProcessGroup)
+        return own
+
+    def _meeting_group(self) -> dist.ProcessGroup | None:
+        """The ranks among which layers are cut and gathered (colocated ZeRO-3); else none."""
+        plan = self._mesh.plan
+        if plan.placement != "colocated" or plan.zero < GATHERS_LAYERS:
+            return None
+        width = plan.shard_ranks or self._mesh.num_ranks
+        own = None
+        for first in range(0, self._mesh.num_ranks, width):
+            members = list(range(first, first + width))
+            group = dist.new_group(members, backend="gloo", timeout=self._mesh.timeout)
+            if self._mesh.rank in members:
                 own = group
         assert isinstance(own, dist.ProcessGroup)
         return own
