@@ -14,7 +14,7 @@ from toy_run import RankParts, make_schedule, warm_model_dir, write_plan
 from dflop import ScheduleError
 from dflop._native import Action
 from dflop.runtime.actions import check_actions
-from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.agreement import Agreement, Statement, agree
 from dflop.runtime.failure import RankError, describe
 from dflop.runtime.spans import RankSpans, align
 
@@ -142,9 +142,10 @@ def test_ranks_that_disagree_are_named(model_dir, tmp_path):
         mesh = RankParts(plan, model_dir, tmp_path / "store", index).mesh
         num_targets = 10 if index == 2 else 0
         same = {"step": 4, "schedule": "aaa", "samples": "bbb"}
-        same |= {"num_targets": num_targets, "wants_stop": False}
+        same |= {"num_targets": num_targets, "stop": 0}
         outcomes = [agree(mesh, Statement(**same), 10)]
-        outcomes.append(agree(mesh, Statement(**{**same, "wants_stop": index == 1}), 10))
+        outcomes.append(agree(mesh, Statement(**{**same, "stop": 15 * (index == 1)}), 10))
+        outcomes.append(agree(mesh, Statement(**{**same, "save_failed": index == 2}), 10))
         for changes, label_tokens in [
             ({"schedule": "ccc" if index == 1 else "aaa"}, 10),
             ({"samples": "ddd" if index == 2 else "bbb"}, 10),
@@ -157,8 +158,9 @@ def test_ranks_that_disagree_are_named(model_dir, tmp_path):
 
     for outcomes in results(run_ranks(plan.num_ranks, rank, tmp_path)):
         assert outcomes == [
-            False,
-            True,
+            Agreement(0, False),
+            Agreement(15, False),
+            Agreement(0, True),
             "ranks disagree about the schedule (ranks [0, 2]: aaa; ranks [1]: ccc), must be equal",
             "ranks disagree about the samples (ranks [0, 1]: bbb; ranks [2]: ddd), must be equal",
             "the ranks hold 10 label tokens, the schedule divides by 11",

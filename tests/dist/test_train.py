@@ -507,8 +507,8 @@ def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, 
     )
 
 
-def test_a_gradient_that_is_no_number_is_told_once(demo, tmp_path):
-    """All ranks find it at the same place: the first says it, with a hint."""
+def test_a_gradient_that_is_no_number_is_skipped_and_then_told_once(demo, tmp_path):
+    """All ranks find it at the same place, skip two steps of it, and the first says so, with a hint."""
 
     def before(index):
         gradients = dflop.runtime.gradients.Gradients
@@ -521,10 +521,14 @@ def test_a_gradient_that_is_no_number_is_told_once(demo, tmp_path):
 
         gradients.reduce = spoilt
 
-    ranks = run_training(request(demo, tmp_path / "run"), tmp_path / "ranks", before)
+    out = tmp_path / "run"
+    ranks = run_training(request(demo, out, steps=9), tmp_path / "ranks", before)
     assert [rank.result for rank in ranks] == [1, 1]
     assert (
-        "error: [all ranks] step 0: the norm of the gradients is nan, must be finite\nhint: lower"
-        in ranks[0].stderr
-    )
+        "error: [all ranks] step 2: the norm of the gradients is nan, must be finite; as many steps before it "
+        "were skipped for that (`train.skipped_steps_max` is 2)\nhint: lower"
+    ) in ranks[0].stderr
     assert ranks[1].stderr == ""
+    # Two of it are written and say so; in JSON that others read.
+    metrics = [json.loads(line, parse_constant=pytest.fail) for line in (out / "metrics.jsonl").open()]
+    assert [(m["was_skipped"], m["grad_norm"]) for m in metrics] == [(True, None)] * 2

@@ -482,7 +482,8 @@ pub(crate) struct Schedule {
 ///
 /// On one machine it starts torchrun itself; under an external torchrun (RANK and WORLD_SIZE are set) it runs as
 /// that rank. Ctrl-C, SIGTERM and SIGHUP let the running step end; SIGHUP under nohup, and Ctrl-C in a script's
-/// background job, were ignored when it started and stay so: end it with SIGTERM. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
+/// background job, were ignored when it started and stay so: end it with SIGTERM. A run that ends, or is ended so, leaves a
+/// checkpoint in OUT/checkpoints, from which --resume goes on. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
 /// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl, from which
 /// --replay trains the same again.
 #[derive(Debug, Args)]
@@ -525,6 +526,13 @@ pub(crate) struct Train {
     /// must be those of that run. With the same configuration, losses on a CPU are equal bit by bit.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "steps"])]
     pub(crate) replay: Option<PathBuf>,
+    /// Go on from a checkpoint: `auto`, the newest of OUT (from the start where it has none), or a directory
+    ///
+    /// The next samples are those that would have come next, on any layout: each sample stands in schedules.jsonl exactly
+    /// once an epoch. Steps that were trained after the checkpoint are trained again; what the journals say of them moves to
+    /// OUT/*.undone.jsonl. Data, seed and global batch size must be those of the checkpoint; the plan may be another.
+    #[arg(long, value_name = "auto|DIR", conflicts_with_all = ["compare", "replay"])]
+    pub(crate) resume: Option<PathBuf>,
     /// Count the memory of each rank in this step and hold it against the prediction
     ///
     /// Steps count from 0, those of a warm-up too; the least is 1, as the first update makes the

@@ -431,7 +431,7 @@ mod tests {
         StepMetrics {
             step: pair,
             arm: arm.to_owned(),
-            loss: 1.0,
+            loss: Some(1.0),
             step_ns,
             predicted_ns,
             corrected_ns: Some(step_ns + step_ns / 20),

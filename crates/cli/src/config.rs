@@ -33,6 +33,8 @@ pub struct Config {
     pub cluster: ClusterSection,
     /// Training.
     pub train: TrainSection,
+    /// Checkpoints.
+    pub checkpoint: CheckpointSection,
 }
 
 /// `model:`
@@ -100,10 +102,28 @@ pub struct TrainSection {
     pub bucket_tokens_max: Option<u64>,
     /// Optimizer steps (global batches).
     pub steps: u64,
+    /// `bf16` or `fp32`: what forward and backward compute in; weights and states are kept in float32.
+    pub precision: String,
     /// `AdamW`'s learning rate.
     pub learning_rate: f64,
-    /// `AdamW`'s weight decay.
+    /// That of the encoder; `null`: `learning_rate`.
+    pub encoder_learning_rate: Option<f64>,
+    /// That of the projector; `null`: `learning_rate`.
+    pub projector_learning_rate: Option<f64>,
+    /// That of the LLM backbone; `null`: `learning_rate`.
+    pub llm_learning_rate: Option<f64>,
+    /// `constant`, `cosine`, `linear` or `constant-then-decay`: how the rates go after the warm-up.
+    pub learning_rate_schedule: String,
+    /// First steps, over which the rates rise to what they are.
+    pub warmup_steps: u64,
+    /// Last steps, over which the rates fall under `constant-then-decay`; `null`: a tenth of all.
+    pub decay_steps: Option<u64>,
+    /// `AdamW`'s weight decay, of all but norms and biases.
     pub weight_decay: f64,
+    /// Steps in a row that may be skipped because their gradient is no finite number.
+    pub skipped_steps_max: u64,
+    /// A rank that waits longer than this for another gives up, in seconds.
+    pub timeout_seconds: f64,
     /// Global gradient norm is clipped to this; `null`: not clipped.
     pub max_grad_norm: Option<f64>,
     /// Name of a [`Recipe`]: what trains.
@@ -122,6 +142,15 @@ pub struct TrainSection {
     pub prefetch_depth: u32,
     /// `1f1b` or `gpipe`.
     pub pipeline_order: String,
+}
+
+/// `checkpoint:`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CheckpointSection {
+    /// Steps from one checkpoint to the next; `null`: only at the end, and where a run is interrupted.
+    pub every: Option<u64>,
+    /// Checkpoints that are kept, the newest.
+    pub keep: u64,
 }
 
 impl Config {
@@ -360,13 +389,37 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     }
     section.finish();
 
-    if model.dtype.is_empty() {
-        let default = if cluster.device == "cuda" { "bfloat16" } else { "float32" };
-        default.clone_into(&mut model.dtype);
-    }
-
     let node = top.child("train");
     let mut section = Section::new("train", text, node, top.problems);
+    let mut train = train_section(&mut section);
+    if let Err(rule) = settle_precision(&mut model.dtype, &mut train.precision, &cluster.device) {
+        section.problem_at("precision", rule);
+    }
+    section.finish();
+
+    let node = top.child("checkpoint");
+    let mut section = Section::new("checkpoint", text, node, top.problems);
+    let checkpoint = CheckpointSection {
+        every: section.optional_count("every", 1..=1 << 40),
+        keep: section.count("keep", 1..=1 << 20, Some(2)),
+    };
+    section.finish();
+    top.finish();
+
+    if scope == Scope::Data {
+        let is_other = |field: &str| field.starts_with("cluster.") || field.starts_with("train.");
+        problems.retain(|problem| !(problem.is_missing && is_other(&problem.field)));
+    }
+    if problems.is_empty() {
+        Ok(Config { directory, model, data, cluster, train, checkpoint })
+    } else {
+        problems.sort_by_key(|problem| problem.line);
+        Err(ConfigError::Unsound { path: path.to_owned(), problems })
+    }
+}
+
+/// The fields of `train:`.
+fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
     let train = TrainSection {
         global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
         num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
@@ -375,13 +428,26 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         giant_steps_max: section.count("giant_steps_max", 1..=1_000_000, Some(7)) as u32,
         bucket_tokens_max: section.optional_count("bucket_tokens_max", 1..=1 << 40),
         steps: section.count("steps", 1..=1 << 40, None),
+        precision: section.choice("precision", &["bf16", "fp32"], ""),
         learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
+        encoder_learning_rate: section.optional_number("encoder_learning_rate", 0.0..=1e3),
+        projector_learning_rate: section.optional_number("projector_learning_rate", 0.0..=1e3),
+        llm_learning_rate: section.optional_number("llm_learning_rate", 0.0..=1e3),
+        learning_rate_schedule: section.choice(
+            "learning_rate_schedule",
+            &["constant", "cosine", "linear", "constant-then-decay"],
+            "constant",
+        ),
+        warmup_steps: section.count("warmup_steps", 0..=1 << 40, Some(0)),
+        decay_steps: section.optional_count("decay_steps", 1..=1 << 40),
         weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
         max_grad_norm: section.optional_number("max_grad_norm", f64::MIN_POSITIVE..=1e12),
         recipe: section.parsed("recipe", Recipe::Full).to_string(),
         lora_rank: section.count("lora_rank", 1..=1 << 16, Some(16)) as u32,
         lora_alpha: section.number("lora_alpha", f64::MIN_POSITIVE..=1e6, 32.0),
         init: section.choice("init", &["pretrained", "random"], "pretrained"),
+        skipped_steps_max: section.count("skipped_steps_max", 0..=1 << 40, Some(2)),
+        timeout_seconds: section.number("timeout_seconds", 1.0..=1e6, 1800.0),
         seed: section.count("seed", 0..=1 << 53, Some(0)),
         schedule: section.parsed("schedule", Arm::AWARE).to_string(),
         prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,
@@ -394,18 +460,28 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     if train.giants == GiantPolicy::Defer.to_string() && train.giant_llm_tokens.is_none() {
         section.problem_at("giants", "`defer` needs `train.giant_llm_tokens`: which samples wait".to_owned());
     }
-    section.finish();
-    top.finish();
+    train
+}
 
-    if scope == Scope::Data {
-        let is_other = |field: &str| field.starts_with("cluster.") || field.starts_with("train.");
-        problems.retain(|problem| !(problem.is_missing && is_other(&problem.field)));
+/// Fills in `model.dtype` and `train.precision`, each from the other or from the device: profiles are measured in the
+/// type that training computes in. Else the rule that both together break.
+fn settle_precision(dtype: &mut String, precision: &mut String, device: &str) -> Result<(), String> {
+    const NAMES: [(&str, &str); 2] = [("bfloat16", "bf16"), ("float32", "fp32")];
+    if dtype.is_empty() {
+        let of_precision = NAMES.iter().find(|(_, short)| short == precision).map(|(long, _)| *long);
+        let of_device = if device == "cuda" { "bfloat16" } else { "float32" };
+        of_precision.unwrap_or(of_device).clone_into(dtype);
     }
-    if problems.is_empty() {
-        Ok(Config { directory, model, data, cluster, train })
-    } else {
-        problems.sort_by_key(|problem| problem.line);
-        Err(ConfigError::Unsound { path: path.to_owned(), problems })
+    // What is no type is a problem of its own.
+    let Some((_, short)) = NAMES.iter().find(|(long, _)| long == dtype) else { return Ok(()) };
+    if precision.is_empty() {
+        (*short).clone_into(precision);
+    }
+    match NAMES.iter().find(|(_, known)| known == precision) {
+        Some((_, known)) if known != short => Err(format!(
+            "`{precision}`, must be `{short}`: `model.dtype` is `{dtype}`, in which profiles are measured"
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -431,6 +507,7 @@ mod tests {
         };
         assert_eq!(dtype_of("{dir: model}", "num_ranks: 2, device: cuda"), "bfloat16");
         assert_eq!(dtype_of("{dir: model, dtype: float32}", "num_ranks: 2, device: cuda"), "float32");
+        assert_eq!(config.checkpoint, CheckpointSection { every: None, keep: 2 });
         assert_eq!(config.data.video_max_frames, None);
         assert_eq!(config.cluster.ranks_per_node, 2);
         assert!((config.train.learning_rate - 1e-3).abs() < 1e-12);
@@ -481,6 +558,26 @@ mod tests {
     }
 
     #[test]
+    fn precision_and_dtype_say_the_same() {
+        let both = |model: &str, train: &str| {
+            let text = GOOD.replace("dir: model", &format!("dir: model{model}"));
+            let text = text.replace("steps: 4", &format!("steps: 4{train}"));
+            parse(Path::new("dflop.yaml"), &text)
+                .map(|config| (config.model.dtype, config.train.precision))
+                .map_err(|error| error.to_string())
+        };
+        let pair = |dtype: &str, precision: &str| Ok((dtype.to_owned(), precision.to_owned()));
+        assert_eq!(both("", ""), pair("float32", "fp32"));
+        assert_eq!(both("", ", precision: bf16"), pair("bfloat16", "bf16"));
+        assert_eq!(both(", dtype: bfloat16", ""), pair("bfloat16", "bf16"));
+        let text = both(", dtype: bfloat16", ", precision: fp32").unwrap_err();
+        assert!(
+            text.contains("line 4: train.precision: `fp32`, must be `bf16`: `model.dtype` is `bfloat16`"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn every_arm_can_train() {
         for arm in ["blind", "tokens", "balanced-ahead", "ordered", "shaped", "aware-ahead"] {
             let text = GOOD.replace("steps: 4", &format!("steps: 4, schedule: {arm}"));
@@ -513,7 +610,7 @@ mod tests {
             "line 10: train.prefetch_depth: 0, must be an integer from 1 to 1000",
             "line 11: train.giants: `defer` needs `train.giant_llm_tokens`: which samples wait",
             "line 12: train.bucket_tokens_max: 0, must be an integer from 1 to 1099511627776",
-            "line 13: extra: unknown key, known are: model, data, cluster, train",
+            "line 13: extra: unknown key, known are: model, data, cluster, train, checkpoint",
         ] {
             assert!(text.contains(expected), "{expected}\n---\n{text}");
         }

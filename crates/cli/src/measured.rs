@@ -11,7 +11,8 @@ use std::path::Path;
 pub(crate) struct StepMetrics {
     pub(crate) step: u64,
     pub(crate) arm: String,
-    pub(crate) loss: f64,
+    /// `None` where it was no finite number.
+    pub(crate) loss: Option<f64>,
     /// Start of the first action to the end of the optimizer, in nanoseconds.
     pub(crate) step_ns: u64,
     /// Predicted by the simulator before the step ran, in nanoseconds.

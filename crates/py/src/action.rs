@@ -15,6 +15,16 @@ impl From<&dflop_types::Action> for Action {
     }
 }
 
+/// The letter of a kind of action.
+pub(crate) const fn letter(kind: ActionKind) -> char {
+    match kind {
+        ActionKind::F => 'F',
+        ActionKind::B => 'B',
+        ActionKind::I => 'I',
+        ActionKind::W => 'W',
+    }
+}
+
 #[pymethods]
 impl Action {
     #[staticmethod]
@@ -34,13 +44,8 @@ impl Action {
     }
 
     #[getter]
-    fn letter(&self) -> &'static str {
-        match self.0.kind {
-            ActionKind::F => "F",
-            ActionKind::B => "B",
-            ActionKind::I => "I",
-            ActionKind::W => "W",
-        }
+    fn letter(&self) -> char {
+        letter(self.0.kind)
     }
 
     #[getter]

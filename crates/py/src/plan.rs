@@ -1,10 +1,12 @@
 //! Plans, schedules and global batches, as the runtime sees them.
 
 use crate::SIGNALS_EVERY;
-use crate::action::Action;
+use crate::action::{Action, letter};
 use crate::error::{Kind, artifact, map, raise};
 use dflop_step::{Arm, Correction, GiantRule, Prefetch, StepScheduler as Scheduler};
-use dflop_types::{Component, ModelProfile, Placement, Rank, Recompute, SampleIndex, Span, StageIndex};
+use dflop_types::{
+    ActionKind, Component, ModelProfile, Placement, Rank, Recompute, SampleIndex, Span, StageIndex,
+};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -297,6 +299,17 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
         .collect()
 }
 
+/// Rank, letter, predicted and measured nanoseconds of one step's actions of a kind; and of what follows them.
+type ObservedStep = (Vec<(u32, char, u64, u64)>, u64);
+
+/// The kind of action that a letter names.
+fn kind(letter: char) -> PyResult<ActionKind> {
+    let action: Result<dflop_types::Action, _> = format!("0{letter}0").parse();
+    action
+        .map(|a| a.kind)
+        .map_err(|e: dflop_types::ParseActionError| raise(Kind::Schedule, &e.to_string(), None))
+}
+
 /// Parts by name in bytes, tensor bytes, all bytes, and the moment.
 type RankBytes = (Vec<(&'static str, u64)>, u64, u64, String);
 
@@ -408,6 +421,26 @@ impl StepScheduler {
         let spans = self::spans(spans)?;
         let mut correction = self.correction.lock().unwrap_or_else(PoisonError::into_inner);
         self.scheduler.observe(&mut correction, &schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))
+    }
+
+    fn correction(&self) -> Vec<ObservedStep> {
+        let correction = self.correction.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let named = |(Rank(rank), kind, predicted, measured)| (rank, letter(kind), predicted, measured);
+        let steps = correction.steps().into_iter();
+        steps.map(|(sums, tail_ns)| (sums.into_iter().map(named).collect(), tail_ns)).collect()
+    }
+
+    fn correct_by(&self, steps: Vec<ObservedStep>) -> PyResult<()> {
+        let mut read = Vec::new();
+        for (sums, tail_ns) in steps {
+            let sums: PyResult<Vec<_>> = sums
+                .into_iter()
+                .map(|(rank, kind, p, m)| Ok((Rank(rank), self::kind(kind)?, p, m)))
+                .collect();
+            read.push((sums?, tail_ns));
+        }
+        *self.correction.lock().unwrap_or_else(PoisonError::into_inner) = Correction::of_steps(read);
+        Ok(())
     }
 
     fn memory(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<Vec<RankBytes>> {

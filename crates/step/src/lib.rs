@@ -33,7 +33,7 @@ mod tokens;
 pub use arm::{Arm, Method, ParseArmError};
 pub use error::StepError;
 pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
-pub use judge::correction::Correction;
+pub use judge::correction::{Correction, Sum};
 pub use judge::outlier::{Outlier, Outliers};
 pub use judge::predict::Coverage;
 pub use place::nodes::Traffic;

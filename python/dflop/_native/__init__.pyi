@@ -364,6 +364,13 @@ class StepScheduler:
         self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
     ) -> None:
         """Remembers a measured step for `predict_corrected_ns`; spans as for `idle_by_cause`."""
+    def correction(self) -> list[tuple[list[tuple[int, str, int, int]], int]]:
+        """What `observe` remembers, oldest step first, for a checkpoint.
+
+        A step is its sums (rank, letter of the action, predicted ns, measured ns) and the ns of its tail.
+        """
+    def correct_by(self, steps: Sequence[tuple[Sequence[tuple[int, str, int, int]], int]]) -> None:
+        """Remembers such steps instead of what is remembered; ScheduleError for a letter of no action."""
     def memory(self, schedule: Schedule) -> list[tuple[list[tuple[str, int]], int, int, str]]:
         """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.
 

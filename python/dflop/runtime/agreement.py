@@ -32,11 +32,23 @@ class Statement:
     """Digest of the sizes of the global batch's samples, by this rank's data profile."""
     num_targets: int
     """Positions with loss on this rank."""
-    wants_stop: bool
-    """This process was interrupted."""
+    stop: int
+    """Number of the signal that told this process to stop; 0: none did."""
+    save_failed: bool = False
+    """The checkpoint that this rank was writing has failed."""
 
 
-def agree(mesh: Mesh, own: Statement, label_tokens: int) -> bool:
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know alike before a step."""
+
+    stop: int
+    """Number of a signal that told some rank to stop, the largest of several; 0: train on."""
+    save_failed: bool
+    """The checkpoint under way has failed on some rank."""
+
+
+def agree(mesh: Mesh, own: Statement, label_tokens: int) -> Agreement:
     """Compares what the ranks are about to do, and tells whether one wants to stop.
 
     Every rank must call it before each step; sends 512 bytes to all; blocks until all have come, and so is
@@ -48,7 +60,7 @@ def agree(mesh: Mesh, own: Statement, label_tokens: int) -> bool:
         label_tokens: Of the global batch, by the schedule: what the loss will be divided by.
 
     Returns:
-        Whether some rank wants to stop, on every rank alike.
+        Whether some rank wants to stop, or failed to save; on every rank alike.
 
     Raises:
         RankError: Ranks differ in step, schedule or samples, or the label tokens are not those of the
@@ -68,7 +80,7 @@ def agree(mesh: Mesh, own: Statement, label_tokens: int) -> bool:
     if num_targets != label_tokens:
         message = f"the ranks hold {num_targets} label tokens, the schedule divides by {label_tokens}"
         raise RankError(message)
-    return any(s.wants_stop for s in statements)
+    return Agreement(max(s.stop for s in statements), any(s.save_failed for s in statements))
 
 
 def _check_equal(field: str, values: Sequence[object]) -> None:

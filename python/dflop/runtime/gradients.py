@@ -9,6 +9,7 @@ Here each of them has all of it; `sharded.py` has gradients that are cut among t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,14 +67,13 @@ class Gradients:
         """All parameters of this rank, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
         self._flats: list[_Flat] = []
-        kinds = {(holders[name], p.dtype) for name, p in self.parameters.items()}
-        for ranks, dtype in sorted(kinds, key=str):
-            members = [
-                p for name, p in self.parameters.items() if holders[name] == ranks and p.dtype == dtype
-            ]
-            flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=mesh.device)
+        for ranks in sorted({holders[name] for name in self.parameters}):
+            members = [p for name, p in self.parameters.items() if holders[name] == ranks]
+            # Float32 whatever the weights are: in bfloat16 what a late microbatch adds would be lost.
+            flat = torch.zeros(sum(p.numel() for p in members), dtype=torch.float32, device=mesh.device)
             offset = 0
             for p in members:
+                p.grad_dtype = torch.float32
                 p.grad = flat[offset : offset + p.numel()].view_as(p)
                 offset += p.numel()
             self._flats.append(_Flat(flat, ranks, groups[ranks].whole))
@@ -124,10 +124,10 @@ class Gradients:
             max_norm: The largest norm allowed; none clips nothing.
 
         Returns:
-            The norm before clipping, equal on all ranks.
+            The norm before clipping, equal on all ranks; where it is not finite, nothing was scaled.
 
         Raises:
-            RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
+            RankError: Another rank has gone.
         """
         own = self._mesh.rank
         counted = [flat.gradients for flat in self._flats if flat.holders[0] == own]
@@ -148,24 +148,17 @@ def clip(
         max_norm: The largest norm allowed; none clips nothing.
 
     Returns:
-        The norm before clipping, equal on all ranks.
+        The norm before clipping, equal on all ranks; where it is not finite, nothing was scaled.
 
     Raises:
-        RankError: The norm is not finite (no gradient was scaled), or another rank has gone.
+        RankError: Another rank has gone.
     """
     squares = [squared_norm(gradients) for gradients in counted]
     total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
     with talking("sum the gradients' norm"):
         dist.all_reduce(total, group=mesh.control)
     norm = float(total.sqrt())
-    if not torch.isfinite(total):
-        message = f"the norm of the gradients is {norm}, must be finite"
-        hint = (
-            "lower `train.learning_rate` or `train.max_grad_norm`; "
-            "`metrics.jsonl` shows how loss and norm went before"
-        )
-        raise RankError(message, hint, is_of_all=True)
-    if max_norm is not None and norm > max_norm:
+    if max_norm is not None and max_norm < norm < math.inf:
         for gradients in scaled:
             gradients.mul_(max_norm / norm)
     return norm

@@ -1,18 +1,23 @@
 """What a run writes, on the leader: a line a step in three files, TensorBoard events, progress on stderr.
 
 Every line is on disk when its step ends, so a run that is stopped leaves all steps it finished. No file of an
-earlier run is touched before the first step has ended: a run that comes to nothing leaves what was there.
+earlier run is touched before the first step has ended: a run that comes to nothing leaves what was there. A
+run that goes on from a checkpoint adds lines to the files of its directory (`resume.py`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from dflop.runtime.resume import cut_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,19 +33,20 @@ FILES = ("metrics", "trace", "schedules")
 class Lines:
     """A file of whole lines: one that the disk has no room for is taken back."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file anew.
+    def __init__(self, path: Path, *, is_new: bool = True) -> None:
+        """Opens the file.
 
         Args:
             path: Of the file.
+            is_new: Whether it begins empty; else lines are added to those it has.
 
         Raises:
             OSError: It cannot be written.
         """
         self._path = path
         # Without a buffer, which would try once more what failed when it is closed.
-        self._file = path.open("wb", buffering=0)
-        self._num_bytes = 0
+        self._file = path.open("wb" if is_new else "ab", buffering=0)
+        self._num_bytes = 0 if is_new else self._file.tell()
 
     def add(self, record: dict[str, Any]) -> None:
         """Writes a record as a line.
@@ -64,6 +70,11 @@ class Lines:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._num_bytes += num_bytes
 
+    def sync(self) -> None:
+        """Waits until the disk has what was written; a device has nothing to wait for."""
+        with suppress(OSError):
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Nothing is left to be written."""
         self._file.close()
@@ -72,25 +83,35 @@ class Lines:
 class Journal:
     """The files of one run."""
 
-    def __init__(self, out: Path, num_turns: int, request: Path | None = None, verb: str = "train") -> None:
+    def __init__(
+        self,
+        out: Path,
+        num_turns: int,
+        request: Path | None = None,
+        verb: str = "train",
+        first_step: int | None = None,
+    ) -> None:
         """Writes nothing yet.
 
         Args:
             out: Directory; made if missing, once there is something to write.
-            num_turns: Training steps to come, for the progress line.
+            num_turns: Training steps of the run, for the progress line.
             request: File with what the run was asked to do, which becomes `request.json` beside the others.
             verb: Of the command line, for the progress line.
+            first_step: Where the run of this directory goes on; none: a new run begins.
         """
         self._out = out
+        self._first_step = first_step
         self._request = request
         self._verb = verb
         self._memory: list[str] = []
         self._files: dict[str, Lines] = {}
         self._tensorboards: dict[str, SummaryWriter] = {}
         self._num_turns = num_turns
-        self._num_done = 0
-        self.num_written = 0
+        self._num_before = self._num_done = first_step or 0
+        self.num_written = first_step or 0
         """Steps in `metrics.jsonl`."""
+        self._began_s = time.monotonic()
         self._shown_s = 0.0
         self._step_ns = 0
         self._wait_ns = 0
@@ -102,13 +123,21 @@ class Journal:
         return bool(self._files)
 
     def _begin(self) -> None:
-        """Makes the files of an earlier run go, all of them before there is a line of this one."""
-        out = self._out
+        """Cuts the files back to where the run goes on, or makes those of an earlier run go.
+
+        All of it before there is a line of this run.
+        """
+        out, is_new = self._out, self._first_step is None
         out.mkdir(parents=True, exist_ok=True)
-        files = {name: Lines(out / f"{name}.jsonl") for name in FILES}
-        (out / "memory.jsonl").unlink(missing_ok=True)
-        # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
-        shutil.rmtree(out / "tensorboard", ignore_errors=True)
+        if self._first_step is not None:
+            cut_back(out, self._first_step, FILES)
+        files = {name: Lines(out / f"{name}.jsonl", is_new=is_new) for name in FILES}
+        if is_new:
+            for name in ("memory", *(f"{name}.undone" for name in FILES)):
+                (out / f"{name}.jsonl").unlink(missing_ok=True)
+            # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
+            for folder in ("tensorboard", "checkpoints"):
+                shutil.rmtree(out / folder, ignore_errors=True)
         if self._request is None:
             (out / "request.json").unlink(missing_ok=True)
         else:
@@ -130,8 +159,8 @@ class Journal:
         self._line("metrics", metrics)
         self.num_written += 1
         values = {
-            "train/loss": metrics["loss"],
-            "train/grad_norm": metrics["grad_norm"],
+            "train/loss": _number(metrics["loss"]),
+            "train/grad_norm": _number(metrics["grad_norm"]),
             "step/ms": metrics["step_ns"] / 1e6,
             "step/predicted_ms": metrics["predicted_ns"] / 1e6,
             "step/bubble_ratio": metrics["bubble_ratio"],
@@ -147,9 +176,14 @@ class Journal:
     def memory(self, record: dict[str, Any], summary: list[str]) -> None:
         """One line in `memory.jsonl`; `summary` is shown when the run ends."""
         if "memory" not in self._files:
-            self._files["memory"] = Lines(self._out / "memory.jsonl")
+            self._files["memory"] = Lines(self._out / "memory.jsonl", is_new=self._first_step is None)
         self._line("memory", record)
         self._memory += summary
+
+    def sync(self) -> None:
+        """Waits until the disk has all lines: a checkpoint must not know of steps that the journals lack."""
+        for file in self._files.values():
+            file.sync()
 
     def note(self, text: str) -> None:
         """A line on stderr that stays, beside the progress."""
@@ -171,10 +205,14 @@ class Journal:
         self._shown_s = now
         width = 24
         filled = width * self._num_done // max(1, self._num_turns)
+        # What has passed since the run began (or went on), all waits included, goes on as it went.
+        steps_per_s = (self._num_done - self._num_before) / max(1e-9, now - self._began_s)
+        left_s = round((self._num_turns - self._num_done) / steps_per_s)
         text = (
             f"{self._verb} [{'#' * filled}{'.' * (width - filled)}] {self._num_done}/{self._num_turns}  "
-            f"{'' if is_recorded else 'warm-up, '}{metrics['arm']}  loss {metrics['loss']:.4f}  "
-            f"{metrics['step_ns'] / 1e6:.0f} ms  idle {metrics['bubble_ratio'] * 100:.0f} %"
+            f"{'' if is_recorded else 'warm-up, '}{metrics['arm']}  loss {_number(metrics['loss']):.4f}  "
+            f"{metrics['step_ns'] / 1e6:.0f} ms  idle {metrics['bubble_ratio'] * 100:.0f} %  "
+            f"{metrics['tokens'] / (metrics['step_ns'] / 1e9):.0f} tokens/s  {timedelta(seconds=left_s)} left"
         )
         if is_terminal:
             sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if is_last else ""))
@@ -184,12 +222,13 @@ class Journal:
 
     def close(self) -> None:
         """Shows how long schedules were waited for and what memory was measured, and closes all files."""
-        if sys.stderr.isatty() and 0 < self._num_done < self._num_turns:
+        num_here = self._num_done - self._num_before
+        if sys.stderr.isatty() and num_here > 0 and self._num_done < self._num_turns:
             sys.stderr.write("\n")
-        if self._num_done > 0:
+        if num_here > 0:
             longest_ns, step = self._longest_wait
             sys.stderr.write(
-                f"schedules: waited {self._wait_ns / 1e6:.2f} ms in {self._num_done} steps, "
+                f"schedules: waited {self._wait_ns / 1e6:.2f} ms in {num_here} steps, "
                 f"{100 * self._wait_ns / self._step_ns:.3f} % of their time "
                 f"(most: {longest_ns / 1e6:.2f} ms, step {step})\n"
             )
@@ -210,8 +249,15 @@ class Journal:
         if arm not in self._tensorboards:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._tensorboards[arm] = SummaryWriter(str(self._out / "tensorboard" / arm))
+            folder = str(self._out / "tensorboard" / arm)
+            # Curves of steps that are trained again are hidden from there on.
+            self._tensorboards[arm] = SummaryWriter(folder, purge_step=self._first_step)
         return self._tensorboards[arm]
+
+
+def _number(value: float | None) -> float:
+    """A value as a number: what is none of them stands as null in a line."""
+    return math.nan if value is None else value
 
 
 @contextmanager

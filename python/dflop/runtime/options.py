@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop.runtime.rates import COMPONENTS, Rates
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -36,13 +38,16 @@ class Options:
     """Hashes of plan and data profile, for the log of this run."""
     model_dir: Path
     dtype: str
+    """What forward and backward compute in: `float32` or `bfloat16`."""
     device: str
     init: str
     """`pretrained`: the parameters are read from `model_dir`; `random`: they are drawn with `seed`."""
     recipe: str
     """What trains, as in `full`; see `models/recipes.py`."""
-    learning_rate: float
+    rates: Rates
+    """Learning rates over the steps."""
     weight_decay: float
+    """AdamW's, of all but norms and biases."""
     max_grad_norm: float | None
     seed: int
     arm: Arm
@@ -70,6 +75,14 @@ class Options:
     """File with all of this, where one command started the ranks; the run takes it into its directory."""
     timeout_s: float
     """A rank that waits longer than this for another gives up."""
+    resume: str | None
+    """`auto`, or a checkpoint or run to go on from; none: from the beginning."""
+    checkpoint_every: int | None
+    """Steps from one checkpoint to the next; none: only when the run ends, or is ended."""
+    checkpoint_keep: int
+    """Checkpoints to keep, the newest; at least 1."""
+    skipped_steps_max: int
+    """Steps in a row that may be skipped because their gradient is no finite number."""
 
     @staticmethod
     def of_request(request: Mapping[str, Any]) -> Options:
@@ -102,7 +115,7 @@ class Options:
             device=config["cluster"]["device"],
             init=train["init"],
             recipe=train["recipe"],
-            learning_rate=float(train["learning_rate"]),
+            rates=_rates(train, int(request["steps"])),
             weight_decay=float(train["weight_decay"]),
             max_grad_norm=None if train["max_grad_norm"] is None else float(train["max_grad_norm"]),
             seed=int(train["seed"]),
@@ -117,6 +130,23 @@ class Options:
             bucket_tokens_max=train["bucket_tokens_max"],
             profile_device=request.get("profile_device"),
             request_path=Path(path) if (path := request.get("request_path")) else None,
-            # As long as c10d's own for gloo: the first step on a large model may take minutes on one rank.
-            timeout_s=float(request.get("timeout_s", 1800.0)),
+            timeout_s=float(request.get("timeout_s", train["timeout_seconds"])),
+            resume=request.get("resume"),
+            checkpoint_every=config["checkpoint"]["every"],
+            checkpoint_keep=int(config["checkpoint"]["keep"]),
+            skipped_steps_max=int(train["skipped_steps_max"]),
         )
+
+
+def _rates(train: Mapping[str, Any], num_steps: int) -> Rates:
+    """Learning rates, from `train` of a checked configuration."""
+    own = {component: train[f"{component}_learning_rate"] for component in COMPONENTS}
+    rate = train["learning_rate"]
+    decay_steps = train["decay_steps"]
+    return Rates(
+        peak={component: float(rate if peak is None else peak) for component, peak in own.items()},
+        schedule=train["learning_rate_schedule"],
+        num_steps=num_steps,
+        warmup_steps=int(train["warmup_steps"]),
+        decay_steps=max(1, num_steps // 10) if decay_steps is None else int(decay_steps),
+    )

@@ -62,7 +62,7 @@ class PeakMeter:
         device: torch.device,
         pieces: Collection[nn.Module],
         held: Iterable[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
+        states: Iterable[torch.Tensor],
     ) -> None:
         """Nothing measured yet.
 
@@ -70,14 +70,13 @@ class PeakMeter:
             device: Of this rank.
             pieces: Of this rank, as a step finds them.
             held: Their parameters between steps, with their gradients: shards, where they are cut.
-            optimizer: That has made one update at least: before that it has no states.
+            states: What the optimizer holds beside them.
         """
         self._device = device
         self._counter = ByteCounter(device)
-        states = [value for state in optimizer.state.values() for value in state.values()]
         parameters = [*held, *(p for piece in pieces for p in piece.parameters())]
         buffers = [b for piece in pieces for b in piece.buffers()]
-        on_device = [t for t in states if isinstance(t, torch.Tensor) and t.device.type == device.type]
+        on_device = [t for t in states if t.device.type == device.type]
         self._held_bytes = tensor_bytes([*parameters, *(p.grad for p in parameters), *buffers, *on_device])
         self._start_bytes = self._held_bytes
 

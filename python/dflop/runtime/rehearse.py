@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-GATHERS_LAYERS = 3
-"""The ZeRO stage in which ranks meet in each action."""
-
-
 class Rehearser:
     """One rank of a rehearsal."""
 
@@ -69,8 +65,7 @@ class Rehearser:
         self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
         self._batches = self._agreed_batches()
         self._schedules = Schedules(mesh, options, self._batches)
-        meeting = self._meeting_group()
-        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal, meeting) for stage in mesh.stages}
+        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal) for stage in mesh.stages}
         self._messages = RehearsedMessages(mesh)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
@@ -127,21 +122,6 @@ class Rehearser:
         assert isinstance(own, dist.ProcessGroup)
         return own
 
-    def _meeting_group(self) -> dist.ProcessGroup | None:
-        """The ranks among which layers are cut and gathered (colocated ZeRO-3); else none."""
-        plan = self._mesh.plan
-        if plan.placement != "colocated" or plan.zero < GATHERS_LAYERS:
-            return None
-        width = plan.shard_ranks or self._mesh.num_ranks
-        own = None
-        for first in range(0, self._mesh.num_ranks, width):
-            members = list(range(first, first + width))
-            group = dist.new_group(members, backend="gloo", timeout=self._mesh.timeout)
-            if self._mesh.rank in members:
-                own = group
-        assert isinstance(own, dist.ProcessGroup)
-        return own
-
     def _times(self, turn: Turn) -> StepTimes:
         """How long this rank's actions take, from the leader."""
         of_ranks: list[Any] | None = None
@@ -161,10 +141,10 @@ class Rehearser:
         for stage in self._stages.values():
             stage.take(work, times)
         self._messages.transfer_ns = times.transfer
-        wants_stop = self._interrupt.is_set
+        stop = self._interrupt.number
         # No rank but the leader has the data profile, so only the schedules are compared.
-        statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, wants_stop)
-        if agree(self._mesh, statement, turn.schedule.label_tokens):
+        statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, stop)
+        if agree(self._mesh, statement, turn.schedule.label_tokens).stop:
             return False
         self._recorder.begin()
         self._executor.run_step(work, actions)

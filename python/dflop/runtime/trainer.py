@@ -2,7 +2,8 @@
 
 A step:      pack samples | agree (barrier) | actions | sum and clip gradients | AdamW | write
              data_wait_ns                   |<------------- step_ns ------------------>|
-A run:       while step k runs, schedule k + 2 is computed and the samples of k + 1 are decoded
+A run:       while step k runs, schedule k + 2 is computed and the samples of k + 1 are decoded; a checkpoint
+             every few steps, at the end, and where a signal ends the run
 Comparison:  schedules and samples of a round are made ready, then one arm runs after the other
 Replay:      as a run, with the turns and schedules of a log
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -28,16 +30,21 @@ from dflop.models.recompute import recomputing
 from dflop.parallel.shard import layers_of
 from dflop.runtime.agreement import Statement, agree
 from dflop.runtime.build import build_pieces
+from dflop.runtime.checkpoint import Saver
+from dflop.runtime.clock import Clock
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
-from dflop.runtime.interrupt import INTERRUPTED, Interrupt
+from dflop.runtime.guard import Guard
+from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.messages import Messages
+from dflop.runtime.optim import Optimizer, undecayed
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.progress import say
 from dflop.runtime.records import step_metrics
+from dflop.runtime.resume import Resume, find
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.sharded import gradients_of
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
@@ -49,9 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dflop._native import Schedule
-
-BETAS = (0.9, 0.999)
-"""AdamW's; PyTorch's default."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Trainer:
 
         Raises:
             Error: An artifact, the model or the data cannot be used.
+            RankError: The checkpoint to go on from cannot be used.
             OSError: A file cannot be read, or the directory cannot be written.
         """
         self._options = options
@@ -94,21 +99,27 @@ class Trainer:
             [] if limit is None else self._dataset.giants(limit),
             options.giant_steps_max,
         )
+        self._place = {
+            "data_profile": options.made_from["data_profile"],
+            "num_samples": len(self._dataset),
+            "seed": options.seed,
+            "global_batch_size": mesh.plan.global_batch_size,
+            "giant_llm_tokens": limit,
+            "giant_steps_max": None if limit is None else options.giant_steps_max,
+        }
+        self._resume = self._found()
+        self._first_step = 0 if self._resume is None else self._resume.step
         self._schedules = Schedules(mesh, options, self._batches)
         adapter = load_adapter(options.model_dir)
         self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
         torch.manual_seed(options.seed)
         pieces = build_pieces(adapter, mesh, options, self._dtype)
+        without_decay = undecayed(pieces.values())
         self._gradients = gradients_of(pieces, mesh)
-        # PyTorch's optimizer takes no empty list, and all of this rank may be frozen.
-        trained = list(self._gradients.parameters.values()) or [torch.nn.Parameter(torch.empty(0))]
-        self._optimizer = torch.optim.AdamW(
-            trained,
-            lr=options.learning_rate,
-            betas=BETAS,
-            weight_decay=options.weight_decay,
-            foreach=True,
+        self._optimizer = Optimizer(
+            self._gradients.parameters, options.rates, options.weight_decay, without_decay
         )
+        self._guard = Guard(options.skipped_steps_max)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
         self._pieces = pieces
         self._stages = {
@@ -121,9 +132,19 @@ class Trainer:
         num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
         if self._log is not None:
             num_turns = len(self._log)
-        self._journal = Journal(options.out, num_turns, options.request_path) if mesh.is_leader else None
+        self._saver = Saver(mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer)
+        self._journal: Journal | None = None
+        if mesh.is_leader:
+            continues = self._resume is not None and self._resume.continues(options.out)
+            first_step = self._first_step if continues else None
+            self._journal = Journal(options.out, num_turns, options.request_path, first_step=first_step)
+        if self._resume is not None:
+            self._load(self._resume)
+        self._clock = Clock()
         self.step: int | None = None
         """The step under way, for error messages."""
+        self.stop = 0
+        """Number of the signal that ended the run; 0: none."""
 
     @property
     def action(self) -> str | None:
@@ -156,6 +177,8 @@ class Trainer:
             return
         if journal.has_begun:
             words = f"after {journal.num_written} steps; metrics are in {self._options.out}"
+            if self._saver.last_step is not None:
+                words += f"\nhint: go on from step {self._saver.last_step} with `dflop train --resume auto`"
         elif self._options.request_path is None:
             words = "before the first step; nothing is written"
         else:
@@ -166,8 +189,12 @@ class Trainer:
 
     def _run_turns(self) -> bool:
         turns = (
-            steps(self._options, self._schedules, self._batches) if self._log is None else replayed(self._log)
+            steps(self._options, self._schedules, self._batches, self._first_step)
+            if self._log is None
+            else replayed(self._log)
         )
+        every = self._options.checkpoint_every
+        num_trained = self._first_step
         coming = next(turns, None)
         if coming is not None:
             self._prefetch(coming)
@@ -175,9 +202,67 @@ class Trainer:
             turn, coming = coming, next(turns, None)
             if coming is not None:
                 self._prefetch(coming)
+            self._clock.lap("schedule")
             if not self._train(turn):
+                self._save(num_trained)
+                self._saver.finish()
                 return False
+            num_trained = turn.step + 1
+            if every is not None and num_trained % every == 0:
+                self._save(num_trained)
+            self._clock.lap("checkpoint")
+        self._save(num_trained)
+        self._saver.finish()
         return True
+
+    def _found(self) -> Resume | None:
+        """Where the run goes on, as the leader finds it; none: it begins. Every rank must call it; blocks."""
+        if self._options.resume is None:
+            return None
+        found: list[Resume | RankError | None] = [None]
+        if self._mesh.is_leader:
+            try:
+                found = [find(self._options.resume, self._options.out, self._place)]
+            except RankError as error:
+                found = [error]
+        with talking("find the checkpoint"):
+            dist.broadcast_object_list(found, src=0, group=self._mesh.control)
+        if isinstance(found[0], RankError):
+            raise found[0]
+        return found[0]
+
+    def _load(self, resume: Resume) -> None:
+        """Goes on from a checkpoint. Every rank must call it; blocks until all have read theirs."""
+        if resume.path is None:
+            say("no checkpoint yet: beginning anew")
+            return
+        say(f"going on from {resume.path}")
+        self._saver.load(resume.path)
+        self._guard.load(resume.manifest["guard"])
+        scheduler = self._schedules.scheduler
+        # What ranks took says nothing of those of another plan.
+        if scheduler is not None and resume.manifest["made_from"] == self._options.made_from:
+            steps = resume.manifest["correction"]
+            scheduler.correct_by([([tuple(one) for one in sums], tail_ns) for sums, tail_ns in steps])
+
+    def _save(self, num_trained: int) -> None:
+        """A checkpoint, unless there is that one. Every rank must call it between the same two steps."""
+        if num_trained == (self._saver.last_step or 0) or self._log is not None:
+            return
+        about: dict[str, Any] = {}
+        scheduler, journal = self._schedules.scheduler, self._journal
+        if scheduler is not None and journal is not None:
+            journal.sync()
+            about = {
+                "place": self._place,
+                "made_from": self._options.made_from,
+                "num_ranks": self._mesh.num_ranks,
+                "precision": self._options.dtype,
+                "learning_rates": self._options.rates.at(num_trained),
+                "guard": self._guard.state(),
+                "correction": scheduler.correction(),
+            }
+        self._saver.save(num_trained, about)
 
     def _run_rounds(self) -> bool:
         arms, warmup = self._options.compare, self._options.warmup_pairs
@@ -220,12 +305,19 @@ class Trainer:
             schedule=turn.schedule.digest(),
             samples=self._dataset.digest(turn.samples),
             num_targets=work.num_targets,
-            wants_stop=self._interrupt.is_set,
+            stop=self._interrupt.number,
+            save_failed=self._saver.has_failed,
         )
         # Here before the first step only, and after a checkpoint: the tail of a step gathers for the next.
         self._gradients.gather()
         data_wait_ns = time.monotonic_ns() - began_ns
-        if agree(self._mesh, statement, turn.schedule.label_tokens):
+        self._clock.lap("pack")
+        agreement = agree(self._mesh, statement, turn.schedule.label_tokens)
+        self._clock.lap("agree")
+        if agreement.save_failed:
+            self._saver.finish()
+        self.stop = agreement.stop
+        if self.stop:
             return False
         self._recorder.begin()
         meter = self._meter(turn)
@@ -236,7 +328,8 @@ class Trainer:
                 meter.phase(OPTIMIZER)
             self._gradients.reduce()
             grad_norm = self._gradients.clip(self._options.max_grad_norm)
-            self._optimizer.step()
+            if not self._guard.skips(grad_norm):
+                self._optimizer.step(turn.step)
             self._gradients.zero()
             self._gradients.gather()
             self._recorder.add("tail", tail)
@@ -244,6 +337,7 @@ class Trainer:
         for stage in self._stages.values():
             stage.copies_inputs = False
         report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak)
+        self._clock.lap("step")
         reports: list[RankReport | None] | None = None
         if self._mesh.is_leader:
             reports = [None for _ in range(self._mesh.num_ranks)]
@@ -253,6 +347,7 @@ class Trainer:
             self._record(turn, grad_norm, [r for r in reports if r is not None])
         # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
         gc.collect(0)
+        self._clock.lap("write")
         return True
 
     def _meter(self, turn: Turn) -> PeakMeter | None:
@@ -262,7 +357,7 @@ class Trainer:
         for stage in self._stages.values():
             stage.copies_inputs = True
         held = self._gradients.held.values()
-        return PeakMeter(self._mesh.device, self._pieces.values(), held, self._optimizer)
+        return PeakMeter(self._mesh.device, self._pieces.values(), held, self._optimizer.tensors())
 
     def _record(self, turn: Turn, grad_norm: float, reports: list[RankReport]) -> None:
         """Writes a step, on the leader."""
@@ -278,8 +373,11 @@ class Trainer:
         metrics |= {
             "epoch": self._batches.epoch(turn.step),
             "init": self._options.init,
-            "loss": sum(r.loss for r in reports),
-            "grad_norm": grad_norm,
+            "loss": _finite(sum(r.loss for r in reports)),
+            "grad_norm": _finite(grad_norm),
+            "was_skipped": self._guard.in_row > 0,
+            "learning_rates": self._options.rates.at(turn.step),
+            "clock_ns": self._clock.take(),
         }
         if metrics["deferred"]:
             waited = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
@@ -287,6 +385,11 @@ class Trainer:
         if turn.schedule.giants:
             ids = ", ".join(map(str, turn.schedule.giants))
             journal.note(f"step {turn.step}: the pipeline runs empty around samples too large for it: {ids}")
+        if self._guard.in_row > 0:
+            journal.note(
+                f"step {turn.step}: the norm of the gradients is {grad_norm}, must be finite: "
+                f"the step is skipped, {self._guard.num_skipped} so far"
+            )
         if turn.schedule.was_stopped:
             journal.note(f"step {turn.step}: the search for a schedule was stopped by its wall limit")
         key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
@@ -317,7 +420,8 @@ def train(request: Mapping[str, Any]) -> int:
         request: As the command line makes it; see `Options`.
 
     Returns:
-        The exit status: 0 done, 1 failed, 130 interrupted (all steps up to then are written).
+        The exit status: 0 done, 1 failed, 128 and the number of the signal that ended it (130 after Ctrl-C):
+        all steps up to then are written, and a checkpoint.
     """
     coordinates, is_leader = "rank not placed yet", True
     trainer: Trainer | None = None
@@ -348,7 +452,7 @@ def train(request: Mapping[str, Any]) -> int:
                 return 1
         complain(describe(coordinates, step, action, error), error)
         return 1
-    return 0 if is_done else INTERRUPTED
+    return 0 if is_done else 128 + trainer.stop
 
 
 def check_device(options: Options, device: torch.device) -> None:
@@ -370,3 +474,8 @@ def check_device(options: Options, device: torch.device) -> None:
             f"this machine has {name}: measure it with `dflop profile model`, or pass `--other-device`"
         )
         raise RankError(message)
+
+
+def _finite(value: float) -> float | None:
+    """The value; none where it is no number that JSON has."""
+    return value if math.isfinite(value) else None

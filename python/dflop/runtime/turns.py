@@ -39,7 +39,9 @@ class Turn:
     """Samples of it that had to wait for it, with the steps that they waited."""
 
 
-def steps(options: Options, schedules: Schedules, batches: GlobalBatches) -> Iterator[Turn]:
+def steps(
+    options: Options, schedules: Schedules, batches: GlobalBatches, first_step: int = 0
+) -> Iterator[Turn]:
     """The turns of a run with one arm.
 
     Every rank must come for each of them; blocks until its schedule is there.
@@ -48,16 +50,17 @@ def steps(options: Options, schedules: Schedules, batches: GlobalBatches) -> Ite
         options: Of the run.
         schedules: Computes them.
         batches: Which samples each step has.
+        first_step: Steps trained before.
 
     Yields:
         A turn a step; `options.prefetch_depth` schedules are computed or under way by then, its own included.
     """
     arm, depth = options.arm, options.prefetch_depth
-    for step in range(min(depth, options.steps)):
+    for step in range(first_step, min(first_step + depth, options.steps)):
         schedules.submit(step, arm)
-    for step in range(options.steps):
+    for step in range(first_step, options.steps):
         # The caller comes for a turn before it trains the one before: that is when a place is free.
-        if step > 0 and step - 1 + depth < options.steps:
+        if step > first_step and step - 1 + depth < options.steps:
             schedules.submit(step - 1 + depth, arm)
         schedule, waited_ns = schedules.take(step, arm)
         samples, deferred = batches.batch(step), batches.deferred(step)

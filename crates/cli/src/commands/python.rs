@@ -154,7 +154,9 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     // Estimated for a device of a table, under the table's name: no machine has that very one.
     let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
     let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
-    check_empty(&out, arguments.force)?;
+    if !continues(&out, arguments.resume.as_deref())? {
+        check_empty(&out, arguments.force)?;
+    }
     // Giants that are refused, before any rank starts.
     inputs.batches(&plan)?;
     let steps = arguments.steps.unwrap_or(config.train.steps);
@@ -177,6 +179,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "compare": arguments.compare,
             "arms": arguments.arms.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replay": arguments.replay,
+            "resume": arguments.resume,
             "made_from": made_from,
             "warmup_pairs": arguments.warmup_pairs,
             "measure_memory_step": arguments.measure_memory_step,
@@ -227,6 +230,20 @@ fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Res
     Ok(())
 }
 
+/// Whether the run goes on with the run of `out`: `resume` is `auto`, or a checkpoint in there.
+fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failure> {
+    let Some(resume) = resume else { return Ok(false) };
+    if resume == Path::new("auto") {
+        return Ok(true);
+    }
+    let found = resume.canonicalize().map_err(|error| {
+        let cause = error.to_string().to_lowercase();
+        let hint = "name a directory such as `run/checkpoints/step-100`, or pass `--resume auto`";
+        Failure::new(format!("no checkpoint at `{}`: {cause}", resume.display()), Some(hint.to_owned()))
+    })?;
+    Ok(out.canonicalize().is_ok_and(|out| found.starts_with(out)))
+}
+
 /// Nothing if `out` holds no earlier run, or may be overwritten. A run that ended before its first step is none.
 pub(super) fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
     // Every rank of an external torchrun comes here, and only the first may find the directory without its own files.
@@ -235,7 +252,10 @@ pub(super) fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
     if is_first && !force && holds_steps() {
         return Err(Failure::new(
             format!("`{}` holds an earlier run, it would be overwritten", out.display()),
-            Some("choose another directory with `--out`, or pass `--force`".to_owned()),
+            Some(
+                "go on with it by `--resume auto`, choose another directory with `--out`, or pass `--force`"
+                    .to_owned(),
+            ),
         ));
     }
     Ok(())

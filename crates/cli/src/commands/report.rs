@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         data: found.data.clone(),
         outliers: found.outliers(&arguments.dir)?,
         model: found.model.clone(),
-        loss: found.metrics.iter().map(|m| (m.step, m.loss)).collect(),
+        loss: found.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
         warnings: found.warnings()?,
     });
     let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));

@@ -30,7 +30,29 @@ struct Observed {
     tail_ns: u64,
 }
 
+/// Sums of a rank's actions of a kind in one step: rank, kind, predicted and measured nanoseconds.
+pub type Sum = (Rank, ActionKind, u64, u64);
+
 impl Correction {
+    /// What is remembered, the oldest step first: its sums, and the nanoseconds from its last action to its end. A
+    /// checkpoint keeps it.
+    pub fn steps(&self) -> Vec<(Vec<Sum>, u64)> {
+        let sums = |step: &Observed| {
+            step.sums_ns.iter().map(|(&(rank, kind), &(p, m))| (rank, kind, p, m)).collect()
+        };
+        self.steps.iter().map(|step| (sums(step), step.tail_ns)).collect()
+    }
+
+    /// The correction by such steps, of which the last eight are remembered.
+    pub fn of_steps(steps: impl IntoIterator<Item = (Vec<Sum>, u64)>) -> Self {
+        let mut correction = Self::default();
+        for (sums, tail_ns) in steps {
+            let sums_ns = sums.into_iter().map(|(rank, kind, p, m)| ((rank, kind), (p, m))).collect();
+            correction.remember(Observed { sums_ns, tail_ns });
+        }
+        correction
+    }
+
     fn remember(&mut self, step: Observed) {
         if self.steps.len() == NUM_STEPS {
             self.steps.pop_front();
@@ -190,6 +212,11 @@ mod tests {
         }
         let (_, corrected, measured) = run(10, 8);
         assert!(corrected.abs_diff(measured) < 50, "{corrected} {measured}");
+        // What a checkpoint keeps is all there is.
+        let (kept, next) = (Correction::of_steps(correction.steps()), schedule_of(11));
+        let predicted = |correction| scheduler.simulate_corrected(&next, correction).unwrap().makespan_ns;
+        assert_eq!((kept.steps().len(), predicted(&kept)), (8, predicted(&correction)));
+        assert_ne!(predicted(&kept), predicted(&Correction::default()));
     }
 
     #[test]

@@ -1,0 +1,298 @@
+"""Checkpoints: written beside training, whole or not at all, and read by ranks of any layout.
+
+    step-4.new/__0_0.distcp, __1_0.distcp   each rank its part, by torch's distributed checkpoint (DCP)
+    step-4.new/.metadata                    which tensor is where
+    step-4.new/checkpoint.json              the step, the place in the data, sizes and hashes of the files
+    step-4.new -> step-4                    now it is a checkpoint; the oldest ones go
+
+Tensors are known by names that no layout changes: `model.NAME`, `optimizer.NAME.exp_avg`, `.exp_avg_sq` and
+`.step`, where NAME is Hugging Face's. Weights are float32 where training keeps them so. What several ranks
+hold is written by one of them, and a sharded tensor by each its shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from dflop.runtime.failure import RankError, talking
+from dflop.runtime.resume import MANIFEST, VERSION, checkpoints, step_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import nn
+
+    from dflop.runtime.mesh import Mesh
+    from dflop.runtime.optim import Optimizer
+
+_HASHED_BYTES = 1 << 22
+"""Bytes of a file that are hashed at a time."""
+
+
+class Saver:
+    """What is saved of this rank, and the save under way."""
+
+    def __init__(
+        self, mesh: Mesh, out: Path, keep: int, held: Mapping[str, nn.Parameter], optimizer: Optimizer
+    ) -> None:
+        """Makes a group of processes for saving alone. Every rank must call it; blocks until all have.
+
+        Args:
+            mesh: This rank's place.
+            out: Directory of the run.
+            keep: Checkpoints to keep, the newest; at least 1.
+            held: All parameters of this rank by name, trained or not; shards where they are cut.
+            optimizer: Of its parameters.
+        """
+        self._mesh = mesh
+        self._out = out
+        self._keep = keep
+        self._optimizer = optimizer
+        # Masters where there are; what is frozen has none.
+        self._weights = {name: p.detach() for name, p in held.items()}
+        self._weights |= {name: p.detach() for name, p in optimizer.masters.items()}
+        # Its own: saving talks while training talks.
+        group = dist.new_group(backend="gloo", timeout=mesh.timeout)
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._under_way: tuple[Path, Future[str | None]] | None = None
+        self.last_step: int | None = None
+        """Steps trained at the last checkpoint that was begun or read; none: there is none."""
+
+    def save(self, step: int, about: Mapping[str, Any]) -> None:
+        """Copies what there is to save, and has a thread write it; waits first for the save before it.
+
+        Every rank must call it between the same two steps.
+
+        Args:
+            step: Steps trained; the number of the next one.
+            about: More for `checkpoint.json`; used on the leader.
+
+        Raises:
+            RankError: The save before it failed; see `finish`.
+        """
+        self.finish()
+        path = step_dir(self._out, step)
+        fresh = path.with_name(f"{path.name}.new")
+        if self._mesh.is_leader:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        # Nobody writes before the directory is there, and empty.
+        with talking("begin a checkpoint"):
+            dist.barrier(group=self._mesh.control)
+        with _quiet():
+            written = async_save(self._state(), checkpoint_id=fresh, process_group=self._group)
+        assert isinstance(written, Future)
+        record = {"dflop": "checkpoint", "format_version": VERSION, "step": step, **about}
+        self._under_way = (path, self._threads.submit(self._commit, written, fresh, path, record))
+        self.last_step = step
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save under way has failed on this rank: then `finish` says why, on all."""
+        future = None if self._under_way is None else self._under_way[1]
+        return future is not None and future.done() and (bool(future.exception()) or bool(future.result()))
+
+    def finish(self) -> None:
+        """Waits for the save under way.
+
+        Every rank must call it; blocks until all files are written.
+
+        Raises:
+            RankError: It failed, on every rank alike; the message names the directory and the cause.
+        """
+        if self._under_way is None:
+            return
+        path, future = self._under_way
+        self._under_way = None
+        with talking("save a checkpoint"):
+            cause = future.result()
+        if cause is not None:
+            message = f"cannot save `{path}`: {cause}"
+            hint = "make room, then go on from the checkpoint before it with `--resume auto`"
+            raise RankError(message, hint, is_of_all=True)
+
+    def load(self, path: Path) -> None:
+        """Fills parameters and optimizer with what a checkpoint of any layout holds of this rank's names.
+
+        Every rank must call it; reads files and compares, no rank waits for another's tensors.
+
+        Args:
+            path: Of the checkpoint.
+
+        Raises:
+            RankError: A file is damaged or missing, or lacks a parameter; on every rank alike.
+        """
+        cause = damage(path, self._mesh.rank, self._mesh.num_ranks)
+        self._refuse(path, cause)
+        state = self._state()
+        held = FileSystemReader(path).read_metadata().state_dict_metadata
+        # Of ranks that this layout has and that one had not.
+        state = {name: value for name, value in state.items() if name in held or not _is_random(name)}
+        absent = sorted(set(state) - set(held))
+        cause = None if not absent else f"it has no `{absent[0]}`, and {len(absent) - 1} more are missing"
+        if cause is None:
+            try:
+                with _quiet():
+                    load(state, checkpoint_id=path, no_dist=True)
+            except (CheckpointException, ValueError) as error:
+                cause = _cause(error)
+        self._refuse(path, cause)
+        self._optimizer.round()
+        random = state.get(self._random)
+        if random is not None:
+            torch.set_rng_state(random)
+        self.last_step = int(path.name.rpartition("-")[2])
+
+    @property
+    def _random(self) -> str:
+        return f"random.rank-{self._mesh.rank}-of-{self._mesh.num_ranks}"
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """What is saved and loaded, by name: the very tensors, no copies."""
+        state = {f"model.{name}": tensor for name, tensor in self._weights.items()}
+        state |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.states().items()}
+        # Nothing draws random numbers while training; a layer that does will go on as it would have.
+        return {**state, self._random: torch.get_rng_state()}
+
+    def _refuse(self, path: Path, cause: str | None) -> None:
+        causes: list[str | None] = [None for _ in range(self._mesh.num_ranks)]
+        with talking("read a checkpoint"):
+            dist.all_gather_object(causes, cause, group=self._mesh.control)
+        found = [cause for cause in causes if cause is not None]
+        if found:
+            earlier = [step for step, _ in checkpoints(path.parent.parent) if step < _step(path)]
+            hint = "no checkpoint before it is left: train anew with `--force`, or name another directory"
+            if earlier:
+                before = step_dir(path.parent.parent, max(earlier))
+                hint = f"go on from the checkpoint before it: `--resume {before}`"
+            message = f"cannot resume from `{path}`: {found[0]}"
+            raise RankError(message, hint, is_of_all=True)
+
+    def _commit(self, written: Future[Any], fresh: Path, path: Path, record: dict[str, Any]) -> str | None:
+        """The end of a save, in a thread: hashes, manifest, name; the cause of its failure, if any."""
+        cause = None
+        try:
+            written.result()
+            files = {
+                file.name: _described(file)
+                for file in fresh.glob(f"__{self._mesh.rank}_*.distcp")
+            }  # fmt: skip
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the others must hear of it, or they would wait.
+            cause, files = _cause(error), {}
+        told: list[Any] = [None for _ in range(self._mesh.num_ranks)]
+        dist.all_gather_object(told, (cause, files), group=self._group)
+        cause = next((cause for cause, _ in told if cause is not None), None)
+        if self._mesh.is_leader and cause is None:
+            cause = self._name(fresh, path, record, {k: v for _, files in told for k, v in files.items()})
+        ends: list[str | None] = [cause]
+        dist.broadcast_object_list(ends, src=0, group=self._group)
+        if ends[0] is not None and self._mesh.is_leader:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return ends[0]
+
+    def _name(self, fresh: Path, path: Path, record: dict[str, Any], files: dict[str, Any]) -> str | None:
+        try:
+            files |= {".metadata": _described(fresh / ".metadata")}
+            with (fresh / MANIFEST).open("w", encoding="utf-8") as file:
+                json.dump({**record, "files": files}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                # Of a trajectory that was given up: this one takes its place.
+                shutil.rmtree(path)
+            fresh.rename(path)
+            _sync(path.parent)
+            for _, old in checkpoints(self._out)[: -self._keep]:
+                shutil.rmtree(old)
+        except OSError as error:
+            return _cause(error)
+        return None
+
+
+def damage(path: Path, rank: int, num_ranks: int) -> str | None:
+    """What is wrong with a rank's part of the files of a checkpoint, each of which some rank reads whole.
+
+    Args:
+        path: Of the checkpoint.
+        rank: Of this process.
+        num_ranks: That share the files.
+
+    Returns:
+        The first fault, with the file's name; none if there is none.
+    """
+    try:
+        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        for name in sorted(files)[rank::num_ranks]:
+            found, wanted = _described(path / name), files[name]
+            if found["bytes"] != wanted["bytes"]:
+                return f"`{name}` has {found['bytes']} bytes, must have {wanted['bytes']}"
+            if found != wanted:
+                return f"`{name}` has another SHA-256 than when it was written, it is damaged"
+    except FileNotFoundError as error:
+        return f"`{Path(str(error.filename)).name}` is missing"
+    except (OSError, ValueError, KeyError) as error:
+        return f"`{MANIFEST}` cannot be read ({error})"
+    return None
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """Size and hash of a file."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_HASHED_BYTES):
+            digest.update(block)
+            num_bytes += len(block)
+    return {"bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _is_random(name: str) -> bool:
+    return name.startswith("random.")
+
+
+def _cause(error: BaseException) -> str:
+    """The first cause of an error in a few words: DCP's holds one a rank, each with a traceback."""
+    if isinstance(error, CheckpointException):
+        first, _ = next(iter(error.failures.values()))
+        return _cause(first)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _sync(directory: Path) -> None:
+    """Has the names in a directory on the disk."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """DCP warns of what is meant here: one process that loads, plain tensors, an experimental call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

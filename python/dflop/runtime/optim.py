@@ -1,0 +1,133 @@
+"""AdamW in float32 over weights of any type, with a learning rate for each component and step.
+
+    gradients (float32, summed, clipped) --> AdamW on the masters --> weights
+
+A weight that is no float32 has a master: a float32 copy that is updated in its place and rounded into it. In
+bfloat16 alone most updates would be lost: near 1 the next number is 0.008 away, and a step of 1e-5 changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dflop.models.parameters import component_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import nn
+
+    from dflop.runtime.rates import Rates
+
+BETAS = (0.9, 0.999)
+"""AdamW's; PyTorch's default."""
+_STATES = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of a parameter, as large as it."""
+
+
+def undecayed(modules: Iterable[nn.Module]) -> set[str]:
+    """Names of parameters that do not decay: those of norms, and biases; as in transformers' `Trainer`.
+
+    Args:
+        modules: The pieces of a rank.
+
+    Returns:
+        Full names.
+    """
+    names: set[str] = set()
+    for piece in modules:
+        for prefix, module in piece.named_modules():
+            is_norm = "norm" in type(module).__name__.lower()
+            for name, _ in module.named_parameters(recurse=False):
+                if is_norm or name.endswith("bias"):
+                    names.add(f"{prefix}.{name}" if prefix else name)
+    return names
+
+
+class Optimizer:
+    """AdamW over the parameters of one rank; its states are there from the start."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        rates: Rates,
+        weight_decay: float,
+        without_decay: set[str],
+    ) -> None:
+        """Makes masters and states.
+
+        Args:
+            parameters: What is trained, by full name: plain tensors or DTensors.
+            rates: Of the run.
+            weight_decay: Of all but `without_decay`.
+            without_decay: Names, see `undecayed`.
+        """
+        self._rates = rates
+        self.masters: dict[str, torch.Tensor] = {}
+        """What AdamW updates, by full name, float32: the parameters themselves where they are."""
+        self._rounded: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, parameter in parameters.items():
+            master = parameter
+            if parameter.dtype != torch.float32:
+                master = torch.nn.Parameter(parameter.detach().float())
+                self._rounded.append((parameter, master))
+            self.masters[name] = master
+        groups: dict[tuple[str, bool], list[torch.Tensor]] = {}
+        for name, master in self.masters.items():
+            groups.setdefault((component_of(name), name not in without_decay), []).append(master)
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": members, "component": component, "weight_decay": weight_decay * decays}
+                for (component, decays), members in groups.items()
+            ]
+            # A rank without anything to train; AdamW takes no empty list.
+            or [{"params": [torch.nn.Parameter(torch.empty(0))], "component": "llm", "weight_decay": 0.0}],
+            lr=1.0,
+            betas=BETAS,
+            fused=True,
+        )
+        for master in self.masters.values():
+            self._adamw.state[master] = {
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                **{name: torch.zeros_like(master, requires_grad=False) for name in _STATES},
+            }
+
+    def step(self, step: int) -> None:
+        """Updates all parameters by their gradients.
+
+        Args:
+            step: From 0; it decides the rates.
+        """
+        rates = self._rates.at(step)
+        for group in self._adamw.param_groups:
+            group["lr"] = rates[group["component"]]
+        for parameter, master in self._rounded:
+            assert parameter.grad is not None, "reduced before"
+            master.grad = parameter.grad.float()
+        self._adamw.step()
+        self.round()
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Sets weights that have masters to what these are, rounded."""
+        for weight, master in self._rounded:
+            weight.copy_(master)
+
+    def rates(self, step: int) -> dict[str, float]:
+        """The learning rate of each component at a step."""
+        return self._rates.at(step)
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """AdamW's states as they are, not copied: `NAME.exp_avg`, `NAME.exp_avg_sq` and `NAME.step`."""
+        return {
+            f"{name}.{kind}": value
+            for name, master in self.masters.items()
+            for kind, value in self._adamw.state[master].items()
+        }
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that this holds beside the parameters: masters and states."""
+        return [*(master for _, master in self._rounded), *self.states().values()]

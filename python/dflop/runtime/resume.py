@@ -1,0 +1,162 @@
+"""Where a run goes on: the checkpoint, what must be as it was then, and the journals cut back to it.
+
+A checkpoint `step-N` was taken when N steps, 0 to N - 1, were trained. The journals then hold these N steps.
+A run that is killed later has trained some more, which nothing keeps: their lines are cut when the run goes
+on, and kept apart in `*.undone.jsonl`. So the journals hold each step of the trained trajectory once.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflop.runtime.failure import RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MANIFEST = "checkpoint.json"
+"""What a checkpoint says of itself; written last."""
+VERSION = 1
+"""Of the format of checkpoints."""
+_STEP = re.compile(rb'\{"step": (\d+),')
+"""How a line of a journal begins."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a run goes on."""
+
+    step: int
+    """Steps trained; the number of the next one."""
+    path: Path | None
+    """The checkpoint; none: from the beginning, since there is none yet."""
+    manifest: Mapping[str, Any]
+    """What it says of itself."""
+
+    def continues(self, out: Path) -> bool:
+        """Whether the run of that directory goes on, rather than a new one with the state of another."""
+        return self.path is None or self.path.parent.parent == out.absolute()
+
+
+def step_dir(out: Path, step: int) -> Path:
+    """The checkpoint of a run after `step` steps."""
+    return out / "checkpoints" / f"step-{step}"
+
+
+def checkpoints(out: Path) -> list[tuple[int, Path]]:
+    """The whole checkpoints of a run, by step; those that a kill left half are none."""
+    found = (out / "checkpoints").glob("step-*")
+    named = [(name, path) for path in found if (name := path.name.removeprefix("step-")).isdecimal()]
+    return sorted((int(name), path) for name, path in named)
+
+
+def find(asked: str, out: Path, place: Mapping[str, Any]) -> Resume:
+    """What `--resume` names.
+
+    Args:
+        asked: `auto`, the directory of a checkpoint, or that of a run.
+        out: Directory of this run.
+        place: What decides which samples each step has, as in the manifest of a checkpoint.
+
+    Returns:
+        Where to go on; from the beginning where `auto` finds nothing.
+
+    Raises:
+        RankError: There is no checkpoint, it cannot be read, or its samples are others; on every rank alike.
+    """
+    path = Path(asked)
+    if asked == "auto" or not (path / MANIFEST).exists():
+        found = checkpoints(out if asked == "auto" else path)
+        if not found and asked == "auto":
+            return Resume(0, None, {})
+        if not found:
+            hint = "name a directory such as `run/checkpoints/step-100`, or pass `--resume auto`"
+            message = f"no checkpoint at `{path}`"
+            raise RankError(message, hint, is_of_all=True)
+        path = found[-1][1]
+    manifest = _manifest(path)
+    for field, now in place.items():
+        then = manifest["place"].get(field)
+        if then != now:
+            message = f"`{path}` has `{field}` {then}, this run has {now}: other samples would come next"
+            hint = f"give `{field}` its value of then, or start a new run in another directory with `--out`"
+            raise RankError(message, hint, is_of_all=True)
+    return Resume(int(manifest["step"]), path.absolute(), manifest)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        version = manifest["format_version"]
+        if version != VERSION:
+            message = f"`{path / MANIFEST}` has format version {version}, this dflop reads {VERSION}"
+            raise RankError(message, is_of_all=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"cannot read `{path / MANIFEST}`: {error}"
+        hint = "it is damaged: name the checkpoint before it, as in `--resume run/checkpoints/step-100`"
+        raise RankError(message, hint, is_of_all=True) from error
+    return manifest
+
+
+def cut_back(out: Path, step: int, names: Sequence[str]) -> None:
+    """Takes what was trained from `step` on out of a run's journals and checkpoints, and keeps it apart.
+
+    It may be killed at any moment and be called again.
+
+    Args:
+        out: Directory of the run.
+        step: The first step that will be trained again.
+        names: Of the journals, without `.jsonl`.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    # First, or a kill in between would leave journals that end before the newest checkpoint.
+    for later, path in checkpoints(out):
+        if later > step:
+            undone = path.with_name(f"{path.name}.undone")
+            shutil.rmtree(undone, ignore_errors=True)
+            path.rename(undone)
+    for half in (out / "checkpoints").glob("step-*.new"):
+        shutil.rmtree(half)
+    for name in names:
+        path = out / f"{name}.jsonl"
+        if path.exists():
+            _cut(path, out / f"{name}.undone.jsonl", step)
+
+
+def _cut(path: Path, undone: Path, step: int) -> None:
+    """Moves the lines from `step` on, and what is left of a line that was not ended, to another file."""
+    with path.open("r+b") as file:
+        keep = _end_of_steps_before(file.fileno(), step)
+        file.seek(keep)
+        rest = file.read()
+        if not rest:
+            return
+        with undone.open("ab") as moved:
+            moved.write(rest if rest.endswith(b"\n") else rest + b"\n")
+            moved.flush()
+            os.fsync(moved.fileno())
+        file.truncate(keep)
+
+
+def _end_of_steps_before(handle: int, step: int) -> int:
+    """Bytes of a journal up to the end of its last whole line of a step before `step`; read from the end."""
+    if os.fstat(handle).st_size == 0:
+        return 0
+    with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as text:
+        end = text.rfind(b"\n") + 1
+        while end > 0:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            found = _STEP.match(text[start : min(end, start + 64)])
+            if found is not None and int(found[1]) < step:
+                break
+            end = start
+        return end

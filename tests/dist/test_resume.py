@@ -1,0 +1,139 @@
+"""Checkpoints: a run that goes on is the run that was not stopped, on the same ranks and on others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
+from demo_run import lines, request, run_training, write_demo
+from toy_run import write_plan
+
+import dflop.runtime.trainer  # noqa: F401
+from dflop._native import profile_shapes
+from dflop._native.testing import load_config
+
+NUM_SAMPLES, BATCH, MICROBATCHES, STEPS = 20, 8, 4, 5
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """20 samples: an epoch of global batches of 8, 8 and 4."""
+    return write_demo(tmp_path_factory.mktemp("demo"), NUM_SAMPLES, BATCH, MICROBATCHES)
+
+
+def config(demo, every=2, keep=10, **train):
+    """The configuration with checkpoints, and other fields of `train`, as JSON."""
+    read = json.loads(load_config(str(demo / "dflop.yaml")))
+    read["train"] |= {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, **train}
+    read["checkpoint"] = {"every": every, "keep": keep}
+    return json.dumps(read)
+
+
+def run(demo, out, directory, before=None, statuses=(0,), **changes):
+    """A run with checkpoints; its ranks."""
+    ranks = run_training(
+        request(demo, out, **{"config": config(demo), "steps": STEPS, **changes}), directory, before
+    )
+    assert {rank.result if rank.status == 0 else rank.status for rank in ranks} == set(statuses), [
+        rank.stderr for rank in ranks
+    ]
+    return ranks
+
+
+def kept(out):
+    """What must be the same of each step, whatever happened in between."""
+    fields = ("step", "epoch", "loss", "grad_norm", "learning_rates", "tokens")
+    return [{field: m[field] for field in fields} for m in lines(out / "metrics.jsonl")]
+
+
+def trained(out):
+    """The samples of each step, as placed by the schedules of a run; each step once, in order."""
+    turns = lines(out / "schedules.jsonl")
+    assert [turn["step"] for turn in turns] == list(range(len(turns)))
+    for turn in turns:
+        placed = [s for row in turn["schedule"]["llm"] for replica in row for s in replica]
+        assert sorted(placed) == sorted(turn["samples"])
+    return [turn["samples"] for turn in turns]
+
+
+@pytest.fixture(scope="module")
+def whole(demo, tmp_path_factory):
+    """A run of five steps that nothing stopped; nothing else may write there."""
+    directory = tmp_path_factory.mktemp("whole")
+    run(demo, directory / "run", directory, config=config(demo, learning_rate_schedule="cosine"))
+    return directory / "run"
+
+
+def tensors(path):
+    """All that a checkpoint holds, by name, read in this process alone."""
+    held = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    state = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in held.items()}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    return state
+
+
+def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
+    """From its checkpoint of step 2: losses, norms, schedules, weights and moments of the steps after it."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for path in (out / "checkpoints").glob("step-[45]"):
+        shutil.rmtree(path)
+    # As a kill within the write of a line leaves it.
+    (out / "metrics.jsonl").open("a").write('{"step": 5, "lo')
+    asked = {"config": config(demo, learning_rate_schedule="cosine"), "resume": "auto"}
+    ranks = run(demo, out, tmp_path, **asked)
+    assert "going on from" in ranks[0].stderr
+    assert kept(out) == kept(whole)
+    assert lines(out / "schedules.jsonl") == lines(whole / "schedules.jsonl")
+    undone = (out / "metrics.undone.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in undone[:-1]] == [2, 3, 4]
+    ends = [tensors(where / "checkpoints/step-5") for where in (out, whole)]
+    assert set(ends[0]) == set(ends[1])
+    for name, tensor in ends[0].items():
+        assert torch.equal(tensor, ends[1][name]), name
+    assert float(ends[0]["optimizer.lm_head.weight.step"]) == STEPS
+    # Nothing is left to do.
+    run(demo, out, tmp_path / "again", **asked)
+    assert kept(out) == kept(whole)
+
+
+@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2)], ids=str)
+def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_path):
+    """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.
+
+    Deferred giants wait for the step that they would have waited for.
+    """
+    shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
+    limit = sorted(llm_tokens for *_, llm_tokens in shapes)[-5]
+    giants = {"giants": "defer", "giant_llm_tokens": limit, "giant_steps_max": 2}
+    asked = {"config": config(demo, **giants)}
+    first, second = tmp_path / "first", tmp_path / "second"
+    run(demo, first, tmp_path / "1", **asked)
+    assert any(m["deferred"] for m in lines(first / "metrics.jsonl")[2:])
+    encoder_dp, llm_dp, llm_pp = layout
+    path = tmp_path / "plan.json"
+    plan = write_plan(path, encoder_dp, llm_dp, llm_pp, MICROBATCHES, global_batch_size=BATCH)
+    asked |= {"plan": str(path), "num_ranks": plan.num_ranks}
+    asked |= {"made_from": {"plan": "of other ranks", "data_profile": "another"}}
+    shutil.copytree(first, second)
+    run(demo, second, tmp_path / "2", resume=str(first / "checkpoints/step-2"), **asked)
+    # Into another directory: its journals begin there.
+    turns = lines(second / "schedules.jsonl")
+    assert [turn["step"] for turn in turns] == [2, 3, 4]
+    assert [turn["samples"] for turn in turns] == trained(first)[2:]
+    for there, here in zip(kept(second), kept(first)[2:], strict=True):
+        assert there["loss"] == pytest.approx(here["loss"], rel=1e-5)
+        assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-4)
+    before, after = (tensors(where / "checkpoints/step-5") for where in (first, second))
+    assert {n for n in before if not n.startswith("random")} == {
+        n for n in after if not n.startswith("random")
+    }
+    moved = tensors(first / "checkpoints/step-2")
+    for name in (name for name in before if name.startswith("model.")):
+        way = float((before[name] - moved[name]).norm())
+        if not name.endswith("k_proj.bias"):
+            assert float((before[name] - after[name]).norm()) <= 1e-3 * way, name
