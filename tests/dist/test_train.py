@@ -433,9 +433,8 @@ def ranks_of(path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
-@pytest.mark.parametrize("killed", ["command", "agent"])
-def test_no_rank_outlives_a_command_that_is_killed(killed, demo, tmp_path):
-    """SIGKILL of the command, or of the agent: who waits below ends too, after the running step."""
+def test_no_rank_outlives_an_agent_that_is_killed(demo, tmp_path):
+    """By SIGKILL: the ranks end after the running step, and the command says what was killed."""
     out = tmp_path / "run"
     command = [
         sys.executable,
@@ -448,7 +447,7 @@ def test_no_rank_outlives_a_command_that_is_killed(killed, demo, tmp_path):
         "--out",
         str(out),
     ]
-    process = subprocess.Popen(command, cwd=demo, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=demo, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + GUARD_S
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
@@ -457,13 +456,76 @@ def test_no_rank_outlives_a_command_that_is_killed(killed, demo, tmp_path):
     ranks = ranks_of(out / "request")
     # The agent and its ranks.
     assert len(ranks) == 1 + RANKS
-    os.kill(process.pid if killed == "command" else min(map(int, ranks)), signal.SIGKILL)
-    process.wait(timeout=GUARD_S)
-    deadline = time.monotonic() + GUARD_S
-    while ranks_of(out / "request"):
-        assert time.monotonic() < deadline, "ranks train on"
-        time.sleep(0.05)
+    os.kill(min(map(int, ranks)), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=GUARD_S)
+    assert "was killed by SIGKILL" in stderr
+    wait_for_end(out / "request")
     check_run(out, len(lines(metrics)))
+
+
+def wait_for_end(path):
+    """Until no process has this argument."""
+    deadline = time.monotonic() + GUARD_S
+    while ranks_of(path):
+        assert time.monotonic() < deadline, "ranks go on"
+        time.sleep(0.05)
+
+
+WAITING = """
+import os, pathlib, signal, sys
+from dflop.child import end_with_parent
+
+end_with_parent()
+signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+while True:
+    signal.pause()
+"""
+"""A rank of torchrun that does nothing: it starts in no time."""
+STARTER = """
+import os, sys
+from dflop.child import run_child
+
+status, caught = run_child(sys.argv[1:], os.environ, "the agent")
+sys.exit(status if caught is None else 128 + caught)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("fault", ["command killed", "agent stopped"])
+def test_torchrun_and_its_ranks_end_with_the_command(fault, tmp_path):
+    """SIGKILL of the command, which cannot pass it on; and SIGTERM while torchrun's agent is stopped: it is woken."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (tmp_path / "waiting.py").write_text(WAITING)
+    agent = ["-m", "dflop.runtime.agent", "--standalone", "--local-addr", "127.0.0.1"]
+    agent += ["--nproc-per-node", "2", "-m", "waiting", str(begun)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTER, sys.executable, *agent],
+        env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + GUARD_S
+    while len(list(begun.iterdir())) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = sorted(int(rank) for rank in ranks_of(begun) if int(rank) != process.pid)
+    assert len(started) == 3
+    if fault == "agent stopped":
+        os.kill(started[0], signal.SIGSTOP)
+        while "State:\tT" not in Path(f"/proc/{started[0]}/status").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    process.send_signal(signal.SIGKILL if fault == "command killed" else signal.SIGTERM)
+    if fault == "command killed":
+        process.wait(timeout=GUARD_S)
+    else:
+        _, stderr = process.communicate(timeout=GUARD_S)
+        assert process.returncode == 128 + signal.SIGTERM, stderr
+        assert stderr == ""
+    wait_for_end(begun)
 
 
 def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd):

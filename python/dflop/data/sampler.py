@@ -8,36 +8,18 @@ so that a state goes on with any number of them.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from dflop._native import GlobalBatches
 from dflop.data.costs import Costs, costs, warn_of_bad
+from dflop.data.iteration import Iteration, Place
+from dflop.data.split import Meets, Split, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-Meets = Literal["step", "phase", "pipeline"]
-"""What replicas wait for."""
-
-MEETS = ("step", "phase", "pipeline")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where an epoch stands, for all replicas."""
-
-    epoch: int
-    global_batch: int = 0
-    buckets_taken: int = 0
-    """Of that global batch, by all replicas."""
-    first: int = 0
-    """Samples of the epoch that stand before that global batch."""
-    balanced_for: int = 0
-    """The replicas that its buckets were made for, where some are taken; else 0."""
 
 
 class BalancedBatchSampler:
@@ -130,16 +112,7 @@ class BalancedBatchSampler:
             FileNotFoundError: There is no such profile.
             ArtifactError: The file is not a data profile, or one whose rows have no position in a dataset.
         """
-        if meets not in MEETS:
-            message = f"`meets` is {meets!r}, must be one of: {', '.join(MEETS)}"
-            raise ValueError(message)
-        num_replicas = whole_number("num_replicas", num_replicas, 1)
-        num_buckets = num_replicas if num_buckets is None else whole_number("num_buckets", num_buckets, 1)
-        rank = whole_number("rank", rank, 0, num_replicas - 1)
-        if num_buckets % num_replicas:
-            message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
-            raise ValueError(message)
-        seed = whole_number("seed", seed, 0, 2**64 - 1)
+        split = Split.checked(num_replicas, rank, num_buckets, meets, seed)
         giant_steps_max = whole_number("giant_steps_max", giant_steps_max, 0, 2**32 - 1)
         max_tokens = None if max_tokens is None else whole_number("max_tokens", max_tokens, 1, 2**53)
         max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1, 2**53)
@@ -152,38 +125,37 @@ class BalancedBatchSampler:
             message = "`giant_llm_cost` needs a `batch_size`: without one no global batch is known in advance"
             raise ValueError(message)
         found = costs(source, num_samples=num_samples, batch_size=batch_size or 1)
-        if rank == 0:
+        if split.rank == 0:
             warn_of_bad(found, source, stacklevel=2)
         self._costs = found._native
         self._num_samples = len(found)
-        if self._num_samples < num_buckets:
-            message = f"{self._num_samples} samples for {num_buckets} buckets, each needs at least one"
+        if self._num_samples < split.num_buckets:
+            message = f"{self._num_samples} samples for {split.num_buckets} buckets, each needs at least one"
             raise ValueError(message)
-        self._meets: Meets = meets
-        self._num_replicas = num_replicas
-        self._rank = rank
-        self._num_buckets = num_buckets
-        self._seed = seed
+        self._split = split
         self._caps = (max_bytes, max_tokens)
         self._drop_last = drop_last
         # None: as many samples as fit.
-        self._global_batch_size = None if batch_size is None else batch_size * num_buckets
+        self._global_batch_size = None if batch_size is None else batch_size * split.num_buckets
         giants = [] if giant_llm_cost is None else self._costs.giants(giant_llm_cost)
         self._of_order: tuple[Any, ...] = (giants, giant_steps_max, shuffle, drop_last)
         self._make_order()
         size = self._global_batch_size or self._num_samples
         whole, rest = divmod(self._num_samples, size)
         self._is_rest_added = (
-            self._global_batch_size is not None and not drop_last and 0 < rest < num_buckets and whole > 0
+            self._global_batch_size is not None
+            and not drop_last
+            and 0 < rest < split.num_buckets
+            and whole > 0
         )
         largest = size + rest if self._is_rest_added else size
-        self._costs.check(self._cut(num_replicas), min(largest, self._num_samples))
+        self._costs.check(self._cut(split.num_replicas), min(largest, self._num_samples))
         # What decides which samples stand where: a state goes on only where all of it is equal.
         self._identity = {
             "num_samples": self._num_samples,
             "global_batch_size": self._global_batch_size or 0,
-            "num_buckets": num_buckets,
-            "seed": seed,
+            "num_buckets": split.num_buckets,
+            "seed": split.seed,
             "shuffle": int(shuffle),
             # Of one data set, as many giants are the same giants; without any the rest has no say.
             "num_giants": len(giants),
@@ -191,8 +163,8 @@ class BalancedBatchSampler:
             "drop_last": int(drop_last) if giants else 0,
         }
         # Where the next iteration starts, and the one that began last.
-        self._start = _Place(epoch=0)
-        self._running: _Iteration | None = None
+        self._start = Place(epoch=0)
+        self._running: Iteration | None = None
         # Global batches of an epoch, where they must be counted.
         self._counted: dict[int, int] = {}
 
@@ -201,11 +173,13 @@ class BalancedBatchSampler:
 
         Without a `batch_size` epochs differ: this is of the current one, and the first call packs all of it.
         """
-        return self._num_global_batches(self._start.epoch) * (self._num_buckets // self._num_replicas)
+        return self._num_global_batches(self._start.epoch) * (
+            self._split.num_buckets // self._split.num_replicas
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         """This replica's batches of the epoch, from a loaded state's place on; then the next epoch begins."""
-        return _Iteration(self, self._start)
+        return Iteration(self, self._start)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of an epoch; keeps the position if that epoch is the current one.
@@ -217,7 +191,7 @@ class BalancedBatchSampler:
         """
         epoch = whole_number("epoch", epoch, 0, 2**40)
         if epoch != self._start.epoch:
-            self._start = _Place(epoch=epoch)
+            self._start = Place(epoch=epoch)
             self._running = None
         elif self._running is not None and self._running.epoch != epoch:
             self._running = None
@@ -233,7 +207,7 @@ class BalancedBatchSampler:
         Returns:
             Numbers and texts, for `load_state_dict`.
         """
-        iteration = self._running or _Iteration(self, self._start)
+        iteration = self._running or Iteration(self, self._start)
         count = iteration.num_yielded if num_batches is None else whole_number("num_batches", num_batches, 0)
         return self._state(self._settled(iteration.place_after(count)))
 
@@ -267,9 +241,9 @@ class BalancedBatchSampler:
             Sample indices of each bucket, as the class says; no bucket is empty.
         """
         epoch = self._start.epoch
-        place = _Place(epoch=epoch, global_batch=whole_number("global_batch", global_batch, 0))
+        place = Place(epoch=epoch, global_batch=whole_number("global_batch", global_batch, 0))
         if self._global_batch_size is None:
-            place = _Place(epoch=epoch)
+            place = Place(epoch=epoch)
             while place.global_batch < global_batch and self._is_inside(place):
                 place = self._after(place)
         if not self._is_inside(place):
@@ -293,7 +267,7 @@ class BalancedBatchSampler:
         self._order = GlobalBatches(
             self._num_samples,
             size or self._num_samples,
-            self._seed,
+            self._split.seed,
             giants,
             steps_max,
             shuffle=shuffle,
@@ -301,10 +275,9 @@ class BalancedBatchSampler:
         )
 
     def _cut(self, num_replicas: int) -> tuple[int, int, str, int | None, int | None, int]:
-        slots = self._num_buckets // num_replicas
-        return (self._num_buckets, slots, self._meets, *self._caps, self._seed)
+        return self._split.cut(num_replicas, *self._caps)
 
-    def _samples(self, place: _Place) -> list[int]:
+    def _samples(self, place: Place) -> list[int]:
         """The samples of the global batch at a place."""
         if self._global_batch_size is None:
             return self._order.samples(place.epoch, place.first, self._num_fitting(place))
@@ -313,16 +286,16 @@ class BalancedBatchSampler:
         is_last = place.global_batch == self._num_global_batches(place.epoch) - 1
         return samples + self._order.batch(step + 1) if is_last and self._is_rest_added else samples
 
-    def _buckets(self, place: _Place) -> list[list[int]]:
-        cut = self._cut(place.balanced_for or self._num_replicas)
+    def _buckets(self, place: Place) -> list[list[int]]:
+        cut = self._cut(place.balanced_for or self._split.num_replicas)
         return self._costs.buckets(self._samples(place), cut)
 
-    def _num_fitting(self, place: _Place) -> int:
+    def _num_fitting(self, place: Place) -> int:
         """Samples of the global batch at a place, where as many come as fit."""
         remaining = self._num_samples - place.first
-        cut = self._cut(self._num_replicas)
+        cut = self._cut(self._split.num_replicas)
         # Always the same lengths, so that an epoch is cut alike wherever it is begun.
-        length = 4 * self._num_buckets
+        length = 4 * self._split.num_buckets
         while True:
             samples = self._order.samples(place.epoch, place.first, length)
             count = self._costs.fitting(samples, cut)
@@ -330,12 +303,12 @@ class BalancedBatchSampler:
                 break
             length *= 2
         rest = remaining - count
-        if 0 < rest < self._num_buckets and not self._drop_last:
+        if 0 < rest < self._split.num_buckets and not self._drop_last:
             # The last global batch needs a sample for each bucket: this one leaves it some of its own.
-            spared = count - (self._num_buckets - rest)
-            if spared < self._num_buckets:
+            spared = count - (self._split.num_buckets - rest)
+            if spared < self._split.num_buckets:
                 message = (
-                    f"the last {rest} samples of epoch {place.epoch} cannot fill {self._num_buckets} "
+                    f"the last {rest} samples of epoch {place.epoch} cannot fill {self._split.num_buckets} "
                     "buckets, "
                     f"and the {count} before them fill theirs with at least one each: no batch may be empty. "
                     "Give `drop_last=True`, a higher cap or fewer buckets"
@@ -344,25 +317,25 @@ class BalancedBatchSampler:
             return spared
         return count
 
-    def _is_inside(self, place: _Place) -> bool:
+    def _is_inside(self, place: Place) -> bool:
         """Whether a place is before the end of its epoch."""
         if self._global_batch_size is not None:
             return place.global_batch < self._num_global_batches(place.epoch)
         remaining = self._num_samples - place.first
-        return remaining >= self._num_buckets or (remaining > 0 and not self._drop_last)
+        return remaining >= self._split.num_buckets or (remaining > 0 and not self._drop_last)
 
-    def _after(self, place: _Place) -> _Place:
+    def _after(self, place: Place) -> Place:
         """The begin of the next global batch."""
         first = 0
         if self._global_batch_size is None:
             first = place.first + self._num_fitting(place)
-        return _Place(epoch=place.epoch, global_batch=place.global_batch + 1, first=first)
+        return Place(epoch=place.epoch, global_batch=place.global_batch + 1, first=first)
 
     def _num_global_batches(self, epoch: int) -> int:
         if self._global_batch_size is not None:
             return self._order.steps_per_epoch - self._is_rest_added
         if epoch not in self._counted:
-            place = _Place(epoch=epoch)
+            place = Place(epoch=epoch)
             while self._is_inside(place):
                 place = self._after(place)
             self._counted = {epoch: place.global_batch}
@@ -373,12 +346,12 @@ class BalancedBatchSampler:
         max_bytes, max_tokens = self._caps
         return {
             "costs": self._costs.digest,
-            "meets": self._meets,
+            "meets": self._split.meets,
             "max_tokens": max_tokens or 0,
             "max_bytes": max_bytes or 0,
         }
 
-    def _state(self, place: _Place) -> dict[str, int | str]:
+    def _state(self, place: Place) -> dict[str, int | str]:
         return {
             "epoch": place.epoch,
             "global_batch": place.global_batch,
@@ -389,7 +362,7 @@ class BalancedBatchSampler:
             **self._inside(),
         }
 
-    def _place_of(self, state: Mapping[str, Any]) -> _Place:
+    def _place_of(self, state: Mapping[str, Any]) -> Place:
         """The place of a state, checked."""
         for name in ("epoch", "global_batch", "buckets_taken"):
             if name not in state:
@@ -402,34 +375,28 @@ class BalancedBatchSampler:
                 message = f"the state has `{name}` {theirs}, this sampler {mine}, must be equal"
                 raise ValueError(message)
         epoch = whole_number("epoch", state["epoch"], 0, 2**40)
-        taken = whole_number("buckets_taken", state["buckets_taken"], 0, self._num_buckets - 1)
+        taken = whole_number("buckets_taken", state["buckets_taken"], 0, self._split.num_buckets - 1)
         if self._global_batch_size is not None:
             last = self._num_global_batches(epoch)
-            place = _Place(epoch, whole_number("global_batch", state["global_batch"], 0, last), taken)
+            place = Place(epoch, whole_number("global_batch", state["global_batch"], 0, last), taken)
         else:
             first = whole_number("first_sample", state.get("first_sample", -1), 0, self._num_samples)
-            place = _Place(epoch, whole_number("global_batch", state["global_batch"], 0), taken, first)
+            place = Place(epoch, whole_number("global_batch", state["global_batch"], 0), taken, first)
         if taken:
             place = replace(place, balanced_for=self._balanced_for(state, taken))
         return place
 
-    def _settled(self, place: _Place) -> _Place:
+    def _settled(self, place: Place) -> Place:
         """The place, or the begin of the next epoch where this one is over."""
-        return place if self._is_inside(place) else _Place(epoch=place.epoch + 1)
+        return place if self._is_inside(place) else Place(epoch=place.epoch + 1)
 
     def _balanced_for(self, state: Mapping[str, Any], taken: int) -> int:
         """The replicas a begun global batch was balanced for; ValueError where its rest would be another."""
-        remaining = self._num_buckets - taken
-        if remaining % self._num_replicas:
-            message = (
-                f"{remaining} buckets remain of a global batch, "
-                f"they do not divide among {self._num_replicas} replicas"
-            )
-            raise ValueError(message)
+        self._split.check_rest(taken)
         inside = self._inside()
-        if "costs" not in state and self._meets == "pipeline" and self._caps == (None, None):
+        if "costs" not in state and self._split.meets == "pipeline" and self._caps == (None, None):
             # The first version knew this objective alone, and no digest.
-            return self._num_replicas
+            return self._split.num_replicas
         for name, mine in inside.items():
             theirs = state.get(name)
             if theirs != mine:
@@ -439,115 +406,19 @@ class BalancedBatchSampler:
                     "or a state between global batches"
                 )
                 raise ValueError(message)
-        balanced_for = whole_number("balanced_for", state.get("balanced_for"), 1, self._num_buckets)
-        if self._num_buckets % balanced_for:
-            message = f"`balanced_for` is {balanced_for}, must divide the {self._num_buckets} buckets"
+        balanced_for = whole_number("balanced_for", state.get("balanced_for"), 1, self._split.num_buckets)
+        if self._split.num_buckets % balanced_for:
+            message = f"`balanced_for` is {balanced_for}, must divide the {self._split.num_buckets} buckets"
             raise ValueError(message)
         return balanced_for
 
-    def _begin(self, iteration: _Iteration, start: _Place) -> None:
+    def _begin(self, iteration: Iteration, start: Place) -> None:
         """An iteration yields its first batch: the next one will start over, from the begin of the epoch."""
         self._running = iteration
         if self._start == start:
-            self._start = _Place(epoch=start.epoch)
+            self._start = Place(epoch=start.epoch)
 
-    def _end(self, iteration: _Iteration) -> None:
+    def _end(self, iteration: Iteration) -> None:
         """An iteration has yielded its last batch: the epoch after it begins, unless another was chosen."""
         if self._start.epoch == iteration.epoch:
-            self._start = _Place(epoch=iteration.epoch + 1)
-
-
-class _Iteration:
-    """One replica's batches of an epoch, from a place on; its own, whatever becomes of the sampler."""
-
-    def __init__(self, sampler: BalancedBatchSampler, start: _Place) -> None:
-        self._sampler = sampler
-        self._reset(start)
-
-    def _reset(self, start: _Place) -> None:
-        self._start = start
-        self.num_yielded = 0
-        self._place = start
-        # Begins of the global batches so far, the first one being the start.
-        self._begins = [start]
-        # Buckets of the global batch at `_place`, all replicas'; none before it is balanced.
-        self._buckets: list[list[int]] | None = None
-        self._is_over = False
-
-    @property
-    def epoch(self) -> int:
-        return self._start.epoch
-
-    def __iter__(self) -> _Iteration:
-        return self
-
-    def __next__(self) -> list[int]:
-        sampler, place = self._sampler, self._place
-        if not self._is_over and not sampler._is_inside(place):
-            self._is_over = True
-            sampler._end(self)
-        if self._is_over:
-            raise StopIteration
-        if self.num_yielded == 0:
-            sampler._begin(self, self._start)
-        if self._buckets is None:
-            self._buckets = sampler._buckets(place)
-        bucket = self._buckets[place.buckets_taken + sampler._rank]
-        self._place = self._next(place)
-        if self._place.buckets_taken == 0:
-            self._buckets = None
-            self._begins.append(self._place)
-        self.num_yielded += 1
-        return bucket
-
-    def _next(self, place: _Place, count: int = 1) -> _Place:
-        """The place after this replica's `count` next batches, all of the same global batch."""
-        sampler = self._sampler
-        taken = place.buckets_taken + count * sampler._num_replicas
-        if taken == sampler._num_buckets:
-            return sampler._after(place)
-        return replace(place, buckets_taken=taken, balanced_for=place.balanced_for or sampler._num_replicas)
-
-    def place_after(self, num_batches: int) -> _Place:
-        """The place after so many batches of this iteration."""
-        sampler, start = self._sampler, self._start
-        of_first = (sampler._num_buckets - start.buckets_taken) // sampler._num_replicas
-        place, left = start, num_batches
-        if num_batches >= of_first:
-            # The last global batch that is known and is not behind the place.
-            passed, _ = divmod(num_batches - of_first, sampler._num_buckets // sampler._num_replicas)
-            passed = min(passed + 1, len(self._begins) - 1)
-            if passed:
-                place = self._begins[passed]
-                left -= of_first + (passed - 1) * (sampler._num_buckets // sampler._num_replicas)
-        while left and sampler._is_inside(place):
-            count = min(left, (sampler._num_buckets - place.buckets_taken) // sampler._num_replicas)
-            place = self._next(place, count)
-            left -= count
-        if left:
-            most = num_batches - left
-            message = f"`num_batches` is {num_batches}, must be at most {most}, all that the epoch had left"
-            raise ValueError(message)
-        return place
-
-    def state_dict(self) -> dict[str, int | str]:
-        """Where this iteration stands, its end too; `torchdata.StatefulDataLoader` asks for it."""
-        return self._sampler._state(self.place_after(self.num_yielded))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a state was taken."""
-        self._reset(self._sampler._place_of(state))
-
-
-def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An integer in its range; a ValueError that names it where it is none."""
-    rule = f"at least {least}" if most is None else f"from {least} to {most}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        message = f"`{name}` is {value!r}, must be an integer {rule}"
-        raise ValueError(message) from None
-    if number < least or (most is not None and number > most):
-        message = f"`{name}` is {number}, must be {rule}"
-        raise ValueError(message)
-    return number
+            self._start = Place(epoch=iteration.epoch + 1)

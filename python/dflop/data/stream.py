@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dflop.data.costs import costs
-from dflop.data.sampler import MEETS, Meets, whole_number
+from dflop.data.split import Meets, Split, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,24 +73,12 @@ class BalancedStream(IterableDataset):
         Raises:
             ValueError: A number that breaks one of the rules above.
         """
-        if meets not in MEETS:
-            message = f"`meets` is {meets!r}, must be one of: {', '.join(MEETS)}"
-            raise ValueError(message)
         batch_size = whole_number("batch_size", batch_size, 1)
-        num_replicas = whole_number("num_replicas", num_replicas, 1)
-        num_buckets = num_replicas if num_buckets is None else whole_number("num_buckets", num_buckets, 1)
-        if num_buckets % num_replicas:
-            message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
-            raise ValueError(message)
+        self._split = Split.checked(num_replicas, rank, num_buckets, meets, seed)
         self._source: Any = source
         self._cost = cost
         self._tokens = tokens
-        self._num_replicas = num_replicas
-        self._rank = whole_number("rank", rank, 0, num_replicas - 1)
-        self._num_buckets = num_buckets
-        self._size = batch_size * num_buckets
-        self._meets: Meets = meets
-        self._seed = whole_number("seed", seed, 0, 2**64 - 1)
+        self._size = batch_size * self._split.num_buckets
         self._drop_last = drop_last
         self._max_tokens = None if max_tokens is None else whole_number("max_tokens", max_tokens, 1, 2**53)
         self._start: Mapping[str, Any] | None = None
@@ -134,31 +122,25 @@ class BalancedStream(IterableDataset):
             if state.get(name) != mine:
                 message = f"the state has `{name}` {state.get(name)}, this stream {mine}, must be equal"
                 raise ValueError(message)
-        taken = whole_number("buckets_taken", state.get("buckets_taken", 0), 0, self._num_buckets - 1)
-        if (self._num_buckets - taken) % self._num_replicas:
-            message = (
-                f"{self._num_buckets - taken} buckets remain of a global batch, "
-                f"they do not divide among {self._num_replicas} replicas"
-            )
-            raise ValueError(message)
+        taken = whole_number("buckets_taken", state.get("buckets_taken", 0), 0, self._split.num_buckets - 1)
+        self._split.check_rest(taken)
         self._start = state
         self._running = None
 
     def _identity(self) -> dict[str, Any]:
         return {
             "global_batch_size": self._size,
-            "num_buckets": self._num_buckets,
-            "meets": self._meets,
+            "num_buckets": self._split.num_buckets,
+            "meets": self._split.meets,
             "max_tokens": self._max_tokens or 0,
-            "seed": self._seed,
+            "seed": self._split.seed,
         }
 
     def _buckets(self, window: list[Any], num_replicas: int) -> tuple[list[list[int]], str]:
         """Places in the window of each bucket's samples, and the digest of the window's costs."""
         sizes = None if self._tokens is None else list(map(self._tokens, window))
         native = costs(list(map(self._cost, window)), tokens=sizes)._native
-        slots = self._num_buckets // num_replicas
-        cut = (self._num_buckets, slots, self._meets, None, self._max_tokens, self._seed)
+        cut = self._split.cut(num_replicas, None, self._max_tokens)
         native.check(cut, len(window))
         return native.buckets(range(len(window)), cut), native.digest
 
@@ -240,24 +222,26 @@ class _Reading:
     def _balance(self) -> bool:
         """Takes the next window and balances it; whether there is one."""
         stream = self._stream
-        self._read(stream._size + stream._num_buckets)
+        self._read(stream._size + stream._split.num_buckets)
         there = len(self._ahead)
         count = stream._size
-        if there < stream._size + stream._num_buckets:
+        if there < stream._size + stream._split.num_buckets:
             # The end: what is left fills a window of its own, or is added to this one.
             count = min(there, stream._size) if stream._drop_last else there
             if stream._drop_last and there < stream._size:
                 return False
         if count == 0:
             return False
-        if count < stream._num_buckets:
-            message = f"{count} samples for {stream._num_buckets} buckets, each needs at least one"
+        if count < stream._split.num_buckets:
+            message = f"{count} samples for {stream._split.num_buckets} buckets, each needs at least one"
             raise ValueError(message)
         self._window = [self._ahead.popleft() for _ in range(count)]
         if stream._drop_last and self._is_read and len(self._ahead) < stream._size:
             self._ahead.clear()
         self._state_of_source = self._marks.popleft()
-        self._buckets, digest = stream._buckets(self._window, self._balanced_for or stream._num_replicas)
+        self._buckets, digest = stream._buckets(
+            self._window, self._balanced_for or stream._split.num_replicas
+        )
         if self._taken and digest != self._digest:
             message = (
                 "the state stands inside a global batch that was balanced by other costs: samples would be "
@@ -271,11 +255,11 @@ class _Reading:
         """This replica's next bucket; the window is left behind with its last one."""
         stream, buckets = self._stream, self._buckets
         assert buckets is not None, "a window is balanced first"
-        bucket = [self._window[at] for at in buckets[self._taken + stream._rank]]
-        self._balanced_for = self._balanced_for or stream._num_replicas
-        self._taken += stream._num_replicas
+        bucket = [self._window[at] for at in buckets[self._taken + stream._split.rank]]
+        self._balanced_for = self._balanced_for or stream._split.num_replicas
+        self._taken += stream._split.num_replicas
         self._number += 1
-        if self._taken == stream._num_buckets:
+        if self._taken == stream._split.num_buckets:
             self._first += len(self._window)
             self._taken = self._balanced_for = 0
             self._buckets, self._window = None, []

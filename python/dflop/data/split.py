@@ -1,0 +1,92 @@
+"""How a global batch is cut into buckets, and which of them a replica takes."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Meets = Literal["step", "phase", "pipeline"]
+"""What replicas wait for."""
+
+MEETS = ("step", "phase", "pipeline")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Buckets of each global batch and the replicas that share them; checked."""
+
+    num_replicas: int
+    rank: int
+    """This replica."""
+    num_buckets: int
+    """Of a global batch, a multiple of `num_replicas`."""
+    meets: Meets
+    seed: int
+    """Of ties in balancing."""
+
+    @classmethod
+    def checked(cls, num_replicas: Any, rank: Any, num_buckets: Any, meets: Any, seed: Any) -> Split:
+        """The arguments of `BalancedBatchSampler` of these names, as integers in their ranges.
+
+        Args:
+            num_replicas: At least 1.
+            rank: Below `num_replicas`.
+            num_buckets: A multiple of `num_replicas`; None: as many.
+            meets: One of `MEETS`.
+            seed: From 0 to 2^64 - 1.
+
+        Returns:
+            The split.
+
+        Raises:
+            ValueError: One of them breaks its rule; the message names it.
+        """
+        if meets not in MEETS:
+            message = f"`meets` is {meets!r}, must be one of: {', '.join(MEETS)}"
+            raise ValueError(message)
+        num_replicas = whole_number("num_replicas", num_replicas, 1)
+        num_buckets = num_replicas if num_buckets is None else whole_number("num_buckets", num_buckets, 1)
+        rank = whole_number("rank", rank, 0, num_replicas - 1)
+        if num_buckets % num_replicas:
+            message = f"`num_buckets` is {num_buckets}, must be a multiple of `num_replicas` {num_replicas}"
+            raise ValueError(message)
+        return cls(num_replicas, rank, num_buckets, meets, whole_number("seed", seed, 0, 2**64 - 1))
+
+    def cut(
+        self, num_replicas: int, max_bytes: int | None, max_tokens: int | None
+    ) -> tuple[int, int, str, int | None, int | None, int]:
+        """What `SampleCosts.buckets` takes, for so many replicas."""
+        slots = self.num_buckets // num_replicas
+        return (self.num_buckets, slots, self.meets, max_bytes, max_tokens, self.seed)
+
+    def check_rest(self, taken: int) -> None:
+        """Nothing where the replicas can share what remains of a global batch.
+
+        Args:
+            taken: Its buckets that are trained already.
+
+        Raises:
+            ValueError: The others do not divide among the replicas.
+        """
+        remaining = self.num_buckets - taken
+        if remaining % self.num_replicas:
+            message = (
+                f"{remaining} buckets remain of a global batch, "
+                f"they do not divide among {self.num_replicas} replicas"
+            )
+            raise ValueError(message)
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """An integer in its range; a ValueError that names it where it is none."""
+    rule = f"at least {least}" if most is None else f"from {least} to {most}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        message = f"`{name}` is {value!r}, must be an integer {rule}"
+        raise ValueError(message) from None
+    if number < least or (most is not None and number > most):
+        message = f"`{name}` is {number}, must be {rule}"
+        raise ValueError(message)
+    return number
