@@ -90,7 +90,7 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
 
     # 8: now the pixels are decoded; tokens are packed, none padded.
     adapter = load_adapter(tour.folder / "model")
-    samples = {i: sample_from_encoded(i, dataset.encode(i)) for i in packs[mine]}
+    samples = {i: sample_from_encoded(i, dataset.encode(i), adapter) for i in packs[mine]}
     tiles = {
         i: torch.cat([adapter.pixels(Path(m.path), m.kind, m.frame_indices) for m in dataset.encode(i).media])
         for i, _ in schedule.encoder(mine, 0)
@@ -98,7 +98,7 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
     packed = llm_input([samples[i] for i in packs[mine]])
     assert packed.input_ids_T.numel() == sum(dataset.shape(i)[1] for i in packs[mine])
     seen = encoder_input([share_of(samples[i]) for i in tiles], list(tiles.values()), torch.float32)
-    assert seen.pixels_NCHW.shape[0] * 81 == sum(dataset.shape(i)[0] for i in tiles)
+    assert seen.inputs_N.shape[0] * 81 == sum(dataset.shape(i)[0] for i in tiles)
 
     # 9: the list that is run, and was timed: that of the schedule, or where it has none that of the plan.
     plan = Plan.read(tour.file("plan.json"))

@@ -84,7 +84,9 @@ def count_modules(adapter, tiles, llm_tokens, label_tokens):
         def forward():
             features = encoder.model.multi_modal_projector(hidden.detach().requires_grad_())
             tiles = features.split([grid.num_tiles for grid in media])
-            return torch.cat([encoder._pack(t, grid) for t, grid in zip(tiles, media, strict=True)])
+            return torch.cat(
+                [adapter.pack(encoder.model, t, grid) for t, grid in zip(tiles, media, strict=True)]
+            )
 
         return forward
 

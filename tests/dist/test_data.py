@@ -21,7 +21,8 @@ def media(path, num_tiles, num_features):
     sizes = {"num_tiles": num_tiles, "height": 9, "width": 8, "num_features": num_features}
     sizes["parts"] = [(1, num_tiles, num_features)]
     place = {"is_local": True, "held_bytes": 0}
-    return SimpleNamespace(path=path, kind="image", frame_indices=[], **place, **sizes)
+    kept = {"patches": None, "sampled_fps": None, **sizes}
+    return SimpleNamespace(path=path, kind="image", frame_indices=[], **place, **kept)
 
 
 def encoded(name="s", **changes):
@@ -39,10 +40,11 @@ def encoded(name="s", **changes):
 
 def test_each_position_predicts_the_next_token_of_its_own_sample():
     """By hand: the position before the first answer token predicts it; a sample's last predicts nothing."""
-    one = sample_from_encoded(0, encoded())
+    one = sample_from_encoded(0, encoded(), CountingAdapter)
     text = sample_from_encoded(
         1,
         encoded("t", input_ids=[5, 6, 7], feature_mask=[False] * 3, labels=[-100, 6, 7], media=[]),
+        CountingAdapter,
     )
     batch = llm_input([one, text, one])
     assert one.targets_T.tolist() == [-100, -100, -100, 20, 21, 22, -100]
@@ -65,19 +67,23 @@ def test_each_position_predicts_the_next_token_of_its_own_sample():
 def test_a_sample_that_contradicts_itself_is_named(changes, message):
     """Before it reaches a rank's model, where it would be a shape error of some packed tensor."""
     with pytest.raises(ProfileError, match=message):
-        sample_from_encoded(3, encoded(**changes))
+        sample_from_encoded(3, encoded(**changes), CountingAdapter)
 
 
 class CountingAdapter:
     """Decodes a file name to tiles of its length, and counts."""
 
-    image_size = SIZE
+    input_shape = (3, SIZE, SIZE)
 
     def __init__(self):
         self.decoded = []
         self.lock = threading.Lock()
 
-    def pixels(self, path, kind, frame_indices):  # noqa: D102
+    @staticmethod
+    def positions(input_ids_T, feature_mask_T, media):  # noqa: D102
+        return torch.arange(len(input_ids_T))
+
+    def pixels(self, path, kind, frame_indices, grid):  # noqa: D102
         with self.lock:
             self.decoded.append(str(path))
         if "broken" in str(path):
@@ -154,11 +160,13 @@ def test_a_medium_that_is_no_file_is_read_and_counted():
     cell.is_local, cell.held_bytes, cell.read = False, 4, lambda: b"four"
     adapter = CountingAdapter()
     seen = []
-    adapter.pixels = lambda file, kind, frames: seen.append((file, kind)) or torch.zeros(1, 3, SIZE, SIZE)
+    adapter.pixels = lambda file, kind, frames, grid: (
+        seen.append((file, kind)) or torch.zeros(1, 3, SIZE, SIZE)
+    )
     loader = SampleLoader(ListDataset([encoded(media=[cell])]), adapter)
     loader.tiles(0)
     assert seen == [(MediaBytes("table.parquet/row 3", b"four"), "image")]
-    assert loader.sample(0).num_bytes == sample_from_encoded(0, encoded()).num_bytes + 4
+    assert loader.sample(0).num_bytes == sample_from_encoded(0, encoded(), CountingAdapter).num_bytes + 4
 
     def gone():
         message = "cannot read `s3://b/k`: 404: there is no such object"
@@ -174,13 +182,16 @@ def test_a_medium_that_is_no_file_is_read_and_counted():
 
 def test_tiles_of_several_samples_are_packed_in_order():
     """And a count that differs from the media's is named."""
-    one, two = sample_from_encoded(0, encoded("a")), sample_from_encoded(1, encoded("b"))
+    one, two = (
+        sample_from_encoded(0, encoded("a"), CountingAdapter),
+        sample_from_encoded(1, encoded("b"), CountingAdapter),
+    )
     tiles = [torch.full((1, 3, SIZE, SIZE), value) for value in (1.0, 2.0)]
     batch = encoder_input([share_of(two), share_of(one)], [tiles[1], tiles[0]], torch.bfloat16)
-    assert batch.pixels_NCHW[:, 0, 0, 0].tolist() == [2.0, 1.0]
-    assert batch.pixels_NCHW.dtype == torch.bfloat16
+    assert batch.inputs_N[:, 0, 0, 0].tolist() == [2.0, 1.0]
+    assert batch.inputs_N.dtype == torch.bfloat16
     assert len(batch.media) == 2
-    with pytest.raises(ValueError, match=r"sample `a` \(0\): 2 tiles, its media have 1"):
+    with pytest.raises(ValueError, match=r"sample `a` \(0\): 2 inputs of the encoder, its media have 1"):
         encoder_input([share_of(one)], [torch.cat(tiles)], torch.float32)
 
 
@@ -210,11 +221,11 @@ def mixed():
 )
 def test_a_share_has_the_tiles_and_rows_of_its_parts(parts, runs, rows):
     """Medium, first tile, tiles, and whether the medium ends there: by hand."""
-    share = share_of(sample_from_encoded(0, mixed()), parts)
+    share = share_of(sample_from_encoded(0, mixed(), CountingAdapter), parts)
     found = [(run.medium, run.first_tile, run.grid.num_tiles, run.grid.is_end) for run in share.runs]
     assert (found, share.rows) == (runs, range(*rows))
     assert sum(run.grid.num_features for run in share.runs) == len(share.rows)
-    batch = encoder_input([share], [torch.zeros(share.num_tiles, 3, SIZE, SIZE)], torch.float32)
+    batch = encoder_input([share], [torch.zeros(share.num_inputs, 3, SIZE, SIZE)], torch.float32)
     assert [grid.num_tiles for grid in batch.media] == [tiles for _, _, tiles, _ in runs]
 
 
@@ -222,7 +233,7 @@ def test_a_share_has_the_tiles_and_rows_of_its_parts(parts, runs, rows):
 def test_parts_that_a_sample_does_not_have_are_named(parts):
     """A schedule of other data."""
     with pytest.raises(ValueError, match=r"sample `mixed` \(0\): parts .* it has 6"):
-        share_of(sample_from_encoded(0, mixed()), parts)
+        share_of(sample_from_encoded(0, mixed(), CountingAdapter), parts)
 
 
 def test_only_the_frames_of_a_share_are_decoded():
@@ -230,7 +241,7 @@ def test_only_the_frames_of_a_share_are_decoded():
     asked = []
 
     class FrameAdapter(CountingAdapter):
-        def pixels(self, path, kind, frame_indices):
+        def pixels(self, path, kind, frame_indices, grid):
             asked.append((str(path), list(frame_indices)))
             return torch.arange(len(frame_indices) or {"image": 3, "last": 1}[str(path)]).reshape(
                 -1, 1, 1, 1

@@ -75,7 +75,7 @@ class Oracle:
         loss = 0.0
         for index in batch:
             encoded = self.dataset.encode(index)
-            sample = sample_from_encoded(index, encoded)
+            sample = sample_from_encoded(index, encoded, self.adapter)
             tiles = [self.adapter.pixels(Path(m.path), m.kind, m.frame_indices) for m in encoded.media]
             own = SimpleNamespace(
                 ids=encoded.input_ids,

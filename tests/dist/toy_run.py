@@ -49,6 +49,7 @@ class ToySample:
             input_ids_T=ids,
             feature_mask_T=(ids == tiny_llava.IMAGE_TOKEN) | (ids == tiny_llava.VIDEO_TOKEN),
             targets_T=torch.tensor(self.oracle.targets),
+            positions_T=torch.arange(len(ids)),
             media=tuple(self.oracle.grids),
             files=(),
             num_features=sum(g.num_features for g in self.oracle.grids),
@@ -186,13 +187,21 @@ class RankParts:
         first, num = self.mesh.plan.llm_layers(stage, adapter.num_llm_layers)
         return adapter.build_llm_stage(first, num, self.mesh.device, torch.float32, SEED)
 
+    def sample(self, index):
+        """In the form of the runtime."""
+        return toy_sample(index).sample
+
+    def tiles(self, index, parts):
+        """What the encoder reads of a share."""
+        return toy_sample(index).tiles(parts)
+
     def work(self, schedule):
         """This rank's share of a step."""
         return prepare(
             self.mesh,
             schedule,
-            lambda index: toy_sample(index).sample,
-            lambda index, parts: toy_sample(index).tiles(parts),
+            self.sample,
+            self.tiles,
             torch.float32,
         )
 

@@ -19,8 +19,8 @@ def test_every_measured_family_has_pieces_and_no_other() -> None:
 
 
 def test_every_trained_family_has_an_adapter_and_no_other() -> None:
-    folder = Path(dflop.models.__file__).parent
+    folder = Path(dflop.models.__file__).parent / "families"
     with_adapter = {path.stem for path in folder.glob("*.py") if "\nADAPTER = " in path.read_text()}
     assert set(TRAINED) == with_adapter == {name for name, can in families().items() if can["train"]}
     for family in TRAINED:
-        assert import_module(f"dflop.models.{family}").ADAPTER.family == family
+        assert import_module(f"dflop.models.families.{family}").ADAPTER.family == family

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from dflop import ProfileError
 from dflop.models.packing import PACKED, PACKED_ENCODER
+from dflop.models.patches import lay_out
 from dflop.profiling.families import load_pieces
-from dflop.profiling.families.qwen_vision import lay_out
 from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")

@@ -35,6 +35,10 @@ pub(crate) struct Media {
     /// (count, tiles, features) of each group of equal parts.
     #[pyo3(get)]
     parts: Vec<(u32, u32, u32)>,
+    #[pyo3(get)]
+    patches: Option<(u32, u32)>,
+    #[pyo3(get)]
+    sampled_fps: Option<f64>,
 }
 
 #[pymethods]
@@ -111,6 +115,7 @@ impl Dataset {
                 Media {
                     // Before its place is taken apart.
                     kind: medium.use_name(),
+                    sampled_fps: medium.sampled_fps(),
                     place: medium.place.alone(),
                     stores: self.0.stores().clone(),
                     num_tiles: medium.shape.num_tiles,
@@ -118,6 +123,7 @@ impl Dataset {
                     width: medium.width,
                     num_features: medium.shape.feature_tokens(),
                     parts: parts(&medium.shape),
+                    patches: medium.shape.patches,
                     frame_indices: medium.shape.frame_indices,
                 },
             )
@@ -232,6 +238,7 @@ fn encode_one(tokenizer: &ChatTokenizer, record: &str, shapes: &[Pieces]) -> PyR
             pieces: pieces.iter().map(piece).collect(),
             frame_indices: Vec::new(),
             parts: Vec::new(),
+            patches: None,
         })
         .collect();
     let tokens = tokenizer
@@ -299,6 +306,7 @@ pub(crate) fn media_shape(
             })
             .collect(),
         parts: parts(&shape),
+        patches: shape.patches,
         frame_indices: shape.frame_indices,
     })
     .map_err(map(Kind::Profile))
@@ -313,4 +321,5 @@ pub(crate) struct MediaShape {
     pieces: Vec<(Option<String>, u32)>,
     frame_indices: Vec<u32>,
     parts: Vec<(u32, u32, u32)>,
+    patches: Option<(u32, u32)>,
 }

@@ -112,5 +112,6 @@ fn shape(answer: &Bound<'_, PyAny>) -> PyResult<MediaShape> {
             .into_iter()
             .map(|(count, segments, feature_tokens)| EncoderParts { count, segments, feature_tokens })
             .collect(),
+        patches: None,
     })
 }

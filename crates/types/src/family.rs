@@ -52,13 +52,13 @@ pub const FAMILIES: [FamilyRecord; 9] = {
     const NO: bool = false;
     //                                       data estimate measure train
     [
-        record("internvl", PICTURES, [YES, YES, YES, NO]),
+        record("internvl", PICTURES, [YES, YES, YES, YES]),
         record("internvl_chat", PICTURES, [NO, YES, NO, NO]),
-        record("llava_next", &["image"], [YES, YES, YES, NO]),
+        record("llava_next", &["image"], [YES, YES, YES, YES]),
         record("llava_onevision", PICTURES, [YES, YES, YES, YES]),
-        record("qwen2_5_vl", PICTURES, [YES, YES, YES, NO]),
-        record("qwen2_audio", &["audio"], [YES, YES, YES, NO]),
-        record("qwen2_vl", PICTURES, [YES, YES, YES, NO]),
+        record("qwen2_5_vl", PICTURES, [YES, YES, YES, YES]),
+        record("qwen2_audio", &["audio"], [YES, YES, YES, YES]),
+        record("qwen2_vl", PICTURES, [YES, YES, YES, YES]),
         record("qwen3_vl", PICTURES, [YES, NO, NO, NO]),
         record("qwen3_vl_moe", PICTURES, [YES, NO, NO, NO]),
     ]

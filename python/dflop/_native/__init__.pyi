@@ -117,6 +117,10 @@ class Media:
     num_features: int
     parts: list[tuple[int, int, int]]
     """How many parts of equal size in a row, tiles and features of each; group after group."""
+    patches: tuple[int, int] | None
+    """Rows and columns of patches of a tile, where pictures keep their own resolution."""
+    sampled_fps: float | None
+    """Frames read a second of video; None for images and sounds, or where the file does not tell."""
 
 @final
 class EncodedSample:

@@ -1,9 +1,9 @@
 """Samples packed into the tensors of one microbatch; no padding anywhere.
 
     [Sample]               --llm_input-->     LlmInput: ids, mask, positions, targets [T]; cu_seqlens [M + 1]
-    [SampleShare], [tiles] --encoder_input--> EncoderInput: pixels_NCHW, media
+    [SampleShare], [tiles] --encoder_input--> EncoderInput: inputs_N, media
 
-Shape letters as in `models/adapter.py`: N tiles, T LLM tokens of all samples, M samples.
+Shape letters as in `models/adapter.py`: N inputs of the encoder, T LLM tokens of all samples, M samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def llm_input(samples: Sequence[Sample]) -> LlmInput:
     """The samples one after the other, as every LLM stage sees them; on the CPU.
 
-    Positions restart with each sample, and so does the next-token shift: a sample's last position has no
+    Positions are each sample's own, from 0, and so is the next-token shift: a sample's last position has no
     target, so no sample is asked for its neighbour's first token.
 
     Args:
@@ -37,7 +37,7 @@ def llm_input(samples: Sequence[Sample]) -> LlmInput:
     return LlmInput(
         input_ids_T=torch.cat([s.input_ids_T for s in samples]),
         feature_mask_T=torch.cat([s.feature_mask_T for s in samples]),
-        positions_T=torch.cat([torch.arange(s.num_tokens) for s in samples]),
+        positions_T=torch.cat([s.positions_T for s in samples], dim=-1),
         cu_seqlens=lengths.cumsum(0).to(torch.int32),
         targets_T=torch.cat([s.targets_T for s in samples]),
     )
@@ -46,25 +46,25 @@ def llm_input(samples: Sequence[Sample]) -> LlmInput:
 def encoder_input(
     shares: Sequence[SampleShare], tiles: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> EncoderInput:
-    """The tiles of the shares one after the other, as the encoder reads them; on the CPU.
+    """What the encoder reads of the shares, one after the other; on the CPU.
 
     Args:
         shares: In packing order; at least one, each with media.
-        tiles: All tiles of each share, [n, 3, S, S].
+        tiles: All inputs of each share, [n, *input_shape]: tiles, patches or windows of sound.
         dtype: Of the model.
 
     Returns:
         The packed batch.
 
     Raises:
-        ValueError: A share has another number of tiles than its media say; the message names the sample.
+        ValueError: A share has another number of inputs than its media say; the message names the sample.
     """
     for share, share_tiles in zip(shares, tiles, strict=True):
-        if share_tiles.shape[0] != share.num_tiles:
+        if share_tiles.shape[0] != share.num_inputs:
             name, found = f"sample `{share.sample.id}` ({share.sample.index})", share_tiles.shape[0]
-            message = f"{name}: {found} tiles, its media have {share.num_tiles}"
+            message = f"{name}: {found} inputs of the encoder, its media have {share.num_inputs}"
             raise ValueError(message)
     return EncoderInput(
-        pixels_NCHW=torch.cat(list(tiles)).to(dtype),
+        inputs_N=torch.cat(list(tiles)).to(dtype),
         media=[run.grid for share in shares for run in share.runs],
     )

@@ -1,7 +1,9 @@
 """Samples as tensors: tokens by the native module, tiles by the adapter, decoded ahead and cached.
 
     index --Dataset.encode--> EncodedSample --> Sample (token tensors, media)            every rank
-    share --adapter.pixels per media--> tiles [n, 3, S, S] float32 --> byte-bounded LRU   encoder ranks
+    share --adapter.pixels per media--> tiles [n, *input_shape] float32 --> byte-bounded LRU   encoder ranks
+
+Where an encoder reads patches or windows of sound, `tiles` are those.
 
 Tiles are cached as the float32 values that the adapter gave, so a tile from the cache equals a decoded one
 bit by bit, whatever the processor did. The price is four bytes a value.
@@ -35,12 +37,13 @@ IGNORED_LABEL = -100
 """A position without loss, as PyTorch's cross entropy has it."""
 
 
-def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
+def sample_from_encoded(index: int, encoded: EncodedSample, adapter: ModelAdapter) -> Sample:
     """The sample as tensors, with labels moved to the position that predicts them.
 
     Args:
         index: Position in the data profile.
         encoded: What the native module made of it.
+        adapter: Knows its positions.
 
     Returns:
         The sample, on the CPU.
@@ -55,7 +58,18 @@ def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
         counts = f"{len(ids)} ids, {len(mask)} mask entries, {len(labels)} labels"
         message = f"{name}: {counts}, must be equal and above 0"
         raise ProfileError(message)
-    media = tuple(MediaGrid(m.kind, m.num_tiles, m.height, m.width, m.num_features) for m in encoded.media)
+    media = tuple(
+        MediaGrid(
+            m.kind,
+            m.num_tiles,
+            m.height,
+            m.width,
+            m.num_features,
+            patches=m.patches,
+            sampled_fps=m.sampled_fps,
+        )
+        for m in encoded.media
+    )
     num_features = sum(m.num_features for m in media)
     if num_features != sum(mask):
         message = f"{name}: its media fill {num_features} LLM tokens, its feature mask has {sum(mask)} places"
@@ -64,12 +78,20 @@ def sample_from_encoded(index: int, encoded: EncodedSample) -> Sample:
         # The profile counts it as a label token, yet no position predicts it: the loss would be too small.
         message = f"{name}: its first token carries loss, no position can predict it"
         raise ProfileError(message)
+    input_ids_T = torch.tensor(ids, dtype=torch.int64)
+    feature_mask_T = torch.tensor(mask, dtype=torch.bool)
+    try:
+        positions_T = adapter.positions(input_ids_T, feature_mask_T, media)
+    except ValueError as error:
+        message = f"{name}: {error}"
+        raise ProfileError(message) from error
     return Sample(
         index=index,
         id=encoded.id,
-        input_ids_T=torch.tensor(ids, dtype=torch.int64),
-        feature_mask_T=torch.tensor(mask, dtype=torch.bool),
+        input_ids_T=input_ids_T,
+        feature_mask_T=feature_mask_T,
         targets_T=torch.tensor([*labels[1:], IGNORED_LABEL], dtype=torch.int64),
+        positions_T=positions_T,
         media=media,
         files=tuple(encoded.media),
         num_features=num_features,
@@ -168,12 +190,12 @@ class SampleLoader:
         encoded = self._dataset.encode(index)
         if encoded.notice:
             self._tell(index, encoded.notice)
-        sample = sample_from_encoded(index, encoded)
+        sample = sample_from_encoded(index, encoded, self._adapter)
         self._samples.put(index, sample, sample.num_bytes)
         return sample
 
     def tiles(self, index: int, parts: Parts = None) -> torch.Tensor:
-        """All tiles of a share, media after media: [n, 3, S, S] float32 on the CPU; do not write to it.
+        """All tiles of a share, media after media: [n, *input_shape] float32 on the CPU; do not write to it.
 
         Waits for the decoding threads if they have it, else decodes here.
 
@@ -182,7 +204,7 @@ class SampleLoader:
             parts: Of the sample; none: all of them.
 
         Returns:
-            [n, 3, S, S]; n is 0 for text alone.
+            [n, *input_shape]; n is 0 for text alone.
 
         Raises:
             ProfileError: A file cannot be decoded, or gives another number of tiles than profiled; the
@@ -249,7 +271,6 @@ class SampleLoader:
     def _decode(self, share: Share) -> torch.Tensor:
         index, parts = share
         sample = self.sample(index)
-        size = self._adapter.image_size
         found: list[torch.Tensor] = []
         for run in share_of(sample, parts).runs:
             path = sample.files[run.medium].path
@@ -260,22 +281,26 @@ class SampleLoader:
                 # The adapter's own errors name the file already.
                 message = f"{name}: {error}" if path in str(error) else f"{name}, {file}: {error}"
                 raise ProfileError(message) from error
-            expected = (run.grid.num_tiles, 3, size, size)
+            expected = (run.grid.num_inputs, *self._adapter.input_shape)
             if tuple(tiles.shape) != expected:
                 shape = tuple(tiles.shape)
                 message = f"{name}, {file}: decoded to tiles of shape {shape}, profiled as {expected}"
                 raise ProfileError(message)
             found.append(tiles.to(torch.float32))
-        return torch.cat(found) if found else torch.empty(0, 3, size, size)
+        return torch.cat(found) if found else torch.empty(0, *self._adapter.input_shape)
 
     def _tiles_of(self, sample: Sample, run: MediumRun) -> torch.Tensor:
         medium, whole = sample.files[run.medium], sample.media[run.medium]
         found = Path(medium.path) if medium.is_local else MediaBytes(medium.path, medium.read())
-        frames, first, end = medium.frame_indices, run.first_tile, run.first_tile + run.grid.num_tiles
-        each, rest = divmod(len(frames), whole.num_tiles)
-        if each and not rest:
-            # Of a video, only the frames of the run.
-            return self._adapter.pixels(found, whole.kind, frames[each * first : each * end])
-        tiles = self._adapter.pixels(found, whole.kind, frames)
-        # All of them pass as they are: their number is compared with the profile's.
-        return tiles if run.grid.num_tiles == whole.num_tiles else tiles[first:end]
+        frames, first = medium.frame_indices, run.first_tile
+        if frames:
+            # Of a video, only the frames of the run: all tiles have as many, but the last may lack one.
+            each = -(-len(frames) // whole.num_tiles)
+            chosen = frames[each * first : each * (first + run.grid.num_tiles)]
+            return self._adapter.pixels(found, whole.kind, chosen, run.grid)
+        tiles = self._adapter.pixels(found, whole.kind, frames, whole)
+        if run.grid.num_tiles == whole.num_tiles:
+            # All of them pass as they are: their number is compared with the profile's.
+            return tiles
+        per_tile = whole.num_inputs // whole.num_tiles
+        return tiles[per_tile * first : per_tile * (first + run.grid.num_tiles)]

@@ -24,6 +24,8 @@ class Sample:
     """[T] bool; true where a feature row takes the place of the embedding."""
     targets_T: torch.Tensor
     """[T] int64; the label of position t + 1, so -100 at the last position."""
+    positions_T: torch.Tensor
+    """[T] int64, from 0; with M-RoPE [3, T]."""
     media: tuple[MediaGrid, ...]
     files: tuple[Media, ...]
     """Where the bytes of each of `media` are; a local file by its path, all others by `read`."""
@@ -40,5 +42,5 @@ class Sample:
     @property
     def num_bytes(self) -> int:
         """Bytes of the token tensors, and of media that came with the record."""
-        tensors = (self.input_ids_T, self.feature_mask_T, self.targets_T)
+        tensors = (self.input_ids_T, self.feature_mask_T, self.targets_T, self.positions_T)
         return sum(t.numel() * t.element_size() for t in tensors) + sum(f.held_bytes for f in self.files)

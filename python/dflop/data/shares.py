@@ -43,9 +43,9 @@ class SampleShare:
     """Its features among those of the sample."""
 
     @property
-    def num_tiles(self) -> int:
-        """Tiles over all runs."""
-        return sum(run.grid.num_tiles for run in self.runs)
+    def num_inputs(self) -> int:
+        """Inputs of the encoder over all runs: tiles, patches or windows of sound."""
+        return sum(run.grid.num_inputs for run in self.runs)
 
 
 def share_of(sample: Sample, parts: Parts = None) -> SampleShare:

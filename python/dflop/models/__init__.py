@@ -35,4 +35,4 @@ def load_adapter(model_dir: str | os.PathLike[str]) -> ModelAdapter:
             have.
     """
     family = read_family(model_dir, FAMILIES)
-    return import_module(f"dflop.models.{family}").ADAPTER(Path(model_dir))
+    return import_module(f"dflop.models.families.{family}").ADAPTER(Path(model_dir))

@@ -1,10 +1,11 @@
 """What a model family must tell us: how to build its pieces and what passes between them.
 
-    pixels_NCHW, media ---> encoder ---> features_ED --(boundary)--+
+    inputs_N, media ------> encoder ---> features_ED --(boundary)--+
     input_ids_T, feature_mask_T -----------------------------------+--> LLM stage --> hidden_TD --> loss
 
 Shape letters, here and in every file of `models/`:
-    N tiles or frames   P encoder tokens   E feature tokens   T LLM tokens
+    N inputs: tiles, patches or windows of sound
+    P encoder tokens    E feature tokens   T LLM tokens
     D width             V vocabulary       M samples
 
 Parallelism is applied from outside: nothing here knows a rank. Parameter names are those of the Hugging Face
@@ -13,6 +14,7 @@ model as a whole, so that weights, references and checkpoints speak of the same 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,30 +34,40 @@ EXAMPLE_SIZE = (480, 640)
 
 @dataclass(frozen=True)
 class MediaGrid:
-    """How the tiles of one image or video become features; sizes are in pixels, as displayed."""
+    """How what is read of one medium becomes features; sizes are in pixels, as displayed."""
 
     kind: str
-    """`image` (anyres tiles, base tile first), `multi_image` (one tile) or `video` (one tile a frame)."""
+    """`image`, `multi_image` (one of several of its sample), `video` or `audio`."""
     num_tiles: int
-    """Tiles of this image or video, in `pixels_NCHW`, in order."""
+    """Its tiles: those of an image (base tile included), a video's frames, windows of a sound. Where pictures
+    keep their own resolution: 1 an image, and the frame pairs of a video."""
     height: int
-    """Height of the image, in pixels."""
+    """Height of the image, in pixels; 0 for a sound."""
     width: int
-    """Width of the image, in pixels."""
+    """Width of the image, in pixels; 0 for a sound."""
     num_features: int
     """LLM tokens it fills; the encoder must give exactly as many rows."""
     is_end: bool = True
     """Whether its last tile is here; false for tiles of a medium whose rest another rank encodes."""
+    patches: tuple[int, int] | None = None
+    """Rows and columns of patches of a tile, where pictures keep their own resolution."""
+    sampled_fps: float | None = None
+    """Frames read a second of video; none for images and sounds, and where the file does not tell."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Rows of `EncoderInput.inputs_N` that are its own."""
+        return self.num_tiles * math.prod(self.patches or (1,))
 
 
 @dataclass(frozen=True)
 class EncoderInput:
     """What the encoder reads for the samples it has of one microbatch."""
 
-    pixels_NCHW: torch.Tensor
-    """[N, 3, S, S], dtype of the model, this rank's device; N may be 0."""
+    inputs_N: torch.Tensor
+    """[N, *input_shape], dtype of the model, this rank's device; N may be 0."""
     media: Sequence[MediaGrid]
-    """In the order of the tiles."""
+    """In the order of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ class LlmInput:
     feature_mask_T: torch.Tensor
     """[T] bool; true where a feature row takes the place of the embedding, in order."""
     positions_T: torch.Tensor
-    """[T] int64; restarts at 0 with each sample."""
+    """[T] int64; restarts at 0 with each sample. With M-RoPE [3, T]: time, height and width."""
     cu_seqlens: torch.Tensor
     """[M + 1] int32; sample m holds rows cu_seqlens[m]:cu_seqlens[m + 1]."""
     targets_T: torch.Tensor
@@ -94,10 +106,10 @@ class ModelAdapter(Protocol):
     num_llm_layers: int
     hidden_size: int
     """D of features and hidden states at the boundary."""
-    image_size: int
-    """S, in pixels."""
+    input_shape: tuple[int, ...]
+    """Of one input: a tile of pixels (3, S, S), values of a patch (C,), a window of sound (B + 1, F)."""
     encoder_tokens_per_tile: int
-    """P of one tile."""
+    """Encoder tokens of the example's tile; with tiles and windows, P of every one."""
     vocab_size: int
     """V."""
     attention: AttentionShape
@@ -117,8 +129,8 @@ class ModelAdapter(Protocol):
     def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int | None) -> nn.Module:
         """The encoder with its projector; `forward(EncoderInput) -> features_ED` [E, D].
 
-        With no tiles it returns [0, D] without running the encoder. Without a seed its parameters have memory
-        and no values yet.
+        With no inputs it returns [0, D] without running the encoder. Without a seed its parameters have
+        memory and no values yet.
         """
         ...
 
@@ -145,18 +157,28 @@ class ModelAdapter(Protocol):
         """Media of a usual kind with `num_tiles` tiles in all, for measuring the encoder."""
         ...
 
-    def pixels(self, file: MediaFile, kind: str, frame_indices: Sequence[int]) -> torch.Tensor:
-        """Decodes one image, or frames of one video, with the family's Hugging Face image processor.
+    def positions(
+        self, input_ids_T: torch.Tensor, feature_mask_T: torch.Tensor, media: Sequence[MediaGrid]
+    ) -> torch.Tensor:
+        """Positions of the tokens of one sample: [T], from 0; with M-RoPE [3, T]."""
+        ...
+
+    def pixels(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
+    ) -> torch.Tensor:
+        """Decodes one image, frames of one video or one sound, as the family's Hugging Face processor does.
 
         Args:
             file: the file, or its bytes; its EXIF rotation is applied.
             kind: that of `MediaGrid`.
-            frame_indices: frames of a video, ascending from 0; empty for an image.
+            frame_indices: frames of a video, ascending from 0; empty for others.
+            grid: the medium as profiled, or the part of it that the frames are; families whose frames' size
+                depends on how many are read need it.
 
         Returns:
-            Normalised tiles [n, 3, S, S], float32, CPU.
+            [n, *input_shape], normalised, float32, CPU.
 
         Raises:
-            dflop.ProfileError: the file cannot be decoded; the message names it.
+            dflop.ProfileError: the file cannot be decoded, or is not what `grid` says; the message names it.
         """
         ...

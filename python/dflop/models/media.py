@@ -49,7 +49,7 @@ def decode_image(file: MediaFile) -> Image.Image:
         ProfileError: the file cannot be decoded; the message names it.
     """
     try:
-        with Image.open(_opened(file)) as image:
+        with Image.open(opened(file)) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise
@@ -91,7 +91,18 @@ def decode_frames(file: MediaFile, frame_indices: Sequence[int]) -> list[Image.I
     return [frames[index] for index in frame_indices]
 
 
-def _opened(file: MediaFile) -> str | io.BytesIO:
+def opened(file: MediaFile) -> str | io.BytesIO:
+    """What decoders open: the path of a file, or its bytes.
+
+    Args:
+        file: the file.
+
+    Returns:
+        Its path, or a stream of its bytes.
+
+    Raises:
+        ValueError: it is no regular file.
+    """
     if isinstance(file, MediaBytes):
         return io.BytesIO(file.data)
     # A pipe that took the place of the file since it was profiled would be waited for.
@@ -103,11 +114,11 @@ def _opened(file: MediaFile) -> str | io.BytesIO:
 
 def _is_animation(file: MediaFile) -> bool:
     """Whether Pillow reads it (GIF, PNG, WebP), by its first bytes; other videos are containers for PyAV."""
-    opened = _opened(file)
-    if isinstance(opened, io.BytesIO):
-        start = opened.read(12)
+    found = opened(file)
+    if isinstance(found, io.BytesIO):
+        start = found.read(12)
     else:
-        with Path(opened).open("rb") as start_of_file:
+        with Path(found).open("rb") as start_of_file:
             start = start_of_file.read(12)
     is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
     return is_webp or start[:4] == b"GIF8" or start[:8] == b"\x89PNG\r\n\x1a\n"
@@ -115,7 +126,7 @@ def _is_animation(file: MediaFile) -> bool:
 
 def _decode_animation(file: MediaFile, wanted: set[int]) -> tuple[dict[int, Image.Image], int]:
     frames: dict[int, Image.Image] = {}
-    with Image.open(_opened(file)) as image:
+    with Image.open(opened(file)) as image:
         num_frames = getattr(image, "n_frames", 1)
         last = max(wanted)
         for index, frame in enumerate(ImageSequence.Iterator(image)):
@@ -132,7 +143,7 @@ def _decode_video(file: MediaFile, wanted: set[int]) -> tuple[dict[int, Image.Im
     frames: dict[int, Image.Image] = {}
     num_frames = 0
     last = max(wanted)
-    with av.open(_opened(file)) as container:
+    with av.open(opened(file)) as container:
         if not container.streams.video:
             message = "it has no video stream"
             raise ValueError(message)

@@ -72,7 +72,7 @@ def fill_parameter(parameter: torch.Tensor, name: str, seed: int, std: float) ->
     owner, _, kind = name.rpartition(".")
     if kind.endswith("bias"):
         parameter.zero_()
-    elif kind == "weight" and "norm" in owner.rpartition(".")[2]:
+    elif kind == "weight" and ("norm" in (last := owner.rpartition(".")[2]) or last.startswith("ln_")):
         parameter.fill_(1.0)
     else:
         generator = torch.Generator().manual_seed(name_seed(seed, name))

@@ -77,7 +77,7 @@ def _check_family(request: Mapping[str, Any]) -> None:
     try:
         read_family(model_dir, FAMILIES)
     except ValueError as error:
-        hint = "other families can be profiled, planned and simulated; set `model.dir` to a model of this one"
+        hint = "other families can be profiled, planned and simulated; set `model.dir` to one that trains"
         raise hinted(error, hint) from None
     path = model_dir / "config.json"
     check_rules(path, dropout_rules(json.loads(path.read_bytes())))

@@ -312,6 +312,7 @@ mod tests {
             pieces: vec![Piece::Features(features)],
             frame_indices,
             parts: Vec::new(),
+            patches: None,
         }
     }
 

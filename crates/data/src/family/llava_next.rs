@@ -76,6 +76,7 @@ impl Family for LlavaNext {
             frame_indices: Vec::new(),
             // Its tiles are put together before newlines end their rows.
             parts: Vec::new(),
+            patches: None,
         })
     }
 

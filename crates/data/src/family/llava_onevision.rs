@@ -66,6 +66,7 @@ impl From<TileShape> for MediaShape {
             pieces: vec![Piece::Features(tiles.feature_tokens)],
             frame_indices: Vec::new(),
             parts: Vec::new(),
+            patches: None,
         }
     }
 }

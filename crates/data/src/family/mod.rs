@@ -97,6 +97,8 @@ pub struct MediaShape {
     pub frame_indices: Vec<u32>,
     /// How the segments form parts that can be encoded apart; empty: they are one part.
     pub parts: Vec<EncoderParts>,
+    /// Rows and columns of patches of a tile, where pictures keep their own resolution.
+    pub patches: Option<(u32, u32)>,
 }
 
 impl MediaShape {

@@ -76,7 +76,9 @@ impl Patches {
         let frame = u32::try_from((height / side).checked_mul(width / side)?).ok()?;
         let pairs = u32::try_from(num_frames.div_ceil(u64::from(self.frames))).ok()?;
         frame.checked_mul(pairs)?;
-        Some(Grid { pairs, frame_patches: frame, frame_features: frame / self.merge / self.merge })
+        // Both are at most their product.
+        let sides = ((height / side) as u32, (width / side) as u32);
+        Some(Grid { pairs, sides, frame_patches: frame, frame_features: frame / self.merge / self.merge })
     }
 }
 
@@ -85,6 +87,8 @@ impl Patches {
 pub(super) struct Grid {
     /// Groups of frames that share their patches; 1 for an image.
     pub(super) pairs: u32,
+    /// Rows and columns of patches of each.
+    pub(super) sides: (u32, u32),
     /// Encoder tokens of each.
     pub(super) frame_patches: u32,
     /// LLM tokens of each.
@@ -101,6 +105,7 @@ impl Grid {
             frame_indices,
             // Patches attend within their pair of frames, and merge there.
             parts: vec![EncoderParts { count: self.pairs, segments: 1, feature_tokens: self.frame_features }],
+            patches: Some(self.sides),
         }
     }
 

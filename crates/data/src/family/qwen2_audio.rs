@@ -154,6 +154,7 @@ impl Family for Qwen2Audio {
                 pieces: vec![Piece::Features(features)],
                 frame_indices: Vec::new(),
                 parts: Vec::new(),
+                patches: None,
             })
             .map_err(|rule| DataError::Shape {
                 family: FAMILY,

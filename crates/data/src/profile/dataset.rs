@@ -9,7 +9,7 @@ use crate::text::tokens::Tokens;
 use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex, printable};
 
 /// A sample as tokens and media; features take the places where `feature_mask` is true.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct EncodedSample {
     /// The sample's id, as in the data profile.
     pub id: String,

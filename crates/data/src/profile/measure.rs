@@ -26,7 +26,7 @@ use std::borrow::Cow;
 const ENCODER_TOKENS_MAX: u64 = 1 << 40;
 
 /// One medium of a sample, as its header shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Media {
     /// Where its bytes are.
     pub place: MediaPlace,
@@ -38,6 +38,8 @@ pub struct Media {
     pub height: u32,
     /// Width as displayed, in pixels; 0 for a sound.
     pub width: u32,
+    /// The video that its frames were chosen of; `None` for images and sounds.
+    pub clip: Option<Clip>,
     /// What it costs.
     pub shape: MediaShape,
 }
@@ -46,6 +48,13 @@ impl Media {
     /// The name by which Python's model adapters know what it is to the encoder: its kind, or `multi_image`.
     pub const fn use_name(&self) -> &'static str {
         if self.is_one_of_several { "multi_image" } else { self.kind.as_str() }
+    }
+
+    /// Frames that are read, a second of video; `None` for images and sounds, and where the file does not tell its rate.
+    pub fn sampled_fps(&self) -> Option<f64> {
+        let clip = self.clip.as_ref()?;
+        // As `VideoMetadata.sampled_fps` of transformers: read over all, times the rate of all.
+        Some(self.shape.frame_indices.len() as f64 / clip.num_frames as f64 * clip.fps?)
     }
 }
 
@@ -229,7 +238,7 @@ impl Rule {
                 return Err(unsound("does not say how long its sound lasts"));
             };
             let shape = self.family.audio(&Sound { duration_s, sample_rate }).map_err(Flaw::of_shape)?;
-            return Ok(Media { place, kind, is_one_of_several: false, height: 0, width: 0, shape });
+            return Ok(Media { place, kind, is_one_of_several: false, height: 0, width: 0, clip: None, shape });
         }
         let (Some(height), Some(width)) = (header.height, header.width) else {
             return Err(unsound("has no picture"));
@@ -239,18 +248,20 @@ impl Rule {
         // The first frame of an animated picture serves as an image; a video container does not.
         let is_clip = !decoder::is_picture(header);
         let is_one_of_several = kind == MediaKind::Image && num_images > 1;
+        let mut read = None;
         let shape = match kind {
             MediaKind::Image if is_clip => return Err(unsound("is a video, the record calls it an image")),
             MediaKind::Video => {
                 let num_frames =
                     num_frames(header).ok_or_else(|| unsound("does not say how many frames it has"))?;
                 let clip = Clip { size, num_frames, fps: header.fps, duration_s: header.duration_s };
+                read = Some(clip);
                 self.family.video(&clip, self.sampling)
             }
             _ => self.family.image(size, num_images),
         };
         let shape = shape.map_err(Flaw::of_shape)?;
-        Ok(Media { place, kind, is_one_of_several, height, width, shape })
+        Ok(Media { place, kind, is_one_of_several, height, width, clip: read, shape })
     }
 }
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.models.rules import Rule, rope_rule
 from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
 from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer, heads_of_rank
 from dflop.profiling.families.source import (
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop.profiling.pieces import PieceSettings
-
-TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
-"""`model_type` of the backbones whose layers are built of the maps that `layer_plan` names."""
 
 FEATURE_RATIO = 0.75
 """Of the tokens of a pack, those that features fill."""
@@ -66,29 +62,6 @@ def layer_plan(text: Any) -> LayerPlan:
         ),
         entries=("self_attn", "mlp"),
     )
-
-
-def backbone_rules(text: Any) -> list[Rule]:
-    """What the backbone's configuration must be.
-
-    Args:
-        text: it.
-
-    Returns:
-        Rules for `Source.check`.
-    """
-    # Qwen2 names a window that it uses only where told to; Mistral uses it where there is one.
-    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    return [
-        Rule(
-            "text_config.model_type",
-            text.model_type,
-            text.model_type in TEXT_MODELS,
-            f"one of {TEXT_MODELS}",
-        ),
-        Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
-        rope_rule(text),
-    ]
 
 
 def backbone_pieces(source: Source) -> list[ModelPiece]:

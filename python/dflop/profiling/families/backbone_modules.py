@@ -6,12 +6,13 @@ Shape letters: T LLM tokens, E feature tokens, D width, K label tokens, V vocabu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dflop.models.backbone import rotate
 from dflop.profiling.families.shards import Enter
 from dflop.profiling.families.source import bounds_of
 from dflop.profiling.families.vocabulary import cross_entropy_cut, embed_cut
@@ -34,22 +35,6 @@ class Pack:
     """[1, T]; restarts at 0 with each sample."""
     angles: tuple[torch.Tensor, torch.Tensor]
     """Cosine and sine of the rotary embedding."""
-
-
-def rotate(rotary: nn.Module, positions: torch.Tensor, like: torch.Tensor) -> Any:
-    """Cosine and sine of the rotary embedding.
-
-    Args:
-        rotary: Hugging Face's.
-        positions: [1, T], or [3, 1, T] (time, height, width) where the backbone has mrope.
-        like: tells device and dtype.
-
-    Returns:
-        Two tensors, as the backbone's layers take them.
-    """
-    if hasattr(rotary, "mrope_section") and positions.dim() == 2:
-        positions = positions[None].expand(3, -1, -1)
-    return rotary(like, positions)
 
 
 class LlmEmbedding(nn.Module):

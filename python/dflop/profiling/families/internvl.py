@@ -17,8 +17,9 @@ from torch import nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 from transformers.models.internvl import modeling_internvl as hf
 
+from dflop.models.backbone import backbone_rules
 from dflop.models.rules import Rule
-from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
+from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
 from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
 

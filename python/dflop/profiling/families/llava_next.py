@@ -19,9 +19,10 @@ from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
 from transformers.models.llava_next import modeling_llava_next as hf
 
 from dflop.models.adapter import EXAMPLE_SIZE
+from dflop.models.backbone import backbone_rules
 from dflop.models.rules import Rule
 from dflop.models.towers import inner_tower
-from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
+from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
 from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
 

@@ -15,12 +15,9 @@ import torch
 from torch import nn
 
 from dflop.models.adapter import LlmInput
-from dflop.models.llava_onevision import LlavaOnevisionAdapter
-from dflop.models.llava_onevision_pieces import (
-    IGNORED,
-    LlavaOnevisionEncoder,
-    LlavaOnevisionLlmStage,
-)
+from dflop.models.backbone import IGNORED, LlmStage
+from dflop.models.encoder import Encoder
+from dflop.models.families.llava_onevision import LlavaOnevision
 from dflop.models.parameters import materialise
 from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import FEATURE_RATIO, TOKENS_PER_LABEL, layer_plan
@@ -54,7 +51,7 @@ def pieces(model_dir: Path) -> list[Piece]:
         FileNotFoundError: there is no `config.json`.
         ProfileError: the configuration asks for what the training does not do.
     """
-    adapter = LlavaOnevisionAdapter(model_dir)
+    adapter = LlavaOnevision(model_dir)
     return [
         _TowerEmbedding(adapter),
         _TowerLayer(adapter),
@@ -91,7 +88,7 @@ class _Piece(ABC):
     wants_input_gradient = True
     is_tied = False
 
-    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+    def __init__(self, adapter: LlavaOnevision) -> None:
         self.adapter = adapter
         self.inputs = _Inputs()
 
@@ -120,12 +117,6 @@ def _tower(whole: Any) -> Any:
     return inner_tower(whole.model.vision_tower)
 
 
-def _layers_run(config: Any) -> int:
-    """Layers of the tower that the features need."""
-    named, last = config.vision_feature_layer, config.vision_config.num_hidden_layers
-    return max(index % (last + 1) for index in ([named] if isinstance(named, int) else named))
-
-
 class _TowerEmbedding(_Piece):
     """Pixels to hidden states of patches; holds what else of the tower is held but not run."""
 
@@ -137,7 +128,7 @@ class _TowerEmbedding(_Piece):
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         # What is left are layers above the last one that is read: parameters all the same.
-        del _tower(whole).encoder.layers[: _layers_run(config)]
+        del _tower(whole).encoder.layers[: max(self.adapter.feature_layers)]
         return whole.model.vision_tower
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
@@ -153,9 +144,9 @@ class _TowerLayer(_Piece):
 
     name = "encoder_layer"
 
-    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+    def __init__(self, adapter: LlavaOnevision) -> None:
         super().__init__(adapter)
-        self.count = _layers_run(adapter.config)
+        self.count = max(adapter.feature_layers)
         whole, _ = adapter.build_whole()
         self.num_layers = layers_at_once(self.count, _tower(whole).encoder.layers[0])
         self.segment_tokens: int | None = adapter.encoder_tokens_per_tile
@@ -191,19 +182,20 @@ class _Projector(_Piece):
         return self.adapter.encoder_tokens_per_tile
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
-        encoder = LlavaOnevisionEncoder(whole, config)
+        encoder = Encoder(whole, self.adapter)
         del encoder.model.vision_tower
         return encoder
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         tiles = sum(segments) // self.unit()
         config = self.adapter.config
-        named = config.vision_feature_layer
-        width = config.vision_config.hidden_size * (1 if isinstance(named, int) else len(named))
+        width = config.vision_config.hidden_size * len(self.adapter.feature_layers)
         hidden_NPD = self.inputs.rows("hidden", tiles, (self.unit(), width), settings)
         media = self.adapter.example_media(tiles)
-        encoder = cast("LlavaOnevisionEncoder", module)
-        return Prepared(lambda: encoder.project(hidden_NPD.detach().requires_grad_(), media), (hidden_NPD,))
+        model = cast("Encoder", module).model
+        return Prepared(
+            lambda: self.adapter.project(model, hidden_NPD.detach().requires_grad_(), media), (hidden_NPD,)
+        )
 
 
 class _LlmPiece(_Piece):
@@ -239,7 +231,7 @@ class _TokenEmbedding(_LlmPiece):
         cut_vocabulary(backbone.embed_tokens, settings.tensor_parallel_degree)
         if settings.tensor_parallel_degree > 1:
             backbone.embed_tokens = CutEmbedding(backbone.embed_tokens)
-        stage = LlavaOnevisionLlmStage(whole, range(0), is_first=True, is_last=False)
+        stage = LlmStage(whole, range(0), is_first=True, is_last=False)
         return stage.requires_grad_(settings.lora_rank == 0)
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
@@ -256,7 +248,7 @@ class _LlmLayer(_LlmPiece):
 
     name = "llm_layer"
 
-    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+    def __init__(self, adapter: LlavaOnevision) -> None:
         super().__init__(adapter)
         self.count = adapter.num_llm_layers
         whole, _ = adapter.build_whole()
@@ -270,7 +262,7 @@ class _LlmLayer(_LlmPiece):
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         for layer in whole.model.language_model.layers[: self.num_layers]:
             cut_layer(layer, layer_plan(config.text_config), settings.tensor_parallel_degree)
-        stage = LlavaOnevisionLlmStage(whole, range(self.num_layers), is_first=False, is_last=False)
+        stage = LlmStage(whole, range(self.num_layers), is_first=False, is_last=False)
         if settings.lora_rank:
             add_adapters(stage, settings.lora_rank)
         return stage
@@ -281,7 +273,7 @@ class _LlmLayer(_LlmPiece):
         return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))
 
 
-class _HeadStage(LlavaOnevisionLlmStage):
+class _HeadStage(LlmStage):
     """The last stage, whose vocabulary may be cut over ranks."""
 
     vocabulary_sums: Sums | None = None
@@ -302,7 +294,7 @@ class _Head(_LlmPiece):
 
     name = "llm_head"
 
-    def __init__(self, adapter: LlavaOnevisionAdapter) -> None:
+    def __init__(self, adapter: LlavaOnevision) -> None:
         super().__init__(adapter)
         self.is_tied = adapter.config.tie_word_embeddings
 

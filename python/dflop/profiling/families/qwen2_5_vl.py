@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+from dflop.models.backbone import backbone_rules
 from dflop.models.packing import PACKED_ENCODER
+from dflop.models.patches import Geometry
 from dflop.models.rules import Rule
-from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
+from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.qwen2_vl import layer_plan, set_layers, vision_pieces
-from dflop.profiling.families.qwen_vision import Geometry
 from dflop.profiling.families.source import Source
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
+from dflop.models.backbone import backbone_rules
 from dflop.models.rules import Rule
-from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
+from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
 from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
 

@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
+from dflop.models.backbone import backbone_rules
 from dflop.models.packing import PACKED_ENCODER
-from dflop.profiling.families.backbone import backbone_pieces, backbone_rules
-from dflop.profiling.families.qwen_vision import (
-    EncoderLayers,
-    Geometry,
-    Merger,
-    PatchEmbedding,
-    Patches,
-    lay_out,
-)
+from dflop.models.patches import Geometry, Patches, lay_out
+from dflop.profiling.families.backbone import backbone_pieces
+from dflop.profiling.families.qwen_vision import EncoderLayers, Merger, PatchEmbedding
 from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
 from dflop.profiling.families.source import (
     Fed,

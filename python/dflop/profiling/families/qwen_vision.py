@@ -1,4 +1,4 @@
-"""The modules of Qwen2-VL's and Qwen2.5-VL's encoders, and where patches lie.
+"""The modules of Qwen2-VL's and Qwen2.5-VL's encoders, run by the functions of the training.
 
 Shape letters: T patches (encoder tokens), C values of a patch, E feature tokens, V and D widths of encoder
 and backbone. With windows, patches lie window by window between embedding and projector.
@@ -6,95 +6,16 @@ and backbone. With windows, patches lie window by window between embedding and p
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from dflop.profiling.families.source import bounds_of
+from dflop.models.patches import bounds_of_patches, merge, reorder, rotate_patches, run_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import torch
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """How pictures are cut."""
-
-    merge: int
-    """Patches a feature, each way."""
-    patch_size: int
-    """Side of a patch, in pixels."""
-    window_size: int | None
-    """Side of a window, in pixels; None where the layers have none."""
-
-    @property
-    def feature_patches(self) -> int:
-        """Patches a feature."""
-        return self.merge**2
-
-    @property
-    def window_side(self) -> int:
-        """Patches along a side of a whole window."""
-        assert self.window_size is not None, "asked for where there are windows"
-        return self.window_size // self.merge // self.patch_size * self.merge
-
-    def square(self, tokens: int) -> tuple[int, int, int]:
-        """The picture of so many patches that is nearest to a square.
-
-        Args:
-            tokens: a multiple of `feature_patches`.
-
-        Returns:
-            (1, rows, columns) in patches.
-        """
-        cells = tokens // self.feature_patches
-        rows = next(rows for rows in range(math.isqrt(cells), 0, -1) if cells % rows == 0)
-        return (1, rows * self.merge, cells // rows * self.merge)
-
-
-@dataclass(frozen=True)
-class Patches:
-    """Where the patches of a microbatch lie."""
-
-    positions_T2: torch.Tensor
-    """Row and column of each."""
-    order: torch.Tensor | None
-    """Features in the order of their windows; None: as they come."""
-    segments: tuple[int, ...]
-    """Patches of each picture or frame pair."""
-    windows: tuple[int, ...]
-    """Patches of each window."""
-
-
-def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device: torch.device) -> Patches:
-    """Where patches lie, by Hugging Face's own functions.
-
-    Args:
-        pictures: (frame pairs, rows, columns) each, in patches.
-        geometry: of the model.
-        device: of the tensors.
-
-    Returns:
-        Positions, order and segments.
-    """
-    grid = torch.tensor(pictures)
-    positions_T2 = get_vision_position_ids(grid, geometry.merge).to(device)
-    segments = tuple(rows * columns for pairs, rows, columns in pictures for _ in range(pairs))
-    if geometry.window_size is None:
-        return Patches(positions_T2, None, segments, ())
-    order, bounds = get_vision_window_index(
-        grid, geometry.merge, window_size=geometry.window_size, patch_size=geometry.patch_size
-    )
-    return Patches(positions_T2, order.to(device), segments, tuple(bounds.diff().tolist()))
-
-
-def _reorder(rows: torch.Tensor, order: torch.Tensor, feature_patches: int) -> torch.Tensor:
-    blocks = rows.reshape(rows.shape[0] // feature_patches, feature_patches, -1)
-    return blocks[order].reshape(rows.shape)
+    from dflop.models.patches import Bounds, Geometry, Patches
 
 
 class PatchEmbedding(nn.Module):
@@ -116,25 +37,8 @@ class PatchEmbedding(nn.Module):
         """
         hidden_TV = self.patch_embed(patches_TC)
         # Not of the layers, whose time is multiplied by their number: a call does it once.
-        angles = self.rotary(hidden_TV, patches.positions_T2)
-        if patches.order is None:
-            return hidden_TV
-        each = self.geometry.feature_patches
-        for angle in angles:
-            _reorder(angle, patches.order, each)
-        return _reorder(hidden_TV, patches.order, each)
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Who sees whom in a layer."""
-
-    cu_seqlens: torch.Tensor
-    """[M + 1] int32."""
-    segment_tokens: tuple[int, ...]
-    """Its differences."""
-    angles: tuple[torch.Tensor, ...]
-    """Cosine and sine of the rotary embedding."""
+        rotate_patches(self.rotary, patches, self.geometry, hidden_TV)
+        return reorder(hidden_TV, patches.order, self.geometry.feature_patches)
 
 
 class EncoderLayers(nn.Module):
@@ -155,12 +59,9 @@ class EncoderLayers(nn.Module):
         Returns:
             Argument of `forward`.
         """
-        angles = self.rotary(like, patches.positions_T2)
-        if patches.order is not None:
-            each = self.geometry.feature_patches
-            angles = tuple(_reorder(angle, patches.order, each) for angle in angles)
+        angles = rotate_patches(self.rotary, patches, self.geometry, like)
         tokens = patches.windows if self.has_windows else patches.segments
-        return Bounds(bounds_of(tokens, like.device), tokens, angles)
+        return bounds_of_patches(tokens, angles, like.device)
 
     def forward(self, hidden_TV: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """Hidden states after the layers.
@@ -172,15 +73,8 @@ class EncoderLayers(nn.Module):
         Returns:
             hidden_TV.
         """
-        longest = max(bounds.segment_tokens)
         for layer in self.layers:
-            hidden_TV = layer(
-                hidden_TV,
-                cu_seqlens=bounds.cu_seqlens,
-                max_seqlen=longest,
-                position_embeddings=bounds.angles,
-                segment_tokens=bounds.segment_tokens,
-            )
+            hidden_TV = run_layer(layer, hidden_TV, bounds)
         return hidden_TV
 
 
@@ -201,5 +95,4 @@ class Merger(nn.Module):
         Returns:
             features_ED.
         """
-        features_ED = self.merger(hidden_TV)
-        return features_ED if order is None else features_ED[order.argsort()]
+        return merge(self.merger, hidden_TV, order)

@@ -24,6 +24,7 @@ fn features(n: u32) -> MediaShape {
         pieces: vec![Piece::Features(n)],
         frame_indices: vec![],
         parts: vec![],
+        patches: None,
     }
 }
 

@@ -1,0 +1,182 @@
+"""The LLM backbone, which all families share: a run of its layers, and the ends where the run has them.
+
+    input_ids_T --embedding--> [T, D] <--features_ED at feature_mask_T
+    hidden_TD --layers, packed attention--> hidden_TD --norm, head at targets--> sum of cross entropy
+
+Shape letters: see `adapter.py`; K is the number of positions with a target. All modules are Hugging Face's,
+and so are the names of the parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dflop.models.rules import Rule, rope_rule
+
+if TYPE_CHECKING:
+    from dflop.models.adapter import LlmInput
+
+IGNORED = -100
+"""Target of a position that carries no loss, as everywhere in PyTorch."""
+
+TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+"""`model_type` of the backbones whose layers are called as `LlmStage` calls them."""
+
+
+def backbone_rules(text: Any) -> list[Rule]:
+    """What the backbone's configuration must be.
+
+    Args:
+        text: it.
+
+    Returns:
+        Rules for `check_rules`.
+    """
+    # Qwen2 names a window that it uses only where told to; Mistral uses it where there is one.
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    return [
+        Rule(
+            "text_config.model_type",
+            text.model_type,
+            text.model_type in TEXT_MODELS,
+            f"one of {TEXT_MODELS}",
+        ),
+        Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
+        rope_rule(text),
+    ]
+
+
+def rotate(rotary: Any, positions: torch.Tensor, like: torch.Tensor) -> Any:
+    """Cosine and sine of the rotary embedding.
+
+    Args:
+        rotary: Hugging Face's.
+        positions: [1, T], or [3, 1, T] (time, height, width) where the backbone has M-RoPE.
+        like: tells device and dtype.
+
+    Returns:
+        Two tensors, as the backbone's layers take them.
+    """
+    if hasattr(rotary, "mrope_section") and positions.dim() == 2:
+        positions = positions[None].expand(3, -1, -1)
+    return rotary(like, positions)
+
+
+class LlmStage(nn.Module):
+    """A run of layers of the backbone; parameter names are those of the whole model."""
+
+    def __init__(self, whole: nn.Module, layers: range, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        source = cast("Any", whole).model.language_model
+        self.is_first = is_first
+        self.is_last = is_last
+        self.model = nn.Module()
+        stage = self.model.language_model = nn.Module()
+        if self.is_first:
+            stage.embed_tokens = source.embed_tokens
+        # A dictionary, since the keys of a list would start at 0 in every stage.
+        stage.layers = nn.ModuleDict({str(index): source.layers[index] for index in layers})
+        if layers:
+            stage.rotary_emb = source.rotary_emb
+        if self.is_last:
+            stage.norm = source.norm
+            self.lm_head = cast("Any", whole).lm_head
+
+    def layers_in_order(self) -> list[nn.Module]:
+        """Its layers, in the order in which a forward runs them."""
+        return list(cast("Any", self.model).language_model.layers.values())
+
+    def forward(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
+        """The stage's part of the way from tokens to loss.
+
+        Args:
+            batch: the packed samples.
+            incoming: features_ED [E, D] for the first stage, hidden_TD [T, D] for the others.
+
+        Returns:
+            hidden_TD [T, D]; from the last stage the sum of the cross entropy over all targets, a float32
+            scalar.
+
+        Raises:
+            ValueError: the number of features differs from that of their places.
+        """
+        hidden_TD = self.hidden(batch, incoming)
+        if not self.is_last:
+            return hidden_TD
+        logits_KV, targets_K = self.logits(batch, hidden_TD)
+        return F.cross_entropy(logits_KV.float(), targets_K, reduction="sum")
+
+    def hidden(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the layers of this stage, before the final norm.
+
+        Args:
+            batch: the packed samples.
+            incoming: as in `forward`.
+
+        Returns:
+            hidden_TD: [T, D].
+
+        Raises:
+            ValueError: the number of features differs from that of their places.
+        """
+        if batch.input_ids_T.shape[0] == 0:
+            # No work, but a result that backward can start from: the gradient is exactly zero.
+            smallest = min(self.parameters(), key=torch.Tensor.numel)
+            return incoming[:0] + smallest.reshape(-1)[:0].sum()
+        hidden_TD = self._embed(batch, incoming) if self.is_first else incoming
+        stage = cast("Any", self.model).language_model
+        if not stage.layers:
+            return hidden_TD
+        hidden_1TD = hidden_TD[None]
+        # [T] becomes [1, T]; [3, T] of M-RoPE becomes [3, 1, T].
+        positions = batch.positions_T.unsqueeze(-2)
+        position_embeddings = rotate(stage.rotary_emb, positions, hidden_1TD)
+        segment_tokens = batch.cu_seqlens.diff().tolist()
+        for layer in stage.layers.values():
+            hidden_1TD = layer(
+                hidden_1TD,
+                attention_mask=None,
+                position_ids=positions if positions.dim() == 2 else positions[0],
+                use_cache=False,
+                position_embeddings=position_embeddings,
+                cu_seq_lens_q=batch.cu_seqlens,
+                segment_tokens=segment_tokens,
+            )
+        return hidden_1TD[0]
+
+    def _embed(self, batch: LlmInput, features_ED: torch.Tensor) -> torch.Tensor:
+        """Text embeddings with the features in their places, [T, D]."""
+        mask_T = batch.feature_mask_T
+        places = int(mask_T.sum())
+        if places != features_ED.shape[0]:
+            message = f"{features_ED.shape[0]} features for {places} places"
+            raise ValueError(message)
+        # Placeholders read row 0, whose gradient from them is zero: their own id may lie outside the
+        # vocabulary.
+        embedded_TD = cast("Any", self.model).language_model.embed_tokens(
+            batch.input_ids_T.masked_fill(mask_T, 0)
+        )
+        if places == 0:
+            # Features of no rows still take part, so that their gradient is zeros rather than missing.
+            return embedded_TD + features_ED.sum() if features_ED.requires_grad else embedded_TD
+        return embedded_TD.masked_scatter(mask_T[:, None], features_ED.to(embedded_TD.dtype))
+
+    def logits(self, batch: LlmInput, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits where there is a target.
+
+        Norm and head work on rows alone, so the other rows need not be computed.
+
+        Args:
+            batch: the packed samples.
+            hidden_TD: [T, D], the result of `hidden` of the last stage.
+
+        Returns:
+            logits_KV [K, V] and targets_K [K] of the K positions with a target, in order.
+        """
+        chosen_T = batch.targets_T != IGNORED
+        normed_KD = cast("Any", self.model).language_model.norm(hidden_TD[chosen_T])
+        return self.lm_head(normed_KD), batch.targets_T[chosen_T]

@@ -1,0 +1,124 @@
+"""LLaVA-NeXT: CLIP tiles with a CLS each, an MLP projector, anyres packing; no videos.
+
+    pixels_NCHW --CLIP--> [N, P, V] --CLS dropped, projector--> [N, P - 1, D] --pack by image--> features_ED
+
+Shape letters: see `models/adapter.py`; V is the width of the encoder.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
+from transformers.models.llava_next import modeling_llava_next as hf
+
+from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
+from dflop.models.processor_files import processor_fields, processor_file
+from dflop.models.rules import Rule
+from dflop.models.tiles import TileFamily, check_features, check_pinpoints
+from dflop.models.towers import inner_tower
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dflop.models.media import MediaFile
+
+
+class LlavaNext(TileFamily):
+    """`ModelAdapter` of LLaVA-NeXT."""
+
+    family = "llava_next"
+    config_class = LlavaNextConfig
+    model_class = LlavaNextForConditionalGeneration
+    encoder_parts = ("vision_tower", "multi_modal_projector", "image_newline")
+
+    def __init__(self, model_dir: Path) -> None:
+        super().__init__(model_dir)
+        vision = self.vision
+        side: int = vision.image_size
+        self.num_encoder_layers = vision.num_hidden_layers
+        self.feature_layers = self.read_layers(self.config.vision_feature_layer, vision.num_hidden_layers)
+        self.input_shape = (vision.num_channels, side, side)
+        # With the CLS, as the data profile counts it.
+        self.encoder_tokens_per_tile = (side // vision.patch_size) ** 2 + 1
+
+    def rules(self) -> list[Rule]:
+        """See `FamilyAdapter.rules`."""
+        kind, depth = self.vision.model_type, self.vision.num_hidden_layers
+        layer, select = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
+        is_layer = isinstance(layer, int) and layer % (depth + 1) > 0 and -depth <= layer <= depth
+        return [
+            Rule("vision_config.model_type", kind, kind == "clip_vision_model", "clip_vision_model"),
+            Rule("vision_feature_layer", layer, is_layer, f"the index of one of {depth} layers"),
+            Rule("vision_feature_select_strategy", select, select == "default", "default"),
+        ]
+
+    def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
+        """See `TileFamily.embed`."""
+        tower = inner_tower(model.vision_tower)
+        return tower.pre_layrnorm(tower.embeddings(inputs_N))
+
+    def layers(self, model: Any) -> Sequence[Any]:
+        """See `TileFamily.layers`."""
+        return inner_tower(model.vision_tower).encoder.layers
+
+    def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
+        """See `TileFamily.project`."""
+        features_NPD = model.multi_modal_projector(hidden_NPV[:, 1:])
+        packed, _ = hf.LlavaNextModel.pack_image_features(
+            # A method that reads nothing but the configuration of its model.
+            cast("Any", SimpleNamespace(config=self.config)),
+            list(features_NPD.split([grid.num_tiles for grid in media])),
+            torch.tensor([[grid.height, grid.width] for grid in media]),
+            vision_feature_select_strategy="default",
+            image_newline=model.image_newline,
+        )
+        return torch.cat([check_features(*each) for each in zip(packed, media, strict=True)])
+
+    def example_media(self, num_tiles: int) -> list[MediaGrid]:
+        """Photographs as tiled by anyres, then images of one tile; see `ModelAdapter.example_media`."""
+        vision = self.vision
+        pinpoints = self.config.image_grid_pinpoints
+        tiles = hf.image_size_to_num_patches(list(EXAMPLE_SIZE), pinpoints, vision.image_size)
+        each = self.encoder_tokens_per_tile - 1
+        whole = MediaGrid("image", tiles, *EXAMPLE_SIZE, self._photograph_features())
+        # A tile alone is packed with one newline; no processor makes it, but it costs what a tile costs.
+        one = MediaGrid("image", 1, vision.image_size, vision.image_size, each + 1)
+        photographs, left = divmod(num_tiles, tiles)
+        return [whole] * photographs + [one] * left
+
+    def _photograph_features(self) -> int:
+        """Features of a photograph of `EXAMPLE_SIZE`, by Hugging Face's processor."""
+        from transformers import LlavaNextProcessor
+
+        # Its counting methods read these fields; a whole processor would need a tokenizer.
+        shell = cast("Any", object.__new__(LlavaNextProcessor))
+        shell.patch_size, shell.vision_feature_select_strategy = self.vision.patch_size, "default"
+        shell.num_additional_image_tokens = 1
+        pinpoints = self.config.image_grid_pinpoints
+        shell.image_processor = SimpleNamespace(image_grid_pinpoints=pinpoints)
+        side = self.vision.image_size
+        return shell._get_number_of_features(*EXAMPLE_SIZE, side, side) - 1
+
+    def make_processor(self) -> Any:
+        """See `TileFamily.make_processor`."""
+        from transformers import LlavaNextImageProcessorPil
+
+        fields = processor_fields(self.model_dir, "image_processor")
+        processor: Any = LlavaNextImageProcessorPil.from_dict(fields)
+        check_pinpoints(processor_file(self.model_dir), processor, self.config)
+        return processor
+
+    def pixels(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
+    ) -> torch.Tensor:
+        """See `ModelAdapter.pixels`."""
+        del grid
+        # An image among several is tiled as one alone.
+        return self.tiles_of(file, kind, frame_indices, several=False)
+
+
+ADAPTER = LlavaNext

@@ -1,0 +1,122 @@
+"""Qwen2-Audio: a Whisper encoder over windows of 30 seconds, pooling by two, a linear projector.
+
+    sound --mel--> [N, B + 1, F] --two convolutions--> [N, P, V] --layers, pool, projector--> features_ED
+
+The window is read whole, silence included; the last row of its mel frames is 1 where there is sound. Tokens
+of silence are hidden as keys, and give no features. Shape letters: see `models/adapter.py`; B mel bins, F mel
+frames, V the width of the encoder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
+
+from dflop.models import sound
+from dflop.models.adapter import MediaGrid
+from dflop.models.errors import profile_error
+from dflop.models.processor_files import processor_fields
+from dflop.models.tiles import TileFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dflop.models.media import MediaFile
+    from dflop.models.rules import Rule
+
+_FRAMES_PER_TOKEN = 2
+"""The stride of the second convolution."""
+
+
+def num_features(num_frames: int) -> int:
+    """Features of a sound of so many mel frames, as `_get_feat_extract_output_lengths` counts them."""
+    return ((num_frames - 1) // 2 + 1 - 2) // 2 + 1
+
+
+class Qwen2Audio(TileFamily):
+    """`ModelAdapter` of Qwen2-Audio."""
+
+    family = "qwen2_audio"
+    config_class = Qwen2AudioConfig
+    model_class = Qwen2AudioForConditionalGeneration
+    encoder_parts = ("audio_tower", "multi_modal_projector")
+    encoder_config = "audio_config"
+
+    def __init__(self, model_dir: Path) -> None:
+        super().__init__(model_dir)
+        audio = self.vision
+        self.num_encoder_layers = audio.encoder_layers
+        self.feature_layers = (audio.encoder_layers,)
+        self.num_mel_bins: int = audio.num_mel_bins
+        self.encoder_tokens_per_tile = audio.max_source_positions
+        self.input_shape = (audio.num_mel_bins + 1, _FRAMES_PER_TOKEN * audio.max_source_positions)
+
+    def rules(self) -> list[Rule]:
+        """See `FamilyAdapter.rules`."""
+        return []
+
+    def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
+        """See `TileFamily.embed`; Hugging Face has these lines in its tower."""
+        tower = model.audio_tower
+        hidden_NVF = F.gelu(tower.conv1(inputs_N[:, : self.num_mel_bins]))
+        hidden_NVP = F.gelu(tower.conv2(hidden_NVF))
+        return hidden_NVP.permute(0, 2, 1) + tower.embed_positions.weight
+
+    def layers(self, model: Any) -> Sequence[Any]:
+        """See `TileFamily.layers`."""
+        return model.audio_tower.layers
+
+    def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
+        """The mask that hides silence as keys: [N, 1, P, P], true where a token is seen."""
+        # Token p reads mel frame 2p in its middle: it is sound where that is.
+        is_sound_NP = inputs_N[:, self.num_mel_bins, ::_FRAMES_PER_TOKEN] > 0
+        tokens = is_sound_NP.shape[1]
+        return (is_sound_NP[:, None, None, :].expand(-1, 1, tokens, -1),)
+
+    def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
+        """See `TileFamily.project`."""
+        tower = model.audio_tower
+        pooled_NQV = tower.avg_pooler(hidden_NPV.permute(0, 2, 1)).permute(0, 2, 1)
+        features_NQD = model.multi_modal_projector(tower.layer_norm(pooled_NQV))
+        return torch.cat([own[: g.num_features] for own, g in zip(features_NQD, media, strict=True)])
+
+    def example_media(self, num_tiles: int) -> list[MediaGrid]:
+        """Sounds that fill their window; see `ModelAdapter.example_media`."""
+        features = num_features(self.input_shape[1])
+        return [MediaGrid("audio", 1, 0, 0, features)] * num_tiles
+
+    def make_processor(self) -> Any:
+        """Hugging Face's feature extractor of this model."""
+        from transformers import WhisperFeatureExtractor
+
+        return WhisperFeatureExtractor.from_dict(processor_fields(self.model_dir, "feature_extractor"))
+
+    def pixels(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
+    ) -> torch.Tensor:
+        """See `ModelAdapter.pixels`: one window [1, B + 1, F]."""
+        if kind != "audio":
+            message = f"`{kind}` is no kind of media that `{self.family}` reads, it reads `audio`"
+            raise ValueError(message)
+        del frame_indices
+        extractor = self.processor
+        samples = sound.decode_sound(file, extractor.sampling_rate)
+        options = {"padding": "max_length", "return_attention_mask": True, "return_tensors": "pt"}
+        found = extractor(samples, sampling_rate=extractor.sampling_rate, **options)
+        mask_1F = found["attention_mask"]
+        features = num_features(int(mask_1F.sum()))
+        if len(samples) > extractor.n_samples or (grid is not None and features != grid.num_features):
+            wanted = "" if grid is None else f", profiled as {grid.num_features}"
+            message = (
+                f"`{file}` has {len(samples)} samples of sound, {features} features{wanted}; "
+                f"at most {extractor.n_samples} samples are read"
+            )
+            raise profile_error(message)
+        return torch.cat([found["input_features"], mask_1F[:, None].float()], dim=1).float()
+
+
+ADAPTER = Qwen2Audio

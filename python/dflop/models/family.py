@@ -1,0 +1,294 @@
+"""What all families share: the configuration, the whole model without memory, and the pieces taken from it.
+
+    config.json --> the whole Hugging Face model on the meta device --> encoder, runs of LLM layers --> values
+
+A family's file (`models/families/NAME.py`) says the rest: classes, names, rules, and how its encoder runs.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.models.adapter import AttentionShape
+from dflop.models.backbone import LlmStage, backbone_rules
+from dflop.models.encoder import Encoder
+from dflop.models.errors import profile_error
+from dflop.models.packing import PACKED
+from dflop.models.parameters import materialise
+from dflop.models.rules import check_rules, dropout_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from dflop.models.adapter import EncoderInput, MediaGrid
+    from dflop.models.media import MediaFile
+    from dflop.models.rules import Rule
+
+_STD = 0.02
+"""Standard deviation of random weights where the configuration names none."""
+_UNSET = -1
+
+
+class FamilyAdapter(ABC):
+    """`ModelAdapter` but for what a family's own file says."""
+
+    family: str
+    config_class: Any
+    """Hugging Face's."""
+    model_class: Any
+    """Hugging Face's, with `.model.language_model` and `.lm_head`."""
+    encoder_parts: tuple[str, ...]
+    """What the encoder holds with its projector, by name below `.model`."""
+    encoder_config: str = "vision_config"
+    """Field of the configuration that describes the encoder."""
+    encoder_attention: str = "sdpa"
+    """Name of the attention function of the encoder's layers."""
+    num_encoder_layers: int
+    input_shape: tuple[int, ...]
+    encoder_tokens_per_tile: int
+
+    def __init__(self, model_dir: Path) -> None:
+        """Reads `config.json` of `model_dir`.
+
+        Args:
+            model_dir: folder with `config.json` and the processor's files.
+
+        Raises:
+            FileNotFoundError: there is no `config.json`.
+            ProfileError: the configuration asks for what this family does not do; the message names the
+                field.
+        """
+        self.model_dir = model_dir
+        self.config = self.read_config()
+        text = self.text
+        rules = [*backbone_rules(text), *self.rules(), *dropout_rules(self.config.to_dict())]
+        check_rules(model_dir / "config.json", rules)
+        self.num_llm_layers: int = text.num_hidden_layers
+        self.hidden_size: int = text.hidden_size
+        self.vocab_size: int = text.vocab_size
+        head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        self.attention = AttentionShape(text.num_attention_heads, text.num_key_value_heads, head_size)
+
+    @abstractmethod
+    def rules(self) -> list[Rule]:
+        """What the configuration must be, beside what all backbones must."""
+
+    @abstractmethod
+    def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
+        """The encoder's forward pass.
+
+        Args:
+            model: `encoder_parts`, under their names.
+            batch: at least one input.
+
+        Returns:
+            features_ED: [E, D], medium after medium.
+        """
+
+    @abstractmethod
+    def layers_in_order(self, model: Any) -> list[nn.Module]:
+        """The encoder's layers that a forward runs, in their order.
+
+        Args:
+            model: as in `encode`.
+
+        Returns:
+            Hugging Face's modules.
+        """
+
+    @abstractmethod
+    def pixels(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
+    ) -> torch.Tensor:
+        """What the encoder reads of one medium; see `ModelAdapter.pixels`."""
+
+    @abstractmethod
+    def example_media(self, num_tiles: int) -> list[MediaGrid]:
+        """Media of a usual kind with `num_tiles` tiles in all; see `ModelAdapter.example_media`."""
+
+    def positions(
+        self, input_ids_T: torch.Tensor, feature_mask_T: torch.Tensor, media: Sequence[MediaGrid]
+    ) -> torch.Tensor:
+        """Positions of one sample; see `ModelAdapter.positions`.
+
+        Args:
+            input_ids_T: of the sample.
+            feature_mask_T: where features go.
+            media: of the sample, in order.
+
+        Returns:
+            [T], from 0.
+        """
+        del feature_mask_T, media
+        return torch.arange(input_ids_T.shape[0])
+
+    @property
+    def text(self) -> Any:
+        """Configuration of the backbone."""
+        return self.config.text_config
+
+    @property
+    def vision(self) -> Any:
+        """Configuration of the encoder."""
+        return getattr(self.config, self.encoder_config)
+
+    def read_config(self) -> Any:
+        """A fresh configuration: the models built from one write into it. Its fields are untyped upstream."""
+        return self.config_class.from_dict(json.loads((self.model_dir / "config.json").read_bytes()))
+
+    def build_whole(
+        self, attention: str = PACKED, encoder_attention: str | None = None
+    ) -> tuple[nn.Module, Any]:
+        """The whole model on the meta device, but for its buffers, which are real and on the CPU.
+
+        Args:
+            attention: name of the backbone's attention function.
+            encoder_attention: of the encoder's; None: the family's own.
+
+        Returns:
+            The model, to take pieces from, and the configuration it was built with.
+        """
+        config = self.read_config()
+        with torch.device("meta"):
+            whole: Any = self.model_class(config)
+        # The layers look the function up by this name at each call.
+        config.text_config._attn_implementation = attention
+        getattr(config, self.encoder_config)._attn_implementation = (
+            encoder_attention or self.encoder_attention
+        )
+        fill_buffers(whole)
+        whole.tie_weights()
+        # As `from_pretrained` gives it: Qwen2-Audio's class freezes its positions, which loading undoes.
+        whole.requires_grad_(True)
+        return whole, config
+
+    def std(self, name: str) -> float:
+        """Standard deviation that the parameter of this full name is drawn with."""
+        is_tower = name.startswith(f"model.{self.encoder_parts[0]}.")
+        return float(getattr(self.vision if is_tower else self.text, "initializer_range", _STD))
+
+    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int | None) -> Encoder:
+        """The encoder with its projector; see `ModelAdapter.build_encoder`.
+
+        Args:
+            device: where its parameters shall live.
+            dtype: of its parameters.
+            seed: the values depend on it and on the parameters' names alone; none: no values yet.
+
+        Returns:
+            `forward(EncoderInput) -> features_ED` [E, D].
+        """
+        whole, _ = self.build_whole()
+        encoder = Encoder(whole, self)
+        materialise(encoder, device, dtype, seed, self.std)
+        return encoder
+
+    def build_llm_stage(
+        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int | None
+    ) -> LlmStage:
+        """A run of layers of the backbone; see `ModelAdapter.build_llm_stage`.
+
+        A run of no layers is the embedding alone (`first_layer` 0), or norm and head alone (`first_layer` is
+        `num_llm_layers`): so they are measured.
+
+        Args:
+            first_layer: from 0.
+            num_layers: layers of the run.
+            device: where its parameters shall live.
+            dtype: of its parameters.
+            seed: the values depend on it and on the parameters' names alone; none: no values yet.
+
+        Returns:
+            `forward(LlmInput, incoming) -> hidden_TD`, or the summed loss from the last stage.
+
+        Raises:
+            ValueError: there are no such layers.
+            ProfileError: the embedding is tied to the head of another stage.
+        """
+        last = first_layer + num_layers
+        if not 0 <= first_layer <= last <= self.num_llm_layers:
+            message = f"layers {first_layer} to {last} of a backbone of {self.num_llm_layers}"
+            raise ValueError(message)
+        whole: Any
+        whole, _ = self.build_whole()
+        is_whole = first_layer == 0 and last == self.num_llm_layers
+        is_tied = whole.lm_head.weight is whole.model.language_model.embed_tokens.weight
+        if is_tied and num_layers > 0 and not is_whole:
+            message = (
+                f"layers {first_layer} to {last} of {self.num_llm_layers} are one stage of several, but the "
+                "embedding is tied to the head: set `tie_word_embeddings` to false, or use one LLM stage"
+            )
+            raise profile_error(message)
+        # A run of no layers at either end is that end alone.
+        stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
+        materialise(stage, device, dtype, seed, self.std)
+        return stage
+
+    def build_llm_layers(
+        self, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
+    ) -> LlmStage:
+        """Layers without the ends of the backbone; see `ModelAdapter.build_llm_layers`.
+
+        Args:
+            num_layers: at least 1, at most `num_llm_layers`.
+            device: where its parameters shall live.
+            dtype: of its parameters.
+            seed: the values depend on it and on the parameters' names alone.
+
+        Returns:
+            `forward(LlmInput, hidden_TD) -> hidden_TD`.
+        """
+        whole, _ = self.build_whole()
+        stage = LlmStage(whole, range(num_layers), is_first=False, is_last=False)
+        materialise(stage, device, dtype, seed, self.std)
+        return stage
+
+    def reference_model(self, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+        """Hugging Face's whole model on the CPU, with the parameters that the pieces get: the tests' oracle.
+
+        Args:
+            seed: as for the pieces.
+            dtype: of its parameters.
+
+        Returns:
+            The model in training mode, with Hugging Face's own attention.
+        """
+        whole, _ = self.build_whole("sdpa", "sdpa")
+        materialise(whole, torch.device("cpu"), dtype, seed, self.std)
+        return whole
+
+
+def fill_buffers(whole: Any) -> None:
+    """Gives the buffers of a model on the meta device their values, by Hugging Face's own initialisation.
+
+    Args:
+        whole: a `PreTrainedModel`; its parameters stay as they are.
+
+    Raises:
+        ValueError: a buffer has none; the message names it.
+    """
+    for path, module in whole.named_modules():
+        empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        for name in empty:
+            buffer = module.get_buffer(name)
+            module._buffers[name] = torch.full(buffer.shape, _UNSET, dtype=buffer.dtype)
+        if not empty:
+            continue
+        whole._init_weights(module)
+        for name in empty:
+            buffer = module.get_buffer(name)
+            if name == "position_ids":
+                # Towers make it in their constructors alone: each patch's own number.
+                buffer.copy_(torch.arange(buffer.shape[-1]))
+            elif bool((buffer == _UNSET).all()):
+                message = (
+                    f"buffer `{path}.{name}` of {type(whole).__name__} has no values before weights are read"
+                )
+                raise ValueError(message)

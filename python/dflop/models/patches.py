@@ -1,0 +1,339 @@
+"""Encoders that read pictures at their own resolution, in patches; positions in time, height, width (M-RoPE).
+
+    patches_NC --embed--> hidden_NV --layers--> hidden_NV --merge--> features_ED
+
+Frames of a video come in pairs; a picture or a pair is a segment, which attends to itself alone. Where layers
+attend within windows, patches lie window by window between embedding and projector. Shape letters: see
+`adapter.py`; C values of a patch, V the width of the encoder; every input is one encoder token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from types import MethodType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+from dflop.models import media as decoding
+from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
+from dflop.models.errors import profile_error
+from dflop.models.family import FamilyAdapter
+from dflop.models.packing import PACKED_ENCODER
+from dflop.models.processor_files import processor_fields, processor_of_videos, stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from dflop.models.adapter import EncoderInput
+    from dflop.models.media import MediaFile
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How pictures are cut."""
+
+    merge: int
+    """Patches a feature, each way."""
+    patch_size: int
+    """Side of a patch, in pixels."""
+    window_size: int | None
+    """Side of a window, in pixels; None where the layers have none."""
+
+    @property
+    def feature_patches(self) -> int:
+        """Patches a feature."""
+        return self.merge**2
+
+    @property
+    def window_side(self) -> int:
+        """Patches along a side of a whole window."""
+        assert self.window_size is not None, "asked for where there are windows"
+        return self.window_size // self.merge // self.patch_size * self.merge
+
+    def square(self, tokens: int) -> tuple[int, int, int]:
+        """The picture of so many patches that is nearest to a square.
+
+        Args:
+            tokens: a multiple of `feature_patches`.
+
+        Returns:
+            (1, rows, columns) in patches.
+        """
+        cells = tokens // self.feature_patches
+        rows = next(rows for rows in range(math.isqrt(cells), 0, -1) if cells % rows == 0)
+        return (1, rows * self.merge, cells // rows * self.merge)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Where the patches of a microbatch lie."""
+
+    positions_T2: torch.Tensor
+    """Row and column of each."""
+    order: torch.Tensor | None
+    """Features in the order of their windows; None: as they come."""
+    segments: tuple[int, ...]
+    """Patches of each picture or frame pair."""
+    windows: tuple[int, ...]
+    """Patches of each window."""
+
+
+def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device: torch.device) -> Patches:
+    """Where patches lie, by Hugging Face's own functions.
+
+    Args:
+        pictures: (frame pairs, rows, columns) each, in patches.
+        geometry: of the model.
+        device: of the tensors.
+
+    Returns:
+        Positions, order and segments.
+    """
+    grid = torch.tensor(pictures)
+    positions_T2 = get_vision_position_ids(grid, geometry.merge).to(device)
+    segments = tuple(rows * columns for pairs, rows, columns in pictures for _ in range(pairs))
+    if geometry.window_size is None:
+        return Patches(positions_T2, None, segments, ())
+    order, bounds = get_vision_window_index(
+        grid, geometry.merge, window_size=geometry.window_size, patch_size=geometry.patch_size
+    )
+    return Patches(positions_T2, order.to(device), segments, tuple(bounds.diff().tolist()))
+
+
+def reorder(rows: torch.Tensor, order: torch.Tensor | None, feature_patches: int) -> torch.Tensor:
+    """Rows of patches with their features in another order.
+
+    Args:
+        rows: [T, ...].
+        order: of the features; None: as they are.
+        feature_patches: rows of each.
+
+    Returns:
+        [T, ...].
+    """
+    if order is None:
+        return rows
+    blocks = rows.reshape(rows.shape[0] // feature_patches, feature_patches, -1)
+    return blocks[order].reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Who sees whom in a layer."""
+
+    cu_seqlens: torch.Tensor
+    """[M + 1] int32."""
+    segment_tokens: tuple[int, ...]
+    """Its differences."""
+    angles: tuple[torch.Tensor, ...]
+    """Cosine and sine of the rotary embedding."""
+
+
+def rotate_patches(
+    rotary: Any, patches: Patches, geometry: Geometry, like: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Cosine and sine of the rotary embedding of patches, in the order in which layers have them."""
+    angles = rotary(like, patches.positions_T2)
+    return tuple(reorder(angle, patches.order, geometry.feature_patches) for angle in angles)
+
+
+def bounds_of_patches(
+    tokens: Sequence[int], angles: tuple[torch.Tensor, ...], device: torch.device
+) -> Bounds:
+    """What layers must know of segments or windows of so many tokens each."""
+    ends = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32).to(device)
+    return Bounds(ends, tuple(tokens), angles)
+
+
+def run_layer(layer: Any, hidden_TV: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+    """One layer of the encoder.
+
+    Args:
+        layer: Hugging Face's.
+        hidden_TV: before it.
+        bounds: who sees whom.
+
+    Returns:
+        hidden_TV after it.
+    """
+    return layer(
+        hidden_TV,
+        cu_seqlens=bounds.cu_seqlens,
+        max_seqlen=max(bounds.segment_tokens),
+        position_embeddings=bounds.angles,
+        segment_tokens=bounds.segment_tokens,
+    )
+
+
+def merge(merger: Any, hidden_TV: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """Features of all pictures, one after the other.
+
+    Args:
+        merger: Hugging Face's.
+        hidden_TV: after the last layer.
+        order: that of `Patches`.
+
+    Returns:
+        features_ED, in their own order.
+    """
+    features_ED = merger(hidden_TV)
+    return features_ED if order is None else features_ED[order.argsort()]
+
+
+class PatchFamily(FamilyAdapter):
+    """A family of the Qwen-VL kind: patches in, M-RoPE in the backbone."""
+
+    encoder_parts = ("visual",)
+    encoder_attention = PACKED_ENCODER
+    model_methods: Any
+    """Hugging Face's class of the model without its head, whose `get_rope_index` gives positions."""
+    has_time: bool = False
+    """Whether positions in time count seconds of video."""
+
+    def __init__(self, model_dir: Path) -> None:
+        super().__init__(model_dir)
+        vision = self.vision
+        self.num_encoder_layers = vision.depth
+        self.geometry = Geometry(vision.spatial_merge_size, vision.patch_size, self.window_size)
+        channels = getattr(vision, "in_channels", 3)
+        self.input_shape = (channels * vision.temporal_patch_size * vision.patch_size**2,)
+        self.encoder_tokens_per_tile = self.example_media(1)[0].num_inputs
+
+    @property
+    def window_size(self) -> int | None:
+        """Side of a window in pixels; None where no layer has windows."""
+        return None
+
+    @property
+    def full_layers(self) -> frozenset[int]:
+        """Layers that attend within a whole segment, not within windows."""
+        return frozenset(range(self.vision.depth))
+
+    def layers_in_order(self, model: Any) -> list[nn.Module]:
+        """See `FamilyAdapter.layers_in_order`: all of them."""
+        return list(model.visual.blocks)
+
+    def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
+        """See `FamilyAdapter.encode`."""
+        tower, device = model.visual, batch.inputs_N.device
+        sides = [cast("tuple[int, int]", grid.patches) for grid in batch.media]
+        pictures = [(grid.num_tiles, *each) for grid, each in zip(batch.media, sides, strict=True)]
+        patches = lay_out(pictures, self.geometry, device)
+        hidden_NV = tower.patch_embed(batch.inputs_N)
+        hidden_NV = reorder(hidden_NV, patches.order, self.geometry.feature_patches)
+        angles = rotate_patches(tower.rotary_pos_emb, patches, self.geometry, hidden_NV)
+        whole = bounds_of_patches(patches.segments, angles, device)
+        windows = bounds_of_patches(patches.windows, angles, device) if patches.windows else whole
+        for index, layer in enumerate(tower.blocks):
+            hidden_NV = run_layer(layer, hidden_NV, whole if index in self.full_layers else windows)
+        return merge(tower.merger, hidden_NV, patches.order)
+
+    def positions(
+        self, input_ids_T: torch.Tensor, feature_mask_T: torch.Tensor, media: Sequence[MediaGrid]
+    ) -> torch.Tensor:
+        """Positions in time, height and width, by Hugging Face's `get_rope_index`.
+
+        Args:
+            input_ids_T: of the sample.
+            feature_mask_T: where features go.
+            media: of the sample, in order.
+
+        Returns:
+            [3, T].
+
+        Raises:
+            ValueError: media follow each other without text between, which Hugging Face's model refuses too.
+        """
+        if not media:
+            return torch.arange(input_ids_T.shape[0]).expand(3, -1)
+        # 1 where an image's features go, 2 where a video's do, as Hugging Face's processor marks them.
+        codes = torch.cat([torch.full((g.num_features,), 1 + (g.kind == "video")) for g in media])
+        types_T = torch.zeros_like(input_ids_T).masked_scatter(feature_mask_T, codes)
+        grids: dict[int, list[list[int]]] = {1: [], 2: []}
+        for grid in media:
+            grids[1 + (grid.kind == "video")].append([grid.num_tiles, *(grid.patches or ())])
+        # Hugging Face's `VideoMetadata` has 24 frames a second where the file does not tell.
+        frames = self.vision.temporal_patch_size
+        seconds = [frames / (g.sampled_fps or 24) for g in media if g.kind == "video"]
+        # Its methods read nothing but the configuration of the model they belong to.
+        shell: Any = SimpleNamespace(config=self.config)
+        shell.get_vision_position_ids = MethodType(self.model_methods.get_vision_position_ids, shell)
+        try:
+            positions_31T, _ = self.model_methods.get_rope_index(
+                shell,
+                input_ids_T[None],
+                types_T[None],
+                image_grid_thw=torch.tensor(grids[1]) if grids[1] else None,
+                video_grid_thw=torch.tensor(grids[2]) if grids[2] else None,
+                **({"second_per_grid_ts": torch.tensor(seconds)} if self.has_time and seconds else {}),
+            )
+        except (RuntimeError, StopIteration) as error:
+            message = "two media follow each other without text between: they have no positions"
+            raise ValueError(message) from error
+        return positions_31T[:, 0]
+
+    def example_media(self, num_tiles: int) -> list[MediaGrid]:
+        """Photographs, one a tile; see `ModelAdapter.example_media`."""
+        side = self.geometry.patch_size * self.geometry.merge
+        patches = tuple(round(pixels / side) * self.geometry.merge for pixels in EXAMPLE_SIZE)
+        features = math.prod(patches) // self.geometry.feature_patches
+        rows, columns = patches
+        return [MediaGrid("image", 1, *EXAMPLE_SIZE, features, patches=(rows, columns))] * num_tiles
+
+    @cached_property
+    def image_processor(self) -> Any:
+        """Hugging Face's image processor of this model, the one that needs no torchvision."""
+        from transformers import Qwen2VLImageProcessorPil
+
+        return Qwen2VLImageProcessorPil.from_dict(processor_fields(self.model_dir, "image_processor"))
+
+    @cached_property
+    def video_processor(self) -> Any:
+        """Hugging Face's video processor of this model; a `ProfileError` where torchvision is missing."""
+        return processor_of_videos(self.model_dir, "Qwen2VLVideoProcessor")
+
+    def pixels(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
+    ) -> torch.Tensor:
+        """See `ModelAdapter.pixels`."""
+        if kind != "video":
+            found = self.image_processor.preprocess([decoding.decode_image(file)], return_tensors="pt")
+            sizes = tuple(found["image_grid_thw"][0].tolist())
+            self._check(file, sizes, grid)
+            return found["pixel_values"].to(torch.float32)
+        frames = stacked(decoding.decode_frames(file, frame_indices))
+        if grid is None or grid.patches is None:
+            found = self.video_processor.preprocess([frames], do_sample_frames=False, return_tensors="pt")
+            return found["pixel_values_videos"].to(torch.float32)
+        return self._part(frames, grid, file)
+
+    def _part(self, frames: torch.Tensor, grid: MediaGrid, file: MediaFile) -> torch.Tensor:
+        """Frames of some tiles of a video, at the size that they have in the whole: the processor's steps."""
+        from transformers.image_utils import SizeDict
+        from transformers.video_processing_utils import BaseVideoProcessor
+
+        p, side = self.video_processor, self.geometry.patch_size
+        rows, columns = cast("tuple[int, int]", grid.patches)
+        size = SizeDict(height=rows * side, width=columns * side)
+        # Its own `resize` would choose the size by the number of frames.
+        resized = BaseVideoProcessor.resize(p, image=frames[None], size=size, resample=p.resample)
+        normed = p.rescale_and_normalize(
+            resized, p.do_rescale, p.rescale_factor, p.do_normalize, p.image_mean, p.image_std
+        )
+        patches_1NC, *sizes = p.patchify(normed, p.patch_size, p.merge_size, p.temporal_patch_size)
+        self._check(file, tuple(sizes), grid)
+        return patches_1NC[0].to(torch.float32)
+
+    def _check(self, file: MediaFile, sizes: tuple[int, ...], grid: MediaGrid | None) -> None:
+        """Refuses a picture of another size than profiled."""
+        if grid is not None and grid.patches is not None and sizes != (grid.num_tiles, *grid.patches):
+            wanted = (grid.num_tiles, *grid.patches)
+            message = f"`{file}` is {sizes} patches (time, rows, columns), profiled as {wanted}"
+            raise profile_error(message)

@@ -1,0 +1,107 @@
+"""The files of a model directory that describe its processors, in the forms that transformers has given them.
+
+preprocessor_config.json         the image processor or feature extractor itself, or under its name
+processor_config.json            newer: all of them, each under its name
+video_preprocessor_config.json   the video processor; without it the image processor's fields hold
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from dflop.models.errors import hinted, profile_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+_FILES = ("preprocessor_config.json", "processor_config.json")
+_VIDEO_FILE = "video_preprocessor_config.json"
+
+
+def processor_file(model_dir: Path) -> Path:
+    """The file of the image processor or feature extractor.
+
+    Args:
+        model_dir: of the model.
+
+    Returns:
+        The first of the names that is there; the first name where none is.
+    """
+    return next((path for name in _FILES if (path := model_dir / name).is_file()), model_dir / _FILES[0])
+
+
+def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
+    """The fields of one processor.
+
+    Args:
+        model_dir: of the model.
+        part: `image_processor`, `feature_extractor` or `video_processor`.
+
+    Returns:
+        As in the file.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        ProfileError: it is not JSON.
+    """
+    path = processor_file(model_dir)
+    content = _read(path)
+    if part == "video_processor":
+        if part in content:
+            return content[part]
+        if (model_dir / _VIDEO_FILE).is_file():
+            return _read(model_dir / _VIDEO_FILE)
+        # An old file may name the image processor as its type.
+        fields = content.get("image_processor", content)
+        return {name: value for name, value in fields.items() if not name.endswith("_type")}
+    return content.get(part, content)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        message = f"`{path}` is not a processor's configuration: {error}"
+        raise profile_error(message) from error
+
+
+def processor_of_videos(model_dir: Path, name: str) -> Any:
+    """A video processor of Hugging Face.
+
+    Args:
+        model_dir: of the model.
+        name: of its class in transformers.
+
+    Returns:
+        It, as the files of the model describe it.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        ProfileError: torchvision is missing, which these processors are made of.
+    """
+    import transformers
+
+    try:
+        return getattr(transformers, name).from_dict(processor_fields(model_dir, "video_processor"))
+    except ImportError as error:
+        message = f"`{name}` reads videos with torchvision, which is not installed"
+        raise hinted(profile_error(message), "pip install torchvision") from error
+
+
+def stacked(frames: Sequence[Any]) -> torch.Tensor:
+    """Frames as a video processor takes them.
+
+    Args:
+        frames: Pillow images in mode RGB, of one size; at least one.
+
+    Returns:
+        [frames, 3, height, width] uint8.
+    """
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2)

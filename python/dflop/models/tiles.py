@@ -1,0 +1,203 @@
+"""Encoders whose inputs are all of one size: tiles of pixels, windows of sound; attention stays within one.
+
+    inputs_N --embed--> hidden_NPV --layers--> hidden_NPV --project, by media--> features_ED
+
+Shape letters: see `adapter.py`; V is the width of the encoder.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflop.models import media as decoding
+from dflop.models.errors import profile_error
+from dflop.models.family import FamilyAdapter
+from dflop.models.processor_files import processor_of_videos, stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from dflop.models.adapter import EncoderInput, MediaGrid
+    from dflop.models.media import MediaFile
+
+
+class TileFamily(FamilyAdapter):
+    """A family whose encoder reads tiles or windows."""
+
+    feature_layers: tuple[int, ...]
+    """Hidden states that the projector reads, side by side: k is that after k layers. Later layers rest."""
+
+    @abstractmethod
+    def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
+        """Hidden states before the first layer.
+
+        Args:
+            model: `encoder_parts`, under their names.
+            inputs_N: tiles or windows, at least one.
+
+        Returns:
+            hidden_NPV.
+        """
+
+    @abstractmethod
+    def layers(self, model: Any) -> Sequence[Any]:
+        """The encoder's layers, in order."""
+
+    def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
+        """Arguments of a layer after its hidden states."""
+        del inputs_N
+        # No mask.
+        return (None,)
+
+    @abstractmethod
+    def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
+        """Features of all media.
+
+        Args:
+            model: as in `embed`.
+            hidden_NPV: of `feature_layers`.
+            media: in the order of the tiles.
+
+        Returns:
+            features_ED.
+        """
+
+    def layers_in_order(self, model: Any) -> list[nn.Module]:
+        """See `FamilyAdapter.layers_in_order`: those that the features need."""
+        return list(self.layers(model)[: max(self.feature_layers)])
+
+    def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
+        """See `FamilyAdapter.encode`.
+
+        Runs the layers one by one, as far as needed: the tower's own forward also runs what nothing reads.
+
+        Args:
+            model: `encoder_parts`, under their names.
+            batch: at least one input.
+
+        Returns:
+            features_ED.
+        """
+        hidden_NPV = self.embed(model, batch.inputs_N)
+        arguments = self.layer_arguments(batch.inputs_N)
+        kept = {0: hidden_NPV}
+        for index, layer in enumerate(self.layers_in_order(model), start=1):
+            hidden_NPV = layer(hidden_NPV, *arguments)
+            if index in self.feature_layers:
+                kept[index] = hidden_NPV
+        selected = [kept[index] for index in self.feature_layers]
+        hidden_NPV = selected[0] if len(selected) == 1 else torch.cat(selected, dim=-1)
+        return self.project(model, hidden_NPV, batch.media)
+
+    def read_layers(self, named: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
+        """`feature_layers` of a configuration.
+
+        Args:
+            named: its `vision_feature_layer`: indexes of hidden states, those below 0 from the end.
+            num_layers: of the tower.
+
+        Returns:
+            Indexes from 0.
+        """
+        return tuple(index % (num_layers + 1) for index in ([named] if isinstance(named, int) else named))
+
+    def tiles_of(
+        self, file: MediaFile, kind: str, frame_indices: Sequence[int], several: bool
+    ) -> torch.Tensor:
+        """Tiles of one image, or of the named frames of one video, by the processors of the family.
+
+        Args:
+            file: the file, or its bytes.
+            kind: `image`, `multi_image` or `video`.
+            frame_indices: frames of a video, from 0; unused for images.
+            several: whether the processor is told that an image is one of several.
+
+        Returns:
+            Normalised tiles [n, 3, S, S], float32.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if kind == "video":
+            frames = decoding.decode_frames(file, frame_indices)
+            return self.frame_tiles(frames) if frames else torch.empty(0, *self.input_shape)
+        if kind not in ("image", "multi_image"):
+            message = f"`{kind}` is no kind of media, known are `image`, `multi_image` and `video`"
+            raise ValueError(message)
+        image = decoding.decode_image(file)
+        # Some processors pad an image to a square when its sample has another beside it: one of one pixel.
+        batch: Any = [[image, image.resize((1, 1))]] if several else [image]
+        return self.image_tiles(batch).to(torch.float32)
+
+    video_processor_class: str = ""
+    """Name in transformers; empty where the family reads no videos."""
+
+    @abstractmethod
+    def make_processor(self) -> Any:
+        """Hugging Face's image processor of this model, the one that needs no torchvision."""
+
+    @cached_property
+    def processor(self) -> Any:
+        """That of `make_processor`, made once."""
+        return self.make_processor()
+
+    @cached_property
+    def video_processor(self) -> Any:
+        """Hugging Face's video processor of this model; a `ProfileError` where torchvision is missing."""
+        return processor_of_videos(self.model_dir, self.video_processor_class)
+
+    def image_tiles(self, batch: Any) -> torch.Tensor:
+        """Tiles of the first image of `batch`, as the processor has them: [n, 3, S, S]."""
+        return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"][0]
+
+    def frame_tiles(self, frames: Sequence[Any]) -> torch.Tensor:
+        """Frames as Hugging Face's video processor has them, a tile each: resized whole, never cut."""
+        found = self.video_processor.preprocess(
+            [stacked(frames)], do_sample_frames=False, return_tensors="pt"
+        )
+        return found["pixel_values_videos"][0].to(torch.float32)
+
+
+def check_features(features_ED: torch.Tensor, grid: MediaGrid) -> torch.Tensor:
+    """The features of one medium, which must be as many as profiled.
+
+    Args:
+        features_ED: of it.
+        grid: the medium.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    if features_ED.shape[0] != grid.num_features:
+        message = (
+            f"{grid.kind} of {grid.width} x {grid.height} pixels in {grid.num_tiles} tiles gives "
+            f"{features_ED.shape[0]} features, {grid.num_features} were expected"
+        )
+        raise ValueError(message)
+    return features_ED
+
+
+def check_pinpoints(path: object, processor: Any, config: Any) -> None:
+    """Refuses a processor that cuts other tiles than the model knows.
+
+    Args:
+        path: the processor's file.
+        processor: Hugging Face's.
+        config: of the model.
+
+    Raises:
+        ProfileError: their grids differ.
+    """
+    pinpoints = [list(pair) for pair in processor.image_grid_pinpoints]
+    if pinpoints != [list(pair) for pair in config.image_grid_pinpoints]:
+        message = f"`{path}` has other `image_grid_pinpoints` than `config.json`"
+        raise profile_error(message)

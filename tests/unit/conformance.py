@@ -1,0 +1,387 @@
+"""A tiny model of each family that trains, samples of every kind it reads, and Hugging Face's way to run them.
+
+To put a family to the test, add it to `SETTINGS`, and say in `hugging_face` how its own model takes one sample.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import wave
+from functools import cached_property
+
+import numpy as np
+import torch
+from PIL import Image
+from tiny_families import TEXT, TINY, write_config
+from tiny_llava import PINPOINTS, TILE
+
+from dflop._native.testing import media_shape
+from dflop.data.sample import Sample
+from dflop.data.shares import share_of
+from dflop.models.adapter import MediaGrid
+
+CPU, FLOAT = torch.device("cpu"), torch.float32
+IMAGE, VIDEO, SOUND, VOCABULARY = 290, 291, 292, 293
+"""Ids of the tokens that features take the place of; text has smaller ones."""
+RATE = 16_000
+# So that every part of so small a model changes the loss.
+_LOUD = {"initializer_range": 0.1}
+_LLAMA_3 = {
+    "model_type": "llama",
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+_MEAN = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.5, 0.6]}
+_SIGLIP = {
+    "model_type": "siglip_vision_model", "image_size": TILE, "patch_size": 14, "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vision_use_head": False,
+}  # fmt: skip
+_ONEVISION = {
+    "vision_config": _SIGLIP,
+    "image_grid_pinpoints": PINPOINTS,
+    "image_token_index": IMAGE,
+    "video_token_index": VIDEO,
+    "tie_word_embeddings": False,
+}
+_QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+# Pictures of 4 to 16 features; those of a longer video are smaller.
+_QWEN_IMAGES = {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 28 * 28}, **_MEAN}
+_QWEN_VIDEOS = {**_QWEN_IMAGES, "cap_pixels_per_frame": True, "max_video_tokens": 40}
+_TILE_56 = {"size": {"height": 56, "width": 56}, **_MEAN}
+IMAGES = {
+    "text": [],
+    "image": [("image", 90, 130)],
+    "tall image": [("image", 150, 31)],
+    "several images": [("image", 60, 60), ("image", 100, 200), ("image", 40, 33)],
+}
+PICTURES = {
+    **IMAGES,
+    "video": [("video", 90, 120, 7)],
+    "video and image": [("video", 60, 70, 2), ("image", 64, 80)],
+}
+SOUNDS = {
+    "text": [],
+    "sound": [("audio", 0.43)],
+    "several sounds": [("audio", 0.2), ("audio", 1.0), ("audio", 0.0301)],
+}
+
+
+def _tiny(name, **ids):
+    config = copy.deepcopy(TINY[name])
+    config.update(ids)
+    return config
+
+
+SETTINGS = {
+    "llava_onevision": ({**_ONEVISION, "text_config": {**TEXT, "model_type": "qwen2"}},
+                        {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": PINPOINTS, **_MEAN}, None, PICTURES),
+    "llava_onevision-llama3": ({**_ONEVISION, "text_config": {**TEXT, **_LLAMA_3}},
+                               {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": PINPOINTS, **_MEAN}, None, PICTURES),
+    "llava_next": (_tiny("llava_next", image_token_index=IMAGE),
+                   {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56},
+                    "image_grid_pinpoints": TINY["llava_next"]["image_grid_pinpoints"], **_MEAN}, None, IMAGES),
+    "internvl": (_tiny("internvl", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    "internvl-llama": (_tiny("internvl-llama", image_token_id=IMAGE), {**_TILE_56, "max_patches": 4}, _TILE_56, PICTURES),
+    "qwen2_vl": (_tiny("qwen2_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
+    "qwen2_5_vl": (_tiny("qwen2_5_vl", **_QWEN_IDS), _QWEN_IMAGES, _QWEN_VIDEOS, PICTURES),
+    "qwen2_audio": (
+        {**_tiny("qwen2_audio", audio_token_index=SOUND),
+         "audio_config": {**TINY["qwen2_audio"]["audio_config"], "max_source_positions": 50}},
+        {"feature_size": 8, "chunk_length": 1}, None, SOUNDS),
+}  # fmt: skip
+"""(config.json, preprocessor_config.json, video_preprocessor_config.json, samples by name) by family."""
+
+
+def write_model(directory, name):
+    """Writes the files of a tiny model, and gives their folder."""
+    config, processor, video, _ = copy.deepcopy(SETTINGS[name])
+    for part in ("vision_config", "audio_config", "text_config"):
+        if part in config:
+            config[part].update(_LOUD)
+    directory = write_config(directory / name, name, {**config, **_LOUD})
+    (directory / "preprocessor_config.json").write_text(json.dumps(processor))
+    if video is not None:
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(video))
+    return directory
+
+
+def picture(height, width, seed):
+    """Soft colours, so that resizing keeps most of them, with noise."""
+    random = np.random.default_rng(seed)
+    rows, columns = np.mgrid[0:height, 0:width]
+    waves = [np.sin(rows / 9 + columns / (7 + k) + seed) * 90 + 128 for k in range(3)]
+    noise = random.integers(-20, 20, size=(height, width, 3))
+    return Image.fromarray(np.clip(np.stack(waves, axis=-1) + noise, 0, 255).astype(np.uint8))
+
+
+class Medium:
+    """One image, video or sound: its file, its shape by dflop's rule, and what the encoder reads of it."""
+
+    fps = 5.0
+
+    def __init__(self, directory, adapter, content, is_one_of_several, seed):
+        self.kind, *sizes = content
+        self.adapter = adapter
+        self.file = directory / f"{seed}.{ {'image': 'png', 'video': 'webp', 'audio': 'wav'}[self.kind] }"
+        self.pictures, self.samples = [], None
+        if self.kind == "audio":
+            self.height = self.width = 0
+            count = round(sizes[0] * RATE)
+            self.samples = np.random.default_rng(seed).integers(-9000, 9000, size=count).astype(np.int16)
+            with wave.open(str(self.file), "wb") as written:
+                written.setnchannels(1)
+                written.setsampwidth(2)
+                written.setframerate(RATE)
+                written.writeframes(self.samples.tobytes())
+            asked = {"duration_s": count / RATE, "sample_rate": RATE}
+        else:
+            self.height, self.width, *frames = sizes
+            self.pictures = [picture(self.height, self.width, seed + 7 * k) for k in range(*frames or [1])]
+            animation = {
+                "append_images": self.pictures[1:],
+                "save_all": True,
+                "lossless": True,
+                "duration": 200,
+            }
+            self.pictures[0].save(self.file, **(animation if frames else {}))
+            asked = {"height": self.height, "width": self.width, "num_images": 1 + is_one_of_several}
+            if frames:
+                asked.update(num_frames=frames[0], fps=self.fps)
+        texts = [
+            _text(adapter.model_dir, name)
+            for name in ("config", "preprocessor_config", "video_preprocessor_config")
+        ]
+        shape = self.shape = media_shape(*texts, self.kind, **asked)
+        several = self.kind == "image" and is_one_of_several
+        # All frames are read of such short videos, so the rate is that of the file.
+        assert shape.frame_indices == list(range(len(self.pictures) if self.kind == "video" else 0))
+        self.grid = MediaGrid(
+            "multi_image" if several else self.kind, shape.num_tiles, self.height, self.width, shape.feature_tokens,
+            patches=shape.patches, sampled_fps=self.fps if self.kind == "video" else None,
+        )  # fmt: skip
+
+    @cached_property
+    def inputs(self):
+        """What the encoder reads, as the adapter decodes it."""
+        return self.adapter.pixels(self.file, self.grid.kind, self.shape.frame_indices, self.grid)
+
+
+def _text(directory, name):
+    path = directory / f"{name}.json"
+    return path.read_text() if path.exists() else "{}"
+
+
+class Conversation:
+    """Text around media, as tokens and labels: in the runtime's form, and what Hugging Face's is made of."""
+
+    def __init__(self, directory, adapter, contents, index):
+        self.adapter = adapter
+        random = torch.Generator().manual_seed(index)
+
+        def words(count):
+            return torch.randint(3, IMAGE, (count,), generator=random).tolist()
+
+        images = sum(content[0] == "image" for content in contents)
+        self.media = [
+            Medium(directory, adapter, content, images > 1, 100 * index + k)
+            for k, content in enumerate(contents)
+        ]
+        ids, labels = words(3), [-100] * 3
+        for medium in self.media:
+            is_video_token = medium.kind == "video" and "internvl" not in adapter.family
+            token = SOUND if medium.kind == "audio" else VIDEO if is_video_token else IMAGE
+            ids += [token] * medium.grid.num_features + words(2)
+            # The words after a medium are learnt, so that what the encoder gives matters early.
+            labels += [-100] * medium.grid.num_features + ids[-2:]
+        answer = words(4 + index)
+        self.ids, self.labels = ids + answer, labels + answer
+        input_ids_T = torch.tensor(self.ids)
+        mask_T = input_ids_T >= IMAGE
+        grids = tuple(medium.grid for medium in self.media)
+        self.sample = Sample(
+            index=index,
+            id=f"sample-{index}",
+            input_ids_T=input_ids_T,
+            feature_mask_T=mask_T,
+            targets_T=torch.tensor([*self.labels[1:], -100]),
+            positions_T=adapter.positions(input_ids_T, mask_T, grids),
+            media=grids,
+            files=(),
+            num_features=sum(grid.num_features for grid in grids),
+            parts=tuple(tuple(medium.shape.parts) for medium in self.media),
+        )
+
+    @property
+    def num_targets(self):
+        """Positions with loss."""
+        return sum(label != -100 for label in self.labels)
+
+    @property
+    def num_parts(self):
+        """Parts that may be encoded apart."""
+        return sum(count for groups in self.sample.parts for count, _, _ in groups)
+
+    def tiles(self, parts=None):
+        """The inputs of a share, decoded as the runtime's loader decodes it."""
+        found = []
+        for run in share_of(self.sample, parts).runs:
+            medium, whole = self.media[run.medium], self.media[run.medium].grid
+            frames = medium.shape.frame_indices
+            if frames:
+                each = -(-len(frames) // whole.num_tiles)
+                frames = frames[each * run.first_tile : each * (run.first_tile + run.grid.num_tiles)]
+                found.append(self.adapter.pixels(medium.file, whole.kind, frames, run.grid))
+            else:
+                each = whole.num_inputs // whole.num_tiles
+                first = each * run.first_tile
+                found.append(medium.inputs[first : first + each * run.grid.num_tiles])
+        return torch.cat(found) if found else torch.empty(0, *self.adapter.input_shape)
+
+
+def conversations(directory, adapter, name):
+    """The samples of a family, by name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    contents = SETTINGS[name][3]
+    return {key: Conversation(directory, adapter, each, k) for k, (key, each) in enumerate(contents.items())}
+
+
+def hugging_face(conversation):
+    """Arguments of Hugging Face's own model for one sample, by Hugging Face's own processors."""
+    adapter, media = conversation.adapter, conversation.media
+    arguments = {"input_ids": torch.tensor([conversation.ids]), "labels": torch.tensor([conversation.labels])}
+    if media:
+        arguments.update(globals()[f"_{adapter.family}"](adapter, media))
+    return arguments
+
+
+def _fields(adapter, name="preprocessor_config"):
+    return json.loads(_text(adapter.model_dir, name))
+
+
+def _frames(medium):
+    return torch.from_numpy(np.stack([np.asarray(frame) for frame in medium.pictures])).permute(0, 3, 1, 2)
+
+
+def _llava_onevision(adapter, media):
+    from transformers import LlavaOnevisionImageProcessorPil, LlavaOnevisionVideoProcessor
+
+    found = {}
+    images = [medium.pictures[0] for medium in media if medium.kind == "image"]
+    videos = [_frames(medium) for medium in media if medium.kind == "video"]
+    if images:
+        made = LlavaOnevisionImageProcessorPil(**_fields(adapter))([images], return_tensors="pt")
+        found.update(made)
+    if videos:
+        sizes = {key: value for key, value in _fields(adapter).items() if key != "image_grid_pinpoints"}
+        found.update(LlavaOnevisionVideoProcessor(**sizes)(videos, return_tensors="pt"))
+    return found
+
+
+def _llava_next(adapter, media):
+    from transformers import LlavaNextImageProcessorPil
+
+    images = [medium.pictures[0] for medium in media]
+    return dict(LlavaNextImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
+
+
+def _internvl(adapter, media):
+    from transformers import InternVLVideoProcessor
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    found = []
+    for medium in media:
+        if medium.kind == "video":
+            processor = InternVLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
+            found.append(processor([_frames(medium)], return_tensors="pt")["pixel_values_videos"][0])
+        else:
+            processor = GotOcr2ImageProcessorPil(**_fields(adapter), crop_to_patches=True)
+            found.append(processor([medium.pictures[0]], return_tensors="pt")["pixel_values"])
+    return {"pixel_values": torch.cat(found)}
+
+
+def _qwen2_vl(adapter, media):
+    from transformers import Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
+
+    found = {}
+    images = [medium.pictures[0] for medium in media if medium.kind == "image"]
+    videos = [_frames(medium) for medium in media if medium.kind == "video"]
+    if images:
+        found.update(Qwen2VLImageProcessorPil(**_fields(adapter))(images, return_tensors="pt"))
+    if videos:
+        processor = Qwen2VLVideoProcessor(**_fields(adapter, "video_preprocessor_config"))
+        found.update(processor(videos, return_tensors="pt", do_sample_frames=False))
+    codes = [[0] * 3]
+    for medium in media:
+        codes += [[2 if medium.kind == "video" else 1] * medium.grid.num_features, [0] * 2]
+    return {**found, "codes": [code for part in codes for code in part]}
+
+
+def _qwen2_5_vl(adapter, media):
+    seconds = [2 / medium.fps for medium in media if medium.kind == "video"]
+    found = _qwen2_vl(adapter, media)
+    return {**found, "second_per_grid_ts": torch.tensor(seconds)} if seconds else found
+
+
+def _qwen2_audio(adapter, media):
+    from transformers import WhisperFeatureExtractor
+
+    sounds = [medium.samples.astype(np.float32) / 32768 for medium in media]
+    extractor = WhisperFeatureExtractor(**_fields(adapter))
+    found = extractor(
+        sounds, sampling_rate=RATE, padding="max_length", return_attention_mask=True, return_tensors="pt"
+    )
+    return {"input_features": found["input_features"], "feature_attention_mask": found["attention_mask"]}
+
+
+def pretrained(adapter, directory, seed):
+    """Hugging Face's own model as its users get it: saved, then loaded with `from_pretrained`; to be trained.
+
+    Its parameters are those that the pieces start from, under the names that Hugging Face gives them.
+    """
+    pieces = [
+        adapter.build_encoder(CPU, FLOAT, seed),
+        adapter.build_llm_stage(0, adapter.num_llm_layers, CPU, FLOAT, seed),
+    ]
+    values = {name: p.detach() for piece in pieces for name, p in piece.named_parameters()}
+    model = adapter.model_class(adapter.config_class.from_pretrained(adapter.model_dir))
+    own = {name for name, _ in model.named_parameters()}
+    assert set(values) == own, "the pieces' parameters are Hugging Face's"
+    model.load_state_dict(values, strict=False)
+    model.save_pretrained(directory)
+    return adapter.model_class.from_pretrained(directory, dtype=FLOAT).train()
+
+
+def loss_of(model, conversation):
+    """Sum of the loss over the label tokens of one sample, by the model's own `labels=`, a mean over them."""
+    arguments = hugging_face(conversation)
+    codes = arguments.pop("codes", None)
+    if codes is not None:
+        codes = codes + [0] * (len(conversation.ids) - len(codes))
+        arguments["mm_token_type_ids"] = torch.tensor([codes])
+    return conversation.num_targets * model(**arguments, use_cache=False).loss
+
+
+def expected_gradients(model, samples):
+    """Summed loss of all samples, and gradients by name: what no sample reaches has one of zero."""
+    model.zero_grad(set_to_none=True)
+    total = 0.0
+    for sample in samples:
+        loss = loss_of(model, sample)
+        loss.backward()
+        total += float(loss.detach())
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return total, {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
+
+
+def check_gradients(found, expected):
+    """Each parameter's gradient within 1e-5 of the expected, or of the smallest that is not rounding alone."""
+    assert set(found) == set(expected)
+    floor = 1e-5 * float(torch.stack([g.norm() for g in expected.values()]).norm())
+    for name, gradient in expected.items():
+        error = float((found[name] - gradient).norm())
+        assert error <= 1e-5 * max(float(gradient.norm()), floor), (
+            f"{name}: {error} of {float(gradient.norm())}"
+        )

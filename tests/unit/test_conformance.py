@@ -1,0 +1,163 @@
+"""What every family must do: its pieces, run on packed samples, are Hugging Face's own model run on each alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conformance import (
+    CPU,
+    FLOAT,
+    SETTINGS,
+    check_gradients,
+    conversations,
+    expected_gradients,
+    hugging_face,
+    pretrained,
+    write_model,
+)
+
+from dflop._native import families
+from dflop.data.collate import encoder_input, llm_input
+from dflop.data.shares import share_of
+from dflop.models import load_adapter
+from dflop.models.adapter import EncoderInput
+
+pytestmark = pytest.mark.usefixtures("quiet")
+SEED = 3
+
+
+def test_every_family_that_trains_is_put_to_the_test():
+    tested = {name.split("-")[0] for name in SETTINGS}
+    assert tested == {name for name, can in families().items() if can["train"]}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def family(request, tmp_path_factory):
+    """(name, adapter, samples by name) of a tiny model."""
+    folder = tmp_path_factory.mktemp("family")
+    adapter = load_adapter(write_model(folder, request.param))
+    return request.param, adapter, conversations(folder / "media", adapter, request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(family, tmp_path_factory):
+    """Summed loss and gradients of all samples, one after the other, by Hugging Face's own model."""
+    _, adapter, samples = family
+    model = pretrained(adapter, tmp_path_factory.mktemp("saved"), SEED)
+    return expected_gradients(model, samples.values())
+
+
+def run(adapter, samples, cuts):
+    """(loss, gradients by name) of samples packed into one microbatch, by stages of so many layers."""
+    stages, first = [], 0
+    for layers in cuts:
+        stages.append(adapter.build_llm_stage(first, layers, CPU, FLOAT, SEED))
+        first += layers
+    encoder = adapter.build_encoder(CPU, FLOAT, SEED)
+    with_media = [sample for sample in samples if sample.media]
+    shares = [share_of(sample.sample) for sample in with_media]
+    batch = (
+        encoder_input(shares, [sample.tiles() for sample in with_media], FLOAT)
+        if shares
+        else EncoderInput(torch.empty(0, *adapter.input_shape), [])
+    )
+    hidden = encoder(batch)
+    packed = llm_input([sample.sample for sample in samples])
+    for stage in stages:
+        hidden = stage(packed, hidden)
+    hidden.backward()
+    pieces = [encoder, *stages]
+    named = [(name, p) for piece in pieces for name, p in piece.named_parameters() if p.requires_grad]
+    return hidden.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_packed_samples_have_the_gradients_of_hugging_face(family, expected, num_stages):
+    _, adapter, samples = family
+    # Not in the order in which Hugging Face's model had them.
+    order = sorted(samples.values(), key=lambda sample: sample.ids)
+    layers = adapter.num_llm_layers
+    cuts = [layers] if num_stages == 1 else [1, layers - 1]
+    loss, gradients = run(adapter, order, cuts)
+    assert loss == pytest.approx(expected[0], rel=1e-6)
+    check_gradients(gradients, expected[1])
+
+
+def test_text_alone_leaves_the_encoder_a_gradient_of_zero(family):
+    _, adapter, samples = family
+    _, gradients = run(adapter, [samples["text"]], [adapter.num_llm_layers])
+    of_encoder = [g for name, g in gradients.items() if name.split(".")[1] in adapter.encoder_parts]
+    assert of_encoder
+    assert not any(gradient.any() for gradient in of_encoder)
+
+
+def test_what_the_encoder_reads_is_what_the_processor_gives(family):
+    """To the bit."""
+    _, adapter, samples = family
+    compared = 0
+    for sample in samples.values():
+        if not sample.media:
+            continue
+        arguments = hugging_face(sample)
+        for kind, name in (
+            ("image", "pixel_values"),
+            ("video", "pixel_values_videos"),
+            ("audio", "input_features"),
+        ):
+            media = [m for m in sample.media if m.kind == kind]
+            if adapter.family == "internvl":
+                media, name = (sample.media, "pixel_values") if kind == "image" else ([], name)
+            if not media:
+                continue
+            theirs = arguments[name]
+            ours = torch.cat([medium.inputs for medium in media])
+            if kind == "audio":
+                ours, mask = ours[:, :-1], ours[:, -1]
+                assert torch.equal(mask, arguments["feature_attention_mask"].float())
+            elif theirs.dim() == 5:
+                # Filled up with zeros to the largest number of tiles.
+                counts = [medium.inputs.shape[0] for medium in media]
+                theirs = torch.cat([tiles[:count] for tiles, count in zip(theirs, counts, strict=True)])
+            assert torch.equal(ours, theirs)
+            compared += 1
+    assert compared
+
+
+def test_parts_encoded_apart_are_the_sample_encoded_whole(family):
+    _, adapter, samples = family
+    encoder = adapter.build_encoder(CPU, FLOAT, SEED)
+    for sample in samples.values():
+        if not sample.media:
+            continue
+        whole = encoder(encoder_input([share_of(sample.sample)], [sample.tiles()], FLOAT))
+        shares = [(part, 1) for part in range(sample.num_parts)]
+        apart = [
+            encoder(encoder_input([share_of(sample.sample, p)], [sample.tiles(p)], FLOAT)) for p in shares
+        ]
+        torch.testing.assert_close(torch.cat(apart), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_buffers_are_those_of_hugging_face(family):
+    """Made without weights; frequencies stay float32 in every dtype."""
+    _, adapter, _ = family
+    expected = dict(adapter.model_class(adapter.read_config()).named_buffers())
+    pieces = [
+        adapter.build_encoder(CPU, torch.bfloat16, 0),
+        adapter.build_llm_stage(0, adapter.num_llm_layers, CPU, torch.bfloat16, 0),
+    ]
+    found = {name: buffer for piece in pieces for name, buffer in piece.named_buffers()}
+    assert found.keys() == expected.keys()
+    for name, buffer in found.items():
+        assert buffer.dtype == expected[name].dtype
+        assert np.array_equal(buffer.numpy(), expected[name].numpy()), name
+
+
+def test_example_media_are_what_the_encoder_gives(family):
+    _, adapter, _ = family
+    encoder = adapter.build_encoder(CPU, FLOAT, SEED)
+    media = adapter.example_media(7)
+    rows = sum(grid.num_inputs for grid in media)
+    inputs = torch.ones(rows, *adapter.input_shape)
+    assert encoder(EncoderInput(inputs, media)).shape[0] == sum(grid.num_features for grid in media)
+    assert sum(grid.num_tiles for grid in media) == 7
