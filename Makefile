@@ -33,7 +33,7 @@ prerequisites:
 	command -v cc >/dev/null || missing="$$missing, a C compiler (cc)"; \
 	if [ -n "$$missing" ]; then echo "error: this machine lacks: $${missing#, }" >&2; exit 2; fi
 
-setup: $(VENV)/.wheel ## Make .venv, install locked dependencies, build and install the wheel
+setup: $(VENV)/.wheel ## Make .venv, install locked dependencies, build and install the wheel (tests and lints install more)
 
 # What comes, how many of them there are, and how long it takes on two free cores. stderr: it is no one's output.
 say = @printf '\033[1m[%s/4] %s\033[0m\n' '$(1)' '$(2)' >&2
@@ -44,6 +44,13 @@ $(VENV)/.dependencies: requirements.lock | prerequisites
 	@test -x $(UV) && [ "$$($(UV) --version | cut -d' ' -f2)" = "$(UV_VERSION)" ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@# Its bars where someone looks; else each package's name, when all are done, is no news.
 	@[ -t 2 ] || quiet=--quiet; $(UV) pip install $$quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@touch $@
+
+# Beside these what tests, lints and benchmarks need, and the trainers that dflop is tested in.
+DEV := $(VENV)/.dev
+$(DEV): requirements-dev.lock $(VENV)/.dependencies
+	@printf '\033[1mPython packages of the tests and lints\033[0m\n' >&2
+	@[ -t 2 ] || quiet=--quiet; $(UV) pip install $$quiet --python $(BIN)/python --require-hashes -r requirements-dev.lock
 	@touch $@
 
 $(VENV)/.wheel: $(VENV)/.dependencies $(RUST_SOURCES) $(PYTHON_SOURCES)
@@ -75,7 +82,7 @@ test-rust: setup
 
 # Processes that run tests beside each other. Neighbours in a file stay together, as they share what is made for it.
 TEST_JOBS ?= 2
-test-python: setup
+test-python: setup $(DEV)
 	$(BIN)/python -m pytest -m "not gpu and not layouts" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20
@@ -85,24 +92,24 @@ test-explore: setup ## The property tests on new random cases, SEEDS times (20);
 	  PROPTEST_RNG_SEED=$$seed cargo test --release --locked --workspace --exclude dflop-py --exclude dflop-cli --quiet --lib --tests || exit 1; \
 	done
 
-test-dist: setup ## The tests with several processes
+test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts" -n $(TEST_JOBS) --dist worksteal
 
-test-layouts: setup ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
+test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
 	$(BIN)/python -m pytest tests/dist/test_layouts.py -n $(TEST_JOBS) --dist worksteal
 
-test-hostile: setup ## Hostile inputs, within a limit on memory (docs/limits.md)
+test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile
 
-test-gpu: setup ## The tests that need a GPU
+test-gpu: setup $(DEV) ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
-fmt: setup ## Format all sources
+fmt: $(DEV) ## Format all sources
 	cargo fmt --all
 	$(BIN)/ruff format python tests benches
 	$(BIN)/ruff check --fix --quiet python tests benches
 
-lint: setup ## Formatting, clippy, ruff, types, import contracts, spelling
+lint: setup $(DEV) ## Formatting, clippy, ruff, types, import contracts, spelling
 	cargo fmt --all --check
 	cargo clippy --release --locked --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff format --check python tests benches
@@ -117,23 +124,25 @@ snap: setup ## Accept changed snapshots (look at the diff)
 	INSTA_UPDATE=always cargo test --release --locked --workspace --exclude dflop-py --quiet || true
 	git diff --stat -- '*.snap'
 
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header
 lock: $(VENV)/.dependencies ## Renew the lock files
-	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --extra train --extra integrations --extra dev pyproject.toml -o requirements.lock
+	$(COMPILE) --extra train --extra integrations --extra build --extra dev pyproject.toml -o requirements-dev.lock
+	$(COMPILE) --extra train --extra build -c requirements-dev.lock pyproject.toml -o requirements.lock
 	cargo update
 
 bench: bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare ## All benchmarks
 
-bench-data: setup ## Header reading and tokenization against Pillow and Hugging Face -> bench/out/data.json
+bench-data: setup $(DEV) ## Header reading and tokenization against Pillow and Hugging Face -> bench/out/data.json
 	cargo build --release --locked --quiet -p dflop-data --example speed
 	$(BIN)/python benches/data.py target bench/out/data.json
 
-bench-cost: setup ## Error of the cost and memory models on shapes not measured (5 minutes, a quiet machine) -> bench/out/cost.json
+bench-cost: setup $(DEV) ## Error of the cost and memory models on shapes not measured (5 minutes, a quiet machine) -> bench/out/cost.json
 	$(BIN)/python benches/cost.py bench/out/cost.json
 
-bench-step: setup ## Measured steps of every arm against predicted ones (ROUNDS=30 ORDER=data-aware; a quiet machine) -> bench/out/step.json
+bench-step: setup $(DEV) ## Measured steps of every arm against predicted ones (ROUNDS=30 ORDER=data-aware; a quiet machine) -> bench/out/step.json
 	$(BIN)/python benches/step.py bench/out/step.json --rounds $(or $(ROUNDS),30) --order $(or $(ORDER),data-aware)
 
-bench-adopt: setup ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
+bench-adopt: setup $(DEV) ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
 	$(BIN)/python benches/adopt.py bench/out/adopt.json --rounds $(or $(ROUNDS),6)
 
 # Draws of each set and size; of these CP-SAT gets the first CPSAT_SEEDS, each for its seconds; 0 seconds leave it out.
@@ -141,7 +150,7 @@ BATCH_SEEDS ?= 10
 CPSAT_SEEDS ?= 3
 CPSAT_SECONDS ?= 10
 
-bench-schedule: setup ## Scheduler beside others: gap to the bound and time by size (an hour, a quiet machine) -> bench/out/schedule.json
+bench-schedule: setup $(DEV) ## Scheduler beside others: gap to the bound and time by size (an hour, a quiet machine) -> bench/out/schedule.json
 	@mkdir -p bench/out
 	cargo run --release --locked --quiet -p dflop-plan --example makespan -- bench/out/makespan.json $(BATCH_SEEDS) > /dev/null
 	$(BIN)/python benches/schedule.py bench/out/schedule.json --seeds $(BATCH_SEEDS) --cpsat-seeds $(CPSAT_SEEDS) \
