@@ -299,8 +299,8 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
         .collect()
 }
 
-/// Rank, letter, predicted and measured nanoseconds of one step's actions of a kind; and of what follows them.
-type ObservedStep = (Vec<(u32, char, u64, u64)>, u64);
+/// Row, letter, predicted and measured nanoseconds of one step's actions of a kind; and of what follows them.
+type ObservedStep = (Vec<(usize, char, u64, u64)>, u64);
 
 /// The kind of action that a letter names.
 fn kind(letter: char) -> PyResult<ActionKind> {
@@ -425,7 +425,7 @@ impl StepScheduler {
 
     fn correction(&self) -> Vec<ObservedStep> {
         let correction = self.correction.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let named = |(Rank(rank), kind, predicted, measured)| (rank, letter(kind), predicted, measured);
+        let named = |(row, kind, predicted, measured)| (row, letter(kind), predicted, measured);
         let steps = correction.steps().into_iter();
         steps.map(|(sums, tail_ns)| (sums.into_iter().map(named).collect(), tail_ns)).collect()
     }
@@ -433,10 +433,8 @@ impl StepScheduler {
     fn correct_by(&self, steps: Vec<ObservedStep>) -> PyResult<()> {
         let mut read = Vec::new();
         for (sums, tail_ns) in steps {
-            let sums: PyResult<Vec<_>> = sums
-                .into_iter()
-                .map(|(rank, kind, p, m)| Ok((Rank(rank), self::kind(kind)?, p, m)))
-                .collect();
+            let sums: PyResult<Vec<_>> =
+                sums.into_iter().map(|(row, kind, p, m)| Ok((row, self::kind(kind)?, p, m))).collect();
             read.push((sums?, tail_ns));
         }
         *self.correction.lock().unwrap_or_else(PoisonError::into_inner) = Correction::of_steps(read);

@@ -30,16 +30,15 @@ struct Observed {
     tail_ns: u64,
 }
 
-/// Sums of a rank's actions of a kind in one step: rank, kind, predicted and measured nanoseconds.
-pub type Sum = (Rank, ActionKind, u64, u64);
+/// Sums of a row's actions of a kind in one step: row, kind, predicted and measured nanoseconds.
+pub type Sum = (usize, ActionKind, u64, u64);
 
 impl Correction {
     /// What is remembered, the oldest step first: its sums, and the nanoseconds from its last action to its end. A
     /// checkpoint keeps it.
     pub fn steps(&self) -> Vec<(Vec<Sum>, u64)> {
-        let sums = |step: &Observed| {
-            step.sums_ns.iter().map(|(&(rank, kind), &(p, m))| (rank, kind, p, m)).collect()
-        };
+        let sums =
+            |step: &Observed| step.sums_ns.iter().map(|(&(row, kind), &(p, m))| (row, kind, p, m)).collect();
         self.steps.iter().map(|step| (sums(step), step.tail_ns)).collect()
     }
 
@@ -47,7 +46,7 @@ impl Correction {
     pub fn of_steps(steps: impl IntoIterator<Item = (Vec<Sum>, u64)>) -> Self {
         let mut correction = Self::default();
         for (sums, tail_ns) in steps {
-            let sums_ns = sums.into_iter().map(|(rank, kind, p, m)| ((rank, kind), (p, m))).collect();
+            let sums_ns = sums.into_iter().map(|(row, kind, p, m)| ((row, kind), (p, m))).collect();
             correction.remember(Observed { sums_ns, tail_ns });
         }
         correction
