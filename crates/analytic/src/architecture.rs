@@ -7,6 +7,8 @@ pub enum NormKind {
     Layer,
     /// Root mean square; weight only. Hugging Face writes it as eight steps, in float32.
     Rms,
+    /// The same in one kernel.
+    RmsFused,
 }
 
 /// What stands between the two outer matrices of a layer's MLP.

@@ -46,6 +46,16 @@ pub enum AnalyticError {
         /// What was asked for.
         dtype: String,
     },
+    /// A layer that cannot be cut over so many ranks.
+    #[error("`{what}` is {count}, tensor parallelism of {degree} does not divide it")]
+    Degree {
+        /// What would be cut.
+        what: &'static str,
+        /// How many there are.
+        count: u64,
+        /// The degree.
+        degree: u64,
+    },
     /// No module of that name.
     #[error("model has no module `{name}`, it has {known}")]
     UnknownModule {

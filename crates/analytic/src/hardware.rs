@@ -5,6 +5,7 @@
 //! What a program reaches of a peak is in none of them: [`Efficiency`] is assumed.
 
 use crate::error::AnalyticError;
+use crate::measured::Measured;
 
 /// Who makes a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +33,12 @@ pub struct Efficiency {
 }
 
 /// Where the efficiencies come from, for people.
-pub const EFFICIENCY: &str = "assumed: matrix products A100 80 % (of 312: 250 TFLOP/s are usual), H100 and H200 70 % \
-     (SemiAnalysis, 2024-12, measures about 720 of 989), MI300X 47 % (there, about 620 of 1,307), others without a source; \
-     attention A100 60 / 50 % (FlashAttention-2, arXiv 2307.08691: up to 73 / 63 %), H100 and H200 36 / 30 % \
-     (FlashAttention-3, arXiv 2407.08608, on FlashAttention-2: 370 of 989), others without a source; memory 80 to 85 % and \
-     links 80 % without a source";
+pub const EFFICIENCY: &str = "A100, H100, H200 in 16 bit: products, attention forward and collectives in a node by size, as \
+     ai-dynamo/aiconfigurator (commit 095f58a51c4c, Apache-2.0) measured them on A100 and H100; backward assumed: products as \
+     the forward's of the same sizes, attention 83 % of the forward's rate; other devices and float32 assumed: matrix products A100 80 %, \
+     H100 and H200 70 %, MI300X 47 % (SemiAnalysis, 2024-12), others 70 % without a source; attention A100 60 / 50 %, H100 \
+     and H200 36 / 30 % (FlashAttention-2 and -3, arXiv 2307.08691 and 2407.08608), others without a source; memory 80 to 85 % \
+     and links between nodes 80 % without a source";
 
 /// One device, and the node it stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +69,10 @@ pub struct Hardware {
     pub source: &'static str,
     /// The system that `cluster_bytes_per_s` is of, or that it is assumed.
     pub system: &'static str,
-    /// What a program reaches.
+    /// The chip whose kernels were measured ([`Measured::of_chip`]): efficiencies of products and attention in 16 bit, and
+    /// of collectives in a node, then come from there. `None`: they are assumed.
+    pub chip: Option<&'static str>,
+    /// What a program reaches; of products and attention only where nothing was measured.
     pub efficiency: Efficiency,
 }
 
@@ -112,6 +117,7 @@ const A100_40: Hardware = Hardware {
     cluster_bytes_per_s: 25 * GB,
     source: "NVIDIA A100 Tensor Core GPU datasheet, 2022, https://www.nvidia.com/en-us/data-center/a100/",
     system: "NVIDIA DGX A100: 8 x 200 Gb/s, https://www.nvidia.com/en-us/data-center/dgx-a100/",
+    chip: Some("a100"),
     efficiency: A100_EFFICIENCY,
 };
 
@@ -133,6 +139,7 @@ const H100: Hardware = Hardware {
     source: "NVIDIA H100 Tensor Core GPU datasheet, 2023, https://www.nvidia.com/en-us/data-center/h100/; dense rates: \
              NVIDIA H100 Tensor Core GPU Architecture, V1.04",
     system: "NVIDIA DGX H100: 8 x 400 Gb/s, https://www.nvidia.com/en-us/data-center/dgx-h100/",
+    chip: Some("h100"),
     efficiency: HOPPER_EFFICIENCY,
 };
 
@@ -174,6 +181,7 @@ pub const HARDWARE: [Hardware; 8] = [
                  table, https://www.nvidia.com/en-us/data-center/hgx/; memory bandwidth is a rounded eighth of 64 TB/s",
         system: "NVIDIA DGX B200: 8 x 400 Gb/s",
         // No source: FlashAttention-2 does not know the device's tensor cores.
+        chip: None,
         efficiency: Efficiency {
             attention_forward_permille: 250,
             attention_backward_permille: 200,
@@ -196,6 +204,7 @@ pub const HARDWARE: [Hardware; 8] = [
         cluster_bytes_per_s: 25 * GB,
         source: "NVIDIA L40S datasheet, 2023, https://www.nvidia.com/en-us/data-center/l40s/",
         system: "assumed: 200 Gb/s a device",
+        chip: None,
         efficiency: ADA_EFFICIENCY,
     },
     Hardware {
@@ -215,6 +224,7 @@ pub const HARDWARE: [Hardware; 8] = [
         source: "NVIDIA Ada GPU Architecture, V2.1, 2023, appendix A, \
                  https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf",
         system: "assumed: one card of 100 Gb/s for four devices",
+        chip: None,
         efficiency: ADA_EFFICIENCY,
     },
     Hardware {
@@ -233,6 +243,7 @@ pub const HARDWARE: [Hardware; 8] = [
         source: "AMD Instinct MI300X data sheet, 2023, https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
         system: "assumed: 400 Gb/s a device, as the reference design has it",
         // Attention: no source.
+        chip: None,
         efficiency: Efficiency {
             matmul_permille: 470,
             attention_forward_permille: 250,
@@ -261,6 +272,11 @@ impl Hardware {
                 known: HARDWARE.map(|hardware| hardware.name).join(", "),
             }
         })
+    }
+
+    /// What was measured of its kernels at this dtype; `None` where efficiencies are assumed.
+    pub fn measured(&self, dtype: &str) -> Option<&'static Measured> {
+        if dtype == "float32" { None } else { self.chip.and_then(Measured::of_chip) }
     }
 
     /// Peak rate in products of this dtype, in 10^9 operations a second, and bytes of a value.

@@ -72,7 +72,9 @@ impl Module {
 
     /// The attention among its steps.
     pub fn attention(&self) -> Option<&Operation> {
-        self.operations.iter().find(|operation| matches!(operation.kind, Kind::Attention(_)))
+        self.operations
+            .iter()
+            .find(|operation| matches!(operation.kind, Kind::Attention(_) | Kind::Scores(_)))
     }
 
     /// The part of one of `degree` ranks; `None` where the degree does not divide it, or nothing of it is cut.
@@ -308,7 +310,7 @@ fn product(rows: Rows, inputs: u64, outputs: u64, num_biases: u64) -> Operation 
     Operation { rows, kind: matrix(inputs, outputs, num_biases, true, Cut::Whole) }
 }
 
-const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_input: bool, cut: Cut) -> Kind {
+pub(super) const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_input: bool, cut: Cut) -> Kind {
     Kind::Product(Product { inputs, outputs, num_biases, keeps_input, has_input_gradient: true, cut })
 }
 
@@ -336,12 +338,12 @@ const fn activation(width: u64, kept: u64) -> Kind {
 }
 
 /// `SiLU` of one product times the other: two functions. Both products and the activation are kept.
-const fn gate(width: u64) -> Kind {
+pub(super) const fn gate(width: u64) -> Kind {
     cut_pass(pass(width, 5, 9, 3, 2, 3))
 }
 
 /// A sum with what came in; its gradient joins that of the branch. Nothing is kept.
-const fn residual(width: u64) -> Kind {
+pub(super) const fn residual(width: u64) -> Kind {
     pass(width, 3, 3, 0, 1, 1)
 }
 
@@ -363,7 +365,7 @@ const fn cut_pass(kind: Kind) -> Kind {
     }
 }
 
-const fn pass(
+pub(super) const fn pass(
     width: u64,
     forward_moves: u64,
     backward_moves: u64,

@@ -92,6 +92,17 @@ pub enum Kind {
     Norm(NormKind, u64),
     /// Attention.
     Attention(Attention),
+    /// The two products of attention whose scores stand in memory between them, as Megatron runs them without a fused
+    /// kernel; scale, mask, softmax and dropout are passes over the scores. The whole square is computed.
+    Scores(Attention),
+    /// An all-reduce of this many values a row over the ranks that a layer is cut over: of results in the forward, or of the
+    /// gradients of what came in, in the backward.
+    Reduce {
+        /// Values of a row.
+        width: u64,
+        /// Its phase: F or I.
+        phase: Phase,
+    },
     /// Work on each value alone.
     Pass(Pass),
     /// Reads rows of a table with these numbers of rows and columns, and puts features in the place of some.
@@ -103,6 +114,8 @@ pub enum Kind {
     },
     /// Cross entropy over this many classes, in float32.
     Loss(u64),
+    /// The same over a rank's part of the classes, as Megatron has it: in place on one float32 copy of the logits.
+    LossInPlace(u64),
 }
 
 /// One step.
@@ -139,7 +152,7 @@ pub struct Work {
 impl Attention {
     /// Floating point operations over segments, each `2 h s^2 d` for the scores and as much for the values; the backward
     /// makes the scores anew and four gradients: 5 products for 2.
-    fn flops(&self, segments: &[u64], phase: Phase) -> u128 {
+    pub(super) fn flops(&self, segments: &[u64], phase: Phase) -> u128 {
         let squares: u128 = segments.iter().map(|&s| u128::from(s) * u128::from(s)).sum();
         let one = 2 * squares * u128::from(self.num_heads * self.head_size);
         match phase {
@@ -155,15 +168,38 @@ impl Attention {
     }
 }
 
+impl Attention {
+    /// Work of the two products with the scores in memory: each of them reads or writes the scores once; the backward has
+    /// two products for each.
+    fn scores_work(&self, segments: &[u64], rows: u64, phase: Phase, size: u64) -> Work {
+        let squares: u128 = segments.iter().map(|&s| u128::from(s) * u128::from(s)).sum();
+        let one = squares * u128::from(self.num_heads);
+        let width = u128::from(self.qkv_width() + self.num_heads * self.head_size);
+        let (products, kernels) = match phase {
+            // Beside each product what stands around it: heads to the front, and back.
+            Phase::Forward => (2, 6),
+            Phase::Input => (4, 10),
+            Phase::Weight => return Work::default(),
+        };
+        let bytes = (products * one + products / 2 * u128::from(rows) * width) * u128::from(size);
+        Work { flops: products * 2 * one * u128::from(self.head_size), bytes, kernels }
+    }
+}
+
 impl Operation {
     /// Parameters.
     pub fn num_parameters(&self) -> u64 {
         match self.kind {
             Kind::Product(product) => product.inputs * product.outputs + product.num_biases,
             Kind::Norm(NormKind::Layer, width) => 2 * width,
-            Kind::Norm(NormKind::Rms, width) => width,
+            Kind::Norm(NormKind::Rms | NormKind::RmsFused, width) => width,
             Kind::Lookup { rows, width } => rows * width,
-            Kind::Attention(_) | Kind::Pass(_) | Kind::Loss(_) => 0,
+            Kind::Attention(_)
+            | Kind::Scores(_)
+            | Kind::Reduce { .. }
+            | Kind::Pass(_)
+            | Kind::Loss(_)
+            | Kind::LossInPlace(_) => 0,
         }
     }
 
@@ -185,6 +221,9 @@ impl Operation {
                 let bytes = u128::from(passes * rows) * u128::from(width * size);
                 Work { flops: attention.flops(segments, phase), bytes, kernels }
             }
+            Kind::Scores(attention) => attention.scores_work(segments, rows, phase, size),
+            // What it moves goes over links ([`Operation::reduced_bytes`]), and is started by a thread of its own.
+            Kind::Reduce { .. } => Work::default(),
             Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
             Kind::Pass(pass) => pass.work(rows, phase, size),
             Kind::Lookup { rows: table, width } => {
@@ -206,6 +245,24 @@ impl Operation {
                 };
                 Work { flops: 0, bytes: u128::from(rows * moved) * u128::from(classes), kernels: 3 }
             }
+            Kind::LossInPlace(classes) => {
+                // Logits to float32 (read, written), the largest (read), exponents of the differences with their sum, their
+                // quotient (each read and written); back: the softmax less one, times what comes in, to the dtype.
+                let (moved, kernels) = match phase {
+                    Phase::Forward => (size + 4 + 4 + 2 * 8, 8),
+                    Phase::Input => (4 + 4 + size, 4),
+                    Phase::Weight => (0, 0),
+                };
+                Work { flops: 0, bytes: u128::from(rows * moved) * u128::from(classes), kernels }
+            }
+        }
+    }
+
+    /// Bytes that ranks sum up together in a phase; 0 where they sum up nothing.
+    pub fn reduced_bytes(&self, segments: &[u64], phase: Phase, size: u64) -> u64 {
+        match self.kind {
+            Kind::Reduce { width, phase: own } if own == phase => self.rows.of(segments) * width * size,
+            _ => 0,
         }
     }
 
@@ -214,15 +271,18 @@ impl Operation {
         let rows = self.rows.of(segments);
         rows * match self.kind {
             Kind::Product(product) if product.keeps_input => product.inputs * size,
-            Kind::Product(_) | Kind::Lookup { .. } => 0,
+            Kind::Product(_) | Kind::Lookup { .. } | Kind::Reduce { .. } => 0,
             // Its input, with mean and scale of each row in float32.
             Kind::Norm(NormKind::Layer, width) => width * size + 8,
+            Kind::Norm(NormKind::RmsFused, width) => width * size + 4,
             // The input in float32, the scale of each row, and the result before the weight.
             Kind::Norm(NormKind::Rms, width) => width * (4 + size) + 4,
             // Queries, keys, values, the logarithm of each row's sum; the result is kept by the product that reads it.
             Kind::Attention(attention) => attention.qkv_width() * size + 4 * attention.num_heads,
+            // Queries, keys and values; the scores that the second product reads are a pass's.
+            Kind::Scores(attention) => attention.qkv_width() * size,
             Kind::Pass(pass) => pass.width * pass.kept * size,
-            Kind::Loss(classes) => 4 * classes,
+            Kind::Loss(classes) | Kind::LossInPlace(classes) => 4 * classes,
         }
     }
 
@@ -232,6 +292,7 @@ impl Operation {
         match self.kind {
             Kind::Product(product) => rows * product.outputs * size,
             Kind::Attention(attention) => rows * attention.num_heads * (attention.head_size * size + 4),
+            Kind::Scores(attention) => rows * attention.num_heads * attention.head_size * size,
             _ => 0,
         }
     }
@@ -260,12 +321,15 @@ impl Operation {
     pub fn workspace_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         match self.kind {
+            Kind::Reduce { width, .. } => rows * width * size,
             Kind::Product(p) => rows * (p.inputs + p.outputs) * size + p.inputs * p.outputs * size,
             Kind::Norm(_, width) => 3 * rows * width * 4,
-            Kind::Attention(attention) => rows * attention.qkv_width() * size,
+            Kind::Attention(attention) | Kind::Scores(attention) => rows * attention.qkv_width() * size,
             Kind::Pass(pass) => rows * pass.width * (pass.kept + 1) * size,
             Kind::Lookup { rows: table, width } => (table + 2 * rows) * width * size,
             Kind::Loss(classes) => rows * classes * (size + 8),
+            // The logits themselves; on the way back their gradient.
+            Kind::LossInPlace(classes) => rows * classes * size,
         }
     }
 
@@ -306,8 +370,12 @@ impl Product {
             // The gradient, its sum with that of the microbatches before, and the same for the bias.
             Phase::Weight => 2 + 2 * u64::from(self.num_biases > 0),
         };
-        let summed = if phase == Phase::Weight { 3 * k * n * u128::from(size) } else { 0 };
-        Work { flops: 2 * m * n * k, bytes: tensors + summed, kernels }
+        Work { flops: 2 * m * n * k, bytes: tensors + self.summed_bytes(phase, size), kernels }
+    }
+
+    /// Bytes moved where the gradient of the weight joins that of the microbatches before.
+    pub(super) fn summed_bytes(&self, phase: Phase, size: u64) -> u128 {
+        if phase == Phase::Weight { 3 * u128::from(self.inputs * self.outputs) * u128::from(size) } else { 0 }
     }
 }
 
@@ -329,7 +397,7 @@ impl Pass {
 /// bfloat16, where a float32 value is two moves (`2+4 + 8 + 4 + 8 + 6 + 4 = 36` bytes, 18 moves).
 const fn norm_pass(kind: NormKind, width: u64) -> Pass {
     let (forward_moves, backward_moves, forward_kernels, backward_kernels) = match kind {
-        NormKind::Layer => (2, 5, 1, 3),
+        NormKind::Layer | NormKind::RmsFused => (2, 5, 1, 3),
         NormKind::Rms => (18, 30, 8, 12),
     };
     Pass { width, forward_moves, backward_moves, kept: 0, forward_kernels, backward_kernels, is_cut: false }

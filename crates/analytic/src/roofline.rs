@@ -1,18 +1,26 @@
 //! A whole model profile from work and peak rates.
 //!
 //! ```text
-//! step   = max(operations / (peak * efficiency), bytes / (bandwidth * efficiency)) + kernels * KERNEL_NS
-//! module = max(sum over steps, kernels * DISPATCH_NS)
+//! product   = as measured, by its sizes                                    where its chip was measured, in 16 bit
+//! attention = operations / (peak * efficiency of its length), as measured  likewise
+//! step      = max(operations / (peak * efficiency), bytes / (bandwidth * efficiency)) + kernels * KERNEL_NS    else
+//! module    = max(sum over steps, kernels * dispatch)
 //! ```
+//!
+//! Attention over the segments of a microbatch is one kernel: its start is counted with the rest of the layer, whatever the
+//! number of segments.
 
 use crate::architecture::Architecture;
 use crate::error::AnalyticError;
-use crate::hardware::{Hardware, Vendor};
+use crate::gpt::Gpt;
+use crate::hardware::Hardware;
+use crate::links::{Reduce, network};
+use crate::measured::Measured;
 use crate::modules::Module;
-use crate::operations::{Kind, Operation, Phase, Work};
+use crate::operations::{Attention, Kind, Operation, Phase, Product};
 use dflop_types::{
     Collective, Device, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MemoryReserve,
-    ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
+    ModelProfile, ModuleProfile, Recompute, RecomputePoint, SplitBytes, Variant,
 };
 use std::collections::BTreeMap;
 
@@ -21,6 +29,9 @@ const KERNEL_NS: f64 = 1_500.0;
 /// Time that PyTorch takes on the host to start one kernel, in nanoseconds: assumed. The device waits for it where its
 /// work is shorter.
 const DISPATCH_NS: f64 = 5_000.0;
+/// How much longer a product takes whose rows do not all begin at a multiple of 16 bytes, which the tensor cores' loads
+/// want. Read off the head of the GPT runs of `results/2026-11_estimate_runs.md`: their vocabulary of 50,257.
+const UNALIGNED: f64 = 2.75;
 /// The largest sizes of the grids, in tokens: beyond them predictions are marked as extrapolated.
 const MAX_TOKENS: u64 = 1 << 18;
 /// Ranks that a layer is cut over.
@@ -50,54 +61,134 @@ pub fn estimate(
     hardware: &Hardware,
     settings: &EstimateSettings,
 ) -> Result<ModelProfile, AnalyticError> {
-    let (peak_gflops, size) = hardware.rate(&settings.dtype)?;
-    let roofline = Roofline { hardware, peak_gflops, size };
     let modules = architecture.modules();
-    let profiles = |modules: &[Module]| {
-        modules.iter().map(|module| (module.name.to_owned(), roofline.module(module))).collect()
-    };
-    let variants = DEGREES.iter().filter_map(|&degree| {
-        let cut: Vec<Module> = modules.iter().filter_map(|module| module.cut(u64::from(degree))).collect();
-        (!cut.is_empty()).then(|| Variant {
-            tensor_parallel_degree: degree,
-            lora_rank: 0,
-            has_collectives: false,
-            modules: profiles(&cut),
-        })
-    });
-    // AdamW reads and writes parameters, both moments and (beside 16 bit) the float32 copy, and reads gradients.
-    let optimizer_bytes = if size == 2 { 30 } else { 28 } * 1_000_000;
-    Ok(ModelProfile {
-        made_from: settings.made_from.clone(),
-        family: architecture.family.clone(),
-        model: settings.model.clone(),
-        is_estimated: true,
-        device: Device {
-            kind: "cuda".to_owned(),
-            name: hardware.title.to_owned(),
-            dtype: settings.dtype.clone(),
-            memory_bytes: hardware.memory_bytes,
-            ..Device::default()
-        },
-        hidden_bytes: architecture.llm.width * size,
+    let cut = |degree: u32| modules.iter().filter_map(|module| module.cut(u64::from(degree))).collect();
+    let parts = Parts {
+        family: &architecture.family,
+        width: architecture.llm.width,
         is_tied: architecture.llm.is_tied,
-        network: network(hardware),
-        modules: profiles(&modules),
-        variants: variants.collect(),
-        optimizer_ns_per_million: roofline.bytes_ns(optimizer_bytes).round() as u64,
-        memory: MemoryReserve {
-            context_bytes: CONTEXT_BYTES,
-            allocator_overhead_permille: ALLOCATOR_OVERHEAD_PERMILLE,
-        },
-    })
+        variants: DEGREES.map(|degree| (degree, cut(degree))).into(),
+        modules,
+        dispatch_ns: DISPATCH_NS,
+        reduce_wait_ns: None,
+        gradient_bytes_moved: 0,
+    };
+    parts.profile(hardware, settings)
+}
+
+/// As [`estimate`], of a text-only model whose layers are cut over `degree` ranks and that runs as its software does. The
+/// profile has the modules of the LLM backbone alone, whole and cut.
+///
+/// # Errors
+/// [`AnalyticError::Dtype`]; [`AnalyticError::Degree`].
+pub fn estimate_gpt(
+    gpt: &Gpt,
+    degree: u32,
+    hardware: &Hardware,
+    settings: &EstimateSettings,
+) -> Result<ModelProfile, AnalyticError> {
+    let software = gpt.software;
+    let parts = Parts {
+        family: "gpt",
+        width: gpt.width,
+        is_tied: gpt.is_tied,
+        modules: gpt.modules(1)?,
+        variants: if degree > 1 { vec![(degree, gpt.modules(degree)?)] } else { Vec::new() },
+        dispatch_ns: software.dispatch_ns as f64,
+        reduce_wait_ns: Some(software.collective_wait_ns),
+        gradient_bytes_moved: software.gradient_bytes_moved,
+    };
+    parts.profile(hardware, settings)
+}
+
+/// What a profile is made of.
+struct Parts<'a> {
+    family: &'a str,
+    /// Values of a hidden state.
+    width: u64,
+    is_tied: bool,
+    modules: Vec<Module>,
+    /// Modules cut over so many ranks.
+    variants: Vec<(u32, Vec<Module>)>,
+    /// Time that the host takes to start one kernel, in nanoseconds.
+    dispatch_ns: f64,
+    /// What an all-reduce within a layer takes longer than in a test that runs nothing else, in nanoseconds; `None`: cut
+    /// modules are timed without what their ranks do together.
+    reduce_wait_ns: Option<u64>,
+    /// Bytes of each gradient that are read and written before the optimizer.
+    gradient_bytes_moved: u64,
+}
+
+impl Parts<'_> {
+    fn profile(
+        &self,
+        hardware: &Hardware,
+        settings: &EstimateSettings,
+    ) -> Result<ModelProfile, AnalyticError> {
+        let (peak_gflops, size) = hardware.rate(&settings.dtype)?;
+        let measured = hardware.measured(&settings.dtype);
+        let dispatch_ns = self.dispatch_ns;
+        let roofline = Roofline { hardware, measured, peak_gflops, size, dispatch_ns, reduce: None };
+        let network = network(hardware);
+        let profiles = |modules: &[Module], reduce: Option<Reduce<'_>>| {
+            let roofline = Roofline { reduce, ..roofline };
+            modules.iter().map(|module| (module.name.to_owned(), roofline.module(module))).collect()
+        };
+        let reduce = |degree: u32| {
+            let wait_ns = self.reduce_wait_ns?;
+            let is_one = |link: &&LinkProfile| {
+                link.collective == Collective::AllReduce
+                    && link.span == LinkSpan::Node
+                    && link.num_ranks >= degree
+            };
+            Some(Reduce { link: network.links.iter().find(is_one)?, wait_ns })
+        };
+        let variants = self.variants.iter().filter(|(_, cut)| !cut.is_empty()).map(|(degree, cut)| Variant {
+            tensor_parallel_degree: *degree,
+            lora_rank: 0,
+            has_collectives: self.reduce_wait_ns.is_some(),
+            modules: profiles(cut, reduce(*degree)),
+        });
+        let variants = variants.collect();
+        // AdamW reads and writes parameters, both moments and (beside 16 bit) the float32 copy, and reads gradients.
+        let adamw_bytes = if size == 2 { 30 } else { 28 };
+        let optimizer_bytes = u128::from(adamw_bytes + self.gradient_bytes_moved) * 1_000_000;
+        Ok(ModelProfile {
+            made_from: settings.made_from.clone(),
+            family: self.family.to_owned(),
+            model: settings.model.clone(),
+            is_estimated: true,
+            device: Device {
+                kind: "cuda".to_owned(),
+                name: hardware.title.to_owned(),
+                dtype: settings.dtype.clone(),
+                memory_bytes: hardware.memory_bytes,
+                ..Device::default()
+            },
+            hidden_bytes: self.width * size,
+            is_tied: self.is_tied,
+            modules: profiles(&self.modules, None),
+            variants,
+            network: network.clone(),
+            optimizer_ns_per_million: roofline.bytes_ns(optimizer_bytes).round() as u64,
+            memory: MemoryReserve {
+                context_bytes: CONTEXT_BYTES,
+                allocator_overhead_permille: ALLOCATOR_OVERHEAD_PERMILLE,
+            },
+        })
+    }
 }
 
 /// A device at one dtype.
+#[derive(Clone, Copy)]
 struct Roofline<'a> {
     hardware: &'a Hardware,
+    measured: Option<&'static Measured>,
     peak_gflops: u64,
     /// Bytes of a value.
     size: u64,
+    dispatch_ns: f64,
+    reduce: Option<Reduce<'a>>,
 }
 
 impl Roofline<'_> {
@@ -106,49 +197,109 @@ impl Roofline<'_> {
         bytes as f64 / (self.hardware.memory_bytes_per_s as f64 * efficiency) * 1e9
     }
 
-    /// Time of a step without the host's part, in nanoseconds.
-    fn operation_ns(&self, operation: &Operation, segments: &[u64], phase: Phase) -> f64 {
-        let Work { flops, bytes, kernels } = operation.work(segments, phase, self.size);
-        let efficiency = &self.hardware.efficiency;
-        let (permille, share) = match operation.kind {
-            Kind::Attention(attention) => {
-                let permille = match phase {
-                    Phase::Forward => efficiency.attention_forward_permille,
-                    Phase::Input | Phase::Weight => efficiency.attention_backward_permille,
-                };
-                (permille, if attention.is_causal { causal_share(segments) } else { 1.0 })
-            }
-            _ => (efficiency.matmul_permille, 1.0),
-        };
-        // 10^9 operations a second are one a nanosecond.
-        let flops_ns = flops as f64 * share / (self.peak_gflops as f64 * permille as f64 / 1e3);
-        flops_ns.max(self.bytes_ns(bytes)) + kernels as f64 * KERNEL_NS
+    /// Time of `flops` at this share of the peak, in nanoseconds: 10^9 operations a second are one a nanosecond.
+    fn flops_ns(&self, flops: u128, share: f64) -> f64 {
+        flops as f64 / (self.peak_gflops as f64 * share)
     }
 
-    /// Time of steps one after the other, in nanoseconds.
-    fn ns(&self, operations: &[&Operation], segments: &[u64], phase: Phase) -> u64 {
+    /// Time of a step without the host's part and without its kernels' starts, in nanoseconds.
+    fn operation_ns(&self, operation: &Operation, segments: &[u64], phase: Phase) -> f64 {
+        let work = operation.work(segments, phase, self.size);
+        let memory_ns = self.bytes_ns(work.bytes);
+        let constant = self.hardware.efficiency.matmul_permille as f64 / 1e3;
+        match operation.kind {
+            Kind::Reduce { .. } => match (self.reduce, operation.reduced_bytes(segments, phase, self.size)) {
+                (Some(reduce), bytes) if bytes > 0 => reduce.ns(bytes),
+                _ => 0.0,
+            },
+            Kind::Attention(attention) => self.attention_ns(attention, segments, phase).max(memory_ns),
+            Kind::Product(product) if work.flops > 0 => {
+                let starts_ns = work.kernels as f64 * KERNEL_NS;
+                match self.measured {
+                    Some(measured) => {
+                        let rows = operation.rows.of(segments);
+                        // The product has its own start.
+                        let beside_ns = self.bytes_ns(product.summed_bytes(phase, self.size));
+                        product_ns(measured, product, rows, phase) + beside_ns + starts_ns - KERNEL_NS
+                    }
+                    None => self.flops_ns(work.flops, constant).max(memory_ns) + starts_ns,
+                }
+            }
+            _ => self.flops_ns(work.flops, constant).max(memory_ns) + work.kernels as f64 * KERNEL_NS,
+        }
+    }
+
+    /// Time of attention by its operations, which a causal mask leaves a share of; each length has its own efficiency.
+    fn attention_ns(&self, attention: Attention, segments: &[u64], phase: Phase) -> f64 {
+        let efficiency = &self.hardware.efficiency;
+        let permille = match phase {
+            Phase::Forward => efficiency.attention_forward_permille,
+            Phase::Input | Phase::Weight => efficiency.attention_backward_permille,
+        };
+        let one = |&tokens: &u64| {
+            let share = match self.measured {
+                // The backward is slower by as much as is assumed where nothing was measured.
+                Some(measured) => {
+                    measured.attention_share(attention.is_causal, attention.head_size, tokens)
+                        * permille as f64
+                        / efficiency.attention_forward_permille as f64
+                }
+                None => permille as f64 / 1e3,
+            };
+            let left = if attention.is_causal { causal_share(tokens) } else { 1.0 };
+            self.flops_ns(attention.flops(&[tokens], phase), share) * left
+        };
+        // Segments are mostly of one length.
+        match segments.split_first() {
+            Some((first, rest)) if rest.iter().all(|tokens| tokens == first) => {
+                one(first) * segments.len() as f64
+            }
+            _ => segments.iter().map(one).sum(),
+        }
+    }
+
+    /// Time of steps one after the other.
+    fn time(&self, operations: &[&Operation], starts: Starts<'_>, segments: &[u64], phase: Phase) -> Time {
         let device: f64 = operations.iter().map(|o| self.operation_ns(o, segments, phase)).sum();
-        let kernels: u64 = operations.iter().map(|o| o.work(segments, phase, self.size).kernels).sum();
-        device.max(kernels as f64 * DISPATCH_NS).round() as u64
+        let kernels = |o: &Operation| o.work(segments, phase, self.size).kernels as f64;
+        let is_attention = |o: &&&Operation| matches!(o.kind, Kind::Attention(_));
+        let own: f64 = operations.iter().map(|o| kernels(o)).sum();
+        let attention: f64 = operations.iter().filter(is_attention).map(|o| kernels(o)).sum();
+        let (started, more) = match starts {
+            Starts::Own => (own, attention),
+            Starts::And(apart) => (own + kernels(apart), kernels(apart)),
+            Starts::Elsewhere => (0.0, 0.0),
+        };
+        Time { device_ns: device + more * KERNEL_NS, host_ns: started * self.dispatch_ns }
+    }
+
+    /// Time of a backward: I and W follow each other closely, and the host runs ahead through both.
+    fn backward(&self, operations: &[&Operation], starts: Starts<'_>, segments: &[u64]) -> [Time; 2] {
+        [Phase::Input, Phase::Weight].map(|phase| self.time(operations, starts, segments, phase))
     }
 
     fn point(
         &self,
         module: &Module,
         operations: &[&Operation],
-        total: u64,
+        starts: Starts<'_>,
         segments: &[u64],
     ) -> MeasuredPoint {
-        let mut input_ns = self.ns(operations, segments, Phase::Input);
-        let mut weight_ns = self.ns(operations, segments, Phase::Weight);
+        let [input, weight] = self.backward(operations, starts, segments);
+        let backward_ns = input.and(weight).ns();
+        let apart_ns = input.ns() + weight.ns();
+        let mut input_ns =
+            if apart_ns > 0.0 { (backward_ns * input.ns() / apart_ns).round() as u64 } else { 0 };
+        let mut weight_ns = (backward_ns.round() as u64).saturating_sub(input_ns);
         if !module.has_input_gradient {
             // What stands between its weights is then for their sake alone.
             weight_ns += std::mem::take(&mut input_ns);
         }
         let widest = operations.iter().map(|o| o.workspace_bytes(segments, self.size)).max().unwrap_or(0);
+        let forward = self.time(operations, starts, segments, Phase::Forward);
         MeasuredPoint {
-            size: total,
-            forward_ns: self.ns(operations, segments, Phase::Forward).max(1),
+            size: segments.iter().sum(),
+            forward_ns: (forward.ns().round() as u64).max(1),
             backward_ns: input_ns + weight_ns,
             input_ns,
             weight_ns,
@@ -184,22 +335,26 @@ impl Roofline<'_> {
             _ => vec![total],
         };
         let sizes = grid(module.unit_tokens, 2.0);
-        let mut points: Vec<MeasuredPoint> =
-            sizes.iter().map(|&total| self.point(module, &linear, total, &segments(total))).collect();
+        let starts = attention.map_or(Starts::Own, Starts::And);
+        let point =
+            |&size: &u64| MeasuredPoint { size, ..self.point(module, &linear, starts, &segments(size)) };
+        let mut points = rising(sizes.iter().map(point).collect());
         let mut curve = Vec::new();
         if let Some(attention) = attention {
             // What attention keeps grows with tokens alone: it stands with the rest, which recomputation replaces.
             for point in &mut points {
                 point.activation_bytes += attention.kept_bytes(&[point.size], self.size);
             }
-            curve = grid(module.unit_tokens, 2f64.powf(0.25))
+            let sizes = grid(module.unit_tokens, 2f64.powf(0.25));
+            let points = sizes
                 .into_iter()
                 .map(|size| MeasuredPoint {
                     activation_bytes: 0,
                     split: None,
-                    ..self.point(module, &[attention], size, &[size])
+                    ..self.point(module, &[attention], Starts::Elsewhere, &[size])
                 })
                 .collect();
+            curve = rising(points);
         }
         let num_parameters = module.num_parameters();
         ModuleProfile {
@@ -210,7 +365,7 @@ impl Roofline<'_> {
                 .segment_tokens
                 .filter(|_| module.attention().is_some())
                 .map(|tokens| tokens as u32),
-            recompute: self.recompute(module, attention, &sizes, &segments),
+            recompute: self.recompute(module, &linear, attention, &sizes, &segments),
             num_parameters,
             parameter_bytes: num_parameters * self.size,
         }
@@ -220,6 +375,7 @@ impl Roofline<'_> {
     fn recompute(
         &self,
         module: &Module,
+        linear: &[&Operation],
         apart: Option<&Operation>,
         sizes: &[u64],
         segments: &dyn Fn(u64) -> Vec<u64>,
@@ -227,35 +383,66 @@ impl Roofline<'_> {
         if module.attention().is_none() {
             return BTreeMap::new();
         }
-        let is_made = |o: &Operation| matches!(o.kind, Kind::Product(_) | Kind::Attention(_));
+        let is_made =
+            |o: &Operation| matches!(o.kind, Kind::Product(_) | Kind::Attention(_) | Kind::Scores(_));
         let light: Vec<&Operation> = module.operations.iter().filter(|o| !is_made(o)).collect();
         let again: Vec<&Operation> =
             module.recomputed().iter().filter(|o| apart.is_none_or(|apart| *o != apart)).collect();
-        let points = |operations: &[&Operation], keeps_made: bool| {
+        // Attention apart is not computed here, but started.
+        let with = apart.map_or(Starts::Own, Starts::And);
+        let points = |operations: &[&Operation], starts: Starts<'_>, keeps_made: bool| {
             let point = |&size: &u64| {
                 let segments = segments(size);
                 let made = |o: &Operation| o.made_bytes(&segments, self.size);
                 let made: u64 = if keeps_made { module.operations.iter().map(made).sum() } else { 0 };
+                // It runs in the backward, through which the host runs ahead.
+                let [input, weight] = self.backward(linear, with, &segments);
+                let backward = input.and(weight);
+                let again = backward.and(self.time(operations, starts, &segments, Phase::Forward));
                 RecomputePoint {
                     size,
-                    extra_ns: self.ns(operations, &segments, Phase::Forward),
+                    extra_ns: (again.ns() - backward.ns()).round() as u64,
                     activation_bytes: size * module.input_width * self.size + made,
                 }
             };
             sizes.iter().map(point).collect()
         };
         BTreeMap::from([
-            (Recompute::Selective, points(&light, true)),
-            (Recompute::Full, points(&again, false)),
+            (Recompute::Selective, points(&light, Starts::Own, true)),
+            (Recompute::Full, points(&again, with, false)),
         ])
     }
 }
 
+/// Points of ascending size, none with less time than one before: a measured kernel may be faster on more rows.
+fn rising(mut points: Vec<MeasuredPoint>) -> Vec<MeasuredPoint> {
+    for at in 1..points.len() {
+        let (before, point) = (points[at - 1], &mut points[at]);
+        point.forward_ns = point.forward_ns.max(before.forward_ns);
+        point.input_ns = point.input_ns.max(before.input_ns);
+        point.weight_ns = point.weight_ns.max(before.weight_ns);
+        point.backward_ns = point.input_ns + point.weight_ns;
+    }
+    points
+}
+
+/// Time of a phase of a product as its chip was measured, in nanoseconds. Its gradients are products of the same three
+/// sizes in other places; that they take as long as a forward of those sizes is assumed.
+fn product_ns(measured: &Measured, product: Product, rows: u64, phase: Phase) -> f64 {
+    let (inputs, outputs) = (product.inputs, product.outputs);
+    let ns = match phase {
+        Phase::Forward => measured.product_ns(rows, outputs, inputs),
+        Phase::Input => measured.product_ns(rows, inputs, outputs),
+        Phase::Weight => measured.product_ns(inputs, outputs, rows),
+    };
+    // 16 bytes are eight values.
+    if (inputs | outputs).is_multiple_of(8) { ns } else { ns * UNALIGNED }
+}
+
 /// The share of the square that a causal mask leaves: `s (s + 1) / 2` of `s^2`.
-fn causal_share(segments: &[u64]) -> f64 {
-    let sum = |of: &dyn Fn(f64) -> f64| segments.iter().map(|&s| of(s as f64)).sum::<f64>();
-    let whole = sum(&|s| s * s);
-    if whole > 0.0 { sum(&|s| s * (s + 1.0) / 2.0) / whole } else { 1.0 }
+fn causal_share(tokens: u64) -> f64 {
+    let s = tokens.max(1) as f64;
+    (s + 1.0) / (2.0 * s)
 }
 
 /// Multiples of `unit` up to [`MAX_TOKENS`], each about `ratio` times the one before.
@@ -272,44 +459,31 @@ fn grid(unit: u64, ratio: f64) -> Vec<u64> {
     sizes.into_iter().map(|count| count * unit).collect()
 }
 
-/// Links as the table has them, times the efficiency.
-fn network(hardware: &Hardware) -> Network {
-    let reached = |bytes_per_s: u64| bytes_per_s / 1_000 * hardware.efficiency.network_permille;
-    // Start of a collective, and one hop from device to device, in nanoseconds: assumed.
-    let (start_ns, node_hop_ns, cluster_hop_ns) = (10_000, 2_000, 5_000);
-    let mut links = Vec::new();
-    let mut add = |collective, span, num_ranks: u32, bandwidth_bytes_per_s| {
-        let hop_ns = if span == LinkSpan::Node { node_hop_ns } else { cluster_hop_ns };
-        let hops = match collective {
-            Collective::PointToPoint => 1,
-            Collective::AllReduce => 2 * (u64::from(num_ranks) - 1),
-            Collective::AllGather | Collective::ReduceScatter => u64::from(num_ranks) - 1,
-        };
-        links.push(LinkProfile {
-            collective,
-            span,
-            num_ranks,
-            latency_ns: start_ns + hops * hop_ns,
-            bandwidth_bytes_per_s,
-            points: Vec::new(),
-        });
-    };
-    let (pair, cluster) = (reached(hardware.pair_bytes_per_s), reached(hardware.cluster_bytes_per_s));
-    add(Collective::PointToPoint, LinkSpan::Node, 2, pair);
-    add(Collective::PointToPoint, LinkSpan::Cluster, 2, cluster);
-    for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
-        for num_ranks in [2, 4, 8] {
-            // Through a switch a device's links all lead anywhere; without one, to each other device its own.
-            let node = reached(hardware.node_bytes_per_s).min(pair * u64::from(num_ranks - 1));
-            add(collective, LinkSpan::Node, num_ranks, node);
-        }
-        for num_ranks in [2, 4, 8, 16] {
-            add(collective, LinkSpan::Cluster, num_ranks, cluster);
-        }
+/// Time of some steps on the device, and of the host to start them.
+#[derive(Debug, Clone, Copy)]
+struct Time {
+    device_ns: f64,
+    host_ns: f64,
+}
+
+impl Time {
+    /// The host runs ahead: who is slower decides.
+    const fn ns(self) -> f64 {
+        self.device_ns.max(self.host_ns)
     }
-    let backend = match hardware.vendor {
-        // RCCL goes by the same name in PyTorch.
-        Vendor::Nvidia | Vendor::Amd => "nccl",
-    };
-    Network { backend: backend.to_owned(), is_assumed: true, links }
+
+    fn and(self, after: Self) -> Self {
+        Self { device_ns: self.device_ns + after.device_ns, host_ns: self.host_ns + after.host_ns }
+    }
+}
+
+/// Whose kernels are started with steps that are timed.
+#[derive(Debug, Clone, Copy)]
+enum Starts<'a> {
+    /// Their own.
+    Own,
+    /// Their own, and those of this one, which is timed apart.
+    And(&'a Operation),
+    /// They are counted with others.
+    Elsewhere,
 }

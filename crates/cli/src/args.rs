@@ -37,6 +37,7 @@ pub(crate) enum Verb {
     Schedule(Schedule),
     Costs(Costs),
     Advise(Advise),
+    Estimate(EstimateRuns),
     Train(Train),
     Rehearse(Rehearse),
     Export(Export),
@@ -379,6 +380,48 @@ pub(crate) struct CostSource {
     /// Of parameters and activations, with --model
     #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
     pub(crate) dtype: String,
+}
+
+const ESTIMATE_EXAMPLE: &str = r"Example: three ways to run one model on 8 GPUs
+  cat > runs.csv <<'END'
+  gpu,gpus,global_batch_sequences,micro_batch_sequences,hidden_size,attention_heads,layers,sequence_tokens,tensor_parallel,data_parallel,pipeline_parallel
+  A100,8,64,1,2048,16,24,1024,1,8,1
+  A100,8,64,1,2048,16,24,1024,2,4,1
+  A100,8,64,1,2048,16,24,1024,1,4,2
+  END
+  dflop estimate --runs runs.csv --out predicted.csv
+
+Columns that every table has: gpu (or --device), gpus, global_batch_sequences, micro_batch_sequences, hidden_size,
+attention_heads, layers, sequence_tokens, tensor_parallel, data_parallel, pipeline_parallel.
+Columns that it may have [what holds without them]: microbatches_per_step, virtual_stages_per_rank [1], gpus_per_node [8],
+activation_recompute [none], pipeline_schedule [1f1b], gradient_bucketing [0], kv_heads [attention_heads], head_size
+[hidden_size / attention_heads], ffn_hidden_size [4 x hidden_size], gated_mlp [0], linear_bias [1], normalization
+[LayerNorm], position_embedding [learned_absolute], vocab_size [50257], vocab_size_padded [to 128 x tensor_parallel; 50257 as
+it is on one rank], tied_embeddings [1], sequence_parallel [0], dtype [16 bit], gradient_dtype [that of the parameters],
+optimizer [adam], distributed_optimizer [0], overlap_grad_reduce [0], attention_backend [unfused], dropout [0.1],
+memory_rank_stage [the fullest rank].
+A table with attention_backend is taken as one of Megatron-Core, else as one of Megatron-DeepSpeed of 2022, whose host starts
+kernels more slowly.";
+
+/// Predict step time and memory of runs of text-only GPT models: a CSV in, the same CSV with predictions out.
+///
+/// Each row is one run: a model, a number of GPUs, and how Megatron cuts it over them. dflop estimates the modules (dflop
+/// models has the sources), simulates the pipeline, and fills in predicted_ms, predicted_peak_bytes (as PyTorch's
+/// allocator counts: without context and fragmentation) and predicted_basis, which says `estimated`. Where the table also
+/// holds what was measured (iteration_ms or step_ms_median, peak_allocated_bytes), the error is printed. A run that
+/// Megatron could not do (layers that do not divide, heads that do not divide) is left blank and counted.
+#[derive(Debug, Args)]
+#[command(after_long_help = ESTIMATE_EXAMPLE)]
+pub(crate) struct EstimateRuns {
+    /// The table of runs
+    #[arg(long, value_name = "FILE", required_unless_present = "device")]
+    pub(crate) runs: Option<PathBuf>,
+    /// Where to write the table with predictions
+    #[arg(short, long, value_name = "FILE", requires = "runs")]
+    pub(crate) out: Option<PathBuf>,
+    /// Device of rows that name none, as in A100 or H100; `list` prints the known ones
+    #[arg(long, visible_alias = "hardware", value_name = "NAME")]
+    pub(crate) device: Option<String>,
 }
 
 const ADVISE_EXAMPLE: &str = r"Examples:

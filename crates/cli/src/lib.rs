@@ -17,6 +17,7 @@ pub mod config;
 pub mod costs;
 mod diagnostics;
 mod measured;
+mod runs;
 
 use clap::Parser;
 use dflop_data::family::GivenFamily;

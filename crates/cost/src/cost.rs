@@ -71,7 +71,10 @@ impl CostModel {
         let links = Links::new(&profile.network)?;
         let choice = Choice { profile, settings, links: &links };
         let mut encoder = Vec::new();
-        for name in ["encoder_embedding", "encoder_layer", "projector"] {
+        let names = ["encoder_embedding", "encoder_layer", "projector"];
+        // A text-only model has none of them, and its encoder takes no time.
+        let has_encoder = names.iter().any(|name| profile.modules.contains_key(*name));
+        for name in names.into_iter().filter(|_| has_encoder) {
             encoder.push((name, choice.encoder(name)?, u64::from(profile.count(name))));
         }
         let window = ModelProfile::WINDOW_LAYER;
@@ -99,6 +102,14 @@ impl CostModel {
             optimizer_ns_per_million: profile.optimizer_ns_per_million,
             holding: Holding::new(profile)?,
         })
+    }
+
+    /// The same model with gradients of so many bytes a parameter, as where they are summed in float32 beside parameters
+    /// of 16 bit; without this they have the dtype of the profile.
+    #[must_use]
+    pub const fn with_gradients_of(mut self, bytes_per_parameter: u64) -> Self {
+        self.holding.gradient_bytes_per_parameter = Some(bytes_per_parameter);
+        self
     }
 
     /// The settings it was made with.
@@ -204,7 +215,17 @@ impl CostModel {
     /// backbone.
     pub fn stage_tail(&self, stage: StageLayers, dp: u32) -> Transfer {
         let number = self.over_stage(stage, |module| module.num_trained_parameters);
-        self.tail(number, self.over_stage(stage, |module| module.trained_bytes), dp)
+        self.tail(number, self.stage_gradient_bytes(stage), dp)
+    }
+
+    /// Bytes of the gradients of a rank of one stage of the LLM backbone.
+    pub(crate) fn stage_gradient_bytes(&self, stage: StageLayers) -> u64 {
+        match self.holding.gradient_bytes_per_parameter {
+            None => self.over_stage(stage, |module| module.trained_bytes),
+            Some(bytes) => {
+                self.over_stage(stage, |module| module.num_trained_parameters).saturating_mul(bytes)
+            }
+        }
     }
 
     /// All layers of the LLM backbone, with embedding and head.

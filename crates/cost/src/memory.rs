@@ -18,9 +18,10 @@ mod walk;
 
 use crate::cost::CostModel;
 use crate::sharding::Sharding;
+use crate::stage::StageLayers;
 use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
 pub use parts::{
-    MemoryError, Moment, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+    MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
 };
 
 impl CostModel {
@@ -126,6 +127,34 @@ impl CostModel {
             ..llm_fixed
         };
         self.at_fullest(fixed, fullest)
+    }
+
+    /// Predicted peak of a rank of a pipeline that holds the runs of layers `chunks`, dealt round over `num_ranks` ranks
+    /// (one chunk: not interleaved), and passes equal microbatches as Megatron does: what was sent is not held.
+    ///
+    /// *Complexity*: O(a + c s log n) for a actions, c chunks, s samples of a microbatch and n measured points.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for actions that cannot be run in this order.
+    pub fn chunks_peak(&self, rank: &RankChunks<'_>) -> Result<RankMemory, MemoryError> {
+        let mut is_extrapolated = false;
+        let of_chunk = |chunk: &StageLayers| {
+            let (mut bytes, outside) = self.microbatch_bytes(RankPart::Stage(*chunk), rank.microbatch);
+            is_extrapolated |= outside;
+            // Megatron frees a result as soon as it has left.
+            bytes.outgoing = 0;
+            std::iter::repeat_n(bytes, rank.num_microbatches as usize)
+        };
+        let microbatches: Vec<_> = rank.chunks.iter().flat_map(of_chunk).collect();
+        // Each chunk's microbatches have numbers of their own.
+        let number = |action: &Action| Action {
+            microbatch: action.stage.0 / rank.num_ranks.max(1) * rank.num_microbatches + action.microbatch,
+            ..*action
+        };
+        let actions: Vec<Action> = rank.actions.iter().map(number).collect();
+        let fullest = walk::fullest(&microbatches, &actions, self.holding.buffers(false))?;
+        let fixed = self.fixed_memory(RankPart::Stage(rank.whole), rank.sharding_degree);
+        Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
 
     /// What a rank holds independently of the samples, plus what its fullest moment adds.

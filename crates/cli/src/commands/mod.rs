@@ -5,6 +5,7 @@ mod advise_inputs;
 mod costs;
 mod demo_data;
 mod estimate;
+mod estimate_runs;
 mod export;
 mod models;
 mod models_write;
@@ -55,6 +56,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Schedule(arguments) => done(schedule::run(&arguments)),
         Verb::Costs(arguments) => done(costs::run(&arguments)),
         Verb::Advise(arguments) => done(advise::run(&arguments)),
+        Verb::Estimate(arguments) => done(estimate_runs::run(&arguments)),
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Rehearse(arguments) => rehearse::run(&arguments),
         Verb::Export(arguments) => export::run(&arguments),

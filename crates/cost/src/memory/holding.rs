@@ -11,6 +11,8 @@ const NUM_AHEAD: usize = 4;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     pub(crate) optimizer_bytes_per_parameter: u64,
+    /// `None`: as many as a parameter has.
+    pub(crate) gradient_bytes_per_parameter: Option<u64>,
     /// With gloo only waiting for a message tells that it has left, and the runtime waits at the end of the step.
     keeps_sent: bool,
     /// Whether collectives run while the device computes. With gloo the same cores do both.
@@ -34,6 +36,7 @@ impl Holding {
         };
         Ok(Self {
             optimizer_bytes_per_parameter,
+            gradient_bytes_per_parameter: None,
             keeps_sent: profile.device.kind != "cuda",
             sends_beside_work: profile.device.kind == "cuda",
             has_masters: optimizer_bytes_per_parameter == 12,

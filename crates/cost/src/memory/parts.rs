@@ -123,6 +123,25 @@ pub struct RankSteps<'a> {
     pub sharding: Sharding,
 }
 
+/// A rank that holds several runs of layers, and its work in a step of equal microbatches.
+#[derive(Debug, Clone, Copy)]
+pub struct RankChunks<'a> {
+    /// Its runs of layers, in the order of the forward.
+    pub chunks: &'a [StageLayers],
+    /// All of them as one.
+    pub whole: StageLayers,
+    /// Ranks that the stages are dealt round over, at least 1: chunk c of a rank is stage c x `num_ranks` + rank.
+    pub num_ranks: u32,
+    /// Each of its microbatches.
+    pub microbatch: &'a RankMicrobatch,
+    /// How many there are.
+    pub num_microbatches: u32,
+    /// Its actions, in order.
+    pub actions: &'a [Action],
+    /// Number of ranks that its optimizer states are cut over, at least 1.
+    pub sharding_degree: u32,
+}
+
 /// An action list that cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MemoryError {

@@ -28,8 +28,11 @@ impl CostModel {
             RankPart::Encoder => self.over_encoder(of_one),
             RankPart::Stage(stage) => self.over_stage(stage, of_one),
         };
-        let gradient_bytes = sum(|module| module.trained_bytes);
         let num_trained = sum(|module| module.num_trained_parameters);
+        let gradient_bytes = match self.holding.gradient_bytes_per_parameter {
+            None => sum(|module| module.trained_bytes),
+            Some(bytes) => num_trained.saturating_mul(bytes),
+        };
         let states = num_trained.saturating_mul(self.holding.optimizer_bytes_per_parameter);
         RankMemory {
             parameter_bytes: sum(|module| module.parameter_bytes),
