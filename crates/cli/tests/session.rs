@@ -57,6 +57,42 @@ fn estimate() {
     snapshot("estimate", &said);
 }
 
+/// A plan with both components on every rank, as a person may write it: simulated, shown and reported in words.
+#[test]
+fn a_colocated_plan_is_simulated_shown_and_reported() {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    assert!(made.contains("status: 0"), "{made}");
+    for (zero, words) in [
+        (0, "nothing sharded"),
+        (2, "optimizer states and gradients sharded"),
+        (3, "optimizer states, gradients and parameters sharded"),
+    ] {
+        session.edit("demo/plan.json", |text| {
+            let mut plan: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let degrees = serde_json::json!({
+                "tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "data_parallel_degree": 2
+            });
+            plan["best"]["layout"] = serde_json::json!({
+                "encoder": degrees, "llm": degrees, "placement": "colocated", "zero": zero
+            });
+            plan.to_string()
+        });
+        let said = session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "2"]);
+        assert!(said.contains("status: 0") && said.contains("colocated tp 1 dp 2"), "{said}");
+        assert!(said.contains(words) && said.contains("a rank\n"), "{said}");
+        assert!(said.contains("\naware  ") && !said.contains("-ahead"), "{said}");
+        let shown = session.dflop(&["show", "plan", "-c", "demo/dflop.yaml"]);
+        assert!(shown.contains("status: 0") && shown.contains("colocated"), "{shown}");
+        let reported = session.dflop(&["report", "demo"]);
+        assert!(reported.contains("status: 0"), "{reported}");
+        let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+        assert!(page.contains("colocated tp 1 dp 2") && page.contains("on the same ranks"));
+    }
+}
+
 /// Whoever plans with an estimate is told so, wherever its numbers are shown.
 #[test]
 fn what_follows_from_an_estimate_is_marked() {

@@ -86,6 +86,17 @@ impl Zero {
     pub const ALL: [Self; 4] = [Self::Nothing, Self::States, Self::Gradients, Self::Parameters];
 }
 
+impl fmt::Display for Zero {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "nothing sharded",
+            Self::States => "optimizer states sharded",
+            Self::Gradients => "optimizer states and gradients sharded",
+            Self::Parameters => "optimizer states, gradients and parameters sharded",
+        })
+    }
+}
+
 impl From<Zero> for u8 {
     fn from(zero: Zero) -> Self {
         zero as Self

@@ -1,7 +1,7 @@
 //! The plan: the chosen layout, what it is expected to do, and why the others were not chosen.
 
 use crate::artifact::{Artifact, MadeFrom};
-use crate::layout::Layout;
+use crate::layout::{Layout, Zero};
 use crate::model_profile::Recompute;
 use crate::number::memory_size;
 use crate::recipe::Trained;
@@ -228,6 +228,44 @@ pub struct RejectionCount {
 /// The most buckets (microbatches times LLM replicas). With this limit a slip, such as -1 read as an unsigned number,
 /// is an error and not a huge allocation.
 pub const BUCKETS_MAX: u32 = 1 << 20;
+
+impl RankedPlan {
+    /// The layout, the microbatches and the order for people, as in `encoder tp 1 pp 1 dp 1, llm tp 1 pp 1 dp 1, 4
+    /// microbatches, 1f1b`. What is as in a plain pipeline is not said.
+    ///
+    /// # Examples
+    /// ```
+    /// use dflop_types::{Layout, PipelineOrder, PlanPrediction, RankedPlan, Recompute, Zero};
+    /// let plan = RankedPlan {
+    ///     layout: Layout::colocated(8, Zero::Gradients),
+    ///     num_microbatches: 4,
+    ///     pipeline_order: PipelineOrder::OneFOneB,
+    ///     recompute: Recompute::Full,
+    ///     prediction: PlanPrediction::default(),
+    /// };
+    /// assert_eq!(
+    ///     plan.in_words(),
+    ///     "colocated tp 1 dp 8, zero 2 (encoder and LLM on every rank, optimizer states and gradients sharded), at most 4 \
+    ///      microbatches a rank, recompute full"
+    /// );
+    /// ```
+    pub fn in_words(&self) -> String {
+        let (layout, num_microbatches) = (self.layout, self.num_microbatches);
+        let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
+        let recompute = match self.recompute {
+            Recompute::None => "",
+            Recompute::Selective => ", recompute selective",
+            Recompute::Full => ", recompute full",
+        };
+        let zero = layout.zero;
+        if layout.is_colocated() {
+            let held = format!("encoder and LLM on every rank, {zero}");
+            return format!("{layout} ({held}), at most {num_microbatches} {noun} a rank{recompute}");
+        }
+        let sharded = if zero == Zero::Nothing { String::new() } else { format!(" ({zero})") };
+        format!("{layout}{sharded}, {num_microbatches} {noun}, {}{recompute}", self.pipeline_order)
+    }
+}
 
 /// The most ranks of a plan, likewise.
 const RANKS_MAX: u128 = 1 << 20;

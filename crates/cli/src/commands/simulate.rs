@@ -171,11 +171,15 @@ fn ways(
         }
         Ok(Way { name: arm.to_string(), is_baseline: method != Method::Aware, steps })
     };
+    // Colocated ranks have one microbatch in flight: nothing runs ahead.
+    let ahead: &[bool] = if scheduler.settings().layout.is_colocated() { &[false] } else { &[false, true] };
     let mut ways = Vec::new();
     for method in [Method::Blind, Method::Tokens] {
-        ways.extend([arm(method, false)?, arm(method, true)?]);
+        for &is_ahead in ahead {
+            ways.push(arm(method, is_ahead)?);
+        }
     }
-    let ours = [arm(Method::Aware, false)?, arm(Method::Aware, true)?];
+    let ours = ahead.iter().map(|&is_ahead| arm(Method::Aware, is_ahead)).collect::<Result<Vec<_>, _>>()?;
     for shards_states in [false, true] {
         let plain = data_parallel_of(scheduler, shards_states);
         let step = |batch: &Vec<SampleIndex>| plain.step(batch).map(|step| (step.makespan_ns, None));
@@ -224,9 +228,7 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     if arguments.json {
         print_json(&ways, batches.len(), &basis, bucket_tokens_max);
     } else {
-        let num_microbatches = plan.best.num_microbatches;
-        let noun = if num_microbatches == 1 { "microbatch" } else { "microbatches" };
-        outln!("{}, {num_microbatches} {noun}, {}", plan.best.layout, plan.best.pipeline_order);
+        outln!("{}", plan.best.in_words());
         outln!(
             "{}, times simulated from the {} model profile",
             counted(batches.len() as u64, "global batch").replace("batchs", "batches"),

@@ -4,7 +4,7 @@ use super::Section;
 use crate::Report;
 use crate::chart::{names, numbers, table, words};
 use crate::format;
-use dflop_types::{Plan, RankedPlan, WayPrediction};
+use dflop_types::{Plan, RankedPlan, WayPrediction, Zero};
 use maud::{Markup, html};
 
 /// Rows of a table.
@@ -15,7 +15,7 @@ pub(super) fn sentence(plan: &Plan) -> Markup {
     let best = &plan.best;
     let p = &best.prediction;
     html! {
-        "The plan is " strong { (best.layout) ", " (microbatches(best.num_microbatches)) ", " (best.pipeline_order) } ": a step is expected to take "
+        "The plan is " strong { (best.in_words()) } ": a step is expected to take "
         strong { (format::ns(p.step_ns_mean)) } " \u{b1} " (format::ns(p.step_ns_half_width))
         @if let Some((baseline, ns)) = WayPrediction::best_baseline(&plan.ways) {
             ", the best baseline that can run (" (baseline.way) ") " (format::ns(ns)) " (" (format::times(over(ns, p.step_ns_mean))) ")."
@@ -25,10 +25,6 @@ pub(super) fn sentence(plan: &Plan) -> Markup {
             "; no baseline can run on these ranks."
         }
     }
-}
-
-fn microbatches(number: u32) -> String {
-    format!("{number} microbatch{}", if number == 1 { "" } else { "es" })
 }
 
 fn over(ns: u64, own_ns: u64) -> f64 {
@@ -75,11 +71,20 @@ fn ways(plan: &Plan) -> Markup {
 }
 
 fn row(name: String, plan: &RankedPlan) -> Vec<String> {
-    let p = &plan.prediction;
+    let (p, layout) = (&plan.prediction, plan.layout);
+    let sharded = |degrees: String| match layout.zero {
+        Zero::Nothing => degrees,
+        zero => format!("{degrees}, zero {}", u8::from(zero)),
+    };
+    let (encoder, llm) = if layout.is_colocated() {
+        (layout.to_string(), "on the same ranks".to_owned())
+    } else {
+        (sharded(layout.encoder.to_string()), sharded(layout.llm.to_string()))
+    };
     vec![
         name,
-        plan.layout.encoder.to_string(),
-        plan.layout.llm.to_string(),
+        encoder,
+        llm,
         plan.num_microbatches.to_string(),
         plan.pipeline_order.to_string(),
         format!(
