@@ -3,8 +3,8 @@
 
 use crate::caveats::Caveats;
 use dflop_types::{
-    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Rejection, RejectionCount, SearchedSpace, Trained,
-    WayPrediction, counted, memory_size,
+    Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Recompute, Rejection, RejectionCount, SearchedSpace,
+    Trained, WayPrediction, Zero, counted, memory_size,
 };
 use std::fmt::Write as _;
 
@@ -259,13 +259,17 @@ fn choice(
     budget: Option<&str>,
 ) {
     let prediction = &best.prediction;
-    let _ = writeln!(
-        text,
-        "plan: {}, {}, {}",
-        degrees(&best.layout),
-        counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
-        best.pipeline_order
-    );
+    if best.layout.is_colocated() || best.layout.zero != Zero::Nothing || best.recompute != Recompute::None {
+        let _ = writeln!(text, "plan: {}", best.in_words());
+    } else {
+        let _ = writeln!(
+            text,
+            "plan: {}, {}, {}",
+            degrees(&best.layout),
+            counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
+            best.pipeline_order
+        );
+    }
     let interval = if num_sampled_batches > 1 {
         format!(" +- {} ms (95 %)", ms(prediction.step_ns_half_width))
     } else {

@@ -69,7 +69,22 @@ fn makespan_ns(scheduler: &StepScheduler, schedule: &Schedule, shapes: &[SampleS
     work_ns + tail_ns
 }
 
+/// Whether a rank encodes samples of others.
+fn is_shared_out(schedule: &Schedule) -> bool {
+    let columns = schedule.llm.iter().zip(&schedule.encoder);
+    let mut ranks = columns.flat_map(|(llm, encoder)| llm.iter().zip(encoder));
+    ranks.any(|(samples, shares)| shares.iter().any(|s| s.parts.is_some() || !samples.contains(&s.sample)))
+}
+
 fn check(scheduler: &StepScheduler, schedule: &Schedule, shapes: &[SampleShape]) {
+    if is_shared_out(schedule) {
+        assert_eq!(scheduler.settings().layout.zero, Zero::Parameters, "only where ranks meet in each phase");
+        schedule.check(&batch(shapes), |s| shapes[s.index()].num_parts()).unwrap();
+        assert!(schedule.lower_bound_ns <= schedule.max_load_ns);
+        assert_eq!(scheduler.simulate(schedule).unwrap().makespan_ns, schedule.predicted_makespan_ns);
+        assert!(scheduler.traffic(schedule).unwrap().num_messages > 0);
+        return;
+    }
     schedule.check(&batch(shapes), |s| shapes[s.index()].num_parts()).unwrap();
     let settings = scheduler.settings();
     assert_eq!(schedule.num_microbatches(), settings.num_microbatches);
@@ -270,4 +285,34 @@ fn a_slow_component_of_a_rank_is_corrected_alone() {
     assert!(corrected.makespan_ns.abs_diff(measured.makespan_ns) < 50);
     let idle = scheduler.measured(&schedule, &measured.spans, measured.makespan_ns).unwrap().idle_ns;
     assert_eq!((idle.ramp, idle.transfer, idle.data_wait), (0, 0, 0));
+}
+
+/// One rank has two videos, the other one and much text: their sums are even, their phases are not. With the frames shared
+/// out the encoder's phase is even too, and the features travel; where that takes longer than it saves, nothing travels.
+#[test]
+fn the_encoder_is_shared_out_where_that_pays() {
+    let mut shapes = vec![fixture::video(24, 49, 200); 3];
+    shapes.push(fixture::sample(0, 0, 1_400));
+    let with_link = |bytes_per_s: u64| {
+        let network = dflop_types::Network::of_pair(50_000, bytes_per_s);
+        let profile = ModelProfile { network, ..fixture::model_profile() };
+        let scheduler = scheduler_of(&profile, Layout::colocated(2, Zero::Parameters), 1, &shapes, None);
+        let schedule = scheduler.schedule(0, &batch(&shapes), Arm::AWARE).unwrap();
+        check(&scheduler, &schedule, &shapes);
+        (scheduler, schedule)
+    };
+    let (scheduler, shared) = with_link(2_000_000_000);
+    assert!(is_shared_out(&shared));
+    let cut: Vec<&EncoderShare> =
+        shared.encoder.iter().flatten().flatten().filter(|s| s.parts.is_some()).collect();
+    assert!(cut.len() >= 2, "a video is cut: {cut:?}");
+    let input = scheduler.step_input(&shared).unwrap();
+    let [first, second] = [0, 1].map(|rank| input.forward_ns[rank][0]);
+    assert!(first.abs_diff(second) * 10 < first, "even encoders: {first} {second}");
+    assert!(input.transfer_ns > 0);
+    let timeline = scheduler.simulate(&shared).unwrap();
+    assert!(timeline.idle_ns.transfer > 0);
+    // A link on which the features of one video take longer than its encoder.
+    let (_, own) = with_link(1_000);
+    assert!(!is_shared_out(&own));
 }

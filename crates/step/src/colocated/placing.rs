@@ -232,7 +232,62 @@ impl StepScheduler {
         if let Some(other) = other.filter(|other| other.predicted_makespan_ns < best.predicted_makespan_ns) {
             best = other;
         }
+        let used = best.llm.iter().rposition(|column| column.iter().any(|samples| !samples.is_empty()));
+        let count = used.map_or(1, |last| last as u32 + 1);
+        if !best.was_stopped
+            && let Some(shared) = self.shared_out(step, batch, count, halt)?
+            && shared.predicted_makespan_ns < best.predicted_makespan_ns
+        {
+            best = shared;
+        }
         Ok(best)
+    }
+
+    /// LLM loads even by themselves, and the encoder's work of each microbatch shared out over all ranks, whoever holds the
+    /// samples: features and their gradients are then exchanged. `None` where it does not fit.
+    fn shared_out(
+        &self,
+        step: u64,
+        batch: &[SampleIndex],
+        count: u32,
+        halt: Stop,
+    ) -> Result<Option<Schedule>, StepError> {
+        let costs = self.costs_in(batch, count)?;
+        if self.settings.layout.llm.dp == 1 || costs.encoder_ns.iter().all(|&ns| ns == 0) {
+            return Ok(None);
+        }
+        let llm_alone = Costs { encoder_ns: vec![0; batch.len()], ..costs.costs.clone() };
+        let of_llm = BatchCosts {
+            costs: llm_alone,
+            encoder_ns: Vec::new(),
+            part_ns: Vec::new(),
+            typical: costs.typical,
+        };
+        for shares in [None, self.shares(batch, costs.typical, 15)] {
+            let Ok(assignment) = self.assigned(step, batch, &of_llm, count, shares, halt) else { continue };
+            let mut placement =
+                self.place(batch, &assignment.bucket, |column| self.share_quickly(&costs, column));
+            for (llm, encoder) in placement.llm.iter().zip(&mut placement.encoder) {
+                self.at_home(llm, encoder);
+            }
+            let mut schedule = self.as_schedule(step, batch, placement);
+            if self.check_limits(&schedule).is_err() {
+                continue;
+            }
+            let ranks = self.settings.layout.llm.dp;
+            let (encoder_ns, llm_ns) = loads(&costs.costs, &assignment.bucket, count * ranks);
+            let encoded: Vec<u64> = encoder_ns
+                .chunks(ranks as usize)
+                .flat_map(|column| std::iter::repeat_n(mean(column, ranks), column.len()))
+                .collect();
+            schedule.max_load_ns = self.meets().wait_ns(&encoded, &llm_ns, count);
+            schedule.lower_bound_ns =
+                mean(&encoded, ranks).saturating_add(mean(&llm_ns, ranks)).min(schedule.max_load_ns);
+            schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;
+            schedule.was_stopped = assignment.was_stopped;
+            return Ok(Some(schedule));
+        }
+        Ok(None)
     }
 
     /// The least number of microbatches that the bytes of all samples need on all ranks; 1 without a budget.

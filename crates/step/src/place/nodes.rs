@@ -133,6 +133,27 @@ impl StepScheduler {
         )
     }
 
+    /// The shares of each colocated rank on ranks that hold many of their samples: what stays is not sent.
+    pub(crate) fn at_home(&self, llm: &[Vec<SampleIndex>], encoder: &mut [Vec<EncoderShare>]) {
+        let holders = predict::holders(llm);
+        let of_rank = |shares: &Vec<EncoderShare>| {
+            let mut by_rank = vec![0; llm.len()];
+            for share in shares {
+                if let Some(holder) = predict::holder(&holders, share.sample) {
+                    by_rank[holder] += self.feature_tokens(share);
+                }
+            }
+            by_rank
+        };
+        let sent: Vec<Vec<u64>> = encoder.iter().map(of_rank).collect();
+        let ranks: Vec<usize> = (0..llm.len()).collect();
+        let mut placed = vec![Vec::new(); encoder.len()];
+        for (share, rank) in encoder.iter_mut().zip(near(&sent, &ranks)) {
+            placed[rank] = std::mem::take(share);
+        }
+        encoder.clone_from_slice(&placed);
+    }
+
     /// The shares on replicas near those they send to; as they are where no node is known, or there is one.
     pub(crate) fn near(
         &self,
