@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-schedule bench-sim bench-prepare docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ bench-step: setup $(DEV) ## Measured steps of every arm against predicted ones (
 
 bench-adopt: setup $(DEV) ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
 	$(BIN)/python benches/adopt.py bench/out/adopt.json --rounds $(or $(ROUNDS),6)
+
+bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregated, FSDP2 token-packed (ROUNDS=6; a quiet machine) -> bench/out/layouts.json
+	$(BIN)/python benches/layouts.py bench/out/layouts.json --rounds $(or $(ROUNDS),6)
 
 # Draws of each set and size; of these CP-SAT gets the first CPSAT_SEEDS, each for its seconds; 0 seconds leave it out.
 BATCH_SEEDS ?= 10
