@@ -241,6 +241,14 @@ def test_frozen_parts_of_a_colocated_layout(sharding, is_frozen, model_dir, orac
     check(plan, schedule_of(llm), model_dir, oracles(is_frozen), tmp_path, is_frozen)
 
 
+@pytest.mark.parametrize(("zero", "recompute"), [(2, "selective"), (3, "full")])
+def test_layers_that_recompute(zero, recompute, model_dir, oracles, tmp_path):
+    """What a layer computes again in its backward finds its parameters whole."""
+    llm = PLACED["text", 2]
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero, recompute=recompute)
+    check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
+
+
 @pytest.mark.parametrize("sharding", [{}, {"zero": 2}], ids=name)
 def test_the_encoders_work_may_be_shared_out_apart(sharding, model_dir, oracles, tmp_path):
     """A video by frames and two images on two ranks; features cross where the sample is elsewhere, or stay."""

@@ -17,14 +17,14 @@ import torch
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
 from demo_run import lines, request, run_training, write_demo
 from ranks import results
-from toy_run import write_plan
+from toy_run import write_colocated, write_plan
 from transformers import Trainer
 
 from dflop._native import Dataset
 from dflop._native.testing import load_config
 from dflop.data.dataset import SampleLoader, sample_from_encoded
 from dflop.models import load_adapter
-from dflop.runtime import gradients, trainer
+from dflop.runtime import gradients, sharded, trainer
 
 BATCH, MICROBATCHES, SEED = 8, 4, 3
 SCHEDULES = ("blind", "tokens", "balanced", "ordered", "shaped", "aware")
@@ -105,17 +105,26 @@ def config_with(demo, **train):
 def keep_gradients(directory):
     """Has each rank write what it has after the sum over replicas, a file a step."""
 
-    def before(index):
-        reduce, count = gradients.Gradients.reduce, iter(range(1000))
+    def keep_of(kind, index):
+        reduce, count = kind.reduce, iter(range(1000))
 
         def keeping(self):
             reduce(self)
-            found = {name: p.grad.clone() for name, p in self.parameters.items()}
+            found = {name: whole(p.grad) for name, p in self.parameters.items()}
             torch.save(found, directory / f"gradients {next(count)} {index}")
 
-        gradients.Gradients.reduce = keeping
+        kind.reduce = keeping
+
+    def before(index):
+        for kind in (gradients.Gradients, sharded.ShardedGradients):
+            keep_of(kind, index)
 
     return before
+
+
+def whole(tensor):
+    """All of a tensor, a copy; of one that is cut every rank must ask."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
 def keep_weights(directory):
@@ -126,9 +135,9 @@ def keep_weights(directory):
 
         def keeping(self):
             is_done = run(self)
-            # Those of the pieces too: what is frozen has no gradient.
-            held = [pair for piece in self._pieces.values() for pair in piece.named_parameters()]
-            torch.save({name: p.detach() for name, p in held}, directory / f"weights {index}")
+            # The frozen ones too.
+            weights = {name: whole(p) for name, p in self._gradients.held.items()}
+            torch.save(weights, directory / f"weights {index}")
             return is_done
 
         trainer.Trainer.run = keeping
@@ -137,14 +146,20 @@ def keep_weights(directory):
 
 
 def layout_of(demo, tmp_path, layout):
-    """A plan of (encoder dp, LLM dp, LLM pp), and the changes of a request that trains as it says."""
-    encoder_dp, llm_dp, llm_pp = layout
+    """A plan of (encoder dp, LLM dp, LLM pp), and the changes of a request that trains as it says.
+
+    Of a colocated layout: (replicas, zero).
+    """
     path = tmp_path / "plan.json"
-    plan = write_plan(path, encoder_dp, llm_dp, llm_pp, MICROBATCHES, global_batch_size=BATCH)
+    if len(layout) == 2:
+        dp, zero = layout
+        plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH)
+    else:
+        plan = write_plan(path, *layout, MICROBATCHES, global_batch_size=BATCH)
     return {"num_ranks": plan.num_ranks, "plan": str(path)}
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 2), (2, 0), (3, 2), (2, 3)], ids=str)
 def test_every_arm_of_the_scheduler_has_the_gradient_of_one_process(layout, demo, tmp_path):
     """One global batch by each way to schedule; without a learning rate the weights stay what they are."""
     asked = request(
@@ -202,7 +217,9 @@ def check_epoch(policy, oracle, turns, num_samples):
 
 
 @pytest.mark.parametrize(
-    ("policy", "layout"), [("fail", (2, 2, 2)), ("skip", (1, 1, 1)), ("substitute", (1, 2, 1))], ids=str
+    ("policy", "layout"),
+    [("fail", (2, 2, 2)), ("skip", (1, 1, 1)), ("substitute", (1, 2, 1)), ("fail", (2, 1)), ("fail", (3, 3))],
+    ids=str,
 )
 def test_an_epoch_ends_in_the_weights_of_adamw_in_one_process(policy, layout, demo, tmp_path):
     """Three steps, the last global batch smaller; clipped and decayed. Bad samples are left out or stood in for."""

@@ -12,6 +12,8 @@ from dflop._native import Plan, Schedule
 from dflop.data.dataset import Sample
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
+from dflop.models.recompute import recomputing
+from dflop.parallel.shard import layers_of
 from dflop.runtime.executor import Executor
 from dflop.runtime.mesh import join
 from dflop.runtime.messages import Messages
@@ -87,7 +89,15 @@ def label_tokens(samples):
 
 
 def write_plan(
-    path, encoder_dp, llm_dp, llm_pp, num_microbatches, order="1f1b", global_batch_size=None, **sharding
+    path,
+    encoder_dp,
+    llm_dp,
+    llm_pp,
+    num_microbatches,
+    order="1f1b",
+    global_batch_size=None,
+    recompute="none",
+    **sharding,
 ):
     """A plan of that layout, read by the native module; `sharding`: `placement`, `zero`, `shard_ranks`."""
     layout = {
@@ -103,6 +113,7 @@ def write_plan(
         "layout": layout,
         "num_microbatches": num_microbatches,
         "pipeline_order": order,
+        "recompute": recompute,
         "prediction": prediction,
     }
     plan = {
@@ -208,7 +219,9 @@ class RankParts:
     def run_actions(self, schedule, watch=None):
         """Runs all actions; this rank's share of the loss."""
         work = self.work(schedule)
-        return self.executor.run_step(work, self.executor.prepare(work, schedule), watch)
+        layers = [layer for piece in self.pieces.values() for layer in layers_of(piece)]
+        with recomputing(layers, self.mesh.plan.recompute):
+            return self.executor.run_step(work, self.executor.prepare(work, schedule), watch)
 
     def step(self, schedule):
         """Runs all actions and reduces the gradients; this rank's share of the loss."""

@@ -126,9 +126,9 @@ class Executor:
         stage, microbatch = self._stages[action.stage], work.of(action)
         if microbatch.batch is None or action.letter == "W":
             start = self._recorder.now()
-            if microbatch.batch is None:
+            if microbatch.is_elsewhere:
                 stage.pass_by(action.takes_gradient, j)
-            else:
+            elif microbatch.batch is not None:
                 stage.weights(j)
             return start
         if action.takes_gradient:

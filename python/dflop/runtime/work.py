@@ -33,6 +33,8 @@ class MicrobatchWork:
     """How what enters the stage comes, and its gradient goes; nothing for the encoder."""
     below: Sequence[Transfer]
     """How what leaves the stage goes, and its gradient comes; nothing for the last stage."""
+    is_elsewhere: bool = False
+    """This rank has no sample of it, and another replica of the stage has."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ def _encoder_work(
 ) -> MicrobatchWork:
     scheduled = schedule.encoder(microbatch, mesh.replica)
     if not scheduled:
-        return MicrobatchWork(None, [], [])
+        others = range(mesh.plan.encoder_replicas)
+        is_elsewhere = any(schedule.encoder(microbatch, other) for other in others)
+        return MicrobatchWork(None, [], [], is_elsewhere)
     shares = [share_of(sample(i), parts) for i, parts in scheduled]
     batch = encoder_input(shares, [tiles(i, parts) for i, parts in scheduled], dtype)
     below = encoder_transfers(mesh.plan, schedule, microbatch, mesh.replica, [share.rows for share in shares])
@@ -129,7 +133,9 @@ def _llm_work(
 ) -> MicrobatchWork:
     indices = schedule.llm(microbatch, mesh.replica)
     if not indices:
-        return MicrobatchWork(None, [], [])
+        others = range(mesh.plan.llm_replicas)
+        is_elsewhere = any(schedule.llm(microbatch, other) for other in others)
+        return MicrobatchWork(None, [], [], is_elsewhere)
     samples = [sample(i) for i in indices]
     batch = llm_input(samples)
     num_tokens = batch.input_ids_T.shape[0]
