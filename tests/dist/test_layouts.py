@@ -38,7 +38,7 @@ LEARNING_RATE, WEIGHT_DECAY, MAX_NORM = 1e-3, 0.1, 1.0
 
 # Samples of [microbatch][replica]; 1, 4 and 7 are text alone, 3 has several images and no newline, 5 is a video. `even`:
 # arrival order. `text`: text alone on one rank beside media on the others, the encoder's work on one rank only. `uneven`:
-# ranks with one, two, three microbatches, one with none. Encoder work is where the samples are.
+# ranks with one, two, three microbatches, one with none; a microbatch of nothing. Encoder work is where the samples are.
 PLACED = {
     ("even", 1): [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]],
     ("even", 2): [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]],
@@ -48,7 +48,7 @@ PLACED = {
     ("text", 4): [[[0, 5, 2], [1], [4], []], [[3, 6], [7], [], []]],
     ("uneven", 1): [[[5]], [[7, 1, 4]], [[]], [[3, 0, 6, 2]]],
     ("uneven", 2): [[[5, 1], [3]], [[7, 4], []], [[0], []], [[6, 2], []]],
-    ("uneven", 3): [[[5], [3, 0, 6], []], [[4, 1], [], []], [[2, 7], [], []]],
+    ("uneven", 3): [[[5], [3, 0, 6], []], [[4, 1], [], []], [[], [], []], [[2, 7], [], []]],
     ("uneven", 4): [[[5], [3], [7, 1], []], [[4], [], [], []], [[0, 6], [2], [], []]],
 }
 
