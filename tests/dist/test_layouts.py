@@ -249,6 +249,29 @@ def test_layers_that_recompute(zero, recompute, model_dir, oracles, tmp_path):
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_layers_compute_in_bfloat16_over_float32(zero, model_dir, oracles, tmp_path):
+    """What is cut and summed is float32; the gradients are those of float32 up to the rounding of bfloat16."""
+    llm = PLACED["text", 2]
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=zero)
+    # W after FSDP2's hooks of the backward, where ranks may split it.
+    split = names("0F0 1F0 0F1 1F1 1I0 0I0 1W0 1B1 0I1 0W1 0W0")
+    schedule = schedule_of(llm, [split, split] if zero == 2 else ())
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index, dtype=torch.bfloat16)
+        parts.step(schedule)
+        trained = parts.gradients.parameters.values()
+        types = {local(t).dtype for p in trained for t in (p, p.grad)}
+        return types, {name: whole(p.grad) for name, p in parts.gradients.parameters.items()}
+
+    oracle = oracles(frozen_none)
+    for types, gradients in results(run_ranks(2, rank, tmp_path)):
+        assert types == {torch.float32}
+        errors = [(torch.from_numpy(g) - oracle.gradients[name]).norm() for name, g in gradients.items()]
+        assert float(torch.stack(errors).norm()) <= 0.05 * oracle.norm
+
+
 @pytest.mark.parametrize("sharding", [{}, {"zero": 2}], ids=name)
 def test_the_encoders_work_may_be_shared_out_apart(sharding, model_dir, oracles, tmp_path):
     """A video by frames and two images on two ranks; features cross where the sample is elsewhere, or stay."""

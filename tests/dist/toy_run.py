@@ -17,7 +17,7 @@ from dflop.parallel.shard import layers_of
 from dflop.runtime.executor import Executor
 from dflop.runtime.mesh import join
 from dflop.runtime.messages import Messages
-from dflop.runtime.sharded import gradients_of
+from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import SpanRecorder
 from dflop.runtime.stage import Stage
 from dflop.runtime.work import prepare
@@ -173,30 +173,42 @@ def make_schedule(llm, encoder_dp, step=0, actions=(), encoder=None):
 class RankParts:
     """One rank of a run without its loop: mesh, model piece, executor, gradients."""
 
-    def __init__(self, plan, model_dir, store, rank, timeout_s=20.0, device=CPU, prepare_pieces=None):
+    def __init__(
+        self,
+        plan,
+        model_dir,
+        store,
+        rank,
+        timeout_s=20.0,
+        device=CPU,
+        prepare_pieces=None,
+        dtype=torch.float32,
+    ):
         torch.set_num_threads(1)
         self.mesh = join(
             plan, device, timeout_s, init_method=f"file://{store}", rank=rank, num_ranks=plan.num_ranks
         )
         adapter = load_adapter(model_dir)
+        self.dtype = dtype
         self.pieces = {stage: self.build(adapter, stage).train() for stage in self.mesh.stages}
         if prepare_pieces is not None:
             prepare_pieces(self.pieces)
-        self.gradients = gradients_of(self.pieces, self.mesh)
+        self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
         stages = {
             stage: Stage(piece, stage == plan.llm_stages, device, self.gradients.nothing(stage))
             for stage, piece in self.pieces.items()
         }
-        messages = Messages(self.mesh, adapter.hidden_size, torch.float32)
+        messages = Messages(self.mesh, adapter.hidden_size, dtype)
         self.executor = Executor(self.mesh, stages, self.recorder, messages)
 
     def build(self, adapter, stage):
         """The piece of a stage."""
+        dtype = torch.float32 if is_cut(self.mesh) else self.dtype
         if stage == 0:
-            return adapter.build_encoder(self.mesh.device, torch.float32, SEED)
+            return adapter.build_encoder(self.mesh.device, dtype, SEED)
         first, num = self.mesh.plan.llm_layers(stage, adapter.num_llm_layers)
-        return adapter.build_llm_stage(first, num, self.mesh.device, torch.float32, SEED)
+        return adapter.build_llm_stage(first, num, self.mesh.device, dtype, SEED)
 
     def sample(self, index):
         """In the form of the runtime."""
@@ -213,7 +225,7 @@ class RankParts:
             schedule,
             self.sample,
             self.tiles,
-            torch.float32,
+            self.dtype,
         )
 
     def run_actions(self, schedule, watch=None):

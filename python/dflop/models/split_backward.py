@@ -67,7 +67,8 @@ class WeightQueue:
 
 def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     if parameter.grad is None:
-        parameter.grad = gradient
+        # FSDP2 sums in a wider type than it computes in.
+        parameter.grad = gradient.to(getattr(parameter, "grad_dtype", None) or gradient.dtype)
     else:
         parameter.grad += gradient
 

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 class ShardedGradients:
     """The gradients of this rank's pieces, each rank with its shard; the same calls as `Gradients` has."""
 
-    def __init__(self, pieces: Mapping[int, nn.Module], mesh: Mesh) -> None:
+    def __init__(self, pieces: Mapping[int, nn.Module], mesh: Mesh, dtype: torch.dtype) -> None:
         """Cuts the pieces, in place. Every rank must call it; blocks until all have.
 
         Args:
-            pieces: Of this rank, by stage; whole.
+            pieces: Of this rank, by stage; whole, float32.
             mesh: This rank's place.
+            dtype: That layers compute in. What is cut stays float32: the masters of the optimizer.
 
         Raises:
             RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values,
@@ -48,7 +49,14 @@ class ShardedGradients:
                 raise RankError(message, "set `zero` to 0, or `tie_word_embeddings` to false")
             shards = groups[sets.pop()].shards
             assert shards is not None, "a stage with one replica has nothing to cut"
-            self._pieces[stage] = ShardedPiece(piece, shards, mesh.plan.zero, takes_hidden=stage > 0)
+            self._pieces[stage] = ShardedPiece(
+                piece,
+                shards,
+                mesh.plan.zero,
+                takes_hidden=stage > 0,
+                compute_dtype=None if dtype == torch.float32 else dtype,
+                reduce_dtype=torch.float32,
+            )
             self._counts |= dict.fromkeys(names, is_first_copy(shards))
         # Those that are there between steps: what is gathered during one is no parameter of the optimizer.
         self.held: dict[str, nn.Parameter] = {
@@ -112,14 +120,24 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.grad
 
 
-def gradients_of(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Gradients | ShardedGradients:
+def is_cut(mesh: Mesh) -> bool:
+    """Whether parameters, gradients and states of this rank's stages are cut among their replicas."""
+    plan = mesh.plan
+    replicas = plan.encoder_replicas if mesh.component == "encoder" else plan.llm_replicas
+    return plan.zero > 0 and replicas > 1
+
+
+def gradients_of(
+    pieces: Mapping[int, nn.Module], mesh: Mesh, dtype: torch.dtype
+) -> Gradients | ShardedGradients:
     """The gradients of this rank, whole or cut as the plan says.
 
     Every rank must call it; blocks until all have.
 
     Args:
-        pieces: Of this rank, by stage; they are cut in place where the plan says so.
+        pieces: Of this rank, by stage; float32 where they are cut, and cut in place.
         mesh: This rank's place.
+        dtype: That layers compute in.
 
     Returns:
         Whole ones where this rank's stages have one replica.
@@ -135,5 +153,4 @@ def gradients_of(pieces: Mapping[int, nn.Module], mesh: Mesh) -> Gradients | Sha
         raise RankError(
             message, "plan again with `--only zero=2`, or `--only colocated=true`", is_of_all=True
         )
-    replicas = plan.encoder_replicas if mesh.component == "encoder" else plan.llm_replicas
-    return ShardedGradients(pieces, mesh) if plan.zero > 0 and replicas > 1 else Gradients(pieces, mesh)
+    return ShardedGradients(pieces, mesh, dtype) if is_cut(mesh) else Gradients(pieces, mesh)

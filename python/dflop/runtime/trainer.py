@@ -46,7 +46,7 @@ from dflop.runtime.progress import say
 from dflop.runtime.records import step_metrics
 from dflop.runtime.resume import Resume, find
 from dflop.runtime.schedules import Schedules
-from dflop.runtime.sharded import gradients_of
+from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
@@ -113,9 +113,9 @@ class Trainer:
         adapter = load_adapter(options.model_dir)
         self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
         torch.manual_seed(options.seed)
-        pieces = build_pieces(adapter, mesh, options, self._dtype)
+        pieces = build_pieces(adapter, mesh, options, torch.float32 if is_cut(mesh) else self._dtype)
         without_decay = undecayed(pieces.values())
-        self._gradients = gradients_of(pieces, mesh)
+        self._gradients = gradients_of(pieces, mesh, self._dtype)
         self._optimizer = Optimizer(
             self._gradients.parameters, options.rates, options.weight_decay, without_decay
         )
