@@ -19,7 +19,7 @@ from conformance import (
     write_model,
 )
 from ranks import results, run_ranks
-from toy_run import RankParts, write_plan
+from toy_run import RankParts, write_colocated, write_plan
 
 from dflop._native import Schedule
 from dflop.models import load_adapter
@@ -59,49 +59,86 @@ def shared_out(samples, llm):
     return encoder
 
 
+class Case:
+    """A family's tiny model, its samples, and their gradients by Hugging Face in one process."""
+
+    def __init__(self, name, directory):
+        torch.set_num_threads(1)
+        self.directory = directory
+        self.model_dir = write_model(directory, name)
+        adapter = load_adapter(self.model_dir)
+        self.samples = list(conversations(directory / "media", adapter, name).values())
+        model = pretrained(adapter, directory / "saved", SEED)
+        self.total, self.expected = expected_gradients(model, self.samples)
+        for sample in self.samples:
+            # Decoded once, before the ranks are forked.
+            sample.tiles()
+
+    def check(self, plan, llm, encoder):
+        """A step on all ranks: the loss and each parameter's summed gradient are those of one process."""
+        label_tokens = sum(sample.num_targets for sample in self.samples)
+        schedule = Schedule.from_json(
+            json.dumps(
+                {
+                    "step": 0,
+                    "llm": llm,
+                    "encoder": encoder,
+                    "actions": [],
+                    "label_tokens": label_tokens,
+                    "predicted_makespan_ns": 0,
+                    "max_load_ns": 0,
+                    "lower_bound_ns": 0,
+                }
+            )
+        )
+
+        def rank(index):
+            store = self.directory / "store"
+            parts = FamilyParts(plan, self.model_dir, store, index, self.samples)
+            assert parts.mesh.device == CPU
+            loss = parts.step(schedule)
+            found = {name: whole(p.grad).numpy() for name, p in parts.gradients.parameters.items()}
+            return loss, found
+
+        found = results(run_ranks(plan.num_ranks, rank, self.directory))
+        assert sum(loss for loss, _ in found) == pytest.approx(self.total / label_tokens, rel=1e-6)
+        gradients = {}
+        for _, of_rank in found:
+            for key, gradient in of_rank.items():
+                gradient = torch.from_numpy(gradient)
+                # Replicas hold the sum.
+                assert key not in gradients or torch.equal(gradients[key], gradient), key
+                gradients[key] = gradient
+        check_gradients(gradients, {key: g / label_tokens for key, g in self.expected.items()})
+
+
+def whole(tensor):
+    """All of a tensor; of one that is cut every rank must ask."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_gradients_on_ranks_are_those_of_hugging_face(name, tmp_path):
-    torch.set_num_threads(1)
-    model_dir = write_model(tmp_path, name)
-    adapter = load_adapter(model_dir)
-    samples = list(conversations(tmp_path / "media", adapter, name).values())
-    total, expected = expected_gradients(pretrained(adapter, tmp_path / "saved", SEED), samples)
-    for sample in samples:
-        # Decoded once, before the ranks are forked.
-        sample.tiles()
-    last = len(samples) - 1
+    case = Case(name, tmp_path)
+    last = len(case.samples) - 1
     # Text alone beside media, and a microbatch without any sample.
     llm = [[[last, 0]], [[]], [list(range(1, last))]]
-    plan = write_plan(tmp_path / "plan.json", 2, 1, 2, len(llm), global_batch_size=len(samples))
-    label_tokens = sum(sample.num_targets for sample in samples)
-    schedule = Schedule.from_json(
-        json.dumps(
-            {
-                "step": 0,
-                "llm": llm,
-                "encoder": shared_out(samples, llm),
-                "actions": [],
-                "label_tokens": label_tokens,
-                "predicted_makespan_ns": 0,
-                "max_load_ns": 0,
-                "lower_bound_ns": 0,
-            }
-        )
-    )
+    plan = write_plan(tmp_path / "plan.json", 2, 1, 2, len(llm), global_batch_size=len(case.samples))
+    case.check(plan, llm, shared_out(case.samples, llm))
 
-    def rank(index):
-        parts = FamilyParts(plan, model_dir, tmp_path / "store", index, samples)
-        assert parts.mesh.device == CPU
-        loss = parts.step(schedule)
-        return loss, {name: p.grad.numpy() for name, p in parts.gradients.parameters.items()}
 
-    found = results(run_ranks(plan.num_ranks, rank, tmp_path))
-    assert sum(loss for loss, _ in found) == pytest.approx(total / label_tokens, rel=1e-6)
-    gradients = {}
-    for _, of_rank in found:
-        for key, gradient in of_rank.items():
-            gradient = torch.from_numpy(gradient)
-            # Replicas hold the sum.
-            assert key not in gradients or torch.equal(gradients[key], gradient), key
-            gradients[key] = gradient
-    check_gradients(gradients, {key: gradient / label_tokens for key, gradient in expected.items()})
+IN_SUITE = "qwen2_5_vl"
+"""A family whose layers need more than hidden states (bounds of windows, rotary embeddings)."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == IN_SUITE else pytest.param(name, marks=pytest.mark.layouts) for name in SETTINGS]
+)
+def test_gradients_of_a_family_whose_layers_are_gathered_one_by_one(name, tmp_path):
+    """ZeRO-3, both components on each rank: text alone on one, then nothing on the other."""
+    case = Case(name, tmp_path)
+    last = len(case.samples) - 1
+    llm = [[[last], [0]], [list(range(1, last)), []]]
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=3, global_batch_size=len(case.samples))
+    encoder = [[[s for s in held if case.samples[s].media] for held in replicas] for replicas in llm]
+    case.check(plan, llm, encoder)

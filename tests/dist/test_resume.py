@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
 from demo_run import lines, request, run_training, write_demo
-from toy_run import write_plan
+from toy_run import write_colocated, write_plan
 
 import dflop.runtime.trainer  # noqa: F401
 from dflop._native import profile_shapes
@@ -101,11 +101,11 @@ def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
     assert kept(out) == kept(whole)
 
 
-@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2)], ids=str)
+@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3)], ids=str)
 def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.
 
-    Deferred giants wait for the step that they would have waited for.
+    Both components on each rank too: (replicas, zero), with states, and parameters, cut among them. Deferred giants wait for the step that they would have waited for.
     """
     shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
     limit = sorted(llm_tokens for *_, llm_tokens in shapes)[-5]
@@ -114,9 +114,12 @@ def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_p
     first, second = tmp_path / "first", tmp_path / "second"
     run(demo, first, tmp_path / "1", **asked)
     assert any(m["deferred"] for m in lines(first / "metrics.jsonl")[2:])
-    encoder_dp, llm_dp, llm_pp = layout
     path = tmp_path / "plan.json"
-    plan = write_plan(path, encoder_dp, llm_dp, llm_pp, MICROBATCHES, global_batch_size=BATCH)
+    if len(layout) == 2:
+        dp, zero = layout
+        plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH)
+    else:
+        plan = write_plan(path, *layout, MICROBATCHES, global_batch_size=BATCH)
     asked |= {"plan": str(path), "num_ranks": plan.num_ranks}
     asked |= {"made_from": {"plan": "of other ranks", "data_profile": "another"}}
     shutil.copytree(first, second)
