@@ -169,8 +169,8 @@ impl CostModel {
         sum
     }
 
-    /// The linear parts of the encoder over these tokens.
-    pub(crate) fn encoder_linear(&self, tokens: u64) -> Prediction {
+    /// Time of the encoder, projector included, over these tokens without attention.
+    pub fn encoder_linear(&self, tokens: u64) -> Prediction {
         let mut sum = Prediction::default();
         for (_, module, count) in &self.encoder {
             sum.add(&module.linear(tokens), *count);
@@ -178,8 +178,8 @@ impl CostModel {
         sum
     }
 
-    /// The linear parts of a stage of the LLM backbone over these tokens.
-    pub(crate) fn stage_linear(&self, tokens: u64, label_tokens: u64, stage: StageLayers) -> Prediction {
+    /// Time of a stage of the LLM backbone over these tokens without attention.
+    pub fn stage_linear(&self, tokens: u64, label_tokens: u64, stage: StageLayers) -> Prediction {
         let mut sum = Prediction::default();
         if stage.num_layers > 0 {
             sum.add(&self.layer.linear(tokens), u64::from(stage.num_layers));

@@ -5,7 +5,8 @@
 
 use crate::data_parallel::DataParallel;
 use dflop_step::{Arm, Method, StepError, StepScheduler};
-use dflop_types::{Refusal, SampleIndex, WayPrediction};
+use dflop_types::{RankedPlan, Refusal, SampleIndex, WayPrediction};
+use rayon::prelude::*;
 
 /// The baselines that keep the layout: arrival order, and balanced by LLM tokens.
 const METHODS: [Method; 2] = [Method::Blind, Method::Tokens];
@@ -24,17 +25,55 @@ pub fn compare(
     batches: &[Vec<SampleIndex>],
     tunes_microbatches: bool,
 ) -> Result<Vec<WayPrediction>, StepError> {
+    let mut ways = baselines(scheduler, batches, tunes_microbatches, true)?;
+    for is_ahead in [false, true] {
+        ways.push(predict(scheduler, batches, Arm { method: Method::Aware, is_ahead })?);
+    }
+    Ok(ways)
+}
+
+/// As [`compare`], of a plan whose own step is known already.
+///
+/// Where a global batch has more than `lists_max` samples, no way is tried with forwards that run ahead: the lists of
+/// so many ranks take longer than all else.
+pub(crate) fn compare_with(
+    plan: &RankedPlan,
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    tunes_microbatches: bool,
+    lists_max: usize,
+) -> Result<Vec<WayPrediction>, StepError> {
+    let has_lists = batches.iter().all(|batch| batch.len() <= lists_max);
+    let mut ways = baselines(scheduler, batches, tunes_microbatches, has_lists)?;
+    ways.push(WayPrediction {
+        way: Arm { method: Method::Aware, is_ahead: false }.to_string(),
+        is_baseline: false,
+        num_microbatches: plan.num_microbatches,
+        step_ns_mean: Some(plan.prediction.step_ns_mean),
+        refusal: None,
+    });
+    if has_lists {
+        ways.push(predict(scheduler, batches, Arm { method: Method::Aware, is_ahead: true })?);
+    }
+    Ok(ways)
+}
+
+fn baselines(
+    scheduler: &StepScheduler,
+    batches: &[Vec<SampleIndex>],
+    tunes_microbatches: bool,
+    has_lists: bool,
+) -> Result<Vec<WayPrediction>, StepError> {
     let mut ways = Vec::new();
     for method in METHODS {
         let (tuned, plain) = fastest_count(scheduler, batches, method, tunes_microbatches)?;
-        let ahead = predict(&tuned, batches, Arm { method, is_ahead: true })?;
-        ways.extend([plain, ahead]);
+        ways.push(plain);
+        if has_lists {
+            ways.push(predict(&tuned, batches, Arm { method, is_ahead: true })?);
+        }
     }
     for shards_states in [false, true] {
         ways.push(data_parallel(scheduler, batches, shards_states));
-    }
-    for is_ahead in [false, true] {
-        ways.push(predict(scheduler, batches, Arm { method: Method::Aware, is_ahead })?);
     }
     Ok(ways)
 }
@@ -78,11 +117,12 @@ fn predict(
     batches: &[Vec<SampleIndex>],
     arm: Arm,
 ) -> Result<WayPrediction, StepError> {
-    let step = |(step, batch): (u64, &Vec<SampleIndex>)| match scheduler.schedule(step, batch, arm) {
+    let step = |(step, batch): (usize, &Vec<SampleIndex>)| match scheduler.schedule(step as u64, batch, arm) {
         Ok(schedule) => Ok(Ok(schedule.predicted_makespan_ns)),
         Err(error) => refusal(&error).map(Err).ok_or(error),
     };
-    let steps: Vec<Result<u64, Refusal>> = (0..).zip(batches).map(step).collect::<Result<_, _>>()?;
+    let steps: Vec<Result<u64, Refusal>> =
+        batches.par_iter().enumerate().map(step).collect::<Result<_, _>>()?;
     let is_baseline = METHODS.contains(&arm.method);
     Ok(way(arm.to_string(), is_baseline, scheduler.settings().num_microbatches, &steps))
 }
@@ -121,15 +161,10 @@ fn data_parallel(
     shards_states: bool,
 ) -> WayPrediction {
     let plain = data_parallel_of(scheduler, shards_states);
-    let mut num_microbatches = 1;
-    let steps: Vec<Result<u64, Refusal>> = batches
-        .iter()
-        .map(|batch| {
-            let step = plain.step(batch)?;
-            num_microbatches = num_microbatches.max(step.num_microbatches);
-            Ok(step.makespan_ns)
-        })
-        .collect();
+    let steps: Vec<_> = batches.par_iter().map(|batch| plain.step(batch)).collect();
+    let num_microbatches = steps.iter().flatten().map(|step| step.num_microbatches).max().unwrap_or(1);
+    let steps: Vec<Result<u64, Refusal>> =
+        steps.into_iter().map(|step| step.map(|step| step.makespan_ns)).collect();
     way(plain.name().to_owned(), true, num_microbatches, &steps)
 }
 

@@ -3,7 +3,6 @@
 
 use crate::space::Candidate;
 use dflop_cost::{CostModel, StageLayers, WorkMin};
-use dflop_step::StepScheduler;
 use dflop_types::{MicrobatchShape, SampleIndex, SampleShape};
 
 /// What every layout must do for one global batch.
@@ -80,16 +79,11 @@ pub(crate) fn makespan_min_ns(
         .fold(encoder, u64::max)
 }
 
-/// The bound for each batch under the scheduler's settings.
-pub(crate) fn bounds_ns(scheduler: &StepScheduler, candidate: &Candidate, works: &[BatchWork]) -> Vec<u64> {
-    works.iter().map(|work| makespan_min_ns(scheduler.model(), candidate, scheduler.stages(), work)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{fixture, layouts};
-    use dflop_step::{Method, StepSettings};
+    use dflop_step::{Method, StepScheduler, StepSettings};
     use dflop_types::PipelineOrder;
     use proptest::prelude::*;
 
@@ -116,7 +110,7 @@ mod tests {
             let model = CostModel::new(&fixture::model_profile()).unwrap();
             let work = BatchWork::new(&model, &shapes, &batch);
             let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();
-            let bound_ns = bounds_ns(&scheduler, &candidate, &[work])[0];
+            let bound_ns = makespan_min_ns(scheduler.model(), &candidate, scheduler.stages(), &work);
             let pair = scheduler.pair(0, &batch, Method::Aware, &|| false).unwrap();
             prop_assert!(bound_ns <= pair.aware.predicted_makespan_ns);
             prop_assert!(bound_ns <= pair.blind.predicted_makespan_ns);

@@ -7,9 +7,23 @@ use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 
 /// What became of a candidate.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum Outlook {
     Fits(PlanPrediction),
     Falls(Rejection),
+}
+
+/// One judged batch, or why the candidate falls.
+pub(crate) type Verdict = Result<Judged, Rejection>;
+
+/// One global batch as a candidate runs it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Judged {
+    makespan_ns: u64,
+    idle_ratio: f64,
+    /// Of the fullest encoder and the fullest LLM rank, in bytes.
+    peaks: [u64; 2],
+    num_predictions: u64,
+    num_extrapolated: u64,
 }
 
 /// Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1; beyond them the normal one.
@@ -39,6 +53,62 @@ pub(crate) fn mean_and_half_width(values: &[u64]) -> (u64, u64) {
     (mean.round() as u64, (t * (variance / n as f64).sqrt()).round() as u64)
 }
 
+/// One global batch, filled by the scheduler that trains, until `halt` says to make do.
+pub(crate) fn judge_batch(
+    scheduler: &StepScheduler,
+    step: u64,
+    batch: &[SampleIndex],
+    halt: &dyn Fn() -> bool,
+) -> Result<Verdict, PlanError> {
+    let aware = match scheduler.pair(step, batch, Method::Aware, halt) {
+        Ok(pair) => pair.aware,
+        Err(
+            StepError::Memory { component, needed_bytes, budget_bytes, .. }
+            | StepError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }
+            | StepError::GiantMemory { component, needed_bytes, budget_bytes, .. },
+        ) => return Ok(Err(Rejection::Memory { component, needed_bytes, budget_bytes })),
+        Err(StepError::Tokens { needed_tokens, bucket_tokens_max, .. }) => {
+            return Ok(Err(Rejection::BucketTokens { needed_tokens, bucket_tokens_max }));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let coverage = scheduler.coverage(&aware)?;
+    let timeline = scheduler.simulate(&aware)?;
+    let encoder_ranks = scheduler.settings().layout.encoder.num_ranks() as usize;
+    let mut peaks = [0; 2];
+    for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
+        let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
+        *peak = memory.total_bytes().max(*peak);
+    }
+    Ok(Ok(Judged {
+        makespan_ns: timeline.makespan_ns,
+        idle_ratio: timeline.bubble_ratio(),
+        peaks,
+        num_predictions: coverage.num_predictions,
+        num_extrapolated: coverage.num_extrapolated,
+    }))
+}
+
+/// Judged batches as one prediction.
+pub(crate) fn summary(judged: &[Judged]) -> PlanPrediction {
+    let steps: Vec<u64> = judged.iter().map(|one| one.makespan_ns).collect();
+    let (step_ns_mean, step_ns_half_width) = mean_and_half_width(&steps);
+    let sum = |of: fn(&Judged) -> u64| judged.iter().map(of).sum::<u64>();
+    let peak = |at: usize| judged.iter().map(|one| one.peaks[at]).max().unwrap_or(0);
+    let num_predictions = sum(|one| one.num_predictions);
+    let num_extrapolated = sum(|one| one.num_extrapolated);
+    PlanPrediction {
+        step_ns_mean,
+        step_ns_half_width,
+        bubble_ratio: judged.iter().map(|one| one.idle_ratio).sum::<f64>() / judged.len().max(1) as f64,
+        encoder_memory_bytes_peak: peak(0),
+        llm_memory_bytes_peak: peak(1),
+        extrapolated_ratio: num_extrapolated as f64 / num_predictions.max(1) as f64,
+        num_predictions,
+        num_extrapolated,
+    }
+}
+
 /// The judgement of one candidate on `batches`, with a certified bound for each. It falls as soon as the
 /// steps done and the bounds of those left add up to a mean above `cutoff_ns`.
 pub(crate) fn evaluate(
@@ -46,55 +116,25 @@ pub(crate) fn evaluate(
     batches: &[Vec<SampleIndex>],
     bounds_ns: &[u64],
     cutoff_ns: Option<u64>,
-) -> Result<Verdict, PlanError> {
+) -> Result<Outlook, PlanError> {
     let num_batches = batches.len() as u128;
     let mut left_ns: u128 = bounds_ns.iter().map(|&ns| u128::from(ns)).sum();
     let mut done_ns = 0u128;
-    let mut aware_ns = Vec::new();
-    let (mut idle_ratio, mut num_predictions, mut num_extrapolated) = (0.0, 0, 0);
-    let mut peaks = [0u64; 2];
+    let mut judged = Vec::with_capacity(batches.len());
     for (step, (batch, &bound_ns)) in (0..).zip(batches.iter().zip(bounds_ns)) {
         if cutoff_ns.is_some_and(|cutoff| (done_ns + left_ns) / num_batches > u128::from(cutoff)) {
-            return Ok(Verdict::Falls(Rejection::Bound));
+            return Ok(Outlook::Falls(Rejection::Bound));
         }
-        let pair = match scheduler.pair(step, batch, Method::Aware, &|| false) {
-            Ok(pair) => pair,
-            Err(
-                StepError::Memory { component, needed_bytes, budget_bytes, .. }
-                | StepError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }
-                | StepError::GiantMemory { component, needed_bytes, budget_bytes, .. },
-            ) => return Ok(Verdict::Falls(Rejection::Memory { component, needed_bytes, budget_bytes })),
-            Err(StepError::Tokens { needed_tokens, bucket_tokens_max, .. }) => {
-                return Ok(Verdict::Falls(Rejection::BucketTokens { needed_tokens, bucket_tokens_max }));
+        match judge_batch(scheduler, step, batch, &|| false)? {
+            Err(rejection) => return Ok(Outlook::Falls(rejection)),
+            Ok(one) => {
+                done_ns += u128::from(one.makespan_ns);
+                left_ns -= u128::from(bound_ns);
+                judged.push(one);
             }
-            Err(error) => return Err(error.into()),
-        };
-        let aware = pair.aware;
-        let coverage = scheduler.coverage(&aware)?;
-        let timeline = scheduler.simulate(&aware)?;
-        idle_ratio += timeline.bubble_ratio();
-        num_predictions += coverage.num_predictions;
-        num_extrapolated += coverage.num_extrapolated;
-        let encoder_ranks = scheduler.settings().layout.encoder.num_ranks() as usize;
-        for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
-            let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
-            *peak = memory.total_bytes().max(*peak);
         }
-        aware_ns.push(timeline.makespan_ns);
-        done_ns += u128::from(timeline.makespan_ns);
-        left_ns -= u128::from(bound_ns);
     }
-    let (step_ns_mean, step_ns_half_width) = mean_and_half_width(&aware_ns);
-    Ok(Verdict::Fits(PlanPrediction {
-        step_ns_mean,
-        step_ns_half_width,
-        bubble_ratio: idle_ratio / (batches.len().max(1)) as f64,
-        encoder_memory_bytes_peak: peaks[0],
-        llm_memory_bytes_peak: peaks[1],
-        extrapolated_ratio: num_extrapolated as f64 / num_predictions.max(1) as f64,
-        num_predictions,
-        num_extrapolated,
-    }))
+    Ok(Outlook::Fits(summary(&judged)))
 }
 
 #[cfg(test)]

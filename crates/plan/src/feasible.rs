@@ -1,13 +1,18 @@
 //! Candidates that no schedule can fit into memory, found without scheduling: one sample alone overfills a rank.
 
+use crate::error::PlanError;
+use crate::search::SearchInput;
+use crate::space::Candidate;
 use dflop_cost::{CostModel, RankPart, StageLayers};
-use dflop_step::StepScheduler;
-use dflop_types::{MicrobatchShape, Rejection, SampleShape};
+use dflop_types::{Component, MicrobatchShape, Rejection, SampleShape};
+use rayon::prelude::*;
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Positions of the samples that need most memory alone: in the encoder, in a layer, in the head. They may lie
 /// outside the sampled batches, so they are checked separately.
-pub(crate) fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
+fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
     let layer = RankPart::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
     let asks: [&dyn Fn(&SampleShape) -> u64; 3] = [
         &|shape| model.activation_bytes(RankPart::Encoder, &MicrobatchShape::pack([shape])),
@@ -23,11 +28,76 @@ pub(crate) fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> 
     positions
 }
 
-/// Why no schedule of the candidate can fit, if that is certain: the rank that a sample of `heaviest` alone
-/// overfills most.
-pub(crate) fn rejection(scheduler: &StepScheduler, heaviest: &[usize]) -> Option<Rejection> {
-    let budget_bytes = scheduler.settings().memory_budget_bytes?;
-    let needs = heaviest.iter().map(|&position| scheduler.alone(&scheduler.shapes()[position]));
-    let (component, needed_bytes) = needs.max_by_key(|&(_, needed_bytes)| needed_bytes)?;
-    (needed_bytes > budget_bytes).then_some(Rejection::Memory { component, needed_bytes, budget_bytes })
+/// What the fullest rank needs for one sample of [`heaviest`] alone.
+///
+/// An encoder rank's need depends on the encoder's degrees alone, an LLM rank's on the number of stages: so it is
+/// counted once for each of those. Where replicas are several, rows are copied, and that takes bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Alone {
+    budget_bytes: Option<u64>,
+    /// By encoder replicas, and whether a component has several replicas.
+    encoder: BTreeMap<(u32, bool), u64>,
+    /// By stages, likewise.
+    llm: BTreeMap<(u32, bool), u64>,
+}
+
+fn has_copies(candidate: &Candidate) -> bool {
+    candidate.layout.encoder.dp.max(candidate.layout.llm.dp) > 1
+}
+
+impl Alone {
+    /// The needs of all candidates.
+    pub(crate) fn new(
+        input: &SearchInput<'_>,
+        model: &Arc<CostModel>,
+        candidates: &[Candidate],
+    ) -> Result<Self, PlanError> {
+        let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(Self::default()) };
+        let heaviest = heaviest(model, &input.shapes);
+        let mut seen = BTreeSet::new();
+        // One candidate for each number of encoder replicas, and for each number of stages.
+        let asks: Vec<(Component, (u32, bool), &Candidate)> = candidates
+            .iter()
+            .flat_map(|candidate| {
+                let copies = has_copies(candidate);
+                [
+                    (Component::Encoder, (candidate.layout.encoder.dp, copies), candidate),
+                    (Component::Llm, (candidate.layout.llm.pp, copies), candidate),
+                ]
+            })
+            .filter(|(component, key, _)| seen.insert((*component, *key)))
+            .collect();
+        let need = |&(component, key, candidate): &(Component, (u32, bool), &Candidate)| {
+            let scheduler = candidate.scheduler(input, model)?;
+            let samples = heaviest.iter().map(|&position| &input.shapes[position]);
+            let needs = samples.map(|sample| match component {
+                Component::Encoder => scheduler.encoder_alone(sample),
+                Component::Llm => scheduler.llm_alone(sample),
+            });
+            Ok((component, key, needs.max().unwrap_or(0)))
+        };
+        let needs: Vec<(Component, (u32, bool), u64)> =
+            asks.par_iter().map(need).collect::<Result<_, PlanError>>()?;
+        let mut alone = Self { budget_bytes: Some(budget_bytes), ..Self::default() };
+        for (component, key, bytes) in needs {
+            let of_component = match component {
+                Component::Encoder => &mut alone.encoder,
+                Component::Llm => &mut alone.llm,
+            };
+            of_component.insert(key, bytes);
+        }
+        Ok(alone)
+    }
+
+    /// Why no schedule of the candidate can fit, if that is certain: the rank that a sample of [`heaviest`] alone
+    /// overfills most.
+    pub(crate) fn rejection(&self, candidate: &Candidate) -> Option<Rejection> {
+        let budget_bytes = self.budget_bytes?;
+        let copies = has_copies(candidate);
+        let encoder = self.encoder.get(&(candidate.layout.encoder.dp, copies)).copied().unwrap_or(0);
+        let llm = self.llm.get(&(candidate.layout.llm.pp, copies)).copied().unwrap_or(0);
+        let (component, needed_bytes) =
+            if llm > encoder { (Component::Llm, llm) } else { (Component::Encoder, encoder) };
+        (needed_bytes > budget_bytes).then_some(Rejection::Memory { component, needed_bytes, budget_bytes })
+    }
 }

@@ -14,6 +14,7 @@
 mod baseline;
 mod bound;
 mod caveats;
+mod contender;
 mod data_parallel;
 mod error;
 mod evaluate;
@@ -21,7 +22,9 @@ mod feasible;
 #[cfg(test)]
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
+mod funnel;
 mod outcome;
+mod rough;
 mod search;
 mod space;
 
@@ -30,5 +33,5 @@ pub use caveats::Caveats;
 pub use data_parallel::{DataParallel, DataParallelStep};
 pub use error::PlanError;
 pub use outcome::{Outcome, StopReason, describe, explain, gain};
-pub use search::{JUDGEMENTS_MAX, NUM_RANKED, SearchInput, search};
+pub use search::{NUM_RANKED, SearchEffort, SearchInput, search};
 pub use space::{Candidate, layouts};

@@ -11,10 +11,10 @@ use std::fmt::Write as _;
 /// Why a search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// Every candidate was judged, or rejected with a cause.
-    AllJudged,
-    /// The budget of judgements ended first; the candidates left have the largest lower bounds.
-    WorkBudget {
+    /// Every candidate was judged, or not chosen for a cause.
+    Done,
+    /// The search was told to make do with the best so far; the candidates left have the longest estimated steps.
+    Halted {
         /// Candidates left unjudged.
         num_left: u64,
     },
@@ -103,7 +103,7 @@ impl Outcome {
             Rejection::Memory { .. } | Rejection::BucketTokens { .. } => 0,
             Rejection::TooFewSamples { .. } => 1,
             Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => 2,
-            Rejection::Bound => 3,
+            Rejection::Bound | Rejection::Estimate => 3,
         };
         // Among equals the most frequent, which stands first.
         let nearest =
@@ -128,7 +128,7 @@ impl Outcome {
             Rejection::BucketTokens { needed_tokens, .. } => Some(format!(
                 "raise `train.bucket_tokens_max` to {needed_tokens} or more, or `train.num_microbatches`, or lower `train.global_batch_size`"
             )),
-            Rejection::Bound => None,
+            Rejection::Bound | Rejection::Estimate => None,
         }
     }
 }
@@ -387,8 +387,8 @@ fn reasons(text: &mut String, outcome: &Outcome) {
     if slower > 0 {
         others.push((slower, "slower than these on the sampled global batches".to_owned()));
     }
-    if let StopReason::WorkBudget { num_left } = outcome.stop {
-        others.push((num_left, "not judged: the budget of judgements ended".to_owned()));
+    if let StopReason::Halted { num_left } = outcome.stop {
+        others.push((num_left, "not judged: the time limit struck".to_owned()));
     }
     causes(text, others);
 }

@@ -1,19 +1,18 @@
-//! The search: candidates by ascending lower bound, judged until no other can be among the best.
+//! The search: all candidates in, the best plans and the reasons against the others out.
 
-use crate::baseline::compare;
-use crate::bound::{self, BatchWork};
+use crate::baseline::compare_with;
 use crate::caveats::Caveats;
+use crate::contender::{Contender, contenders};
 use crate::error::PlanError;
-use crate::evaluate::{Verdict, evaluate};
-use crate::feasible;
+use crate::evaluate::{Outlook, evaluate};
+use crate::funnel;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::space::{Candidate, space};
-use dflop_cost::{CostModel, CostSettings};
+use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
-use dflop_step::{GiantPolicy, GiantRule, StepScheduler, StepSettings, check_samples};
+use dflop_step::{GiantPolicy, GiantRule, check_samples};
 use dflop_types::{
-    Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Recompute, Rejection, SampleIndex,
-    SampleShape, Trained,
+    Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -21,13 +20,20 @@ use std::sync::Arc;
 /// Plans that an outcome holds at most: the best and five runners-up.
 pub const NUM_RANKED: usize = 6;
 
-/// Candidates that a search judges at most unless told; a count, not a time, so that searches repeat.
-pub const JUDGEMENTS_MAX: u64 = 2_000;
+/// How many candidates a search judges with the scheduler and the simulator.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SearchEffort {
+    /// Those that a rough estimate puts in front: seconds for a thousand ranks.
+    #[default]
+    Quick,
+    /// All that a certified bound does not rule out: minutes for 64 ranks.
+    Whole,
+}
 
 /// What a search needs.
 pub struct SearchInput<'a> {
     /// Shapes of the data profile, by sample index.
-    pub shapes: Vec<SampleShape>,
+    pub shapes: Arc<[SampleShape]>,
     /// What the model was measured to take.
     pub model_profile: &'a ModelProfile,
     /// What may be used.
@@ -40,24 +46,24 @@ pub struct SearchInput<'a> {
     pub giants: GiantRule,
     /// The most LLM tokens of a bucket (microbatch x LLM replica); `None`: no cap.
     pub bucket_tokens_max: Option<u64>,
-    /// What trains.
-    pub trained: Trained,
     /// Order of actions.
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
-    /// Candidates judged at most, those with the smallest lower bounds; [`JUDGEMENTS_MAX`] is enough for a whole search.
-    pub judgements_max: u64,
+    /// How many candidates are judged.
+    pub effort: SearchEffort,
+    /// Asked now and then, on several threads, whether to make do with the best so far.
+    pub halt: &'a (dyn Fn() -> bool + Sync),
     /// Seed of the sampled global batches and of their schedules.
     pub seed: u64,
     /// Hashes that the plan carries of what it was made from.
     pub made_from: MadeFrom,
     /// Called with candidates done and candidates in all, as the search goes on.
-    pub progress: &'a dyn Fn(u64, u64),
+    pub progress: &'a (dyn Fn(u64, u64) + Sync),
 }
 
 impl SearchInput<'_> {
-    fn memory_budget_bytes(&self) -> Option<u64> {
+    pub(crate) fn memory_budget_bytes(&self) -> Option<u64> {
         self.model_profile.memory_budget_bytes(self.cluster.memory_budget_bytes)
     }
 }
@@ -71,35 +77,49 @@ impl fmt::Debug for SearchInput<'_> {
             .field("num_microbatches", &self.num_microbatches)
             .field("giants", &self.giants)
             .field("bucket_tokens_max", &self.bucket_tokens_max)
-            .field("trained", &self.trained)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
+            .field("effort", &self.effort)
             .field("seed", &self.seed)
             .finish_non_exhaustive()
     }
 }
 
-/// A candidate with its scheduler and the certified bound of each batch.
-struct Contender {
-    candidate: Candidate,
-    scheduler: StepScheduler,
-    bounds_ns: Vec<u64>,
+/// The judged candidates of a search, the rejections of the others, and why it ended.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// By step time, at most [`NUM_RANKED`].
+    pub(crate) ranked: Vec<RankedPlan>,
+    pub(crate) rejections: Vec<Rejection>,
+    pub(crate) num_judged: u64,
+    /// Candidates left where a halt struck.
+    pub(crate) num_left: u64,
 }
 
-impl Contender {
-    fn bound_sum_ns(&self) -> u128 {
-        self.bounds_ns.iter().map(|&ns| u128::from(ns)).sum()
+impl Found {
+    /// Adds a judged plan in its place.
+    pub(crate) fn insert(&mut self, plan: RankedPlan) {
+        let ns = plan.prediction.step_ns_mean;
+        let place = self.ranked.partition_point(|other| other.prediction.step_ns_mean <= ns);
+        self.ranked.insert(place, plan);
+    }
+
+    /// A candidate with a longer step cannot be among the best any more, in nanoseconds.
+    pub(crate) fn cutoff_ns(&self) -> Option<u64> {
+        self.ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean)
     }
 }
 
 /// The best plans for the cluster, and why the others were not chosen.
 ///
 /// Every candidate is judged on the same sampled global batches, so that two plans differ by their layout and
-/// not by their luck. Each batch is filled by the very [`StepScheduler`] that trains and timed by the
-/// simulator. Candidates stand by ascending lower bound; once the bound is above the worst plan kept, all
-/// that follow fall.
+/// not by their luck. Each batch is filled by the very [`dflop_step::StepScheduler`] that trains and timed by the
+/// simulator. With [`SearchEffort::Quick`] a rough estimate chooses which candidates are judged; with
+/// [`SearchEffort::Whole`] candidates stand by ascending lower bound, and once the bound is above the worst plan kept,
+/// all that follow fall.
 ///
-/// *Complexity*: candidates x sampled batches x one [`StepScheduler::schedule`], at most `judgements_max` candidates.
+/// *Complexity*: O(candidates) for the estimate; judged candidates x sampled batches x one
+/// [`dflop_step::StepScheduler::schedule`].
 ///
 /// # Errors
 /// [`PlanError::TooFewRanks`], [`PlanError::Zero`], [`PlanError::Cost`]; [`PlanError::Step`] where no global batch can be
@@ -118,10 +138,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let model = Arc::new(CostModel::with(
-        input.model_profile,
-        &CostSettings { trained: input.trained, ..CostSettings::default() },
-    )?);
+    let model = Arc::new(CostModel::new(input.model_profile)?);
     let batches = sampled_batches(input)?;
     let space = space(
         num_ranks,
@@ -131,46 +148,25 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         input.num_microbatches,
     );
     let num_candidates = (space.candidates.len() + space.rejections.len()) as u64;
-    let mut rejections = space.rejections;
-    let mut contenders = contenders(input, &model, &space.candidates, &batches, &mut rejections)?;
-    contenders.sort_by_cached_key(|contender| (contender.bound_sum_ns(), contender.candidate));
-
-    let mut ranked: Vec<RankedPlan> = Vec::new();
-    let mut stop = StopReason::AllJudged;
-    let mut num_judged = 0;
-    for (position, contender) in contenders.iter().enumerate() {
-        (input.progress)(rejections.len() as u64 + ranked.len() as u64, num_candidates);
-        if num_judged >= input.judgements_max {
-            stop = StopReason::WorkBudget { num_left: (contenders.len() - position) as u64 };
-            break;
-        }
-        let cutoff_ns = ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean);
-        match evaluate(&contender.scheduler, &batches, &contender.bounds_ns, cutoff_ns)? {
-            Verdict::Falls(rejection) => rejections.push(rejection),
-            Verdict::Fits(prediction) => {
-                num_judged += 1;
-                let plan = RankedPlan {
-                    layout: contender.candidate.layout,
-                    num_microbatches: contender.candidate.num_microbatches,
-                    pipeline_order: input.order,
-                    recompute: Recompute::None,
-                    prediction,
-                };
-                let place = ranked.partition_point(|p| p.prediction.step_ns_mean <= prediction.step_ns_mean);
-                ranked.insert(place, plan);
-            }
-        }
+    let mut found = Found { rejections: space.rejections, ..Found::default() };
+    let contenders = contenders(input, &model, &space.candidates, &batches, &mut found.rejections)?;
+    let progress = |found: &Found| {
+        (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
+    };
+    match input.effort {
+        SearchEffort::Quick => funnel::judge(input, &model, contenders, &batches, &mut found, &progress)?,
+        SearchEffort::Whole => judge_all(input, &model, contenders, &batches, &mut found, &progress)?,
     }
     (input.progress)(num_candidates, num_candidates);
-    ranked.truncate(NUM_RANKED);
+    found.ranked.truncate(NUM_RANKED);
+    let Found { ranked, rejections, num_judged, num_left } = found;
     let caveats = Caveats::of(input.model_profile, &model, ranked.first());
-    let is_best = |contender: &&Contender, best: &RankedPlan| {
-        let Candidate { layout, num_microbatches } = contender.candidate;
-        (layout, num_microbatches) == (best.layout, best.num_microbatches)
-    };
-    let best = ranked.first().and_then(|best| contenders.iter().find(|contender| is_best(contender, best)));
-    let ways = match best {
-        Some(best) => compare(&best.scheduler, &batches, input.num_microbatches.is_none())?,
+    let ways = match ranked.first() {
+        Some(best) => {
+            let candidate = Candidate { layout: best.layout, num_microbatches: best.num_microbatches };
+            let scheduler = candidate.scheduler(input, &model)?;
+            compare_with(best, &scheduler, &batches, input.num_microbatches.is_none(), funnel::WHOLE_SAMPLES_MAX)?
+        }
         None => Vec::new(),
     };
     let fitting_num_microbatches = match input.num_microbatches {
@@ -183,19 +179,46 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         num_microbatches: input.num_microbatches,
         fitting_num_microbatches,
         rejections: group(rejections),
-        stop,
+        stop: if num_left > 0 { StopReason::Halted { num_left } } else { StopReason::Done },
         num_candidates,
         num_judged,
         num_ranks,
         global_batch_size: input.global_batch_size,
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
-        trained: input.trained,
         memory_budget_bytes: input.memory_budget_bytes(),
         is_budget_given: input.cluster.memory_budget_bytes.is_some(),
         caveats,
         made_from: input.made_from.clone(),
     })
+}
+
+/// Judges all contenders that no bound rules out.
+fn judge_all(
+    input: &SearchInput<'_>,
+    model: &Arc<CostModel>,
+    mut contenders: Vec<Contender>,
+    batches: &[Vec<SampleIndex>],
+    found: &mut Found,
+    progress: &dyn Fn(&Found),
+) -> Result<(), PlanError> {
+    contenders.sort_by_cached_key(|contender| (contender.bound_sum_ns(), contender.candidate));
+    for (position, contender) in contenders.iter().enumerate() {
+        progress(found);
+        if found.num_judged > 0 && (input.halt)() {
+            found.num_left = (contenders.len() - position) as u64;
+            break;
+        }
+        let scheduler = contender.candidate.scheduler(input, model)?;
+        match evaluate(&scheduler, batches, &contender.bounds_ns, found.cutoff_ns())? {
+            Outlook::Falls(rejection) => found.rejections.push(rejection),
+            Outlook::Fits(prediction) => {
+                found.num_judged += 1;
+                found.insert(contender.candidate.ranked(input.order, prediction));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Candidates judged at most to find a number of microbatches with which a plan fits.
@@ -218,8 +241,9 @@ fn fitting_num_microbatches(
         key(a).total_cmp(&key(b)).then_with(|| a.bound_sum_ns().cmp(&b.bound_sum_ns()))
     });
     for contender in contenders.iter().take(FITTING_JUDGEMENTS_MAX) {
-        let verdict = evaluate(&contender.scheduler, batches, &contender.bounds_ns, None)?;
-        if matches!(verdict, Verdict::Fits(_)) {
+        let scheduler = contender.candidate.scheduler(input, model)?;
+        let verdict = evaluate(&scheduler, batches, &contender.bounds_ns, None)?;
+        if matches!(verdict, Outlook::Fits(_)) {
             return Ok(Some(contender.candidate.num_microbatches));
         }
     }
@@ -235,7 +259,7 @@ fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, Pla
     let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
     let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;
     let batches = if num_samples < input.global_batch_size { batches } else { batches.whole_only()? };
-    let batches = batches.with_giants(input.giants, &input.shapes)?;
+    let batches = batches.with_giants(input.giants, input.shapes.iter())?;
     let count = u64::from(input.num_sampled_batches);
     let window = match input.giants {
         GiantRule { policy: GiantPolicy::Defer, llm_tokens_max: Some(_), steps_max } => {
@@ -244,37 +268,4 @@ fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, Pla
         _ => count,
     };
     Ok((1..=count).map(|k| batches.batch(k * window / count - 1)).collect())
-}
-
-/// Candidates that may fit, with their bounds; the others add to `rejections`.
-fn contenders(
-    input: &SearchInput<'_>,
-    model: &Arc<CostModel>,
-    candidates: &[Candidate],
-    batches: &[Vec<SampleIndex>],
-    rejections: &mut Vec<Rejection>,
-) -> Result<Vec<Contender>, PlanError> {
-    let shapes: Arc<[SampleShape]> = input.shapes.as_slice().into();
-    let works: Vec<BatchWork> = batches.iter().map(|batch| BatchWork::new(model, &shapes, batch)).collect();
-    let heaviest = feasible::heaviest(model, &shapes);
-    let mut contenders = Vec::with_capacity(candidates.len());
-    for &candidate in candidates {
-        let settings = StepSettings {
-            layout: candidate.layout,
-            num_microbatches: candidate.num_microbatches,
-            pipeline_order: input.order,
-            memory_budget_bytes: input.memory_budget_bytes(),
-        };
-        let scheduler = StepScheduler::new(settings, Arc::clone(model), Arc::clone(&shapes), input.seed)?
-            .with_ranks_per_node(input.cluster.ranks_per_node)?
-            .with_giants(input.giants)
-            .with_checked_tokens_max(input.bucket_tokens_max);
-        if let Some(rejection) = feasible::rejection(&scheduler, &heaviest) {
-            rejections.push(rejection);
-            continue;
-        }
-        let bounds_ns = bound::bounds_ns(&scheduler, &candidate, &works);
-        contenders.push(Contender { candidate, scheduler, bounds_ns });
-    }
-    Ok(contenders)
 }

@@ -6,7 +6,7 @@
 mod fixture;
 
 use dflop_cost::{CostModel, RankMicrobatch};
-use dflop_plan::{DataParallel, JUDGEMENTS_MAX, SearchInput, compare, explain, search};
+use dflop_plan::{DataParallel, SearchEffort, SearchInput, compare, explain, search};
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantRule, Method, StepScheduler, StepSettings};
 use dflop_types::{
@@ -182,7 +182,7 @@ fn baselines_may_choose_their_microbatches() {
 
 fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, budget: Option<u64>) -> SearchInput<'a> {
     SearchInput {
-        shapes: shapes.to_vec(),
+        shapes: shapes.into(),
         model_profile: profile,
         cluster: fixture::cluster(2, budget),
         global_batch_size: 32,
@@ -192,7 +192,8 @@ fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, budget: Option<u
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 2,
-        judgements_max: JUDGEMENTS_MAX,
+        effort: SearchEffort::Whole,
+        halt: &|| false,
         seed: 1,
         made_from: MadeFrom::new(),
         progress: &|_, _| {},

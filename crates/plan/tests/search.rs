@@ -6,7 +6,7 @@ mod fixture;
 
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::{
-    Caveats, JUDGEMENTS_MAX, Outcome, PlanError, SearchInput, StopReason, explain, layouts, search,
+    Caveats, Outcome, PlanError, SearchEffort, SearchInput, StopReason, explain, layouts, search,
 };
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
@@ -15,11 +15,11 @@ use dflop_types::{
     PlanPrediction, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleShape, Trained,
     WayPrediction,
 };
-use std::cell::Cell;
+use std::sync::Mutex;
 
 fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
     SearchInput {
-        shapes: shapes.to_vec(),
+        shapes: shapes.into(),
         model_profile,
         cluster: fixture::cluster(num_ranks, None),
         global_batch_size: 32,
@@ -29,7 +29,8 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 4,
-        judgements_max: JUDGEMENTS_MAX,
+        effort: SearchEffort::Whole,
+        halt: &|| false,
         seed: 11,
         made_from: MadeFrom::from([("data_profile".to_owned(), "sha256:0".to_owned())]),
         progress: &|_, _| {},
@@ -80,7 +81,7 @@ fn agrees_with_brute_force() {
         let ranked: Vec<u64> = outcome.ranked.iter().map(|p| p.prediction.step_ns_mean).collect();
         assert_eq!(means.len() as u64, outcome.num_candidates);
         assert_eq!(ranked, means[..ranked.len()], "{num_ranks} ranks");
-        assert_eq!(outcome.stop, StopReason::AllJudged);
+        assert_eq!(outcome.stop, StopReason::Done);
     }
 }
 
@@ -88,11 +89,12 @@ fn agrees_with_brute_force() {
 fn what_is_pruned_and_what_is_judged_add_up() {
     let model_profile = fixture::model_profile();
     let shapes = fixture::shapes(64, 4);
-    let calls = Cell::new((0, 0, 0));
+    let calls = Mutex::new((0, 0, 0));
     let progress = |done, total| {
-        let (count, last, _) = calls.get();
+        let mut calls = calls.lock().unwrap();
+        let (count, last, _) = *calls;
         assert!(done >= last && done <= total);
-        calls.set((count + 1, done, total));
+        *calls = (count + 1, done, total);
     };
     let outcome = search(&SearchInput { progress: &progress, ..input(&shapes, &model_profile, 6) }).unwrap();
     let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
@@ -104,7 +106,7 @@ fn what_is_pruned_and_what_is_judged_add_up() {
         })
     );
     assert!(outcome.rejections.iter().any(|r| r.rejection == Rejection::Bound && r.count > 0));
-    let (count, done, total) = calls.get();
+    let (count, done, total) = *calls.lock().unwrap();
     assert!(count > 1);
     assert_eq!((done, total), (outcome.num_candidates, outcome.num_candidates));
 }
@@ -263,7 +265,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
             .into_iter()
             .map(|(rejection, count)| RejectionCount { rejection, count })
             .collect(),
-        stop: StopReason::AllJudged,
+        stop: StopReason::Done,
         num_ranks: 6,
         global_batch_size: 64,
         seed: 11,

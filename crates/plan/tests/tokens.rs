@@ -3,7 +3,7 @@
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 
-use dflop_plan::{JUDGEMENTS_MAX, PlanError, SearchInput, search};
+use dflop_plan::{PlanError, SearchEffort, SearchInput, search};
 use dflop_step::{GiantRule, StepError};
 use dflop_types::{PipelineOrder, Rejection, SampleShape, Trained};
 
@@ -21,7 +21,7 @@ fn the_planner_plans_within_the_cap() {
     let shapes = fixture::shapes(96, 4);
     let model_profile = fixture::model_profile();
     let input = |bucket_tokens_max| SearchInput {
-        shapes: shapes.clone(),
+        shapes: shapes.clone().into(),
         model_profile: &model_profile,
         cluster: fixture::cluster(3, None),
         global_batch_size: 32,
@@ -31,7 +31,8 @@ fn the_planner_plans_within_the_cap() {
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 3,
-        judgements_max: JUDGEMENTS_MAX,
+        effort: SearchEffort::Whole,
+        halt: &|| false,
         seed: 1,
         made_from: std::collections::BTreeMap::default(),
         progress: &|_, _| {},

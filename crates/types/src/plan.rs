@@ -177,6 +177,8 @@ pub enum Rejection {
     },
     /// A lower bound on its step is above the step of every plan in the ranking.
     Bound,
+    /// It is estimated slower than the candidates that were judged, and so was not judged itself.
+    Estimate,
     /// A global batch cannot be put into its buckets within the cap on LLM tokens.
     BucketTokens {
         /// Tokens of the fullest bucket at best, the smallest over the candidates counted here.
@@ -210,7 +212,8 @@ impl fmt::Display for Rejection {
                 f,
                 "too few buckets for a global batch: the fullest needs {needed_tokens} or more LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
             ),
-            Self::Bound => f.write_str("cannot beat the best plan: its lower bound on the step is above"),
+            Self::Bound => f.write_str("slower than the plans listed here for certain: a lower bound on the step is longer"),
+            Self::Estimate => f.write_str("estimated slower than the candidates that were judged, so not judged"),
         }
     }
 }

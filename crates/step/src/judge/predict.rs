@@ -296,29 +296,37 @@ impl StepScheduler {
         if self.settings.layout.is_colocated() {
             return (Component::Both, crate::colocated::memory::alone(self, sample));
         }
-        let need = |stage: usize, part: RankPart, sample: &SampleShape| {
-            let microbatch = [RankMicrobatch {
-                shape: MicrobatchShape::pack([sample]),
-                feature_tokens: u64::from(sample.feature_tokens),
-            }];
-            let list = order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1);
-            rank_peak(self, stage, part, &microbatch, &list).total_bytes()
-        };
+        let (encoder, llm) = (self.encoder_alone(sample), self.llm_alone(sample));
+        if llm > encoder { (Component::Llm, llm) } else { (Component::Encoder, encoder) }
+    }
+
+    /// As [`StepScheduler::alone`], of the fullest encoder rank; the LLM's part of the layout does not matter.
+    pub fn encoder_alone(&self, sample: &SampleShape) -> u64 {
         let (num_parts, replicas) = (sample.num_parts(), self.settings.layout.encoder.dp);
-        let encoder = if num_parts < 2 || replicas < 2 {
-            need(0, RankPart::Encoder, sample)
-        } else {
-            let count = num_parts.div_ceil(replicas);
-            (0..num_parts.div_ceil(count))
-                .map(|at| need(0, RankPart::Encoder, &sample.share(PartRange { first: at * count, count })))
-                .max()
-                .unwrap_or(0)
-        };
-        let stages = parts(self).into_iter().enumerate().skip(1);
-        match stages.map(|(stage, part)| need(stage, part, sample)).max() {
-            Some(llm) if llm > encoder => (Component::Llm, llm),
-            _ => (Component::Encoder, encoder),
+        if num_parts < 2 || replicas < 2 {
+            return self.part_alone(0, RankPart::Encoder, sample);
         }
+        let count = num_parts.div_ceil(replicas);
+        let share = |at| sample.share(PartRange { first: at * count, count });
+        (0..num_parts.div_ceil(count))
+            .map(|at| self.part_alone(0, RankPart::Encoder, &share(at)))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// As [`StepScheduler::alone`], of the fullest LLM rank.
+    pub fn llm_alone(&self, sample: &SampleShape) -> u64 {
+        let stages = parts(self).into_iter().enumerate().skip(1);
+        stages.map(|(stage, part)| self.part_alone(stage, part, sample)).max().unwrap_or(0)
+    }
+
+    fn part_alone(&self, stage: usize, part: RankPart, sample: &SampleShape) -> u64 {
+        let microbatch = [RankMicrobatch {
+            shape: MicrobatchShape::pack([sample]),
+            feature_tokens: u64::from(sample.feature_tokens),
+        }];
+        let list = order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1);
+        rank_peak(self, stage, part, &microbatch, &list).total_bytes()
     }
 }
 

@@ -1,0 +1,118 @@
+//! Contenders: candidates that no rule and no certain lack of memory rules out, with what is known before they are
+//! judged.
+
+use crate::bound::{self, BatchWork};
+use crate::error::PlanError;
+use crate::feasible::Alone;
+use crate::rough::{BatchSizes, Rough, rough};
+use crate::search::SearchInput;
+use crate::space::Candidate;
+use dflop_cost::CostModel;
+use dflop_step::{StepScheduler, StepSettings};
+use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// Global batches that the rough estimate looks at: it is no better than that.
+const ROUGH_BATCHES: usize = 2;
+
+/// A candidate with its estimate and the certified bound of each batch.
+#[derive(Debug, Clone)]
+pub(crate) struct Contender {
+    pub(crate) candidate: Candidate,
+    pub(crate) rough: Rough,
+    pub(crate) bounds_ns: Vec<u64>,
+}
+
+impl Contender {
+    pub(crate) fn bound_sum_ns(&self) -> u128 {
+        self.bounds_ns.iter().map(|&ns| u128::from(ns)).sum()
+    }
+
+    /// No mean of its steps is less, in nanoseconds.
+    pub(crate) fn bound_mean_ns(&self) -> u64 {
+        u64::try_from(self.bound_sum_ns() / (self.bounds_ns.len().max(1) as u128)).unwrap_or(u64::MAX)
+    }
+}
+
+impl Candidate {
+    /// What the scheduler of a step is told of it.
+    pub(crate) fn settings(&self, input: &SearchInput<'_>) -> StepSettings {
+        StepSettings {
+            layout: self.layout,
+            num_microbatches: self.num_microbatches,
+            pipeline_order: input.order,
+            memory_budget_bytes: input.memory_budget_bytes(),
+        }
+    }
+
+    /// The scheduler that would train it.
+    pub(crate) fn scheduler(
+        &self,
+        input: &SearchInput<'_>,
+        model: &Arc<CostModel>,
+    ) -> Result<StepScheduler, PlanError> {
+        let scheduler = StepScheduler::new(
+            self.settings(input),
+            Arc::clone(model),
+            Arc::clone(&input.shapes),
+            input.seed,
+        )?;
+        Ok(scheduler
+            .with_ranks_per_node(input.cluster.ranks_per_node)?
+            .with_giants(input.giants)
+            .with_checked_tokens_max(input.bucket_tokens_max))
+    }
+
+    /// It as a plan.
+    pub(crate) const fn ranked(&self, order: PipelineOrder, prediction: PlanPrediction) -> RankedPlan {
+        RankedPlan {
+            layout: self.layout,
+            num_microbatches: self.num_microbatches,
+            pipeline_order: order,
+            prediction,
+        }
+    }
+}
+
+/// Candidates that may fit, with their estimates and bounds; the others add to `rejections`.
+pub(crate) fn contenders(
+    input: &SearchInput<'_>,
+    model: &Arc<CostModel>,
+    candidates: &[Candidate],
+    batches: &[Vec<SampleIndex>],
+    rejections: &mut Vec<Rejection>,
+) -> Result<Vec<Contender>, PlanError> {
+    let works: Vec<BatchWork> =
+        batches.par_iter().map(|batch| BatchWork::new(model, &input.shapes, batch)).collect();
+    let sizes: Vec<BatchSizes> = batches[..batches.len().min(ROUGH_BATCHES)]
+        .par_iter()
+        .map(|batch| BatchSizes::new(model, &input.shapes, batch))
+        .collect();
+    let alone = Alone::new(input, model, candidates)?;
+    let of = |candidate: &Candidate| -> Result<Result<Contender, Rejection>, PlanError> {
+        if let Some(rejection) = alone.rejection(candidate) {
+            return Ok(Err(rejection));
+        }
+        let stages = candidate.settings(input).stages(model)?;
+        let bounds_ns: Vec<u64> =
+            works.iter().map(|work| bound::makespan_min_ns(model, candidate, &stages, work)).collect();
+        let budget = input.memory_budget_bytes();
+        let roughs = sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));
+        let sum = roughs.fold(Rough { is_over: false, step_ns: 0 }, |sum, one| Rough {
+            is_over: sum.is_over | one.is_over,
+            step_ns: sum.step_ns.saturating_add(one.step_ns / sizes.len() as u64),
+        });
+        Ok(Ok(Contender { candidate: *candidate, rough: sum, bounds_ns }))
+    };
+    let all: Vec<Result<Contender, Rejection>> =
+        candidates.par_iter().map(of).collect::<Result<_, PlanError>>()?;
+    let mut contenders = Vec::with_capacity(all.len());
+    for one in all {
+        match one {
+            Ok(contender) => contenders.push(contender),
+            Err(rejection) => rejections.push(rejection),
+        }
+    }
+    Ok(contenders)
+}

@@ -1,0 +1,222 @@
+//! A rough estimate of a candidate's step: what orders the candidates before any of them is scheduled.
+//!
+//! It is a closed form over what a global batch holds as a whole, some microseconds a candidate, where one schedule
+//! takes milliseconds to seconds. It decides nothing alone: candidates that it puts in front are judged by the
+//! scheduler and the simulator (`funnel.rs`).
+
+use crate::space::Candidate;
+use dflop_cost::{CostModel, RankPart, StageLayers, Typical};
+use dflop_types::{MicrobatchShape, SampleIndex, SampleShape};
+
+/// What the estimate needs to know of one global batch.
+#[derive(Debug, Clone)]
+pub(crate) struct BatchSizes {
+    num_samples: u64,
+    encoder_tokens: u64,
+    llm_tokens: u64,
+    label_tokens: u64,
+    /// Attention of all samples on the encoder, and on one layer of the LLM backbone, in nanoseconds.
+    encoder_attention_ns: u64,
+    layer_attention_ns: u64,
+    /// Time of the costliest sample, or part of a sample, on the encoder, in nanoseconds.
+    encoder_largest_ns: u64,
+    /// Activations of all samples on the encoder, on one layer, on the embedding, on the head, in bytes.
+    encoder_bytes: u64,
+    layer_bytes: u64,
+    embedding_bytes: u64,
+    head_bytes: u64,
+    /// Work of each sample on the LLM backbone over that of the mean sample, the largest first.
+    weights: Vec<f64>,
+    /// `sums[k]`: sum of the first k of them.
+    sums: Vec<f64>,
+}
+
+const LAYER: StageLayers = StageLayers { num_layers: 1, is_first: false, is_last: false };
+const EMBEDDING: StageLayers = StageLayers { num_layers: 0, is_first: true, is_last: false };
+const HEAD: StageLayers = StageLayers { num_layers: 0, is_first: false, is_last: true };
+
+impl BatchSizes {
+    pub(crate) fn new(model: &CostModel, shapes: &[SampleShape], batch: &[SampleIndex]) -> Self {
+        let samples = || batch.iter().map(|sample| &shapes[sample.index()]);
+        let whole = MicrobatchShape::pack(samples());
+        let (encoder_tokens, llm_tokens) = (whole.encoder_tokens(), whole.total_llm_tokens());
+        let num_samples = batch.len().max(1) as u64;
+        // Four samples a microbatch: what a sample costs hardly depends on it.
+        let typical = Typical {
+            encoder_tokens: 4 * encoder_tokens / num_samples,
+            llm_tokens: 4 * llm_tokens / num_samples,
+            label_tokens: 4 * whole.label_tokens / num_samples,
+        };
+        let stage = model.whole_stage();
+        let mut weights: Vec<f64> =
+            samples().map(|sample| model.sample_stage_ns(sample, typical, stage) as f64).collect();
+        let mean = (weights.iter().sum::<f64>() / weights.len().max(1) as f64).max(1.0);
+        weights.iter_mut().for_each(|weight| *weight /= mean);
+        weights.sort_by(|a, b| b.total_cmp(a));
+        let sums = std::iter::once(0.0)
+            .chain(weights.iter().scan(0.0, |sum, weight| {
+                *sum += weight;
+                Some(*sum)
+            }))
+            .collect();
+        let sum = |of: &dyn Fn(&SampleShape) -> u64| samples().map(of).fold(0, u64::saturating_add);
+        let layer_ns = model.llm_stage(&whole, 1, false, false).total_ns();
+        Self {
+            num_samples,
+            encoder_tokens,
+            llm_tokens,
+            label_tokens: whole.label_tokens,
+            encoder_attention_ns: model
+                .encoder(&whole)
+                .total_ns()
+                .saturating_sub(model.encoder_linear(encoder_tokens).total_ns()),
+            layer_attention_ns: layer_ns
+                .saturating_sub(model.stage_linear(llm_tokens, 0, LAYER).total_ns()),
+            encoder_largest_ns: samples()
+                .map(|shape| model.sample_encoder_ns(shape, typical) / u64::from(shape.num_parts().max(1)))
+                .max()
+                .unwrap_or(0),
+            encoder_bytes: sum(&|shape| model.sample_encoder_bytes(shape, typical)),
+            layer_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, LAYER)),
+            embedding_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, EMBEDDING)),
+            head_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, HEAD)),
+            weights,
+            sums,
+        }
+    }
+
+    /// The largest load of each microbatch of `replicas` buckets, over the mean load of a bucket, the largest first:
+    /// `each` gets it with the number of microbatches that are alike.
+    ///
+    /// ```text
+    /// samples <= 2 buckets:  the largest alone, the others in pairs, largest with smallest
+    /// else:                  samples larger than what is left for a bucket alone, the other buckets even
+    /// ```
+    fn columns(&self, num_buckets: u64, replicas: u64, mut each: impl FnMut(f64, usize)) {
+        let n = self.weights.len();
+        let buckets = usize::try_from(num_buckets).unwrap_or(usize::MAX).max(1);
+        let replicas = replicas.max(1) as usize;
+        let mean = n as f64 / buckets as f64;
+        if n == 0 {
+            return;
+        }
+        if n <= 2 * buckets {
+            let num_alone = (2 * buckets - n).min(n);
+            let num_pairs = (n - num_alone) / 2;
+            let pair = |at: usize| self.weights[num_alone + at] + self.weights[n - 1 - at];
+            let of = |at: usize| match at {
+                _ if at < num_alone => self.weights[at],
+                _ if at - num_alone < num_pairs => pair(at - num_alone),
+                _ => 0.0,
+            };
+            // Pairs are about even; only what stands alone may be larger than they are.
+            let even = if num_pairs > 0 { pair(0).max(pair(num_pairs - 1)) } else { 0.0 };
+            for first in (0..buckets).step_by(replicas) {
+                each(of(first).max(if first + replicas > num_alone { even } else { 0.0 }) / mean, 1);
+            }
+            return;
+        }
+        let left = |alone: usize| (n as f64 - self.sums[alone]) / (buckets - alone) as f64;
+        let num_alone = (0..buckets - 1).take_while(|&at| self.weights[at] > left(at)).count();
+        let even = left(num_alone);
+        for first in (0..num_alone).step_by(replicas) {
+            each(self.weights[first] / mean, 1);
+        }
+        each(even / mean, (buckets / replicas).saturating_sub(num_alone.div_ceil(replicas)));
+    }
+}
+
+/// What is estimated of a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rough {
+    /// Whether a microbatch of mean size is over the memory of a rank; such candidates are judged last.
+    pub(crate) is_over: bool,
+    /// The step, in nanoseconds.
+    pub(crate) step_ns: u64,
+}
+
+/// The estimated step of a candidate for one batch.
+///
+/// ```text
+/// e, t_k      time of a mean microbatch on an encoder replica, on stage k of the LLM backbone
+/// r_j         largest load of microbatch j over the mean load
+/// in flight   microbatches that the order wants and memory allows
+/// step = sum over j of max(e, r_j max_k t_k, (e + r_j sum_k t_k + transfers there and back) / in flight)
+///      + e + sum_k t_k - max(e, max_k t_k) + tail
+/// ```
+pub(crate) fn rough(
+    model: &CostModel,
+    candidate: &Candidate,
+    stages: &[StageLayers],
+    memory_budget_bytes: Option<u64>,
+    batch: &BatchSizes,
+) -> Rough {
+    let m = u64::from(candidate.num_microbatches);
+    let (encoder_dp, llm_dp) =
+        (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
+    let shares = (m * encoder_dp).min(batch.num_samples).max(1);
+    let buckets = (m * llm_dp).min(batch.num_samples).max(1);
+    let encoder_ns = model.encoder_linear(batch.encoder_tokens / shares).total_ns() as f64
+        * (shares as f64 / (m * encoder_dp) as f64)
+        + batch.encoder_attention_ns as f64 / (m * encoder_dp) as f64;
+    let (tokens, labels) = (batch.llm_tokens / buckets, batch.label_tokens / buckets);
+    let stage_ns = |stage: StageLayers| {
+        let attention_ns = batch.layer_attention_ns as f64 * f64::from(stage.num_layers) / buckets as f64;
+        model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
+    };
+    let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, model.encoder_tail(encoder_dp as u32).ns);
+    let mut last: Option<(StageLayers, f64)> = None;
+    for &stage in stages {
+        let ns = match last {
+            Some((equal, ns)) if equal == stage => ns,
+            _ => {
+                tail_ns = tail_ns.max(model.stage_tail(stage, llm_dp as u32).ns);
+                stage_ns(stage)
+            }
+        };
+        last = Some((stage, ns));
+        longest_ns = longest_ns.max(ns);
+        sum_ns += ns;
+    }
+    let num_stages = stages.len() as f64 + 1.0;
+    let transfers_ns = 2.0 * stages.len() as f64 * model.transfer_ns(tokens) as f64;
+    let in_flight = memory_budget_bytes
+        .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
+        .min(num_stages);
+    let is_over = in_flight < 1.0;
+    let in_flight = in_flight.max(0.5).min(m as f64);
+    let mut step_ns = encoder_ns + sum_ns - encoder_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
+    // The costliest part of a sample makes one microbatch long for the encoder.
+    step_ns += (batch.encoder_largest_ns as f64 - encoder_ns.max(longest_ns)).max(0.0);
+    batch.columns(m * llm_dp, llm_dp, |weight, count| {
+        let round_ns = (encoder_ns + weight * sum_ns + transfers_ns) / in_flight;
+        step_ns += encoder_ns.max(weight * longest_ns).max(round_ns) * count as f64;
+    });
+    Rough { is_over, step_ns: step_ns as u64 }
+}
+
+/// Mean microbatches that the fullest rank may hold, its part of the model beside them.
+fn in_flight(
+    model: &CostModel,
+    candidate: &Candidate,
+    stages: &[StageLayers],
+    budget_bytes: u64,
+    batch: &BatchSizes,
+) -> f64 {
+    let m = u64::from(candidate.num_microbatches);
+    let of = |part: RankPart, bytes: u64, replicas: u32| {
+        let free = budget_bytes.saturating_sub(model.fixed_memory(part, 1).total_bytes());
+        let of_one = bytes / (m * u64::from(replicas)).min(batch.num_samples).max(1);
+        free as f64 / of_one.max(1) as f64
+    };
+    let encoder = of(RankPart::Encoder, batch.encoder_bytes, candidate.layout.encoder.dp);
+    // The first stage holds most microbatches, and after it each stage one less.
+    let stage = |(after, stage): (usize, &StageLayers)| {
+        let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
+        let head = if stage.is_last { batch.head_bytes } else { 0 };
+        let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
+        of(RankPart::Stage(*stage), bytes, candidate.layout.llm.dp) + after as f64 + 1.0
+    };
+    let ends = [stages.first().map(|stage| (0, stage)), stages.last().map(|stage| (stages.len() - 1, stage))];
+    ends.into_iter().flatten().map(stage).fold(encoder, f64::min)
+}
