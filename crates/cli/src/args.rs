@@ -5,6 +5,7 @@
 
 use crate::advice::code::Trainer;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use dflop_plan::Only;
 use dflop_step::Arm;
 use dflop_types::ProfilePart;
 use serde::Serialize;
@@ -263,8 +264,8 @@ pub(crate) struct PlanFiles {
 
 /// Choose the layout and the microbatches, and say why.
 ///
-/// Every candidate is judged by the scheduler that trains, on global batches drawn from the data profile, and by
-/// the simulator. What does not fit is counted with its cause.
+/// A rough estimate orders all candidates. Those in front are judged by the scheduler that trains, on global batches
+/// drawn from the data profile, and by the simulator. What does not fit is counted with its cause.
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     #[command(flatten)]
@@ -273,8 +274,30 @@ pub(crate) struct Plan {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Global batches to judge each candidate on
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) sampled_batches: u32,
+    ///
+    /// [default: as many as hold 2,048 samples together, from 2 to 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) sampled_batches: Option<u32>,
+    /// Look at a part of the candidates only, as in `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
+    ///
+    /// Parts: encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute (none, selective,
+    /// full).
+    #[arg(long, value_name = "PARTS")]
+    pub(crate) only: Option<Only>,
+    /// Make do with the best plan found in this many seconds
+    ///
+    /// Without it a search is the same on any machine.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) time_limit: Option<f64>,
+    /// Judge every candidate that no certified bound rules out: minutes for 64 ranks
+    #[arg(long)]
+    pub(crate) exhaustive: bool,
+}
+
+/// A number of seconds, more than 0.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "must be a number of seconds above 0".to_owned())
 }
 
 const SIMULATE_EXAMPLE: &str = r#"Example, with times of I and W for the orders that split the backward:

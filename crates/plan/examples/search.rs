@@ -9,7 +9,7 @@
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
-use dflop_plan::{Outcome, SearchEffort, SearchInput, search};
+use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_step::GiantRule;
 use dflop_types::{
     Cluster, EncoderParts, EncoderSegments, MadeFrom, ModelProfile, PipelineOrder, SampleShape,
@@ -89,6 +89,7 @@ fn input<'a>(
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
         num_sampled_batches: (2_048 / global_batch_size).clamp(2, 4),
+        only: Only::default(),
         effort,
         halt: &|| false,
         seed: 0,

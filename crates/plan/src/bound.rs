@@ -100,7 +100,7 @@ mod tests {
             shapes[0] = fixture::video(1 + (seed % 300) as u32, 2, 40);
             let batch: Vec<SampleIndex> = (0..count as u32).map(SampleIndex).collect();
             let layouts: Vec<_> = layouts(ranks).into_iter().filter(|l| l.llm.pp <= 4).collect();
-            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m };
+            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: dflop_types::Recompute::None };
             let settings = StepSettings {
                 layout: candidate.layout,
                 num_microbatches: m,

@@ -4,13 +4,14 @@
 use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
 use crate::feasible::Alone;
+use crate::models::Models;
 use crate::rough::{BatchSizes, Rough, rough};
 use crate::search::SearchInput;
 use crate::space::Candidate;
-use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
-use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
+use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Recompute, Rejection, SampleIndex};
 use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Global batches that the rough estimate looks at: it is no better than that.
@@ -50,11 +51,11 @@ impl Candidate {
     pub(crate) fn scheduler(
         &self,
         input: &SearchInput<'_>,
-        model: &Arc<CostModel>,
+        models: &Models,
     ) -> Result<StepScheduler, PlanError> {
         let scheduler = StepScheduler::new(
             self.settings(input),
-            Arc::clone(model),
+            Arc::clone(models.of(self.recompute)),
             Arc::clone(&input.shapes),
             input.seed,
         )?;
@@ -70,7 +71,33 @@ impl Candidate {
             layout: self.layout,
             num_microbatches: self.num_microbatches,
             pipeline_order: order,
+            recompute: self.recompute,
             prediction,
+        }
+    }
+}
+
+impl From<&RankedPlan> for Candidate {
+    fn from(plan: &RankedPlan) -> Self {
+        Self { layout: plan.layout, num_microbatches: plan.num_microbatches, recompute: plan.recompute }
+    }
+}
+
+/// What is known of the global batches under one mode of recomputation.
+struct Known {
+    works: Vec<BatchWork>,
+    sizes: Vec<BatchSizes>,
+}
+
+impl Known {
+    fn new(input: &SearchInput<'_>, models: &Models, mode: Recompute, batches: &[Vec<SampleIndex>]) -> Self {
+        let (model, shapes) = (models.of(mode), &input.shapes);
+        Self {
+            works: batches.par_iter().map(|batch| BatchWork::new(model, shapes, batch)).collect(),
+            sizes: batches[..batches.len().min(ROUGH_BATCHES)]
+                .par_iter()
+                .map(|batch| BatchSizes::new(model, shapes, batch))
+                .collect(),
         }
     }
 }
@@ -78,31 +105,29 @@ impl Candidate {
 /// Candidates that may fit, with their estimates and bounds; the others add to `rejections`.
 pub(crate) fn contenders(
     input: &SearchInput<'_>,
-    model: &Arc<CostModel>,
+    models: &Models,
     candidates: &[Candidate],
     batches: &[Vec<SampleIndex>],
     rejections: &mut Vec<Rejection>,
 ) -> Result<Vec<Contender>, PlanError> {
-    let works: Vec<BatchWork> =
-        batches.par_iter().map(|batch| BatchWork::new(model, &input.shapes, batch)).collect();
-    let sizes: Vec<BatchSizes> = batches[..batches.len().min(ROUGH_BATCHES)]
-        .par_iter()
-        .map(|batch| BatchSizes::new(model, &input.shapes, batch))
-        .collect();
-    let alone = Alone::new(input, model, candidates)?;
+    let named: BTreeSet<Recompute> = candidates.iter().map(|candidate| candidate.recompute).collect();
+    let known: BTreeMap<Recompute, Known> =
+        named.into_iter().map(|mode| (mode, Known::new(input, models, mode, batches))).collect();
+    let alone = Alone::new(input, models, candidates)?;
     let of = |candidate: &Candidate| -> Result<Result<Contender, Rejection>, PlanError> {
         if let Some(rejection) = alone.rejection(candidate) {
             return Ok(Err(rejection));
         }
+        let (model, known) = (models.of(candidate.recompute), &known[&candidate.recompute]);
         let stages = candidate.settings(input).stages(model)?;
-        let bounds_ns: Vec<u64> =
-            works.iter().map(|work| bound::makespan_min_ns(model, candidate, &stages, work)).collect();
+        let least_ns = |work| bound::makespan_min_ns(model, candidate, &stages, work);
         let budget = input.memory_budget_bytes();
-        let roughs = sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));
+        let roughs = known.sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));
         let sum = roughs.fold(Rough { is_over: false, step_ns: 0 }, |sum, one| Rough {
             is_over: sum.is_over | one.is_over,
-            step_ns: sum.step_ns.saturating_add(one.step_ns / sizes.len() as u64),
+            step_ns: sum.step_ns.saturating_add(one.step_ns / known.sizes.len() as u64),
         });
+        let bounds_ns = known.works.iter().map(least_ns).collect();
         Ok(Ok(Contender { candidate: *candidate, rough: sum, bounds_ns }))
     };
     let all: Vec<Result<Contender, Rejection>> =

@@ -1,14 +1,14 @@
 //! Candidates that no schedule can fit into memory, found without scheduling: one sample alone overfills a rank.
 
 use crate::error::PlanError;
+use crate::models::Models;
 use crate::search::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, RankPart, StageLayers};
-use dflop_types::{Component, MicrobatchShape, Rejection, SampleShape};
+use dflop_types::{Component, MicrobatchShape, Recompute, Rejection, SampleShape};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Positions of the samples that need most memory alone: in the encoder, in a layer, in the head. They may lie
 /// outside the sampled batches, so they are checked separately.
@@ -35,54 +35,56 @@ fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
 #[derive(Debug, Default)]
 pub(crate) struct Alone {
     budget_bytes: Option<u64>,
-    /// By encoder replicas, and whether a component has several replicas.
-    encoder: BTreeMap<(u32, bool), u64>,
-    /// By stages, likewise.
-    llm: BTreeMap<(u32, bool), u64>,
+    /// By encoder replicas.
+    encoder: BTreeMap<Key, u64>,
+    /// By stages.
+    llm: BTreeMap<Key, u64>,
 }
 
-fn has_copies(candidate: &Candidate) -> bool {
-    candidate.layout.encoder.dp.max(candidate.layout.llm.dp) > 1
+/// Degree, whether a component has several replicas, and what is recomputed.
+type Key = (u32, bool, Recompute);
+
+fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
+    let (encoder, llm) = (candidate.layout.encoder, candidate.layout.llm);
+    let copies = encoder.dp.max(llm.dp) > 1;
+    [
+        (Component::Encoder, (encoder.dp, copies, candidate.recompute)),
+        (Component::Llm, (llm.pp, copies, candidate.recompute)),
+    ]
 }
 
 impl Alone {
     /// The needs of all candidates.
     pub(crate) fn new(
         input: &SearchInput<'_>,
-        model: &Arc<CostModel>,
+        models: &Models,
         candidates: &[Candidate],
     ) -> Result<Self, PlanError> {
         let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(Self::default()) };
-        let heaviest = heaviest(model, &input.shapes);
+        let heaviest = heaviest(models.plain(), &input.shapes);
         let mut seen = BTreeSet::new();
         // One candidate for each number of encoder replicas, and for each number of stages.
-        let asks: Vec<(Component, (u32, bool), &Candidate)> = candidates
+        let asks: Vec<(Component, Key, &Candidate)> = candidates
             .iter()
-            .flat_map(|candidate| {
-                let copies = has_copies(candidate);
-                [
-                    (Component::Encoder, (candidate.layout.encoder.dp, copies), candidate),
-                    (Component::Llm, (candidate.layout.llm.pp, copies), candidate),
-                ]
-            })
+            .flat_map(|candidate| keys(candidate).map(|(component, key)| (component, key, candidate)))
             .filter(|(component, key, _)| seen.insert((*component, *key)))
             .collect();
-        let need = |&(component, key, candidate): &(Component, (u32, bool), &Candidate)| {
-            let scheduler = candidate.scheduler(input, model)?;
+        let need = |&(component, key, candidate): &(Component, Key, &Candidate)| {
+            let scheduler = candidate.scheduler(input, models)?;
             let samples = heaviest.iter().map(|&position| &input.shapes[position]);
             let needs = samples.map(|sample| match component {
                 Component::Encoder => scheduler.encoder_alone(sample),
-                Component::Llm => scheduler.llm_alone(sample),
+                Component::Llm | Component::Both => scheduler.llm_alone(sample),
             });
             Ok((component, key, needs.max().unwrap_or(0)))
         };
-        let needs: Vec<(Component, (u32, bool), u64)> =
+        let needs: Vec<(Component, Key, u64)> =
             asks.par_iter().map(need).collect::<Result<_, PlanError>>()?;
         let mut alone = Self { budget_bytes: Some(budget_bytes), ..Self::default() };
         for (component, key, bytes) in needs {
             let of_component = match component {
                 Component::Encoder => &mut alone.encoder,
-                Component::Llm => &mut alone.llm,
+                Component::Llm | Component::Both => &mut alone.llm,
             };
             of_component.insert(key, bytes);
         }
@@ -93,9 +95,9 @@ impl Alone {
     /// overfills most.
     pub(crate) fn rejection(&self, candidate: &Candidate) -> Option<Rejection> {
         let budget_bytes = self.budget_bytes?;
-        let copies = has_copies(candidate);
-        let encoder = self.encoder.get(&(candidate.layout.encoder.dp, copies)).copied().unwrap_or(0);
-        let llm = self.llm.get(&(candidate.layout.llm.pp, copies)).copied().unwrap_or(0);
+        let [(_, of_encoder), (_, of_llm)] = keys(candidate);
+        let encoder = self.encoder.get(&of_encoder).copied().unwrap_or(0);
+        let llm = self.llm.get(&of_llm).copied().unwrap_or(0);
         let (component, needed_bytes) =
             if llm > encoder { (Component::Llm, llm) } else { (Component::Encoder, encoder) };
         (needed_bytes > budget_bytes).then_some(Rejection::Memory { component, needed_bytes, budget_bytes })

@@ -13,30 +13,41 @@
 use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::evaluate::{Judged, Verdict, judge_batch, summary};
+use crate::models::Models;
 use crate::search::{Found, NUM_RANKED, SearchInput};
-use dflop_cost::CostModel;
+use crate::space::Candidate;
+use dflop_step::StepScheduler;
 use dflop_types::{PlanPrediction, RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
-use std::sync::Arc;
 
 /// Candidates judged on one batch at most.
-const FIRST_MAX: usize = 24;
+const FIRST_MAX: usize = 96;
 /// And fewest, where there are as many.
 const FIRST_MIN: usize = 2;
 /// Samples of all candidates judged on one batch together: a sample takes some tenth of a millisecond.
-const FIRST_SAMPLES: usize = 24_576;
+const FIRST_SAMPLES: usize = 6_144;
 
 /// Samples in one batch beyond which the scheduler's whole search would take longer than all that comes before it.
 pub(crate) const WHOLE_SAMPLES_MAX: usize = 8_192;
 
+/// Samples in one batch up to which the scheduler's whole search is cheap: it judges all that are near the best, and
+/// looks for a schedule that fits where its first answer does not.
+const PATIENT_SAMPLES_MAX: usize = 128;
+
 /// Candidates tried at most until one fits.
 const TRIED_MAX: usize = 192;
 
-/// Candidates that the scheduler's whole search may judge: the best, and whoever is better than it then.
+/// Candidates that the scheduler's whole search may judge where a batch has more samples than that: the best, and whoever
+/// is better than it then.
 const WHOLE_MAX: usize = 2;
 
 /// Candidates judged at once, so that a search does the same on any number of cores.
 const AT_ONCE: usize = 8;
+
+/// An estimate beyond which no candidate is judged, of the best judged step: the estimate is some percent off.
+const fn far(step_ns: u64) -> u64 {
+    step_ns.saturating_add(step_ns / 12)
+}
 
 /// A contender and its judged batches.
 struct Judgement {
@@ -57,7 +68,7 @@ impl Judgement {
 /// Judges the candidates in front; all others fall.
 pub(crate) fn judge(
     input: &SearchInput<'_>,
-    model: &Arc<CostModel>,
+    models: &Models,
     mut contenders: Vec<Contender>,
     batches: &[Vec<SampleIndex>],
     found: &mut Found,
@@ -69,14 +80,15 @@ pub(crate) fn judge(
     let mut waiting = contenders.into_iter().peekable();
     let mut judged: Vec<Judgement> = Vec::new();
     let mut num_tried = 0;
-    while waiting.peek().is_some()
-        && (judged.is_empty() && num_tried < TRIED_MAX.max(first) || num_tried < first)
-    {
-        if !judged.is_empty() && (input.halt)() {
+    while let Some(next) = waiting.peek() {
+        let best_ns = judged.iter().map(Judgement::step_ns).min();
+        let most = if judged.is_empty() { TRIED_MAX.max(first) } else { first };
+        let is_far = size > PATIENT_SAMPLES_MAX
+            && best_ns.is_some_and(|ns| judged.len() >= NUM_RANKED && next.rough.step_ns > far(ns));
+        if num_tried >= most || is_far || !judged.is_empty() && (input.halt)() {
             break;
         }
         progress(found);
-        let best_ns = judged.iter().map(Judgement::step_ns).min();
         let cutoff_ns = found.cutoff_ns().into_iter().chain(best_ns.map(|ns| ns + ns / 4)).min();
         let next: Vec<Contender> = waiting.by_ref().take(AT_ONCE.min(first)).collect();
         num_tried += next.len();
@@ -86,8 +98,8 @@ pub(crate) fn judge(
                 if cutoff_ns.is_some_and(|cutoff| contender.bounds_ns[0] > cutoff) {
                     return Ok((contender, Err(Rejection::Bound)));
                 }
-                let scheduler = contender.candidate.scheduler(input, model)?;
-                let verdict = judge_batch(&scheduler, 0, &batches[0], &|| true)?;
+                let scheduler = contender.candidate.scheduler(input, models)?;
+                let verdict = first_answer(input, &scheduler, 0, &batches[0])?;
                 Ok((contender, verdict))
             })
             .collect::<Result<_, PlanError>>()?;
@@ -100,13 +112,12 @@ pub(crate) fn judge(
     }
     judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
     found.num_judged += judged.len() as u64;
-    let slower = judged.split_off(judged.len().min(NUM_RANKED));
-    drop(slower);
-    for one in rest_of_batches(input, model, judged, batches, found)? {
+    judged.truncate(if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED });
+    for one in rest_of_batches(input, models, judged, batches, found)? {
         found.insert(one.contender.candidate.ranked(input.order, one.prediction()));
     }
     if size <= WHOLE_SAMPLES_MAX {
-        polish(input, model, batches, found)?;
+        polish(input, models, batches, found)?;
     }
     let was_halted = (input.halt)();
     let cutoff_ns = found.cutoff_ns();
@@ -122,10 +133,25 @@ pub(crate) fn judge(
     Ok(())
 }
 
+/// The scheduler's first answer for one batch; where that does not fit and the batch is small, that of its whole search.
+fn first_answer(
+    input: &SearchInput<'_>,
+    scheduler: &StepScheduler,
+    step: u64,
+    batch: &[SampleIndex],
+) -> Result<Verdict, PlanError> {
+    let verdict = judge_batch(scheduler, step, batch, &|| true)?;
+    let is_worth = batch.len() <= PATIENT_SAMPLES_MAX && !(input.halt)();
+    match verdict {
+        Err(Rejection::Memory { .. }) if is_worth => judge_batch(scheduler, step, batch, &|| (input.halt)()),
+        verdict => Ok(verdict),
+    }
+}
+
 /// The same candidates on the batches that are left; those that do not fit there fall.
 fn rest_of_batches(
     input: &SearchInput<'_>,
-    model: &Arc<CostModel>,
+    models: &Models,
     judged: Vec<Judgement>,
     batches: &[Vec<SampleIndex>],
     found: &mut Found,
@@ -135,15 +161,16 @@ fn rest_of_batches(
     let verdicts: Vec<Verdict> = pairs
         .par_iter()
         .map(|&(at, step)| {
-            let scheduler = judged[at].contender.candidate.scheduler(input, model)?;
-            judge_batch(&scheduler, step as u64, &batches[step], &|| true)
+            let scheduler = judged[at].contender.candidate.scheduler(input, models)?;
+            first_answer(input, &scheduler, step as u64, &batches[step])
         })
         .collect::<Result<_, PlanError>>()?;
     let mut fitting = Vec::with_capacity(judged.len());
     let mut verdicts = verdicts.into_iter();
     for mut one in judged {
-        let own: Result<Vec<Judged>, Rejection> = verdicts.by_ref().take(batches.len() - 1).collect();
-        match own {
+        // All of its verdicts, also behind a first that falls.
+        let own: Vec<Verdict> = verdicts.by_ref().take(batches.len() - 1).collect();
+        match own.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
             Ok(rest) => {
                 one.judged.extend(rest);
                 fitting.push(one);
@@ -160,34 +187,31 @@ fn rest_of_batches(
 /// The scheduler's whole search for the best plan, as training will run it, until the best is one that had it.
 fn polish(
     input: &SearchInput<'_>,
-    model: &Arc<CostModel>,
+    models: &Models,
     batches: &[Vec<SampleIndex>],
     found: &mut Found,
 ) -> Result<(), PlanError> {
-    let is_same = |a: &RankedPlan, b: &RankedPlan| {
-        (a.layout, a.num_microbatches) == (b.layout, b.num_microbatches)
-    };
-    let mut polished: Vec<RankedPlan> = Vec::new();
-    while polished.len() < WHOLE_MAX && !(input.halt)() {
-        let Some(best) = found.ranked.first().copied() else { break };
-        if polished.iter().any(|done| is_same(done, &best)) {
-            break;
-        }
-        let candidate = crate::space::Candidate {
-            layout: best.layout,
-            num_microbatches: best.num_microbatches,
-        };
-        let scheduler = candidate.scheduler(input, model)?;
-        let steps: Vec<(u64, &Vec<SampleIndex>)> = (0..).zip(batches).collect();
-        let verdicts: Vec<Verdict> = steps
+    let is_small = batches[0].len() <= PATIENT_SAMPLES_MAX;
+    let mut polished: Vec<Candidate> = Vec::new();
+    while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
+        let best_ns = found.ranked.first().map_or(0, |plan| plan.prediction.step_ns_mean);
+        let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
+        // In front, or so near that the whole search may put it there.
+        let near_ns = if is_small { best_ns.saturating_add(best_ns / 8) } else { best_ns };
+        let next = found.ranked.iter().position(is_open);
+        let Some(at) = next.filter(|&at| found.ranked[at].prediction.step_ns_mean <= near_ns) else { break };
+        let candidate = Candidate::from(&found.ranked[at]);
+        polished.push(candidate);
+        let scheduler = candidate.scheduler(input, models)?;
+        let verdicts: Vec<Verdict> = batches
             .par_iter()
-            .map(|&(step, batch)| judge_batch(&scheduler, step, batch, &|| (input.halt)()))
+            .enumerate()
+            .map(|(step, batch)| judge_batch(&scheduler, step as u64, batch, input.halt))
             .collect::<Result<_, PlanError>>()?;
-        let Ok(judged) = verdicts.into_iter().collect::<Result<Vec<Judged>, Rejection>>() else { break };
-        found.ranked.remove(0);
-        let plan = candidate.ranked(input.order, summary(&judged));
-        found.insert(plan);
-        polished.push(plan);
+        if let Ok(judged) = verdicts.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
+            found.ranked.remove(at);
+            found.insert(candidate.ranked(input.order, summary(&judged)));
+        }
     }
     Ok(())
 }

@@ -23,6 +23,8 @@ mod feasible;
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 mod funnel;
+mod models;
+mod only;
 mod outcome;
 mod rough;
 mod search;
@@ -32,6 +34,7 @@ pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;
 pub use data_parallel::{DataParallel, DataParallelStep};
 pub use error::PlanError;
+pub use only::{Only, ParseOnlyError};
 pub use outcome::{Outcome, StopReason, describe, explain, gain};
 pub use search::{NUM_RANKED, SearchEffort, SearchInput, search};
 pub use space::{Candidate, layouts};

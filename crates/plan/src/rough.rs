@@ -25,6 +25,8 @@ pub(crate) struct BatchSizes {
     layer_bytes: u64,
     embedding_bytes: u64,
     head_bytes: u64,
+    /// Work of the largest sample on the LLM backbone over that of the mean sample.
+    largest: f64,
     /// Work of each sample on the LLM backbone over that of the mean sample, the largest first.
     weights: Vec<f64>,
     /// `sums[k]`: sum of the first k of them.
@@ -51,7 +53,9 @@ impl BatchSizes {
         let mut weights: Vec<f64> =
             samples().map(|sample| model.sample_stage_ns(sample, typical, stage) as f64).collect();
         let mean = (weights.iter().sum::<f64>() / weights.len().max(1) as f64).max(1.0);
-        weights.iter_mut().for_each(|weight| *weight /= mean);
+        for weight in &mut weights {
+            *weight /= mean;
+        }
         weights.sort_by(|a, b| b.total_cmp(a));
         let sums = std::iter::once(0.0)
             .chain(weights.iter().scan(0.0, |sum, weight| {
@@ -70,8 +74,7 @@ impl BatchSizes {
                 .encoder(&whole)
                 .total_ns()
                 .saturating_sub(model.encoder_linear(encoder_tokens).total_ns()),
-            layer_attention_ns: layer_ns
-                .saturating_sub(model.stage_linear(llm_tokens, 0, LAYER).total_ns()),
+            layer_attention_ns: layer_ns.saturating_sub(model.stage_linear(llm_tokens, 0, LAYER).total_ns()),
             encoder_largest_ns: samples()
                 .map(|shape| model.sample_encoder_ns(shape, typical) / u64::from(shape.num_parts().max(1)))
                 .max()
@@ -80,6 +83,7 @@ impl BatchSizes {
             layer_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, LAYER)),
             embedding_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, EMBEDDING)),
             head_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, HEAD)),
+            largest: weights.first().copied().unwrap_or(1.0),
             weights,
             sums,
         }
@@ -152,8 +156,7 @@ pub(crate) fn rough(
     batch: &BatchSizes,
 ) -> Rough {
     let m = u64::from(candidate.num_microbatches);
-    let (encoder_dp, llm_dp) =
-        (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
+    let (encoder_dp, llm_dp) = (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
     let shares = (m * encoder_dp).min(batch.num_samples).max(1);
     let buckets = (m * llm_dp).min(batch.num_samples).max(1);
     let encoder_ns = model.encoder_linear(batch.encoder_tokens / shares).total_ns() as f64
@@ -184,6 +187,8 @@ pub(crate) fn rough(
         .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
         .min(num_stages);
     let is_over = in_flight < 1.0;
+    // Where memory binds, buckets are less even and the search takes longer.
+    let bound_factor = if in_flight < num_stages { 1.2 } else { 1.0 };
     let in_flight = in_flight.max(0.5).min(m as f64);
     let mut step_ns = encoder_ns + sum_ns - encoder_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
     // The costliest part of a sample makes one microbatch long for the encoder.
@@ -192,7 +197,7 @@ pub(crate) fn rough(
         let round_ns = (encoder_ns + weight * sum_ns + transfers_ns) / in_flight;
         step_ns += encoder_ns.max(weight * longest_ns).max(round_ns) * count as f64;
     });
-    Rough { is_over, step_ns: step_ns as u64 }
+    Rough { is_over, step_ns: (step_ns * bound_factor) as u64 }
 }
 
 /// Mean microbatches that the fullest rank may hold, its part of the model beside them.
@@ -204,10 +209,12 @@ fn in_flight(
     batch: &BatchSizes,
 ) -> f64 {
     let m = u64::from(candidate.num_microbatches);
+    // All that are in flight are of mean size, but for one that holds the largest sample.
     let of = |part: RankPart, bytes: u64, replicas: u32| {
         let free = budget_bytes.saturating_sub(model.fixed_memory(part, 1).total_bytes());
-        let of_one = bytes / (m * u64::from(replicas)).min(batch.num_samples).max(1);
-        free as f64 / of_one.max(1) as f64
+        let of_one = (bytes / (m * u64::from(replicas)).min(batch.num_samples).max(1)).max(1) as f64;
+        let of_largest = (bytes as f64 / batch.num_samples as f64 * batch.largest).max(of_one);
+        (free as f64 - of_largest) / of_one + 1.0
     };
     let encoder = of(RankPart::Encoder, batch.encoder_bytes, candidate.layout.encoder.dp);
     // The first stage holds most microbatches, and after it each stage one less.

@@ -6,9 +6,10 @@ use crate::contender::{Contender, contenders};
 use crate::error::PlanError;
 use crate::evaluate::{Outlook, evaluate};
 use crate::funnel;
+use crate::models::Models;
+use crate::only::Only;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::space::{Candidate, space};
-use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
 use dflop_types::{
@@ -50,6 +51,8 @@ pub struct SearchInput<'a> {
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
+    /// Which candidates there are.
+    pub only: Only,
     /// How many candidates are judged.
     pub effort: SearchEffort,
     /// Asked now and then, on several threads, whether to make do with the best so far.
@@ -79,6 +82,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("bucket_tokens_max", &self.bucket_tokens_max)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
+            .field("only", &self.only)
             .field("effort", &self.effort)
             .field("seed", &self.seed)
             .finish_non_exhaustive()
@@ -138,7 +142,8 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let model = Arc::new(CostModel::new(input.model_profile)?);
+    let models = Models::new(input.model_profile)?;
+    let model = models.plain();
     let batches = sampled_batches(input)?;
     let space = space(
         num_ranks,
@@ -146,31 +151,37 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         model.is_tied(),
         input.global_batch_size,
         input.num_microbatches,
+        &input.only,
     );
     let num_candidates = (space.candidates.len() + space.rejections.len()) as u64;
     let mut found = Found { rejections: space.rejections, ..Found::default() };
-    let contenders = contenders(input, &model, &space.candidates, &batches, &mut found.rejections)?;
+    let contenders = contenders(input, &models, &space.candidates, &batches, &mut found.rejections)?;
     let progress = |found: &Found| {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
     match input.effort {
-        SearchEffort::Quick => funnel::judge(input, &model, contenders, &batches, &mut found, &progress)?,
-        SearchEffort::Whole => judge_all(input, &model, contenders, &batches, &mut found, &progress)?,
+        SearchEffort::Quick => funnel::judge(input, &models, contenders, &batches, &mut found, &progress)?,
+        SearchEffort::Whole => judge_all(input, &models, contenders, &batches, &mut found, &progress)?,
     }
     (input.progress)(num_candidates, num_candidates);
     found.ranked.truncate(NUM_RANKED);
     let Found { ranked, rejections, num_judged, num_left } = found;
-    let caveats = Caveats::of(input.model_profile, &model, ranked.first());
+    let caveats = Caveats::of(input.model_profile, model, ranked.first());
     let ways = match ranked.first() {
         Some(best) => {
-            let candidate = Candidate { layout: best.layout, num_microbatches: best.num_microbatches };
-            let scheduler = candidate.scheduler(input, &model)?;
-            compare_with(best, &scheduler, &batches, input.num_microbatches.is_none(), funnel::WHOLE_SAMPLES_MAX)?
+            let scheduler = Candidate::from(best).scheduler(input, &models)?;
+            compare_with(
+                best,
+                &scheduler,
+                &batches,
+                input.num_microbatches.is_none(),
+                funnel::WHOLE_SAMPLES_MAX,
+            )?
         }
         None => Vec::new(),
     };
     let fitting_num_microbatches = match input.num_microbatches {
-        Some(own) if ranked.is_empty() => fitting_num_microbatches(input, own, &model, &batches)?,
+        Some(own) if ranked.is_empty() => fitting_num_microbatches(input, own, &models, &batches)?,
         _ => None,
     };
     Ok(Outcome {
@@ -196,7 +207,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
 /// Judges all contenders that no bound rules out.
 fn judge_all(
     input: &SearchInput<'_>,
-    model: &Arc<CostModel>,
+    models: &Models,
     mut contenders: Vec<Contender>,
     batches: &[Vec<SampleIndex>],
     found: &mut Found,
@@ -209,7 +220,7 @@ fn judge_all(
             found.num_left = (contenders.len() - position) as u64;
             break;
         }
-        let scheduler = contender.candidate.scheduler(input, model)?;
+        let scheduler = contender.candidate.scheduler(input, models)?;
         match evaluate(&scheduler, batches, &contender.bounds_ns, found.cutoff_ns())? {
             Outlook::Falls(rejection) => found.rejections.push(rejection),
             Outlook::Fits(prediction) => {
@@ -228,12 +239,13 @@ const FITTING_JUDGEMENTS_MAX: usize = 24;
 fn fitting_num_microbatches(
     input: &SearchInput<'_>,
     own: u32,
-    model: &Arc<CostModel>,
+    models: &Models,
     batches: &[Vec<SampleIndex>],
 ) -> Result<Option<u32>, PlanError> {
-    let (num_ranks, num_layers) = (input.cluster.num_ranks, model.num_llm_layers());
-    let space = space(num_ranks, num_layers, model.is_tied(), input.global_batch_size, None);
-    let mut contenders = contenders(input, model, &space.candidates, batches, &mut Vec::new())?;
+    let (num_ranks, model) = (input.cluster.num_ranks, models.plain());
+    let (num_layers, size) = (model.num_llm_layers(), input.global_batch_size);
+    let space = space(num_ranks, num_layers, model.is_tied(), size, None, &input.only);
+    let mut contenders = contenders(input, models, &space.candidates, batches, &mut Vec::new())?;
     contenders.retain(|contender| contender.candidate.num_microbatches != own);
     let distance = |count: u32| (f64::from(count) / f64::from(own.max(1))).ln().abs();
     contenders.sort_by(|a, b| {
@@ -241,7 +253,7 @@ fn fitting_num_microbatches(
         key(a).total_cmp(&key(b)).then_with(|| a.bound_sum_ns().cmp(&b.bound_sum_ns()))
     });
     for contender in contenders.iter().take(FITTING_JUDGEMENTS_MAX) {
-        let scheduler = contender.candidate.scheduler(input, model)?;
+        let scheduler = contender.candidate.scheduler(input, models)?;
         let verdict = evaluate(&scheduler, batches, &contender.bounds_ns, None)?;
         if matches!(verdict, Outlook::Fits(_)) {
             return Ok(Some(contender.candidate.num_microbatches));

@@ -1,7 +1,9 @@
 //! The candidates: every layout over all ranks of the cluster that this version runs, with its microbatch
 //! counts.
 
-use dflop_types::{ComponentLayout, Layout, Rejection};
+use crate::only::Only;
+use dflop_types::{ComponentLayout, Layout, Recompute, Rejection};
+use std::collections::BTreeSet;
 
 /// A plan being judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,6 +12,8 @@ pub struct Candidate {
     pub layout: Layout,
     /// Microbatches of a step, on each LLM replica.
     pub num_microbatches: u32,
+    /// What the layers of both components recompute.
+    pub recompute: Recompute,
 }
 
 /// Candidates, and which of them are ruled out by their numbers alone.
@@ -19,15 +23,29 @@ pub(crate) struct Space {
     pub(crate) rejections: Vec<Rejection>,
 }
 
+/// Ranks up to which every number of encoder replicas is a candidate.
+const DENSE_RANKS: u32 = 1_024;
+
+/// Numbers of encoder replicas to try on `num_ranks` ranks: all up to [`DENSE_RANKS`]; beyond them 512 that are evenly
+/// spread, and the powers of two with their neighbours.
+fn encoder_counts(num_ranks: u32) -> BTreeSet<u32> {
+    if num_ranks <= DENSE_RANKS {
+        return (1..num_ranks).collect();
+    }
+    let spread = (1..512).map(|part| u64::from(num_ranks) * part / 512).filter_map(|n| u32::try_from(n).ok());
+    let powers = (0..31).map(|power| 1_u32 << power).flat_map(|power| [power - 1, power, power + 1]);
+    spread.chain(powers).filter(|&count| (1..num_ranks).contains(&count)).collect()
+}
+
 /// Layouts that use all `num_ranks`: encoder replicas 1..n-1, and each way to write the rest as LLM stages x
-/// replicas.
+/// replicas. Of more than 1,024 ranks, not every number of encoder replicas.
 ///
 /// Tensor parallelism and encoder stages stay at 1, as the runtime of this version runs no others.
 ///
-/// *Complexity*: O(n sqrt n) in the ranks.
+/// *Complexity*: O(n sqrt n) in the ranks, at most O(512 sqrt n).
 pub fn layouts(num_ranks: u32) -> Vec<Layout> {
     let mut layouts = Vec::new();
-    for encoder_dp in 1..num_ranks {
+    for encoder_dp in encoder_counts(num_ranks) {
         let rest = num_ranks - encoder_dp;
         for pp in divisors(rest) {
             layouts.push(Layout::disaggregated(
@@ -56,7 +74,7 @@ fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u32> {
     counts
 }
 
-/// All candidates, and the rejections that need no profile's times. `is_tied`: embedding and head are one matrix.
+/// All pipelines, and the rejections that need no profile's times. `is_tied`: embedding and head are one matrix.
 /// `num_microbatches` is the one count to take, if given.
 pub(crate) fn space(
     num_ranks: u32,
@@ -64,9 +82,11 @@ pub(crate) fn space(
     is_tied: bool,
     global_batch_size: u32,
     num_microbatches: Option<u32>,
+    only: &Only,
 ) -> Space {
     let mut space = Space::default();
-    for layout in layouts(num_ranks) {
+    let modes = only.modes();
+    for layout in layouts(num_ranks).into_iter().filter(|layout| only.has_layout(layout)) {
         if layout.llm.pp > num_llm_layers {
             space
                 .rejections
@@ -85,9 +105,10 @@ pub(crate) fn space(
             space.rejections.push(Rejection::TooFewSamples { global_batch_size, buckets });
             continue;
         }
-        space
-            .candidates
-            .extend(counts.into_iter().map(|num_microbatches| Candidate { layout, num_microbatches }));
+        for num_microbatches in counts {
+            let of = |&recompute| Candidate { layout, num_microbatches, recompute };
+            space.candidates.extend(modes.iter().map(of));
+        }
     }
     space
 }
@@ -114,7 +135,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_rejected_by_name() {
         // 3 ranks, 1 layer, 1 sample: pp 2 exceeds the layers, dp 2 exceeds the samples.
-        let space = space(3, 1, false, 1, None);
+        let space = space(3, 1, false, 1, None, &Only::default());
         assert_eq!(space.candidates.len(), 1);
         assert_eq!(
             space.rejections,
@@ -127,12 +148,23 @@ mod tests {
 
     #[test]
     fn a_tied_head_stays_with_its_embedding() {
-        let of = |is_tied| space(5, 8, is_tied, 64, Some(4));
+        let of = |is_tied| space(5, 8, is_tied, 64, Some(4), &Only::default());
         let stages: Vec<u32> = of(true).candidates.iter().map(|c| c.layout.llm.pp).collect();
         assert_eq!(stages, [1, 1, 1, 1]);
         let fallen: Vec<_> = of(true).rejections;
         assert_eq!(fallen, [2, 4, 3, 2].map(|stages| Rejection::TiedStages { stages }));
         assert_eq!(of(false).candidates.len(), 8);
+    }
+
+    #[test]
+    fn a_large_cluster_has_a_few_thousand_layouts() {
+        let layouts = layouts(16_384);
+        assert!(layouts.iter().all(|layout| layout.num_ranks() == 16_384));
+        let counts: BTreeSet<u32> = layouts.iter().map(|layout| layout.encoder.dp).collect();
+        // The multiples of 32; and 1 to 5, 7, 8, 9, 15, 16, 17, then both neighbours of each power up to 8,192, and 16,383.
+        assert_eq!(counts.len(), 511 + 30);
+        // Neighbours of powers of two leave a number of ranks that divides otherwise.
+        assert!([1, 2, 3, 32, 127, 128, 129, 8_191, 8_193].iter().all(|count| counts.contains(count)));
     }
 
     proptest! {

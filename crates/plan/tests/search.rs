@@ -6,7 +6,7 @@ mod fixture;
 
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::{
-    Caveats, Outcome, PlanError, SearchEffort, SearchInput, StopReason, explain, layouts, search,
+    Caveats, Only, Outcome, PlanError, SearchEffort, SearchInput, StopReason, explain, layouts, search,
 };
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
@@ -29,6 +29,7 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 4,
+        only: Only::default(),
         effort: SearchEffort::Whole,
         halt: &|| false,
         seed: 11,
@@ -83,6 +84,75 @@ fn agrees_with_brute_force() {
         assert_eq!(ranked, means[..ranked.len()], "{num_ranks} ranks");
         assert_eq!(outcome.stop, StopReason::Done);
     }
+}
+
+/// The quick search judges a few candidates, and its plan is within 1 % of the best of all, under tight memory too.
+#[test]
+fn the_quick_search_is_within_one_percent_of_judging_everything() {
+    let model_profile = fixture::model_profile();
+    for (num_ranks, seed, memory_percent) in
+        [(2, 21, None), (5, 23, None), (6, 24, Some(70)), (8, 25, None), (8, 26, Some(70)), (16, 28, None)]
+    {
+        let shapes = fixture::shapes(128, seed);
+        let search = |effort, budget| {
+            let cluster = fixture::cluster(num_ranks, budget);
+            let input = input(&shapes, &model_profile, num_ranks);
+            search(&SearchInput { effort, cluster, num_sampled_batches: 2, ..input }).unwrap()
+        };
+        // A part of what the best plan takes where memory is free.
+        let budget = memory_percent.map(|percent| {
+            let prediction = search(SearchEffort::Quick, None).ranked[0].prediction;
+            prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak) * percent / 100
+        });
+        let of = |effort| search(effort, budget);
+        let (quick, whole) = (of(SearchEffort::Quick), of(SearchEffort::Whole));
+        let ns = |outcome: &Outcome| outcome.ranked.first().map(|plan| plan.prediction.step_ns_mean);
+        match (ns(&quick), ns(&whole)) {
+            (Some(quick), Some(whole)) => {
+                assert!(quick <= whole + whole / 100, "{num_ranks}: {quick} {whole}");
+            }
+            (None, None) => panic!("{num_ranks} ranks: no plan to compare"),
+            (quick, whole) => panic!("{num_ranks} ranks: {quick:?} {whole:?}"),
+        }
+        let fallen: u64 = quick.rejections.iter().map(|r| r.count).sum();
+        assert_eq!(fallen + quick.num_judged, quick.num_candidates, "{num_ranks} ranks");
+        assert_eq!(quick, of(SearchEffort::Quick));
+    }
+}
+
+/// A search that is told to stop at once still has a plan, and says how many candidates it did not look at.
+#[test]
+fn a_halted_search_gives_the_best_so_far() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(96, 31);
+    for effort in [SearchEffort::Quick, SearchEffort::Whole] {
+        let outcome =
+            search(&SearchInput { effort, halt: &|| true, ..input(&shapes, &model_profile, 12) }).unwrap();
+        assert!(!outcome.ranked.is_empty());
+        let StopReason::Halted { num_left } = outcome.stop else { panic!("{:?}", outcome.stop) };
+        let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
+        assert_eq!(fallen + outcome.num_judged + num_left, outcome.num_candidates);
+        assert!(num_left > 10, "{num_left}");
+        assert!(explain(&outcome).contains(&format!("{num_left}  not judged: the time limit struck")));
+    }
+}
+
+#[test]
+fn only_what_is_asked_for_is_judged() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(64, 9);
+    let of = |only: &str| {
+        let only = only.parse().unwrap();
+        search(&SearchInput { only, ..input(&shapes, &model_profile, 6) }).unwrap()
+    };
+    let outcome = of("encoder.dp=2,llm.pp=2");
+    assert!(!outcome.ranked.is_empty());
+    for plan in &outcome.ranked {
+        assert_eq!((plan.layout.encoder.dp, plan.layout.llm.pp, plan.layout.llm.dp), (2, 2, 2));
+    }
+    // Six ranks are no two encoder replicas and three stages.
+    let none = of("encoder.dp=2,llm.pp=3");
+    assert_eq!((none.ranked.len(), none.num_candidates), (0, 0));
 }
 
 #[test]
@@ -328,8 +398,8 @@ fn the_explanation_of_a_plan() {
     );
     assert_eq!(outcome.hint(), None);
     insta::assert_snapshot!("feasible", explain(&outcome));
-    let cut_short = Outcome { stop: StopReason::WorkBudget { num_left: 7 }, ..outcome };
-    assert!(explain(&cut_short).contains("     7  not judged: the budget of judgements ended\n"));
+    let cut_short = Outcome { stop: StopReason::Halted { num_left: 7 }, ..outcome };
+    assert!(explain(&cut_short).contains("     7  not judged: the time limit struck\n"));
 }
 
 /// A GPU's memory is known: without a budget most of it is one, for the search and for who trains the plan.

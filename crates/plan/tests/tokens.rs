@@ -3,7 +3,7 @@
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 
-use dflop_plan::{PlanError, SearchEffort, SearchInput, search};
+use dflop_plan::{Only, PlanError, SearchEffort, SearchInput, search};
 use dflop_step::{GiantRule, StepError};
 use dflop_types::{PipelineOrder, Rejection, SampleShape, Trained};
 
@@ -31,6 +31,7 @@ fn the_planner_plans_within_the_cap() {
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 3,
+        only: Only::default(),
         effort: SearchEffort::Whole,
         halt: &|| false,
         seed: 1,

@@ -212,8 +212,12 @@ impl fmt::Display for Rejection {
                 f,
                 "too few buckets for a global batch: the fullest needs {needed_tokens} or more LLM tokens, `bucket_tokens_max` is {bucket_tokens_max}"
             ),
-            Self::Bound => f.write_str("slower than the plans listed here for certain: a lower bound on the step is longer"),
-            Self::Estimate => f.write_str("estimated slower than the candidates that were judged, so not judged"),
+            Self::Bound => f.write_str(
+                "slower than the plans listed here for certain: a lower bound on the step is longer",
+            ),
+            Self::Estimate => {
+                f.write_str("estimated slower than the candidates that were judged, so not judged")
+            }
         }
     }
 }

@@ -3,10 +3,15 @@
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
-use dflop_plan::{JUDGEMENTS_MAX, SearchInput, explain, search};
+use dflop_plan::{SearchEffort, SearchInput, explain, search};
 use dflop_types::{PipelineOrder, Plan, artifact, thousands};
+use std::time::Instant;
+
+/// Samples of the global batches that candidates are judged on, unless told.
+const SAMPLES: u32 = 2_048;
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
+    let start = Instant::now();
     let inputs = Inputs::read(&arguments.files)?;
     inputs.note_device();
     let config = &inputs.config;
@@ -47,8 +52,12 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             "data-aware" => PipelineOrder::DataAware,
             _ => PipelineOrder::OneFOneB,
         },
-        num_sampled_batches: arguments.sampled_batches,
-        judgements_max: JUDGEMENTS_MAX,
+        num_sampled_batches: arguments
+            .sampled_batches
+            .unwrap_or_else(|| (SAMPLES / config.train.global_batch_size.max(1)).clamp(2, 8)),
+        only: arguments.only.clone().unwrap_or_default(),
+        effort: if arguments.exhaustive { SearchEffort::Whole } else { SearchEffort::Quick },
+        halt: &|| arguments.time_limit.is_some_and(|seconds| start.elapsed().as_secs_f64() > seconds),
         seed: config.train.seed,
         made_from: made_from.into_iter().map(|(name, hash)| (name.to_owned(), hash)).collect(),
         progress: &|done, total| {

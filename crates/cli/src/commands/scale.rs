@@ -2,12 +2,9 @@
 
 use super::{Inputs, milliseconds};
 use crate::Failure;
-use dflop_plan::{Outcome, SearchInput, search};
+use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_types::{Cluster, MadeFrom, Plan, SampleShape, WayPrediction};
 use serde_json::json;
-
-/// Candidates judged for each cluster: the best by their lower bound. A whole search takes minutes at 64 ranks.
-const JUDGEMENTS: u64 = 6;
 
 /// Global batches that each is judged on.
 const SAMPLED_BATCHES: u32 = 2;
@@ -24,7 +21,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
         let copies = (SAMPLED_BATCHES as usize * global_batch_size as usize).div_ceil(shapes.len().max(1));
         let many: Vec<SampleShape> = std::iter::repeat_n(&shapes, copies.max(1)).flatten().cloned().collect();
         let outcome = search(&SearchInput {
-            shapes: many,
+            shapes: many.into(),
             model_profile: &inputs.model_profile,
             cluster: Cluster { num_ranks, ..inputs.config.cluster() },
             global_batch_size,
@@ -34,7 +31,9 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             trained: plan.trained,
             order: plan.best.pipeline_order,
             num_sampled_batches: SAMPLED_BATCHES,
-            judgements_max: JUDGEMENTS,
+            only: Only::default(),
+            effort: SearchEffort::Quick,
+            halt: &|| false,
             seed: plan.seed,
             made_from: MadeFrom::new(),
             progress: &|_, _| {},

@@ -1,0 +1,168 @@
+//! Which part of the candidates a search is asked for: `dflop plan --only`.
+
+use dflop_types::{Layout, Placement, Recompute, Zero};
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// The candidates to look at; by default all that this version trains.
+///
+/// # Examples
+/// ```
+/// use dflop_plan::Only;
+/// use dflop_types::{Layout, Zero};
+/// let only: Only = "colocated=true,zero=2".parse()?;
+/// assert!(only.has_layout(&Layout::colocated(8, Zero::Gradients)));
+/// assert!(!only.has_layout(&Layout::colocated(8, Zero::Parameters)));
+/// # Ok::<(), dflop_plan::ParseOnlyError>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Only {
+    encoder_dp: Option<u32>,
+    llm_tp: Option<u32>,
+    llm_pp: Option<u32>,
+    llm_dp: Option<u32>,
+    placement: Option<Placement>,
+    zero: Option<Zero>,
+    recompute: Option<Recompute>,
+}
+
+/// A text that is no choice of candidates.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ParseOnlyError {
+    /// A part without `=`, or with a name that is none.
+    #[error("`{0}` names no part of a plan, must be one of: {names}", names = NAMES.join(", "))]
+    Name(String),
+    /// A value that the part cannot have.
+    #[error("`{name}={value}`: must be {rule}")]
+    Value {
+        /// The part.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What it may be.
+        rule: &'static str,
+    },
+}
+
+const NAMES: [&str; 7] = ["encoder.dp", "llm.tp", "llm.pp", "llm.dp", "colocated", "zero", "recompute"];
+
+impl FromStr for Only {
+    type Err = ParseOnlyError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut only = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let Some(name) = NAMES.into_iter().find(|known| *known == name.trim()) else {
+                return Err(ParseOnlyError::Name(part.to_owned()));
+            };
+            let value = value.trim();
+            let wrong = |rule| ParseOnlyError::Value { name, value: value.to_owned(), rule };
+            let degree = || {
+                let number = value.parse().ok().filter(|&degree: &u32| degree > 0);
+                number.map(Some).ok_or_else(|| wrong("a whole number of 1 or more"))
+            };
+            match name {
+                "encoder.dp" => only.encoder_dp = degree()?,
+                "llm.tp" => only.llm_tp = degree()?,
+                "llm.pp" => only.llm_pp = degree()?,
+                "llm.dp" => only.llm_dp = degree()?,
+                "colocated" => {
+                    only.placement = Some(match value {
+                        "true" => Placement::Colocated,
+                        "false" => Placement::Disaggregated,
+                        _ => return Err(wrong("`true` or `false`")),
+                    });
+                }
+                "zero" => {
+                    let zero = value.parse().ok().and_then(|number: u8| Zero::try_from(number).ok());
+                    only.zero = Some(zero.ok_or_else(|| wrong("0, 1, 2 or 3"))?);
+                }
+                _ => {
+                    only.recompute = Some(match value {
+                        "none" => Recompute::None,
+                        "selective" => Recompute::Selective,
+                        "full" => Recompute::Full,
+                        _ => return Err(wrong("`none`, `selective` or `full`")),
+                    });
+                }
+            }
+        }
+        Ok(only)
+    }
+}
+
+impl fmt::Display for Only {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |name: &str, number: Option<u32>| number.map(|number| format!("{name}={number}"));
+        let parts = [
+            number("encoder.dp", self.encoder_dp),
+            number("llm.tp", self.llm_tp),
+            number("llm.pp", self.llm_pp),
+            number("llm.dp", self.llm_dp),
+            self.placement.map(|placement| format!("colocated={}", placement == Placement::Colocated)),
+            number("zero", self.zero.map(|zero| u32::from(u8::from(zero)))),
+            self.recompute.map(|recompute| format!("recompute={}", recompute_name(recompute))),
+        ];
+        f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(","))
+    }
+}
+
+/// The mode as files and people have it.
+pub(crate) const fn recompute_name(recompute: Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+    }
+}
+
+impl Only {
+    /// Whether a candidate may have this layout.
+    pub fn has_layout(&self, layout: &Layout) -> bool {
+        let is = |wanted: Option<u32>, degree| wanted.is_none_or(|wanted| wanted == degree);
+        is(self.encoder_dp, layout.encoder.dp)
+            && is(self.llm_tp, layout.llm.tp)
+            && is(self.llm_pp, layout.llm.pp)
+            && is(self.llm_dp, layout.llm.dp)
+            && self.placement.is_none_or(|placement| placement == layout.placement)
+            && self.zero.is_none_or(|zero| zero == layout.zero)
+    }
+
+    /// Whether anything is asked for.
+    pub fn is_all(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The modes of recomputation that a pipeline is tried with: the one asked for, else none.
+    pub(crate) fn modes(&self) -> Vec<Recompute> {
+        vec![self.recompute.unwrap_or(Recompute::None)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let text = "encoder.dp=2,llm.tp=1,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full";
+        let only: Only = text.parse().unwrap();
+        assert_eq!(only.to_string(), text);
+        assert_eq!("".parse::<Only>(), Ok(Only::default()));
+        assert_eq!(" zero = 3 ".replace(' ', "").parse::<Only>().unwrap().to_string(), "zero=3");
+    }
+
+    #[test]
+    fn a_wrong_part_is_named_with_what_it_may_be() {
+        let error = |text: &str| text.parse::<Only>().unwrap_err().to_string();
+        assert_eq!(error("zero=4"), "`zero=4`: must be 0, 1, 2 or 3");
+        assert_eq!(error("llm.pp=0"), "`llm.pp=0`: must be a whole number of 1 or more");
+        assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
+        assert_eq!(
+            error("dp=2"),
+            "`dp=2` names no part of a plan, must be one of: encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute"
+        );
+    }
+}
