@@ -57,7 +57,7 @@ def prepare(folder: Path, order: str, profile_seconds: float) -> None:
     # Measured anew each time, of this very hour: the demo does the same.
     flags = ("--budget-seconds", profile_seconds, "--recompute", "none", "--fresh")
     dflop("profile", "model", *flags, folder=folder)
-    dflop("plan", folder=folder)
+    dflop("plan", "--only", "colocated=false", folder=folder)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ step "Make a dataset and a model (2 s)" dflop demo-data "$dir" --force
 step "Read the sizes of all samples (1 s)" dflop profile data --config "$config"
 # Measured anew each time: the demo compares predictions with this very hour of this machine.
 step "Measure the model's modules (40 s)" dflop profile model --config "$config" --budget-seconds 25 --recompute none --fresh
-step "Search the layouts (3 s)" dflop plan --config "$config"
+# A pipeline, so that there is something to see: on two ranks, data parallelism may be faster.
+step "Search the layouts (3 s)" dflop plan --config "$config" --only colocated=false
 step "Simulate every arm (1 s)" dflop simulate --config "$config"
 # Two ranks hide nearly everything behind each other: what larger clusters of the same data and model would do.
 step "Simulate larger clusters (1 minute)" dflop simulate --config "$config" --num-ranks 8,16,32,64

@@ -49,7 +49,7 @@ def tour(tmp_path_factory) -> Tour:
     config.write_text(text.replace("num_microbatches: 16", f"num_microbatches: {MICROBATCHES}"))
     dflop("profile", "data", "-c", str(config))
     shutil.copy(ROOT / "fixtures/profiles/demo_cpu.json", folder / "model_profile.json")
-    dflop("plan", "-c", str(config))
+    dflop("plan", "-c", str(config), "--only", "colocated=false")
     return Tour(folder)
 
 

@@ -79,7 +79,7 @@ def write_demo(directory, num_samples, batch, num_microbatches, spoil=None, **da
     python(["-m", "dflop", "profile", "data"], directory)
     profile = model_profile(hash_config(directory / "model"))
     (directory / "model_profile.json").write_text(json.dumps(profile))
-    python(["-m", "dflop", "plan"], directory)
+    python(["-m", "dflop", "plan", "--only", "colocated=false"], directory)
     load_adapter(directory / "model")
     return directory
 

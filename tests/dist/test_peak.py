@@ -35,7 +35,7 @@ def prepare(directory, **changes):
     sizes = ([1, 8, 40], [64, 512, 2048], [16, 128, 1024])
     profile = memory_profile(adapter, hash_config(directory / "model"), *sizes)
     (directory / "model_profile.json").write_text(json.dumps(profile))
-    python(["-m", "dflop", "plan"], directory)
+    python(["-m", "dflop", "plan", "--only", "colocated=false"], directory)
     return directory
 
 

@@ -284,6 +284,12 @@ pub(crate) struct Plan {
     /// full).
     #[arg(long, value_name = "PARTS")]
     pub(crate) only: Option<Only>,
+    /// Search what people run today too, on the same ranks and memory: Megatron, FSDP, the paper
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Make do with the best plan found in this many seconds
     ///
     /// Without it a search is the same on any machine.

@@ -375,7 +375,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     let node = top.child("cluster");
     let mut section = Section::new("cluster", text, node, top.problems);
     let num_problems = section.problems.len();
-    let num_ranks = section.count("num_ranks", 2..=100_000, None) as u32;
+    let num_ranks = section.count("num_ranks", 1..=100_000, None) as u32;
     let cluster = ClusterSection {
         num_ranks,
         ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(num_ranks))) as u32,

@@ -27,7 +27,7 @@ fn a_closed_pipe_is_no_error() {
     session.record_model_profile();
     for (arguments, file) in [
         (&["models"][..], None),
-        (&["plan", "-c", "demo/dflop.yaml"], Some("demo/plan.json")),
+        (&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"], Some("demo/plan.json")),
         (&["report", "demo"], Some("demo/report.html")),
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -69,7 +69,7 @@ fn a_small_data_set_and_a_bad_place() {
         .edit("demo/dflop.yaml", |text| text.replace("global_batch_size: 64", "global_batch_size: 100000"));
     session.profile_data();
     session.record_model_profile();
-    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     let note = "note: the data has 48 samples, fewer than `train.global_batch_size` 100,000: every step takes all of them";
     assert!(text.contains(note), "{text}");
     let text = session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--trace", "demo/dflop.yaml/trace.json"]);
@@ -101,7 +101,10 @@ fn error_family_without_python() {
 #[test]
 fn error_missing_artifact() {
     let session = Session::new();
-    snapshot("error_missing_artifact", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot(
+        "error_missing_artifact",
+        &session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]),
+    );
 }
 
 #[test]
@@ -148,7 +151,10 @@ fn error_impossible_plan() {
     session.edit("demo/dflop.yaml", |yaml| {
         yaml.replace("cluster:\n", "cluster:\n  memory_budget_bytes: 100000\n")
     });
-    snapshot("error_impossible_plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot(
+        "error_impossible_plan",
+        &session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]),
+    );
 }
 
 /// The cap on tokens of a bucket: under the longest sample, over it but too small for the microbatches, and kept by the
@@ -160,11 +166,11 @@ fn a_cap_on_tokens() {
     session.record_model_profile();
     let train = |cap| format!("train:\n  bucket_tokens_max: {cap}\n");
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("train:\n", &train(1_000)));
-    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("tokens_max: 1000", "tokens_max: 1400"));
-    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("tokens_max: 1400", "tokens_max: 2000"));
-    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     text.push_str(&session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "2"]));
     snapshot("a_cap_on_tokens", &text);
 }
@@ -178,13 +184,13 @@ fn error_giants() {
         session.edit("demo/dflop.yaml", |text| text.replace("train:\n", &format!("train:\n{giants}")));
     };
     with("  giants: defer\n");
-    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     session.edit("demo/dflop.yaml", |text| text.replace("giants: defer", "giants: drop"));
-    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     session.edit("demo/dflop.yaml", |text| {
         text.replace("giants: drop", "giants: refuse\n  giant_llm_tokens: 1000")
     });
-    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     snapshot("error_giants", &text);
 }
 
@@ -194,7 +200,10 @@ fn error_other_model() {
     session.profile_data();
     session.record_model_profile();
     session.edit("demo/model/config.json", |json| json.replace("\"model_type\"", " \"model_type\""));
-    snapshot("error_other_model", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot(
+        "error_other_model",
+        &session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]),
+    );
 }
 
 #[test]
@@ -202,14 +211,14 @@ fn error_plan_of_another_configuration() {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     session.edit("demo/dflop.yaml", |yaml| {
         yaml.replace("global_batch_size: 64", "global_batch_size: 32").replace("seed: 0", "seed: 1")
     });
     let mut text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("dtype: float32", "dtype: bfloat16"));
-    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    text.push_str(&session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     snapshot("error_plan_of_another_configuration", &text);
 }
 
@@ -219,7 +228,7 @@ fn error_arms_and_replays() {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     let train = |flags: &[&str]| {
         let start = ["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"];
@@ -254,7 +263,7 @@ fn error_options_without_effect() {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     fs::write(session.path("d.json"), "{}").unwrap();
     fs::write(session.path("costs.csv"), "encoder_ns,llm_ns,llm_ns\n1,2,3\n").unwrap();
@@ -307,7 +316,7 @@ fn error_more_ranks_than_cores() {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     session.edit("demo/dflop.yaml", |yaml| yaml.replace("num_ranks: 2", "num_ranks: 4096"));
     session.edit("demo/plan.json", |json| {

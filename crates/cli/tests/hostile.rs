@@ -17,7 +17,7 @@ fn planned() -> Session {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     session
 }
@@ -64,7 +64,15 @@ fn no_number_of_a_model_profile_ends_the_plan() {
             let mut odd = good.clone();
             *odd.pointer_mut(place).unwrap() = number.into();
             fs::write(&path, odd.to_string()).unwrap();
-            let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--sampled-batches", "1"]);
+            let said = session.dflop(&[
+                "plan",
+                "-c",
+                "demo/dflop.yaml",
+                "--only",
+                "colocated=false",
+                "--sampled-batches",
+                "1",
+            ]);
             assert!(is_sound(&said), "{place} = {number}: {said}");
             num_refused += usize::from(said.contains("must be at most"));
         }

@@ -107,7 +107,7 @@ fn what_follows_from_an_estimate_is_marked() {
         assert!(said.contains("status: 0") && said.contains("estimated, not measured"), "{said}");
     }
     // Whose memory is the budget, without one.
-    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(said.contains("memory budget 124.75 GiB, 95.0 % of the device's: none was given"), "{said}");
     let said = session.dflop(&["report", "demo"]);
     assert!(said.contains("status: 0"), "{said}");
@@ -117,7 +117,7 @@ fn what_follows_from_an_estimate_is_marked() {
     // A model of the catalogue is not the one in `model.dir`.
     let other = session.dflop(&[&estimate[..], &["--model", "qwen2-vl-2b"]].concat());
     assert!(other.contains("`model.dir` holds another model than `qwen2-vl-2b`"), "{other}");
-    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(said.contains("status: 2") && said.contains("model_config"), "{said}");
 }
 
@@ -127,7 +127,7 @@ fn summaries() {
     snapshot("demo_data", &session.dflop(&["demo-data", "demo", "--samples", "48"]));
     snapshot("profile_data", &session.dflop(&["profile", "data", "-c", "demo/dflop.yaml"]));
     session.record_model_profile();
-    snapshot("plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml"]));
+    snapshot("plan", &session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]));
     snapshot("simulate", &session.dflop(&["simulate", "-c", "demo/dflop.yaml", "--steps", "3"]));
     snapshot("report", &session.dflop(&["report", "demo"]));
     fs::write(
@@ -199,7 +199,7 @@ fn show() {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     let mut text = String::new();
     for artifact in ["model_profile", "plan", "data_profile"] {
@@ -259,7 +259,7 @@ fn a_profile_with_everything_is_shown_with_its_marks() {
     ]);
     fs::write(session.path("demo/model_profile.json"), profile.to_string()).unwrap();
     let mut text = session.dflop(&["show", "demo/model_profile.json"]);
-    let planned = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let planned = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(planned.contains("estimated, not measured"), "{planned}");
     let json = session.dflop(&["show", "demo/model_profile.json", "--json"]);
     assert!(json.contains("\"repairs\": ["), "{json}");
@@ -273,7 +273,7 @@ fn a_profile_of_another_device_plans_but_does_not_train() {
     session.profile_data();
     session.record_model_profile();
     session.set_device("cuda", "NVIDIA H200");
-    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let mut text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     text.push_str(&session.dflop(&["train", "-c", "demo/dflop.yaml"]));
     session.record_model_profile();
     session.set_device("cpu", "A Far Machine");
@@ -344,7 +344,7 @@ fn samples_and_parts_say_what_they_are() {
         |flags: &[&str]| session.dflop(&[&["profile", "data", "-c", "demo/dflop.yaml"], flags].concat());
     let text = profile(&["--sample", "24"]);
     assert!(text.contains("a random sample of 24 of 48 samples"), "{text}");
-    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let text = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(text.contains("status: 0") && text.contains("planned with a random sample: 24 of 48"), "{text}");
     let text = session.dflop(&["train", "-c", "demo/dflop.yaml", "--oversubscribe", "--other-device"]);
     assert!(text.contains("status: 2") && text.contains("without `--sample`"), "{text}");
@@ -371,7 +371,7 @@ fn data_is_profiled_without_cluster_and_train() {
     let model_and_data = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\n";
     fs::write(session.path("demo/dflop.yaml"), model_and_data).unwrap();
     session.profile_data();
-    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(
         said.contains("cluster.num_ranks: is missing") && said.contains("train.steps: is missing"),
         "{said}"

@@ -15,7 +15,7 @@ fn planned() -> Session {
     let session = Session::new();
     session.profile_data();
     session.record_model_profile();
-    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
     session
 }
@@ -61,7 +61,7 @@ fn what_is_of_another_kind_is_not_replaced() {
     assert!(read() == before, "a file was replaced");
     // Its own kind is, each time.
     for _ in 0..2 {
-        let said = session.dflop(&["plan", "-c", "demo/dflop.yaml"]);
+        let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
         assert!(said.contains("wrote demo/plan.json"), "{said}");
     }
 }
@@ -158,7 +158,9 @@ fn a_run_of_another_plan_is_not_reported() {
         yaml.replacen("sampling_strategy: all", "sampling_strategy: first:8", 1)
     });
     session.profile_data();
-    assert!(session.dflop(&["plan", "-c", "demo/dflop.yaml"]).contains("status: 0"));
+    assert!(
+        session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]).contains("status: 0")
+    );
     let said = session.dflop(&["report", "demo"]);
     assert!(said.contains("status: 2") && said.contains("was made from another `data_profile`"), "{said}");
 }
@@ -182,7 +184,7 @@ fn what_dflop_did_not_write_is_not_replaced() {
     let durations = r#"{"forward_ns": [[2]], "backward_ns": [[4]], "transfer_ns": 0}"#;
     fs::write(session.path("durations.json"), durations).unwrap();
     for (verb, flag, kind) in [
-        (&["plan", "-c", "demo/dflop.yaml"][..], "--out", "plan"),
+        (&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"][..], "--out", "plan"),
         (&estimate, "--out", "model_profile"),
         (&["profile", "data", "-c", "demo/dflop.yaml"], "--out", "data_profile"),
         (&["report", "demo"], "--out", "report"),

@@ -123,9 +123,11 @@ pub(crate) fn contenders(
         let least_ns = |work| bound::makespan_min_ns(model, candidate, &stages, work);
         let budget = input.memory_budget_bytes();
         let roughs = known.sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));
-        let sum = roughs.fold(Rough { is_over: false, step_ns: 0 }, |sum, one| Rough {
+        let count = known.sizes.len() as u64;
+        let sum = roughs.fold(Rough { is_over: false, step_ns: 0, at_mean_ns: 0 }, |sum, one| Rough {
             is_over: sum.is_over | one.is_over,
-            step_ns: sum.step_ns.saturating_add(one.step_ns / known.sizes.len() as u64),
+            step_ns: sum.step_ns.saturating_add(one.step_ns / count),
+            at_mean_ns: sum.at_mean_ns.saturating_add(one.at_mean_ns / count),
         });
         let bounds_ns = known.works.iter().map(least_ns).collect();
         Ok(Ok(Contender { candidate: *candidate, rough: sum, bounds_ns }))

@@ -8,10 +8,8 @@ use thiserror::Error;
 /// Why a search has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// Encoder ranks and LLM ranks are apart, so that there must be one of each.
-    #[error(
-        "`num_ranks` is {num_ranks}, at least 2 are needed: one for the encoder, one for the LLM backbone"
-    )]
+    /// No rank to plan for.
+    #[error("`num_ranks` is {num_ranks}, at least 1 is needed")]
     TooFewRanks {
         /// Ranks of the cluster.
         num_ranks: u32,
@@ -33,7 +31,7 @@ pub enum PlanError {
 impl Hint for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::TooFewRanks { .. } => Some("set `cluster.num_ranks` to 2 or more".to_owned()),
+            Self::TooFewRanks { .. } => Some("set `cluster.num_ranks` to 1 or more".to_owned()),
             Self::Zero { field } => Some(format!("set `{field}` to 1 or more")),
             Self::Cost(error) => error.hint(),
             Self::Step(error) => error.hint(),

@@ -74,11 +74,16 @@ pub(crate) fn judge_batch(
     };
     let coverage = scheduler.coverage(&aware)?;
     let timeline = scheduler.simulate(&aware)?;
-    let encoder_ranks = scheduler.settings().layout.encoder.num_ranks() as usize;
+    let layout = scheduler.settings().layout;
+    let encoder_ranks = if layout.is_colocated() { 0 } else { layout.encoder.num_ranks() as usize };
     let mut peaks = [0; 2];
     for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
         let peak = &mut peaks[usize::from(rank >= encoder_ranks)];
         *peak = memory.total_bytes().max(*peak);
+    }
+    if layout.is_colocated() {
+        // The ranks of one component are those of the other.
+        peaks[0] = peaks[1];
     }
     Ok(Ok(Judged {
         makespan_ns: timeline.makespan_ns,

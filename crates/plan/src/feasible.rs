@@ -39,6 +39,8 @@ pub(crate) struct Alone {
     encoder: BTreeMap<Key, u64>,
     /// By stages.
     llm: BTreeMap<Key, u64>,
+    /// Colocated ones, each.
+    both: BTreeMap<Candidate, u64>,
 }
 
 /// Degree, whether a component has several replicas, and what is recomputed.
@@ -64,8 +66,8 @@ impl Alone {
         let heaviest = heaviest(models.plain(), &input.shapes);
         let mut seen = BTreeSet::new();
         // One candidate for each number of encoder replicas, and for each number of stages.
-        let asks: Vec<(Component, Key, &Candidate)> = candidates
-            .iter()
+        let pipelines = candidates.iter().filter(|candidate| !candidate.layout.is_colocated());
+        let asks: Vec<(Component, Key, &Candidate)> = pipelines
             .flat_map(|candidate| keys(candidate).map(|(component, key)| (component, key, candidate)))
             .filter(|(component, key, _)| seen.insert((*component, *key)))
             .collect();
@@ -80,7 +82,14 @@ impl Alone {
         };
         let needs: Vec<(Component, Key, u64)> =
             asks.par_iter().map(need).collect::<Result<_, PlanError>>()?;
-        let mut alone = Self { budget_bytes: Some(budget_bytes), ..Self::default() };
+        let both = |candidate: &Candidate| {
+            let scheduler = candidate.scheduler(input, models)?;
+            let needs = heaviest.iter().map(|&position| scheduler.alone(&input.shapes[position]).1);
+            Ok((*candidate, needs.max().unwrap_or(0)))
+        };
+        let colocated = candidates.par_iter().filter(|candidate| candidate.layout.is_colocated());
+        let both = colocated.map(both).collect::<Result<_, PlanError>>()?;
+        let mut alone = Self { budget_bytes: Some(budget_bytes), both, ..Self::default() };
         for (component, key, bytes) in needs {
             let of_component = match component {
                 Component::Encoder => &mut alone.encoder,
@@ -95,6 +104,10 @@ impl Alone {
     /// overfills most.
     pub(crate) fn rejection(&self, candidate: &Candidate) -> Option<Rejection> {
         let budget_bytes = self.budget_bytes?;
+        if let Some(&needed_bytes) = self.both.get(candidate) {
+            let rejection = Rejection::Memory { component: Component::Both, needed_bytes, budget_bytes };
+            return (needed_bytes > budget_bytes).then_some(rejection);
+        }
         let [(_, of_encoder), (_, of_llm)] = keys(candidate);
         let encoder = self.encoder.get(&of_encoder).copied().unwrap_or(0);
         let llm = self.llm.get(&of_llm).copied().unwrap_or(0);

@@ -41,6 +41,9 @@ const TRIED_MAX: usize = 192;
 /// is better than it then.
 const WHOLE_MAX: usize = 2;
 
+/// Pipelines judged beside colocated ranks that are estimated faster.
+const PIPELINES: usize = 2;
+
 /// Candidates judged at once, so that a search does the same on any number of cores.
 const AT_ONCE: usize = 8;
 
@@ -92,27 +95,29 @@ pub(crate) fn judge(
         let cutoff_ns = found.cutoff_ns().into_iter().chain(best_ns.map(|ns| ns + ns / 4)).min();
         let next: Vec<Contender> = waiting.by_ref().take(AT_ONCE.min(first)).collect();
         num_tried += next.len();
-        let verdicts: Vec<_> = next
-            .into_par_iter()
-            .map(|contender| {
-                if cutoff_ns.is_some_and(|cutoff| contender.bounds_ns[0] > cutoff) {
-                    return Ok((contender, Err(Rejection::Bound)));
-                }
-                let scheduler = contender.candidate.scheduler(input, models)?;
-                let verdict = first_answer(input, &scheduler, 0, &batches[0])?;
-                Ok((contender, verdict))
-            })
-            .collect::<Result<_, PlanError>>()?;
-        for (contender, verdict) in verdicts {
-            match verdict {
-                Ok(one) => judged.push(Judgement { contender, judged: vec![one] }),
-                Err(rejection) => found.rejections.push(rejection),
-            }
+        let verdicts = judged_first(input, models, next, batches, cutoff_ns)?;
+        sort_out(verdicts, &mut judged, found);
+    }
+    if size <= WHOLE_SAMPLES_MAX {
+        // A pipeline beside colocated ranks, so that what it would take is known.
+        let pipelines = |one: &Contender| !one.candidate.layout.is_colocated();
+        let mut left: Vec<Contender> = waiting.collect();
+        if !judged.iter().any(|one| pipelines(&one.contender)) && !(input.halt)() {
+            let next: Vec<usize> =
+                (0..left.len()).filter(|&at| pipelines(&left[at])).take(PIPELINES).collect();
+            let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
+            let verdicts = judged_first(input, models, next, batches, None)?;
+            sort_out(verdicts, &mut judged, found);
         }
+        waiting = left.into_iter().peekable();
     }
     judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
     found.num_judged += judged.len() as u64;
-    judged.truncate(if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED });
+    let kept = if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED };
+    let other = best_other(&judged, kept);
+    let other = other.map(|at| judged.remove(at));
+    judged.truncate(kept);
+    judged.extend(other);
     for one in rest_of_batches(input, models, judged, batches, found)? {
         found.insert(one.contender.candidate.ranked(input.order, one.prediction()));
     }
@@ -131,6 +136,43 @@ pub(crate) fn judge(
         }
     }
     Ok(())
+}
+
+/// The place of the best candidate of the other placement than the best one's, behind the first `kept`, if none of those
+/// is of it.
+fn best_other(judged: &[Judgement], kept: usize) -> Option<usize> {
+    let placement = |one: &Judgement| one.contender.candidate.layout.placement;
+    let best = placement(judged.first()?);
+    judged.iter().position(|one| placement(one) != best).filter(|&at| at >= kept)
+}
+
+/// Contenders with their verdicts on the first batch. Whose bound is above the cutoff falls without.
+fn judged_first(
+    input: &SearchInput<'_>,
+    models: &Models,
+    contenders: Vec<Contender>,
+    batches: &[Vec<SampleIndex>],
+    cutoff_ns: Option<u64>,
+) -> Result<Vec<(Contender, Verdict)>, PlanError> {
+    let judge = |contender: Contender| {
+        if cutoff_ns.is_some_and(|cutoff| contender.bounds_ns[0] > cutoff) {
+            return Ok((contender, Err(Rejection::Bound)));
+        }
+        let scheduler = contender.candidate.scheduler(input, models)?;
+        let verdict = first_answer(input, &scheduler, 0, &batches[0])?;
+        Ok((contender, verdict))
+    };
+    contenders.into_par_iter().map(judge).collect()
+}
+
+/// Those that fit are judged, the others fall.
+fn sort_out(verdicts: Vec<(Contender, Verdict)>, judged: &mut Vec<Judgement>, found: &mut Found) {
+    for (contender, verdict) in verdicts {
+        match verdict {
+            Ok(one) => judged.push(Judgement { contender, judged: vec![one] }),
+            Err(rejection) => found.rejections.push(rejection),
+        }
+    }
 }
 
 /// The scheduler's first answer for one batch; where that does not fit and the batch is small, that of its whole search.

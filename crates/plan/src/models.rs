@@ -1,7 +1,7 @@
 //! The cost model of each way to recompute that the profile knows.
 
-use dflop_cost::{ComponentSettings, CostError, CostModel, CostSettings};
-use dflop_types::{ModelProfile, Recompute};
+use dflop_cost::{CostError, CostModel, CostSettings};
+use dflop_types::{ModelProfile, Recompute, Trained};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,20 +13,22 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// Those of a profile.
+    /// Those of a profile, where `trained` trains.
     ///
     /// # Errors
-    /// As [`CostModel::new`]. A mode that was not measured is no error: there is no model of it.
-    pub(crate) fn new(profile: &ModelProfile) -> Result<Self, CostError> {
-        let of = |recompute| {
-            let component = ComponentSettings { recompute, ..ComponentSettings::default() };
-            let settings = CostSettings { encoder: component, llm: component, ..CostSettings::default() };
-            Some((recompute, Arc::new(CostModel::with(profile, &settings).ok()?)))
-        };
+    /// As [`CostModel::with`]. A mode that was not measured is no error: there is no model of it.
+    pub(crate) fn new(profile: &ModelProfile, trained: Trained) -> Result<Self, CostError> {
+        let settings = CostSettings { trained, ..CostSettings::default() };
+        let of = |mode| Some((mode, Arc::new(CostModel::with(profile, &settings.recomputing(mode)).ok()?)));
         Ok(Self {
-            plain: Arc::new(CostModel::new(profile)?),
+            plain: Arc::new(CostModel::with(profile, &settings)?),
             others: [Recompute::Selective, Recompute::Full].into_iter().filter_map(of).collect(),
         })
+    }
+
+    /// The modes there are, none first.
+    pub(crate) fn modes(&self) -> impl Iterator<Item = Recompute> + '_ {
+        std::iter::once(Recompute::None).chain(self.others.keys().copied())
     }
 
     /// The model where nothing is recomputed.

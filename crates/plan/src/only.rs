@@ -119,6 +119,11 @@ pub(crate) const fn recompute_name(recompute: Recompute) -> &'static str {
 }
 
 impl Only {
+    /// Those of one placement.
+    pub fn placed(placement: Placement) -> Self {
+        Self { placement: Some(placement), ..Self::default() }
+    }
+
     /// Whether a candidate may have this layout.
     pub fn has_layout(&self, layout: &Layout) -> bool {
         let is = |wanted: Option<u32>, degree| wanted.is_none_or(|wanted| wanted == degree);
@@ -130,9 +135,9 @@ impl Only {
             && self.zero.is_none_or(|zero| zero == layout.zero)
     }
 
-    /// Whether anything is asked for.
-    pub fn is_all(&self) -> bool {
-        *self == Self::default()
+    /// Whether candidates may recompute so.
+    pub(crate) fn has_mode(&self, recompute: Recompute) -> bool {
+        self.recompute.is_none_or(|wanted| wanted == recompute)
     }
 
     /// The modes of recomputation that a pipeline is tried with: the one asked for, else none.

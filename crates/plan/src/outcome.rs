@@ -2,6 +2,8 @@
 //! words.
 
 use crate::caveats::Caveats;
+use crate::only::recompute_name;
+use crate::rivals::Rival;
 use dflop_types::{
     Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Recompute, Rejection, RejectionCount, SearchedSpace,
     Trained, WayPrediction, Zero, counted, memory_size,
@@ -43,6 +45,10 @@ pub struct Outcome {
     pub fitting_num_microbatches: Option<u32>,
     /// The global batches in every way that was compared with the best plan, ours among them.
     pub ways: Vec<WayPrediction>,
+    /// What people run today, each with the best of its own search; empty where it was not asked for.
+    pub rivals: Vec<Rival>,
+    /// Mean over the global batches of all their predicted work over all ranks, in nanoseconds.
+    pub work_bound_ns: u64,
     /// Seed of the sampled global batches.
     pub seed: u64,
     /// Global batches each candidate was judged on.
@@ -168,9 +174,23 @@ pub(crate) fn percent(ratio: f64) -> String {
     format!("{:.1} %", 100.0 * ratio)
 }
 
-/// The degrees that this version varies; the others are 1.
-fn degrees(layout: &Layout) -> String {
-    format!("encoder dp {}, llm pp {} dp {}", layout.encoder.dp, layout.llm.pp, layout.llm.dp)
+/// The degrees that this version varies; the others are 1. What is recomputed, if anything is.
+fn degrees(plan: &RankedPlan) -> String {
+    let layout = &plan.layout;
+    let mut text = if is_plain(layout) {
+        format!("encoder dp {}, llm pp {} dp {}", layout.encoder.dp, layout.llm.pp, layout.llm.dp)
+    } else {
+        layout.to_string()
+    };
+    if plan.recompute != Recompute::None {
+        let _ = write!(text, ", {} recomputation", recompute_name(plan.recompute));
+    }
+    text
+}
+
+/// A pipeline of which nothing is sharded.
+fn is_plain(layout: &Layout) -> bool {
+    !layout.is_colocated() && layout.zero == Zero::Nothing
 }
 
 /// The outcome for people: the choice, the runners-up, why the others were not chosen, and what the numbers do not hold.
@@ -187,6 +207,9 @@ pub fn explain(outcome: &Outcome) -> String {
             let budget = budget_words(&outcome.searched());
             choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
             others(&mut text, &outcome.ways, best);
+            if !outcome.rivals.is_empty() {
+                versus(&mut text, &outcome.rivals, best);
+            }
             if !runners_up.is_empty() {
                 table(&mut text, &outcome.ranked);
             }
@@ -259,16 +282,13 @@ fn choice(
     budget: Option<&str>,
 ) {
     let prediction = &best.prediction;
-    if best.layout.is_colocated() || best.layout.zero != Zero::Nothing || best.recompute != Recompute::None {
-        let _ = writeln!(text, "plan: {}", best.in_words());
+    let is_colocated = best.layout.is_colocated();
+    if is_plain(&best.layout) && best.recompute == Recompute::None {
+        let microbatches =
+            counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches");
+        let _ = writeln!(text, "plan: {}, {microbatches}, {}", degrees(best), best.pipeline_order);
     } else {
-        let _ = writeln!(
-            text,
-            "plan: {}, {}, {}",
-            degrees(&best.layout),
-            counted(best.num_microbatches.into(), "microbatch").replace("microbatchs", "microbatches"),
-            best.pipeline_order
-        );
+        let _ = writeln!(text, "plan: {}", best.in_words());
     }
     let interval = if num_sampled_batches > 1 {
         format!(" +- {} ms (95 %)", ms(prediction.step_ns_half_width))
@@ -283,13 +303,14 @@ fn choice(
         counted(num_sampled_batches.into(), "sampled global batch").replace("batchs", "batches"),
         counted(global_batch_size.into(), "sample"),
     );
-    let _ = writeln!(
-        text,
-        "  memory  encoder rank {}, llm rank {}{}",
-        memory_size(prediction.encoder_memory_bytes_peak),
-        memory_size(prediction.llm_memory_bytes_peak),
-        budget.map(|budget| format!(", {budget}")).unwrap_or_default(),
-    );
+    let llm = memory_size(prediction.llm_memory_bytes_peak);
+    let peaks = if is_colocated {
+        format!("rank {llm}")
+    } else {
+        format!("encoder rank {}, llm rank {llm}", memory_size(prediction.encoder_memory_bytes_peak))
+    };
+    let budget = budget.map(|budget| format!(", {budget}")).unwrap_or_default();
+    let _ = writeln!(text, "  memory  {peaks}{budget}");
 }
 
 /// The same global batches in other ways, and what the plan gains over the best baseline that can run.
@@ -328,16 +349,14 @@ pub fn gain(ways: &[WayPrediction], best: &RankedPlan) -> String {
     let ahead =
         ahead.map_or_else(String::new, |ns| format!("; with `train.schedule: aware-ahead` x{:.3}", over(ns)));
     let verdict = if own > 1.0 { "gain" } else { "no gain" };
-    let not_trained = if baseline.way.starts_with("data-parallel") && own < 1.0 {
-        "; this version simulates data parallelism and does not train it"
-    } else {
-        ""
-    };
-    format!("{verdict}: x{own:.3} over the best baseline that can run, {}{ahead}{not_trained}", baseline.way)
+    format!("{verdict}: x{own:.3} over the best baseline that can run, {}{ahead}", baseline.way)
 }
 
 fn table(text: &mut String, ranked: &[RankedPlan]) {
     text.push_str("\nthe best and its runners-up\n");
+    if !ranked.iter().all(|plan| is_plain(&plan.layout) && plan.recompute == Recompute::None) {
+        return mixed_table(text, ranked);
+    }
     let header = ["", "step ms", "+- ms", "idle", "encoder dp", "llm pp", "llm dp", "microbatches"];
     let rows: Vec<Vec<String>> = (1u32..)
         .zip(ranked)
@@ -355,6 +374,54 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
         })
         .collect();
     lines(text, &header, 0, &rows);
+}
+
+/// The same where not all are plain pipelines.
+fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
+    let header = ["layout", "step ms", "+- ms", "idle", "memory", "microbatches"];
+    let row = |plan: &RankedPlan| {
+        let prediction = &plan.prediction;
+        let most = prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak);
+        let at_most = if plan.layout.is_colocated() { "<= " } else { "" };
+        vec![
+            degrees(plan),
+            ms(prediction.step_ns_mean),
+            ms(prediction.step_ns_half_width),
+            percent(prediction.bubble_ratio),
+            memory_size(most),
+            format!("{at_most}{}", plan.num_microbatches),
+        ]
+    };
+    lines(text, &header, 1, &ranked.iter().map(row).collect::<Vec<_>>());
+}
+
+/// What people run today beside the best plan, and the ratio to the best of it.
+fn versus(text: &mut String, rivals: &[Rival], best: &RankedPlan) {
+    text.push_str(
+        "\nwhat people run today, each with the best of its own search on the same ranks and memory\n",
+    );
+    let own_ns = best.prediction.step_ns_mean.max(1) as f64;
+    let row = |rival: &Rival| match rival.step_ns_mean {
+        Some(ns) => vec![
+            rival.name.to_owned(),
+            rival.layout.clone(),
+            ms(ns),
+            format!("x{:.3}", ns as f64 / own_ns),
+            rival.num_microbatches.to_string(),
+        ],
+        None => [rival.name, "does not fit", "-", "-", "-"].map(str::to_owned).to_vec(),
+    };
+    let header = ["", "layout", "step ms", "over the plan", "microbatches"];
+    lines(text, &header, 2, &rivals.iter().map(row).collect::<Vec<_>>());
+    let of_others = rivals.iter().filter(|rival| rival.is_of_others);
+    let fastest =
+        of_others.filter_map(|rival| Some((rival.name, rival.step_ns_mean?))).min_by_key(|(_, ns)| *ns);
+    let _ = match fastest {
+        Some((name, ns)) => {
+            writeln!(text, "  x{:.3} over the best of other people's, {name}", ns as f64 / own_ns)
+        }
+        None => writeln!(text, "  nothing of other people's fits"),
+    };
 }
 
 /// A table; the first `num_left` columns stand at the left.

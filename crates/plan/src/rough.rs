@@ -5,8 +5,8 @@
 //! scheduler and the simulator (`funnel.rs`).
 
 use crate::space::Candidate;
-use dflop_cost::{CostModel, RankPart, StageLayers, Typical};
-use dflop_types::{MicrobatchShape, SampleIndex, SampleShape};
+use dflop_cost::{CostModel, RankPart, Sharding, StageLayers, Typical};
+use dflop_types::{Component, EncoderSegments, MicrobatchShape, SampleIndex, SampleShape};
 
 /// What the estimate needs to know of one global batch.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ pub(crate) struct BatchSizes {
     head_bytes: u64,
     /// Work of the largest sample on the LLM backbone over that of the mean sample.
     largest: f64,
+    /// Its time there, in nanoseconds.
+    largest_ns: f64,
     /// Work of each sample on the LLM backbone over that of the mean sample, the largest first.
     weights: Vec<f64>,
     /// `sums[k]`: sum of the first k of them.
@@ -84,6 +86,7 @@ impl BatchSizes {
             embedding_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, EMBEDDING)),
             head_bytes: sum(&|shape| model.sample_stage_bytes(shape, typical, HEAD)),
             largest: weights.first().copied().unwrap_or(1.0),
+            largest_ns: weights.first().map_or(0.0, |weight| weight * mean),
             weights,
             sums,
         }
@@ -137,6 +140,9 @@ pub(crate) struct Rough {
     pub(crate) is_over: bool,
     /// The step, in nanoseconds.
     pub(crate) step_ns: u64,
+    /// The step of a pipeline if every sample were the mean one: (microbatches + stages - 1) x the longest stage, in
+    /// nanoseconds (DFLOP, Algorithm 1).
+    pub(crate) at_mean_ns: u64,
 }
 
 /// The estimated step of a candidate for one batch.
@@ -155,6 +161,9 @@ pub(crate) fn rough(
     memory_budget_bytes: Option<u64>,
     batch: &BatchSizes,
 ) -> Rough {
+    if candidate.layout.is_colocated() {
+        return colocated(model, candidate, memory_budget_bytes, batch);
+    }
     let m = u64::from(candidate.num_microbatches);
     let (encoder_dp, llm_dp) = (u64::from(candidate.layout.encoder.dp), u64::from(candidate.layout.llm.dp));
     let shares = (m * encoder_dp).min(batch.num_samples).max(1);
@@ -197,7 +206,56 @@ pub(crate) fn rough(
         let round_ns = (encoder_ns + weight * sum_ns + transfers_ns) / in_flight;
         step_ns += encoder_ns.max(weight * longest_ns).max(round_ns) * count as f64;
     });
-    Rough { is_over, step_ns: (step_ns * bound_factor) as u64 }
+    let at_mean_ns = (m as f64 + num_stages - 1.0) * encoder_ns.max(longest_ns);
+    Rough { is_over, step_ns: (step_ns * bound_factor) as u64, at_mean_ns: at_mean_ns as u64 }
+}
+
+/// As [`rough`], of ranks that hold both components: even work, in as many microbatches as memory asks for.
+///
+/// ```text
+/// step = max(microbatches * mean microbatch, the largest sample) + tail
+/// ```
+fn colocated(
+    model: &CostModel,
+    candidate: &Candidate,
+    memory_budget_bytes: Option<u64>,
+    batch: &BatchSizes,
+) -> Rough {
+    let sharding = Sharding::of(&candidate.layout, Component::Both);
+    let ranks = u64::from(candidate.layout.num_ranks());
+    let stage = model.whole_stage();
+    let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into())
+        + batch.embedding_bytes
+        + batch.head_bytes
+        + batch.encoder_bytes;
+    let free = memory_budget_bytes
+        .map_or(u64::MAX, |budget| budget.saturating_sub(model.colocated_static_bytes(sharding)));
+    let of_largest = bytes as f64 / batch.num_samples as f64 * batch.largest;
+    let is_over = free == 0 || of_largest > free as f64;
+    let most = u64::from(candidate.num_microbatches);
+    let m = (bytes / ranks).div_ceil(free.max(1)).clamp(1, most);
+    let buckets = (m * ranks).min(batch.num_samples).max(1);
+    let mean = |tokens: u64| u32::try_from(tokens / buckets).unwrap_or(u32::MAX);
+    // One segment of all tokens: collectives hide behind the work, and attention is counted apart.
+    let shape = MicrobatchShape {
+        encoder_segments: vec![EncoderSegments { count: 1, tokens: mean(batch.encoder_tokens) }],
+        llm_tokens: vec![mean(batch.llm_tokens)],
+        label_tokens: batch.label_tokens / buckets,
+    };
+    let with = model.sharded_encoder(&shape, sharding).total_ns()
+        + model.sharded_stage(&shape, stage, sharding).total_ns();
+    let without =
+        model.encoder(&shape).total_ns() + model.llm_stage(&shape, stage.num_layers, true, true).total_ns();
+    let linear_ns = model.encoder_linear(batch.encoder_tokens / buckets).total_ns()
+        + model.stage_linear(batch.llm_tokens / buckets, shape.label_tokens, stage).total_ns();
+    let attention_ns =
+        batch.encoder_attention_ns + batch.layer_attention_ns.saturating_mul(stage.num_layers.into());
+    let filled = buckets as f64 / (m * ranks) as f64;
+    let mean_ns = linear_ns as f64 * filled + attention_ns as f64 / (m * ranks) as f64;
+    let work_ns = m as f64 * (mean_ns + with.saturating_sub(without) as f64);
+    let largest_ns = batch.encoder_largest_ns as f64 + batch.largest_ns;
+    let tail_ns = model.colocated_tail(sharding).ns as f64;
+    Rough { is_over, step_ns: (work_ns.max(largest_ns) + tail_ns) as u64, at_mean_ns: 0 }
 }
 
 /// Mean microbatches that the fullest rank may hold, its part of the model beside them.

@@ -9,11 +9,14 @@ use crate::funnel;
 use crate::models::Models;
 use crate::only::Only;
 use crate::outcome::{Outcome, StopReason, group};
-use crate::space::{Candidate, space};
+use crate::rivals::rivals;
+use crate::space::{Candidate, colocated, space};
+use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
 use dflop_types::{
-    Cluster, MadeFrom, ModelProfile, PipelineOrder, RankedPlan, Rejection, SampleIndex, SampleShape,
+    Cluster, MadeFrom, MicrobatchShape, ModelProfile, PipelineOrder, Placement, RankedPlan, Rejection,
+    SampleIndex, SampleShape, Trained,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -51,8 +54,12 @@ pub struct SearchInput<'a> {
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
+    /// What of the model trains.
+    pub trained: Trained,
     /// Which candidates there are.
     pub only: Only,
+    /// Whether what people run today is searched too.
+    pub compares: bool,
     /// How many candidates are judged.
     pub effort: SearchEffort,
     /// Asked now and then, on several threads, whether to make do with the best so far.
@@ -82,6 +89,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("bucket_tokens_max", &self.bucket_tokens_max)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
+            .field("trained", &self.trained)
             .field("only", &self.only)
             .field("effort", &self.effort)
             .field("seed", &self.seed)
@@ -108,6 +116,19 @@ impl Found {
         self.ranked.insert(place, plan);
     }
 
+    /// Keeps [`NUM_RANKED`] plans; the best of each placement is among them, so that it can be compared.
+    fn keep_best(&mut self) {
+        let is_other = |plan: &RankedPlan, than: Placement| plan.layout.placement != than;
+        let Some(best) = self.ranked.first().map(|plan| plan.layout.placement) else { return };
+        let other = self.ranked.iter().find(|plan| is_other(plan, best)).copied();
+        let has_other = self.ranked.iter().take(NUM_RANKED).any(|plan| is_other(plan, best));
+        self.ranked.truncate(NUM_RANKED);
+        if let Some(other) = other.filter(|_| !has_other) {
+            self.ranked.pop();
+            self.ranked.push(other);
+        }
+    }
+
     /// A candidate with a longer step cannot be among the best any more, in nanoseconds.
     pub(crate) fn cutoff_ns(&self) -> Option<u64> {
         self.ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean)
@@ -130,7 +151,7 @@ impl Found {
 /// drawn, a sample alone is over the cap on tokens, or times overflow. No plan that fits is no error.
 pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let num_ranks = input.cluster.num_ranks;
-    if num_ranks < 2 {
+    if num_ranks < 1 {
         return Err(PlanError::TooFewRanks { num_ranks });
     }
     for (field, value) in [
@@ -142,10 +163,10 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let models = Models::new(input.model_profile)?;
+    let models = Models::new(input.model_profile, input.trained)?;
     let model = models.plain();
     let batches = sampled_batches(input)?;
-    let space = space(
+    let mut space = space(
         num_ranks,
         model.num_llm_layers(),
         model.is_tied(),
@@ -153,18 +174,27 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         input.num_microbatches,
         &input.only,
     );
+    space.candidates.extend(colocated(
+        num_ranks,
+        input.cluster.ranks_per_node,
+        input.global_batch_size,
+        input.num_microbatches,
+        &models.modes().collect::<Vec<_>>(),
+        &input.only,
+    ));
     let num_candidates = (space.candidates.len() + space.rejections.len()) as u64;
     let mut found = Found { rejections: space.rejections, ..Found::default() };
     let contenders = contenders(input, &models, &space.candidates, &batches, &mut found.rejections)?;
     let progress = |found: &Found| {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
+    let rivals = if input.compares { rivals(input, &models, &contenders, &batches)? } else { Vec::new() };
     match input.effort {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &batches, &mut found, &progress)?,
         SearchEffort::Whole => judge_all(input, &models, contenders, &batches, &mut found, &progress)?,
     }
     (input.progress)(num_candidates, num_candidates);
-    found.ranked.truncate(NUM_RANKED);
+    found.keep_best();
     let Found { ranked, rejections, num_judged, num_left } = found;
     let caveats = Caveats::of(input.model_profile, model, ranked.first());
     let ways = match ranked.first() {
@@ -174,7 +204,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
                 best,
                 &scheduler,
                 &batches,
-                input.num_microbatches.is_none(),
+                input.num_microbatches.is_none() && !best.layout.is_colocated(),
                 funnel::WHOLE_SAMPLES_MAX,
             )?
         }
@@ -187,6 +217,8 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     Ok(Outcome {
         ranked,
         ways,
+        rivals,
+        work_bound_ns: work_bound_ns(input, model, &batches),
         num_microbatches: input.num_microbatches,
         fitting_num_microbatches,
         rejections: group(rejections),
@@ -200,8 +232,22 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         memory_budget_bytes: input.memory_budget_bytes(),
         is_budget_given: input.cluster.memory_budget_bytes.is_some(),
         caveats,
+        trained: input.trained,
         made_from: input.made_from.clone(),
     })
+}
+
+/// Mean over the batches of all their predicted work over all ranks, in nanoseconds: forward and backward of both
+/// components without recomputation, each at the rate of the whole batch. No step is shorter.
+fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> u64 {
+    let work_ns = |batch: &Vec<SampleIndex>| {
+        let whole = MicrobatchShape::pack(batch.iter().map(|sample| &input.shapes[sample.index()]));
+        let llm = model.llm_stage(&whole, model.num_llm_layers(), true, true);
+        u128::from(model.encoder(&whole).total_ns()) + u128::from(llm.total_ns())
+    };
+    let sum: u128 = batches.iter().map(work_ns).sum();
+    let over = (batches.len().max(1) as u128) * u128::from(input.cluster.num_ranks);
+    u64::try_from(sum / over).unwrap_or(u64::MAX)
 }
 
 /// Judges all contenders that no bound rules out.

@@ -2,7 +2,7 @@
 //! counts.
 
 use crate::only::Only;
-use dflop_types::{ComponentLayout, Layout, Recompute, Rejection};
+use dflop_types::{ComponentLayout, Layout, Recompute, Rejection, Zero};
 use std::collections::BTreeSet;
 
 /// A plan being judged.
@@ -57,7 +57,7 @@ pub fn layouts(num_ranks: u32) -> Vec<Layout> {
     layouts
 }
 
-fn divisors(n: u32) -> Vec<u32> {
+pub(crate) fn divisors(n: u32) -> Vec<u32> {
     let low: Vec<u32> = (1..=n.isqrt()).filter(|&d| n.is_multiple_of(d)).collect();
     let high = low.iter().rev().map(|d| n / d).filter(|d| low.binary_search(d).is_err());
     low.iter().copied().chain(high).collect()
@@ -65,13 +65,49 @@ fn divisors(n: u32) -> Vec<u32> {
 
 /// Microbatch counts to try with `replicas` LLM replicas: powers of two, and the one that gives each bucket
 /// one sample; none has more buckets than samples.
-fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u32> {
+pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u32> {
     let most = global_batch_size / replicas;
     let mut counts: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&m| m <= most).collect();
     if most > 0 && counts.last() != Some(&most) {
         counts.push(most);
     }
     counts
+}
+
+/// Microbatches that a colocated rank may have at most, unless told: each takes the fewest that fit its memory.
+const COLOCATED_MICROBATCHES: u32 = 16;
+
+/// All colocated candidates: both components on every rank, with each sharding and each mode of recomputation. Parameters
+/// are also cut over the ranks of a node alone, where there are several nodes: groups of them hold copies.
+pub(crate) fn colocated(
+    num_ranks: u32,
+    ranks_per_node: u32,
+    global_batch_size: u32,
+    num_microbatches: Option<u32>,
+    modes: &[Recompute],
+    only: &Only,
+) -> Vec<Candidate> {
+    let has_nodes =
+        ranks_per_node > 1 && num_ranks > ranks_per_node && num_ranks.is_multiple_of(ranks_per_node);
+    let mut layouts = vec![Layout::colocated(num_ranks, Zero::Nothing)];
+    if num_ranks > 1 {
+        let sharded = [Zero::States, Zero::Gradients, Zero::Parameters];
+        layouts.extend(sharded.map(|zero| Layout::colocated(num_ranks, zero)));
+    }
+    if has_nodes {
+        let whole = Layout::colocated(num_ranks, Zero::Parameters);
+        layouts.push(Layout { shard_ranks: Some(ranks_per_node), ..whole });
+    }
+    let of_rank = 2 * global_batch_size.div_ceil(num_ranks.max(1));
+    let most = num_microbatches.unwrap_or_else(|| of_rank.max(COLOCATED_MICROBATCHES).min(global_batch_size));
+    layouts
+        .into_iter()
+        .filter(|layout| only.has_layout(layout))
+        .flat_map(|layout| {
+            let of = move |recompute| Candidate { layout, num_microbatches: most, recompute };
+            modes.iter().copied().filter(|&mode| only.has_mode(mode)).map(of)
+        })
+        .collect()
 }
 
 /// All pipelines, and the rejections that need no profile's times. `is_tied`: embedding and head are one matrix.
@@ -165,6 +201,24 @@ mod tests {
         assert_eq!(counts.len(), 511 + 30);
         // Neighbours of powers of two leave a number of ranks that divides otherwise.
         assert!([1, 2, 3, 32, 127, 128, 129, 8_191, 8_193].iter().all(|count| counts.contains(count)));
+    }
+
+    #[test]
+    fn colocated_ranks_shard_over_all_of_them_or_over_a_node() {
+        let of = |ranks, only: &str| {
+            let modes = [Recompute::None, Recompute::Full];
+            colocated(ranks, 8, 256, None, &modes, &only.parse().unwrap())
+        };
+        assert_eq!(of(64, "").len(), 2 * 5);
+        // One node: nothing to copy. One rank: nothing to cut.
+        assert_eq!(of(8, "").len(), 2 * 4);
+        assert_eq!(of(1, "").len(), 2);
+        let hybrid: Vec<_> = of(64, "zero=3,recompute=full");
+        let shards: Vec<_> = hybrid.iter().map(|candidate| candidate.layout.shard_ranks).collect();
+        assert_eq!(shards, [None, Some(8)]);
+        assert!(of(64, "colocated=false").is_empty());
+        assert!(of(64, "llm.pp=2").is_empty());
+        assert!(hybrid.iter().all(|candidate| candidate.num_microbatches == 16));
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 mod fixture;
 
 use dflop_cost::{CostModel, RankMicrobatch};
-use dflop_plan::{DataParallel, Only, SearchEffort, SearchInput, compare, explain, search};
+use dflop_plan::{DataParallel, SearchEffort, SearchInput, compare, explain, search};
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantRule, Method, StepScheduler, StepSettings};
 use dflop_types::{
@@ -192,7 +192,8 @@ fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, budget: Option<u
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 2,
-        only: Only::default(),
+        only: "colocated=false".parse().expect("it is a part of a plan"),
+        compares: false,
         effort: SearchEffort::Whole,
         halt: &|| false,
         seed: 1,

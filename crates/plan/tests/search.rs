@@ -29,7 +29,8 @@ fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks:
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 4,
-        only: Only::default(),
+        only: "colocated=false".parse().expect("it is a part of a plan"),
+        compares: false,
         effort: SearchEffort::Whole,
         halt: &|| false,
         seed: 11,
@@ -118,6 +119,62 @@ fn the_quick_search_is_within_one_percent_of_judging_everything() {
         assert_eq!(fallen + quick.num_judged, quick.num_candidates, "{num_ranks} ranks");
         assert_eq!(quick, of(SearchEffort::Quick));
     }
+}
+
+/// Colocated ranks and pipelines compete: where memory allows, all work over all ranks is reached, and the best pipeline
+/// stands among the runners-up. The parts of the candidates that are asked for alone give the same plans.
+#[test]
+fn colocated_layouts_compete_with_pipelines() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(128, 41);
+    let of = |only: &str, budget, effort| {
+        let (only, cluster) = (only.parse().unwrap(), fixture::cluster(8, budget));
+        search(&SearchInput { only, cluster, effort, ..input(&shapes, &model_profile, 8) }).unwrap()
+    };
+    let [quick, whole] = [SearchEffort::Quick, SearchEffort::Whole].map(|effort| of("", None, effort));
+    let best = quick.ranked[0];
+    assert!(best.layout.is_colocated());
+    assert_eq!(best.layout, whole.ranked[0].layout);
+    assert!(best.prediction.step_ns_mean >= quick.work_bound_ns);
+    assert!(quick.ranked.iter().any(|plan| !plan.layout.is_colocated()));
+    assert_eq!(best.prediction.encoder_memory_bytes_peak, best.prediction.llm_memory_bytes_peak);
+    assert_eq!(of("colocated=true", None, SearchEffort::Quick).ranked[0], best);
+    for zero in 0..4 {
+        let outcome = of(&format!("zero={zero}"), None, SearchEffort::Quick);
+        assert!(outcome.ranked.iter().all(|plan| u8::from(plan.layout.zero) == zero));
+    }
+    // With less memory than a whole model takes on one rank, only what is sharded or a pipeline is left.
+    let whole_rank = of("zero=0,colocated=true", None, SearchEffort::Quick).ranked[0].prediction;
+    let tight = of("", Some(whole_rank.llm_memory_bytes_peak / 2), SearchEffort::Quick);
+    for plan in &tight.ranked {
+        assert!(plan.prediction.llm_memory_bytes_peak <= whole_rank.llm_memory_bytes_peak / 2);
+    }
+    assert!(!tight.ranked.is_empty());
+}
+
+/// What people run today is within the memory too, and nothing of it beats the best of its kind of ours.
+#[test]
+fn rivals_get_the_best_of_their_own_search() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(128, 42);
+    let outcome = search(&SearchInput {
+        only: Only::default(),
+        compares: true,
+        effort: SearchEffort::Quick,
+        ..input(&shapes, &model_profile, 8)
+    })
+    .unwrap();
+    let ns =
+        |name: &str| outcome.rivals.iter().find(|rival| rival.name == name).unwrap().step_ns_mean.unwrap();
+    let names: Vec<&str> = outcome.rivals.iter().map(|rival| rival.name).collect();
+    assert_eq!(names, ["megatron", "megatron-balanced", "fsdp", "fsdp-tokens", "fsdp-dflop", "paper"]);
+    assert!(ns("fsdp-dflop") <= ns("fsdp-tokens") && ns("fsdp-tokens") < ns("fsdp"));
+    assert!(ns("megatron-balanced") < ns("megatron"));
+    let best = outcome.ranked[0].prediction.step_ns_mean;
+    assert!(best <= ns("fsdp-dflop"));
+    assert!(names.iter().all(|name| ns(name) >= outcome.work_bound_ns));
+    let text = explain(&outcome);
+    assert!(text.contains("over the best of other people's"), "{text}");
 }
 
 /// A search that is told to stop at once still has a plan, and says how many candidates it did not look at.
@@ -297,9 +354,8 @@ fn inputs_without_an_answer_are_errors_with_a_hint() {
         format!("{error}; {}", error.hint().unwrap())
     };
     assert_eq!(
-        message(input(&shapes, &model_profile, 1)),
-        "`num_ranks` is 1, at least 2 are needed: one for the encoder, one for the LLM backbone; \
-         set `cluster.num_ranks` to 2 or more"
+        message(input(&shapes, &model_profile, 0)),
+        "`num_ranks` is 0, at least 1 is needed; set `cluster.num_ranks` to 1 or more"
     );
     assert!(message(input(&[], &model_profile, 2)).starts_with("the data profile has 0 samples"));
     assert!(
@@ -324,6 +380,8 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         ranked,
         num_microbatches: None,
         fitting_num_microbatches: None,
+        rivals: Vec::new(),
+        work_bound_ns: 0,
         ways: vec![
             way("blind", true, Ok(1_050_000_000)),
             way("blind-ahead", true, Ok(830_000_000)),

@@ -3,7 +3,7 @@
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 
-use dflop_plan::{Only, PlanError, SearchEffort, SearchInput, search};
+use dflop_plan::{PlanError, SearchEffort, SearchInput, search};
 use dflop_step::{GiantRule, StepError};
 use dflop_types::{PipelineOrder, Rejection, SampleShape, Trained};
 
@@ -31,7 +31,8 @@ fn the_planner_plans_within_the_cap() {
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
         num_sampled_batches: 3,
-        only: Only::default(),
+        only: "colocated=false".parse().expect("it is a part of a plan"),
+        compares: false,
         effort: SearchEffort::Whole,
         halt: &|| false,
         seed: 1,

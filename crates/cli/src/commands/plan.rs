@@ -3,8 +3,13 @@
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
-use dflop_plan::{SearchEffort, SearchInput, explain, search};
-use dflop_types::{PipelineOrder, Plan, artifact, thousands};
+use dflop_analytic::{HARDWARE, Hardware};
+use dflop_plan::{Outcome, Rival, SearchEffort, SearchInput, explain, search};
+use dflop_types::{
+    DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact,
+    thousands,
+};
+use serde_json::{Map, Value, json};
 use std::time::Instant;
 
 /// Samples of the global batches that candidates are judged on, unless told.
@@ -56,6 +61,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             .sampled_batches
             .unwrap_or_else(|| (SAMPLES / config.train.global_batch_size.max(1)).clamp(2, 8)),
         only: arguments.only.clone().unwrap_or_default(),
+        compares: arguments.compare,
         effort: if arguments.exhaustive { SearchEffort::Whole } else { SearchEffort::Quick },
         halt: &|| arguments.time_limit.is_some_and(|seconds| start.elapsed().as_secs_f64() > seconds),
         seed: config.train.seed,
@@ -66,10 +72,96 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
         },
     })?;
     bar.finish_and_clear();
+    if arguments.json {
+        let seconds = start.elapsed().as_secs_f64();
+        outln!("{:#}", as_json(&outcome, &inputs.model_profile, &inputs.data_profile, seconds));
+    }
     let text = explain(&outcome);
     let Some(plan) = outcome.plan() else {
         return Err(Failure::answer(text, outcome.hint()));
     };
-    out!("{text}");
+    if !arguments.json {
+        out!("{text}");
+    }
     write(&out, &plan)
+}
+
+/// A search for programs: its plans, what people run today, why others were not chosen.
+fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds: f64) -> Value {
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let samples = outcome.global_batch_size.min(data.samples.len() as u32);
+    let per_second = |ns: u64| f64::from(samples) / (ns.max(1) as f64 / 1e9);
+    let useful = useful_operations(model, data);
+    let plan = |plan: &RankedPlan| {
+        let prediction = &plan.prediction;
+        let rate = per_second(prediction.step_ns_mean);
+        json!({
+            "layout": plan.layout,
+            "recompute": plan.recompute,
+            "num_microbatches": plan.num_microbatches,
+            "pipeline_order": plan.pipeline_order,
+            "step_ms": ms(prediction.step_ns_mean),
+            "step_ms_half_width": ms(prediction.step_ns_half_width),
+            "work_bound_ms": ms(outcome.work_bound_ns),
+            "samples_per_s": rate,
+            "mfu": peak_rate(model).map(|peak| rate * useful / (peak * f64::from(outcome.num_ranks))),
+            "bubble_ratio": prediction.bubble_ratio,
+            "peak_bytes": prediction.encoder_memory_bytes_peak.max(prediction.llm_memory_bytes_peak),
+            "encoder_peak_bytes": prediction.encoder_memory_bytes_peak,
+            "llm_peak_bytes": prediction.llm_memory_bytes_peak,
+            "extrapolated_ratio": prediction.extrapolated_ratio,
+        })
+    };
+    let rival = |rival: &Rival| {
+        let value = json!({
+            "step_ms": rival.step_ns_mean.map(ms),
+            "samples_per_s": rival.step_ns_mean.map(per_second),
+            "layout": rival.layout,
+            "num_microbatches": rival.num_microbatches,
+            "is_of_others": rival.is_of_others,
+        });
+        (rival.name.to_owned(), value)
+    };
+    json!({
+        "plans": outcome.ranked.iter().map(plan).collect::<Vec<_>>(),
+        "baselines": outcome.rivals.iter().map(rival).collect::<Map<_, _>>(),
+        "rejected": {"num_candidates": outcome.num_candidates, "num_judged": outcome.num_judged,
+                     "causes": outcome.rejections, "hint": outcome.hint()},
+        "ways": outcome.ways,
+        "is_estimated": model.is_estimated,
+        "seconds": seconds,
+    })
+}
+
+/// Operations of the products with weights of a mean sample, forward and backward: six for each parameter and token.
+/// Attention's own products are left out, so a rate is never overstated.
+fn useful_operations(model: &ModelProfile, data: &DataProfile) -> f64 {
+    let parameters = |prefixes: &[&str]| -> f64 {
+        let of = |(name, module): (&String, &ModuleProfile)| {
+            let is_held = prefixes.iter().any(|prefix| name.starts_with(prefix));
+            if is_held { module.num_parameters as f64 * f64::from(module.count) } else { 0.0 }
+        };
+        model.modules.iter().map(of).sum()
+    };
+    let shapes = || data.samples.iter().map(|sample| &sample.shape);
+    let encoder_tokens: u64 = shapes().map(SampleShape::encoder_tokens).sum();
+    let llm_tokens: u64 = shapes().map(|shape| u64::from(shape.llm_tokens)).sum();
+    let label_tokens: u64 = shapes().map(|shape| u64::from(shape.label_tokens)).sum();
+    // The embedding is no product: its rows are read.
+    let sum = parameters(&["encoder_layer", "encoder_window_layer", "projector"]) * encoder_tokens as f64
+        + parameters(&["llm_layer"]) * llm_tokens as f64
+        + parameters(&["llm_head"]) * label_tokens as f64;
+    6.0 * sum / data.samples.len().max(1) as f64
+}
+
+/// Operations a second that the profile's device could do in its dtype, where the table of devices has it.
+fn peak_rate(model: &ModelProfile) -> Option<f64> {
+    let name = model.device.name.to_ascii_lowercase();
+    let is_device = |hardware: &&Hardware| {
+        name == hardware.name
+            || name == hardware.title.to_ascii_lowercase()
+            || name.contains(&hardware.title.to_ascii_lowercase())
+    };
+    let hardware = HARDWARE.iter().find(is_device)?;
+    hardware.rate(&model.device.dtype).ok().map(|(gflops, _)| gflops as f64 * 1e9)
 }

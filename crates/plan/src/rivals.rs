@@ -1,0 +1,294 @@
+//! Rivals: what people run today, each with the best of its own search on the same global batches, ranks and memory.
+//!
+//! | name | what it does |
+//! |---|---|
+//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage; arrival order, equal counts |
+//! | `megatron-balanced` | the same; samples by predicted time of both components, longest first (LPT) |
+//! | `fsdp` | both components on every rank, with each sharding and recomputation; arrival order |
+//! | `fsdp-tokens` | the same; samples packed by LLM tokens, longest first |
+//! | `fsdp-dflop` | the same, with our balance |
+//! | `paper` | the layout that is shortest at the mean sample (DFLOP, Algorithm 1), its balance of two resources |
+
+use crate::contender::Contender;
+use crate::error::PlanError;
+use crate::models::Models;
+use crate::only::recompute_name;
+use crate::search::SearchInput;
+use crate::space::{Candidate, colocated, divisors, microbatch_counts};
+use crate::{baseline::refusal, only::Only};
+use dflop_cost::{CostModel, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};
+use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
+use dflop_sim::{Durations, order, simulate};
+use dflop_step::{Arm, Method};
+use dflop_types::{MicrobatchShape, PipelineOrder, Recompute, SampleIndex, StageIndex, Zero, cut_layers};
+use rayon::prelude::*;
+
+/// What people run today, or our balance in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rival {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether it is other people's, so that we are compared with it.
+    pub is_of_others: bool,
+    /// Its layout and what it recomputes, in words; empty where nothing of it fits.
+    pub layout: String,
+    /// Microbatches of a step on each replica.
+    pub num_microbatches: u32,
+    /// Mean step over the global batches, in nanoseconds; `None` where nothing of it fits.
+    pub step_ns_mean: Option<u64>,
+}
+
+/// Candidates of the paper's order that are scheduled until one fits.
+const PAPER_TRIED: usize = 24;
+
+/// All rivals.
+pub(crate) fn rivals(
+    input: &SearchInput<'_>,
+    models: &Models,
+    contenders: &[Contender],
+    batches: &[Vec<SampleIndex>],
+) -> Result<Vec<Rival>, PlanError> {
+    let modes: Vec<Recompute> = models.modes().collect();
+    let (ranks, nodes) = (input.cluster.num_ranks, input.cluster.ranks_per_node);
+    let every = Only::default();
+    let together = colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, &modes, &every);
+    let mut rivals = Vec::new();
+    for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {
+        rivals.push(megatron(name, input, models, batches, is_balanced));
+    }
+    for (name, method) in
+        [("fsdp", Method::Blind), ("fsdp-tokens", Method::Tokens), ("fsdp-dflop", Method::Aware)]
+    {
+        rivals.push(fastest(name, method != Method::Aware, &together, &[method], input, models, batches)?);
+    }
+    let mut at_mean: Vec<&Contender> =
+        contenders.iter().filter(|one| !one.candidate.layout.is_colocated() && !one.rough.is_over).collect();
+    at_mean.sort_by_key(|one| (one.rough.at_mean_ns, one.candidate));
+    let mut paper = None;
+    for one in at_mean.into_iter().take(PAPER_TRIED) {
+        let own = [one.candidate];
+        let found = fastest("paper", true, &own, &[Method::Balanced], input, models, batches)?;
+        let fits = found.step_ns_mean.is_some();
+        paper = Some(found);
+        if fits {
+            break;
+        }
+    }
+    rivals.push(paper.unwrap_or_else(|| none("paper")));
+    Ok(rivals)
+}
+
+const fn none(name: &'static str) -> Rival {
+    Rival { name, is_of_others: true, layout: String::new(), num_microbatches: 0, step_ns_mean: None }
+}
+
+fn words(layout: &str, recompute: Recompute) -> String {
+    match recompute {
+        Recompute::None => layout.to_owned(),
+        mode => format!("{layout}, {} recomputation", recompute_name(mode)),
+    }
+}
+
+/// The candidate with the shortest mean step under one of the methods, with and without running ahead.
+fn fastest(
+    name: &'static str,
+    is_of_others: bool,
+    candidates: &[Candidate],
+    methods: &[Method],
+    input: &SearchInput<'_>,
+    models: &Models,
+    batches: &[Vec<SampleIndex>],
+) -> Result<Rival, PlanError> {
+    let arms = methods.iter().flat_map(|&method| {
+        let ahead = candidates.iter().any(|candidate| !candidate.layout.is_colocated());
+        [false, true]
+            .into_iter()
+            .filter(move |&is_ahead| ahead || !is_ahead)
+            .map(move |is_ahead| Arm { method, is_ahead })
+    });
+    let tries: Vec<(&Candidate, Arm)> =
+        arms.flat_map(|arm| candidates.iter().map(move |candidate| (candidate, arm))).collect();
+    let step = |&(candidate, arm): &(&Candidate, Arm)| -> Result<Option<(u64, Candidate)>, PlanError> {
+        let scheduler = candidate.scheduler(input, models)?;
+        let mut sum = 0;
+        for (step, batch) in (0..).zip(batches) {
+            match scheduler.schedule_until(step, batch, arm, &|| true) {
+                Ok(schedule) => sum += schedule.predicted_makespan_ns,
+                Err(error) if refusal(&error).is_some() => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Some((sum / batches.len().max(1) as u64, *candidate)))
+    };
+    let steps: Vec<Option<(u64, Candidate)>> =
+        tries.par_iter().map(step).collect::<Result<_, PlanError>>()?;
+    let Some((ns, candidate)) = steps.into_iter().flatten().min() else {
+        return Ok(Rival { is_of_others, ..none(name) });
+    };
+    Ok(Rival {
+        name,
+        is_of_others,
+        layout: words(&candidate.layout.to_string(), candidate.recompute),
+        num_microbatches: candidate.num_microbatches,
+        step_ns_mean: Some(ns),
+    })
+}
+
+/// One way to run all ranks as pipelines of one shape.
+#[derive(Debug, Clone, Copy)]
+struct Pipelines {
+    pp: u32,
+    dp: u32,
+    num_microbatches: u32,
+    recompute: Recompute,
+}
+
+/// The fastest pipelines with the encoder before the first stage, optimizer states cut over the replicas (ZeRO-1, their
+/// distributed optimizer).
+fn megatron(
+    name: &'static str,
+    input: &SearchInput<'_>,
+    models: &Models,
+    batches: &[Vec<SampleIndex>],
+    is_balanced: bool,
+) -> Rival {
+    let (ranks, model) = (input.cluster.num_ranks, models.plain());
+    let most = if model.is_tied() { 1 } else { model.num_llm_layers() };
+    let ways: Vec<Pipelines> = divisors(ranks)
+        .into_iter()
+        .filter(|&pp| pp <= most)
+        .flat_map(|pp| {
+            let dp = ranks / pp;
+            let counts = input
+                .num_microbatches
+                .map_or_else(|| microbatch_counts(input.global_batch_size, dp), |count| vec![count]);
+            counts.into_iter().flat_map(move |num_microbatches| {
+                models.modes().map(move |recompute| Pipelines { pp, dp, num_microbatches, recompute })
+            })
+        })
+        .collect();
+    let step = |way: &Pipelines| -> Option<u64> {
+        let model = models.of(way.recompute);
+        let steps = batches.iter().map(|batch| pipelines_ns(input, model, way, batch, is_balanced));
+        steps.sum::<Option<u64>>().map(|sum| sum / batches.len().max(1) as u64)
+    };
+    let steps: Vec<Option<u64>> = ways.par_iter().map(step).collect();
+    let best = ways.iter().zip(steps).filter_map(|(way, ns)| Some((way, ns?))).min_by_key(|(_, ns)| *ns);
+    best.map_or_else(
+        || none(name),
+        |(way, ns)| Rival {
+            layout: words(&format!("tp 1 pp {} dp {}, zero 1", way.pp, way.dp), way.recompute),
+            num_microbatches: way.num_microbatches,
+            step_ns_mean: Some(ns),
+            ..none(name)
+        },
+    )
+}
+
+/// The step of a global batch, in nanoseconds; `None` where a rank has too little memory.
+fn pipelines_ns(
+    input: &SearchInput<'_>,
+    model: &CostModel,
+    way: &Pipelines,
+    batch: &[SampleIndex],
+    is_balanced: bool,
+) -> Option<u64> {
+    let (m, dp) = (way.num_microbatches as usize, way.dp as usize);
+    let num_buckets = way.num_microbatches * way.dp;
+    let bucket = if is_balanced {
+        let whole = model.whole_stage();
+        let cost = |sample: &SampleIndex| {
+            let alone = MicrobatchShape::pack([&input.shapes[sample.index()]]);
+            model.encoder(&alone).total_ns()
+                + model.llm_stage(&alone, whole.num_layers, true, true).total_ns()
+        };
+        single_cost_lpt(&batch.iter().map(cost).collect::<Vec<u64>>(), num_buckets)
+    } else {
+        arrival_order(batch.len(), num_buckets)
+    };
+    let mut samples = vec![Vec::new(); num_buckets as usize];
+    for (&sample, bucket) in batch.iter().zip(bucket) {
+        samples[bucket as usize].push(&input.shapes[sample.index()]);
+    }
+    let microbatches: Vec<RankMicrobatch> = samples
+        .into_iter()
+        .map(|samples| RankMicrobatch {
+            shape: MicrobatchShape::pack(samples.iter().copied()),
+            feature_tokens: samples.iter().map(|shape| u64::from(shape.feature_tokens)).sum(),
+        })
+        .collect();
+    if input
+        .bucket_tokens_max
+        .is_some_and(|cap| microbatches.iter().any(|microbatch| microbatch.shape.total_llm_tokens() > cap))
+    {
+        return None;
+    }
+    let cut = cut_layers(model.num_llm_layers(), way.pp);
+    let last = cut.len() - 1;
+    let stages: Vec<StageLayers> = cut
+        .into_iter()
+        .enumerate()
+        .map(|(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last })
+        .collect();
+    let sharding = Sharding { zero: Zero::States, replicas: way.dp, degree: way.dp };
+    let mut longest_ns = 0;
+    for replica in 0..dp {
+        // Microbatch by microbatch in arrival order; of the balanced ones it does not matter which.
+        let own: Vec<RankMicrobatch> = (0..m).map(|at| microbatches[at * dp + replica].clone()).collect();
+        if !fits(input, model, &stages, sharding, &own) {
+            return None;
+        }
+        let mut durations = Durations {
+            forward_ns: Vec::new(),
+            backward_ns: Vec::new(),
+            input_ns: Vec::new(),
+            weight_ns: Vec::new(),
+            transfer_ns: 0,
+        };
+        let tokens: u64 = own.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).sum();
+        durations.transfer_ns = model.transfer_ns(tokens / m.max(1) as u64);
+        for stage in &stages {
+            let both = own.iter().map(|microbatch| {
+                let mut one =
+                    model.llm_stage(&microbatch.shape, stage.num_layers, stage.is_first, stage.is_last);
+                if stage.is_first {
+                    let encoder = model.encoder(&microbatch.shape);
+                    one.forward_ns += encoder.forward_ns;
+                    one.backward_ns += encoder.backward_ns;
+                }
+                (one.forward_ns, one.backward_ns)
+            });
+            let (forward_ns, backward_ns) = both.unzip();
+            durations.forward_ns.push(forward_ns);
+            durations.backward_ns.push(backward_ns);
+        }
+        longest_ns = simulate(&durations, PipelineOrder::OneFOneB).ok()?.makespan_ns.max(longest_ns);
+    }
+    let of_stages = stages.iter().map(|&stage| model.sharded_stage_tail(stage, sharding).ns);
+    let first_ns = model.sharded_encoder_tail(sharding).ns + model.sharded_stage_tail(stages[0], sharding).ns;
+    Some(longest_ns + of_stages.max().unwrap_or(0).max(first_ns))
+}
+
+/// Whether the fullest rank of a pipeline has room: the first, which also holds the encoder, or the last.
+fn fits(
+    input: &SearchInput<'_>,
+    model: &CostModel,
+    stages: &[StageLayers],
+    sharding: Sharding,
+    microbatches: &[RankMicrobatch],
+) -> bool {
+    let Some(budget_bytes) = input.memory_budget_bytes() else { return true };
+    let peak = |part: RankPart, stage: usize| {
+        let (p, m) = (stages.len() as u32, microbatches.len() as u32);
+        let actions = order::actions(PipelineOrder::OneFOneB, StageIndex(stage as u32), p, m);
+        let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: false, sharding };
+        model.rank_peak(&steps).ok()
+    };
+    let last = stages.len() - 1;
+    let Some(encoder) = peak(RankPart::Encoder, 0) else { return false };
+    let Some(first) = peak(RankPart::Stage(stages[0]), 0) else { return false };
+    let Some(end) = peak(RankPart::Stage(stages[last]), last) else { return false };
+    // One device, one context.
+    let first_bytes = (encoder.total_bytes() + first.total_bytes()).saturating_sub(encoder.context_bytes);
+    first_bytes.max(end.total_bytes()) <= budget_bytes
+}
