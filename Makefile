@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-schedule bench-sim bench-prepare docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-schedule bench-plan bench-sim bench-prepare docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,7 +130,7 @@ lock: $(VENV)/.dependencies ## Renew the lock files
 	$(COMPILE) --extra train --extra build -c requirements-dev.lock pyproject.toml -o requirements.lock
 	cargo update
 
-bench: bench-data bench-cost bench-step bench-schedule bench-sim bench-prepare ## All benchmarks
+bench: bench-data bench-cost bench-step bench-schedule bench-plan bench-sim bench-prepare ## All benchmarks
 
 bench-data: setup $(DEV) ## Header reading and tokenization against Pillow and Hugging Face -> bench/out/data.json
 	cargo build --release --locked --quiet -p dflop-data --example speed
@@ -158,6 +158,10 @@ bench-schedule: setup $(DEV) ## Scheduler beside others: gap to the bound and ti
 	cargo run --release --locked --quiet -p dflop-plan --example makespan -- bench/out/makespan.json $(BATCH_SEEDS) > /dev/null
 	$(BIN)/python benches/schedule.py bench/out/schedule.json --seeds $(BATCH_SEEDS) --cpsat-seeds $(CPSAT_SEEDS) \
 	  --cpsat-seconds $(CPSAT_SECONDS) --makespan bench/out/makespan.json
+
+bench-plan: setup $(DEV) ## The search for a plan: seconds, memory and regret by number of ranks (2 minutes, a quiet machine) -> bench/out/plan.json
+	cargo build --release --locked --quiet -p dflop-plan --example search
+	$(BIN)/python benches/plan.py bench/out/plan.json
 
 bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
 	$(call criterion,sim,sim)

@@ -59,7 +59,7 @@ def prepare(folder: Path, num_microbatches: int, profile_seconds: float) -> None
     dflop("profile", "data", folder=folder)
     flags = ("--budget-seconds", profile_seconds, "--recompute", "none", "--fresh")
     dflop("profile", "model", *flags, folder=folder)
-    dflop("plan", folder=folder)
+    dflop("plan", "--only", "colocated=false", folder=folder)
     plan = json.loads((folder / "plan.json").read_text())
     for name, (layout, _) in LAYOUTS.items():
         degrees = {

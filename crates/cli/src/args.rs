@@ -182,7 +182,7 @@ pub(crate) struct ProfileModel {
     pub(crate) budget_seconds: Option<f64>,
     /// What layers recompute in the backward: measured for each
     ///
-    /// `selective` and `full` take more of the time, and no plan uses them yet.
+    /// `selective` and `full` take more of the time; a plan uses what was measured.
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "none",
         value_parser = ["none", "selective", "full"])]
     pub(crate) recompute: Vec<String>,
@@ -290,6 +290,9 @@ pub(crate) struct Plan {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print what starts the training of the plan on its cluster, instead of the reasons
+    #[arg(long, value_enum, value_name = "LAUNCHER", conflicts_with = "json")]
+    pub(crate) emit: Option<Launcher>,
     /// Make do with the best plan found in this many seconds
     ///
     /// Without it a search is the same on any machine.
@@ -298,6 +301,15 @@ pub(crate) struct Plan {
     /// Judge every candidate that no certified bound rules out: minutes for 64 ranks
     #[arg(long)]
     pub(crate) exhaustive: bool,
+}
+
+/// What starts a training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Launcher {
+    /// The command for each node
+    Torchrun,
+    /// A job script
+    Slurm,
 }
 
 /// A number of seconds, more than 0.

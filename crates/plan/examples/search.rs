@@ -1,6 +1,6 @@
 //! What a search takes and what it gives away, by the number of ranks; a line of JSON to stdout.
 //!
-//! `cargo run --release -p dflop-plan --example search -- RANKS [whole] [BUDGET_GB] [SAMPLES_PER_RANK]`
+//! `cargo run --release -p dflop-plan --example search -- RANKS [whole] [BUDGET_GB] [SAMPLES_PER_RANK] [PART=VALUE,...]`
 //!
 //! The data is the mixed set of `fixtures/mixes`, the model LLaVA-OneVision 7B on an H100, estimated and not measured.
 //! With `whole` all candidates are judged, and the plan of the quick search is judged in the same way: `regret` is what it
@@ -25,6 +25,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let num_ranks = *numbers.first().ok_or("give the number of ranks")?;
     let budget_gb = numbers.get(1).copied().unwrap_or(76);
     let global_batch_size = num_ranks * numbers.get(2).copied().unwrap_or(4);
+    let only: Only = match arguments.iter().find(|argument| argument.contains('=')) {
+        Some(only) => only.parse()?,
+        None => Only::default(),
+    };
     let model = catalogue_model("llava-onevision-qwen2-7b")?;
     let settings = EstimateSettings {
         model: model.name.clone(),
@@ -38,7 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shapes: Vec<SampleShape> = std::iter::repeat_n(&mix, copies).flatten().cloned().collect();
     let run = |effort| -> Result<(Outcome, f64), Box<dyn Error>> {
         let start = Instant::now();
-        let outcome = search(&input(&profile, &shapes, num_ranks, global_batch_size, budget_gb, effort))?;
+        let outcome =
+            search(&input(&profile, &shapes, num_ranks, global_batch_size, budget_gb, effort, &only))?;
         Ok((outcome, start.elapsed().as_secs_f64()))
     };
     let (quick, seconds) = run(SearchEffort::Quick)?;
@@ -51,6 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "seconds": seconds,
         "plan": quick.ranked.first().map(|plan| format!("{}, {} microbatches", plan.layout, plan.num_microbatches)),
         "step_ns": step_ns(&quick),
+        "work_bound_ns": quick.work_bound_ns,
     });
     if is_whole {
         let (whole, seconds) = run(SearchEffort::Whole)?;
@@ -74,6 +80,7 @@ fn input<'a>(
     global_batch_size: u32,
     budget_gb: u32,
     effort: SearchEffort,
+    only: &Only,
 ) -> SearchInput<'a> {
     SearchInput {
         shapes: shapes.into(),
@@ -90,7 +97,7 @@ fn input<'a>(
         order: PipelineOrder::OneFOneB,
         num_sampled_batches: (2_048 / global_batch_size).clamp(2, 4),
         trained: dflop_types::Trained::default(),
-        only: Only::default(),
+        only: only.clone(),
         compares: false,
         effort,
         halt: &|| false,

@@ -1,7 +1,7 @@
 //! Plain data parallelism: what most people run today, and so what a plan has to beat.
 //!
 //! Every rank holds the whole model. The samples of a global batch are packed by LLM tokens, onto ranks and then into
-//! microbatches, and the ranks meet once a step. This version simulates it and does not train it.
+//! microbatches, and the ranks meet once a step. A colocated layout under `train.schedule: tokens` trains so.
 
 use dflop_cost::{CostModel, RankMicrobatch};
 use dflop_schedule::baseline::single_cost_lpt;

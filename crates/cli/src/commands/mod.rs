@@ -4,6 +4,7 @@ mod advise;
 mod advise_inputs;
 mod costs;
 mod demo_data;
+mod emit;
 mod estimate;
 mod estimate_runs;
 mod export;

@@ -1,5 +1,6 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
+use super::emit::launch;
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
@@ -80,8 +81,13 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let Some(plan) = outcome.plan() else {
         return Err(Failure::answer(text, outcome.hint()));
     };
-    if !arguments.json {
-        out!("{text}");
+    match arguments.emit {
+        Some(launcher) => {
+            let path = &arguments.files.config.config;
+            out!("{}", launch(launcher, &plan.best, config.cluster.ranks_per_node, path));
+        }
+        None if !arguments.json => out!("{text}"),
+        None => {}
     }
     write(&out, &plan)
 }

@@ -63,7 +63,7 @@ fn ways(plan: &Plan) -> Markup {
             p {
                 "The same global batches on the same ranks in other ways, all within the same memory. With -ahead, forwards run ahead as far as "
                 "memory allows. Data-parallel has the whole model on every rank and packs samples by LLM tokens; sharded, its optimizer states are "
-                "cut over the ranks. This version simulates it and does not train it. No ratio is formed with a way that cannot run."
+                "cut over the ranks. No ratio is formed with a way that cannot run."
             }
             (table("The plan beside other ways", &columns, &rows))
         }
