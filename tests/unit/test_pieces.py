@@ -70,9 +70,12 @@ def test_pieces_run_forward_and_backward_at_any_packing(tmp_path, name):
             assert not any(tensor.requires_grad for tensor in prepared.inputs)
             # The same inputs at each call.
             assert torch.equal(prepared.forward(), result)
-        wanted = [p for p in module.parameters() if p.requires_grad]
+        wanted = {path: p for path, p in module.named_parameters() if p.requires_grad}
         assert wanted
-        assert all(parameter.grad is not None for parameter in wanted)
+        idle = {path for path, parameter in wanted.items() if parameter.grad is None}
+        # The last layer and norm of LLaVA-NeXT's tower are held, as in training, and not run.
+        assert all(path.startswith("unread.") or "post_layernorm" in path for path in idle)
+        assert not idle or (name, piece.name) == ("llava_next", "encoder_embedding")
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -211,11 +214,6 @@ def test_all_parameters_are_in_a_piece(tmp_path, name):
     with torch.device("meta"):
         whole = hugging_face_model(directory)
     found = sum(parameter.numel() for parameter in whole.parameters())
-    if name == "llava_next":
-        # The last layer and norm of the tower, and nothing else, do no work.
-        tower = getattr(whole.model.vision_tower, "vision_model", whole.model.vision_tower)
-        idle = [tower.encoder.layers[-1], tower.post_layernorm]
-        found -= sum(parameter.numel() for module in idle for parameter in module.parameters())
     assert num_parameters(pieces) == found
 
 

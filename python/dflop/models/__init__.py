@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflop._native import families
-from dflop.models.rules import read_family
+from dflop.models.rules import check_rules, dropout_rules, read_family
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +31,11 @@ def load_adapter(model_dir: str | os.PathLike[str]) -> ModelAdapter:
 
     Raises:
         FileNotFoundError: there is no `config.json`.
-        ProfileError: `config.json` is not JSON, or its family has no adapter; the message names those that
-            have.
+        ProfileError: `config.json` is not JSON, its family has no adapter (the message names those that
+            have), or it asks for what cannot be trained (the message names the field).
     """
     family = read_family(model_dir, FAMILIES)
-    return import_module(f"dflop.models.families.{family}").ADAPTER(Path(model_dir))
+    adapter = import_module(f"dflop.models.families.{family}").ADAPTER(Path(model_dir))
+    # Not a rule of the adapter itself: with dropout a model can be measured, but not trained.
+    check_rules(Path(model_dir) / "config.json", dropout_rules(adapter.config.to_dict()))
+    return adapter

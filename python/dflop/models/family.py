@@ -19,7 +19,7 @@ from dflop.models.encoder import Encoder
 from dflop.models.errors import profile_error
 from dflop.models.packing import PACKED
 from dflop.models.parameters import materialise
-from dflop.models.rules import check_rules, dropout_rules
+from dflop.models.rules import check_rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +68,7 @@ class FamilyAdapter(ABC):
         self.model_dir = model_dir
         self.config = self.read_config()
         text = self.text
-        rules = [*backbone_rules(text), *self.rules(), *dropout_rules(self.config.to_dict())]
-        check_rules(model_dir / "config.json", rules)
+        check_rules(model_dir / "config.json", [*backbone_rules(text), *self.rules()])
         self.num_llm_layers: int = text.num_hidden_layers
         self.hidden_size: int = text.hidden_size
         self.vocab_size: int = text.vocab_size

@@ -19,6 +19,7 @@ from dflop.models import sound
 from dflop.models.adapter import MediaGrid
 from dflop.models.errors import profile_error
 from dflop.models.processor_files import processor_fields
+from dflop.models.rules import Rule
 from dflop.models.tiles import TileFamily
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dflop.models.media import MediaFile
-    from dflop.models.rules import Rule
 
 _FRAMES_PER_TOKEN = 2
 """The stride of the second convolution."""
@@ -57,7 +57,9 @@ class Qwen2Audio(TileFamily):
 
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""
-        return []
+        drop = self.vision.encoder_layerdrop
+        wanted = "0: its layers are left out at random"
+        return [Rule("audio_config.encoder_layerdrop", drop, drop == 0.0, wanted)]
 
     def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
         """See `TileFamily.embed`; Hugging Face has these lines in its tower."""

@@ -10,51 +10,20 @@ backbone. Only the layers are cut by tensor parallelism.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration
-from transformers.models.internvl import modeling_internvl as hf
 
-from dflop.models.backbone import backbone_rules
+from dflop.models.families.internvl import InternVl
 from dflop.models.rules import Rule
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
+from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces, tile_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dflop.profiling.pieces import Piece
-
-
-class Projector(nn.Module):
-    """The encoder's last norm, the pixel shuffle and the projector."""
-
-    def __init__(self, whole: Any, ratio: float) -> None:
-        super().__init__()
-        self.layernorm = whole.model.vision_tower.layernorm
-        self.multi_modal_projector = whole.model.multi_modal_projector
-        self.ratio = ratio
-
-    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
-        """Features of all tiles, one after the other.
-
-        Args:
-            hidden_NPV: after the last layer.
-
-        Returns:
-            features_ED.
-        """
-        patches_NPV = self.layernorm(hidden_NPV)[:, 1:]
-        tiles, patches, width = patches_NPV.shape
-        side = int(patches**0.5)
-        grid = patches_NPV.reshape(tiles, side, side, width)
-        # A method that reads nothing of its model.
-        shuffled = hf.InternVLModel.pixel_shuffle(cast("Any", None), grid, scale_factor=self.ratio)
-        features = self.multi_modal_projector(shuffled.reshape(tiles, -1, shuffled.shape[-1]))
-        return features.flatten(0, 1)
 
 
 def _set_layers(vision: Any, count: int) -> None:
@@ -73,17 +42,10 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
+    # Its rules are those of the training.
+    family = InternVl(model_dir)
     source = Source(model_dir, InternVLConfig, InternVLForConditionalGeneration, _set_layers)
-    config, vision = source.config, source.encoder
-    layer = config.vision_feature_layer
-    select = config.vision_feature_select_strategy
-    source.check(
-        [
-            *backbone_rules(source.text),
-            Rule("vision_feature_layer", layer, layer == -1, "-1"),
-            Rule("vision_feature_select_strategy", select, select == "default", "default"),
-        ]
-    )
+    vision = source.encoder
     height, width = vision.image_size
     tile_tokens = (height // vision.patch_size[0]) * (width // vision.patch_size[1]) + 1
     norm = vision.use_qk_norm
@@ -100,9 +62,11 @@ def pieces(model_dir: Path) -> list[Piece]:
             ("vision_config.intermediate_size", vision.intermediate_size),
             ("num_heads", "embed_dim"),
         ),
-        embedding=lambda whole: whole.model.vision_tower.embeddings,
+        embedding=lambda whole: Part(whole, ("vision_tower.embeddings",), family.embed),
         layers=lambda whole: whole.model.vision_tower.encoder.layer,
-        projector=lambda whole: Projector(whole, config.downsample_ratio),
+        projector=lambda whole: Part(
+            whole, ("vision_tower.layernorm", "multi_modal_projector"), project_by(family)
+        ),
         # The norm is over all heads of a token, which no rank has.
         cut_rules=(Rule("vision_config.use_qk_norm", norm, not norm, "false with tensor parallelism"),),
     )

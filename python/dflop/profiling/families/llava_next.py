@@ -10,21 +10,17 @@ backbone. Only the layers are cut by tensor parallelism.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration
-from transformers.models.llava_next import modeling_llava_next as hf
 
-from dflop.models.adapter import EXAMPLE_SIZE
-from dflop.models.backbone import backbone_rules
-from dflop.models.rules import Rule
+from dflop.models.families.llava_next import LlavaNext
 from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import TileEncoder, tile_pieces, tile_plan
+from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces, tile_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,62 +29,19 @@ if TYPE_CHECKING:
     from dflop.profiling.pieces import Piece
 
 
-class TileEmbedding(nn.Module):
-    """Pixels to hidden states."""
+class _Embedding(Part):
+    """Pixels to hidden states; holds what else of the tower is held but not run."""
 
-    def __init__(self, whole: Any) -> None:
-        super().__init__()
+    def __init__(self, whole: Any, family: LlavaNext) -> None:
         tower = inner_tower(whole.model.vision_tower)
         # A buffer, which is not filled with the parameters.
         tower.embeddings.position_ids = torch.arange(tower.embeddings.num_positions).expand((1, -1))
-        self.embeddings, self.pre_layrnorm = tower.embeddings, tower.pre_layrnorm
-
-    def forward(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
-        """Hidden states before the first layer.
-
-        Args:
-            pixels_NCHW: tiles.
-
-        Returns:
-            hidden_NPV.
-        """
-        return self.pre_layrnorm(self.embeddings(pixels_NCHW))
-
-
-class Projector(nn.Module):
-    """The projector and the packing of photographs; tiles that are left are images of their own."""
-
-    def __init__(self, whole: Any, config: Any) -> None:
-        super().__init__()
-        self.multi_modal_projector, self.image_newline = (
-            whole.model.multi_modal_projector,
-            whole.model.image_newline,
-        )
-        self.config = config
-        side = config.vision_config.image_size
-        self.photo_tiles = hf.image_size_to_num_patches(list(EXAMPLE_SIZE), config.image_grid_pinpoints, side)
-
-    def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
-        """Features of all images, one after the other.
-
-        Args:
-            hidden_NPV: after the last layer that is read.
-
-        Returns:
-            features_ED.
-        """
-        features_NPD = self.multi_modal_projector(hidden_NPV[:, 1:])
-        photos, left = divmod(features_NPD.shape[0], self.photo_tiles)
-        images = features_NPD.split([self.photo_tiles] * photos + [1] * left)
-        packed, _ = hf.LlavaNextModel.pack_image_features(
-            # A method that reads nothing but the configuration of its model.
-            cast("Any", SimpleNamespace(config=self.config)),
-            list(images),
-            torch.tensor([EXAMPLE_SIZE] * len(images)),
-            vision_feature_select_strategy="default",
-            image_newline=self.image_newline,
-        )
-        return torch.cat(packed)
+        path = "vision_tower" if tower is whole.model.vision_tower else "vision_tower.vision_model"
+        names = [f"{path}.{name}" for name in ("embeddings", "pre_layrnorm", "post_layernorm")]
+        super().__init__(whole, names, family.embed)
+        layer, unread = type(tower.encoder.layers[0]), family.num_encoder_layers - max(family.feature_layers)
+        with torch.device("meta"):
+            self.unread = nn.ModuleList([layer(family.vision) for _ in range(unread)])
 
 
 def layer_plan(vision: Any) -> LayerPlan:
@@ -126,40 +79,21 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
+    # Its rules are those of the training.
+    family = LlavaNext(model_dir)
     source = Source(model_dir, LlavaNextConfig, LlavaNextForConditionalGeneration, _set_layers)
-    config, vision = source.config, source.encoder
-    layer, select = config.vision_feature_layer, config.vision_feature_select_strategy
-    depth: int = vision.num_hidden_layers
-    source.check(
-        [
-            *backbone_rules(source.text),
-            Rule(
-                "vision_config.model_type",
-                vision.model_type,
-                vision.model_type == "clip_vision_model",
-                "clip_vision_model",
-            ),
-            Rule(
-                "vision_feature_layer",
-                layer,
-                isinstance(layer, int) and layer % (depth + 1) > 0 and -depth <= layer <= depth,
-                f"the index of one of {depth} layers",
-            ),
-            Rule("vision_feature_select_strategy", select, select == "default", "default"),
-        ]
-    )
+    vision = source.encoder
     side: int = vision.image_size
     tile_tokens = (side // vision.patch_size) ** 2 + 1
     encoder = TileEncoder(
-        # Hidden state k is that after k layers; later layers are not run.
-        num_layers=layer % (depth + 1),
+        num_layers=max(family.feature_layers),
         tokens=tile_tokens,
         width=vision.hidden_size,
         shape=(vision.num_channels, side, side),
         plan=layer_plan(vision),
-        embedding=TileEmbedding,
+        embedding=lambda whole: _Embedding(whole, family),
         layers=lambda whole: inner_tower(whole.model.vision_tower).encoder.layers,
-        projector=lambda whole: Projector(whole, config),
+        projector=lambda whole: Part(whole, ("multi_modal_projector", "image_newline"), project_by(family)),
         # No mask.
         arguments=(None,),
     )

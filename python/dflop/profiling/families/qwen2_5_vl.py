@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from dflop.models.backbone import backbone_rules
+from dflop.models.families.qwen2_5_vl import Qwen25Vl
 from dflop.models.packing import PACKED_ENCODER
-from dflop.models.patches import Geometry
-from dflop.models.rules import Rule
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.qwen2_vl import layer_plan, set_layers, vision_pieces
 from dflop.profiling.families.source import Source
@@ -39,24 +37,17 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
+    # Its rules and its geometry are those of the training.
+    family = Qwen25Vl(model_dir)
     source = Source(
         model_dir, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, set_layers, PACKED_ENCODER
     )
     vision = source.encoder
-    full = sorted(set(vision.fullatt_block_indexes) & set(range(vision.depth)))
-    source.check(
-        [
-            *backbone_rules(source.text),
-            Rule(
-                "vision_config.fullatt_block_indexes",
-                vision.fullatt_block_indexes,
-                bool(full),
-                f"indexes of layers below {vision.depth}, at least one",
-            ),
-        ]
-    )
     width = ("vision_config.intermediate_size", vision.intermediate_size)
     plan = layer_plan(vision.num_heads, ("gate_proj", "up_proj"), "down_proj", width)
-    geometry = Geometry(vision.spatial_merge_size, vision.patch_size, vision.window_size)
-    counts = {"encoder_layer": len(full), "encoder_window_layer": vision.depth - len(full)}
-    return [*vision_pieces(source, geometry, plan, vision.hidden_size, counts), *backbone_pieces(source)]
+    full = len(family.full_layers)
+    counts = {"encoder_layer": full, "encoder_window_layer": vision.depth - full}
+    return [
+        *vision_pieces(source, family.geometry, plan, vision.hidden_size, counts),
+        *backbone_pieces(source),
+    ]

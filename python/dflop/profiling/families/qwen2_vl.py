@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-from dflop.models.backbone import backbone_rules
+from dflop.models.families.qwen2_vl import Qwen2Vl
 from dflop.models.packing import PACKED_ENCODER
 from dflop.models.patches import Geometry, Patches, lay_out
 from dflop.profiling.families.backbone import backbone_pieces
@@ -187,12 +187,12 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
+    # Its rules and its geometry are those of the training.
+    family = Qwen2Vl(model_dir)
     source = Source(model_dir, Qwen2VLConfig, Qwen2VLForConditionalGeneration, set_layers, PACKED_ENCODER)
-    source.check(backbone_rules(source.text))
     vision = source.encoder
     # The field is a ratio: the product is what must be cut evenly.
     width = ("vision_config.embed_dim x mlp_ratio", int(vision.embed_dim * vision.mlp_ratio))
     plan = layer_plan(vision.num_heads, ("fc1",), "fc2", width)
-    geometry = Geometry(vision.spatial_merge_size, vision.patch_size, None)
     counts = {"encoder_layer": vision.depth}
-    return [*vision_pieces(source, geometry, plan, vision.embed_dim, counts), *backbone_pieces(source)]
+    return [*vision_pieces(source, family.geometry, plan, vision.embed_dim, counts), *backbone_pieces(source)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from dflop.models.encoder import part_of
 from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
 from dflop.profiling.families.source import Fed, ModelPiece, layers_at_once, random_states
 
@@ -24,8 +25,43 @@ if TYPE_CHECKING:
     import torch
 
     from dflop.models.rules import Rule
+    from dflop.models.tiles import TileFamily
     from dflop.profiling.families.source import Source
     from dflop.profiling.pieces import PieceSettings
+
+
+class Part(nn.Module):
+    """Modules of the model under their names, run by a function of the training."""
+
+    def __init__(
+        self, whole: Any, names: Sequence[str], run: Callable[[Any, torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.model = part_of(whole.model, names)
+        self.run = run
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What `run` makes of them.
+
+        Args:
+            inputs: tiles or windows, or hidden_NPV.
+
+        Returns:
+            hidden_NPV, or features_ED.
+        """
+        return self.run(self.model, inputs)
+
+
+def project_by(family: TileFamily) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """The family's projector on media of a usual kind.
+
+    Args:
+        family: whose.
+
+    Returns:
+        (its modules, hidden_NPV) -> features_ED.
+    """
+    return lambda model, hidden: family.project(model, hidden, family.example_media(hidden.shape[0]))
 
 
 class Layers(nn.Module):
@@ -35,6 +71,9 @@ class Layers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.arguments = arguments
+        # A mask goes to the device with the layers.
+        mask = arguments[0] if arguments else None
+        self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, hidden_NPV: torch.Tensor) -> torch.Tensor:
         """Hidden states after the layers.
@@ -45,8 +84,9 @@ class Layers(nn.Module):
         Returns:
             hidden_NPV.
         """
+        arguments = self.arguments if self.mask is None else (self.mask, *self.arguments[1:])
         for layer in self.layers:
-            hidden_NPV = layer(hidden_NPV, *self.arguments)
+            hidden_NPV = layer(hidden_NPV, *arguments)
         return hidden_NPV
 
 
@@ -71,7 +111,7 @@ class TileEncoder:
     projector: Callable[[Any], nn.Module]
     """whole -> module of the projector."""
     arguments: tuple[Any, ...] = ()
-    """Of a layer, after the hidden states."""
+    """Of a layer, after the hidden states; the first is the mask, where there is one."""
     cut_rules: tuple[Rule, ...] = ()
     """What must hold where layers are cut."""
 
