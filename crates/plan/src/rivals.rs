@@ -48,10 +48,11 @@ pub(crate) fn rivals(
     contenders: &[Contender],
     batches: &[Vec<SampleIndex>],
 ) -> Result<Vec<Rival>, PlanError> {
-    let modes: Vec<Recompute> = models.modes().collect();
+    let recomputes: Vec<Recompute> = models.modes().collect();
     let (ranks, nodes) = (input.cluster.num_ranks, input.cluster.ranks_per_node);
     let every = Only::default();
-    let together = colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, &modes, &every);
+    let together =
+        colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, &recomputes, &every);
     let mut rivals = Vec::new();
     for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {
         rivals.push(megatron(name, input, models, batches, is_balanced));
