@@ -23,7 +23,7 @@ struct Node {
 
 const NOTHING: u32 = u32::MAX;
 const BOUNDARY: u32 = u32::MAX - 1;
-/// A group of ranks starts this action together.
+/// All ranks start this action together.
 const MEETING: u32 = u32::MAX - 2;
 /// The largest number of slots.
 pub(crate) const SLOTS_MAX: u32 = MEETING - 1;
@@ -136,16 +136,15 @@ impl Graph {
         }
     }
 
-    /// The same graph where ranks of a group, `size` of them that follow each other, start each action together. All
-    /// ranks of a group must run the same actions in the same order.
-    pub(crate) fn meeting(mut self, size: usize) -> Self {
+    /// The same graph where all ranks start each action together. All must run the same actions in the same order.
+    pub(crate) fn meeting(mut self) -> Self {
         self.sequence.clear();
         let num_ranks = self.num_ranks();
         let longest = (0..num_ranks).map(|rank| self.lists.of(rank).len()).max().unwrap_or(0);
         for position in 0..longest {
             for rank in 0..num_ranks {
                 if let Some(&slot) = self.lists.of(rank).get(position) {
-                    let replica = if rank % size == 0 { size.min(num_ranks - rank) as u32 } else { 0 };
+                    let replica = if rank == 0 { num_ranks as u32 } else { 0 };
                     let alone = self.node(slot);
                     self.sequence.push(Node { source: MEETING, replica, ..alone });
                 }

@@ -118,10 +118,8 @@ pub enum Problem {
     },
     /// Ranks that start each action together, with different lists.
     Apart {
-        /// The rank.
+        /// The rank whose list is not that of rank 0.
         rank: usize,
-        /// The first rank of its group.
-        first: usize,
     },
     /// More actions than the simulator numbers.
     TooMany {
@@ -231,9 +229,9 @@ impl fmt::Display for Problem {
             Self::Colocated { layout } => {
                 write!(f, "layout: `{layout}`, colocated components have equal degrees and one stage each")
             }
-            Self::Apart { rank, first } => write!(
+            Self::Apart { rank } => write!(
                 f,
-                "lists[{rank}]: not lists[{first}], ranks that gather layers together run the same actions in the same order"
+                "lists[{rank}]: not lists[0], ranks that gather layers together run the same actions in the same order"
             ),
             Self::TooMany { actions } => {
                 write!(f, "{actions} actions, at most {} can be simulated", u32::MAX)

@@ -93,11 +93,7 @@ impl Simulator {
         input.check()?;
         let lists = input.lists(lists)?;
         let graph = Graph::new(input.places(), lists, &input.boundary())?;
-        let graph = match input.meets() {
-            Some(size) => graph.meeting(size),
-            None => graph,
-        };
-        Self::of_graph(graph, input)
+        Self::of_graph(if input.meets() { graph.meeting() } else { graph }, input)
     }
 
     fn of_graph(graph: Graph, input: &StepInput) -> Result<Self, SimError> {

@@ -208,11 +208,11 @@ impl StepInput {
         if self.layout.is_colocated() { self.layout.row(rank.0, stage) } else { rank.index() }
     }
 
-    /// The ranks of a group that starts each action together; `None` where each goes its own way.
-    pub(crate) fn meets(&self) -> Option<usize> {
+    /// Whether all ranks start each action together, as they gather layers. Groups with copies of each other do too: they
+    /// reduce over the groups behind each layer's backward.
+    pub(crate) fn meets(&self) -> bool {
         let layout = self.layout;
-        let meets = layout.is_colocated() && layout.zero == Zero::Parameters;
-        meets.then(|| layout.shard_degree(Component::Llm) as usize).filter(|&ranks| ranks > 1)
+        layout.is_colocated() && layout.zero == Zero::Parameters && layout.shard_degree(Component::Llm) > 1
     }
 
     /// Ranks that hold `stage`, replica by replica.
@@ -278,11 +278,9 @@ impl StepInput {
             }
             read.end_rank();
         }
-        if let Some(size) = self.meets() {
-            let first = |rank: usize| &lists[rank / size * size];
-            let other = (0..lists.len().min(ranks)).find(|&rank| lists[rank] != *first(rank));
-            let apart = other.map(|rank| Problem::Apart { rank, first: rank / size * size });
-            problems.extend(apart);
+        if self.meets() {
+            let other = (0..lists.len().min(ranks)).find(|&rank| lists[rank] != lists[0]);
+            problems.extend(other.map(|rank| Problem::Apart { rank }));
         }
         if problems.is_empty() {
             Ok(read)

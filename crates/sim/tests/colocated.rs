@@ -64,7 +64,7 @@ proptest! {
             let whole = Layout::colocated(ranks as u32, zero);
             let shard_ranks = (zero > Zero::Nothing).then_some(shards as u32);
             let mut input = step(Layout { shard_ranks, ..whole }, &forward_ns, tail_ns);
-            let group = if zero == Zero::Parameters { shards } else { 1 };
+            let group = if zero == Zero::Parameters && shards > 1 { ranks } else { 1 };
             if shared {
                 // Rank 0 encodes for the last one, too.
                 input.feeds[0][0][ranks - 1] = true;

@@ -238,7 +238,15 @@ impl Rule {
                 return Err(unsound("does not say how long its sound lasts"));
             };
             let shape = self.family.audio(&Sound { duration_s, sample_rate }).map_err(Flaw::of_shape)?;
-            return Ok(Media { place, kind, is_one_of_several: false, height: 0, width: 0, clip: None, shape });
+            return Ok(Media {
+                place,
+                kind,
+                is_one_of_several: false,
+                height: 0,
+                width: 0,
+                clip: None,
+                shape,
+            });
         }
         let (Some(height), Some(width)) = (header.height, header.width) else {
             return Err(unsound("has no picture"));

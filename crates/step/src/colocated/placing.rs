@@ -77,7 +77,7 @@ impl StepScheduler {
     }
 
     /// The schedule of `way`, which puts samples into so many microbatches of each rank, with the fewest of 1, 2, 4, ...
-    /// that fit.
+    /// that fit; where all ranks have as many, a quarter more each time, as for balanced ones.
     fn in_fewest(
         &self,
         step: u64,
@@ -89,7 +89,8 @@ impl StepScheduler {
         loop {
             match self.placed(step, batch, &way(count)).and_then(|schedule| self.fitting(schedule)) {
                 Err(StepError::Memory { .. } | StepError::Tokens { .. }) if count < most => {
-                    count = (2 * count).min(most);
+                    let more = if self.meets() == Meets::Phase { count.div_ceil(4) } else { count };
+                    count = (count + more).min(most);
                 }
                 Err(error @ StepError::Memory { .. }) => {
                     return Err(self.too_large(batch).unwrap_or(error));
