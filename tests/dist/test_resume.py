@@ -76,6 +76,17 @@ def tensors(path):
     return state
 
 
+def test_the_parts_of_the_clock_add_up(whole):
+    """Waits, packing, steps, checkpoints and writing: of each line, and of all lines before it."""
+    total = 0
+    for m in lines(whole / "metrics.jsonl"):
+        end = m["clock_ns"].pop("end")
+        total += sum(m["clock_ns"].values())
+        assert total == end
+        # From the barrier to the end of this rank's step, of which that of all ranks is a little more or less.
+        assert 0 < m["clock_ns"]["step"]
+
+
 def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
     """From its checkpoint of step 2: losses, norms, schedules, weights and moments of the steps after it."""
     out = tmp_path / "run"
@@ -105,7 +116,8 @@ def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
 def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.
 
-    Both components on each rank too: (replicas, zero), with states, and parameters, cut among them. Deferred giants wait for the step that they would have waited for.
+    Both components on each rank too: (replicas, zero), with states, and parameters, cut among them. Deferred
+    giants wait for the step that they would have waited for.
     """
     shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
     limit = sorted(llm_tokens for *_, llm_tokens in shapes)[-5]
@@ -140,3 +152,27 @@ def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_p
         way = float((before[name] - moved[name]).norm())
         if not name.endswith("k_proj.bias"):
             assert float((before[name] - after[name]).norm()) <= 1e-3 * way, name
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1, {}), (2, 2, 1, {"placement": "colocated", "zero": 2})], ids=str)
+def test_updates_that_bfloat16_cannot_hold_are_kept(layout, demo, tmp_path):
+    """A step of AdamW at a rate of 1e-6 moves each weight by about that, far less than bfloat16 can tell.
+
+    Whole weights have float32 masters; shards are such themselves.
+    """
+    *degrees, sharding = layout
+    path, rate, out = tmp_path / "plan.json", 1e-6, tmp_path / "run"
+    plan = write_plan(path, *degrees, MICROBATCHES, global_batch_size=BATCH, **sharding)
+    asked = json.loads(config(demo, every=1, learning_rate=rate, weight_decay=0.0))
+    asked["model"]["dtype"] = "bfloat16"
+    run(
+        demo, out, tmp_path / "1", config=json.dumps(asked), steps=2, plan=str(path), num_ranks=plan.num_ranks
+    )
+    before, after = (tensors(out / f"checkpoints/step-{step}") for step in (1, 2))
+    for name in ("model.lm_head.weight", "model.model.multi_modal_projector.linear_1.weight"):
+        assert before[name].dtype == torch.float32
+        moved = (after[name] - before[name]).abs()
+        assert float(moved.max()) < 2 * rate
+        assert float((moved > rate / 10).float().mean()) > 0.5, name
+        same = after[name].bfloat16() == before[name].bfloat16()
+        assert float(same.float().mean()) > 0.9, name

@@ -194,8 +194,8 @@ class Saver:
                 file.name: _described(file)
                 for file in fresh.glob(f"__{self._mesh.rank}_*.distcp")
             }  # fmt: skip
-        except Exception as error:  # noqa: BLE001
-            # Whatever it is, the others must hear of it, or they would wait.
+        except (Exception, CheckpointException) as error:  # noqa: BLE001
+            # Whatever it is, the others must hear of it, or they would wait. DCP's is no `Exception`.
             cause, files = _cause(error), {}
         told: list[Any] = [None for _ in range(self._mesh.num_ranks)]
         dist.all_gather_object(told, (cause, files), group=self._group)

@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 class RankError(RuntimeError):
     """What stopped a rank and is explained in its message: no traceback is needed."""
 
-    def __init__(self, message: str, hint: str | None = None, *, is_of_all: bool = False) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, *, is_of_all: bool = False, is_of_other: bool = False
+    ) -> None:
         """Carries a hint as its note.
 
         Args:
             message: What went wrong: value, rule.
             hint: What to do about it.
             is_of_all: All ranks raise it at the same place: one of them says it.
+            is_of_other: Another rank is at fault, this one has waited for it.
         """
         super().__init__(message)
         self.is_of_all = is_of_all
+        self.is_of_other = is_of_other
         if hint is not None:
             hinted(self, hint)
 
@@ -50,7 +54,7 @@ def talking(what: str) -> Iterator[None]:
         # gloo puts its source line before the cause and advice behind it.
         cause = re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
         message = f"cannot {what}, another rank stopped or is too slow ({cause})"
-        raise RankError(message) from error
+        raise RankError(message, is_of_other=True) from error
 
 
 def describe(coordinates: str, step: int | None, action: str | None, cause: BaseException) -> str:

@@ -154,7 +154,8 @@ class Messages:
     def _peer_failed(self, peer: int, what: str) -> RankError:
         component, replica, stage = self._mesh.plan.coordinates(peer)
         place = {"encoder": "encoder", "both": "encoder and llm"}.get(component, f"{component} stage {stage}")
-        return RankError(f"{what} rank {peer} ({place}, replica {replica}), it stopped or is too slow")
+        message = f"{what} rank {peer} ({place}, replica {replica}), it stopped or is too slow"
+        return RankError(message, is_of_other=True)
 
     def _tag(self, stage: int, microbatch: int, is_gradient: bool) -> int:
         return 2 * (microbatch * (1 + self._mesh.plan.llm_stages) + stage) + is_gradient

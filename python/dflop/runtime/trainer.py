@@ -50,6 +50,7 @@ from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
+from dflop.runtime.watch import Watch
 from dflop.runtime.work import encoder_shares, llm_samples, prepare
 
 if TYPE_CHECKING:
@@ -425,6 +426,7 @@ def train(request: Mapping[str, Any]) -> int:
     """
     coordinates, is_leader = "rank not placed yet", True
     trainer: Trainer | None = None
+    watch: Watch | None = None
     try:
         options = Options.of_request(request)
         plan = Plan.read(options.plan_path)
@@ -435,6 +437,7 @@ def train(request: Mapping[str, Any]) -> int:
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
         # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
         interrupt = Interrupt()
+        watch = Watch(plan, mesh.rank, lambda: (trainer.step, trainer.action) if trainer else (None, None))
         say("building the model and reading the data profile")
         trainer = Trainer(options, mesh, interrupt)
         say("the first step: its schedule, its media, the step itself")
@@ -450,8 +453,15 @@ def train(request: Mapping[str, Any]) -> int:
             coordinates = "all ranks"
             if not is_leader:
                 return 1
-        complain(describe(coordinates, step, action, error), error)
+        line = describe(coordinates, step, action, error)
+        if watch is not None and isinstance(error, RankError) and error.is_of_other:
+            blamed = watch.blame()
+            line += "" if blamed is None else f"; {blamed}"
+        complain(line, error)
         return 1
+    finally:
+        if watch is not None:
+            watch.stop()
     return 0 if is_done else 128 + trainer.stop
 
 

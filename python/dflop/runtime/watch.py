@@ -1,0 +1,116 @@
+"""Which rank the others wait for: each says twice a second where it is, for the one that gives up.
+
+A rank that waits too long knows only that another has not come. Here it finds out which: the one whose
+process moves no more, or, where all processes move, the one that is behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dflop._native import Plan
+
+EVERY_S = 0.5
+"""Seconds from one word of a rank to its next."""
+
+
+class Watch:
+    """Says where this rank is, and asks where the others are, through torchrun's store."""
+
+    def __init__(self, plan: Plan, rank: int, place: Callable[[], tuple[int | None, str | None]]) -> None:
+        """Begins to say so, in a thread; does nothing where the environment names no store.
+
+        Args:
+            plan: The layout.
+            rank: Of this process.
+            place: The step and the action under way, asked from the thread.
+        """
+        self._plan = plan
+        self._rank = rank
+        self._place = place
+        self._store = _store()
+        self._is_over = False
+        if self._store is not None:
+            threading.Thread(target=self._say, daemon=True, name="watch").start()
+
+    def _say(self) -> None:
+        assert self._store is not None
+        count = 0
+        while not self._is_over:
+            step, action = self._place()
+            try:
+                self._store.set(_key(self._rank), json.dumps([count, step, action]))
+            except RuntimeError:
+                # The store has ended, and the run with it.
+                return
+            count += 1
+            time.sleep(EVERY_S)
+
+    def stop(self) -> None:
+        """Says nothing more."""
+        self._is_over = True
+
+    def blame(self) -> str | None:
+        """Whom this rank waits for when it gives up, in words; takes a second or two.
+
+        Returns:
+            As in `rank 1 (llm stage 1, replica 0) is at step 37, action 1F5`; none where nobody can be named.
+        """
+        first = self._ask()
+        time.sleep(3 * EVERY_S)
+        second = self._ask()
+        others = [rank for rank in second if rank != self._rank and rank in first]
+        still = [rank for rank in others if first[rank][0] == second[rank][0]]
+        if still:
+            return self._words(still[0], second[still[0]], "stands still or is gone, last seen")
+        # All processes move: those in the earliest step are waited for.
+        earliest = min((second[rank][1] or 0 for rank in others), default=0)
+        late = [rank for rank in others if (second[rank][1] or 0) == earliest]
+        return self._words(late[0], second[late[0]], "is") if late else None
+
+    def _words(self, rank: int, seen: list[Any], how: str) -> str:
+        component, replica, stage = self._plan.coordinates(rank)
+        place = component if component != "llm" else f"llm stage {stage}"
+        _, step, action = seen
+        at = "before the first step" if step is None else f"at step {step}"
+        at += "" if action is None else f", action {action}"
+        return f"rank {rank} ({place}, replica {replica}) {how} {at}"
+
+    def _ask(self) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        if self._store is None:
+            return found
+        try:
+            for rank in range(self._plan.num_ranks):
+                if self._store.check([_key(rank)]):
+                    found[rank] = json.loads(self._store.get(_key(rank)))
+        except RuntimeError:
+            # The process that held the store has ended.
+            pass
+        return found
+
+
+def _key(rank: int) -> str:
+    return f"dflop/watch/{rank}"
+
+
+def _store() -> dist.Store | None:  # pyright: ignore[reportPrivateImportUsage]
+    """A connection of its own: the ranks' talk must not wait for it."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if address is None or port is None:
+        return None
+    timeout = timedelta(seconds=30)
+    store = dist.TCPStore(address, int(port), is_master=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
+    # A restart by torchrun has a store of the same name.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(restart, store)  # pyright: ignore[reportPrivateImportUsage]
