@@ -1,6 +1,6 @@
 """Measured steps of two CPU ranks by layout: colocated against disaggregated against FSDP2 token-packed.
 
-Usage: python benches/layouts.py OUT.json [--rounds 6] [--steps 4] [--microbatches 4]
+Usage: python benches/layouts.py OUT.json [--rounds 6] [--steps 4] [--microbatches 1]
 
 The demo's data and model are profiled on two ranks of this machine's CPU, a thread each. Every way trains the
 same global batches of 64 samples with the same trainer; a way is a layout and how samples are placed in it:
@@ -22,6 +22,7 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -67,9 +68,13 @@ def prepare(folder: Path, num_microbatches: int, profile_seconds: float) -> None
             for component in ("encoder", "llm")
         }
         best = {**plan["best"], "layout": {**layout, **degrees}}
+        config = (folder / "dflop.yaml").read_text()
         if name != "pipeline":
-            # The pipeline keeps those that the planner chose for it.
+            # The pipeline keeps those of the demo.
             best["num_microbatches"] = num_microbatches
+            config, count = re.subn(r"num_microbatches: \w+", f"num_microbatches: {num_microbatches}", config)
+            assert count == 1, "the demo's configuration says how many microbatches"
+        (folder / f"{name}.yaml").write_text(config)
         (folder / f"{name}.json").write_text(json.dumps({**plan, "best": best, "runners_up": []}))
 
 
@@ -77,7 +82,8 @@ def measure(folder: Path, name: str, steps: int) -> dict[str, float]:
     """Seconds of the steps of each way of one layout, after one step of warming up."""
     arms = LAYOUTS[name][1]
     flags = ("--compare", "--arms", ",".join(arms), "--warmup-pairs", 1, "--steps", steps, "--force")
-    dflop("train", "--plan", folder / f"{name}.json", "--out", folder / "run", *flags, folder=folder)
+    flags = ("--config", f"{name}.yaml", "--plan", f"{name}.json", "--out", "run", *flags)
+    dflop("train", *flags, folder=folder)
     rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     return {f"{name} {arm}": sum(row["step_ns"] for row in rows if row["arm"] == arm) / 1e9 for arm in arms}
 
@@ -109,7 +115,8 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4, help="global batches a round")
-    parser.add_argument("--microbatches", type=int, default=4, help="of a rank, in colocated layouts")
+    # As the planner has it: the fewest that fit, where ranks wait for nobody in between.
+    parser.add_argument("--microbatches", type=int, default=1, help="of a rank, in colocated layouts")
     parser.add_argument("--profile-seconds", type=float, default=60.0, help="for measuring the model")
     asked = parser.parse_args()
     if asked.rounds < 2 or asked.steps < 1:
