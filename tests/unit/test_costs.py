@@ -76,7 +76,10 @@ def test_a_path_alone_takes_the_model_profile_beside_it(folder, measured):
 def test_the_catalogue_needs_no_profile_of_the_model(folder):
     """A model and a device by name; a faster device takes less time."""
     path = folder / "data_profile.parquet"
-    h100 = dflop.costs(path, model="qwen2.5-vl-7b", device="h100")
+    with pytest.warns(
+        UserWarning, match="data profile is of `llava_onevision`, the costs are of `qwen2_5_vl`"
+    ):
+        h100 = dflop.costs(path, model="qwen2.5-vl-7b", device="h100")
     a100 = dflop.costs(path, model="qwen2.5-vl-7b", device="a100")
     assert sum(h100.llm_ns) < sum(a100.llm_ns)
     assert list(h100.tokens) == list(a100.tokens)

@@ -3,8 +3,8 @@
 use crate::Failure;
 use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_cost::{CostModel, StageLayers, Typical};
-use dflop_data::records;
-use dflop_types::{MadeFrom, MicrobatchShape, ModelProfile, SampleShape, artifact};
+use dflop_data::{records, table};
+use dflop_types::{MadeFrom, MicrobatchShape, ModelProfile, SampleShape, artifact, printable};
 use std::path::Path;
 
 /// What each good sample of a dataset costs, in the order of the dataset; one entry a sample in each column.
@@ -24,6 +24,16 @@ pub struct SampleTimes {
     pub num_bad: u64,
     /// Samples for which a curve was asked outside its measured range.
     pub num_extrapolated: u64,
+    /// That the sizes of the samples are those of another model family than their times; `None` where they agree.
+    pub notice: Option<String>,
+}
+
+/// What is to be said where sizes of samples for the family `data` are costed by a model of the family `model`.
+pub(crate) fn notice_of_families(data: &str, model: &str) -> Option<String> {
+    let is_told = data != model;
+    is_told.then(|| {
+        format!("the data profile is of `{}`, the costs are of `{}`", printable(data), printable(model))
+    })
 }
 
 /// The costs of the samples of the data profile at `data`, by `model`; a microbatch holds `batch_size` samples, about.
@@ -34,7 +44,9 @@ pub struct SampleTimes {
 /// # Errors
 /// Those of [`records::visit`] and [`CostModel::new`].
 pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result<SampleTimes, Failure> {
-    of_shapes(&mut |take| Ok(records::visit(data, take)?), model, batch_size)
+    let (header, _) = table::header(data)?;
+    let found = of_shapes(&mut |take| Ok(records::visit(data, take)?), model, batch_size)?;
+    Ok(SampleTimes { notice: notice_of_families(&header.family, &model.family), ..found })
 }
 
 /// Takes the position and the shape of a sample.

@@ -139,6 +139,47 @@ fn no_number_of_a_run_ends_the_report() {
     }
 }
 
+/// A pipe that nobody writes to, where a file of durations or costs is named: an answer at once.
+#[test]
+fn pipes_are_not_waited_for() {
+    let session = Session::new();
+    let made = std::process::Command::new("mkfifo").arg(session.path("pipe")).status().unwrap();
+    assert!(made.success());
+    for flags in [
+        &["simulate", "--durations", "pipe"][..],
+        &["schedule", "--costs", "pipe", "--buckets", "2"],
+        &["advise", "--step-times", "pipe"],
+        &["costs", "pipe"],
+    ] {
+        let said = session.dflop(flags);
+        assert!(said.contains("status: 2"), "{said}");
+        assert!(said.contains("a device, pipe or socket"), "{said}");
+    }
+}
+
+/// `probe` takes no more frames than it is told, and is told no more than can be read.
+#[test]
+fn probe_bounds_the_frames_of_a_video() {
+    let session = Session::new();
+    let video = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/made_mpeg4.mov");
+    let tokens = |frames: &[&str]| {
+        let said =
+            session.dflop(&[&["probe", "--family", "llava_onevision", "--json", video], frames].concat());
+        assert!(said.contains("status: 0"), "{said}");
+        let line = said.lines().find(|line| line.starts_with('{')).unwrap();
+        serde_json::from_str::<Value>(line).unwrap()["shape"]["encoder_tokens"].as_u64().unwrap()
+    };
+    let one = tokens(&["--video-max-frames", "1"]);
+    assert_eq!(tokens(&["--video-max-frames", "3"]), 3 * one);
+    assert!(tokens(&[]) > 3 * one);
+    assert_eq!(tokens(&["--video-max-frames", "65536"]), tokens(&[]));
+    for odd in ["0", "65537", "4294967295", "-1", "many"] {
+        let given = format!("--video-max-frames={odd}");
+        let said = session.dflop(&["probe", "--family", "llava_onevision", video, &given]);
+        assert!(said.contains("status: 2") && said.contains("--video-max-frames"), "{said}");
+    }
+}
+
 /// A URL may carry a password or a signature, a name the bytes that clear a screen: neither reaches people.
 #[test]
 fn secrets_and_control_characters_are_not_shown() {

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_ipc::MetadataVersion;
+use arrow_ipc::writer::{FileWriter, IpcWriteOptions};
 use dflop_data::dataset::Dataset;
 use dflop_data::family::{Callable, GivenFamily, Marks, MediaShape, Piece};
 use dflop_data::location::Location;
@@ -187,6 +189,31 @@ fn a_page_that_unpacks_to_far_more_than_it_is_is_refused() {
         error.contains(" packed bytes claims 8388") && error.contains(" unpacked, must be at most "),
         "{error}"
     );
+}
+
+/// Arrow files begin with a magic word and zeros, up to byte 8 (pyarrow) or byte 64 (arrow-rs unless told otherwise).
+#[test]
+fn arrow_files_are_read_wherever_their_first_message_begins() {
+    let values: ArrayRef = Arc::new(StringArray::from(vec!["what", "who"]));
+    let batch = RecordBatch::try_from_iter([("question", values.clone()), ("answer", values)]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for alignment in [8, 64] {
+        let path = dir.path().join(format!("{alignment}.arrow"));
+        let options = IpcWriteOptions::try_new(alignment, false, MetadataVersion::V5).unwrap();
+        let file = File::create(&path).unwrap();
+        let mut writer = FileWriter::try_new_with_options(file, &batch.schema(), options).unwrap();
+        writer.write(&batch).unwrap();
+        writer.write(&batch).unwrap();
+        writer.finish().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes[8..alignment].iter().all(|&byte| byte == 0));
+        assert_ne!(bytes[alignment..alignment + 4], [0; 4]);
+        let stores = Stores::default();
+        let reader = readers::open(&Source::new(Location::Local(path)), &stores).unwrap();
+        let records: Vec<_> = reader.records(&stores).unwrap().map(Result::unwrap).collect();
+        assert_eq!(records.len(), 4, "aligned to {alignment}");
+        assert!(records.iter().all(|record| matches!(record.body, Body::Fields(_))));
+    }
 }
 
 /// A row with more text than a record of JSON may have is a bad sample; so is a text of more bytes than a tokenizer has

@@ -12,7 +12,7 @@ use dflop_data::probe::{Probe, probe_bytes};
 use dflop_data::profile::{ProfileSettings, profile, profile_into};
 use dflop_data::store::{Stores, options_among};
 use dflop_types::{DataProfile, SampleIndex};
-use loopback::{Manner, Server};
+use loopback::{Manner, Server, VAST_BYTES};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -438,4 +438,29 @@ fn a_dataset_on_a_server_has_the_profile_of_the_same_files_on_disk() {
         }
     }
     assert_eq!(read, num_media, "one request a header");
+}
+
+/// Training reads a remote medium into memory: one that is too large is found before, by its header, and never read.
+#[test]
+fn a_medium_larger_than_memory_is_refused() {
+    let server = Server::start();
+    let mut bytes = fixture("pillow_flower_orientation_8.jpg");
+    bytes.resize(1 << 20, 0);
+    let url = server.put("vast.jpg", bytes, Manner::Vast);
+    let rule = "a remote medium is read into memory and must have at most 4294967296";
+    let stores = stores();
+    let part = MediaPlace::Range {
+        file: Location::parse(&url),
+        start: 0,
+        len: VAST_BYTES,
+        name: "a.jpg".to_owned(),
+    };
+    for error in [
+        stores.probe(&whole(&url)).unwrap_err(),
+        stores.read_media(&whole(&url)).unwrap_err(),
+        stores.read_media(&part).unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(error.contains("it has 5368709120 bytes") && error.contains(rule), "{error}");
+    }
 }

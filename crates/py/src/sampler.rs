@@ -274,7 +274,7 @@ impl SampleCosts {
         model_profile_path: Option<PathBuf>,
         estimated: Option<(String, String, String)>,
         batch_size: u32,
-    ) -> PyResult<(Self, u64)> {
+    ) -> PyResult<(Self, u64, Option<String>)> {
         let model = match (estimated, model_profile_path) {
             (Some((model, device, dtype)), _) => {
                 dflop_cli::costs::estimated(&model, &device, &dtype).map_err(failed)?
@@ -284,9 +284,10 @@ impl SampleCosts {
         };
         let found = py.detach(|| dflop_cli::costs::of_profiles(&data_profile_path, &model, batch_size));
         let found = found.map_err(failed)?;
-        let SampleTimes { positions, encoder_ns, llm_ns, tokens, bytes, num_bad, num_extrapolated } = found;
+        let SampleTimes { positions, encoder_ns, llm_ns, tokens, bytes, num_bad, num_extrapolated, notice } =
+            found;
         let costs = Costs { encoder_ns, llm_ns, bytes: Some(bytes), tokens: Some(tokens) };
-        Ok((Self::new((costs, None), (num_bad > 0).then_some(positions), num_bad)?, num_extrapolated))
+        Ok((Self::new((costs, None), (num_bad > 0).then_some(positions), num_bad)?, num_extrapolated, notice))
     }
 
     /// The same samples with the costs in a list of pairs; tokens and positions stay.

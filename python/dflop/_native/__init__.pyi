@@ -188,8 +188,8 @@ class SampleCosts:
         model_profile_path: str | None,
         estimated: tuple[str, str, str] | None,
         batch_size: int,
-    ) -> tuple[SampleCosts, int]:
-        """By a model profile, or (model, device, dtype) of the catalogue; how many are extrapolated."""
+    ) -> tuple[SampleCosts, int, str | None]:
+        """By a model profile, or (model, device, dtype) of the catalogue; how many are extrapolated; a note."""
     @staticmethod
     def of_state(columns: Sequence[bytes | None], unit: float | None, num_bad: int) -> SampleCosts:
         """What was pickled."""

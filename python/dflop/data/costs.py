@@ -135,7 +135,8 @@ def costs(
             they are the bytes of its activations.
 
     Returns:
-        The costs, frozen. A warning counts the samples outside the measured range.
+        The costs, frozen. A warning counts the samples outside the measured range, another tells where the
+        data profile is of another model family than the costs.
 
     Raises:
         ValueError: An entry that is not a cost, or arguments that exclude each other.
@@ -237,7 +238,11 @@ def _of_profile(
             message = f"`{os.fspath(file)}` does not exist"
             raise FileNotFoundError(message)
     model_path = None if model_profile is None else os.fspath(model_profile)
-    native, num_extrapolated = SampleCosts.of_model(os.fspath(path), model_path, estimated, batch_size)
+    native, num_extrapolated, notice = SampleCosts.of_model(
+        os.fspath(path), model_path, estimated, batch_size
+    )
+    if notice is not None:
+        warnings.warn(f"`{os.fspath(path)}`: {notice}", stacklevel=4)
     if num_extrapolated:
         message = (
             f"{num_extrapolated} of {len(native)} samples are outside of what the model profile measured"

@@ -9,6 +9,7 @@ use crate::advice::estimate::Estimate;
 use crate::advice::step_times::{StepTimes, Waiting};
 use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
 use crate::args;
+use crate::costs::notice_of_families;
 use dflop_schedule::Meets;
 use dflop_types::{ModelProfile, SampleKind, printable, regular, thousands};
 use serde_json::{Value, json};
@@ -43,8 +44,8 @@ pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
     if survey.num_extrapolated > 0 {
         talk!("note: {} outside the sizes that were measured", counted(survey.num_extrapolated, "sample"));
     }
-    if survey.family != model.family {
-        talk!("note: the data profile is of `{}`, the costs are of `{}`", survey.family, model.family);
+    if let Some(notice) = notice_of_families(&survey.family, &model.family) {
+        talk!("note: {notice}");
     }
     Ok(())
 }

@@ -24,6 +24,9 @@ pub(super) fn run(arguments: &args::Costs) -> Result<(), Failure> {
     if found.num_extrapolated > 0 {
         talk!("note: {} outside the sizes that were measured", counted(found.num_extrapolated, "sample"));
     }
+    if let Some(notice) = &found.notice {
+        talk!("note: {notice}");
+    }
     if found.num_bad > 0 {
         talk!("note: {} bad samples have no line", thousands(found.num_bad));
     }

@@ -18,7 +18,7 @@ use crate::read_seek::ReadSeek;
 use crate::source::location::{Location, MediaPlace};
 use dflop_types::regular;
 use file::RemoteFile;
-use remote::Remote;
+use remote::{MEDIUM_BYTES_MAX, Remote, too_large};
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{Cursor, ErrorKind, Read, Seek, SeekFrom};
@@ -194,6 +194,11 @@ impl Stores {
     pub(crate) fn look(&self, place: &MediaPlace) -> Result<Look, DataError> {
         let mut opened = self.open_media(place)?;
         let name = std::path::PathBuf::from(place.to_string());
+        // Training would fail: it reads all bytes of a remote medium into memory.
+        if is_remote(place) && opened.len > MEDIUM_BYTES_MAX {
+            let source = std::io::Error::new(ErrorKind::FileTooLarge, too_large(opened.len));
+            return Err(DataError::Io { act: "read", path: name, source });
+        }
         let mut start = Vec::new();
         (&mut opened.reader).take(START_BYTES).read_to_end(&mut start).map_err(|source| DataError::Io {
             act: "read",
@@ -207,12 +212,15 @@ impl Stores {
     /// All bytes of a medium; of a remote one by one request.
     ///
     /// # Errors
-    /// [`DataError::Io`].
+    /// [`DataError::Io`]; also of a remote medium of more than 4 GiB.
     pub fn read_media(&self, place: &MediaPlace) -> Result<Vec<u8>, DataError> {
         let io = |source| DataError::Io { act: "read", path: place.to_string().into(), source };
         let (url, range) = match place {
             MediaPlace::Whole(Location::Remote(url)) => (url, None),
             MediaPlace::Range { file: Location::Remote(url), start, len, .. } if *len > 0 => {
+                if *len > MEDIUM_BYTES_MAX {
+                    return Err(io(std::io::Error::new(ErrorKind::FileTooLarge, too_large(*len))));
+                }
                 (url, Some(part(*start, *len).map_err(io)?))
             }
             _ => {
@@ -236,6 +244,13 @@ impl Stores {
             }
         }
     }
+}
+
+fn is_remote(place: &MediaPlace) -> bool {
+    matches!(
+        place,
+        MediaPlace::Whole(Location::Remote(_)) | MediaPlace::Range { file: Location::Remote(_), .. }
+    )
 }
 
 /// The options of remote stores among these variables of an environment.

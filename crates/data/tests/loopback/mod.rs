@@ -32,7 +32,12 @@ pub(crate) enum Manner {
     Signed,
     /// 404, and a page of bytes that never ends.
     Endless,
+    /// It claims to have five gibibytes, of which the server has the first.
+    Vast,
 }
+
+/// Bytes that a [`Manner::Vast`] file claims to have.
+pub(crate) const VAST_BYTES: u64 = 5 << 30;
 
 #[derive(Default)]
 struct State {
@@ -174,10 +179,18 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, lines: &[String]) -> boo
         None => ("200 OK".to_owned(), &bytes[..]),
         Some(None) => return refuse("416 Range Not Satisfiable", ""),
         Some(Some((start, end))) => (
-            format!("206 Partial Content\r\nContent-Range: bytes {start}-{}/{}", end - 1, bytes.len()),
+            format!(
+                "206 Partial Content\r\nContent-Range: bytes {start}-{}/{}",
+                end - 1,
+                if manner == Manner::Vast { VAST_BYTES } else { bytes.len() as u64 }
+            ),
             &bytes[start..end],
         ),
     };
+    if manner == Manner::Vast && asked.is_none() {
+        write(&format!("{status}\r\nContent-Length: {VAST_BYTES}\r\n{facts}"), part);
+        return false;
+    }
     let is_cut = manner == Manner::Cut && method == "GET";
     let body = if is_cut { &part[..part.len() / 2] } else { part };
     write(&format!("{status}\r\nContent-Length: {}\r\n{facts}", part.len()), body) && !is_cut

@@ -23,11 +23,14 @@ pub(crate) struct Bar {
 /// The drawing: `bars` from top to bottom, from 0 to the longest.
 pub(crate) fn bars(label: &str, width: f64, bars: &[Bar], show: Show, unit: &str) -> Markup {
     const ROW: f64 = 32.0;
+    // Pixels of a letter, about: names stand left of the axis, whole.
+    const LETTER: f64 = 5.4;
+    let letters = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
     let bottom = if unit.is_empty() { 20.0 } else { 36.0 };
     let frame = Frame {
         width,
         height: 6.0 + ROW * bars.len() as f64 + bottom,
-        left: 118.0,
+        left: (LETTER * letters as f64).max(118.0),
         right: 60.0,
         top: 6.0,
         bottom,

@@ -13,6 +13,8 @@ use dflop_types::{ActionKind, Timeline};
 use maud::{Markup, html};
 
 const WIDTH: f64 = 1060.0;
+/// Letters of an arm's name beside a bar: those of all arms of ours fit.
+const MOST_ARM: usize = 14;
 
 /// The steps shown as timelines.
 struct Shown<'a> {
@@ -263,7 +265,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     let drawn: Vec<Bar> = means
         .iter()
         .map(|(arm, how, mean)| Bar {
-            name: format!("{} {how}", format::clipped(arm, 10)),
+            name: format!("{} {how}", format::clipped(arm, MOST_ARM)),
             is_predicted: *how == "predicted",
             parts: causes
                 .iter()

@@ -24,12 +24,15 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const MAGIC: &[u8; 6] = b"ARROW1";
+/// Where the first message of a file begins, at most: after its magic word and zeros up to a multiple of 8 (pyarrow) or
+/// of 64 (arrow-rs) bytes.
+const MAX_START: u64 = 64;
 /// Bytes of one message header, at most.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
 /// Bytes of one packed buffer once unpacked, at most.
 const MAX_UNPACKED_BYTES: u64 = 2 << 30;
-/// Bytes that a buffer may claim to have unpacked, whatever its size, and a packed byte.
-const UNPACKED_BYTES: (u64, u64) = (16 << 20, 4096);
+/// Bytes that a buffer may claim to have unpacked, whatever its size, and for each packed byte; as a page of Parquet.
+const UNPACKED_BYTES: (u64, u64) = (64 << 20, 64);
 
 /// One Arrow IPC file.
 #[derive(Debug)]
@@ -173,7 +176,7 @@ impl Index {
         let mut head = Vec::new();
         file.take(8).read_to_end(&mut head)?;
         let is_file = head.starts_with(MAGIC);
-        let (mut at, mut schema) = (if is_file { 8 } else { 0 }, None);
+        let (mut at, mut schema) = (if is_file { first_message(file, len)? } else { 0 }, None);
         let (mut batches, mut dictionaries) = (Vec::<Batch>::new(), Vec::new());
         while let Some(message) = next_message(file, at, len)? {
             let bytes = bytes_at(file, message.header.clone())?;
@@ -276,14 +279,25 @@ impl Index {
     }
 }
 
+/// The four bytes at byte `at`, as a number.
+fn word(file: &mut dyn ReadSeek, at: u64) -> Result<u32, Failure> {
+    let mut word = [0; 4];
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(&mut word)?;
+    Ok(u32::from_le_bytes(word))
+}
+
+/// Where the first message of a file in file format begins: behind the zeros that follow its magic word.
+fn first_message(file: &mut dyn ReadSeek, len: u64) -> Result<u64, Failure> {
+    let mut at = 8;
+    while at < MAX_START.min(len.saturating_sub(4)) && word(file, at)? == 0 {
+        at += 4;
+    }
+    Ok(at)
+}
+
 /// The message at byte `at` of a file of `len` bytes; `None` at the end mark.
 fn next_message(file: &mut dyn ReadSeek, at: u64, len: u64) -> Result<Option<Message>, Failure> {
-    let word = |file: &mut dyn ReadSeek, at: u64| -> Result<u32, Failure> {
-        let mut word = [0; 4];
-        file.seek(SeekFrom::Start(at))?;
-        file.read_exact(&mut word)?;
-        Ok(u32::from_le_bytes(word))
-    };
     let cut_off = || unsound("it is cut off: it ends without an end mark");
     if at.checked_add(4).is_none_or(|end| end > len) {
         return Err(cut_off());
@@ -388,18 +402,19 @@ mod tests {
             Err(Failure::Unsound(cause)) => cause,
             Err(Failure::Io(error)) => error.to_string(),
         };
-        assert_eq!(said(&[(0, 16 * MIB)], 0), "");
+        assert_eq!(said(&[(0, 64 * MIB)], 0), "");
         assert_eq!(
             said(&[(1, 100 * MIB)], 0),
-            "1 packed bytes claim 104857600 unpacked, must be at most 16781312"
+            "1 packed bytes claim 104857600 unpacked, must be at most 67108928"
         );
-        assert_eq!(said(&[(MIB, 2049 * MIB)], MIB).split_once(", ").unwrap().1, "must be at most 2147483648");
+        let large = said(&[(40 * MIB, 2049 * MIB)], 40 * MIB);
+        assert_eq!(large.split_once(", ").unwrap().1, "must be at most 2147483648");
         // Many buffers may share bytes of the body.
         let shared = [(600, 16 * MIB); 1000];
         assert_eq!(
             said(&shared, 600),
-            "600 packed bytes claim 16777216000 unpacked, must be at most 19234816"
+            "600 packed bytes claim 16777216000 unpacked, must be at most 67147264"
         );
-        assert_eq!(said(&shared, 600_000 * 8), "");
+        assert_eq!(said(&shared, 300 * MIB), "");
     }
 }

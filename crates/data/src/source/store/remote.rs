@@ -18,6 +18,8 @@ use tokio::runtime::{Builder, Runtime};
 const WORKERS: usize = 2;
 /// Largest file that is read whole from a server that ignores ranges.
 pub(super) const WHOLE_BYTES_MAX: u64 = 8 << 20;
+/// Largest medium that is read whole, into memory, as training reads it.
+pub(super) const MEDIUM_BYTES_MAX: u64 = 4 << 30;
 /// Most objects whose size and version are kept.
 const KNOWN_MAX: usize = 1 << 16;
 
@@ -89,7 +91,8 @@ impl Remote {
         }
     }
 
-    /// The bytes of `range`, cut at the object's end, or all of them; and what the store says of the object.
+    /// The bytes of `range`, cut at the object's end, or all of them, of an object of at most [`MEDIUM_BYTES_MAX`]; and
+    /// what the store says of the object.
     ///
     /// A server that ignores ranges gives all bytes of a file up to [`WHOLE_BYTES_MAX`], from its start.
     pub(super) fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<(About, Fetched)> {
@@ -97,7 +100,8 @@ impl Remote {
         let seen = Seen::default();
         let start = range.as_ref().map_or(0, |range| range.start);
         let has_range = range.is_some();
-        match self.wait(self.request(object, range, u64::MAX, &seen))? {
+        let bytes_max = if has_range { u64::MAX } else { MEDIUM_BYTES_MAX };
+        match self.wait(self.request(object, range, bytes_max, &seen))? {
             Ok((about, bytes)) => Ok((about, Fetched { start, bytes })),
             // Ranges are ignored, or none can be given: no byte of an empty object can be asked for.
             Err(_)
@@ -126,9 +130,13 @@ impl Remote {
         let about = About::from(&answer.meta);
         let expected = answer.range.end - answer.range.start;
         if expected > bytes_max {
-            return Err(Failure::Answer(format!(
-                "the server ignores ranges and the file has {expected} bytes; at most {bytes_max} are read whole"
-            )));
+            return Err(Failure::Answer(if bytes_max == MEDIUM_BYTES_MAX {
+                too_large(expected)
+            } else {
+                format!(
+                    "the server ignores ranges and the file has {expected} bytes; at most {bytes_max} are read whole"
+                )
+            }));
         }
         // Grows with what arrives: the length is but a claim.
         let mut bytes = Vec::new();
@@ -188,6 +196,13 @@ impl Remote {
             known.insert(url.to_owned(), about.clone());
         }
     }
+}
+
+/// Why a medium of so many bytes is not read.
+pub(super) fn too_large(num_bytes: u64) -> String {
+    format!(
+        "it has {num_bytes} bytes; a remote medium is read into memory and must have at most {MEDIUM_BYTES_MAX}"
+    )
 }
 
 /// Bytes from `start` of an object.
