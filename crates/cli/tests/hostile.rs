@@ -149,7 +149,7 @@ fn pipes_are_not_waited_for() {
         &["simulate", "--durations", "pipe"][..],
         &["schedule", "--costs", "pipe", "--buckets", "2"],
         &["advise", "--step-times", "pipe"],
-        &["costs", "pipe"],
+        &["costs", "pipe", "--model", "qwen2.5-vl-7b", "--hardware", "h100"],
     ] {
         let said = session.dflop(flags);
         assert!(said.contains("status: 2"), "{said}");
