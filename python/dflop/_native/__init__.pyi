@@ -371,8 +371,8 @@ class StepScheduler:
     def correction(self) -> list[tuple[list[tuple[int, str, int, int]], int]]:
         """What `observe` remembers, oldest step first, for a checkpoint.
 
-        A step is its sums (row: a rank, or a component of one that holds both; letter of the action; predicted
-        ns; measured ns) and the ns of its tail.
+        A step is its sums (row: a rank, or a component of one that holds both; letter of the action;
+        predicted ns; measured ns) and the ns of its tail.
         """
     def correct_by(self, steps: Sequence[tuple[Sequence[tuple[int, str, int, int]], int]]) -> None:
         """Remembers such steps instead of what is remembered; ScheduleError for a letter of no action."""
