@@ -36,8 +36,8 @@ impl Software {
     /// runs (`results/2026-11_estimate_runs.md`).
     pub const MEGATRON_DEEPSPEED: Self = Self {
         name: "megatron-deepspeed",
-        dispatch_ns: 40_500,
-        collective_wait_ns: 60_000,
+        dispatch_ns: 39_000,
+        collective_wait_ns: 65_000,
         batch_ns: 500_000,
         loss_ns: 1_600_000,
         gradient_bytes_moved: 4,

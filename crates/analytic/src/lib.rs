@@ -21,6 +21,7 @@ mod modules;
 mod operations;
 mod read;
 mod roofline;
+mod utilization;
 
 pub use architecture::{Architecture, Encoder, Llm, MlpKind, NormKind, Patches, Projector};
 pub use catalogue::{CatalogueModel, catalogue, catalogue_model};
@@ -32,3 +33,4 @@ pub use modules::{Module, ModuleFlops};
 pub use operations::{Attention, Cut, Kind, Operation, Pass, Phase, Product, Rows, Work};
 pub use read::FAMILIES;
 pub use roofline::{EstimateSettings, estimate, estimate_gpt};
+pub use utilization::mfu;

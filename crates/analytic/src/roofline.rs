@@ -285,21 +285,22 @@ impl Roofline<'_> {
         starts: Starts<'_>,
         segments: &[u64],
     ) -> MeasuredPoint {
+        let forward = self.time(operations, starts, segments, Phase::Forward);
         let [input, weight] = self.backward(operations, starts, segments);
-        let backward_ns = input.and(weight).ns();
-        let apart_ns = input.ns() + weight.ns();
-        let mut input_ns =
-            if apart_ns > 0.0 { (backward_ns * input.ns() / apart_ns).round() as u64 } else { 0 };
-        let mut weight_ns = (backward_ns.round() as u64).saturating_sub(input_ns);
+        // Forwards and backwards take turns, and the host runs ahead through all of them: the sum is that of the slower of
+        // the two, shared out by what each would take alone.
+        let alone_ns = [forward.ns(), input.ns(), weight.ns()];
+        let sum_ns: f64 = alone_ns.iter().sum();
+        let ratio = if sum_ns > 0.0 { forward.and(input).and(weight).ns() / sum_ns } else { 0.0 };
+        let [forward_ns, mut input_ns, mut weight_ns] = alone_ns.map(|ns| (ns * ratio).round() as u64);
         if !module.has_input_gradient {
             // What stands between its weights is then for their sake alone.
             weight_ns += std::mem::take(&mut input_ns);
         }
         let widest = operations.iter().map(|o| o.workspace_bytes(segments, self.size)).max().unwrap_or(0);
-        let forward = self.time(operations, starts, segments, Phase::Forward);
         MeasuredPoint {
             size: segments.iter().sum(),
-            forward_ns: (forward.ns().round() as u64).max(1),
+            forward_ns: forward_ns.max(1),
             backward_ns: input_ns + weight_ns,
             input_ns,
             weight_ns,

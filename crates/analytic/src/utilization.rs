@@ -1,0 +1,87 @@
+//! Model FLOPs utilization (MFU): the operations that a model needs, over what the devices could do in the time.
+
+use crate::architecture::Architecture;
+use dflop_types::{MicrobatchShape, ModelProfile};
+
+impl Architecture {
+    /// Floating point operations of forward and backward over the samples of `shape`, encoder and projector included, all of it
+    /// trained.
+    ///
+    /// As `torch.utils.flop_counter` counts them: attention over the whole square, whatever the mask. What is recomputed
+    /// does not count: it is no work of the model.
+    pub fn training_flops(&self, shape: &MicrobatchShape) -> u128 {
+        let groups = shape.encoder_segments.iter();
+        let encoder: Vec<u64> = groups
+            .flat_map(|group| std::iter::repeat_n(u64::from(group.tokens), group.count as usize))
+            .collect();
+        let llm: Vec<u64> = shape.llm_tokens.iter().copied().map(u64::from).collect();
+        let labels = [shape.label_tokens];
+        let of_module = |module: &crate::Module| {
+            let segments = match module.name {
+                "llm_head" => labels.to_vec(),
+                "llm_embedding" | "llm_layer" => llm.clone(),
+                ModelProfile::WINDOW_LAYER => windows(&encoder, module.segment_tokens),
+                _ => encoder.clone(),
+            };
+            let flops = module.flops(&segments);
+            u128::from(module.count) * (flops.forward + flops.input + flops.weight)
+        };
+        self.modules().iter().map(of_module).sum()
+    }
+}
+
+/// Segments cut into windows of so many tokens, the last of each perhaps shorter.
+fn windows(segments: &[u64], tokens: Option<u64>) -> Vec<u64> {
+    let Some(tokens) = tokens.filter(|&tokens| tokens > 0) else { return segments.to_vec() };
+    let cut = |&segment: &u64| {
+        let whole = std::iter::repeat_n(tokens, (segment / tokens) as usize);
+        whole.chain((segment % tokens > 0).then_some(segment % tokens))
+    };
+    segments.iter().flat_map(cut).collect()
+}
+
+/// The share of the peak that `flops` in `step_ns` on `num_ranks` devices of `peak_gflops` 10^9 operations a second are; 0 where
+/// nothing could be done.
+///
+/// *References*: Chowdhery et al., 2022, arXiv 2204.02311, appendix B.
+pub fn mfu(flops: u128, step_ns: u64, num_ranks: u32, peak_gflops: u64) -> f64 {
+    // 10^9 operations a second are one a nanosecond.
+    let could = step_ns as f64 * f64::from(num_ranks) * peak_gflops as f64;
+    if could > 0.0 { flops as f64 / could } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue_model;
+    use dflop_types::EncoderSegments;
+
+    /// Six operations a parameter and token in products, twelve a width and pair of tokens in attention, of either part.
+    #[test]
+    fn both_parts_count() {
+        let architecture = catalogue_model("llava-onevision-qwen2-7b").unwrap().architecture().unwrap();
+        let text =
+            MicrobatchShape { llm_tokens: vec![1_000], label_tokens: 1_000, ..MicrobatchShape::default() };
+        let llm = architecture.training_flops(&text);
+        // 28 layers of queries and out 3,584 x 3,584, keys and values 3,584 x 512, MLP 3 x 3,584 x 18,944; head of 152,064.
+        let layer: u128 = 2 * 3_584 * 3_584 + 2 * 3_584 * 512 + 3 * 3_584 * 18_944;
+        let attention: u128 = 14 * 3_584 * 1_000 * 1_000;
+        let head: u128 = 3_584 * u128::from(architecture.llm.vocabulary);
+        assert_eq!(llm, 28 * (6_000 * layer + attention) + 6_000 * head);
+        let segments = vec![EncoderSegments { count: 5, tokens: 729 }];
+        let image = MicrobatchShape { encoder_segments: segments, ..text };
+        let encoder = architecture.training_flops(&image) - llm;
+        // About 0.4 billion parameters in the layers of SigLIP over 3,645 tokens, with attention.
+        let tokens = 5.0 * 729.0;
+        assert!((6.0 * 0.40e9 * tokens..6.0 * 0.55e9 * tokens).contains(&(encoder as f64)), "{encoder}");
+        assert_eq!(windows(&[100, 64, 20], Some(64)), [64, 36, 64, 20]);
+    }
+
+    #[test]
+    fn a_share_of_the_peak() {
+        // Half of 312 TFLOP/s on 8 devices for a second.
+        let flops = 8 * 156 * 1_000_000_000_000;
+        assert!((mfu(flops, 1_000_000_000, 8, 312_000) - 0.5).abs() < 1e-12);
+        assert!(mfu(flops, 0, 8, 312_000) < f64::EPSILON);
+    }
+}
