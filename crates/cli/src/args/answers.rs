@@ -1,0 +1,253 @@
+//! What is answered without a plan or beside one: times, costs, predictions and balanced buckets.
+
+// These comments are shown in a terminal as they stand, where backticks are noise.
+#![allow(clippy::doc_markdown)]
+
+use super::PlanFiles;
+use crate::advice::code::Trainer;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+const SIMULATE_EXAMPLE: &str = r#"Example, with times of I and W for the orders that split the backward:
+  echo '{"forward_ns": [[10, 12], [11, 10]], "backward_ns": [[20, 24], [22, 20]], "transfer_ns": 1,
+    "input_ns": [[10, 12], [11, 10]], "weight_ns": [[10, 12], [11, 10]]}' > durations.json
+  dflop simulate --durations durations.json --order zero-bubble --trace trace.json"#;
+
+/// Time a step without running it: a plan on its data, or durations from a file.
+///
+/// With `--durations`, one pipeline whose durations a file gives, one rank a stage or, interleaved, on `--ranks`. Without,
+/// the plan beside the configuration on global batches of its data, data-aware against data-blind.
+///
+/// Idle time is split by cause: ramp is fill and drain, what the same order idles when every action of a kind takes its
+/// mean time; imbalance is what the real durations add; transfer is waiting for data under way. `ideal` is the work of the
+/// busiest rank: no order of the same actions is faster.
+#[derive(Debug, Args)]
+#[command(after_long_help = SIMULATE_EXAMPLE)]
+pub(crate) struct Simulate {
+    #[command(flatten)]
+    pub(crate) files: PlanFiles,
+    /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}, and "input_ns" and
+    /// "weight_ns" for backwards that can be split
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "data_profile", "model_profile", "plan", "steps"])]
+    pub(crate) durations: Option<PathBuf>,
+    /// Pipeline order, with --durations
+    #[arg(long, value_enum, default_value_t = Order::OneFOneB, requires = "durations")]
+    pub(crate) order: Order,
+    /// Ranks over which the stages are dealt round, with --order interleaved-1f1b
+    #[arg(long, value_name = "N", requires = "durations", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) ranks: Option<u32>,
+    /// Global batches to simulate, without --durations
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) steps: u32,
+    /// Simulate clusters of these numbers of ranks instead, with as many samples a rank and step as the plan has
+    ///
+    /// For each number a quick search chooses the layout, with the microbatches of the plan. Links between ranks are taken
+    /// as the model profile has them.
+    #[arg(
+        long,
+        value_name = "RANKS",
+        value_delimiter = ',',
+        conflicts_with_all = ["durations", "steps", "trace"],
+        value_parser = clap::value_parser!(u32).range(2..=4096)
+    )]
+    pub(crate) num_ranks: Vec<u32>,
+    /// Also write a trace for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Order {
+    /// All forwards, then all backwards
+    #[value(name = "gpipe")]
+    GPipe,
+    /// One forward, one backward
+    #[value(name = "1f1b")]
+    OneFOneB,
+    /// 1F1B over several stages a rank; needs --ranks
+    #[value(name = "interleaved-1f1b")]
+    Interleaved,
+    /// 1F1B with the backward split, W filling the drain; needs "input_ns" and "weight_ns"
+    #[value(name = "zero-bubble")]
+    ZeroBubble,
+    /// Lists made for these durations, with 1F1B's microbatches in flight; splits the backward where the file can
+    #[value(name = "data-aware")]
+    DataAware,
+}
+
+/// What each sample costs on the encoder and on the LLM: a CSV on stdout.
+///
+/// From a data profile and the model profile beside it, or a model of the catalogue on a device of the table (dflop
+/// models lists both). Its columns are those that dflop schedule --costs reads, and the position of each sample in the
+/// dataset. A time is forward and backward of what the sample adds to a microbatch of mean samples, in nanoseconds;
+/// bytes are its activations on a rank with both components.
+#[derive(Debug, Args)]
+pub(crate) struct Costs {
+    /// The data profile
+    #[arg(value_name = "DATA_PROFILE", default_value = "data_profile.parquet")]
+    pub(crate) data_profile: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: CostSource,
+    /// Samples of a microbatch, about: what a sample adds is read around that size
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_size: u32,
+}
+
+// No comment that `--help` would show: it would take the place of the command's own.
+#[derive(Debug, Args)]
+pub(crate) struct CostSource {
+    /// The model profile [default: model_profile.json beside the data profile]
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub(crate) model_profile: Option<PathBuf>,
+    /// A model of the catalogue, as in qwen2.5-vl-7b, instead of a model profile
+    #[arg(long, value_name = "NAME", requires = "hardware")]
+    pub(crate) model: Option<String>,
+    /// The device to estimate, as in h100
+    #[arg(long, visible_alias = "device", value_name = "NAME", requires = "model")]
+    pub(crate) hardware: Option<String>,
+    /// Of parameters and activations, with --model
+    #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
+    pub(crate) dtype: String,
+}
+
+const ESTIMATE_EXAMPLE: &str = r"Example: three ways to run one model on 8 GPUs
+  cat > runs.csv <<'END'
+  gpu,gpus,global_batch_sequences,micro_batch_sequences,hidden_size,attention_heads,layers,sequence_tokens,tensor_parallel,data_parallel,pipeline_parallel
+  A100,8,64,1,2048,16,24,1024,1,8,1
+  A100,8,64,1,2048,16,24,1024,2,4,1
+  A100,8,64,1,2048,16,24,1024,1,4,2
+  END
+  dflop estimate --runs runs.csv --out predicted.csv
+
+Columns that every table has: gpu (or --device), gpus, global_batch_sequences, micro_batch_sequences, hidden_size,
+attention_heads, layers, sequence_tokens, tensor_parallel, data_parallel, pipeline_parallel.
+Columns that it may have [what holds without them]: microbatches_per_step, virtual_stages_per_rank [1], gpus_per_node [8],
+activation_recompute [none], pipeline_schedule [1f1b], gradient_bucketing [0], kv_heads [attention_heads], head_size
+[hidden_size / attention_heads], ffn_hidden_size [4 x hidden_size], gated_mlp [0], linear_bias [1], normalization
+[LayerNorm], position_embedding [learned_absolute], vocab_size [50257], vocab_size_padded [to 128 x tensor_parallel; 50257 as
+it is on one rank], tied_embeddings [1], sequence_parallel [0], dtype [16 bit], gradient_dtype [that of the parameters],
+optimizer [adam], distributed_optimizer [0], overlap_grad_reduce [0], attention_backend [unfused], dropout [0.1],
+memory_rank_stage [the fullest rank].
+A table with attention_backend is taken as one of Megatron-Core, else as one of Megatron-DeepSpeed of 2022, whose host starts
+kernels more slowly.";
+
+/// Predict step time and memory of runs of text-only GPT models: a CSV in, the same CSV with predictions out.
+///
+/// Each row is one run: a model, a number of GPUs, and how Megatron cuts it over them. dflop estimates the modules (dflop
+/// models has the sources), simulates the pipeline, and fills in predicted_ms, predicted_peak_bytes (as PyTorch's
+/// allocator counts: without context and fragmentation) and predicted_basis, which says `estimated`. Where the table also
+/// holds what was measured (iteration_ms or step_ms_median, peak_allocated_bytes), the error is printed. A run that
+/// Megatron could not do (layers that do not divide, heads that do not divide) is left blank and counted.
+#[derive(Debug, Args)]
+#[command(after_long_help = ESTIMATE_EXAMPLE)]
+pub(crate) struct EstimateRuns {
+    /// The table of runs
+    #[arg(long, value_name = "FILE", required_unless_present = "device")]
+    pub(crate) runs: Option<PathBuf>,
+    /// Where to write the table with predictions
+    #[arg(short, long, value_name = "FILE", requires = "runs")]
+    pub(crate) out: Option<PathBuf>,
+    /// Device of rows that name none, as in A100 or H100; `list` prints the known ones
+    #[arg(long, visible_alias = "hardware", value_name = "NAME")]
+    pub(crate) device: Option<String>,
+}
+
+const ADVISE_EXAMPLE: &str = r"Examples:
+  dflop advise --model qwen2.5-vl-7b --hardware h100 --num-ranks 64 --batch-size 4
+  dflop advise dflop.yaml --trainer fsdp2
+  printf 'step,rank,ms\n0,0,310\n0,1,455\n1,0,390\n1,1,402\n' > log.csv
+  dflop advise --step-times log.csv";
+
+/// Say what balanced batches would give your data-parallel trainer, before you change it.
+///
+/// From a data profile and what its samples cost (a model profile, or a model of the catalogue: see dflop costs), it
+/// simulates the steps of your ranks with each way to deal out samples: in arrival order, grouped by length, packed by
+/// tokens, by dflop's first line (balanced batches), and by both lines (the encoder's work shared out as well). It prints
+/// each step over the work bound, the gain over the best of the three other ways, and the lines of code to add.
+///
+/// From a log of step times alone (--step-times) it says how long the ranks wait for the slowest, and no more.
+#[derive(Debug, Args)]
+#[command(after_long_help = ADVISE_EXAMPLE)]
+pub(crate) struct Advise {
+    /// The data profile, or a dflop.yaml with the profiles beside it [default: data_profile.parquet]
+    #[arg(value_name = "DATA")]
+    pub(crate) data: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: CostSource,
+    /// Data-parallel ranks [default: cluster.num_ranks of a dflop.yaml, else 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    pub(crate) num_ranks: Option<u32>,
+    /// Samples of a microbatch on a rank [default: as train.global_batch_size of a dflop.yaml has it, else 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) batch_size: Option<u32>,
+    /// Microbatches of a rank in a step (gradient accumulation)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) accumulation: u32,
+    /// Where your ranks wait for each other [default: phase with --trainer fsdp2, else step]
+    #[arg(long, value_enum)]
+    pub(crate) meets: Option<RanksMeet>,
+    /// The trainer to write the lines for
+    #[arg(long, value_enum, default_value_t = Trainer::Ddp)]
+    pub(crate) trainer: Trainer,
+    /// Global batches to simulate, drawn as training draws them
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) sampled_batches: u32,
+    /// Seed of the order of the samples
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// CSV with a header and the columns step,rank,ms: each rank's own time, without waiting for others
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "model_profile", "model", "hardware", "dtype", "num_ranks",
+        "batch_size", "accumulation", "meets", "trainer", "sampled_batches", "seed"])]
+    pub(crate) step_times: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum RanksMeet {
+    /// Once a step: DDP, ZeRO-1, ZeRO-2
+    Step,
+    /// In each layer: FSDP, ZeRO-3
+    Phase,
+}
+
+const SCHEDULE_EXAMPLE: &str = r"Example, two buckets of 32,768 tokens at most:
+  printf 'encoder_ns,llm_ns,tokens\n90,80,20000\n70,60,15000\n0,30,9000\n' > costs.csv
+  dflop schedule --costs costs.csv --buckets 2 --bucket-tokens-max 32768 --exact";
+
+/// Balance samples with given costs into buckets.
+///
+/// The largest load of any bucket, on the encoder or on the LLM, is made as small as possible; the answer comes
+/// with a lower bound that no assignment can beat. Where caps cannot be kept, the answer is no: exit status 1.
+#[derive(Debug, Args)]
+#[command(after_long_help = SCHEDULE_EXAMPLE)]
+pub(crate) struct Schedule {
+    /// CSV with a header and the columns encoder_ns,llm_ns[,bytes][,tokens], one sample a row
+    #[arg(long, value_name = "FILE")]
+    pub(crate) costs: PathBuf,
+    /// Number of buckets: microbatches x LLM replicas
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) buckets: u32,
+    /// Bytes a bucket may hold at most; needs the column `bytes` [default: no cap]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) bucket_bytes_max: Option<u64>,
+    /// LLM tokens a bucket may hold at most, as in 32768; needs the column `tokens` [default: no cap]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000))]
+    pub(crate) bucket_tokens_max: Option<u64>,
+    /// Search on, about a second at most (one core), where a gap is left, to prove the answer optimal
+    ///
+    /// For small batches (up to 160 samples, six a bucket; up to 48 are proven without it, mostly); for larger ones the same
+    /// work goes to further exchanges, which prove nothing but may lower the load. Work is counted, not timed: the same seed gives the same answer.
+    #[arg(long)]
+    pub(crate) exact: bool,
+    /// Seed of the search; the same seed gives the same answer
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
