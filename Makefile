@@ -126,7 +126,7 @@ snap: setup ## Accept changed snapshots (look at the diff)
 
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header
 lock: $(VENV)/.dependencies ## Renew the lock files
-	$(COMPILE) --extra train --extra integrations --extra build --extra dev pyproject.toml -o requirements-dev.lock
+	$(COMPILE) --extra train --extra lora --extra integrations --extra build --extra dev pyproject.toml -o requirements-dev.lock
 	$(COMPILE) --extra train --extra build -c requirements-dev.lock pyproject.toml -o requirements.lock
 	cargo update
 

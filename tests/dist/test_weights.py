@@ -10,16 +10,20 @@ import pytest
 import torch
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
 from demo_run import lines, request, run_training
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from ranks import results
-from test_training import Oracle, config_with, keep_weights, layout_of, make
+from test_training import SEED, Oracle, config_with, keep_weights, layout_of, make
 from transformers import LlavaOnevisionForConditionalGeneration
 
 from dflop.data.dataset import SampleLoader
 from dflop.models import load_adapter
+from dflop.models.adapters import add_adapters, merged, write_adapter
 from dflop.models.export import write_model
 from dflop.models.parameters import component_of
 
 RATE, DECAY = 1e-3, 0.1
+RANK, ALPHA = 4, 6.0
 TOLERANCE = 1e-5
 """Of each parameter's change, in its norm: the order of sums differs, nothing else."""
 PARTS = {
@@ -46,15 +50,23 @@ class PlainLoop(Oracle):
     """Hugging Face's model from the model directory, of which the parts of a recipe train."""
 
     def __init__(self, demo, recipe):
+        self.start(demo)
+        self.train_only(lambda name: component_of(name) in PARTS[recipe])
+
+    def start(self, demo):
+        """Reads data and weights."""
         self.adapter = load_adapter(demo / "model")
         self.dataset = self.dataset_of(demo)
         self.loader = SampleLoader(self.dataset, self.adapter)
         self.model = LlavaOnevisionForConditionalGeneration.from_pretrained(
             demo / "model", dtype=torch.float32
         ).train()
+
+    def train_only(self, is_trained):
+        """Freezes the rest, and makes the optimizer."""
         self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(component_of(name) in PARTS[recipe])
+            parameter.requires_grad_(is_trained(name))
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -76,6 +88,66 @@ class PlainLoop(Oracle):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
         return loss
+
+
+class LoraLoop(PlainLoop):
+    """With peft's adapters on the whole model."""
+
+    def __init__(self, demo, recipe):
+        assert recipe == "lora"
+        self.start(demo)
+        add_adapters(self.model, RANK, ALPHA, SEED)
+        self.train_only(lambda name: ".lora_" in name or "multi_modal_projector" in name)
+
+
+def merged_by_peft(model):
+    """The weights of a model with its adapters merged by peft, by the names without."""
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.merge()
+    state = {name.replace(".base_layer", ""): p.detach() for name, p in model.named_parameters()}
+    return {name: value for name, value in state.items() if ".lora_" not in name}
+
+
+def test_lora_is_that_of_peft_merged_and_alone(demo, tmp_path):
+    """Three steps on two stages, beside a plain loop of peft; both exports give the model of that loop."""
+    settings = {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": None}
+    lora = {"lora_rank": RANK, "lora_alpha": ALPHA}
+    asked = request(
+        demo,
+        tmp_path / "run",
+        **layout_of(demo, tmp_path, (1, 1, 2)),
+        config=config_with(demo, init="pretrained", recipe="lora", **lora, **settings),
+    )
+    assert set(results(run_training(asked, tmp_path, keep_weights(tmp_path)))) == {0}
+    parameters = {}
+    for rank in range(asked["num_ranks"]):
+        parameters |= torch.load(tmp_path / f"weights {rank}")
+    loop = LoraLoop(demo, "lora")
+    assert set(loop.before) == set(parameters)
+    for turn in lines(tmp_path / "run/schedules.jsonl"):
+        loop.step(turn["samples"])
+    for name, found in parameters.items():
+        wanted, before = loop.model.get_parameter(name).detach(), loop.before[name]
+        if name in loop.trained:
+            error = (found - wanted)[~loop.noise[name]].norm()
+            assert float(error) <= TOLERANCE * float((wanted - before).norm()), name
+        else:
+            assert torch.equal(found, before), name
+    whole, source = loop.adapter.build_whole()[0], demo / "model"
+    write_adapter(whole, parameters, source, tmp_path / "adapter", RANK, ALPHA, torch.float32)
+    base = LlavaOnevisionForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+    alone = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
+    write_model(
+        whole, merged(parameters, RANK, ALPHA), source, tmp_path / "out", torch.float32, shard_bytes_max=10**9
+    )
+    together = LlavaOnevisionForConditionalGeneration.from_pretrained(tmp_path / "out")
+    expected = merged_by_peft(loop.model)
+    for model in (alone, together):
+        found = dict(model.named_parameters())
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name].detach(), value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(

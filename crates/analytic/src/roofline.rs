@@ -297,7 +297,16 @@ impl Roofline<'_> {
             // What stands between its weights is then for their sake alone.
             weight_ns += std::mem::take(&mut input_ns);
         }
-        let widest = operations.iter().map(|o| o.workspace_bytes(segments, self.size)).max().unwrap_or(0);
+        let held = logits_at_once(operations, segments);
+        if held != segments {
+            // Logits of a chunk are freed, and made again in the backward.
+            input_ns += forward_ns;
+        }
+        let at_once = |o: &Operation| if is_norm(o) { segments } else { &held };
+        let widest = operations.iter().map(|o| o.workspace_bytes(at_once(o), self.size)).max().unwrap_or(0);
+        let kept = |o: &&Operation| {
+            o.kept_bytes(if matches!(o.kind, Kind::Loss(_)) { &held } else { segments }, self.size)
+        };
         MeasuredPoint {
             size: segments.iter().sum(),
             forward_ns: forward_ns.max(1),
@@ -305,9 +314,9 @@ impl Roofline<'_> {
             input_ns,
             weight_ns,
             spread_ns: 0,
-            activation_bytes: operations.iter().map(|o| o.kept_bytes(segments, self.size)).sum(),
+            activation_bytes: operations.iter().map(kept).sum(),
             workspace_bytes: widest,
-            split: Some(self.split(operations, segments, widest)),
+            split: Some(self.split(operations, &held, widest)),
             repeats: 0,
         }
     }
@@ -438,6 +447,25 @@ fn product_ns(measured: &Measured, product: Product, rows: u64, phase: Phase) ->
     };
     // 16 bytes are eight values.
     if (inputs | outputs).is_multiple_of(8) { ns } else { ns * UNALIGNED }
+}
+
+/// Bytes of logits in float32 that the loss makes at a time; `LOGITS_BYTES_MAX` of `models/loss.py`.
+const LOGITS_BYTES_MAX: u64 = 256 << 20;
+
+/// The rows whose logits are in memory at a time; all `segments` where there is no loss.
+fn logits_at_once(operations: &[&Operation], segments: &[u64]) -> Vec<u64> {
+    let classes =
+        operations.iter().find_map(|o| if let Kind::Loss(classes) = o.kind { Some(classes) } else { None });
+    match classes {
+        Some(classes) => {
+            vec![segments.iter().sum::<u64>().min((LOGITS_BYTES_MAX / (4 * classes.max(1))).max(1))]
+        }
+        None => segments.to_vec(),
+    }
+}
+
+const fn is_norm(operation: &Operation) -> bool {
+    matches!(operation.kind, Kind::Norm(..))
 }
 
 /// The share of the square that a causal mask leaves: `s (s + 1) / 2` of `s^2`.

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from dflop.models.loss import summed_cross_entropy
 from dflop.models.rules import Rule, rope_rule
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class LlmStage(nn.Module):
         hidden_TD = self.hidden(batch, incoming)
         if not self.is_last:
             return hidden_TD
-        logits_KV, targets_K = self.logits(batch, hidden_TD)
-        return F.cross_entropy(logits_KV.float(), targets_K, reduction="sum")
+        return summed_cross_entropy(self.lm_head, *self.normed(batch, hidden_TD))
 
     def hidden(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
         """Hidden states after the layers of this stage, before the final norm.
@@ -177,6 +176,19 @@ class LlmStage(nn.Module):
         Returns:
             logits_KV [K, V] and targets_K [K] of the K positions with a target, in order.
         """
+        normed_KD, targets_K = self.normed(batch, hidden_TD)
+        return self.lm_head(normed_KD), targets_K
+
+    def normed(self, batch: LlmInput, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the head reads, where there is a target.
+
+        Args:
+            batch: the packed samples.
+            hidden_TD: [T, D], the result of `hidden` of the last stage.
+
+        Returns:
+            Rows [K, D] after the final norm, and targets_K [K], of the K positions with a target, in order.
+        """
         chosen_T = batch.targets_T != IGNORED
         normed_KD = cast("Any", self.model).language_model.norm(hidden_TD[chosen_T])
-        return self.lm_head(normed_KD), batch.targets_T[chosen_T]
+        return normed_KD, batch.targets_T[chosen_T]

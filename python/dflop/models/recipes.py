@@ -4,13 +4,14 @@ full            encoder, projector, LLM
 projector       projector alone
 frozen-encoder  projector, LLM
 frozen-llm      encoder, projector
-lora            projector, and adapters of low rank beside the linear maps of the LLM
+lora            projector (its modules), and adapters of low rank beside the linear maps of the LLM
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dflop.models.adapters import PROJECTORS, is_adapter
 from dflop.models.parameters import component_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,14 @@ def freeze(module: nn.Module, recipe: str) -> int:
     Returns:
         Number of parameters (scalars) that train.
     """
-    trained = _TRAINED[recipe]
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(component_of(name) in trained)
+        parameter.requires_grad_(_trains(name, recipe))
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _trains(name: str, recipe: str) -> bool:
+    """Whether a parameter trains."""
+    if recipe == "lora":
+        # Of the projector what peft can save: modules, no single parameters.
+        return is_adapter(name) or any(part in PROJECTORS for part in name.split("."))
+    return component_of(name) in _TRAINED[recipe]

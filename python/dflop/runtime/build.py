@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
 from dflop.models.recipes import freeze
 from dflop.runtime.progress import say
@@ -53,6 +54,8 @@ def build_pieces(
     else:
         say(f"the parameters are drawn at random from seed {seed} (`train.init: random`)")
     for piece in pieces.values():
+        if options.recipe == "lora":
+            add_adapters(piece, options.lora_rank, options.lora_alpha, options.seed)
         freeze(piece, options.recipe)
         piece.train()
     if options.recipe != "full":

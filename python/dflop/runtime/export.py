@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from dflop.models import load_adapter
+from dflop.models.adapters import merged, write_adapter
 from dflop.models.errors import hinted, profile_error
 from dflop.models.export import write_model
 
@@ -45,6 +46,17 @@ def export(request: Mapping[str, Any]) -> int:
     whole, _ = load_adapter(source).build_whole()
     parameters = read_parameters(checkpoint)
     dtype = request["dtype"] or config["model"]["dtype"]
+    train, is_adapter = config["train"], bool(request["adapter"])
+    if train["recipe"] == "lora":
+        adapters = (int(train["lora_rank"]), float(train["lora_alpha"]))
+        if is_adapter:
+            write_adapter(whole, parameters, source, out, *adapters, _DTYPES[dtype])
+            print(f"wrote {out}: the adapters, {dtype}; peft reads them", flush=True)
+            return 0
+        parameters = merged(parameters, *adapters)
+    elif is_adapter:
+        message = f"`{run}` was trained with `train.recipe: {train['recipe']}`, it has no adapters"
+        raise hinted(profile_error(message), "leave `--adapter` out")
     template = config["data"]["chat_template"]
     write_model(
         whole,

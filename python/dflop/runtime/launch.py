@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflop.child import run_child
 from dflop.models import FAMILIES
-from dflop.models.errors import hinted
+from dflop.models.errors import hinted, profile_error
 from dflop.models.rules import check_rules, dropout_rules, read_family
 from dflop.models.weight_files import check_has_weights
 from dflop.runtime.progress import say
@@ -81,9 +82,9 @@ def _check_family(request: Mapping[str, Any]) -> None:
         raise hinted(error, hint) from None
     path = model_dir / "config.json"
     check_rules(path, dropout_rules(json.loads(path.read_bytes())))
-    if config["train"]["recipe"] == "lora":
-        message = "`train.recipe` is `lora`, which can be planned with and not be trained yet"
-        raise hinted(ValueError(message), "set `train.recipe: frozen-encoder`")
+    if config["train"]["recipe"] == "lora" and find_spec("peft") is None:
+        message = "`train.recipe` is `lora`, which needs `peft`: it is not installed"
+        raise hinted(profile_error(message), "pip install 'dflop[lora]'")
     if config["train"]["init"] == "pretrained":
         check_has_weights(model_dir)
     profile = json.loads(Path(request["model_profile"]).read_bytes())

@@ -46,6 +46,10 @@ class Options:
     """What trains, as in `full`; see `models/recipes.py`."""
     rates: Rates
     """Learning rates over the steps."""
+    lora_rank: int
+    """Of the adapters under `lora`."""
+    lora_alpha: float
+    """The product of the adapters is multiplied by it over their rank."""
     weight_decay: float
     """AdamW's, of all but norms and biases."""
     max_grad_norm: float | None
@@ -116,6 +120,8 @@ class Options:
             init=train["init"],
             recipe=train["recipe"],
             rates=_rates(train, int(request["steps"])),
+            lora_rank=int(train["lora_rank"]),
+            lora_alpha=float(train["lora_alpha"]),
             weight_decay=float(train["weight_decay"]),
             max_grad_norm=None if train["max_grad_norm"] is None else float(train["max_grad_norm"]),
             seed=int(train["seed"]),

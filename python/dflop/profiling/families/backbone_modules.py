@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dflop.models.backbone import rotate
+from dflop.models.loss import summed_cross_entropy
 from dflop.profiling.families.shards import Enter
 from dflop.profiling.families.source import bounds_of
 from dflop.profiling.families.vocabulary import cross_entropy_cut, embed_cut
@@ -155,7 +155,8 @@ class LlmHead(nn.Module):
             Sum of the cross entropy, a float32 scalar.
         """
         chosen_T = targets_T != -100
-        logits_KV, targets_K = self.logits(hidden_TD, chosen_T).float(), targets_T[chosen_T]
+        targets_K = targets_T[chosen_T]
         if self.vocabulary_sums is not None:
+            logits_KV = self.logits(hidden_TD, chosen_T).float()
             return cross_entropy_cut(logits_KV, targets_K, self.vocabulary_sums)
-        return F.cross_entropy(logits_KV, targets_K, reduction="sum")
+        return summed_cross_entropy(self.lm_head, self.norm(hidden_TD[chosen_T]), targets_K)

@@ -1,0 +1,152 @@
+"""LoRA: adapters of low rank beside the frozen linear maps of the LLM, by peft.
+
+    y = W x + alpha / r B A x     W frozen; A [r, in] drawn, B [out, r] zeros
+
+peft puts them into a piece as into a whole model. Parameters then have peft's names: `q_proj.base_layer.weight`
+for W, `q_proj.lora_A.default.weight` and `q_proj.lora_B.default.weight` for the adapters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from dflop.models.parameters import component_of, name_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from peft import LoraConfig
+
+_BASE = ".base_layer"
+_ADAPTER = ".default"
+"""What peft calls the one adapter of a model; its files leave it out."""
+PROJECTORS = ("multi_modal_projector", "merger")
+"""Modules that train beside the adapters, and that peft saves with them; single parameters it cannot save."""
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is an adapter's, by its name."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None = None) -> LoraConfig:
+    """What peft needs to know.
+
+    Args:
+        model: the whole model or a piece of it, without adapters.
+        rank: of the adapters, at least 1.
+        alpha: their product is multiplied by `alpha / rank`.
+        source: directory of the model without adapters, for files.
+
+    Returns:
+        Adapters on every linear map of the LLM's layers.
+    """
+    from peft import LoraConfig
+
+    maps = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and component_of(name) == "llm" and ".layers." in name
+    }
+    parts = {part for name, _ in model.named_modules() for part in name.split(".")}
+    return LoraConfig(
+        r=rank,
+        # peft declares an integer; a fraction serves as well.
+        lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=rf".*language_model.*\.({'|'.join(sorted(maps))})",
+        modules_to_save=sorted(parts.intersection(PROJECTORS)) or None,
+        base_model_name_or_path=None if source is None else str(source),
+        inference_mode=source is not None,
+    )
+
+
+@torch.no_grad()
+def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
+    """Puts adapters on a piece or a whole model; without any change to what it computes, as B is zeros.
+
+    Args:
+        model: changed in place; a piece without layers of the LLM is left as it is.
+        rank: of the adapters, at least 1.
+        alpha: their product is multiplied by `alpha / rank`.
+        seed: A depends on it and on its name alone, in any layout.
+    """
+    from peft import inject_adapter_in_model
+
+    if not any(".layers." in name and component_of(name) == "llm" for name, _ in model.named_modules()):
+        return
+    config = lora_config(model, rank, alpha)
+    # Those train as they are; peft would keep a copy of each beside it.
+    config.modules_to_save = None
+    inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            # Kaiming's uniform distribution with a = sqrt(5), as peft has it.
+            bound = parameter.shape[1] ** -0.5
+            generator = torch.Generator().manual_seed(name_seed(seed, name))
+            values = torch.empty(parameter.shape, dtype=torch.float32)
+            parameter.copy_(values.uniform_(-bound, bound, generator=generator))
+        elif ".lora_B." in name:
+            parameter.zero_()
+
+
+def merged(parameters: Mapping[str, torch.Tensor], rank: int, alpha: float) -> dict[str, torch.Tensor]:
+    """The parameters of a model whose weights hold the adapters: W + alpha / r B A, computed in float32.
+
+    Args:
+        parameters: of a model with adapters, by peft's names.
+        rank: of the adapters.
+        alpha: their product is multiplied by `alpha / rank`.
+
+    Returns:
+        By the names of the model without adapters.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, value in parameters.items():
+        if is_adapter(name):
+            continue
+        owner, is_base, rest = name.partition(_BASE)
+        if is_base and rest == ".weight":
+            a, b = (parameters[f"{owner}.lora_{which}{_ADAPTER}.weight"].float() for which in "AB")
+            found[owner + rest] = (value.float() + (alpha / rank) * (b @ a)).to(value.dtype)
+        else:
+            found[owner + rest] = value
+    return found
+
+
+def write_adapter(
+    whole: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    source: Path,
+    out: Path,
+    rank: int,
+    alpha: float,
+    dtype: torch.dtype,
+) -> None:
+    """Writes what trained as peft writes it: `PeftModel.from_pretrained(model, out)` reads it.
+
+    Args:
+        whole: the model of the source's `config.json`, without adapters; it may be on the meta device.
+        parameters: of the model with adapters, by peft's names.
+        source: directory of the model that was trained from; the file names it.
+        out: where to write; made if missing.
+        rank: of the adapters.
+        alpha: their product is multiplied by `alpha / rank`.
+        dtype: of what is written.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {
+        f"base_model.model.{name.replace(_ADAPTER, '')}": value.to(dtype).contiguous()
+        for name, value in parameters.items()
+        if is_adapter(name) or any(part in PROJECTORS for part in name.split("."))
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
+    lora_config(whole, rank, alpha, source).save_pretrained(str(out))
