@@ -6,20 +6,21 @@ The loop is Hugging Face's model with its own `labels=` loss and PyTorch's AdamW
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
-from demo_run import lines, request, run_training
+from demo_run import lines, python, request, run_training
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from ranks import results
 from test_training import SEED, Oracle, config_with, keep_weights, layout_of, make
-from transformers import LlavaOnevisionForConditionalGeneration
+from transformers import LlavaOnevisionForConditionalGeneration, Trainer
 
 from dflop.data.dataset import SampleLoader
 from dflop.models import load_adapter
-from dflop.models.adapters import add_adapters, merged, write_adapter
-from dflop.models.export import write_model
+from dflop.models.adapters import add_adapters
 from dflop.models.parameters import component_of
 
 RATE, DECAY = 1e-3, 0.1
@@ -70,7 +71,12 @@ class PlainLoop(Oracle):
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = torch.optim.AdamW(self.trained.values(), lr=RATE, weight_decay=DECAY)
+        # As Hugging Face's trainer has it: norms and biases do not decay.
+        decays = set(Trainer.get_decay_parameter_names(SimpleNamespace(), self.model))
+        groups = [
+            {"params": [p], "weight_decay": DECAY * (name in decays)} for name, p in self.trained.items()
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=RATE)
         self.noise = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in self.trained.items()}
 
     def gradients(self):
@@ -98,6 +104,11 @@ class LoraLoop(PlainLoop):
         self.start(demo)
         add_adapters(self.model, RANK, ALPHA, SEED)
         self.train_only(lambda name: ".lora_" in name or "multi_modal_projector" in name)
+
+
+def export(directory, out, *flags):
+    """The command, on the last checkpoint of the run: there is one at its end."""
+    python(["-m", "dflop", "export", "run", "--out", out, *flags], directory)
 
 
 def merged_by_peft(model):
@@ -134,13 +145,10 @@ def test_lora_is_that_of_peft_merged_and_alone(demo, tmp_path):
             assert float(error) <= TOLERANCE * float((wanted - before).norm()), name
         else:
             assert torch.equal(found, before), name
-    whole, source = loop.adapter.build_whole()[0], demo / "model"
-    write_adapter(whole, parameters, source, tmp_path / "adapter", RANK, ALPHA, torch.float32)
-    base = LlavaOnevisionForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+    export(tmp_path, "adapter", "--adapter")
+    export(tmp_path, "out")
+    base = LlavaOnevisionForConditionalGeneration.from_pretrained(demo / "model", dtype=torch.float32)
     alone = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
-    write_model(
-        whole, merged(parameters, RANK, ALPHA), source, tmp_path / "out", torch.float32, shard_bytes_max=10**9
-    )
     together = LlavaOnevisionForConditionalGeneration.from_pretrained(tmp_path / "out")
     expected = merged_by_peft(loop.model)
     for model in (alone, together):
@@ -163,13 +171,9 @@ def test_an_export_of_three_steps_is_that_of_a_plain_loop(recipe, layout, demo, 
         **layout_of(demo, tmp_path, layout),
         config=config_with(demo, init="pretrained", recipe=recipe, **settings),
     )
-    assert set(results(run_training(asked, tmp_path, keep_weights(tmp_path)))) == {0}
-    parameters = {}
-    for rank in range(asked["num_ranks"]):
-        parameters |= torch.load(tmp_path / f"weights {rank}")
+    assert set(results(run_training(asked, tmp_path))) == {0}
     loop = PlainLoop(demo, recipe)
-    whole, _ = loop.adapter.build_whole()
-    write_model(whole, parameters, demo / "model", tmp_path / "out", torch.float32, 10**9)
+    export(tmp_path, "out")
     exported = LlavaOnevisionForConditionalGeneration.from_pretrained(tmp_path / "out")
     metrics, turns = (lines(tmp_path / f"run/{name}.jsonl") for name in ("metrics", "schedules"))
     assert len(turns) == 3

@@ -2,7 +2,7 @@
 
     y = W x + alpha / r B A x     W frozen; A [r, in] drawn, B [out, r] zeros
 
-peft puts them into a piece as into a whole model. Parameters then have peft's names: `q_proj.base_layer.weight`
+peft puts them into a piece as into a whole model. Parameters then have its names: `q_proj.base_layer.weight`
 for W, `q_proj.lora_A.default.weight` and `q_proj.lora_B.default.weight` for the adapters.
 """
 

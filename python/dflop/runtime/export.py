@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from dflop.models import load_adapter
 from dflop.models.adapters import merged, write_adapter
 from dflop.models.errors import hinted, profile_error
 from dflop.models.export import write_model
+from dflop.runtime.checkpoint import damage
+from dflop.runtime.resume import MANIFEST, checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,39 +37,37 @@ def export(request: Mapping[str, Any]) -> int:
         The exit status, 0.
 
     Raises:
-        Error: There is no such checkpoint, or it is not of this model.
+        Error: There is no such checkpoint, it is damaged, or it is not of this model.
         OSError: A file cannot be read or written.
     """
     run, out = Path(request["run"]), Path(request["out"])
     checkpoint = find_checkpoint(run, request["step"])
-    config = json.loads((checkpoint / "checkpoint.json").read_bytes())["config"]
-    source = Path(config["model"]["dir"])
-    print(f"export: reading {checkpoint}", flush=True)
+    fault = damage(checkpoint, 0, 1)
+    if fault is not None:
+        message = f"`{checkpoint}` is damaged: {fault}"
+        raise hinted(profile_error(message), "export the checkpoint before it with `--step`")
+    model = json.loads((checkpoint / MANIFEST).read_bytes())["model"]
+    source, dtype = Path(model["dir"]), str(request["dtype"] or model["dtype"])
     whole, _ = load_adapter(source).build_whole()
+    print(f"reading {checkpoint}", file=sys.stderr, flush=True)
     parameters = read_parameters(checkpoint)
-    dtype = request["dtype"] or config["model"]["dtype"]
-    train, is_adapter = config["train"], bool(request["adapter"])
-    if train["recipe"] == "lora":
-        adapters = (int(train["lora_rank"]), float(train["lora_alpha"]))
-        if is_adapter:
-            write_adapter(whole, parameters, source, out, *adapters, _DTYPES[dtype])
-            print(f"wrote {out}: the adapters, {dtype}; peft reads them", flush=True)
-            return 0
-        parameters = merged(parameters, *adapters)
-    elif is_adapter:
-        message = f"`{run}` was trained with `train.recipe: {train['recipe']}`, it has no adapters"
-        raise hinted(profile_error(message), "leave `--adapter` out")
-    template = config["data"]["chat_template"]
-    write_model(
-        whole,
-        parameters,
-        source,
-        out,
-        _DTYPES[dtype],
-        int(request["shard_bytes_max"]),
-        None if template is None else Path(template),
-    )
-    print(f"wrote {out}: {len(parameters)} parameters, {dtype}", flush=True)
+    what = f"{len(parameters)} parameters"
+    adapters = (int(model["lora_rank"]), float(model["lora_alpha"]))
+    if request["adapter"]:
+        if model["recipe"] != "lora":
+            message = f"`{run}` was trained with `train.recipe: {model['recipe']}`, it has no adapters"
+            raise hinted(profile_error(message), "leave `--adapter` out")
+        write_adapter(whole, parameters, source, out, *adapters, _DTYPES[dtype])
+        what = f"adapters of rank {adapters[0]}"
+    else:
+        if model["recipe"] == "lora":
+            parameters = merged(parameters, *adapters)
+            what = f"{len(parameters)} parameters, adapters merged"
+        template = model["chat_template"]
+        shard_bytes_max = int(request["shard_bytes_max"])
+        own = None if template is None else Path(template)
+        write_model(whole, parameters, source, out, _DTYPES[dtype], shard_bytes_max, own)
+    print(f"wrote {out}: {what}, {dtype}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -84,17 +84,16 @@ def find_checkpoint(run: Path, step: int | None) -> Path:
     Raises:
         Error: There is none, or none of this step.
     """
-    paths = (run / "checkpoints").glob("step-*/checkpoint.json")
-    steps = sorted(int(m[1]) for path in paths if (m := re.fullmatch(r"step-(\d+)", path.parent.name)))
-    if not steps:
+    found = dict(checkpoints(run))
+    if not found:
         message = f"`{run / 'checkpoints'}` holds no whole checkpoint"
         raise hinted(profile_error(message), "let `dflop train` run on until it has written one")
-    if step is not None and step not in steps:
+    if step is not None and step not in found:
         message = f"`{run / 'checkpoints'}` has no checkpoint of step {step}"
         raise hinted(
-            profile_error(message), f"choose one of them with `--step`: {', '.join(map(str, steps))}"
+            profile_error(message), f"choose one of them with `--step`: {', '.join(map(str, found))}"
         )
-    return run / "checkpoints" / f"step-{steps[-1] if step is None else step}"
+    return found[max(found) if step is None else step]
 
 
 def read_parameters(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -46,6 +46,9 @@ class Options:
     """What trains, as in `full`; see `models/recipes.py`."""
     rates: Rates
     """Learning rates over the steps."""
+    model: dict[str, Any]
+    """What an export of a checkpoint has to know: `dir`, `chat_template` (absolute paths), `dtype`, `recipe`,
+    `lora_rank`, `lora_alpha`."""
     lora_rank: int
     """Of the adapters under `lora`."""
     lora_alpha: float
@@ -119,6 +122,7 @@ class Options:
             device=config["cluster"]["device"],
             init=train["init"],
             recipe=train["recipe"],
+            model=_model(config),
             rates=_rates(train, int(request["steps"])),
             lora_rank=int(train["lora_rank"]),
             lora_alpha=float(train["lora_alpha"]),
@@ -156,3 +160,14 @@ def _rates(train: Mapping[str, Any], num_steps: int) -> Rates:
         warmup_steps=int(train["warmup_steps"]),
         decay_steps=max(1, num_steps // 10) if decay_steps is None else int(decay_steps),
     )
+
+
+def _model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`Options.model` of a checked configuration."""
+    template = config["data"]["chat_template"]
+    return {
+        "dir": str(Path(config["model"]["dir"]).absolute()),
+        "chat_template": None if template is None else str(Path(template).absolute()),
+        "dtype": config["model"]["dtype"],
+        **{name: config["train"][name] for name in ("recipe", "lora_rank", "lora_alpha")},
+    }

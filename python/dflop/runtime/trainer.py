@@ -257,6 +257,7 @@ class Trainer:
             about = {
                 "place": self._place,
                 "made_from": self._options.made_from,
+                "model": self._options.model,
                 "num_ranks": self._mesh.num_ranks,
                 "precision": self._options.dtype,
                 "learning_rates": self._options.rates.at(num_trained),
