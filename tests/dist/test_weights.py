@@ -26,7 +26,7 @@ from dflop.models.parameters import component_of
 RATE, DECAY = 1e-3, 0.1
 RANK, ALPHA = 4, 6.0
 TOLERANCE = 1e-5
-"""Of each parameter's change, in its norm: the order of sums differs, nothing else."""
+"""Of each parameter's change, in its norm: the order of sums differs, nothing else. Never below the grain of float32."""
 PARTS = {
     "full": {"encoder", "projector", "llm"},
     "projector": {"projector"},
@@ -190,6 +190,8 @@ def test_an_export_of_three_steps_is_that_of_a_plain_loop(recipe, layout, demo, 
             num_told += int(is_told.sum())
             way = float((wanted - before)[is_told].norm())
             error = float((found.detach() - wanted)[is_told].norm())
-            assert error <= TOLERANCE * way, name
+            # A float32 near 1 has no finer grain than this.
+            grain = torch.finfo(torch.float32).eps * float(wanted[is_told].norm())
+            assert error <= max(TOLERANCE * way, grain), name
     num_trained = sum(p.numel() for p in loop.trained.values())
     assert num_told > 0.98 * num_trained

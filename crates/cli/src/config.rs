@@ -586,6 +586,23 @@ mod tests {
     }
 
     #[test]
+    fn a_recipe_says_what_trains() {
+        let trained = |train: &str| {
+            let text = GOOD.replace("steps: 4", &format!("steps: 4, {train}"));
+            parse(Path::new("dflop.yaml"), &text).map(|config| config.trained()).map_err(|e| e.to_string())
+        };
+        let of = |encoder, llm, lora_rank| Ok(Trained { encoder, projector: true, llm, lora_rank });
+        assert_eq!(trained("seed: 0"), of(true, true, 0));
+        assert_eq!(trained("recipe: projector"), of(false, false, 0));
+        assert_eq!(trained("recipe: frozen-encoder, lora_rank: 8"), of(false, true, 0));
+        assert_eq!(trained("recipe: frozen-llm"), of(true, false, 0));
+        assert_eq!(trained("recipe: lora, lora_rank: 8"), of(false, true, 8));
+        let expected =
+            "train.recipe: recipe `some`, must be one of: full, projector, frozen-encoder, frozen-llm, lora";
+        assert!(trained("recipe: some").unwrap_err().contains(expected));
+    }
+
+    #[test]
     fn a_url_stays_a_url() {
         let text =
             GOOD.replace("data/mixture.yaml", "\"https://x/d.jsonl\", media_root: \"s3://bucket/images\"");

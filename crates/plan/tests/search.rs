@@ -12,7 +12,7 @@ use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{
     Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
-    PlanPrediction, RankedPlan, Recompute, Refusal, Rejection, RejectionCount, SampleShape, Trained,
+    PlanPrediction, RankedPlan, Recipe, Recompute, Refusal, Rejection, RejectionCount, SampleShape, Trained,
     WayPrediction,
 };
 use std::sync::Mutex;
@@ -150,6 +150,29 @@ fn colocated_layouts_compete_with_pipelines() {
         assert!(plan.prediction.llm_memory_bytes_peak <= whole_rank.llm_memory_bytes_peak / 2);
     }
     assert!(!tight.ranked.is_empty());
+}
+
+/// What is frozen has no W, no gradient and no optimizer: every step is shorter and needs less memory, and the plan says
+/// what it was made for.
+#[test]
+fn a_recipe_shortens_the_step() {
+    let model_profile = fixture::model_profile();
+    let shapes = fixture::shapes(64, 7);
+    let best = |recipe: Recipe| {
+        let trained = recipe.trained(0);
+        let plan =
+            search(&SearchInput { trained, ..input(&shapes, &model_profile, 2) }).unwrap().plan().unwrap();
+        assert_eq!(plan.trained, trained);
+        plan.best.prediction
+    };
+    let full = best(Recipe::Full);
+    for recipe in [Recipe::Projector, Recipe::FrozenEncoder, Recipe::FrozenLlm] {
+        let frozen = best(recipe);
+        assert!(frozen.step_ns_mean < full.step_ns_mean, "{recipe}");
+        let bytes = |of: PlanPrediction| (of.encoder_memory_bytes_peak, of.llm_memory_bytes_peak);
+        let ((encoder, llm), whole) = (bytes(frozen), bytes(full));
+        assert!(encoder <= whole.0 && llm <= whole.1 && (encoder, llm) != whole, "{recipe}");
+    }
 }
 
 /// What people run today is within the memory too, and nothing of it beats the best of its kind of ours.
