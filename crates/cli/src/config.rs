@@ -4,11 +4,12 @@
 //! misspelt one would otherwise be a default in silence.
 
 mod section;
+mod train;
 
 use dflop_data::location::Location;
 use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
-use dflop_step::{Arm, GiantPolicy, GiantRule};
+use dflop_step::GiantRule;
 use dflop_types::{Cluster, Hint, Recipe, Trained, artifact};
 use saphyr::MarkedYaml;
 use section::Section;
@@ -16,6 +17,8 @@ use serde::Serialize;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+pub use train::TrainSection;
+use train::{settle_precision, train_section};
 
 /// The longest configuration that is read, in bytes: a person writes it.
 const BYTES_MAX: u64 = 1 << 22;
@@ -83,65 +86,6 @@ pub struct ClusterSection {
     pub memory_budget_bytes: Option<u64>,
     /// `cpu` or `cuda`.
     pub device: String,
-}
-
-/// `train:`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TrainSection {
-    /// Samples of a global batch.
-    pub global_batch_size: u32,
-    /// Microbatches of a step on each LLM replica; `null`: the planner chooses.
-    pub num_microbatches: Option<u32>,
-    /// `alone`, `defer` or `refuse`: what becomes of giants, see [`GiantRule`].
-    pub giants: String,
-    /// Samples with more LLM tokens are giants; `null`: none is.
-    pub giant_llm_tokens: Option<u64>,
-    /// The most steps that a giant may be late under `defer`.
-    pub giant_steps_max: u32,
-    /// The most LLM tokens of a bucket (microbatch x LLM replica); `null`: no cap.
-    pub bucket_tokens_max: Option<u64>,
-    /// Optimizer steps (global batches).
-    pub steps: u64,
-    /// `bf16` or `fp32`: what forward and backward compute in; weights and states are kept in float32.
-    pub precision: String,
-    /// `AdamW`'s learning rate.
-    pub learning_rate: f64,
-    /// That of the encoder; `null`: `learning_rate`.
-    pub encoder_learning_rate: Option<f64>,
-    /// That of the projector; `null`: `learning_rate`.
-    pub projector_learning_rate: Option<f64>,
-    /// That of the LLM backbone; `null`: `learning_rate`.
-    pub llm_learning_rate: Option<f64>,
-    /// `constant`, `cosine`, `linear` or `constant-then-decay`: how the rates go after the warm-up.
-    pub learning_rate_schedule: String,
-    /// First steps, over which the rates rise to what they are.
-    pub warmup_steps: u64,
-    /// Last steps, over which the rates fall under `constant-then-decay`; `null`: a tenth of all.
-    pub decay_steps: Option<u64>,
-    /// `AdamW`'s weight decay, of all but norms and biases.
-    pub weight_decay: f64,
-    /// Steps in a row that may be skipped because their gradient is no finite number.
-    pub skipped_steps_max: u64,
-    /// A rank that waits longer than this for another gives up, in seconds.
-    pub timeout_seconds: f64,
-    /// Global gradient norm is clipped to this; `null`: not clipped.
-    pub max_grad_norm: Option<f64>,
-    /// Name of a [`Recipe`]: what trains.
-    pub recipe: String,
-    /// Rank of the adapters under `lora`.
-    pub lora_rank: u32,
-    /// Scale of the adapters under `lora`: their product is multiplied by it over their rank.
-    pub lora_alpha: f64,
-    /// `pretrained`: parameters are read from the model's directory; `random`: drawn with the seed.
-    pub init: String,
-    /// Seed of random parameters, order of samples and schedules.
-    pub seed: u64,
-    /// Name of an [`Arm`]: how a run that is no comparison schedules.
-    pub schedule: String,
-    /// Schedules computed ahead, that of the step to come included.
-    pub prefetch_depth: u32,
-    /// `1f1b` or `gpipe`.
-    pub pipeline_order: String,
 }
 
 /// `checkpoint:`
@@ -415,73 +359,6 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     } else {
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
-    }
-}
-
-/// The fields of `train:`.
-fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
-    let train = TrainSection {
-        global_batch_size: section.count("global_batch_size", 1..=1 << 24, None) as u32,
-        num_microbatches: section.optional_count("num_microbatches", 1..=1 << 16).map(|m| m as u32),
-        giants: section.parsed("giants", GiantPolicy::Alone).to_string(),
-        giant_llm_tokens: section.optional_count("giant_llm_tokens", 1..=1 << 40),
-        giant_steps_max: section.count("giant_steps_max", 1..=1_000_000, Some(7)) as u32,
-        bucket_tokens_max: section.optional_count("bucket_tokens_max", 1..=1 << 40),
-        steps: section.count("steps", 1..=1 << 40, None),
-        precision: section.choice("precision", &["bf16", "fp32"], ""),
-        learning_rate: section.number("learning_rate", 0.0..=1e3, 1e-4),
-        encoder_learning_rate: section.optional_number("encoder_learning_rate", 0.0..=1e3),
-        projector_learning_rate: section.optional_number("projector_learning_rate", 0.0..=1e3),
-        llm_learning_rate: section.optional_number("llm_learning_rate", 0.0..=1e3),
-        learning_rate_schedule: section.choice(
-            "learning_rate_schedule",
-            &["constant", "cosine", "linear", "constant-then-decay"],
-            "constant",
-        ),
-        warmup_steps: section.count("warmup_steps", 0..=1 << 40, Some(0)),
-        decay_steps: section.optional_count("decay_steps", 1..=1 << 40),
-        weight_decay: section.number("weight_decay", 0.0..=1e3, 0.0),
-        max_grad_norm: section.optional_number("max_grad_norm", f64::MIN_POSITIVE..=1e12),
-        recipe: section.parsed("recipe", Recipe::Full).to_string(),
-        lora_rank: section.count("lora_rank", 1..=1 << 16, Some(16)) as u32,
-        lora_alpha: section.number("lora_alpha", f64::MIN_POSITIVE..=1e6, 32.0),
-        init: section.choice("init", &["pretrained", "random"], "pretrained"),
-        skipped_steps_max: section.count("skipped_steps_max", 0..=1 << 40, Some(2)),
-        timeout_seconds: section.number("timeout_seconds", 1.0..=1e6, 1800.0),
-        seed: section.count("seed", 0..=1 << 53, Some(0)),
-        schedule: section.parsed("schedule", Arm::AWARE).to_string(),
-        prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,
-        pipeline_order: section.choice(
-            "pipeline_order",
-            &["1f1b", "gpipe", "zero-bubble", "data-aware"],
-            "1f1b",
-        ),
-    };
-    if train.giants == GiantPolicy::Defer.to_string() && train.giant_llm_tokens.is_none() {
-        section.problem_at("giants", "`defer` needs `train.giant_llm_tokens`: which samples wait".to_owned());
-    }
-    train
-}
-
-/// Fills in `model.dtype` and `train.precision`, each from the other or from the device: profiles are measured in the
-/// type that training computes in. Else the rule that both together break.
-fn settle_precision(dtype: &mut String, precision: &mut String, device: &str) -> Result<(), String> {
-    const NAMES: [(&str, &str); 2] = [("bfloat16", "bf16"), ("float32", "fp32")];
-    if dtype.is_empty() {
-        let of_precision = NAMES.iter().find(|(_, short)| short == precision).map(|(long, _)| *long);
-        let of_device = if device == "cuda" { "bfloat16" } else { "float32" };
-        of_precision.unwrap_or(of_device).clone_into(dtype);
-    }
-    // What is no type is a problem of its own.
-    let Some((_, short)) = NAMES.iter().find(|(long, _)| long == dtype) else { return Ok(()) };
-    if precision.is_empty() {
-        (*short).clone_into(precision);
-    }
-    match NAMES.iter().find(|(_, known)| known == precision) {
-        Some((_, known)) if known != short => Err(format!(
-            "`{precision}`, must be `{short}`: `model.dtype` is `{dtype}`, in which profiles are measured"
-        )),
-        _ => Ok(()),
     }
 }
 
