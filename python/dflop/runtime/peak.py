@@ -157,7 +157,7 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
             fullest[kind] = record
     lines: list[str] = []
     for (component, stage), record in fullest.items():
-        place = component if component == "encoder" else f"{component} stage {stage}"
+        place = {"encoder": "encoder", "both": "encoder and llm"}.get(component, f"{component} stage {stage}")
         predicted, measured = record["predicted_tensor_bytes"], _measured(record)
         lines.append(
             f"memory, {place}: predicted {_size(predicted)}, measured {_size(measured)} "
