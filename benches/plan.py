@@ -1,13 +1,14 @@
 """What a search for a plan takes, and what it gives away, by the number of ranks.
 
-Usage: python benches/plan.py OUT.json [--ranks 64,1024,16384] [--whole 4,8,16] [--search target/release/examples/search]
+Usage: python benches/plan.py OUT.json [--ranks 64,1024,16384] [--whole 4,8,16] [--search EXECUTABLE]
 
-Each row is a process of its own (`crates/plan/examples/search.rs`): LLaVA-OneVision 7B on H100 with 76 GB a rank, four
-samples a rank and step from the mixed set of fixtures/mixes. Rows with `--whole` ranks also judge every candidate that no
-certified bound rules out; `regret` is what the quick search's plan takes more, as a part of the best step.
+Each row is a process of its own (`crates/plan/examples/search.rs`): LLaVA-OneVision 7B on H100 with 76 GB a rank,
+four samples a rank and step from the mixed set of fixtures/mixes. Rows with `--whole` ranks also judge every
+candidate that no certified bound rules out; `regret` is what the quick search's plan takes more, as a part of the
+best step.
 
-`seconds` is the search alone, `processor_seconds` and `peak_bytes` are those of the whole process. `placement` says which
-candidates there are: all, or pipelines alone.
+`seconds` is the search alone, `processor_seconds` and `peak_bytes` are those of the whole process. `placement`
+says which candidates there are: all, or pipelines alone.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def main() -> None:
             regret = "" if one.get("regret") is None else f", regret {100 * one['regret']:.2f} %"
             memory = one["peak_bytes"] / 2**20
             print(
-                f"{ranks:>6} ranks, {one['placement']:<9} {one['seconds']:.2f} s, {memory:.0f} MiB{regret}: {one['plan']}",
+                f"{ranks:>6} ranks, {one['placement']:<9} {one['seconds']:.2f} s, {memory:.0f} MiB{regret}: "
+                f"{one['plan']}",
                 file=sys.stderr,
             )
     wanted.out.parent.mkdir(parents=True, exist_ok=True)

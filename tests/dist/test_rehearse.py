@@ -65,6 +65,29 @@ def test_every_action_runs_once_and_as_long_as_predicted(layout, demo, tmp_path)
     assert found["steps"] == 1
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_colocated_ranks_run_both_components(zero, demo, tmp_path):
+    """Three ranks that each hold all: every list has both stages; under ZeRO-3 they start each action together."""
+    plan = json.loads((demo / "plan.json").read_text())
+    degrees = {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "data_parallel_degree": 3}
+    plan["best"]["layout"] = {"encoder": degrees, "llm": degrees, "placement": "colocated", "zero": zero}
+    path = demo / f"plan_colocated_{zero}.json"
+    path.write_text(json.dumps(plan))
+    out = tmp_path / "out"
+    wanted = {"speed": SPEED, "slow_ranks": [], "network_latency_ns": 0, "kill": None}
+    asked = request(demo, out, 3, steps=2, rehearsal=wanted, plan=str(path))
+    assert results(run_training(asked, tmp_path)) == [0, 0, 0]
+    assert sorted(s for line in lines(out / "schedules.jsonl") for s in line["samples"]) == list(
+        range(NUM_SAMPLES)
+    )
+    for trace in lines(out / "trace.jsonl"):
+        for rank in range(3):
+            own = [action for r, action, _, _ in trace["spans"] if r == rank]
+            assert {action[0] for action in own} == {"0", "1"}
+            assert len(own) == len(set(own)) == 2 * 2 * 4
+    assert all(m["step_ns"] >= m["predicted_ns"] for m in lines(out / "metrics.jsonl"))
+
+
 def test_a_slow_rank_takes_as_much_longer(demo, tmp_path):
     """Rank 1 sleeps 50 times as long as predicted in each action, rank 0 as predicted."""
     out = tmp_path / "out"

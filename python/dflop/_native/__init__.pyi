@@ -189,7 +189,7 @@ class SampleCosts:
         estimated: tuple[str, str, str] | None,
         batch_size: int,
     ) -> tuple[SampleCosts, int, str | None]:
-        """By a model profile, or (model, device, dtype) of the catalogue; how many are extrapolated; a note."""
+        """By a model profile, or (model, device, dtype) of the catalogue; how many extrapolated; a note."""
     @staticmethod
     def of_state(columns: Sequence[bytes | None], unit: float | None, num_bad: int) -> SampleCosts:
         """What was pickled."""

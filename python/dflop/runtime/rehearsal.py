@@ -17,9 +17,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from dflop.models.adapter import LlmInput
 from dflop.runtime.boundary import Transfer
+from dflop.runtime.failure import talking
 from dflop.runtime.messages import Messages
 from dflop.runtime.spans import clock_name
 from dflop.runtime.stage import Stage
@@ -157,18 +159,22 @@ _NOTHING = LlmInput(**{field.name: torch.empty(0, dtype=torch.int64) for field i
 class RehearsedStage(Stage):
     """A stage whose actions sleep for their predicted times."""
 
-    def __init__(self, mesh: Mesh, stage: int, rehearsal: Rehearsal) -> None:
+    def __init__(
+        self, mesh: Mesh, stage: int, rehearsal: Rehearsal, meeting: dist.ProcessGroup | None = None
+    ) -> None:
         """No times yet.
 
         Args:
             mesh: This rank's place.
             stage: Which one of its stages.
             rehearsal: What was asked for.
+            meeting: The ranks that start each action together, as ranks do that gather layers (ZeRO-3).
         """
         super().__init__(torch.nn.Identity(), is_last=False, device=mesh.device)
         self._kill = rehearsal.kill
         self._rank = mesh.rank
         self._stage = stage
+        self._meeting = meeting
         self._work: StepWork | None = None
         self._times = StepTimes({}, 0, 0)
         self._num_done = 0
@@ -222,10 +228,23 @@ class RehearsedStage(Stage):
         """Sleeps as long as W takes."""
         self._act("W", microbatch)
 
+    def pass_by(self, takes_gradient: bool, microbatch: int) -> None:
+        """Meets the others in an action of which this rank has no sample, where ranks meet in each.
+
+        Args:
+            takes_gradient: Whether it is a backward.
+            microbatch: Its number.
+        """
+        if self._meeting is not None:
+            self._act("B" if takes_gradient else "F", microbatch)
+
     def _name(self, letter: str, microbatch: int) -> str:
         return f"{self._stage}{letter}{microbatch}"
 
     def _act(self, letter: str, microbatch: int) -> torch.Tensor | None:
+        if self._meeting is not None:
+            with talking("start an action together"):
+                dist.barrier(group=self._meeting)
         start = time.monotonic_ns()
         assert self._work is not None, "`take` comes before the step"
         if self._kill == (self._rank, self._work.step) and self._num_done >= len(self._times.actions) // 3:

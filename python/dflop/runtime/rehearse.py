@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+GATHERS_LAYERS = 3
+"""The ZeRO stage in which ranks meet in each action."""
+
+
 class Rehearser:
     """One rank of a rehearsal."""
 
@@ -65,7 +69,8 @@ class Rehearser:
         self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
         self._batches = self._agreed_batches()
         self._schedules = Schedules(mesh, options, self._batches)
-        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal) for stage in mesh.stages}
+        meeting = self._meeting_group()
+        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal, meeting) for stage in mesh.stages}
         self._messages = RehearsedMessages(mesh)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
@@ -121,6 +126,18 @@ class Rehearser:
                 own = group
         assert isinstance(own, dist.ProcessGroup)
         return own
+
+    def _meeting_group(self) -> dist.ProcessGroup | None:
+        """All ranks, where layers are gathered in each action (colocated ZeRO-3); else none.
+
+        Hybrid shards too: in each backward, gradients go on to the copies of a shard.
+        """
+        plan = self._mesh.plan
+        if plan.placement != "colocated" or plan.zero < GATHERS_LAYERS:
+            return None
+        group = dist.new_group(backend="gloo", timeout=self._mesh.timeout)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
 
     def _times(self, turn: Turn) -> StepTimes:
         """How long this rank's actions take, from the leader."""
