@@ -2,10 +2,10 @@
 
 Usage: python benches/plan.py OUT.json [--ranks 64,1024,16384] [--whole 4,8,16] [--search EXECUTABLE]
 
-Each row is a process of its own (`crates/plan/examples/search.rs`): LLaVA-OneVision 7B on H100 with 76 GB a rank,
-four samples a rank and step from the mixed set of fixtures/mixes. Rows with `--whole` ranks also judge every
-candidate that no certified bound rules out; `regret` is what the quick search's plan takes more, as a part of the
-best step.
+Each row is a process of its own (`crates/plan/examples/search.rs`): LLaVA-OneVision 7B on H100 with 76 GB a
+rank, four samples a rank and step from the mixed set of fixtures/mixes. Rows with `--whole` ranks also judge
+every candidate that no certified bound rules out; `regret` is what the quick search's plan takes more, as a
+part of the best step.
 
 `seconds` is the search alone, `processor_seconds` and `peak_bytes` are those of the whole process. `placement`
 says which candidates there are: all, or pipelines alone.
