@@ -43,7 +43,8 @@ def main() -> int:
     ]  # fmt: skip
     for step in moments:
         with subprocess.Popen(command, cwd=arguments.directory) as run:
-            while run.poll() is None and num_lines(out / "metrics.jsonl") < step:
+            # A step that was trained before: as soon as there are ranks, while they start or load.
+            while run.poll() is None and (num_lines(out / "metrics.jsonl") < step or not ranks_of(run.pid)):
                 time.sleep(0.05)
             time.sleep(draw.random() / 2)
             ranks = ranks_of(run.pid)
