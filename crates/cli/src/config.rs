@@ -430,7 +430,7 @@ mod tests {
             assert!(text.contains(&format!("line 3: cluster.ranks_per_node: {expected}")), "{text}");
         }
         // Where one of the two is wrong by itself, nothing is said of both.
-        let text = parsed("{num_ranks: 1, ranks_per_node: 4}").unwrap_err();
+        let text = parsed("{num_ranks: 0, ranks_per_node: 4}").unwrap_err();
         assert!(!text.contains("must divide"), "{text}");
     }
 
@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn all_problems_come_at_once_with_line_and_path() {
-        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 1}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\n  giants: defer\n  bucket_tokens_max: 0\nextra: 1\n";
+        let text = "model: {dir: model, dtyp: float32, family: rules.py}\ndata:\n  mixture: 3\n  on_bad_sample: drop\ncluster: {num_ranks: 0}\ntrain:\n  global_batch_size: -4\n  steps: 4\n  schedule: random\n  prefetch_depth: 0\n  giants: defer\n  bucket_tokens_max: 0\nextra: 1\n";
         let error = parse(Path::new("dflop.yaml"), text).unwrap_err();
         let text = error.to_string();
         for expected in [
@@ -498,7 +498,7 @@ mod tests {
             "line 1: model.family: `rules.py`, must be a function of Python, as in `module:function`",
             "line 3: data.mixture: 3, must be text",
             "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip, substitute",
-            "line 5: cluster.num_ranks: 1, must be an integer from 2 to 100000",
+            "line 5: cluster.num_ranks: 0, must be an integer from 1 to 100000",
             "line 7: train.global_batch_size: -4, must be an integer from 1 to 16777216",
             "line 9: train.schedule: arm `random`, must be one of: blind, tokens, ",
             "line 10: train.prefetch_depth: 0, must be an integer from 1 to 1000",
@@ -529,8 +529,8 @@ mod tests {
         for (text, expected) in [
             (&format!("{alone}train: {{sead: 7}}\n")[..], "train.sead: unknown key, did you mean `seed`?"),
             (
-                &format!("{alone}cluster: {{num_ranks: 1}}\n"),
-                "cluster.num_ranks: 1, must be an integer from 2",
+                &format!("{alone}cluster: {{num_ranks: 0}}\n"),
+                "cluster.num_ranks: 0, must be an integer from 1",
             ),
             ("model: {dir: model}\n", "data.mixture: is missing"),
         ] {

@@ -164,11 +164,14 @@ fn errors_name_the_module_and_the_rule() {
         "model profile: `device.dtype` is `int3`, must be `float32` or `bfloat16`"
     );
     let mut missing = profile();
-    missing.modules.clear();
+    missing.modules.remove("encoder_embedding");
     assert_eq!(
         CostModel::new(&missing).unwrap_err(),
         CostError::MissingModule { module: "encoder_embedding" }
     );
+    // Without any module of an encoder it is a model of text alone, and the LLM's are missed.
+    missing.modules.clear();
+    assert_eq!(CostModel::new(&missing).unwrap_err(), CostError::MissingModule { module: "llm_embedding" });
 }
 
 fn sample() -> impl Strategy<Value = SampleShape> {

@@ -156,22 +156,37 @@ fn colocated_layouts_compete_with_pipelines() {
 /// what it was made for.
 #[test]
 fn a_recipe_shortens_the_step() {
-    let model_profile = fixture::model_profile();
+    let mut model_profile = fixture::model_profile();
+    // Without the two parts of a backward nobody knows what a frozen module takes.
+    for module in model_profile.modules.values_mut() {
+        for point in module.linear.points.iter_mut().chain(&mut module.attention.points) {
+            point.input_ns = point.backward_ns / 2;
+            point.weight_ns = point.backward_ns - point.input_ns;
+        }
+    }
     let shapes = fixture::shapes(64, 7);
     let best = |recipe: Recipe| {
         let trained = recipe.trained(0);
-        let plan =
-            search(&SearchInput { trained, ..input(&shapes, &model_profile, 2) }).unwrap().plan().unwrap();
+        // One layout: another recipe may choose another one, which needs other memory.
+        let only = "colocated=false".parse().unwrap();
+        let input =
+            SearchInput { trained, only, num_microbatches: Some(4), ..input(&shapes, &model_profile, 2) };
+        let plan = search(&input).unwrap().plan().unwrap();
         assert_eq!(plan.trained, trained);
         plan.best.prediction
     };
     let full = best(Recipe::Full);
+    let encoder = |of: PlanPrediction| of.encoder_memory_bytes_peak;
+    let llm = |of: PlanPrediction| of.llm_memory_bytes_peak;
     for recipe in [Recipe::Projector, Recipe::FrozenEncoder, Recipe::FrozenLlm] {
         let frozen = best(recipe);
         assert!(frozen.step_ns_mean < full.step_ns_mean, "{recipe}");
-        let bytes = |of: PlanPrediction| (of.encoder_memory_bytes_peak, of.llm_memory_bytes_peak);
-        let ((encoder, llm), whole) = (bytes(frozen), bytes(full));
-        assert!(encoder <= whole.0 && llm <= whole.1 && (encoder, llm) != whole, "{recipe}");
+        // The other component may hold more: the samples of its microbatches are others.
+        let is_less = [
+            recipe == Recipe::FrozenLlm || encoder(frozen) < encoder(full),
+            recipe == Recipe::FrozenEncoder || llm(frozen) < llm(full),
+        ];
+        assert_eq!(is_less, [true; 2], "{recipe}: {frozen:?} {full:?}");
     }
 }
 
