@@ -7,8 +7,8 @@ rank, four samples a rank and step from the mixed set of fixtures/mixes. Rows wi
 every candidate that no certified bound rules out; `regret` is what the quick search's plan takes more, as a
 part of the best step.
 
-`seconds` is the search alone; `processor_seconds` and `peak_bytes` are those of the whole process. `placement`
-says which candidates there are.
+`seconds` is the search alone; `processor_seconds` and `peak_bytes` are those of the whole process.
+`placement` says which candidates there are.
 """
 
 from __future__ import annotations
