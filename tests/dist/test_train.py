@@ -333,6 +333,7 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
         "importing PyTorch",
         "waiting for all ranks",
         "building the model and reading the data profile",
+        "the parameters are drawn at random from seed 0 (`train.init: random`)",
         "the first step: its schedule, its media, the step itself",
     ]
     assert json.loads((out / "request.json").read_text())["num_ranks"] == RANKS
@@ -530,12 +531,10 @@ def test_torchrun_and_its_ranks_end_with_the_command(fault, tmp_path):
 
 def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd):
     """A family without an adapter, a directory that is a file, and GPUs that are not there; each has a hint."""
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     config = json.loads(load_config(str(demo / "dflop.yaml")))
     config["model"]["dir"] = str(tmp_path)
-    with pytest.raises(
-        ValueError, match="is of model family `qwen2_vl`, known are `llava_onevision`"
-    ) as caught:
+    with pytest.raises(ValueError, match="is of model family `qwen3_vl`, known are ") as caught:
         launch(request(demo, tmp_path / "run", config=json.dumps(config)))
     assert "other families can be profiled" in caught.value.__notes__[0]
     assert not (tmp_path / "run").exists()
