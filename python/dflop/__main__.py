@@ -1,6 +1,6 @@
 """The command `dflop`: Rust parses and checks everything.
 
-Three verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the
+Four verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the
 shapes.
 """
 

@@ -86,11 +86,6 @@ class Rehearser:
         """The action under way, for error messages."""
         return self._executor.running
 
-    @property
-    def journal(self) -> Journal | None:
-        """What is written, on the leader."""
-        return self._journal
-
     def run(self) -> bool:
         """Rehearses to the end; false if an interrupt ended it early, on every rank alike.
 
