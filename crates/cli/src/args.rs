@@ -529,7 +529,7 @@ pub(crate) struct Report {
     /// Also write a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Also write the figure of one step before and after, as SVG
+    /// Also write the figure of one global batch by the baselines and by ours, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
 }

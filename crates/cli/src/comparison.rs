@@ -1,8 +1,9 @@
 //! What the steps of a training run show: the comparison of its arms, or how long steps took beside what was predicted.
 
 use crate::measured::StepMetrics;
-use dflop_data::estimate::student_t_975;
 use dflop_types::counted;
+use dflop_types::number::{self, percent};
+use dflop_types::statistics::{Interval, geometric_mean, quantile_of};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -155,12 +156,11 @@ fn arms_of(metrics: &[StepMetrics]) -> Vec<&str> {
 
 /// The arm of `names` with the shortest step, by the geometric mean; `None` if no step is of any of them.
 fn fastest<'a>(metrics: &[StepMetrics], names: &[&'a str]) -> Option<&'a str> {
-    let mean_ln = |name: &str| {
+    let mean = |name: &str| {
         let of_arm = metrics.iter().filter(|m| m.pair.is_some() && m.arm == name && m.step_ns > 0);
-        let logs: Vec<f64> = of_arm.map(|m| (m.step_ns as f64).ln()).collect();
-        (!logs.is_empty()).then(|| logs.iter().sum::<f64>() / logs.len() as f64)
+        geometric_mean(of_arm.map(|m| m.step_ns as f64))
     };
-    let means = names.iter().filter_map(|name| Some((mean_ln(name)?, *name)));
+    let means = names.iter().filter_map(|name| Some((mean(name)?, *name)));
     means.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
 }
 
@@ -173,13 +173,13 @@ impl ArmSummary {
         };
         let summary = |name: &str| {
             let pairs = pairs(metrics, against, name);
-            let ratio = Ratio::of(&pairs)?;
+            let ratio = ratio(&pairs)?;
             let n = pairs.len() as f64;
             Some(Self {
                 arm: name.to_owned(),
                 is_baseline: BASELINES.contains(&name),
                 against: against.to_owned(),
-                step_ms: (pairs.iter().map(|(_, m)| (m.step_ns as f64 / 1e6).ln()).sum::<f64>() / n).exp(),
+                step_ms: geometric_mean(pairs.iter().map(|(_, m)| m.step_ns as f64 / 1e6))?,
                 ratio: ratio.mean,
                 ratio_low: ratio.low,
                 ratio_high: ratio.high,
@@ -206,7 +206,7 @@ impl ArmSummary {
                 self.ratio_high
             )
         };
-        format!("{:.0} ms, {speed}, idle {:.1} %", self.step_ms, self.idle_ratio * 100.0)
+        format!("{}, {speed}, idle {}", number::ms(self.step_ms), percent(self.idle_ratio))
     }
 }
 
@@ -220,31 +220,14 @@ fn pairs<'a>(metrics: &'a [StepMetrics], one: &str, two: &str) -> Vec<(&'a StepM
     one.iter().filter_map(|(pair, a)| Some((*a, *two.get(pair)?))).collect()
 }
 
-/// First over second of pairs of steps: geometric mean and its 95 % confidence interval.
-struct Ratio {
-    mean: f64,
-    low: f64,
-    high: f64,
-}
-
-impl Ratio {
-    /// `None` without at least two pairs.
-    fn of(pairs: &[(&StepMetrics, &StepMetrics)]) -> Option<Self> {
-        if pairs.len() < 2 {
-            return None;
-        }
-        let n = pairs.len() as f64;
-        let logs: Vec<f64> = pairs.iter().map(|(b, a)| (b.step_ns as f64 / a.step_ns as f64).ln()).collect();
-        let mean = logs.iter().sum::<f64>() / n;
-        let variance = logs.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0);
-        let half_width = student_t_975(pairs.len() - 1) * (variance / n).sqrt();
-        Some(Self { mean: mean.exp(), low: (mean - half_width).exp(), high: (mean + half_width).exp() })
-    }
+/// First over second of pairs of steps: geometric mean and its 95 % confidence interval; `None` without at least two.
+fn ratio(pairs: &[(&StepMetrics, &StepMetrics)]) -> Option<Interval> {
+    Interval::of_ratios(pairs.iter().map(|(b, a)| b.step_ns as f64 / a.step_ns as f64))
 }
 
 /// Two arms over the pairs of their steps: geometric means in milliseconds, and idle times.
 struct Against {
-    ratio: Ratio,
+    ratio: Interval,
     step_ms: [f64; 2],
     idle_ratio: [f64; 2],
     pairs_ms: Vec<(f64, f64)>,
@@ -254,16 +237,18 @@ impl Against {
     /// `None` without at least two whole pairs.
     fn of(metrics: &[StepMetrics], one: &str, two: &str) -> Option<Self> {
         let pairs = pairs(metrics, one, two);
-        let ratio = Ratio::of(&pairs)?;
+        let ratio = ratio(&pairs)?;
         let n = pairs.len() as f64;
         let ms = |m: &StepMetrics| m.step_ns as f64 / 1e6;
         let pairs_ms: Vec<(f64, f64)> = pairs.iter().map(|(a, b)| (ms(a), ms(b))).collect();
-        let mean =
-            |of: &dyn Fn(&(f64, f64)) -> f64| (pairs_ms.iter().map(|p| of(p).ln()).sum::<f64>() / n).exp();
+        let means = [
+            geometric_mean(pairs_ms.iter().map(|pair| pair.0))?,
+            geometric_mean(pairs_ms.iter().map(|pair| pair.1))?,
+        ];
         let idle = |of: &dyn Fn(&(&StepMetrics, &StepMetrics)) -> f64| pairs.iter().map(of).sum::<f64>() / n;
         Some(Self {
             ratio,
-            step_ms: [mean(&|p| p.0), mean(&|p| p.1)],
+            step_ms: means,
             idle_ratio: [idle(&|p| p.0.bubble_ratio), idle(&|p| p.1.bubble_ratio)],
             pairs_ms,
         })
@@ -280,7 +265,7 @@ impl Comparison {
         let error = |ns: u64, m: &StepMetrics| (ns as f64 - m.step_ns as f64).abs() / m.step_ns as f64;
         let errors: Vec<f64> = steps().map(|m| error(m.predicted_ns, m)).collect();
         let corrected: Option<Vec<f64>> = steps().map(|m| m.corrected_ns.map(|ns| error(ns, m))).collect();
-        let corrected = |q| corrected.as_ref().map(|errors| quantile(errors.clone(), q));
+        let corrected = |q| corrected.as_ref().map(|errors| quantile_of(errors.clone(), q).unwrap_or(0.0));
         let plain = Against::of(metrics, "blind", "aware").map(|against| Plain {
             step_ms_blind: against.step_ms[0],
             step_ms_aware: against.step_ms[1],
@@ -292,8 +277,8 @@ impl Comparison {
         });
         Some(Self {
             plain,
-            prediction_error_median: quantile(errors.clone(), 0.5),
-            prediction_error_p95: quantile(errors, 0.95),
+            prediction_error_median: quantile_of(errors.clone(), 0.5).unwrap_or(0.0),
+            prediction_error_p95: quantile_of(errors, 0.95).unwrap_or(0.0),
             corrected_error_median: corrected(0.5),
             corrected_error_p95: corrected(0.95),
             steps: best.pairs_ms.len(),
@@ -323,45 +308,47 @@ impl Comparison {
         } else if best.ratio_high < 1.0 {
             format!("slower, {}", speed(best.ratio))
         } else {
-            format!("no gain, {:.3}x", best.ratio)
+            format!("no gain, {}", number::times(best.ratio))
         };
         let corrected = match (self.corrected_error_median, self.corrected_error_p95) {
             (Some(median), Some(p95)) => {
-                format!(
-                    ", corrected by the steps before within {:.1} % ({:.1} %)",
-                    median * 100.0,
-                    p95 * 100.0
-                )
+                format!(", corrected by the steps before within {} ({})", percent(median), percent(p95))
             }
             _ => String::new(),
         };
         let plain = self.plain.as_ref().map_or_else(String::new, |plain| {
             format!(
-                " Without running ahead, `aware` takes {:.0} ms and arrival order {:.0} ms: {} (95 % interval {:.3} to {:.3}).",
-                plain.step_ms_aware,
-                plain.step_ms_blind,
+                " Without running ahead, `aware` takes {} and arrival order {}: {} (95 % interval {:.3} to {:.3}).",
+                number::ms(plain.step_ms_aware),
+                number::ms(plain.step_ms_blind),
                 speed(plain.ratio),
                 plain.ratio_low,
                 plain.ratio_high
             )
         });
         format!(
-            "On {} ranks and {} global batches, a data-aware step (`{}`) takes {:.0} ms where the fastest baseline (`{}`) takes \
-             {:.0} ms: {verdict} (95 % interval {:.3} to {:.3}), idle time {:.1} % instead of {:.1} %.{plain} \
-             The step time was predicted within {:.1} % (median; 95th percentile {:.1} %){corrected}.",
+            "On {} ranks and {} global batches, a data-aware step (`{}`) takes {} where the fastest baseline (`{}`) takes \
+             {}: {verdict} (95 % interval {:.3} to {:.3}), idle time {} instead of {}.{plain} \
+             The step time was predicted within {} (median; 95th percentile {}){corrected}.",
             self.ranks,
             self.steps,
             best.ours,
-            best.step_ms_ours,
+            number::ms(best.step_ms_ours),
             best.baseline,
-            best.step_ms_baseline,
+            number::ms(best.step_ms_baseline),
             best.ratio_low,
             best.ratio_high,
-            best.idle_ratio_ours * 100.0,
-            best.idle_ratio_baseline * 100.0,
-            self.prediction_error_median * 100.0,
-            self.prediction_error_p95 * 100.0
+            percent(best.idle_ratio_ours),
+            percent(best.idle_ratio_baseline),
+            percent(self.prediction_error_median),
+            percent(self.prediction_error_p95)
         )
+    }
+
+    /// The fastest of the baselines that run ahead, if one was trained.
+    pub(crate) fn fastest_ahead(&self) -> Option<&str> {
+        let ahead = self.arms.iter().filter(|arm| arm.is_baseline && arm.arm.ends_with("-ahead"));
+        ahead.min_by(|a, b| a.step_ms.total_cmp(&b.step_ms)).map(|arm| arm.arm.as_str())
     }
 
     /// Whether the fastest of ours is measurably faster than the fastest baseline.
@@ -390,8 +377,9 @@ impl Steps {
         let over = |m: &&StepMetrics| m.step_ns as f64 / m.predicted_ns.max(1) as f64;
         (!measured.is_empty()).then(|| Self {
             count: measured.len(),
-            step_ms_median: quantile(measured.iter().map(|m| m.step_ns as f64 / 1e6).collect(), 0.5),
-            over_predicted_median: quantile(measured.iter().map(over).collect(), 0.5),
+            step_ms_median: quantile_of(measured.iter().map(|m| m.step_ns as f64 / 1e6).collect(), 0.5)
+                .unwrap_or(0.0),
+            over_predicted_median: quantile_of(measured.iter().map(over).collect(), 0.5).unwrap_or(0.0),
             idle_ratio: measured.iter().map(|m| m.bubble_ratio).sum::<f64>() / measured.len() as f64,
         })
     }
@@ -414,13 +402,8 @@ const MISS_RATIO: f64 = 0.2;
 
 /// `1.175x faster`, or `0.950x as fast` below 1: the interval that follows is of this number either way.
 fn speed(ratio: f64) -> String {
-    if ratio < 1.0 { format!("{ratio:.3}x as fast") } else { format!("{ratio:.3}x faster") }
-}
-
-/// The `q`-quantile as the report has it ([`dflop_report::quantile`]); 0 for an empty list.
-pub(crate) fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    dflop_report::quantile(&values, q).unwrap_or(0.0)
+    let times = number::times(ratio);
+    if ratio < 1.0 { format!("{times} as fast") } else { format!("{times} faster") }
 }
 
 #[cfg(test)]
@@ -484,7 +467,7 @@ mod tests {
     #[test]
     fn ours_is_held_against_the_fastest_baseline() {
         let round = |k: u64| {
-            let step_of = |arm, ns| step(k, arm, ns * k, ns * k);
+            let step_of = |arm, ns| step(k, arm, 1_000_000 * ns * k, 1_000_000 * ns * k);
             [
                 step_of("aware", 100),
                 step_of("blind", 120),
@@ -505,13 +488,12 @@ mod tests {
         assert!((comparison.plain.as_ref().unwrap().ratio - 1.2).abs() < 1e-9);
         let sentence = comparison.sentence();
         assert!(
-            sentence.contains("the fastest baseline (`blind-ahead`) takes 0 ms: 1.010x faster"),
+            sentence.contains("the fastest baseline (`blind-ahead`) takes 179.9 ms: 1.010x faster"),
             "{sentence}"
         );
-        assert!(
-            sentence
-                .contains("Without running ahead, `aware` takes 0 ms and arrival order 0 ms: 1.200x faster")
-        );
+        assert!(sentence.contains(
+            "Without running ahead, `aware` takes 181.7 ms and arrival order 218.1 ms: 1.200x faster"
+        ));
         let found: Vec<_> = comparison.arms.iter().map(|a| (a.arm.as_str(), a.is_baseline)).collect();
         assert_eq!(
             found,
@@ -525,11 +507,12 @@ mod tests {
             ]
         );
         assert!(comparison.arms.iter().all(|arm| arm.against == "blind-ahead"));
+        assert_eq!(comparison.fastest_ahead(), Some("blind-ahead"));
         assert!((comparison.arms[1].ratio - 99.0 / 120.0).abs() < 1e-9);
         assert!(comparison.arms[3].words().contains("what the others are held against"));
         // Where the interval holds 1, there is no gain.
-        metrics.push(step(4, "blind-ahead", 90, 90));
-        metrics.push(step(4, "aware-ahead", 100, 100));
+        metrics.push(step(4, "blind-ahead", 90_000_000, 90_000_000));
+        metrics.push(step(4, "aware-ahead", 100_000_000, 100_000_000));
         let comparison = Comparison::of(&metrics, 2).unwrap();
         let sentence = comparison.sentence();
         assert!(sentence.contains("no gain, 0.9") && !comparison.is_gain(), "{sentence}");

@@ -32,7 +32,7 @@ pub struct Reading {
 
 /// Where a size lies among the sizes of a curve; the same for all curves over the same sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Position {
     /// On the point of this position.
     At(usize),
     /// `part` of `run` behind the point before `next`.
@@ -43,7 +43,7 @@ pub(crate) enum Place {
     Above(u64),
 }
 
-impl Place {
+impl Position {
     /// Whether the size lies outside the measured range.
     pub(crate) const fn is_outside(self) -> bool {
         matches!(self, Self::Below(_) | Self::Above(_))
@@ -190,33 +190,33 @@ impl Curve {
     ///
     /// *Complexity*: O(log n).
     pub fn at(&self, size: u64) -> Reading {
-        let place = self.place(size);
-        Reading { value: self.read(place), extrapolated: place.is_outside() }
+        let position = self.position(size);
+        Reading { value: self.read(position), extrapolated: position.is_outside() }
     }
 
     /// Where `size` lies among the points.
     ///
     /// *Complexity*: O(log n).
-    pub(crate) fn place(&self, size: u64) -> Place {
+    pub(crate) fn position(&self, size: u64) -> Position {
         let next = self.points.partition_point(|p| p.0 < size);
         match self.points.get(next) {
-            None => Place::Above(size),
-            Some(&(x1, _)) if x1 == size => Place::At(next),
-            Some(_) if next == 0 => Place::Below(size),
+            None => Position::Above(size),
+            Some(&(x1, _)) if x1 == size => Position::At(next),
+            Some(_) if next == 0 => Position::Below(size),
             Some(&(x1, _)) => {
                 let x0 = self.points[next - 1].0;
-                Place::Between { next, part: size - x0, run: x1 - x0 }
+                Position::Between { next, part: size - x0, run: x1 - x0 }
             }
         }
     }
 
-    /// The value at a place of these sizes.
+    /// The value at a position of these sizes.
     ///
     /// *Complexity*: O(1).
-    pub(crate) fn read(&self, place: Place) -> u64 {
-        match place {
-            Place::At(index) => self.points[index].1,
-            Place::Between { next, part, run } => {
+    pub(crate) fn read(&self, position: Position) -> u64 {
+        match position {
+            Position::At(index) => self.points[index].1,
+            Position::Between { next, part, run } => {
                 let (y0, slope) = (self.points[next - 1].1, self.slopes[next]);
                 // A product instead of a division, which takes several times as long.
                 if slope == 0 {
@@ -224,11 +224,11 @@ impl Curve {
                 }
                 y0 + along(slope, part)
             }
-            Place::Below(size) => {
+            Position::Below(size) => {
                 let (x1, y1) = self.points[0];
                 self.floor + scale(y1 - self.floor, size, x1)
             }
-            Place::Above(size) => {
+            Position::Above(size) => {
                 let (x, y) = self.points[self.points.len() - 1];
                 let (rise, run) = self.end;
                 let line = scale(size - x, rise, run);

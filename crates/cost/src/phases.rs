@@ -2,7 +2,7 @@
 //! side.
 
 use crate::error::CostError;
-use crate::grid::{Curve, Growth, Place, along, marginal, scale};
+use crate::grid::{Curve, Growth, Position, along, marginal, scale};
 use crate::mode::{Mode, Runs};
 use crate::prediction::Prediction;
 use crate::repair::Repair;
@@ -168,9 +168,9 @@ impl Phases {
     ///
     /// *Complexity*: O(log n).
     pub(crate) fn one(&self, size: u64) -> Prediction {
-        let place = self.forward.place(size);
-        let mut one = match place {
-            Place::Between { next, part, .. } if !self.rows.is_empty() => {
+        let position = self.forward.position(size);
+        let mut one = match position {
+            Position::Between { next, part, .. } if !self.rows.is_empty() => {
                 let (before, row) = (&self.rows[next - 1], &self.rows[next]);
                 let ns = |phase: usize| before.ns[phase] + along(row.slopes[phase], part);
                 Prediction {
@@ -182,7 +182,7 @@ impl Phases {
                     ..Prediction::default()
                 }
             }
-            _ => self.read(place),
+            _ => self.read(position),
         };
         if let Some(extra) = &self.extra {
             let extra = extra.at(size);
@@ -192,29 +192,29 @@ impl Phases {
         one
     }
 
-    /// One run at a place, curve by curve.
-    fn read(&self, place: Place) -> Prediction {
-        let read = |curve: &Option<Curve>| curve.as_ref().map_or(0, |curve| curve.read(place));
+    /// One run at a position, curve by curve.
+    fn read(&self, position: Position) -> Prediction {
+        let read = |curve: &Option<Curve>| curve.as_ref().map_or(0, |curve| curve.read(position));
         Prediction {
-            forward_ns: self.forward.read(place),
+            forward_ns: self.forward.read(position),
             backward_ns: read(&self.backward),
             input_ns: read(&self.input),
             weight_ns: read(&self.weight),
-            uncertainty_ns: self.error_at(place),
-            extrapolated: place.is_outside(),
+            uncertainty_ns: self.error_at(position),
+            extrapolated: position.is_outside(),
             assumed: false,
         }
     }
 
-    /// Standard error at a place: between two points the larger standard error of the two, as a mean of two is no
+    /// Standard error at a position: between two points the larger standard error of the two, as a mean of two is no
     /// less certain than the worse of them; above the last in proportion to the size.
-    fn error_at(&self, place: Place) -> u64 {
+    fn error_at(&self, position: Position) -> u64 {
         let last = self.error_ns.len() - 1;
-        match place {
-            Place::At(index) => self.error_ns[index],
-            Place::Between { next, .. } => self.error_ns[next - 1].max(self.error_ns[next]),
-            Place::Below(_) => self.error_ns[0],
-            Place::Above(size) => scale(self.error_ns[last], size, self.forward.range().1.max(1)),
+        match position {
+            Position::At(index) => self.error_ns[index],
+            Position::Between { next, .. } => self.error_ns[next - 1].max(self.error_ns[next]),
+            Position::Below(_) => self.error_ns[0],
+            Position::Above(size) => scale(self.error_ns[last], size, self.forward.range().1.max(1)),
         }
     }
 
@@ -223,10 +223,10 @@ impl Phases {
         if size == 0 {
             return 0;
         }
-        let place = self.forward.place(size);
-        let backward = self.backward.as_ref().map_or(0, |curve| curve.read(place));
+        let position = self.forward.position(size);
+        let backward = self.backward.as_ref().map_or(0, |curve| curve.read(position));
         let extra = self.extra.as_ref().map_or(0, |curve| curve.at(size).value);
-        self.forward.read(place).saturating_add(backward).saturating_add(extra)
+        self.forward.read(position).saturating_add(backward).saturating_add(extra)
     }
 
     /// Forward and backward that `size` more units add to about `typical`, in nanoseconds.

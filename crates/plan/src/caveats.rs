@@ -1,8 +1,8 @@
 //! What the numbers of a plan do not hold, in words: nothing is guessed in silence.
 
-use crate::outcome::percent;
 use dflop_cost::{Basis, CostModel};
 use dflop_step::StepSettings;
+use dflop_types::number::percent;
 use dflop_types::{ModelProfile, PlanPrediction, RankedPlan, counted};
 
 /// What the numbers of a plan stand on.

@@ -4,9 +4,9 @@
 use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
 use crate::feasible::Alone;
+use crate::input::SearchInput;
 use crate::models::Models;
 use crate::rough::{BatchSizes, Rough, rough};
-use crate::search::SearchInput;
 use crate::space::Candidate;
 use dflop_step::{StepScheduler, StepSettings};
 use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Recompute, Rejection, SampleIndex};

@@ -3,6 +3,7 @@
 
 use crate::error::PlanError;
 use dflop_step::{Method, StepError, StepScheduler};
+use dflop_types::statistics::Interval;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 
 /// What became of a candidate.
@@ -26,31 +27,13 @@ pub(crate) struct Judged {
     num_extrapolated: u64,
 }
 
-/// Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1; beyond them the normal one.
-const T_95: [f64; 30] = [
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-];
-const NORMAL_95: f64 = 1.960;
-
-/// Mean and half width of its 95 % confidence interval by Student's t; the half width is 0 for one value,
-/// which has no interval.
-///
-/// ```text
-/// half width = t(n - 1) * s / sqrt(n),    s = sample standard deviation
-/// ```
+/// Mean and half width of its 95 % confidence interval; the half width is 0 for one value, which has no interval.
 pub(crate) fn mean_and_half_width(values: &[u64]) -> (u64, u64) {
-    let n = values.len();
-    if n == 0 {
-        return (0, 0);
+    let values: Vec<f64> = values.iter().map(|&value| value as f64).collect();
+    match Interval::of(&values) {
+        Some(found) => (found.mean.round() as u64, (found.high - found.mean).round() as u64),
+        None => (values.first().map_or(0, |value| value.round() as u64), 0),
     }
-    let mean = values.iter().map(|&v| v as f64).sum::<f64>() / n as f64;
-    if n == 1 {
-        return (mean.round() as u64, 0);
-    }
-    let variance = values.iter().map(|&v| (v as f64 - mean).powi(2)).sum::<f64>() / (n - 1) as f64;
-    let t = T_95.get(n - 2).copied().unwrap_or(NORMAL_95);
-    (mean.round() as u64, (t * (variance / n as f64).sqrt()).round() as u64)
 }
 
 /// One global batch, filled by the scheduler that trains, until `halt` says to make do.

@@ -1,8 +1,8 @@
 //! Candidates that no schedule can fit into memory, found without scheduling: one sample alone overfills a rank.
 
 use crate::error::PlanError;
+use crate::input::SearchInput;
 use crate::models::Models;
-use crate::search::SearchInput;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, RankPart, StageLayers};
 use dflop_types::{Component, MicrobatchShape, Recompute, Rejection, SampleShape};

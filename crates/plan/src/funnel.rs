@@ -13,8 +13,9 @@
 use crate::contender::Contender;
 use crate::error::PlanError;
 use crate::evaluate::{Judged, Verdict, judge_batch, summary};
+use crate::found::{Found, NUM_RANKED};
+use crate::input::SearchInput;
 use crate::models::Models;
-use crate::search::{Found, NUM_RANKED, SearchInput};
 use crate::space::Candidate;
 use dflop_step::StepScheduler;
 use dflop_types::{PlanPrediction, RankedPlan, Rejection, SampleIndex};

@@ -22,7 +22,9 @@ mod feasible;
 #[cfg(test)]
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
+mod found;
 mod funnel;
+mod input;
 mod models;
 mod only;
 mod outcome;
@@ -35,8 +37,10 @@ pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;
 pub use data_parallel::{DataParallel, DataParallelStep};
 pub use error::PlanError;
+pub use found::NUM_RANKED;
+pub use input::{SearchEffort, SearchInput};
 pub use only::{Only, ParseOnlyError};
 pub use outcome::{Outcome, StopReason, describe, explain, gain};
 pub use rivals::Rival;
-pub use search::{NUM_RANKED, SearchEffort, SearchInput, search};
+pub use search::search;
 pub use space::{Candidate, layouts};

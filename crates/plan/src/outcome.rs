@@ -4,6 +4,7 @@
 use crate::caveats::Caveats;
 use crate::only::recompute_name;
 use crate::rivals::Rival;
+use dflop_types::number::percent;
 use dflop_types::{
     Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Recompute, Rejection, RejectionCount, SearchedSpace,
     Trained, WayPrediction, Zero, counted, memory_size,
@@ -168,10 +169,6 @@ fn is_same_cause(a: &Rejection, b: &Rejection) -> bool {
 
 fn ms(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e6)
-}
-
-pub(crate) fn percent(ratio: f64) -> String {
-    format!("{:.1} %", 100.0 * ratio)
 }
 
 /// The degrees that this version varies; the others are 1. What is recomputed, if anything is.

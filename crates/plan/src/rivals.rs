@@ -11,9 +11,9 @@
 
 use crate::contender::Contender;
 use crate::error::PlanError;
+use crate::input::SearchInput;
 use crate::models::Models;
 use crate::only::recompute_name;
-use crate::search::SearchInput;
 use crate::space::{Candidate, colocated, divisors, microbatch_counts};
 use crate::{baseline::refusal, only::Only};
 use dflop_cost::{CostModel, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};

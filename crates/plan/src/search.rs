@@ -5,135 +5,17 @@ use crate::caveats::Caveats;
 use crate::contender::{Contender, contenders};
 use crate::error::PlanError;
 use crate::evaluate::{Outlook, evaluate};
+use crate::found::Found;
 use crate::funnel;
+use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
-use crate::only::Only;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::rivals;
 use crate::space::{Candidate, colocated, space};
 use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
-use dflop_types::{
-    Cluster, MadeFrom, MicrobatchShape, ModelProfile, PipelineOrder, Placement, RankedPlan, Rejection,
-    SampleIndex, SampleShape, Trained,
-};
-use std::fmt;
-use std::sync::Arc;
-
-/// Plans that an outcome holds at most: the best and five runners-up.
-pub const NUM_RANKED: usize = 6;
-
-/// How many candidates a search judges with the scheduler and the simulator.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum SearchEffort {
-    /// Those that a rough estimate puts in front: seconds for a thousand ranks.
-    #[default]
-    Quick,
-    /// All that a certified bound does not rule out: minutes for 64 ranks.
-    Whole,
-}
-
-/// What a search needs.
-pub struct SearchInput<'a> {
-    /// Shapes of the data profile, by sample index.
-    pub shapes: Arc<[SampleShape]>,
-    /// What the model was measured to take.
-    pub model_profile: &'a ModelProfile,
-    /// What may be used.
-    pub cluster: Cluster,
-    /// Samples of a global batch, at least 1.
-    pub global_batch_size: u32,
-    /// Microbatches of a step on each LLM replica; `None`: the search chooses.
-    pub num_microbatches: Option<u32>,
-    /// What becomes of giants.
-    pub giants: GiantRule,
-    /// The most LLM tokens of a bucket (microbatch x LLM replica); `None`: no cap.
-    pub bucket_tokens_max: Option<u64>,
-    /// Order of actions.
-    pub order: PipelineOrder,
-    /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
-    pub num_sampled_batches: u32,
-    /// What of the model trains.
-    pub trained: Trained,
-    /// Which candidates there are.
-    pub only: Only,
-    /// Whether what people run today is searched too.
-    pub compares: bool,
-    /// How many candidates are judged.
-    pub effort: SearchEffort,
-    /// Asked now and then, on several threads, whether to make do with the best so far.
-    pub halt: &'a (dyn Fn() -> bool + Sync),
-    /// Seed of the sampled global batches and of their schedules.
-    pub seed: u64,
-    /// Hashes that the plan carries of what it was made from.
-    pub made_from: MadeFrom,
-    /// Called with candidates done and candidates in all, as the search goes on.
-    pub progress: &'a (dyn Fn(u64, u64) + Sync),
-}
-
-impl SearchInput<'_> {
-    pub(crate) fn memory_budget_bytes(&self) -> Option<u64> {
-        self.model_profile.memory_budget_bytes(self.cluster.memory_budget_bytes)
-    }
-}
-
-impl fmt::Debug for SearchInput<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SearchInput")
-            .field("num_samples", &self.shapes.len())
-            .field("cluster", &self.cluster)
-            .field("global_batch_size", &self.global_batch_size)
-            .field("num_microbatches", &self.num_microbatches)
-            .field("giants", &self.giants)
-            .field("bucket_tokens_max", &self.bucket_tokens_max)
-            .field("order", &self.order)
-            .field("num_sampled_batches", &self.num_sampled_batches)
-            .field("trained", &self.trained)
-            .field("only", &self.only)
-            .field("effort", &self.effort)
-            .field("seed", &self.seed)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The judged candidates of a search, the rejections of the others, and why it ended.
-#[derive(Debug, Default)]
-pub(crate) struct Found {
-    /// By step time, at most [`NUM_RANKED`].
-    pub(crate) ranked: Vec<RankedPlan>,
-    pub(crate) rejections: Vec<Rejection>,
-    pub(crate) num_judged: u64,
-    /// Candidates left where a halt struck.
-    pub(crate) num_left: u64,
-}
-
-impl Found {
-    /// Adds a judged plan in its place.
-    pub(crate) fn insert(&mut self, plan: RankedPlan) {
-        let ns = plan.prediction.step_ns_mean;
-        let place = self.ranked.partition_point(|other| other.prediction.step_ns_mean <= ns);
-        self.ranked.insert(place, plan);
-    }
-
-    /// Keeps [`NUM_RANKED`] plans; the best of each placement is among them, so that it can be compared.
-    fn keep_best(&mut self) {
-        let is_other = |plan: &RankedPlan, than: Placement| plan.layout.placement != than;
-        let Some(best) = self.ranked.first().map(|plan| plan.layout.placement) else { return };
-        let other = self.ranked.iter().find(|plan| is_other(plan, best)).copied();
-        let has_other = self.ranked.iter().take(NUM_RANKED).any(|plan| is_other(plan, best));
-        self.ranked.truncate(NUM_RANKED);
-        if let Some(other) = other.filter(|_| !has_other) {
-            self.ranked.pop();
-            self.ranked.push(other);
-        }
-    }
-
-    /// A candidate with a longer step cannot be among the best any more, in nanoseconds.
-    pub(crate) fn cutoff_ns(&self) -> Option<u64> {
-        self.ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean)
-    }
-}
+use dflop_types::{MicrobatchShape, SampleIndex};
 
 /// The best plans for the cluster, and why the others were not chosen.
 ///

@@ -49,7 +49,7 @@ fn main() -> std::io::Result<()> {
     };
     let (blind, aware) = (step("blind").unwrap_or_default(), step("aware").unwrap_or_default());
     let caption = "One global batch of 64 samples, 16 microbatches, 1F1B, 3 ranks. Made-up numbers.";
-    std::fs::write(dir.join("sample_figure.svg"), figure(("blind", &blind), ("aware", &aware), caption))
+    std::fs::write(dir.join("sample_figure.svg"), figure(&[("blind", &blind), ("aware", &aware)], caption))
 }
 
 fn report() -> Report {

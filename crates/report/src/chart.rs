@@ -12,7 +12,7 @@ pub(crate) use line::{Line, LinePlot, line_plot};
 pub(crate) use scatter::{Dots, Mark, ScatterPlot, pair_plot, ratio_plot, scatter_plot};
 pub(crate) use timeline::{Lanes, TimelineView, draw, timeline};
 
-use crate::format;
+use dflop_types::number;
 use maud::{Markup, html};
 
 /// A coordinate of at most two decimals; what is not finite becomes 0, so that no attribute is ever unreadable.
@@ -290,15 +290,6 @@ pub(crate) fn table_below(caption: &str, columns: &[Column], rows: &[Vec<String>
     }
 }
 
-/// The class of an arm's colour.
-pub(crate) fn arm_class(arm: &str) -> &'static str {
-    match arm {
-        "aware" | "aware-ahead" => "a-aware",
-        "blind" | "blind-ahead" | "tokens" | "tokens-ahead" => "a-blind",
-        _ => "a-other",
-    }
-}
-
 /// Of `total` things, at most `most`, evenly spread: their positions.
 pub(crate) fn spread(total: usize, most: usize) -> Vec<usize> {
     if total <= most {
@@ -311,7 +302,7 @@ pub(crate) fn spread(total: usize, most: usize) -> Vec<usize> {
 /// "showing 8 of 64 ranks", or nothing if all are shown.
 pub(crate) fn partly(shown: usize, total: usize, noun: &str) -> Option<String> {
     (shown < total).then(|| {
-        format!("showing {} of {}", format::count(shown as u64), format::counted(total as u64, noun))
+        format!("showing {} of {}", number::thousands(shown as u64), number::counted(total as u64, noun))
     })
 }
 

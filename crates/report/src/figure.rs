@@ -1,9 +1,8 @@
-//! One step before and after, as an SVG file of its own: the figure of a README.
+//! One global batch trained in several ways, as an SVG file of its own: the figure of a README.
 
+use crate::arm::arm_name;
 use crate::chart::{Lanes, TimelineView, draw, px};
-use crate::format;
-use crate::page::arm_name;
-use dflop_types::Timeline;
+use dflop_types::{Timeline, number};
 use maud::{PreEscaped, html};
 
 /// The figure stands on a card of its own, so that its text can be read on any background.
@@ -12,28 +11,29 @@ const STYLE: &str = include_str!("../assets/figure.css");
 const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 18.0;
 
-/// A standalone SVG of one step before and after on one time axis, bubbles shaded, `caption` below: the timelines of a
-/// baseline and of ours, each with the name of its arm.
+/// A standalone SVG of one global batch trained in several ways, on one time axis, bubbles shaded, `caption` below: each
+/// step by the name of its arm, in the order given. The baselines come first and ours last.
 ///
 /// It carries its own card and colours for light and dark, so that it reads on any background. Control characters
 /// in the caption, which XML forbids, are written out. Drawn in part where a timeline is large, and said so.
-pub fn figure(baseline: (&str, &Timeline), ours: (&str, &Timeline), caption: &str) -> String {
-    let (blind, aware) = (baseline.1, ours.1);
-    let end_ns = blind.makespan_ns.max(aware.makespan_ns);
+pub fn figure(steps: &[(&str, &Timeline)], caption: &str) -> String {
+    let end_ns = steps.iter().map(|(_, timeline)| timeline.makespan_ns).max().unwrap_or(0);
     let inner = WIDTH - 2.0 * MARGIN;
     let mut y = MARGIN;
     let mut left_out = Vec::new();
     let mut panels = Vec::new();
-    for (name, timeline, has_axis) in [(arm_name(baseline.0), blind, false), (arm_name(ours.0), aware, true)]
-    {
+    let mut said = Vec::new();
+    for (index, &(arm, timeline)) in steps.iter().enumerate() {
         let lanes = Lanes::new(timeline, end_ns, inner);
         left_out.extend(lanes.left_out.iter().filter(|text| text.starts_with("showing")).cloned());
         let lane_height = if lanes.num_lanes() > 8 { 14.0 } else { 24.0 };
+        let has_axis = index + 1 == steps.len();
         let view = TimelineView { end_ns, width: inner, lane_height, has_axis, has_titles: false };
         let (frame, body) = draw(timeline, &lanes, &view);
-        let numbers =
-            format!("{}, idle {}", format::ns(timeline.makespan_ns), format::percent(idle_ratio(timeline)));
-        panels.push((y, name, numbers, body));
+        let idle = number::percent(timeline.bubble_ratio());
+        let numbers = format!("{}, idle {idle}", number::ns(timeline.makespan_ns));
+        said.push(format!("{arm} {numbers}"));
+        panels.push((y, arm_name(arm), numbers, body));
         y += 24.0 + frame.height + 8.0;
     }
     left_out.dedup();
@@ -42,15 +42,7 @@ pub fn figure(baseline: (&str, &Timeline), ours: (&str, &Timeline), caption: &st
     let keys = [("F", "forward"), ("B", "backward"), ("idle", "idle"), ("tail", "reduction and optimizer")];
     let keys_y = y + 12.0;
     let height = keys_y + 14.0 + 18.0 * lines.len() as f64 + MARGIN;
-    let label = format!(
-        "One training step before and after: {} {}, idle {}; {} {}, idle {}.",
-        baseline.0,
-        format::ns(blind.makespan_ns),
-        format::percent(idle_ratio(blind)),
-        ours.0,
-        format::ns(aware.makespan_ns),
-        format::percent(idle_ratio(aware)),
-    );
+    let label = format!("One training step before and after: {}.", said.join("; "));
     let svg = html! {
         svg xmlns="http://www.w3.org/2000/svg" width=(px(WIDTH)) height=(px(height)) viewBox={ "0 0 " (px(WIDTH)) " " (px(height)) } role="img" aria-label=(label) {
             title { (label) }
@@ -83,14 +75,6 @@ pub fn figure(baseline: (&str, &Timeline), ours: (&str, &Timeline), caption: &st
         }
     };
     svg.into_string() + "\n"
-}
-
-/// Idle time over ranks x makespan, without the overflow that a broken file could bring.
-pub(crate) fn idle_ratio(timeline: &Timeline) -> f64 {
-    let whole = f64::from(timeline.num_ranks) * timeline.makespan_ns as f64;
-    let idle = timeline.idle_ns;
-    let causes_ns = [idle.ramp, idle.imbalance, idle.transfer, idle.data_wait];
-    if whole == 0.0 { 0.0 } else { causes_ns.iter().map(|&ns| ns as f64).sum::<f64>() / whole }
 }
 
 /// The text in lines of at most `most` characters, broken between words where it can be.

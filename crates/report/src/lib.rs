@@ -3,7 +3,7 @@
 //! A run leaves numbers in many files. [`render`] puts the numbers that answer "is it faster, why, and can I trust
 //! the prediction?" on one page. The page opens offline, prints, and can be read without scripts, without colour and
 //! by a screen reader. [`Report`] holds what is known. Every part is optional: a plan alone gives a page too.
-//! [`figure`] draws the same step of the fastest baseline and of ours as an SVG file of its own.
+//! [`figure`] draws one global batch, trained by baselines and by ours, as an SVG file of its own.
 //!
 //! ```
 //! let report = dflop_report::Report { title: "a run".to_owned(), ..Default::default() };
@@ -14,13 +14,12 @@
 //! *Not modelled*: this crate computes only what a drawing needs (bins, pairs, medians of what is shown). Large
 //! inputs are drawn in part, and the page says which part.
 
+mod arm;
 mod chart;
 mod figure;
-mod format;
 mod page;
 
 pub use figure::figure;
-pub use format::quantile;
 
 use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
 

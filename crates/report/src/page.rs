@@ -10,11 +10,8 @@ mod times;
 
 use crate::Report;
 use crate::chart::{table, words};
-use crate::format;
-use dflop_types::MadeFrom;
+use dflop_types::{MadeFrom, number};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-
-pub(crate) use steps::arm_name;
 
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
@@ -63,7 +60,7 @@ pub(crate) fn page(report: &Report) -> Markup {
                     p class="headline" { (headline(report)) }
                     (tiles(report))
                     @if !report.warnings.is_empty() {
-                        p class="note" { a href="#warnings" { (format::counted(report.warnings.len() as u64, "warning")) } " on what these numbers leave out." }
+                        p class="note" { a href="#warnings" { (number::counted(report.warnings.len() as u64, "warning")) } " on what these numbers leave out." }
                     }
                 }
                 @if sections.len() > 1 {
@@ -103,8 +100,8 @@ fn patterns() -> Markup {
 /// The one sentence for who reads no further. A measured number leads wherever there is one.
 fn headline(report: &Report) -> Markup {
     if let Some(c) = &report.comparison {
-        let interval = format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high));
-        let pairs = format::counted(c.pairs.len() as u64, "pair");
+        let interval = format!("{} to {}", number::times(c.ratio_low), number::times(c.ratio_high));
+        let pairs = number::counted(c.pairs.len() as u64, "pair");
         let verdict = if !c.ratio.is_finite() {
             return html! { "The ratio of the step times is not known." };
         } else if c.ratio_low > 1.0 {
@@ -114,14 +111,14 @@ fn headline(report: &Report) -> Markup {
         } else {
             return html! {
                 "No difference measured between data-aware steps (" (c.ours) ") and the fastest baseline (" (c.baseline) "): "
-                strong { (format::times(c.ratio)) } " (95\u{a0}% interval " (interval) ", " (pairs) "), "
-                (format::ms(c.step_ms_ours)) " against " (format::ms(c.step_ms_baseline)) "."
+                strong { (number::times(c.ratio)) } " (95\u{a0}% interval " (interval) ", " (pairs) "), "
+                (number::ms(c.step_ms_ours)) " against " (number::ms(c.step_ms_baseline)) "."
             };
         };
         let factor = if verdict == "faster" { c.ratio } else { 1.0 / c.ratio };
         return html! {
-            "Data-aware steps (" (c.ours) ") are " strong { (format::times(factor)) " " (verdict) } " than the fastest baseline ("
-            (c.baseline) "): " (format::ms(c.step_ms_ours)) " a step against " (format::ms(c.step_ms_baseline))
+            "Data-aware steps (" (c.ours) ") are " strong { (number::times(factor)) " " (verdict) } " than the fastest baseline ("
+            (c.baseline) "): " (number::ms(c.step_ms_ours)) " a step against " (number::ms(c.step_ms_baseline))
             " (95\u{a0}% interval of baseline over ours " (interval) ", " (pairs) ")."
         };
     }
@@ -130,15 +127,15 @@ fn headline(report: &Report) -> Markup {
         if measured.is_rehearsed {
             return html! {
                 strong { "Rehearsed:" } " nothing was computed, each action took its predicted time. A step took "
-                strong { (format::ms(measured.step_ms_median)) } " (median of "
-                (format::counted(measured.num_steps, "rehearsed step")) "), idle " (format::percent(measured.idle_ratio))
-                ", " (format::times(predicted)) " the time that was simulated."
+                strong { (number::ms(measured.step_ms_median)) } " (median of "
+                (number::counted(measured.num_steps, "rehearsed step")) "), idle " (number::percent(measured.idle_ratio))
+                ", " (number::times(predicted)) " the time that was simulated."
             };
         }
         return html! {
-            "A step took " strong { (format::ms(measured.step_ms_median)) } " (median of "
-            (format::counted(measured.num_steps, "measured step")) "), idle " (format::percent(measured.idle_ratio)) ", "
-            (format::times(predicted)) " the time that was predicted."
+            "A step took " strong { (number::ms(measured.step_ms_median)) } " (median of "
+            (number::counted(measured.num_steps, "measured step")) "), idle " (number::percent(measured.idle_ratio)) ", "
+            (number::times(predicted)) " the time that was predicted."
         };
     }
     if let Some(plan) = &report.plan {
@@ -146,7 +143,7 @@ fn headline(report: &Report) -> Markup {
     }
     if let Some(data) = &report.data {
         return html! {
-            strong { (format::counted(data.samples.len() as u64, "sample")) } " measured by the shape rule of " (data.family) "."
+            strong { (number::counted(data.samples.len() as u64, "sample")) } " measured by the shape rule of " (data.family) "."
         };
     }
     if let Some(model) = &report.model {
@@ -154,7 +151,7 @@ fn headline(report: &Report) -> Markup {
         return html! { strong { (model.family) } (how) (model.device.name) "." };
     }
     if !report.steps.is_empty() {
-        return html! { strong { (format::counted(report.steps.len() as u64, "step")) } ", no comparison of arms." };
+        return html! { strong { (number::counted(report.steps.len() as u64, "step")) } ", no comparison of arms." };
     }
     html! { "There is nothing to show: no steps, plan or profile was given." }
 }
@@ -166,12 +163,12 @@ fn tiles(report: &Report) -> Markup {
     };
     html! {
         dl class="tiles" {
-            (tile(&format!("step, {}", c.baseline), format::ms(c.step_ms_baseline), format!("idle {}", format::percent(c.idle_ratio_baseline))))
-            (tile(&format!("step, {}", c.ours), format::ms(c.step_ms_ours), format!("idle {}", format::percent(c.idle_ratio_ours))))
-            (tile("baseline over ours", format::times(c.ratio), format!("{} to {}", format::times(c.ratio_low), format::times(c.ratio_high))))
-            (tile("prediction error, median", format::percent(c.prediction_error_median), format!("95th percentile {}", format::percent(c.prediction_error_p95))))
+            (tile(&format!("step, {}", c.baseline), number::ms(c.step_ms_baseline), format!("idle {}", number::percent(c.idle_ratio_baseline))))
+            (tile(&format!("step, {}", c.ours), number::ms(c.step_ms_ours), format!("idle {}", number::percent(c.idle_ratio_ours))))
+            (tile("baseline over ours", number::times(c.ratio), format!("{} to {}", number::times(c.ratio_low), number::times(c.ratio_high))))
+            (tile("prediction error, median", number::percent(c.prediction_error_median), format!("95th percentile {}", number::percent(c.prediction_error_p95))))
             @if let (Some(median), Some(p95)) = (c.corrected_error_median, c.corrected_error_p95) {
-                (tile("corrected error, median", format::percent(median), format!("95th percentile {}", format::percent(p95))))
+                (tile("corrected error, median", number::percent(median), format!("95th percentile {}", number::percent(p95))))
             }
         }
     }
@@ -226,7 +223,7 @@ pub(crate) fn plotted(name: &str, drawing: &Markup, below: &Markup) -> Markup {
 pub(crate) fn first_of(shown: usize, total: usize, noun: &str) -> Markup {
     html! {
         @if shown < total {
-            p class="note" { "showing the first " (format::count(shown as u64)) " of " (format::counted(total as u64, noun)) }
+            p class="note" { "showing the first " (number::thousands(shown as u64)) " of " (number::counted(total as u64, noun)) }
         }
     }
 }

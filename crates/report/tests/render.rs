@@ -27,7 +27,7 @@ fn a_small_page_looks_as_reviewed() {
 /// The figure of the README is what a person reviewed.
 #[test]
 fn a_small_figure_looks_as_reviewed() {
-    let figure = figure(("blind", &timeline(10)), ("aware", &timeline(0)), "Two ranks, two microbatches.");
+    let figure = figure(&[("blind", &timeline(10)), ("aware", &timeline(0))], "Two ranks, two microbatches.");
     check(&without(&figure, "style"));
     insta::assert_snapshot!(without(&figure, "style").replace("><", ">\n<"));
 }
@@ -41,7 +41,7 @@ fn the_page_stands_alone() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(
-        figure(("blind", &timeline(1)), ("aware", &timeline(0)), "").matches("http").count() == 1,
+        figure(&[("blind", &timeline(1)), ("aware", &timeline(0))], "").matches("http").count() == 1,
         "only the name space of SVG"
     );
 }
@@ -216,7 +216,8 @@ fn hostile_names_are_escaped() {
     assert!(page.contains("&lt;script&gt;alert(1)"));
     assert!(!page.contains(['\u{1b}', '\u{202e}', '\u{7f}']) && page.contains("\\u{1b}[2J\\u{202e}\\u{7f}"));
     assert!(!page.contains("5ec12e7") && page.contains("https://***@host/a.jpg?***"));
-    let figure = figure(("blind", &timeline(1)), ("aware", &timeline(0)), &format!("{HOSTILE}\u{0}\u{1b}"));
+    let figure =
+        figure(&[("blind", &timeline(1)), ("aware", &timeline(0))], &format!("{HOSTILE}\u{0}\u{1b}"));
     check(&without(&figure, "style"));
     assert!(!figure.contains("<script>") && !figure.contains("5ec12e7"));
     assert!(!figure.contains(['\u{0}', '\u{1b}', '\u{202e}']));
@@ -248,7 +249,7 @@ fn nothing_took_any_time() {
         let page = shown(&report);
         check(&page);
         assert!(page.contains("Not finite at 2 steps"));
-        check(&without(&figure(("blind", &timeline), ("aware", &timeline), ""), "style"));
+        check(&without(&figure(&[("blind", &timeline), ("aware", &timeline)], ""), "style"));
     }
 }
 
@@ -421,8 +422,8 @@ proptest! {
     /// Whatever the timelines, the figure is well formed, and is the same each time.
     #[test]
     fn any_timelines_make_a_sound_figure(blind in any_timeline(), aware in any_timeline()) {
-        let drawn = figure(("blind", &blind), ("aware", &aware), "caption");
+        let drawn = figure(&[("blind", &blind), ("aware", &aware)], "caption");
         check(&without(&drawn, "style"));
-        prop_assert_eq!(&drawn, &figure(("blind", &blind), ("aware", &aware), "caption"));
+        prop_assert_eq!(&drawn, &figure(&[("blind", &blind), ("aware", &aware)], "caption"));
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
-use crate::costs::{Costs, Limits};
+use crate::costs::Costs;
 use crate::error::BalanceError;
-use crate::problem::Problem;
+use crate::limits::Limits;
+use crate::sorted_batch::SortedBatch;
 
 /// Each sample's bucket, the loads, and a certificate of how good they are.
 ///
@@ -56,9 +57,9 @@ impl Assignment {
                 return Err(BalanceError::BucketOverCap { bucket, unit, size, cap });
             }
         }
-        let problem = Problem::new(costs, limits);
-        let buckets = Buckets::new(&problem, problem.by_own_order(&bucket));
-        let bound = lower_bound(&problem, buckets.worst());
+        let batch = SortedBatch::new(costs, limits);
+        let buckets = Buckets::new(&batch, batch.by_own_order(&bucket));
+        let bound = lower_bound(&batch, buckets.worst());
         Ok(Self::new(costs, limits, bucket, bound, 0, false))
     }
 

@@ -3,20 +3,20 @@
 //! Every bound is of one column of costs, and holds for the encoder alone, the LLM alone, and for both added up
 //! and halved, since the worse of two loads is at least their mean. The largest of all counts.
 
-use crate::problem::{Problem, plus, worse};
+use crate::sorted_batch::{SortedBatch, plus, worse};
 
 /// A load, in nanoseconds, that the worst bucket of any assignment reaches.
 ///
 /// `reached` is the worst load of some assignment: no bound is looked for above it.
 ///
 /// *Complexity*: O(n log n + (n + m log n) log `reached`).
-pub(crate) fn lower_bound(problem: &Problem, reached: i64) -> i64 {
-    let m = problem.num_buckets;
+pub(crate) fn lower_bound(batch: &SortedBatch, reached: i64) -> i64 {
+    let m = batch.num_buckets;
     // Largest sample: some bucket holds it.
-    let largest = problem.cost.iter().copied().map(worse).max().unwrap_or(0);
+    let largest = batch.cost.iter().copied().map(worse).max().unwrap_or(0);
     let columns: [Vec<i64>; 3] = [0, 1, 2].map(|column| {
         let mut cost: Vec<i64> =
-            problem.cost.iter().map(|c| if column == 2 { c[0] + c[1] } else { c[column] }).collect();
+            batch.cost.iter().map(|c| if column == 2 { c[0] + c[1] } else { c[column] }).collect();
         cost.sort_unstable_by(|a, b| b.cmp(a));
         cost
     });
@@ -26,7 +26,7 @@ pub(crate) fn lower_bound(problem: &Problem, reached: i64) -> i64 {
     for ((cost, before), times) in columns.iter().zip(&before).zip([1, 1, 2]) {
         known = bisect(known, reached, |capacity| packing_fails(cost, before, m, times * capacity));
     }
-    let giants = Giants::new(problem);
+    let giants = Giants::new(batch);
     bisect(known, reached, |capacity| giants.fail(capacity))
 }
 
@@ -115,18 +115,18 @@ fn packing_fails(cost: &[i64], before: &[i64], m: usize, capacity: i64) -> bool 
 /// A video that fills its bucket on the encoder alone leaves that bucket's LLM time to what little the encoder
 /// can still take. *Complexity*: O(n log n) once, O(n + m log n) for each C.
 struct Giants<'a> {
-    problem: &'a Problem,
+    batch: &'a SortedBatch,
     /// Samples by llm / encoder, the highest ratio first.
     by_ratio: Vec<[i64; 2]>,
 }
 
 impl<'a> Giants<'a> {
-    fn new(problem: &'a Problem) -> Self {
-        let mut by_ratio = problem.cost.clone();
+    fn new(batch: &'a SortedBatch) -> Self {
+        let mut by_ratio = batch.cost.clone();
         let product = |a: i64, b: i64| i128::from(a) * i128::from(b);
         by_ratio.retain(|&cost| worse(cost) > 0);
         by_ratio.sort_unstable_by(|a, b| product(b[1], a[0]).cmp(&product(a[1], b[0])));
-        Self { problem, by_ratio }
+        Self { batch, by_ratio }
     }
 
     /// Whether giants of either resource prove that buckets of `capacity` do not suffice.
@@ -135,8 +135,8 @@ impl<'a> Giants<'a> {
     }
 
     fn fail_in(&self, r: usize, capacity: i64) -> bool {
-        let (s, m) = (1 - r, self.problem.num_buckets);
-        let sorted = &self.problem.sorted[r];
+        let (s, m) = (1 - r, self.batch.num_buckets);
+        let sorted = &self.batch.sorted[r];
         let small = sorted.partition_point(|(cost, _)| 2 * cost[r] <= capacity);
         let giants = &sorted[small..];
         if giants.is_empty() {
@@ -156,7 +156,7 @@ impl<'a> Giants<'a> {
             // Rounded up: a bound must not promise more than the knapsack holds.
             whole[s] + (part / i128::from(over[r] - whole[r])) as i64 + 1
         };
-        let (mut left, mut room) = (self.problem.total[s], 0_i64);
+        let (mut left, mut room) = (self.batch.total[s], 0_i64);
         for (number, (cost, _)) in giants.iter().rev().take(m).enumerate() {
             left -= cost[s];
             room = room.saturating_add(capacity - cost[r]);
@@ -172,13 +172,14 @@ impl<'a> Giants<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::{Costs, Limits};
+    use crate::costs::Costs;
+    use crate::limits::Limits;
 
     fn bound(encoder_ns: &[u64], llm_ns: &[u64], m: u32) -> i64 {
         let costs =
             Costs { encoder_ns: encoder_ns.to_vec(), llm_ns: llm_ns.to_vec(), bytes: None, tokens: None };
         let total: u64 = encoder_ns.iter().chain(llm_ns).sum();
-        lower_bound(&Problem::new(&costs, &Limits::new(llm_ns.len(), m)), total.cast_signed())
+        lower_bound(&SortedBatch::new(&costs, &Limits::new(llm_ns.len(), m)), total.cast_signed())
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! An assignment that changes sample by sample: loads, members and the order of the buckets stay up to date.
 
-use crate::problem::{Pair, Problem, Size, minus, plus, worse};
+use crate::sorted_batch::{Pair, Size, SortedBatch, minus, plus, worse};
 
 /// Which sample lies where, and what that makes of the buckets.
 ///
 /// *Invariants*: `load` and `size` are the sums over `members`; `order` holds all buckets, descending by
 /// [`Buckets::value`], and `values` those; `log` undoes every move since it was last cleared.
 pub(crate) struct Buckets<'a> {
-    pub(crate) problem: &'a Problem,
+    pub(crate) batch: &'a SortedBatch,
     /// Bucket of each sample.
     pub(crate) bucket: Vec<u32>,
     /// Samples of each bucket, in no order.
@@ -32,16 +32,16 @@ pub(crate) struct Buckets<'a> {
 
 impl<'a> Buckets<'a> {
     /// The assignment `bucket`, one entry a sample. *Complexity*: O(n + m log m).
-    pub(crate) fn new(problem: &'a Problem, bucket: Vec<u32>) -> Self {
-        let m = problem.num_buckets;
+    pub(crate) fn new(batch: &'a SortedBatch, bucket: Vec<u32>) -> Self {
+        let m = batch.num_buckets;
         let (mut members, mut load, mut size) = (vec![Vec::new(); m], vec![[0, 0]; m], vec![[0, 0]; m]);
         let mut place = vec![0; bucket.len()];
         for (sample, &b) in bucket.iter().enumerate() {
             let b = b as usize;
             place[sample] = members[b].len() as u32;
             members[b].push(sample as u32);
-            load[b] = plus(load[b], problem.cost[sample]);
-            for (size, own) in size[b].iter_mut().zip(problem.size(sample as u32)) {
+            load[b] = plus(load[b], batch.cost[sample]);
+            for (size, own) in size[b].iter_mut().zip(batch.size(sample as u32)) {
                 *size += own;
             }
         }
@@ -50,7 +50,7 @@ impl<'a> Buckets<'a> {
         let values: Vec<i64> = order.iter().map(|&b| worse(load[b as usize])).collect();
         let placed = load.iter().map(|&load| worse(load)).collect();
         let marked = (order.clone(), values.clone());
-        Self { problem, bucket, members, place, load, size, order, values, placed, log: Vec::new(), marked }
+        Self { batch, bucket, members, place, load, size, order, values, placed, log: Vec::new(), marked }
     }
 
     /// The worse load of a bucket, in nanoseconds.
@@ -60,7 +60,7 @@ impl<'a> Buckets<'a> {
 
     /// Whether every bucket keeps both caps.
     pub(crate) fn keeps_caps(&self) -> bool {
-        let caps = self.problem.caps;
+        let caps = self.batch.caps;
         self.size.iter().all(|size| size[0] <= caps[0] && size[1] <= caps[1])
     }
 
@@ -118,11 +118,11 @@ impl<'a> Buckets<'a> {
         self.place[at] = self.members[t].len() as u32;
         self.members[t].push(sample);
         self.bucket[at] = to;
-        let cost = self.problem.cost[at];
+        let cost = self.batch.cost[at];
         self.load[f] = minus(self.load[f], cost);
         self.load[t] = plus(self.load[t], cost);
         // Without caps all sizes are 0.
-        if let Some(size) = self.problem.sizes.get(at) {
+        if let Some(size) = self.batch.sizes.get(at) {
             for (column, &size) in size.iter().enumerate() {
                 self.size[f][column] -= size;
                 self.size[t][column] += size;

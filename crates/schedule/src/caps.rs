@@ -1,13 +1,14 @@
 //! A first assignment that keeps the caps on bytes and tokens, where loads alone led to none.
 
+use crate::best_fit::best_fit;
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
-use crate::costs::{Costs, Limits, TOTAL_MAX};
+use crate::costs::{Costs, TOTAL_MAX};
 use crate::error::BalanceError;
 use crate::greedy::greedy;
-use crate::packing::best_fit;
-use crate::problem::{Problem, Size};
+use crate::limits::Limits;
 use crate::refine::refine;
+use crate::sorted_batch::{Size, SortedBatch};
 use crate::stop::Stop;
 
 /// Bucket of each sample such that each bucket keeps its caps, and the moves it took.
@@ -23,17 +24,17 @@ use crate::stop::Stop;
 /// # Errors
 /// [`BalanceError::CapsInfeasible`] if the lower bound of the fullest bucket is over the cap;
 /// [`BalanceError::NoPacking`] if the search did not get under it.
-pub(crate) fn pack(problem: &Problem, limits: &Limits) -> Result<(Vec<u32>, u64), BalanceError> {
-    let (num_samples, num_buckets) = (problem.num_samples(), limits.num_buckets);
-    for (unit, column, cap) in units(problem) {
-        let sizes = problem.sizes.iter().map(|size| size[column]).collect();
+pub(crate) fn pack(batch: &SortedBatch, limits: &Limits) -> Result<(Vec<u32>, u64), BalanceError> {
+    let (num_samples, num_buckets) = (batch.num_samples(), limits.num_buckets);
+    for (unit, column, cap) in units(batch) {
+        let sizes = batch.sizes.iter().map(|size| size[column]).collect();
         let alone = as_costs(sizes, vec![0; num_samples], limits);
         let needed = lower_bound(&alone, worst_of(&alone, &in_greedy_order(&alone))) as u64;
         if needed > cap {
             return Err(BalanceError::CapsInfeasible { num_samples, unit, needed, num_buckets, cap });
         }
     }
-    let (sizes, cap) = commensurate(problem);
+    let (sizes, cap) = commensurate(batch);
     let column = |column: usize| sizes.iter().map(|size| size[column]).collect();
     let both = as_costs(column(0), column(1), limits);
     let mut buckets = Buckets::new(&both, in_greedy_order(&both));
@@ -42,26 +43,26 @@ pub(crate) fn pack(problem: &Problem, limits: &Limits) -> Result<(Vec<u32>, u64)
     // As the bound, the cap ends the search where it is kept.
     let num_moves = refine(&mut buckets, cap, max_moves, limits.seed, &Stop::never());
     let bucket = both.by_caller_order(&buckets.bucket);
-    let packed = Buckets::new(problem, bucket);
+    let packed = Buckets::new(batch, bucket);
     if packed.keeps_caps() {
         return Ok((packed.bucket, num_moves));
     }
     // Balanced sizes are not packed ones: where room is scarce the largest first may find what exchanges did not.
-    if let Some(bucket) = best_fit(&problem.sizes, problem.caps, problem.num_buckets) {
+    if let Some(bucket) = best_fit(&batch.sizes, batch.caps, batch.num_buckets) {
         return Ok((bucket, num_moves));
     }
     let fullest = |column: usize| packed.size.iter().map(|size| size[column]).max().unwrap_or(0);
-    let broken = units(problem).max_by(|a, b| {
+    let broken = units(batch).max_by(|a, b| {
         let excess = |&(_, column, cap): &(_, usize, u64)| fullest(column) as f64 / cap.max(1) as f64;
         excess(a).total_cmp(&excess(b))
     });
-    let (unit, column, cap) = broken.expect("a problem without caps needs no packing");
+    let (unit, column, cap) = broken.expect("a batch without caps needs no packing");
     Err(BalanceError::NoPacking { num_samples, num_buckets, unit, cap, best: fullest(column) })
 }
 
 /// Unit, column and cap of the sizes that are capped.
-fn units(problem: &Problem) -> impl Iterator<Item = (&'static str, usize, u64)> {
-    let caps = problem.caps;
+fn units(batch: &SortedBatch) -> impl Iterator<Item = (&'static str, usize, u64)> {
+    let caps = batch.caps;
     ["bytes", "tokens"]
         .into_iter()
         .enumerate()
@@ -70,18 +71,18 @@ fn units(problem: &Problem) -> impl Iterator<Item = (&'static str, usize, u64)> 
 }
 
 /// Sizes in units such that both caps are the returned one.
-fn commensurate(problem: &Problem) -> (Vec<Size>, i64) {
-    let [bytes, tokens] = problem.caps;
+fn commensurate(batch: &SortedBatch) -> (Vec<Size>, i64) {
+    let [bytes, tokens] = batch.caps;
     // A cap of 0 leaves only samples of size 0, which no factor changes.
     let is_open = |cap: u64| cap == 0 || cap == u64::MAX;
     if is_open(bytes) || is_open(tokens) {
         let cap = if is_open(bytes) { tokens } else { bytes };
-        return (problem.sizes.clone(), i64::try_from(cap).unwrap_or(i64::MAX));
+        return (batch.sizes.clone(), i64::try_from(cap).unwrap_or(i64::MAX));
     }
     let shared = gcd(bytes, tokens);
     let factor = [u128::from(tokens / shared), u128::from(bytes / shared)];
     let wide: Vec<[u128; 2]> =
-        problem.sizes.iter().map(|size| [0, 1].map(|c: usize| u128::from(size[c]) * factor[c])).collect();
+        batch.sizes.iter().map(|size| [0, 1].map(|c: usize| u128::from(size[c]) * factor[c])).collect();
     let cap = u128::from(bytes) * factor[0];
     let total = wide.iter().fold(cap, |sum, size| sum.saturating_add(size[0].max(size[1])));
     // Rounding up adds at most 1 a sample, and there are less than 2^32 of them.
@@ -94,16 +95,16 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// A problem without caps, whose loads are the sizes.
-fn as_costs(encoder_ns: Vec<u64>, llm_ns: Vec<u64>, limits: &Limits) -> Problem {
+/// A batch without caps, whose loads are the sizes.
+fn as_costs(encoder_ns: Vec<u64>, llm_ns: Vec<u64>, limits: &Limits) -> SortedBatch {
     let costs = Costs { encoder_ns, llm_ns, bytes: None, tokens: None };
-    Problem::new(&costs, &Limits { bucket_bytes_max: None, bucket_tokens_max: None, ..*limits })
+    SortedBatch::new(&costs, &Limits { bucket_bytes_max: None, bucket_tokens_max: None, ..*limits })
 }
 
-fn in_greedy_order(problem: &Problem) -> Vec<u32> {
-    greedy(problem, &Stop::never()).expect("without a cap every sample finds a bucket")
+fn in_greedy_order(batch: &SortedBatch) -> Vec<u32> {
+    greedy(batch, &Stop::never()).expect("without a cap every sample finds a bucket")
 }
 
-fn worst_of(problem: &Problem, bucket: &[u32]) -> i64 {
-    Buckets::new(problem, bucket.to_vec()).worst()
+fn worst_of(batch: &SortedBatch, bucket: &[u32]) -> i64 {
+    Buckets::new(batch, bucket.to_vec()).worst()
 }

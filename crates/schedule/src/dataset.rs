@@ -1,7 +1,8 @@
 //! The costs of a whole dataset, held once, and the buckets of any global batch of it.
 
-use crate::costs::{Costs, Limits, TOTAL_MAX};
+use crate::costs::{Costs, TOTAL_MAX};
 use crate::error::BalanceError;
+use crate::limits::Limits;
 use crate::meets::{Meets, NEAR, schedule_for};
 use crate::packing::{filled, fitting};
 use sha2::{Digest, Sha256};

@@ -1,6 +1,6 @@
 //! A first assignment by differences: Karmarkar and Karp's method for many buckets, on two resources.
 
-use crate::problem::{Pair, Problem, plus, worse};
+use crate::sorted_batch::{Pair, SortedBatch, plus, worse};
 use crate::stop::Stop;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,11 +22,11 @@ struct Part {
 /// *Complexity*: O(n m log m) at worst; a partial assignment takes no more room than it has samples.
 ///
 /// *References*: Karmarkar and Karp, "The differencing method of set partitioning", 1982.
-pub(crate) fn differencing(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
-    let (n, m) = (problem.num_samples(), problem.num_buckets);
+pub(crate) fn differencing(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
+    let (n, m) = (batch.num_samples(), batch.num_buckets);
     // The next sample of each chain, and assignments with their buckets fullest first; the empty ones are left out.
     let mut next: Vec<u32> = (0..n as u32).collect();
-    let alone = |i: usize| vec![Part { load: problem.cost[i], first: i as u32, last: i as u32 }];
+    let alone = |i: usize| vec![Part { load: batch.cost[i], first: i as u32, last: i as u32 }];
     let mut partial: Vec<Vec<Part>> = (0..n).map(alone).collect();
     let difference = |parts: &[Part]| {
         let least = if parts.len() == m { worse(parts[m - 1].load) } else { 0 };
@@ -68,15 +68,16 @@ pub(crate) fn differencing(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::{Costs, Limits};
+    use crate::costs::Costs;
+    use crate::limits::Limits;
 
     fn worst(costs: &[u64], m: u32) -> u64 {
         let costs =
             Costs { encoder_ns: vec![0; costs.len()], llm_ns: costs.to_vec(), bytes: None, tokens: None };
-        let problem = Problem::new(&costs, &Limits::new(costs.num_samples(), m));
-        let bucket = differencing(&problem, &Stop::never()).unwrap();
+        let batch = SortedBatch::new(&costs, &Limits::new(costs.num_samples(), m));
+        let bucket = differencing(&batch, &Stop::never()).unwrap();
         let mut load = vec![0; m as usize];
-        for (&cost, &bucket) in problem.cost.iter().zip(&bucket) {
+        for (&cost, &bucket) in batch.cost.iter().zip(&bucket) {
             load[bucket as usize] += worse(cost).cast_unsigned();
         }
         load.into_iter().max().unwrap()
@@ -96,7 +97,7 @@ mod tests {
     #[test]
     fn a_stop_leaves_no_answer() {
         let costs = Costs { encoder_ns: vec![1; 200], llm_ns: vec![1; 200], bytes: None, tokens: None };
-        let problem = Problem::new(&costs, &Limits::new(200, 4));
-        assert!(differencing(&problem, &Stop::when(&|| true)).is_none());
+        let batch = SortedBatch::new(&costs, &Limits::new(200, 4));
+        assert!(differencing(&batch, &Stop::when(&|| true)).is_none());
     }
 }

@@ -2,10 +2,11 @@
 
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
-use crate::costs::{Costs, Limits, TOTAL_MAX};
+use crate::costs::{Costs, TOTAL_MAX};
 use crate::greedy::greedy;
-use crate::problem::Problem;
+use crate::limits::Limits;
 use crate::refine::refine;
+use crate::sorted_batch::SortedBatch;
 use crate::stop::Stop;
 
 /// Exchanges weighed for each sample divided; more do not pay on the dozens of samples a microbatch has.
@@ -30,14 +31,14 @@ pub fn divide(cost_ns: &[u64], parts: u32) -> Vec<u32> {
     let costs = Costs { llm_ns: vec![0; encoder_ns.len()], encoder_ns, bytes: None, tokens: None };
     let max_moves = MOVES_PER_SAMPLE * cost_ns.len() as u64;
     let limits = Limits { max_moves, ..Limits::new(cost_ns.len(), parts.max(1)) };
-    let problem = Problem::new(&costs, &limits);
+    let batch = SortedBatch::new(&costs, &limits);
     // Without a cap every sample finds a part.
-    let start = greedy(&problem, &Stop::never()).unwrap_or_else(|| vec![0; cost_ns.len()]);
-    let mut buckets = Buckets::new(&problem, start);
-    let bound = lower_bound(&problem, buckets.worst());
+    let start = greedy(&batch, &Stop::never()).unwrap_or_else(|| vec![0; cost_ns.len()]);
+    let mut buckets = Buckets::new(&batch, start);
+    let bound = lower_bound(&batch, buckets.worst());
     refine(&mut buckets, bound, max_moves, limits.seed, &Stop::never());
     number_parts(&mut buckets.bucket, limits.num_buckets);
-    problem.by_caller_order(&buckets.bucket)
+    batch.by_caller_order(&buckets.bucket)
 }
 
 /// Numbers the parts by their first sample, so that the way the search took does not show.

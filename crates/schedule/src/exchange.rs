@@ -16,7 +16,7 @@
 
 use crate::buckets::Buckets;
 use crate::ladder::Ladder;
-use crate::problem::{Size, minus, plus, worse};
+use crate::sorted_batch::{Size, minus, plus, worse};
 use crate::stop::Stop;
 use crate::units::{Few, NONE, Units};
 use dflop_types::BUCKETS_MAX;
@@ -249,35 +249,36 @@ impl<'a> Scan<'a> {
 #[inline]
 pub(crate) fn keeps_caps(buckets: &Buckets, w: u32, b: u32, own: Few, theirs: Few) -> bool {
     // Where nothing is capped this is all that is paid.
-    buckets.problem.sizes.is_empty() || room(buckets, w, b, size(buckets, own), size(buckets, theirs))
+    buckets.batch.sizes.is_empty() || room(buckets, w, b, size(buckets, own), size(buckets, theirs))
 }
 
 fn size(buckets: &Buckets, samples: Few) -> Size {
     samples.into_iter().filter(|&sample| sample != NONE).fold([0, 0], |sum, sample| {
-        let size = buckets.problem.size(sample);
+        let size = buckets.batch.size(sample);
         [sum[0] + size[0], sum[1] + size[1]]
     })
 }
 
 /// Whether both buckets keep both caps when `own` bytes and tokens go from w to b and `theirs` come back.
 fn room(buckets: &Buckets, w: u32, b: u32, own: Size, theirs: Size) -> bool {
-    let (w, b, caps) = (buckets.size[w as usize], buckets.size[b as usize], buckets.problem.caps);
+    let (w, b, caps) = (buckets.size[w as usize], buckets.size[b as usize], buckets.batch.caps);
     (0..caps.len()).all(|c| w[c] - own[c] <= caps[c] - theirs[c] && b[c] - theirs[c] <= caps[c] - own[c])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::{Costs, Limits};
-    use crate::problem::Problem;
+    use crate::costs::Costs;
+    use crate::limits::Limits;
     use crate::random::{below, generator};
+    use crate::sorted_batch::SortedBatch;
     use crate::units::SAMPLES_MAX;
 
     const ALL: usize = usize::MAX;
 
     fn found(costs: &Costs, limits: &Limits, bucket: &[u32], w: u32, samples: usize) -> Option<[i64; 2]> {
-        let problem = Problem::new(costs, limits);
-        let mut buckets = Buckets::new(&problem, problem.by_own_order(bucket));
+        let batch = SortedBatch::new(costs, limits);
+        let mut buckets = Buckets::new(&batch, batch.by_own_order(bucket));
         let stop = Stop::never();
         let mut scan = Scan::new(u64::MAX, &stop);
         let exchange = scan.best(&buckets, w, 0, Reach { samples, partners: ALL }, 0, |_| true)?;
@@ -365,15 +366,15 @@ mod tests {
         // one; 4 beside it for 5 and 8 would raise nothing, but lowers nothing either.
         let costs = Costs { encoder_ns: vec![9, 4, 8, 5], llm_ns: vec![0; 4], ..Costs::default() };
         let limits = Limits::new(4, 2);
-        let problem = Problem::new(&costs, &limits);
-        let buckets = Buckets::new(&problem, problem.by_own_order(&[0, 0, 1, 1]));
+        let batch = SortedBatch::new(&costs, &limits);
+        let buckets = Buckets::new(&batch, batch.by_own_order(&[0, 0, 1, 1]));
         let stop = Stop::never();
         let mut scan = Scan::new(u64::MAX, &stop);
         assert!(scan.best(&buckets, 0, 0, Reach { samples: 3, partners: ALL }, 0, |_| true).is_none());
-        let nine = buckets.members[0].iter().copied().find(|&s| problem.cost[s as usize] == [9, 0]).unwrap();
+        let nine = buckets.members[0].iter().copied().find(|&s| batch.cost[s as usize] == [9, 0]).unwrap();
         let pushed = scan.push(&buckets, 0, nine, [0, 1].into_iter(), 0).unwrap();
         let cost = |few: Few| -> i64 {
-            few.into_iter().filter(|&s| s != NONE).map(|s| problem.cost[s as usize][0]).sum()
+            few.into_iter().filter(|&s| s != NONE).map(|s| batch.cost[s as usize][0]).sum()
         };
         assert_eq!((pushed.other, cost(pushed.own), cost(pushed.theirs)), (1, 9, 8));
     }

@@ -1,6 +1,6 @@
 //! A first assignment: longest processing time first, on two resources.
 
-use crate::problem::{Pair, Problem, plus, worse};
+use crate::sorted_batch::{Pair, SortedBatch, plus, worse};
 use crate::stop::Stop;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -28,33 +28,33 @@ const LEAST_LOOKED_AT: usize = 24;
 /// [`COMPARED_MAX`], and O(n log m) beyond.
 ///
 /// *References*: Graham, "Bounds on multiprocessing timing anomalies", 1969, for one resource.
-pub(crate) fn greedy(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
-    if problem.sizes.is_empty() && problem.total.contains(&0) {
-        return greedy_alone(problem, stop);
+pub(crate) fn greedy(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
+    if batch.sizes.is_empty() && batch.total.contains(&0) {
+        return greedy_alone(batch, stop);
     }
-    if problem.num_samples().saturating_mul(problem.num_buckets) > COMPARED_MAX {
-        return greedy_among_least(problem, stop);
+    if batch.num_samples().saturating_mul(batch.num_buckets) > COMPARED_MAX {
+        return greedy_among_least(batch, stop);
     }
-    greedy_among_all(problem, stop)
+    greedy_among_all(batch, stop)
 }
 
 /// Greedy that looks at every bucket for every sample.
-fn greedy_among_all(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
+fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let mut until_asked = 0;
-    let mut load = vec![[0, 0]; problem.num_buckets];
-    let mut count = vec![0_usize; problem.num_buckets];
-    let mut held = vec![[0_u64; 2]; problem.num_buckets];
-    let mut bucket = Vec::with_capacity(problem.num_samples());
-    for (sample, &cost) in problem.cost.iter().enumerate() {
-        if until_asked < problem.num_buckets {
+    let mut load = vec![[0, 0]; batch.num_buckets];
+    let mut count = vec![0_usize; batch.num_buckets];
+    let mut held = vec![[0_u64; 2]; batch.num_buckets];
+    let mut bucket = Vec::with_capacity(batch.num_samples());
+    for (sample, &cost) in batch.cost.iter().enumerate() {
+        if until_asked < batch.num_buckets {
             if stop.strikes() {
                 return None;
             }
             until_asked = ASKED_EVERY;
         }
-        until_asked = until_asked.saturating_sub(problem.num_buckets);
-        let size = problem.size(sample as u32);
-        let room = [problem.caps[0] - size[0], problem.caps[1] - size[1]];
+        until_asked = until_asked.saturating_sub(batch.num_buckets);
+        let size = batch.size(sample as u32);
+        let room = [batch.caps[0] - size[0], batch.caps[1] - size[1]];
         let (mut least, mut best) = (i64::MAX, None);
         for (b, &before) in load.iter().enumerate() {
             let after = plus(before, cost);
@@ -77,11 +77,11 @@ fn greedy_among_all(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
 }
 
 /// The same answer where only one resource has costs: the least loaded bucket is on top of a heap.
-fn greedy_alone(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
+fn greedy_alone(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let mut least: BinaryHeap<Reverse<(i64, usize, u32)>> =
-        (0..problem.num_buckets as u32).map(|b| Reverse((0, 0, b))).collect();
-    let mut bucket = Vec::with_capacity(problem.num_samples());
-    for (sample, &cost) in problem.cost.iter().enumerate() {
+        (0..batch.num_buckets as u32).map(|b| Reverse((0, 0, b))).collect();
+    let mut bucket = Vec::with_capacity(batch.num_samples());
+    for (sample, &cost) in batch.cost.iter().enumerate() {
         if sample.is_multiple_of(ASKED_EVERY / 16) && stop.strikes() {
             return None;
         }
@@ -97,8 +97,8 @@ fn greedy_alone(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
 type Place = (i64, i64, usize, u32);
 
 /// Greedy among the least loaded buckets alone.
-fn greedy_among_least(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
-    let m = problem.num_buckets;
+fn greedy_among_least(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
+    let m = batch.num_buckets;
     let (mut load, mut count, mut held) = (vec![[0, 0]; m], vec![0_usize; m], vec![[0_u64; 2]; m]);
     let places = |load: Pair, count: usize, b: u32| -> [Place; 3] {
         let sum = load[0] + load[1];
@@ -110,13 +110,13 @@ fn greedy_among_least(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
             set.insert(place);
         }
     }
-    let mut bucket = Vec::with_capacity(problem.num_samples());
-    for (sample, &cost) in problem.cost.iter().enumerate() {
+    let mut bucket = Vec::with_capacity(batch.num_samples());
+    for (sample, &cost) in batch.cost.iter().enumerate() {
         if sample.is_multiple_of(ASKED_EVERY / 256) && stop.strikes() {
             return None;
         }
-        let size = problem.size(sample as u32);
-        let has_room = |&b: &usize| (0..2).all(|c| size[c] <= problem.caps[c] - held[b][c]);
+        let size = batch.size(sample as u32);
+        let has_room = |&b: &usize| (0..2).all(|c| size[c] <= batch.caps[c] - held[b][c]);
         let key = |&b: &usize| {
             let after = plus(load[b], cost);
             (worse(after), after[0] + after[1], count[b], b)
@@ -143,7 +143,8 @@ fn greedy_among_least(problem: &Problem, stop: &Stop) -> Option<Vec<u32>> {
 mod tests {
     use super::*;
     use crate::buckets::Buckets;
-    use crate::costs::{Costs, Limits};
+    use crate::costs::Costs;
+    use crate::limits::Limits;
     use crate::random::{below, generator};
 
     fn costs(num_samples: usize, end: usize, has_encoder: bool) -> Costs {
@@ -158,10 +159,10 @@ mod tests {
     fn on_one_resource_the_heap_gives_the_same_answer() {
         for (num_samples, end, num_buckets) in [(500, 1_000, 7), (500, 3, 40), (30, 9, 60), (0, 9, 3)] {
             let costs = costs(num_samples, end, false);
-            let problem = Problem::new(&costs, &Limits::new(num_samples, num_buckets));
+            let batch = SortedBatch::new(&costs, &Limits::new(num_samples, num_buckets));
             let never = Stop::never();
-            assert_eq!(greedy_alone(&problem, &never), greedy_among_all(&problem, &never));
-            assert!(greedy_alone(&problem, &Stop::when(&|| true)).is_none() || num_samples == 0);
+            assert_eq!(greedy_alone(&batch, &never), greedy_among_all(&batch, &never));
+            assert!(greedy_alone(&batch, &Stop::when(&|| true)).is_none() || num_samples == 0);
         }
     }
 
@@ -170,9 +171,9 @@ mod tests {
         let costs = costs(4_000, 1_000, true);
         for cap in [None, Some(1_150)] {
             let limits = Limits { bucket_tokens_max: cap, ..Limits::new(4_000, 100) };
-            let problem = Problem::new(&costs, &limits);
-            let worst = |way: fn(&Problem, &Stop) -> Option<Vec<u32>>| {
-                let buckets = Buckets::new(&problem, way(&problem, &Stop::never()).unwrap());
+            let batch = SortedBatch::new(&costs, &limits);
+            let worst = |way: fn(&SortedBatch, &Stop) -> Option<Vec<u32>>| {
+                let buckets = Buckets::new(&batch, way(&batch, &Stop::never()).unwrap());
                 assert!(buckets.keeps_caps());
                 buckets.worst()
             };
@@ -181,10 +182,10 @@ mod tests {
         }
         // Buckets as full as they get: only some far from the least load have room, until none has.
         let tight = Limits { bucket_tokens_max: Some(900), ..Limits::new(4_000, 100) };
-        let problem = Problem::new(&costs, &tight);
-        assert!(greedy_among_least(&problem, &Stop::never()).is_none());
+        let batch = SortedBatch::new(&costs, &tight);
+        assert!(greedy_among_least(&batch, &Stop::never()).is_none());
         assert!(
-            greedy_among_least(&Problem::new(&costs, &Limits::new(4_000, 9)), &Stop::when(&|| true))
+            greedy_among_least(&SortedBatch::new(&costs, &Limits::new(4_000, 9)), &Stop::when(&|| true))
                 .is_none()
         );
     }

@@ -5,7 +5,7 @@
 //! machine word mostly shows that a window is empty.
 
 use crate::buckets::Buckets;
-use crate::problem::{Pair, minus};
+use crate::sorted_batch::{Pair, minus};
 use crate::units::Units;
 
 /// Cells of a ladder for each unit, as a power of two: most windows then hold no cell with a unit in it.
@@ -198,16 +198,17 @@ impl Ladder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::costs::{Costs, Limits};
-    use crate::problem::Problem;
+    use crate::costs::Costs;
+    use crate::limits::Limits;
     use crate::random::{below, generator};
+    use crate::sorted_batch::SortedBatch;
 
     /// Bucket 0 holds the first half of the samples, bucket 1 the rest.
     fn ladder_and_theirs(costs: &Costs, samples: usize) -> (Ladder, Units) {
         let n = costs.num_samples();
-        let problem = Problem::new(costs, &Limits::new(n, 2));
+        let batch = SortedBatch::new(costs, &Limits::new(n, 2));
         let bucket: Vec<u32> = (0..n).map(|i| u32::from(i >= n / 2)).collect();
-        let buckets = Buckets::new(&problem, problem.by_own_order(&bucket));
+        let buckets = Buckets::new(&batch, batch.by_own_order(&bucket));
         let (mut ladder, mut theirs) = (Ladder::new(), Units::new());
         // A ladder is filled again and again.
         ladder.fill(&buckets, 1, 1, samples, 0);

@@ -41,6 +41,7 @@
 
 mod assignment;
 pub mod baseline;
+mod best_fit;
 mod bounds;
 mod buckets;
 mod caps;
@@ -53,27 +54,29 @@ mod exact;
 mod exchange;
 mod greedy;
 mod ladder;
+mod limits;
 mod meets;
 mod ordering;
 mod packing;
-mod problem;
 mod random;
 mod refine;
+mod sorted_batch;
 mod stop;
 mod units;
 
 pub use assignment::Assignment;
-pub use costs::{Costs, EXACT_WORK, Limits, TOTAL_MAX};
+pub use costs::{Costs, TOTAL_MAX};
 pub use dataset::{Cut, DatasetCosts, of_tokens, scaled};
 pub use dflop_types::BUCKETS_MAX;
 pub use divide::divide;
 pub use error::BalanceError;
+pub use limits::{EXACT_WORK, Limits};
 pub use meets::{Meets, NEAR, ParseMeetsError, schedule_for};
 pub use ordering::{order_microbatches, order_microbatches_from, small_ends};
 pub use packing::{fewest_buckets, filled, fitting};
 
 use buckets::Buckets;
-use problem::{Pair, Problem};
+use sorted_batch::{Pair, SortedBatch};
 use stop::Stop;
 
 /// The assignment of samples to buckets whose worst bucket is lightest, as far as the moves reach.
@@ -147,22 +150,22 @@ fn schedule_to(
 ) -> Result<Assignment, BalanceError> {
     costs.check()?;
     limits.check(costs)?;
-    let problem = Problem::new(costs, limits);
-    let (start, packing_moves) = start(&problem, limits, stop)?;
-    let mut buckets = Buckets::new(&problem, start);
-    let mut bound = bounds::lower_bound(&problem, buckets.worst());
+    let batch = SortedBatch::new(costs, limits);
+    let (start, packing_moves) = start(&batch, limits, stop)?;
+    let mut buckets = Buckets::new(&batch, start);
+    let mut bound = bounds::lower_bound(&batch, buckets.worst());
     let target = precision.target(bound);
-    let is_exact = limits.max_exact_work > 0 && exact::can_take(&problem);
-    let before = if is_exact { exact_after(&problem, limits.max_moves) } else { limits.max_moves };
+    let is_exact = limits.max_exact_work > 0 && exact::can_take(&batch);
+    let before = if is_exact { exact_after(&batch, limits.max_moves) } else { limits.max_moves };
     let mut num_moves = refine::refine(&mut buckets, target, before, limits.seed, stop);
     if is_exact && exact::is_open(target, buckets.worst()) {
         let left = limits.max_moves - num_moves;
-        let first = exact::moves_before(&problem, limits.max_exact_work);
+        let first = exact::moves_before(&batch, limits.max_exact_work);
         num_moves += refine::refine(&mut buckets, target, first, limits.seed.wrapping_add(1), stop);
         let found = exact::improve(&buckets, bound, limits.max_exact_work - first, stop);
         bound = found.bound;
         if let Some(bucket) = found.bucket {
-            buckets = Buckets::new(&problem, bucket);
+            buckets = Buckets::new(&batch, bucket);
         }
         // The exact search looks at the worst bucket alone.
         num_moves +=
@@ -172,7 +175,7 @@ fn schedule_to(
         let seed = limits.seed.wrapping_add(1);
         num_moves += refine::refine(&mut buckets, target, limits.max_exact_work / 2, seed, stop);
     }
-    let bucket = problem.by_caller_order(&buckets.bucket);
+    let bucket = batch.by_caller_order(&buckets.bucket);
     Ok(Assignment::new(costs, limits, bucket, bound, num_moves + packing_moves, stop.has_struck()))
 }
 
@@ -181,9 +184,9 @@ const EXACT_FIRST_MOVES: u64 = 100_000;
 
 /// Moves before the exact search. The rest, at least a quarter of all, is spent after it: on the buckets that an
 /// exact answer leaves uneven, or on the worst bucket where the exact search found no answer.
-fn exact_after(problem: &Problem, max_moves: u64) -> u64 {
+fn exact_after(batch: &SortedBatch, max_moves: u64) -> u64 {
     let most = max_moves - max_moves / 4;
-    if problem.num_samples() <= exact::QUICK_SAMPLES_MAX { most.min(EXACT_FIRST_MOVES) } else { most }
+    if batch.num_samples() <= limits::QUICK_SAMPLES_MAX { most.min(EXACT_FIRST_MOVES) } else { most }
 }
 
 /// Differencing gives a better first assignment than greedy where one component has nearly all the work: this many
@@ -196,19 +199,19 @@ const DIFFERENCING_RATIO: i64 = 16;
 const DIFFERENCING_MAX: usize = 1 << 24;
 
 /// A first assignment, if it keeps the caps it looks at and no stop strikes.
-type Way = fn(&Problem, &Stop) -> Option<Vec<u32>>;
+type Way = fn(&SortedBatch, &Stop) -> Option<Vec<u32>>;
 
 fn minmax([a, b]: Pair) -> Pair {
     [a.min(b), a.max(b)]
 }
 
 /// The best of the first assignments that keep the caps, and the moves it took to find one.
-fn start(problem: &Problem, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u64), BalanceError> {
-    let arrival = problem.by_own_order(&baseline::arrival_order(problem.num_samples(), limits.num_buckets));
-    let keeping = |bucket| Some(Buckets::new(problem, bucket)).filter(Buckets::keeps_caps);
+fn start(batch: &SortedBatch, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u64), BalanceError> {
+    let arrival = batch.by_own_order(&baseline::arrival_order(batch.num_samples(), limits.num_buckets));
+    let keeping = |bucket| Some(Buckets::new(batch, bucket)).filter(Buckets::keeps_caps);
     let mut best = keeping(arrival);
-    let [least, most] = minmax(problem.total);
-    let is_small = problem.num_samples().saturating_mul(problem.num_buckets) <= DIFFERENCING_MAX;
+    let [least, most] = minmax(batch.total);
+    let is_small = batch.num_samples().saturating_mul(batch.num_buckets) <= DIFFERENCING_MAX;
     let ways: &[Way] = if is_small && least <= most / DIFFERENCING_RATIO {
         &[greedy::greedy, differencing::differencing]
     } else {
@@ -217,13 +220,13 @@ fn start(problem: &Problem, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>, u
     for way in ways {
         // A stop must not take the last assignment that keeps the caps.
         let stop = if best.is_some() { stop } else { &Stop::never() };
-        let found = way(problem, stop).and_then(keeping);
+        let found = way(batch, stop).and_then(keeping);
         if found.as_ref().is_some_and(|found| best.as_ref().is_none_or(|best| found.values < best.values)) {
             best = found;
         }
     }
     match best {
         Some(best) => Ok((best.bucket, 0)),
-        None => caps::pack(problem, limits),
+        None => caps::pack(batch, limits),
     }
 }

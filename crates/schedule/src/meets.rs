@@ -8,10 +8,11 @@
 use crate::assignment::{Assignment, sums};
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
-use crate::costs::{Costs, Limits, TOTAL_MAX};
+use crate::costs::{Costs, TOTAL_MAX};
 use crate::error::BalanceError;
 use crate::greedy::greedy;
-use crate::problem::Problem;
+use crate::limits::Limits;
+use crate::sorted_batch::SortedBatch;
 use crate::stop::Stop;
 use crate::{Precision, schedule_to};
 use std::cmp::Reverse;
@@ -178,10 +179,10 @@ fn alone(values: Vec<u64>) -> Costs {
 /// A load that the fullest of `num_buckets` reaches for certain, of one column of costs.
 fn bound_of(values: &[u64], num_buckets: u32) -> u64 {
     let (costs, limits) = (alone(values.to_vec()), Limits::new(values.len(), num_buckets));
-    let problem = Problem::new(&costs, &limits);
+    let batch = SortedBatch::new(&costs, &limits);
     // Without a cap every sample finds a bucket.
-    let start = greedy(&problem, &Stop::never()).unwrap_or_else(|| vec![0; values.len()]);
-    lower_bound(&problem, Buckets::new(&problem, start).worst()).cast_unsigned()
+    let start = greedy(&batch, &Stop::never()).unwrap_or_else(|| vec![0; values.len()]);
+    lower_bound(&batch, Buckets::new(&batch, start).worst()).cast_unsigned()
 }
 
 /// The largest load of a weighted column is this: sums of as many as there may be buckets stay below [`TOTAL_MAX`].

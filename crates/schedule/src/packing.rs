@@ -1,55 +1,19 @@
 //! Sizes under hard caps: how many samples fit some buckets, and how many buckets some samples need.
 
+use crate::best_fit::best_fit;
 use crate::bounds::lower_bound;
 use crate::buckets::Buckets;
 use crate::caps;
-use crate::costs::{Costs, Limits};
+use crate::costs::Costs;
 use crate::error::BalanceError;
 use crate::greedy::greedy;
-use crate::problem::{Problem, Size};
+use crate::limits::Limits;
+use crate::sorted_batch::{Size, SortedBatch};
 use crate::stop::Stop;
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
 
 /// Numbers of buckets for which a whole search is made before first fit's is taken.
 const SEARCHED_MAX: u32 = 8;
-
-/// Bucket of each of `sizes` such that none holds more than `caps`: largest first, each into the fullest bucket that has room.
-///
-/// A size counts by the cap that it takes the larger part of. `None` where a size finds no room; there may be another
-/// packing. *Complexity*: O(n log n + n log m), with both caps O(n m).
-///
-/// *References*: Johnson, "Near-optimal bin packing algorithms", 1973, for one cap.
-pub(crate) fn best_fit(sizes: &[Size], caps: Size, num_buckets: usize) -> Option<Vec<u32>> {
-    let part = |size: &Size| {
-        let of = |c: usize| if caps[c] == u64::MAX { 0.0 } else { size[c] as f64 / caps[c].max(1) as f64 };
-        of(0).max(of(1))
-    };
-    let mut order: Vec<usize> = (0..sizes.len()).collect();
-    order.sort_by(|&a, &b| part(&sizes[b]).total_cmp(&part(&sizes[a])));
-    let mut bucket = vec![0; sizes.len()];
-    let mut room = vec![caps; num_buckets];
-    let capped: Vec<usize> = (0..2).filter(|&c| caps[c] < u64::MAX).collect();
-    if let [c] = capped[..] {
-        let mut by_room: BTreeSet<(u64, usize)> = (0..num_buckets).map(|b| (caps[c], b)).collect();
-        for sample in order {
-            let size = sizes[sample][c];
-            let &(left, b) = by_room.range((size, 0)..).next()?;
-            by_room.remove(&(left, b));
-            by_room.insert((left - size, b));
-            bucket[sample] = b as u32;
-        }
-        return Some(bucket);
-    }
-    for sample in order {
-        let size = sizes[sample];
-        let fits = |b: &usize| (0..2).all(|c| size[c] <= room[*b][c]);
-        let b = (0..num_buckets).filter(fits).min_by(|&a, &b| part(&room[a]).total_cmp(&part(&room[b])))?;
-        room[b] = [0, 1].map(|c: usize| if caps[c] == u64::MAX { room[b][c] } else { room[b][c] - size[c] });
-        bucket[sample] = b as u32;
-    }
-    Some(bucket)
-}
 
 /// How many of the first samples of `costs` fit the buckets of `limits` under their caps, as far as [`schedule`] finds a
 /// packing of them for certain.
@@ -127,8 +91,8 @@ pub fn fewest_buckets(costs: &Costs, limits: &Limits, multiple: u32) -> Result<u
     for k in searched {
         let limits = with(k * multiple);
         limits.check(costs)?;
-        let problem = Problem::new(costs, &limits);
-        if caps::pack(&problem, &limits).is_ok() {
+        let batch = SortedBatch::new(costs, &limits);
+        if caps::pack(&batch, &limits).is_ok() {
             return Ok(limits.num_buckets);
         }
     }
@@ -141,9 +105,9 @@ fn is_too_few(sizes: &[Size], caps: Size, num_buckets: u32) -> bool {
     (0..2).filter(|&c| caps[c] < u64::MAX).any(|c| {
         let llm_ns: Vec<u64> = sizes.iter().map(|size| size[c]).collect();
         let costs = Costs { encoder_ns: vec![0; sizes.len()], llm_ns, bytes: None, tokens: None };
-        let problem = Problem::new(&costs, &Limits::new(sizes.len(), num_buckets));
-        let start = greedy(&problem, &Stop::never()).unwrap_or_else(|| vec![0; sizes.len()]);
-        lower_bound(&problem, Buckets::new(&problem, start).worst()).cast_unsigned() > caps[c]
+        let batch = SortedBatch::new(&costs, &Limits::new(sizes.len(), num_buckets));
+        let start = greedy(&batch, &Stop::never()).unwrap_or_else(|| vec![0; sizes.len()]);
+        lower_bound(&batch, Buckets::new(&batch, start).worst()).cast_unsigned() > caps[c]
     })
 }
 

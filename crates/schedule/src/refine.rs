@@ -7,8 +7,8 @@
 
 use crate::buckets::Buckets;
 use crate::exchange::{Exchange, Reach, Scan, keeps_caps};
-use crate::problem::{Pair, Size, plus, worse};
 use crate::random::{below, generator};
+use crate::sorted_batch::{Pair, Size, plus, worse};
 use crate::stop::Stop;
 use crate::units::{Few, NONE};
 use rand_chacha::ChaCha8Rng;
@@ -52,7 +52,7 @@ const REACHES: [Reach; 2] = [Reach { samples: 2, partners: 64 }, Reach { samples
 /// Ends when the worst bucket is at `bound` (and the rest is even), when the moves are spent, or when `stop` strikes. The result is
 /// never worse, in the order of the objective, than what it began with, and keeps every cap that was kept.
 pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u64, stop: &Stop) -> u64 {
-    let (num_buckets, num_samples) = (buckets.problem.num_buckets, buckets.problem.num_samples());
+    let (num_buckets, num_samples) = (buckets.batch.num_buckets, buckets.batch.num_samples());
     if num_buckets < 2 || num_samples < 2 {
         return 0;
     }
@@ -68,7 +68,7 @@ pub(crate) fn refine(buckets: &mut Buckets, bound: i64, max_moves: u64, seed: u6
     buckets.mark();
     search.memory.mark();
     let mut best = buckets.values.clone();
-    let are_few = buckets.problem.are_few();
+    let are_few = buckets.batch.are_few();
     let mut best_bucket = if are_few { buckets.bucket.clone() } else { Vec::new() };
     let (mut failures, mut is_proven) = (0, false);
     while !search.scan.is_spent() {
@@ -191,12 +191,12 @@ impl Search<'_> {
     /// A bucket is certain when one sample alone makes its load, or when it stands at the bound. Whatever lies
     /// in it, it takes at most its load of either resource; the others share what is left at best evenly.
     fn free(&self, buckets: &Buckets) -> (usize, i64) {
-        let problem = buckets.problem;
-        let mut total = worse(problem.total);
+        let batch = buckets.batch;
+        let mut total = worse(batch.total);
         let mut first = 0;
         for &b in &buckets.order {
             let value = buckets.value(b);
-            let alone = buckets.members[b as usize].iter().any(|&s| worse(problem.cost[s as usize]) == value);
+            let alone = buckets.members[b as usize].iter().any(|&s| worse(batch.cost[s as usize]) == value);
             if !alone && value != self.bound {
                 break;
             }
@@ -257,7 +257,7 @@ impl Search<'_> {
     /// bucket is made lighter at the expense of another; else a few samples are moved or exchanged at random, most often
     /// of the worst free bucket.
     fn kick(&mut self, buckets: &mut Buckets, first: usize) {
-        if buckets.problem.are_few() && below(&mut self.random, REFILLS_OF) < REFILLS {
+        if buckets.batch.are_few() && below(&mut self.random, REFILLS_OF) < REFILLS {
             return self.refill(buckets, first);
         }
         if below(&mut self.random, PUSH_SHARE) == 0 {
@@ -291,7 +291,7 @@ impl Search<'_> {
     ///
     /// *Reference*: Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", 2000.
     fn refill(&mut self, buckets: &mut Buckets, first: usize) {
-        let (problem, num_free) = (buckets.problem, buckets.order.len() - first);
+        let (batch, num_free) = (buckets.batch, buckets.order.len() - first);
         let mut chosen = vec![buckets.order[first]];
         for _ in 0..=below(&mut self.random, REFILLED_MAX - 1) {
             let other = buckets.order[first + below(&mut self.random, num_free)];
@@ -302,15 +302,15 @@ impl Search<'_> {
         let mut samples = Vec::new();
         for &sample in chosen.iter().flat_map(|&b| &buckets.members[b as usize]) {
             let blur = 128 - below(&mut self.random, 64) as i128;
-            samples.push((Reverse(i128::from(worse(problem.cost[sample as usize])) * blur), sample));
+            samples.push((Reverse(i128::from(worse(batch.cost[sample as usize])) * blur), sample));
         }
         samples.sort_unstable();
         self.scan.charge(4 * samples.len());
         let mut filled: Vec<(Pair, Size)> = vec![([0, 0], [0, 0]); chosen.len()];
         let mut target = Vec::with_capacity(samples.len());
         for &(_, sample) in &samples {
-            let (cost, size) = (problem.cost[sample as usize], problem.size(sample));
-            let has_room = |held: Size| (0..2).all(|at| size[at] <= problem.caps[at] - held[at]);
+            let (cost, size) = (batch.cost[sample as usize], batch.size(sample));
+            let has_room = |held: Size| (0..2).all(|at| size[at] <= batch.caps[at] - held[at]);
             let open = filled.iter_mut().zip(&chosen).filter(|((_, held), _)| has_room(*held));
             let Some((into, &bucket)) = open.min_by_key(|((load, _), _)| worse(plus(*load, cost))) else {
                 return;
@@ -331,7 +331,7 @@ impl Search<'_> {
         let sample = *members.get(below(&mut self.random, members.len().max(1)))?;
         let turn = below(&mut self.random, 1 << 16);
         let random = &mut self.random;
-        let others = (0..PUSH_PARTNERS).map(|_| below(random, buckets.problem.num_buckets) as u32);
+        let others = (0..PUSH_PARTNERS).map(|_| below(random, buckets.batch.num_buckets) as u32);
         self.scan.push(buckets, w, sample, others, turn)
     }
 
@@ -341,19 +341,19 @@ impl Search<'_> {
     /// Partners are near more often than far: near ones disturb a nearly even assignment little and yet give
     /// every bucket new partners.
     fn random_exchange(&mut self, buckets: &Buckets, w: u32) -> Option<Exchange> {
-        let problem = buckets.problem;
-        let num_samples = problem.num_samples();
+        let batch = buckets.batch;
+        let num_samples = batch.num_samples();
         let members = &buckets.members[w as usize];
         let own = *members.get(below(&mut self.random, members.len().max(1)))?;
         let (other, theirs) = if below(&mut self.random, 4) == 0 {
-            (below(&mut self.random, problem.num_buckets) as u32, NONE)
+            (below(&mut self.random, batch.num_buckets) as u32, NONE)
         } else {
             let resource = below(&mut self.random, 2);
             let reach = 1 << below(&mut self.random, (usize::BITS - num_samples.leading_zeros()) as usize);
-            let rank = problem.rank[resource][own as usize] as usize;
+            let rank = batch.rank[resource][own as usize] as usize;
             let low = rank.saturating_sub(reach);
             let high = (rank + reach).min(num_samples - 1);
-            let theirs = problem.sorted[resource][low + below(&mut self.random, high - low + 1)].1;
+            let theirs = batch.sorted[resource][low + below(&mut self.random, high - low + 1)].1;
             (buckets.bucket[theirs as usize], theirs)
         };
         let is_sound = other != w && keeps_caps(buckets, w, other, [own, NONE, NONE], [theirs, NONE, NONE]);

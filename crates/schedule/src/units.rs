@@ -1,7 +1,7 @@
 //! What one side of an exchange may give: the members of a bucket alone, in pairs and in threes.
 
 use crate::buckets::Buckets;
-use crate::problem::{Pair, plus};
+use crate::sorted_batch::{Pair, plus};
 
 /// Stands for "no sample".
 pub(crate) const NONE: u32 = u32::MAX;
@@ -82,7 +82,7 @@ impl Units {
         let mut key = [0; MEMBERS_MAX];
         for (at, &member) in members[start..].iter().chain(members).take(count).enumerate() {
             self.sample[at] = member;
-            self.cost[at] = buckets.problem.cost[member as usize];
+            self.cost[at] = buckets.batch.cost[member as usize];
             key[at] = self.cost[at][r];
         }
         self.samples = samples;

@@ -42,6 +42,23 @@ fn by_cause(simulator: &mut Simulator, actual_ns: u64) -> Idle {
 }
 
 impl Simulator {
+    /// The timeline of the step as it stands, with its idle time by cause.
+    ///
+    /// *Complexity*: three passes of O(actions + boundary edges), two more where ranks wait for their data.
+    pub fn timeline(&mut self) -> Timeline {
+        let makespan_ns = self.makespan_ns();
+        let mut spans = Vec::with_capacity(self.graph.lists.num_actions());
+        for rank in 0..self.graph.num_ranks() {
+            spans.extend(self.graph.lists.of(rank).iter().map(|&slot| {
+                let end_ns = self.clock.end_ns[slot as usize];
+                let start_ns = end_ns - self.durations_ns[slot as usize];
+                Span { rank: Rank(rank as u32), action: self.graph.action(slot), start_ns, end_ns }
+            }));
+        }
+        let idle_ns = split(self, makespan_ns);
+        Timeline { num_ranks: self.graph.num_ranks() as u32, makespan_ns, idle_ns, spans }
+    }
+
     /// Makespan with the real durations and tails, in nanoseconds.
     fn makespan_with(&mut self, transfer_ns: u64, ready_ns: &[u64]) -> u128 {
         let (durations_ns, feeds, order) =
@@ -106,7 +123,7 @@ impl Simulator {
             sums.map(|(count, ns)| ns.checked_div(count).unwrap_or(0));
         let mut uniform = std::mem::take(&mut self.tried.0);
         uniform.clear();
-        for row in 0..self.graph.places.len() {
+        for row in 0..self.graph.rows.len() {
             uniform.resize(uniform.len() + m, forward_ns);
             if width == 2 * m {
                 uniform.resize(uniform.len() + m, whole_ns);
@@ -178,7 +195,7 @@ fn measured_by(
     let mut spans = measured.to_vec();
     spans.sort_unstable_by_key(|span| (span.rank, span.start_ns, span.end_ns));
     let m = input.num_microbatches as usize;
-    let mut is_split = vec![false; simulator.graph.places.len() * m];
+    let mut is_split = vec![false; simulator.graph.rows.len() * m];
     for (at, is_split) in is_split.iter_mut().enumerate() {
         *is_split = simulator.graph.lists.is_split(at / m, at % m);
     }
@@ -220,8 +237,8 @@ fn measured_by(
 pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, SimError> {
     input.check()?;
     let m = input.num_microbatches as usize;
-    let places = input.places();
-    let mut counts = vec![Counts::new(m); places.len()];
+    let wired = input.wired_rows();
+    let mut counts = vec![Counts::new(m); wired.len()];
     let mut problems = Vec::new();
     let mut output = input.clone();
     for &Span { rank, action, start_ns, end_ns } in measured {
@@ -242,11 +259,11 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
             None => problems.push(Problem::Backwards { rank, action }),
         }
     }
-    let not_once: Vec<(Rank, Action, usize)> = places
+    let not_once: Vec<(Rank, Action, usize)> = wired
         .iter()
         .zip(&counts)
-        .flat_map(|(place, counts)| {
-            counts.not_once(place.stage).map(move |(action, count)| (Rank(place.rank), action, count))
+        .flat_map(|(row, counts)| {
+            counts.not_once(row.stage).map(move |(action, count)| (Rank(row.rank), action, count))
         })
         .collect();
     let missing = not_once.iter().filter(|&&(_, _, count)| count == 0).count();
@@ -260,9 +277,9 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
     for &(rank, action, count) in not_once.iter().filter(|&&(_, _, count)| count > 1) {
         problems.push(Problem::NotOnce { path: format!("spans of rank {rank}"), action, count });
     }
-    for (place, counts) in places.iter().zip(&counts) {
-        let path = || format!("spans of rank {}", place.rank);
-        problems.extend(counts.both(place.stage).map(|action| Problem::Both { path: path(), action }));
+    for (row, counts) in wired.iter().zip(&counts) {
+        let path = || format!("spans of rank {}", row.rank);
+        problems.extend(counts.both(row.stage).map(|action| Problem::Both { path: path(), action }));
     }
     if problems.is_empty() {
         Ok(output)

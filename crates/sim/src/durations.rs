@@ -2,7 +2,7 @@
 
 use crate::engine::SLOTS_MAX;
 use crate::error::{Problem, SimError};
-use crate::simulator::DurationRows;
+use crate::rows::DurationRows;
 use dflop_types::PipelineOrder;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -8,7 +8,7 @@
 
 use crate::error::SimError;
 use crate::lists::Lists;
-use crate::wiring::{Feeds, Place, Source};
+use crate::wiring::{Feeds, Source, WiredRow};
 use dflop_types::{Action, ActionKind, Rank, StageIndex};
 
 /// One action in topological order. `source` is a slot, [`NOTHING`], [`BOUNDARY`] or [`MEETING`].
@@ -32,7 +32,7 @@ pub(crate) const SLOTS_MAX: u32 = MEETING - 1;
 #[derive(Debug, Clone)]
 pub(crate) struct Graph {
     /// By row.
-    pub(crate) places: Vec<Place>,
+    pub(crate) rows: Vec<WiredRow>,
     pub(crate) lists: Lists,
     /// A topological order.
     sequence: Vec<Node>,
@@ -59,7 +59,7 @@ pub(crate) struct Clock {
 }
 
 impl Graph {
-    /// The graph of the rows in `places` whose ranks run `lists`, `feeds` over the boundary.
+    /// The graph of the `rows` whose ranks run `lists`, `feeds` over the boundary.
     ///
     /// Walks each rank as far as its inputs allow and lets it wait on the first one that is not there; the
     /// action that ends the wait puts the rank back on the stack. *Complexity*: O(slots + edges) without a
@@ -67,9 +67,9 @@ impl Graph {
     ///
     /// # Errors
     /// [`SimError::Deadlock`] if ranks are left that wait in a circle.
-    pub(crate) fn new(places: Vec<Place>, lists: Lists, feeds: &Feeds) -> Result<Self, SimError> {
+    pub(crate) fn new(rows: Vec<WiredRow>, lists: Lists, feeds: &Feeds) -> Result<Self, SimError> {
         let num_ranks = lists.num_ranks();
-        let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), places, lists };
+        let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), rows, lists };
         let mut is_done = vec![false; graph.num_slots()];
         let mut first_waiter = vec![NOTHING; graph.num_slots()];
         let mut next_waiter = vec![NOTHING; num_ranks];
@@ -108,7 +108,7 @@ impl Graph {
             let slot = self.lists.of(rank)[cursor[rank]];
             (slot, self.missing_input(slot, feeds, is_done).unwrap_or(slot))
         };
-        let rank_of = |slot: u32| self.places[slot as usize / self.lists.width].rank as usize;
+        let rank_of = |slot: u32| self.rows[slot as usize / self.lists.width].rank as usize;
         let is_blocked = |rank: &usize| cursor[*rank] < self.lists.of(*rank).len();
         let mut seen = vec![false; cursor.len()];
         let mut rank = (0..cursor.len()).find(is_blocked).unwrap_or(0);
@@ -154,26 +154,26 @@ impl Graph {
     }
 
     /// The graph of many ranks that run the lists of a pipeline with one rank a stage: `ranks_of` gives the
-    /// ranks of a stage, which are rows of `places` too.
+    /// ranks of a stage, which are among `rows` too.
     ///
     /// No deadlock is possible, whoever feeds whom: each dependency between two ranks is one between their
     /// stages, so the order of the pipeline, with every action done on all ranks of its stage at once, is a
     /// topological order of the whole.
     pub(crate) fn replicate<R: Iterator<Item = u32>>(
         &self,
-        places: Vec<Place>,
+        rows: Vec<WiredRow>,
         ranks_of: impl Fn(StageIndex) -> R,
     ) -> Self {
         let (m, width) = (self.lists.num_microbatches, self.lists.width);
-        let mut lists = Lists::new(places.len(), m, width > 2 * m);
-        for (rank, place) in places.iter().enumerate() {
-            for &slot in self.lists.of(place.stage.index()) {
+        let mut lists = Lists::new(rows.len(), m, width > 2 * m);
+        for (rank, row) in rows.iter().enumerate() {
+            for &slot in self.lists.of(row.stage.index()) {
                 let (_, kind, microbatch) = self.lists.parts(slot);
                 lists.push(rank, kind, microbatch);
             }
             lists.end_rank();
         }
-        let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), lists, places };
+        let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), lists, rows };
         for node in &self.sequence {
             let stage = StageIndex(node.rank);
             let local = node.slot as usize - stage.index() * width;
@@ -188,7 +188,7 @@ impl Graph {
     /// The action of `slot`.
     pub(crate) fn action(&self, slot: u32) -> Action {
         let (row, kind, microbatch) = self.lists.parts(slot);
-        Action { stage: self.places[row].stage, kind, microbatch: microbatch as u32 }
+        Action { stage: self.rows[row].stage, kind, microbatch: microbatch as u32 }
     }
 
     /// Number of ranks.
@@ -198,7 +198,7 @@ impl Graph {
 
     /// Number of slots, including slots that no action takes.
     pub(crate) fn num_slots(&self) -> usize {
-        self.places.len() * self.lists.width
+        self.rows.len() * self.lists.width
     }
 
     /// Where the first action of each microbatch stands in the topological order.
@@ -213,8 +213,8 @@ impl Graph {
 
     /// Where a row's F, or its B or I, takes its input from.
     fn source(&self, row: usize, is_forward: bool) -> Source {
-        let place = &self.places[row];
-        if is_forward { place.forward } else { place.backward }
+        let wired = &self.rows[row];
+        if is_forward { wired.forward } else { wired.backward }
     }
 
     /// The same action of the row `other`.
@@ -225,7 +225,7 @@ impl Graph {
 
     fn node(&self, slot: u32) -> Node {
         let (row, kind, _) = self.lists.parts(slot);
-        let rank = self.places[row].rank;
+        let rank = self.rows[row].rank;
         let alone = Node { slot, rank, source: NOTHING, replica: 0 };
         if kind == ActionKind::W {
             // Its I stands before it in the list of its rank.
@@ -234,7 +234,7 @@ impl Graph {
         match self.source(row, kind == ActionKind::F) {
             Source::Nothing => alone,
             // It stands before this in the list of the rank, and nothing is sent.
-            Source::Row(other) if self.places[other as usize].rank == rank => alone,
+            Source::Row(other) if self.rows[other as usize].rank == rank => alone,
             Source::Row(other) => Node { source: self.at_row(slot, other), ..alone },
             Source::Boundary { replica } => Node { source: BOUNDARY, replica, ..alone },
         }

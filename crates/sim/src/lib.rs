@@ -49,6 +49,7 @@ mod error;
 mod lists;
 pub mod order;
 mod patch;
+mod rows;
 mod simulator;
 mod step;
 mod swap;

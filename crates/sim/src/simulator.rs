@@ -1,15 +1,13 @@
 //! The simulator: an input made ready once, timed as often as one likes.
 
-use crate::bubble;
 use crate::durations::Durations;
 use crate::engine::{Clock, Graph, Times};
 use crate::error::SimError;
 use crate::lists::Lists;
 use crate::order;
 use crate::step::StepInput;
-use crate::swap::Swaps;
-use crate::wiring::{Feeds, Place, Source};
-use dflop_types::{Action, PipelineOrder, Rank, Span, StageIndex, Timeline};
+use crate::wiring::{Feeds, Source, WiredRow};
+use dflop_types::{Action, PipelineOrder, Rank, StageIndex};
 
 /// A step made ready for timing: checked, with its graph sorted and its durations in one flat list.
 ///
@@ -60,6 +58,29 @@ pub struct Simulator {
     pub(crate) swaps: Swaps,
 }
 
+/// What swaps need beside the simulator's own lists; made at the first swap.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Swaps {
+    /// Whether the clock holds the step as it stands.
+    pub(crate) is_timed: bool,
+    /// Where the first action of each microbatch stands in the topological order.
+    pub(crate) first: Vec<usize>,
+    /// `[microbatch][rank]`: actions that the rank has run before that place.
+    pub(crate) before: Vec<u32>,
+    /// The last swap; nothing to undo without it.
+    pub(crate) last: Option<(usize, usize)>,
+    /// What the clock held before it. Copying all of it is faster than picking what changes.
+    pub(crate) before_it: Clock,
+}
+
+impl Swaps {
+    /// The clock no longer holds the step as it stands.
+    pub(crate) fn forget(&mut self) {
+        self.is_timed = false;
+        self.last = None;
+    }
+}
+
 impl Simulator {
     /// The simulator of `input` under its pipeline order.
     ///
@@ -77,7 +98,7 @@ impl Simulator {
             );
         }
         let pipeline = Graph::new(chain(p, p), ordered(input.order, p, m), &Feeds::default())?;
-        let graph = pipeline.replicate(input.places(), |stage| input.ranks_of(stage));
+        let graph = pipeline.replicate(input.wired_rows(), |stage| input.ranks_of(stage));
         let mut simulator = Self::of_graph(graph, input)?;
         simulator.is_ordered = true;
         Ok(simulator)
@@ -92,7 +113,7 @@ impl Simulator {
     pub fn with_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Self, SimError> {
         input.check()?;
         let lists = input.lists(lists)?;
-        let graph = Graph::new(input.places(), lists, &input.boundary())?;
+        let graph = Graph::new(input.wired_rows(), lists, &input.boundary())?;
         Self::of_graph(if input.meets() { graph.meeting() } else { graph }, input)
     }
 
@@ -134,10 +155,10 @@ impl Simulator {
         Ok(simulator)
     }
 
-    fn of_lists(durations: &Durations, places: Vec<Place>, lists: Lists) -> Result<Self, SimError> {
+    fn of_lists(durations: &Durations, rows: Vec<WiredRow>, lists: Lists) -> Result<Self, SimError> {
         let durations_ns = durations.rows().by_slot(&lists);
         let tails_ns = vec![0; lists.num_ranks()];
-        let graph = Graph::new(places, lists, &Feeds::default())?;
+        let graph = Graph::new(rows, lists, &Feeds::default())?;
         Self::ready(graph, Feeds::default(), durations_ns, tails_ns, durations.transfer_ns).checked()
     }
 
@@ -225,49 +246,32 @@ impl Simulator {
         self.end_ns(true)
     }
 
-    /// The timeline of the step as it stands, with its idle time by cause.
-    ///
-    /// *Complexity*: three passes of O(actions + boundary edges), two more where ranks wait for their data.
-    pub fn timeline(&mut self) -> Timeline {
-        let makespan_ns = self.makespan_ns();
-        let mut spans = Vec::with_capacity(self.graph.lists.num_actions());
-        for rank in 0..self.graph.num_ranks() {
-            spans.extend(self.graph.lists.of(rank).iter().map(|&slot| {
-                let end_ns = self.clock.end_ns[slot as usize];
-                let start_ns = end_ns - self.durations_ns[slot as usize];
-                Span { rank: Rank(rank as u32), action: self.graph.action(slot), start_ns, end_ns }
-            }));
-        }
-        let idle_ns = bubble::split(self, makespan_ns);
-        Timeline { num_ranks: self.graph.num_ranks() as u32, makespan_ns, idle_ns, spans }
-    }
-
     /// When the last pass ends, in nanoseconds. With tails, the ranks of a component meet after their last
     /// actions and then take their tails.
     pub(crate) fn end_ns(&self, has_tails: bool) -> u64 {
         // Where a rank has several rows, all are of one component; the first rows are those of each rank.
         let mut meet_ns = [0; 2];
-        for (place, &end_ns) in self.graph.places.iter().zip(&self.clock.last_end_ns) {
-            meet_ns[place.component] = end_ns.max(meet_ns[place.component]);
+        for (row, &end_ns) in self.graph.rows.iter().zip(&self.clock.last_end_ns) {
+            meet_ns[row.component] = end_ns.max(meet_ns[row.component]);
         }
         if !has_tails {
             return meet_ns[0].max(meet_ns[1]);
         }
-        let ends = self.graph.places.iter().zip(&self.tails_ns);
-        ends.map(|(place, &tail_ns)| meet_ns[place.component] + tail_ns).max().unwrap_or(0)
+        let ends = self.graph.rows.iter().zip(&self.tails_ns);
+        ends.map(|(row, &tail_ns)| meet_ns[row.component] + tail_ns).max().unwrap_or(0)
     }
 }
 
 /// Rows of a pipeline whose stages are dealt round over `num_ranks`.
-fn chain(num_stages: u32, num_ranks: u32) -> Vec<Place> {
-    let place = |stage| Place {
+fn chain(num_stages: u32, num_ranks: u32) -> Vec<WiredRow> {
+    let row = |stage| WiredRow {
         stage: StageIndex(stage),
         rank: stage % num_ranks,
         forward: if stage == 0 { Source::Nothing } else { Source::Row(stage - 1) },
         backward: if stage + 1 == num_stages { Source::Nothing } else { Source::Row(stage + 1) },
         component: 0,
     };
-    (0..num_stages).map(place).collect()
+    (0..num_stages).map(row).collect()
 }
 
 /// The lists of a pipeline with one rank a stage.
@@ -280,34 +284,4 @@ fn ordered(order: PipelineOrder, num_stages: u32, num_microbatches: u32) -> List
         lists.end_rank();
     }
     lists
-}
-
-/// Durations by `[row][microbatch]`; the split ones are empty where no backward is split.
-#[derive(Debug, Clone, Copy)]
-#[expect(clippy::struct_field_names, reason = "a unit stands last in a name")]
-pub(crate) struct DurationRows<'a> {
-    pub(crate) forward_ns: &'a [Vec<u64>],
-    pub(crate) backward_ns: &'a [Vec<u64>],
-    pub(crate) input_ns: &'a [Vec<u64>],
-    pub(crate) weight_ns: &'a [Vec<u64>],
-}
-
-impl DurationRows<'_> {
-    /// By the slots of `lists`; 0 for a slot that no action takes.
-    fn by_slot(&self, lists: &Lists) -> Vec<u64> {
-        let m = lists.num_microbatches;
-        let mut flat = Vec::with_capacity(self.forward_ns.len() * lists.width);
-        for (row, forward_ns) in self.forward_ns.iter().enumerate() {
-            flat.extend_from_slice(forward_ns);
-            if lists.width == 2 * m {
-                flat.extend_from_slice(&self.backward_ns[row]);
-                continue;
-            }
-            let is_split = |j| lists.is_split(row, j);
-            let backward = |j| if is_split(j) { self.input_ns[row][j] } else { self.backward_ns[row][j] };
-            flat.extend((0..m).map(backward));
-            flat.extend((0..m).map(|j| if is_split(j) { self.weight_ns[row][j] } else { 0 }));
-        }
-        flat
-    }
 }

@@ -3,8 +3,8 @@
 use crate::engine::SLOTS_MAX;
 use crate::error::{Problem, SimError};
 use crate::lists::Lists;
-use crate::simulator::DurationRows;
-use crate::wiring::{Feeds, Place, Rows, Source};
+use crate::rows::DurationRows;
+use crate::wiring::{Feeds, Rows, Source, WiredRow};
 use dflop_types::{Action, ActionKind, Component, Layout, PipelineOrder, Rank, StageIndex, Zero};
 use serde::{Deserialize, Serialize};
 
@@ -176,15 +176,15 @@ impl StepInput {
     }
 
     /// What each row holds: the rows of ranks, or of both stages of each colocated rank. The input has been checked.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn wired_rows(&self) -> Vec<WiredRow> {
         let layout = self.layout;
         let is_colocated = layout.is_colocated();
         let (boundary, last) = (layout.encoder.pp, layout.num_stages() - 1);
         let replicas = (0..layout.encoder.dp).map(|r| (r, 0..boundary));
         let replicas = replicas.chain((0..layout.llm.dp).map(|r| (r, boundary..last + 1)));
-        let place = |replica, stage| {
+        let row = |replica, stage| {
             let neighbour = |stage| Source::Row(layout.row(replica, StageIndex(stage)) as u32);
-            Place {
+            WiredRow {
                 stage: StageIndex(stage),
                 rank: layout.rank(replica, StageIndex(stage)).0,
                 forward: match stage {
@@ -200,7 +200,7 @@ impl StepInput {
                 component: usize::from(stage >= boundary && !is_colocated),
             }
         };
-        replicas.flat_map(|(replica, stages)| stages.map(move |stage| place(replica, stage))).collect()
+        replicas.flat_map(|(replica, stages)| stages.map(move |stage| row(replica, stage))).collect()
     }
 
     /// The row of `stage` on `rank`, which holds it: where its durations stand.

@@ -1,30 +1,7 @@
 //! Swaps: two microbatches change places, and only what comes after is timed anew.
 
-use crate::engine::{Clock, Times};
+use crate::engine::Times;
 use crate::simulator::Simulator;
-
-/// What swaps need beside the simulator's own lists; made at the first swap.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Swaps {
-    /// Whether the clock holds the step as it stands.
-    pub(crate) is_timed: bool,
-    /// Where the first action of each microbatch stands in the topological order.
-    first: Vec<usize>,
-    /// `[microbatch][rank]`: actions that the rank has run before that place.
-    before: Vec<u32>,
-    /// The last swap; nothing to undo without it.
-    last: Option<(usize, usize)>,
-    /// What the clock held before it. Copying all of it is faster than picking what changes.
-    before_it: Clock,
-}
-
-impl Swaps {
-    /// The clock no longer holds the step as it stands.
-    pub(crate) fn forget(&mut self) {
-        self.is_timed = false;
-        self.last = None;
-    }
-}
 
 impl Simulator {
     /// Lets microbatches `a` and `b` (places in the step as it stands) change places, in nanoseconds of makespan,

@@ -1,7 +1,7 @@
 //! Wiring: which rank waits for which, as the data flows through a step.
 //!
-//! A place is a stage of one replica. Its actions wait for the actions of the neighbouring places in its own replica,
-//! and over the boundary for those replicas of the other component that share samples of the microbatch with it.
+//! A row is a stage of one replica. Its actions wait for the actions of the neighbouring rows in its own replica, and
+//! over the boundary for those replicas of the other component that share samples of the microbatch with it.
 
 use dflop_types::StageIndex;
 
@@ -20,9 +20,9 @@ pub enum Source {
     },
 }
 
-/// What a row is.
+/// A row, with what its actions wait for.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct WiredRow {
     /// The stage, counted over both components.
     pub stage: StageIndex,
     /// The rank that runs it.

@@ -38,7 +38,8 @@
 //! | bubble | idle time of a rank within the makespan, by cause | [`Idle`] |
 //!
 //! Units stand last in a name (`_ns`, `_bytes`, `_tokens`, `_ratio`). Times are integer nanoseconds, so
-//! that equal runs are equal bit by bit. [`artifact`] opens and writes the files that hold these types.
+//! that equal runs are equal bit by bit. [`artifact`] opens and writes the files that hold these types, [`number`]
+//! writes numbers for people, and [`statistics`] has the quantiles and intervals that several crates tell.
 
 pub mod artifact;
 mod cluster;
@@ -48,12 +49,13 @@ mod index;
 mod layout;
 mod model_profile;
 mod neighbour;
-mod number;
+pub mod number;
 mod plan;
 mod recipe;
 pub mod regular;
 mod schedule;
 mod shape;
+pub mod statistics;
 mod text;
 mod timeline;
 
@@ -71,7 +73,7 @@ pub use model_profile::{
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,
 };
 pub use neighbour::Neighbour;
-pub use number::{counted, grouped, memory_size, thousands};
+pub use number::{counted, memory_size, thousands};
 pub use plan::{
     BUCKETS_MAX, PipelineOrder, Plan, PlanPrediction, RankedPlan, Refusal, Rejection, RejectionCount,
     SearchedSpace, WayPrediction,
@@ -79,5 +81,5 @@ pub use plan::{
 pub use recipe::{Recipe, Trained};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
-pub use text::{printable, printable_lines, shown, shown_lines, without_secrets};
+pub use text::{clipped, printable, printable_lines, shown, shown_lines, without_secrets};
 pub use timeline::{Action, ActionKind, Idle, ParseActionError, Span, Timeline};

@@ -33,6 +33,12 @@ fn escaped(text: &str, stays: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// The first `most` characters of a text, with `...` where it is longer.
+pub fn clipped(text: &str, most: usize) -> String {
+    let short: String = text.chars().take(most).collect();
+    if short.len() < text.len() { format!("{short}...") } else { short }
+}
+
 /// The text with what proves an identity left out of its URLs: `https://user:secret@host/a?X-Signature=..` becomes
 /// `https://***@host/a?***`.
 ///

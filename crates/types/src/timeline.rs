@@ -135,8 +135,11 @@ pub struct Timeline {
 impl Timeline {
     /// Idle time over ranks x makespan, from 0 to 1; 0 for an empty step.
     pub fn bubble_ratio(&self) -> f64 {
-        let whole = u64::from(self.num_ranks) * self.makespan_ns;
-        if whole == 0 { 0.0 } else { self.idle_ns.total_ns() as f64 / whole as f64 }
+        // In floating point, where the numbers of a broken file do not overflow.
+        let whole = f64::from(self.num_ranks) * self.makespan_ns as f64;
+        let Idle { ramp, imbalance, transfer, data_wait } = self.idle_ns;
+        let idle: f64 = [ramp, imbalance, transfer, data_wait].map(|ns| ns as f64).iter().sum();
+        if whole == 0.0 { 0.0 } else { idle / whole }
     }
 
     /// Time the busiest rank worked, in nanoseconds: no order of the same actions is faster.

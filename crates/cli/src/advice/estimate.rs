@@ -1,6 +1,6 @@
 //! A ratio of two sums over steps, and how sure it is.
 
-use dflop_data::estimate::student_t_975;
+use dflop_types::statistics::student_t_975;
 
 /// A number, and half the width of its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq)]

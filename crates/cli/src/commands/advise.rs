@@ -2,7 +2,7 @@
 
 use super::advise_inputs::{Inputs, Survey, microbatches};
 use super::costs::model_of;
-use super::{counted, milliseconds};
+use super::counted;
 use crate::Failure;
 use crate::advice::code::{Code, quoted};
 use crate::advice::estimate::Estimate;
@@ -11,7 +11,8 @@ use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
 use crate::args;
 use crate::costs::notice_of_families;
 use dflop_schedule::Meets;
-use dflop_types::{ModelProfile, SampleKind, printable, regular, thousands};
+use dflop_types::number::{self, percent};
+use dflop_types::{ModelProfile, SampleKind, printable, regular, statistics, thousands};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -119,7 +120,7 @@ impl Advised {
         outln!(
             "simulated from {basis} costs: {} global batches; work bound {} a step, its work divided evenly",
             thousands(survey.mixture.batches.len() as u64),
-            milliseconds(self.bound_ns as u64)
+            number::ns(self.bound_ns as u64)
         );
         outln!("{:<28}{:<30}best other way over it", "way", "step over work bound (95 %)");
         for simulated in all {
@@ -273,27 +274,27 @@ fn costs_arguments(data: &Path, source: &args::CostSource) -> Vec<String> {
 /// The samples, their work, and where its times come from: three lines, or little more.
 fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
     let num_samples: u64 = survey.kinds.iter().sum();
-    let share = |count: u64| 100.0 * count as f64 / num_samples.max(1) as f64;
+    let share = |count: u64| percent(count as f64 / num_samples.max(1) as f64);
     let kinds: Vec<String> = SampleKind::ALL
         .iter()
         .zip(survey.kinds)
         .filter(|(_, count)| *count > 0)
-        .map(|(kind, count)| format!("{kind} {:.0} %", share(count)))
+        .map(|(kind, count)| format!("{kind} {}", share(count)))
         .collect();
     let mut work_ns = survey.work_ns();
     work_ns.sort_by(f64::total_cmp);
-    let of = |q| dflop_report::quantile(&work_ns, q).unwrap_or(0.0);
+    let of = |q| statistics::quantile(&work_ns, q).unwrap_or(0.0);
     let (median, largest) = (of(0.5), of(1.0));
     let times = if median > 0.0 { format!(" ({:.0} x the median)", largest / median) } else { String::new() };
     let first =
         format!("{}: {} ({})", printable(&survey.family), counted(num_samples, "sample"), kinds.join(", "));
     let kind = if model.is_estimated { "estimated, not measured" } else { "measured" };
     let second = format!(
-        "a sample: median {}, 95 % up to {}, largest {}{times}; encoder's part {:.0} %",
-        milliseconds(median as u64),
-        milliseconds(of(0.95) as u64),
-        milliseconds(largest as u64),
-        100.0 * survey.encoder_share()
+        "a sample: median {}, 95 % up to {}, largest {}{times}; encoder's part {}",
+        number::ns(median as u64),
+        number::ns(of(0.95) as u64),
+        number::ns(largest as u64),
+        percent(survey.encoder_share())
     );
     let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
     [first, second, third].iter().flat_map(|line| wrapped(line)).collect()
@@ -348,7 +349,7 @@ fn of_log(path: &Path, is_json: bool) -> Result<(), Failure> {
     }
     outln!("{}, {}, measured", counted(*num_ranks as u64, "rank"), counted(*num_steps as u64, "step"));
     outln!("slowest rank over the mean rank, mean of the steps (95 %): {}", max_over_mean.text());
-    outln!("time that ranks wait for the slowest of their step: {:.1} % of all", 100.0 * lost_share);
+    outln!("time that ranks wait for the slowest of their step: {} of all", percent(*lost_share));
     if let Some((rank, count)) = slowest {
         outln!("slowest most often: rank {rank}, in {count} of {}", counted(*num_steps as u64, "step"));
     }

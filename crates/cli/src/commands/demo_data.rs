@@ -3,6 +3,7 @@
 use super::progress_bar;
 use crate::Failure;
 use crate::args;
+use dflop_types::number::file_bytes;
 use dflop_types::thousands;
 
 pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
@@ -19,11 +20,11 @@ pub(super) fn run(arguments: &args::DemoData) -> Result<(), Failure> {
     let kinds: Vec<String> =
         report.samples.iter().map(|(kind, n)| format!("{kind} {}", thousands(*n))).collect();
     outln!(
-        "{} samples ({}) with {} media files, {:.1} MB, in {}",
+        "{} samples ({}) with {} media files, {}, in {}",
         thousands(u64::from(arguments.samples)),
         kinds.join(", "),
         thousands(report.num_media),
-        report.media_bytes as f64 / 1e6,
+        file_bytes(report.media_bytes),
         report.dir.display()
     );
     outln!("next: dflop profile data --config {}", report.config.display());

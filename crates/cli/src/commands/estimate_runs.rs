@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::args;
 use crate::runs::{Predicted, Predictor, Runs};
 use dflop_analytic::{HARDWARE, Hardware};
+use dflop_types::number::{percent, signed_percent};
 use dflop_types::{counted, regular};
 use std::collections::BTreeMap;
 
@@ -91,15 +92,14 @@ fn compare(
     if errors.is_empty() {
         return;
     }
-    let percent = |share: f64| 100.0 * share;
     let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
     let (least, most) =
         errors.iter().fold((f64::MAX, f64::MIN), |(least, most), &e| (least.min(e), most.max(e)));
     outln!(
-        "{what} against what was measured, {}: mean absolute error {:.1} %, {:+.1} to {:+.1} %",
+        "{what} against what was measured, {}: mean absolute error {}, {} to {}",
         counted(errors.len() as u64, "run"),
         percent(mean),
-        percent(least),
-        percent(most)
+        signed_percent(least),
+        signed_percent(most)
     );
 }

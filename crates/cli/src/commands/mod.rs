@@ -32,7 +32,7 @@ use dflop_data::family::GivenFamily;
 use dflop_data::table;
 use dflop_step::batches::GlobalBatches;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan};
-use dflop_types::{artifact, counted, thousands};
+use dflop_types::{artifact, counted};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -236,26 +236,9 @@ fn bar_style(template: &'static str) -> ProgressStyle {
     style.progress_chars("=> ")
 }
 
-/// Nanoseconds as milliseconds with the digits that matter; as nanoseconds below a tenth of one.
-fn milliseconds(ns: u64) -> String {
-    let ms = ns as f64 / 1e6;
-    match ns {
-        0 => "0.00 ms".to_owned(),
-        1..100_000 => format!("{} ns", thousands(ns)),
-        100_000..100_000_000 => format!("{ms:.2} ms"),
-        _ => format!("{ms:.0} ms"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_read_well() {
-        assert_eq!(milliseconds(1_234_567), "1.23 ms");
-        assert_eq!(milliseconds(1_234_567_890), "1235 ms");
-    }
 
     #[test]
     fn the_progress_template_is_sound() {

@@ -1,10 +1,10 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
+use super::counted;
 use super::simulate::write_trace;
-use super::{counted, milliseconds};
 use crate::Failure;
 use crate::args;
-use crate::comparison::{ArmSummary, Comparison, Steps, Waits, quantile};
+use crate::comparison::{ArmSummary, Comparison, Steps, Waits};
 use crate::config;
 use crate::measured::{self, StepMetrics, StepSchedule, StepTrace};
 use dflop_cost::{CostModel, CostSettings};
@@ -13,7 +13,8 @@ use dflop_plan::Caveats;
 use dflop_report::{Report, StepView};
 use dflop_step::StepScheduler;
 use dflop_types::artifact::MadeFrom;
-use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact};
+use dflop_types::statistics::quantile_of;
+use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact, number};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -72,7 +73,12 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
             ));
         };
         let caption = found.caption(comparison.as_ref());
-        let figure = dflop_report::figure((baseline, before), (ours, after), &caption);
+        // Arrival order, and the fastest that runs ahead, where they are not the fastest baseline anyway.
+        let ahead = comparison.as_ref().and_then(Comparison::fastest_ahead);
+        let shown = ["blind"].into_iter().chain(ahead).filter(|arm| *arm != baseline);
+        let others = shown.filter_map(|arm| Some((arm, measured(arm)?)));
+        let steps: Vec<(&str, &Timeline)> = others.chain([(baseline, before), (ours, after)]).collect();
+        let figure = dflop_report::figure(&steps, &caption);
         artifact::write_text(path, "figure", &figure).map_err(|error| Failure::of_flag(error, "--figure"))?;
         talk!("wrote {}", path.display());
     }
@@ -248,7 +254,7 @@ impl Found {
             .filter(|m| m.arm == ours)
             .filter_map(|m| Some((time(m.step, baseline)? / time(m.step, ours)?, m.step)))
             .collect();
-        let median = quantile(ratios.iter().map(|r| r.0).collect(), 0.5);
+        let median = quantile_of(ratios.iter().map(|r| r.0).collect(), 0.5)?;
         ratios.into_iter().min_by(|a, b| (a.0 - median).abs().total_cmp(&(b.0 - median).abs())).map(|r| r.1)
     }
 
@@ -274,11 +280,11 @@ impl Found {
             add(
                 "waited for schedules",
                 format!(
-                    "{} in {} steps, {:.3} % of their time; at most {} before one",
-                    milliseconds(waits.ns),
+                    "{} in {} steps, {} of their time; at most {} before one",
+                    number::ns(waits.ns),
                     self.metrics.len(),
-                    waits.ratio * 100.0,
-                    milliseconds(waits.ns_max)
+                    number::percent(waits.ratio),
+                    number::ns(waits.ns_max)
                 ),
             );
         }

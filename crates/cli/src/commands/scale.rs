@@ -1,9 +1,9 @@
 //! `dflop simulate --num-ranks`: the data and the model of a plan on clusters of other sizes.
 
-use super::{Inputs, milliseconds};
+use super::Inputs;
 use crate::Failure;
 use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
-use dflop_types::{Cluster, MadeFrom, Plan, SampleShape, WayPrediction};
+use dflop_types::{Cluster, MadeFrom, Plan, SampleShape, WayPrediction, number};
 use serde_json::json;
 
 /// Global batches that each is judged on.
@@ -73,7 +73,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
             |name: &str| outcome.ways.iter().find(|way| way.way == name).and_then(|way| way.step_ns_mean);
         let (aware, ahead) = (ns("aware"), ns("aware-ahead"));
         let baseline = WayPrediction::best_baseline(&outcome.ways);
-        let shown = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), milliseconds);
+        let shown = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), number::ns);
         let over = |ns: Option<u64>| match (baseline, ns) {
             (Some((_, baseline)), Some(ns)) => format!("x{:.3}", baseline as f64 / ns.max(1) as f64),
             _ => "-".to_owned(),

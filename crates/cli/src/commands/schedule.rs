@@ -1,10 +1,10 @@
 //! `dflop schedule`: costs in, an assignment out.
 
-use super::{counted, milliseconds};
+use super::counted;
 use crate::Failure;
 use crate::args;
 use dflop_schedule::{Assignment, BalanceError, Costs, EXACT_WORK, Limits};
-use dflop_types::{Hint, regular, thousands};
+use dflop_types::{Hint, number, regular, thousands};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -59,7 +59,7 @@ pub(super) fn run(arguments: &args::Schedule) -> Result<(), Failure> {
         "{} in {}: largest load {}, {:.4} % over the lower bound{proof}; {} us",
         counted(assignment.bucket.len() as u64, "sample"),
         counted(u64::from(arguments.buckets), "bucket"),
-        milliseconds(assignment.max_load_ns),
+        number::ns(assignment.max_load_ns),
         assignment.gap() * 100.0,
         thousands(elapsed_us)
     );
@@ -80,8 +80,8 @@ fn buckets_as_table(assignment: &Assignment, held: &[(&str, Option<Vec<u64>>)]) 
         let _ = write!(
             text,
             "\n{bucket:>8} {count:>8} {:>14} {:>14}",
-            milliseconds(assignment.encoder_load_ns[bucket]),
-            milliseconds(assignment.llm_load_ns[bucket])
+            number::ns(assignment.encoder_load_ns[bucket]),
+            number::ns(assignment.llm_load_ns[bucket])
         );
         for (_, held) in &held {
             let _ = write!(text, " {:>16}", thousands(held[bucket]));

@@ -1,5 +1,6 @@
 //! A model profile in words: what was measured on what, and what a token costs.
 
+use dflop_types::number::{memory_size, percent, unit_ns};
 use dflop_types::{Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Recompute};
 use dflop_types::{counted, thousands};
 use std::fmt::Write as _;
@@ -65,7 +66,7 @@ fn header(text: &mut String, profile: &ModelProfile) {
         facts.push(format!("driver {}", device.driver));
     }
     if device.memory_bytes > 0 {
-        facts.push(bytes(device.memory_bytes as f64));
+        facts.push(memory_size(device.memory_bytes));
     }
     if device.num_threads > 0 {
         facts.push(format!(
@@ -86,21 +87,21 @@ fn header(text: &mut String, profile: &ModelProfile) {
         text,
         "  model      {} parameters ({}), {} encoder and {} LLM layers{tied}",
         thousands(whole(|module| module.num_parameters)),
-        bytes(whole(|module| module.parameter_bytes) as f64),
+        memory_size(whole(|module| module.parameter_bytes)),
         profile.num_encoder_layers(),
         profile.num_llm_layers()
     );
     let _ = writeln!(
         text,
         "  optimizer  {} for each million parameters",
-        time(profile.optimizer_ns_per_million as f64)
+        unit_ns(profile.optimizer_ns_per_million as f64)
     );
     let reserve = &profile.memory;
     if reserve.context_bytes > 0 || reserve.allocator_overhead_permille > 0 {
         let _ = writeln!(
             text,
             "  reserve    {} of context, {:.1} % more than tensors take by the allocator",
-            bytes(reserve.context_bytes as f64),
+            memory_size(reserve.context_bytes),
             f64::from(reserve.allocator_overhead_permille) / 10.0
         );
     }
@@ -161,21 +162,18 @@ fn attention(text: &mut String, profile: &ModelProfile) {
 /// Tokens, times, spread and memory of a point, over `divisor`.
 fn numbers(point: &MeasuredPoint, divisor: u64) -> String {
     let each = |value: u64| value as f64 / divisor.max(1) as f64;
-    let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { time(each(ns)) };
+    let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { unit_ns(each(ns)) };
     let whole_ns = point.forward_ns.saturating_add(point.backward_ns).max(1);
-    let spread = if point.repeats == 0 {
-        "-".to_owned()
-    } else {
-        format!("{:.1} %", 100.0 * point.spread_ns as f64 / whole_ns as f64)
-    };
+    let spread =
+        if point.repeats == 0 { "-".to_owned() } else { percent(point.spread_ns as f64 / whole_ns as f64) };
     format!(
         "{:>9}{:>9}{:>9}{:>9}{:>9}{spread:>8}{:>11}",
         thousands(point.size),
-        time(each(point.forward_ns)),
+        unit_ns(each(point.forward_ns)),
         or_none(point.backward_ns),
         or_none(point.input_ns),
         or_none(point.weight_ns),
-        bytes(each(point.activation_bytes))
+        memory_size(each(point.activation_bytes).round() as u64)
     )
 }
 
@@ -191,8 +189,8 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
                 "  {name:<21}{:<12}{:>17}{:>9} more{:>15}",
                 mode_name(*mode),
                 thousands(point.size),
-                time(each(point.extra_ns)),
-                bytes(each(point.activation_bytes))
+                unit_ns(each(point.extra_ns)),
+                memory_size(each(point.activation_bytes).round() as u64)
             ))
         })
         .collect();
@@ -262,7 +260,7 @@ fn links(text: &mut String, profile: &ModelProfile) {
                 LinkSpan::Cluster => "across nodes",
             },
             link.num_ranks,
-            time(link.latency_ns as f64),
+            unit_ns(link.latency_ns as f64),
             format!("{:.3} GB/s", link.bandwidth_bytes_per_s as f64 / 1e9),
             sizes(link)
         );
@@ -280,50 +278,14 @@ fn collective_name(collective: Collective) -> &'static str {
 
 fn sizes(link: &LinkProfile) -> String {
     match (link.points.first(), link.points.last()) {
-        (Some(first), Some(last)) => format!("{} to {}", bytes(first.bytes as f64), bytes(last.bytes as f64)),
+        (Some(first), Some(last)) => format!("{} to {}", memory_size(first.bytes), memory_size(last.bytes)),
         _ => "-".to_owned(),
     }
-}
-
-/// Nanoseconds with three digits that matter, in the unit that needs no more.
-fn time(ns: f64) -> String {
-    scaled(ns, &[(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")])
-}
-
-/// Bytes, likewise.
-fn bytes(bytes: f64) -> String {
-    let (kib, mib, gib) = (1024.0, 1024.0 * 1024.0, 1024.0 * 1024.0 * 1024.0);
-    scaled(bytes, &[(gib, "GiB"), (mib, "MiB"), (kib, "KiB"), (1.0, "B")])
-}
-
-fn scaled(value: f64, units: &[(f64, &str)]) -> String {
-    let (size, unit) =
-        units.iter().find(|(size, _)| value >= *size).copied().unwrap_or((1.0, units[units.len() - 1].1));
-    let value = value / size;
-    let digits = if value >= 100.0 || value == 0.0 {
-        0
-    } else if value >= 10.0 {
-        1
-    } else {
-        2
-    };
-    format!("{value:.digits$} {unit}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_keep_three_digits() {
-        assert_eq!(time(0.25), "0.25 ns");
-        assert_eq!(time(1_630.0), "1.63 us");
-        assert_eq!(time(70_460.0), "70.5 us");
-        assert_eq!(time(1.5e9), "1.50 s");
-        assert_eq!(bytes(0.0), "0 B");
-        assert_eq!(bytes(948.4), "948 B");
-        assert_eq!(bytes(4096.0), "4.00 KiB");
-    }
 
     #[test]
     fn a_curve_is_shown_by_its_ends_and_its_middle() {

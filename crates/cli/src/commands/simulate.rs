@@ -1,12 +1,12 @@
 //! `dflop simulate`: durations of a file, or a plan on its data.
 
-use super::{Inputs, beside, milliseconds, scale};
+use super::{Inputs, beside, scale};
 use crate::Failure;
 use crate::args;
 use dflop_plan::{data_parallel_of, refusal};
 use dflop_sim::Durations;
 use dflop_step::{Arm, Coverage, Method, StepScheduler};
-use dflop_types::{PipelineOrder, Plan, Refusal, SampleIndex, Timeline, artifact, counted, regular};
+use dflop_types::{PipelineOrder, Plan, Refusal, SampleIndex, Timeline, artifact, counted, number, regular};
 use serde_json::json;
 use std::path::Path;
 
@@ -74,7 +74,7 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
         let ideal_ns = timeline.ideal_ns();
         outln!(
             "ideal    {}, the work of the busiest rank; the makespan is {:.3} times that",
-            milliseconds(ideal_ns),
+            number::ns(ideal_ns),
             timeline.makespan_ns as f64 / ideal_ns.max(1) as f64
         );
     }
@@ -84,15 +84,15 @@ fn durations(arguments: &args::Simulate, path: &Path) -> Result<(), Failure> {
 /// Makespan and idle time by cause, in one line.
 fn summary(timeline: &Timeline) -> String {
     let whole = (u64::from(timeline.num_ranks) * timeline.makespan_ns).max(1) as f64;
-    let percent = |ns: u64| ns as f64 / whole * 100.0;
+    let percent = |ns: u64| number::percent(ns as f64 / whole);
     let data_wait = match timeline.idle_ns.data_wait {
         0 => String::new(),
-        ns => format!(", data wait {:.1} %", percent(ns)),
+        ns => format!(", data wait {}", percent(ns)),
     };
     format!(
-        "makespan {}, idle {:.1} % (ramp {:.1} %, imbalance {:.1} %, transfer {:.1} %{data_wait})",
-        milliseconds(timeline.makespan_ns),
-        timeline.bubble_ratio() * 100.0,
+        "makespan {}, idle {} (ramp {}, imbalance {}, transfer {}{data_wait})",
+        number::ns(timeline.makespan_ns),
+        number::percent(timeline.bubble_ratio()),
         percent(timeline.idle_ns.ramp),
         percent(timeline.idle_ns.imbalance),
         percent(timeline.idle_ns.transfer)
@@ -298,11 +298,10 @@ fn print_ways(ways: &[Way], num_steps: usize) {
         let kind = if way.is_baseline { "baseline" } else { "dflop" };
         match (way.mean_ns(), way.refusal()) {
             (Some(ns), _) => {
-                let over =
-                    best.map_or_else(|| "-".to_owned(), |(_, best)| format!("x{:.3}", best / ns.max(1.0)));
-                let idle =
-                    way.idle().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", 100.0 * ratio));
-                outln!("{:<22} {kind:<9} {:>12} {over:>26} {idle:>7}", way.name, milliseconds(ns as u64));
+                let over = best
+                    .map_or_else(|| number::NONE.to_owned(), |(_, best)| number::times(best / ns.max(1.0)));
+                let idle = way.idle().map_or_else(|| number::NONE.to_owned(), number::percent);
+                outln!("{:<22} {kind:<9} {:>12} {over:>26} {idle:>7}", way.name, number::ns(ns as u64));
             }
             (None, Some((refusal, count))) => {
                 outln!(

@@ -1,11 +1,21 @@
 //! What the profile of the device says about memory, apart from the modules.
 
 use crate::error::CostError;
-use crate::memory::walk::Buffers;
 use dflop_types::{MemoryReserve, ModelProfile};
 
 /// Number of actions whose receives the runtime has open, including the running action (`num_ahead` of its executor).
 const NUM_AHEAD: usize = 4;
+
+/// How messages are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Buffers {
+    /// Number of actions whose receives are open, including the running action.
+    pub(crate) num_ahead: usize,
+    /// Whether what was sent is held to the end of the step, or only until the next message goes.
+    pub(crate) keeps_sent: bool,
+    /// Whether rows are copied into messages and out of them.
+    pub(crate) copies_rows: bool,
+}
 
 /// What the profile of the device says about memory, apart from the modules.
 #[derive(Debug, Clone, Copy)]

@@ -2,6 +2,7 @@
 //! back. Microbatches differ in size, so the moment is searched for and not counted.
 
 use crate::memory::footprint::Bytes;
+use crate::memory::holding::Buffers;
 use crate::memory::parts::{MemoryError, Moment};
 use dflop_types::{Action, ActionKind, SplitBytes};
 
@@ -77,17 +78,6 @@ impl MicrobatchBytes {
         debug_assert!(pieces.len() <= self.pieces.len(), "a run of this microbatch's own");
         load
     }
-}
-
-/// How messages are held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Buffers {
-    /// Number of actions whose receives are open, including the running action.
-    pub(crate) num_ahead: usize,
-    /// Whether what was sent is held to the end of the step, or only until the next message goes.
-    pub(crate) keeps_sent: bool,
-    /// Whether rows are copied into messages and out of them.
-    pub(crate) copies_rows: bool,
 }
 
 /// Bytes at one moment, without what the rank holds independently of the samples.

@@ -12,7 +12,7 @@
 //! `preprocessor_config.json` says, and `InternVLVideoProcessor`.
 
 use super::fields::{CONFIG, Fields, PREPROCESSOR, side};
-use super::internvl_video::FrameRule;
+use super::internvl_video::{FAMILY, FrameRule};
 use super::{
     Clip, Family, Marks, MediaShape, Piece, Size, Sound, VideoSampling, image_words, refused, unread,
 };
@@ -21,8 +21,6 @@ use crate::media::MediaKind;
 use dflop_types::{EncoderParts, EncoderSegments};
 use serde_json::Value;
 
-/// Its `model_type`.
-pub(super) const FAMILY: &str = "internvl";
 /// The file in which newer processors keep all their fields.
 const PROCESSOR: &str = "processor_config.json";
 /// Tiles of a grid that we take at most; transformers has 12 where nothing says otherwise.

@@ -12,10 +12,12 @@
 //! never differs.
 
 use super::fields::Fields;
-use super::internvl::FAMILY;
 use super::{Clip, VideoSampling, refused};
 use crate::DataError;
 use serde_json::Value;
+
+/// The `model_type` of the models whose videos these rules cut.
+pub(super) const FAMILY: &str = "internvl";
 
 /// Name of the video processor's file in errors.
 const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";

@@ -2,8 +2,8 @@
 
 use crate::error::line;
 use crate::statistics::estimate::{Bounds, Intervals, ValueCounts};
-use crate::statistics::tally::Tally;
 use crate::width;
+use dflop_types::number::file_bytes;
 use dflop_types::{DataProfile, SampleKind, counted, printable, thousands};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -33,18 +33,18 @@ pub struct Statistics {
     /// Time of all videos, in milliseconds.
     pub media_ms: u64,
     /// By kind, kinds without a sample left out.
-    pub kinds: Vec<Share>,
+    pub kinds: Vec<SampleGroup>,
     /// By file, in the order of the mixture.
-    pub sources: Vec<Share>,
+    pub sources: Vec<SampleGroup>,
     /// Of encoder tokens, LLM tokens and label tokens.
     pub distributions: Vec<Distribution>,
     /// The samples with most tokens (encoder and LLM together), the heaviest first.
     pub heaviest: Vec<HeavySample>,
 }
 
-/// What a part of the samples holds.
+/// What the samples of one kind, or of one source, hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct SampleGroup {
     /// Kind or file.
     pub name: String,
     /// Its samples.
@@ -99,17 +99,6 @@ pub struct HeavySample {
     pub encoder_tokens: u64,
     /// Its LLM tokens.
     pub llm_tokens: u64,
-}
-
-impl Statistics {
-    /// The statistics of a data profile.
-    ///
-    /// *Complexity*: O(n log m) in n samples of m different sizes. [`Tally`] takes samples one by one.
-    pub fn new(profile: &DataProfile) -> Self {
-        let mut tally = Tally::new(&profile.sources);
-        profile.samples.iter().for_each(|sample| tally.push(sample));
-        tally.finish(profile)
-    }
 }
 
 impl Distribution {
@@ -177,9 +166,9 @@ pub fn text_of(header: &DataProfile, statistics: &Statistics, notices: &[String]
     if let Some(part) = header.part {
         let _ = writeln!(out, "part {} of {}, counted from 0: to be merged", part.index, part.num_parts);
     }
-    let _ = write_shares(out, "kind", &statistics.kinds, statistics);
+    let _ = write_groups(out, "kind", &statistics.kinds, statistics);
     if statistics.sources.len() > 1 {
-        let _ = write_shares(out, "file", &statistics.sources, statistics);
+        let _ = write_groups(out, "file", &statistics.sources, statistics);
     }
     let _ = write_percentiles(out, &statistics.distributions);
     if let Some(population) = statistics.num_population {
@@ -256,7 +245,7 @@ fn write_intervals(
 fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
     write!(out, "{}", counted(statistics.num_samples, "sample"))?;
     if statistics.media_bytes > 0 {
-        write!(out, ", {:.1} MB of media", statistics.media_bytes as f64 / 1e6)?;
+        write!(out, ", {} of media", file_bytes(statistics.media_bytes))?;
     }
     if statistics.media_ms > 0 {
         write!(out, ", {:.1} hours of video", statistics.media_ms as f64 / 3.6e6)?;
@@ -264,24 +253,24 @@ fn write_totals(out: &mut String, statistics: &Statistics) -> std::fmt::Result {
     writeln!(out)
 }
 
-fn write_shares(out: &mut String, head: &str, shares: &[Share], all: &Statistics) -> std::fmt::Result {
+fn write_groups(out: &mut String, head: &str, groups: &[SampleGroup], all: &Statistics) -> std::fmt::Result {
     let totals: Vec<u64> = all.distributions.iter().map(|d| d.total).collect();
     writeln!(
         out,
         "\n{head:<NAME$}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
         "samples", "%", "encoder tokens", "%", "LLM tokens", "%"
     )?;
-    for share in shares {
+    for group in groups {
         writeln!(
             out,
             "{}{:>9} {:>6}{:>16} {:>6}{:>16} {:>6}",
-            short(&share.name),
-            thousands(share.samples),
-            percent(share.samples, all.num_samples),
-            thousands(share.encoder_tokens),
-            percent(share.encoder_tokens, totals[0]),
-            thousands(share.llm_tokens),
-            percent(share.llm_tokens, totals[1]),
+            short(&group.name),
+            thousands(group.samples),
+            percent(group.samples, all.num_samples),
+            thousands(group.encoder_tokens),
+            percent(group.encoder_tokens, totals[0]),
+            thousands(group.llm_tokens),
+            percent(group.llm_tokens, totals[1]),
         )?;
     }
     Ok(())

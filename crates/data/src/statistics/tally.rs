@@ -1,8 +1,19 @@
 //! Statistics of samples that come one by one.
 
 use crate::statistics::estimate::{Estimate, StratumValues, ValueCounts};
-use crate::statistics::summary::{Distribution, HeavySample, Share, Statistics};
+use crate::statistics::summary::{Distribution, HeavySample, SampleGroup, Statistics};
 use dflop_types::{DataProfile, ProfiledSample, SampleKind, Stratum};
+
+impl Statistics {
+    /// The statistics of a data profile.
+    ///
+    /// *Complexity*: O(n log m) in n samples of m different sizes. [`Tally`] takes samples one by one.
+    pub fn new(profile: &DataProfile) -> Self {
+        let mut tally = Tally::new(&profile.sources);
+        profile.samples.iter().for_each(|sample| tally.push(sample));
+        tally.finish(profile)
+    }
+}
 
 /// Heaviest samples named.
 const NAMED: usize = 5;
@@ -19,8 +30,8 @@ pub struct Tally {
     media_bytes: u64,
     media_ms: u64,
     /// In the order of [`SampleKind::ALL`].
-    kinds: Vec<Share>,
-    sources: Vec<Share>,
+    kinds: Vec<SampleGroup>,
+    sources: Vec<SampleGroup>,
     /// One a source, of each of [`SIZES`].
     counts: Vec<[ValueCounts; 3]>,
     /// With their weights, the heaviest first.
@@ -30,7 +41,7 @@ pub struct Tally {
 impl Tally {
     /// Nothing yet, of sources with these names.
     pub fn new(sources: &[String]) -> Self {
-        let zero = |name: String| Share { name, ..Share::default() };
+        let zero = |name: String| SampleGroup { name, ..SampleGroup::default() };
         Self {
             num_samples: 0,
             media_bytes: 0,

@@ -1,7 +1,7 @@
 //! How many samples have how many tokens, stacked by kind; logarithmic where few samples hold most of them.
 
 use super::{Frame, Scale, axis_x, axis_y, px, svg};
-use crate::format;
+use dflop_types::{number, statistics};
 use maud::{Markup, html};
 
 /// Bins drawn at most, that of 0 not counted.
@@ -31,7 +31,7 @@ impl Bins {
             (Some(&low), Some(&high)) => (low, high),
             _ => (1, 1),
         };
-        let median = format::occurring(&positive, 0.5).unwrap_or(1);
+        let median = statistics::occurring(&positive, 0.5).unwrap_or(1);
         let is_log = high / 8 > median;
         let edges = if is_log { log_edges(low, high) } else { linear_edges(high) };
         let mut counts = vec![vec![0; series.len()]; edges.len() - 1];
@@ -54,7 +54,7 @@ impl Bins {
     pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         let row = |name: String, counts: &[u64]| {
             let mut row = vec![name];
-            row.extend(counts.iter().map(|&c| format::count(c)));
+            row.extend(counts.iter().map(|&c| number::thousands(c)));
             row
         };
         let zeros = self.zeros.iter().map(|counts| row("0".to_owned(), counts));
@@ -62,9 +62,9 @@ impl Bins {
         let bins = bins.map(|(edge, counts)| {
             let last = edge[1] - 1;
             let name = if edge[0] == last {
-                format::count(last)
+                number::thousands(last)
             } else {
-                format!("{} to {}", format::count(edge[0]), format::count(last))
+                format!("{} to {}", number::thousands(edge[0]), number::thousands(last))
             };
             row(name, counts)
         });
@@ -115,8 +115,8 @@ pub(crate) fn histogram(label: &str, bins: &Bins, classes: &[&str], names: &[&st
     let names_of_bins = bins.rows();
     let mut tips = names_of_bins.iter().map(|row| row[0].as_str());
     let body = html! {
-        (axis_y(&frame, &y, format::compact, "samples"))
-        (axis_x(&frame, &x, format::compact, &if bins.is_log { format!("{unit}, log scale") } else { unit.to_owned() }))
+        (axis_y(&frame, &y, number::compact, "samples"))
+        (axis_x(&frame, &x, number::compact, &if bins.is_log { format!("{unit}, log scale") } else { unit.to_owned() }))
         @for (from, to, counts) in &columns {
             @if counts.iter().any(|&c| c > 0) {
                 @let tip = tips.next().unwrap_or_default();
@@ -124,7 +124,7 @@ pub(crate) fn histogram(label: &str, bins: &Bins, classes: &[&str], names: &[&st
                     @let below: u64 = counts[..index].iter().sum();
                     @let (foot, head) = (y.at(below as f64), y.at((below + count) as f64));
                     rect class=(classes[index]) x=(px(from + 0.5)) y=(px(head)) width=(px((to - from - 1.0).max(1.0))) height=(px(foot - head)) {
-                        title { (names[index]) ", " (tip) " " (unit) ": " (format::counted(count, "sample")) }
+                        title { (names[index]) ", " (tip) " " (unit) ": " (number::counted(count, "sample")) }
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Dots: samples by their two sizes, predicted against measured, and pairs of step times.
 
 use super::{Frame, Scale, Show, axis_x, axis_y, extent, px, svg};
-use crate::format;
+use dflop_types::number;
 use maud::{Markup, html};
 
 /// The outline of a dot, so that series differ without colour.
@@ -97,12 +97,12 @@ pub(crate) fn pair_plot(label: &str, pairs: &[(usize, f64, f64)]) -> Markup {
     let x = Scale::linear((-0.5, last + 0.5), (frame.x().0 + 4.0, frame.x().1));
     let y = Scale::around(pairs.iter().flat_map(|p| [p.1, p.2]), frame.y());
     let body = html! {
-        (axis_y(&frame, &y, format::tick, "ms a step"))
-        (axis_x(&frame, &x, format::tick, "pair, in the order in which they ran"))
+        (axis_y(&frame, &y, number::tick, "ms a step"))
+        (axis_x(&frame, &x, number::tick, "pair, in the order in which they ran"))
         @for (index, blind, aware) in pairs.iter().filter(|p| p.1.is_finite() && p.2.is_finite()) {
             @let (at, from, to) = (x.at(*index as f64), y.at(*blind), y.at(*aware));
             g class="dots" {
-                title { "pair " (index) ": blind " (format::ms(*blind)) ", aware " (format::ms(*aware)) ", " (format::times(blind / aware)) }
+                title { "pair " (index) ": blind " (number::ms(*blind)) ", aware " (number::ms(*aware)) ", " (number::times(blind / aware)) }
                 line.pair x1=(px(at)) x2=(px(at)) y1=(px(from)) y2=(px(to)) {}
                 path.a-blind d=(Mark::Square.path(at, from)) {}
                 path.a-aware d=(Mark::Circle.path(at, to)) {}
@@ -132,23 +132,23 @@ pub(crate) fn ratio_plot(label: &str, ratios: &[f64], ratio: f64, interval: (f64
         }
     }
     let body = html! {
-        (axis_x(&frame, &x, |v| format!("{}x", format::tick(v)), "step time, baseline over ours"))
+        (axis_x(&frame, &x, |v| format!("{}x", number::tick(v)), "step time, baseline over ours"))
         rect.interval x=(px(x.at(interval.0))) y=(px(top)) width=(px((x.at(interval.1) - x.at(interval.0)).max(0.0))) height=(px(bottom - top)) {
-            title { "95 % interval " (format::times(interval.0)) " to " (format::times(interval.1)) }
+            title { "95 % interval " (number::times(interval.0)) " to " (number::times(interval.1)) }
         }
         line.equal x1=(px(x.at(1.0))) x2=(px(x.at(1.0))) y1=(px(top)) y2=(px(bottom)) {}
         text.share x=(px(x.at(1.0))) y=(px(top - 8.0)) text-anchor="middle" { "no difference" }
         @if ratio.is_finite() {
             line.middle x1=(px(x.at(ratio))) x2=(px(x.at(ratio))) y1=(px(top)) y2=(px(bottom)) {}
             @if (x.at(ratio) - x.at(1.0)).abs() > 70.0 {
-                text.strong x=(px(x.at(ratio))) y=(px(top - 8.0)) text-anchor="middle" { (format::times(ratio)) }
+                text.strong x=(px(x.at(ratio))) y=(px(top - 8.0)) text-anchor="middle" { (number::times(ratio)) }
             }
         }
         g class="dots a-aware" {
             @for (slot, pile) in &piles {
                 @for (height, value) in pile.iter().enumerate() {
                     @let step = if pile.len() > most { SLOT * most as f64 / pile.len() as f64 } else { SLOT };
-                    path d=(Mark::Circle.path(*slot as f64 * SLOT, bottom - 6.0 - height as f64 * step)) { title { (format::times(*value)) } }
+                    path d=(Mark::Circle.path(*slot as f64 * SLOT, bottom - 6.0 - height as f64 * step)) { title { (number::times(*value)) } }
                 }
             }
         }

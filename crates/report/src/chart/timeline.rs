@@ -1,8 +1,7 @@
 //! One step on one time axis: a lane for each rank, work in solid colours, bubbles shaded.
 
 use super::{Frame, Scale, axis_x, partly, px, spread, svg};
-use crate::format;
-use dflop_types::{ActionKind, Span, Timeline};
+use dflop_types::{ActionKind, Span, Timeline, number};
 use maud::{Markup, html};
 
 /// Lanes drawn at most.
@@ -98,7 +97,7 @@ impl Lanes {
         let mut left_out: Vec<String> = partly(lanes.len(), num_ranks, "rank").into_iter().collect();
         if num_joined > 0 {
             left_out
-                .push(format!("{} too narrow to draw apart are joined", format::counted(num_joined, "span")));
+                .push(format!("{} too narrow to draw apart are joined", number::counted(num_joined, "span")));
         }
         Self { drawn: lanes, tail_from_ns, left_out }
     }
@@ -202,7 +201,7 @@ pub(crate) fn draw(shown: &Timeline, lanes: &Lanes, view: &TimelineView) -> (Fra
     let (bottom, top) = frame.y();
     let (tail, end) = (at(lanes.tail_from_ns), at(shown.makespan_ns));
     let body = html! {
-        @if view.has_axis { (axis_x(&frame, &scale, format::tick, "")) text x=(px(LEFT - 12.0)) y=(px(bottom + 14.0)) text-anchor="end" { "ms" } }
+        @if view.has_axis { (axis_x(&frame, &scale, number::tick, "")) text x=(px(LEFT - 12.0)) y=(px(bottom + 14.0)) text-anchor="end" { "ms" } }
         @for (index, lane) in lanes.drawn.iter().enumerate() {
             @let y = top + index as f64 * pitch;
             text.lane x="0" y=(px(y + view.lane_height / 2.0 + 4.0)) { (lane.name) }
@@ -211,12 +210,12 @@ pub(crate) fn draw(shown: &Timeline, lanes: &Lanes, view: &TimelineView) -> (Fra
             }
             @if end - tail >= NARROW {
                 rect.tail x=(px(tail)) y=(px(y)) width=(px(end - tail)) height=(px(view.lane_height)) {
-                    @if view.has_titles { title { "reduction and optimizer: " (format::ns(shown.makespan_ns.saturating_sub(lanes.tail_from_ns))) } }
+                    @if view.has_titles { title { "reduction and optimizer: " (number::ns(shown.makespan_ns.saturating_sub(lanes.tail_from_ns))) } }
                 }
             }
             @for block in &lane.blocks { (work(block, y, view)) }
             text.share x=(px(frame.width)) y=(px(y + view.lane_height / 2.0 + 4.0)) text-anchor="end" {
-                "idle " (format::percent(lane.idle_ratio))
+                "idle " (number::percent(lane.idle_ratio))
             }
         }
         @if !lanes.drawn.is_empty() {
@@ -240,7 +239,7 @@ fn work(block: &Block, y: f64, view: &TimelineView) -> Markup {
                         Some(span) => (span.action),
                         None => { "several " (class) },
                     }
-                    ": " (format::ns(block.end_ns - block.start_ns)) ", from " (format::ns(block.start_ns))
+                    ": " (number::ns(block.end_ns - block.start_ns)) ", from " (number::ns(block.start_ns))
                 }
             }
         }

@@ -5,9 +5,8 @@ use crate::chart::{
     Bar, Bins, Column, Dots, Mark, Part, ScatterPlot, bars, histogram, legend, numbers, partly, scatter_plot,
     spread, table, table_below, words,
 };
-use crate::format;
 use crate::{OutlierView, Outliers, Report};
-use dflop_types::{DataProfile, ProfiledSample, SampleKind};
+use dflop_types::{DataProfile, ProfiledSample, SampleKind, clipped, number, statistics};
 use maud::{Markup, html};
 
 /// Samples of the joint plot, drawn at most.
@@ -96,12 +95,12 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
                 title: format!(
                     "{}: {} ({})",
                     name_of(*kind),
-                    format::counted(samples.len() as u64, "sample"),
-                    format::percent(share(samples))
+                    number::counted(samples.len() as u64, "sample"),
+                    number::percent(share(samples))
                 ),
             })
             .collect(),
-        total: format::count(total),
+        total: number::thousands(total),
     };
     let part_of = |size: Size, name: &str| {
         let sums: Vec<f64> =
@@ -119,12 +118,12 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
                     title: format!(
                         "{}: {} ({})",
                         name_of(*kind),
-                        format::number(*sum),
-                        format::percent(sum / whole)
+                        number::number(*sum),
+                        number::percent(sum / whole)
                     ),
                 })
                 .collect(),
-            total: format::compact(whole),
+            total: number::compact(whole),
         }
     };
     let drawn = [
@@ -137,12 +136,12 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
     let line = |name: &str, samples: &[&ProfiledSample]| {
         vec![
             name.to_owned(),
-            format::count(samples.len() as u64),
-            format::percent(share(samples)),
+            number::thousands(samples.len() as u64),
+            number::percent(share(samples)),
             spread_of(samples.iter().map(|s| encoder_tokens(s)).collect()),
             spread_of(samples.iter().map(|s| llm_tokens(s)).collect()),
             spread_of(samples.iter().map(|s| label_tokens(s)).collect()),
-            format::file_bytes(samples.iter().fold(0, |sum, s| sum.saturating_add(s.media_bytes))),
+            number::file_bytes(samples.iter().fold(0, |sum, s| sum.saturating_add(s.media_bytes))),
         ]
     };
     let mut rows: Vec<Vec<String>> =
@@ -159,12 +158,12 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
     ];
     html! {
         p {
-            strong { (format::counted(total, "sample")) } " from " (format::counted(data.sources.len() as u64, "source"))
+            strong { (number::counted(total, "sample")) } " from " (number::counted(data.sources.len() as u64, "source"))
             ", sizes by the shape rule of " (data.family) ". A few samples hold much of the work: what a step costs depends on which samples meet in a microbatch."
         }
         figure class="wide" {
             figcaption { "What each kind is of all samples, and of all tokens" }
-            (bars("Shares of each kind, as in the table below.", 720.0, &drawn, |v| format!("{} %", format::tick(v)), ""))
+            (bars("Shares of each kind, as in the table below.", 720.0, &drawn, |v| format!("{} %", number::tick(v)), ""))
             (legend(by_kind.iter().map(|(kind, _)| (class_of(*kind), name_of(*kind)))))
         }
         (table("Samples by kind; tokens of a sample as median / 95th percentile / largest", &columns, &rows))
@@ -189,12 +188,12 @@ fn sources(data: &DataProfile) -> Markup {
         .map(|(name, (encoder, llm, media_bytes))| {
             let bad = data.problems.iter().filter(|problem| problem.file == *name).count();
             vec![
-                format::clipped(name, MOST_NAME),
-                format::count(llm.len() as u64),
+                clipped(name, MOST_NAME),
+                number::thousands(llm.len() as u64),
                 spread_of(encoder),
                 spread_of(llm),
-                format::file_bytes(media_bytes),
-                format::count(bad as u64),
+                number::file_bytes(media_bytes),
+                number::thousands(bad as u64),
             ]
         })
         .collect();
@@ -217,7 +216,8 @@ fn sources(data: &DataProfile) -> Markup {
 /// Median / 95th percentile / largest.
 fn spread_of(mut sizes: Vec<u64>) -> String {
     sizes.sort_unstable();
-    let quantile = |part| format::occurring(&sizes, part).map_or(format::NONE.to_owned(), format::count);
+    let quantile =
+        |part| statistics::occurring(&sizes, part).map_or(number::NONE.to_owned(), number::thousands);
     [0.5, 0.95, 1.0].map(quantile).join(" / ")
 }
 
@@ -264,7 +264,7 @@ fn histograms_by_source(data: &DataProfile) -> Markup {
         @if data.sources.len() > 1 {
             @for (name, by_kind) in &drawn {
                 details {
-                    summary { "How sizes spread in " (format::clipped(name, MOST_NAME)) }
+                    summary { "How sizes spread in " (clipped(name, MOST_NAME)) }
                     (histograms(by_kind))
                 }
             }
@@ -304,9 +304,9 @@ fn joint(data: &DataProfile, by_kind: &ByKind) -> Markup {
                     let text = heavy.contains(i).then(|| {
                         format!(
                             "{}: {} encoder tokens, {} LLM tokens",
-                            format::clipped(&sample.id, MOST_NAME),
-                            format::count(encoder_tokens(sample)),
-                            format::count(llm_tokens(sample))
+                            clipped(&sample.id, MOST_NAME),
+                            number::thousands(encoder_tokens(sample)),
+                            number::thousands(llm_tokens(sample))
                         )
                     });
                     (encoder_tokens(sample) as f64, llm_tokens(sample) as f64, text)
@@ -318,7 +318,7 @@ fn joint(data: &DataProfile, by_kind: &ByKind) -> Markup {
         label: "Encoder tokens against LLM tokens, a dot a sample; the heaviest are in the table.",
         is_log: true,
         is_square: false,
-        show: format::compact,
+        show: number::compact,
         name_x: "encoder tokens, log scale",
         name_y: "LLM tokens, log scale",
     };
@@ -327,12 +327,12 @@ fn joint(data: &DataProfile, by_kind: &ByKind) -> Markup {
         .map(|&i| {
             let s = &data.samples[i];
             vec![
-                format::clipped(&s.id, MOST_NAME),
+                clipped(&s.id, MOST_NAME),
                 name_of(s.kind).to_owned(),
-                format::count(encoder_tokens(s)),
-                format::percent(encoder_tokens(s) as f64 / encoder_sum),
-                format::count(llm_tokens(s)),
-                format::percent(llm_tokens(s) as f64 / llm_sum),
+                number::thousands(encoder_tokens(s)),
+                number::percent(encoder_tokens(s) as f64 / encoder_sum),
+                number::thousands(llm_tokens(s)),
+                number::percent(llm_tokens(s) as f64 / llm_sum),
             ]
         })
         .collect();
@@ -371,15 +371,15 @@ const fn key_of(kind: SampleKind) -> &'static str {
 /// What the heaviest samples do to a step, and what does not fit.
 fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
     let times =
-        |ms: f64, even: f64| if even > 0.0 { format::times(ms / even) } else { format::NONE.to_owned() };
+        |ms: f64, even: f64| if even > 0.0 { number::times(ms / even) } else { number::NONE.to_owned() };
     let row = |o: &OutlierView| {
         vec![
-            format::clipped(&o.id, MOST_NAME),
-            format::ms(o.encoder_ms),
+            clipped(&o.id, MOST_NAME),
+            number::ms(o.encoder_ms),
             times(o.encoder_ms, outliers.even_encoder_ms),
-            format::ms(o.llm_ms),
+            number::ms(o.llm_ms),
             times(o.llm_ms, outliers.even_llm_ms),
-            format::bytes(o.needed_bytes),
+            number::memory_size(o.needed_bytes),
         ]
     };
     let columns = [
@@ -396,28 +396,30 @@ fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
         format!(
             "Samples that alone take longer than an even microbatch: {} of {}. Packing cannot hide them, a step \
              that holds one waits for it.",
-            format::count(outliers.num_longer),
-            format::count(num_samples)
+            number::thousands(outliers.num_longer),
+            number::thousands(num_samples)
         )
     };
     let fit = match (outliers.budget_bytes, outliers.num_unfit) {
         (None, _) => {
             "No memory budget is set (cluster.memory_budget_bytes): what fits is not checked.".to_owned()
         }
-        (Some(budget), 0) => format!("Every sample fits the memory budget of {}.", format::bytes(budget)),
+        (Some(budget), 0) => {
+            format!("Every sample fits the memory budget of {}.", number::memory_size(budget))
+        }
         (Some(budget), n) => format!(
             "Samples that do not fit the memory budget of {1} even alone: {0}, listed below. Training stops at the \
              first.",
-            format::count(n),
-            format::bytes(budget)
+            number::thousands(n),
+            number::memory_size(budget)
         ),
     };
     html! {
         h3 { "What the heaviest samples do to a step" }
         p {
             "Predicted for the plan, forward and backward of one sample alone. An even microbatch takes "
-            (format::ms(outliers.even_encoder_ms)) " on an encoder replica and "
-            (format::ms(outliers.even_llm_ms)) " on the slowest LLM stage: the times of its samples alone, added up; packed together they take less. " (longer) " " (fit)
+            (number::ms(outliers.even_encoder_ms)) " on an encoder replica and "
+            (number::ms(outliers.even_llm_ms)) " on the slowest LLM stage: the times of its samples alone, added up; packed together they take less. " (longer) " " (fit)
         }
         (table("The heaviest samples against an even microbatch", &columns,
             &outliers.heaviest.iter().map(row).collect::<Vec<_>>()))
@@ -438,15 +440,15 @@ fn problems(data: &DataProfile) -> Markup {
         .map(|p| {
             let sample = p.id.clone().or_else(|| p.position.map(|at| format!("record {at}")));
             vec![
-                format::clipped(&p.file, MOST_NAME),
-                format::clipped(&sample.unwrap_or_else(|| format::NONE.to_owned()), MOST_NAME),
-                format::clipped(&p.cause, 4 * MOST_NAME),
+                clipped(&p.file, MOST_NAME),
+                clipped(&sample.unwrap_or_else(|| number::NONE.to_owned()), MOST_NAME),
+                clipped(&p.cause, 4 * MOST_NAME),
             ]
         })
         .collect();
     html! {
         @if !rows.is_empty() {
-            h3 { "Left out: " (format::counted(data.problems.len() as u64, "sample")) " that could not be read" }
+            h3 { "Left out: " (number::counted(data.problems.len() as u64, "sample")) " that could not be read" }
             (table("Samples that could not be read", &[words("file"), words("sample"), words("why")], &rows))
             (first_of(rows.len(), data.problems.len(), "problem"))
         }

@@ -2,8 +2,7 @@
 
 use super::plotted;
 use crate::chart::{Frame, Line, LinePlot, legend, line_plot, numbers, partly, table, table_below, words};
-use crate::format;
-use dflop_types::{Collective, LinkProfile, LinkSpan, Network};
+use dflop_types::{Collective, LinkProfile, LinkSpan, Network, clipped, number};
 use maud::{Markup, html};
 
 /// Links shown at most: four kinds of communication over some groups within and across nodes.
@@ -36,7 +35,7 @@ pub(super) fn links(network: &Network) -> Markup {
     let origin = match (network.is_assumed, network.backend.as_str()) {
         (true, _) => "assumed: from a table of hardware, not measured".to_owned(),
         (false, "") => "measured".to_owned(),
-        (false, backend) => format!("measured over {}", format::clipped(backend, 40)),
+        (false, backend) => format!("measured over {}", clipped(backend, 40)),
     };
     html! {
         h3 { "Links between ranks" }
@@ -70,10 +69,10 @@ fn table_of(origin: &str, links: &[&LinkProfile]) -> Markup {
             vec![
                 describe(link.collective).1.to_owned(),
                 span(link).to_owned(),
-                format::count(u64::from(link.num_ranks)),
-                format::ns(link.latency_ns),
-                format!("{} GB/s", format::number(link.bandwidth_bytes_per_s as f64 / 1e9)),
-                format::count(link.points.len() as u64),
+                number::thousands(u64::from(link.num_ranks)),
+                number::ns(link.latency_ns),
+                format!("{} GB/s", number::number(link.bandwidth_bytes_per_s as f64 / 1e9)),
+                number::thousands(link.points.len() as u64),
             ]
         })
         .collect();
@@ -91,7 +90,7 @@ fn table_of(origin: &str, links: &[&LinkProfile]) -> Markup {
 /// Time over message size of the links of one group of ranks.
 fn plot(links: &[&LinkProfile]) -> Markup {
     let name = links.first().map_or_else(String::new, |l| {
-        format!("{}, {}", format::counted(u64::from(l.num_ranks), "rank"), span(l))
+        format!("{}, {}", number::counted(u64::from(l.num_ranks), "rank"), span(l))
     });
     let curves: Vec<Line> = links
         .iter()
@@ -103,7 +102,7 @@ fn plot(links: &[&LinkProfile]) -> Markup {
                 titles: link
                     .points
                     .iter()
-                    .map(|p| format!("{what} of {}: {}", format::bytes(p.bytes), format::ns(p.ns)))
+                    .map(|p| format!("{what} of {}: {}", number::memory_size(p.bytes), number::ns(p.ns)))
                     .collect(),
             }
         })
@@ -112,8 +111,8 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         label: &format!("{name}: time over message size, as in the table below."),
         frame: Frame::third(),
         is_log: true,
-        show_x: format::compact,
-        show_y: format::tick,
+        show_x: number::compact,
+        show_y: number::tick,
         name_x: "bytes, log scale",
         name_y: "ms, log scale",
     };
@@ -121,7 +120,7 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         .iter()
         .flat_map(|link| {
             link.points.iter().map(|p| {
-                vec![describe(link.collective).1.to_owned(), format::bytes(p.bytes), format::ns(p.ns)]
+                vec![describe(link.collective).1.to_owned(), number::memory_size(p.bytes), number::ns(p.ns)]
             })
         })
         .collect();

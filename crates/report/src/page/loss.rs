@@ -3,7 +3,7 @@
 use super::Section;
 use crate::Report;
 use crate::chart::{Frame, Line, LinePlot, line_plot, numbers, partly, spread, table};
-use crate::format;
+use dflop_types::number;
 use maud::html;
 
 /// Points of the curve, drawn at most.
@@ -22,32 +22,32 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     let num_broken = all.iter().filter(|(_, loss)| !loss.is_finite()).count() as u64;
     let (first, last) = (all[0], all[all.len() - 1]);
     let titles = if points.len() <= 60 {
-        points.iter().map(|p| format!("step {}: {}", format::tick(p.0), format::number(p.1))).collect()
+        points.iter().map(|p| format!("step {}: {}", number::tick(p.0), number::number(p.1))).collect()
     } else {
         Vec::new()
     };
     let label = format!(
         "Loss over steps, from {} at step {} to {} at step {}.",
-        format::number(first.1),
+        number::number(first.1),
         first.0,
-        format::number(last.1),
+        number::number(last.1),
         last.0
     );
     let plot = LinePlot {
         label: &label,
         frame: Frame { width: 760.0, height: 220.0, ..Frame::small() },
         is_log: false,
-        show_x: format::tick,
-        show_y: format::tick,
+        show_x: number::tick,
+        show_y: number::tick,
         name_x: "step",
         name_y: "loss a label token",
     };
     let rows: Vec<Vec<String>> = spread(all.len(), MOST_ROWS)
         .into_iter()
-        .map(|i| vec![all[i].0.to_string(), format::number(all[i].1)])
+        .map(|i| vec![all[i].0.to_string(), number::number(all[i].1)])
         .collect();
     let body = html! {
-        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (format::counted(num_broken, "step")) "." } } }
+        p { (label) @if num_broken > 0 { " " strong { "Not finite at " (number::counted(num_broken, "step")) "." } } }
         figure class="wide" { div class="scroll" tabindex="0" role="region" aria-label="Loss over steps" { (line_plot(&plot, &[Line { class: "m-loss", points: points.clone(), titles }])) } }
         @if let Some(text) = partly(points.len(), all.len(), "step") { p class="note" { (text) } }
         details {

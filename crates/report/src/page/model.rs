@@ -5,8 +5,10 @@ use crate::Report;
 use crate::chart::{
     Frame, Line, LinePlot, legend, line_plot, names, numbers, partly, spread, table, table_below, words,
 };
-use crate::format;
-use dflop_types::{MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Recompute, RecomputePoint};
+use dflop_types::{
+    MeasuredCurve, MeasuredPoint, ModelProfile, ModuleProfile, Recompute, RecomputePoint, clipped, number,
+    statistics,
+};
 use maud::{Markup, html};
 
 /// Modules drawn at most; a sound profile has six or seven.
@@ -74,14 +76,14 @@ fn device(model: &ModelProfile) -> Markup {
         ("PyTorch", d.torch.clone()),
         ("driver", d.driver.clone()),
         ("layers", format!("{} encoder, {} LLM", model.num_encoder_layers(), model.num_llm_layers())),
-        ("optimizer", format!("{} for each million parameters", format::ns(model.optimizer_ns_per_million))),
+        ("optimizer", format!("{} for each million parameters", number::ns(model.optimizer_ns_per_million))),
     ];
     if d.num_threads > 0 {
-        let beside = format::counted(u64::from(d.num_neighbours), "busy rank");
+        let beside = number::counted(u64::from(d.num_neighbours), "busy rank");
         facts.push(("threads a rank", format!("{}, beside {beside}", d.num_threads)));
     }
     if model.memory.context_bytes > 0 {
-        facts.push(("held by the device\u{2019}s context", format::bytes(model.memory.context_bytes)));
+        facts.push(("held by the device\u{2019}s context", number::memory_size(model.memory.context_bytes)));
     }
     html! {
         dl class="facts" { @for (name, value) in &facts { @if !value.is_empty() { div { dt { (name) } dd { (value) } } } } }
@@ -113,7 +115,7 @@ fn legend_of(model: &ModelProfile) -> Vec<(&'static str, &'static str)> {
 
 /// Microseconds of `ns` over `size`.
 fn each_us(ns: u64, size: u64) -> String {
-    format::number(ns as f64 / size.max(1) as f64 / 1e3)
+    number::number(ns as f64 / size.max(1) as f64 / 1e3)
 }
 
 /// A module a row, at its largest size.
@@ -130,22 +132,22 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
                     format!(
                         "+{}, {}",
                         each_us(p.extra_ns, p.size),
-                        format::bytes(p.activation_bytes / p.size.max(1))
+                        number::memory_size(p.activation_bytes / p.size.max(1))
                     )
                 },
             )
         };
         vec![
-            format::clipped(describe(name).0, 40),
-            format::count(u64::from(module.count)),
-            format::count(module.num_parameters),
-            format::bytes(module.parameter_bytes),
-            format::count(size),
+            clipped(describe(name).0, 40),
+            number::thousands(u64::from(module.count)),
+            number::thousands(module.num_parameters),
+            number::memory_size(module.parameter_bytes),
+            number::thousands(size),
             or_none(point.forward_ns),
             or_none(point.backward_ns),
             or_none(point.input_ns),
             or_none(point.weight_ns),
-            format::bytes(point.activation_bytes / size.max(1)),
+            number::memory_size(point.activation_bytes / size.max(1)),
             recomputed(Recompute::Selective),
             recomputed(Recompute::Full),
         ]
@@ -178,7 +180,7 @@ fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
 fn figures(name: &str, module: &ModuleProfile, is_estimated: bool) -> Vec<Markup> {
     let (words, unit, _) = describe(name);
     let mark = if is_estimated { " (estimated)" } else { "" };
-    let words = format::clipped(words, 40);
+    let words = clipped(words, 40);
     let linear = match (module.attention.points.is_empty(), module.segment_tokens) {
         (false, _) => format!("{words}, without attention{mark}"),
         (true, Some(tokens)) => format!("{words}, with the attention of segments of {tokens}{mark}"),
@@ -207,7 +209,9 @@ fn measured(
             class,
             titles: values
                 .iter()
-                .map(|&(size, ns)| format!("{what} of {} {unit}: {}", format::count(size), format::ns(ns)))
+                .map(|&(size, ns)| {
+                    format!("{what} of {} {unit}: {}", number::thousands(size), number::ns(ns))
+                })
                 .collect(),
             points: values.iter().map(|&(size, ns)| (size as f64, ns as f64 / 1e6)).collect(),
         }
@@ -243,8 +247,8 @@ fn measured(
         label: &format!("{name}: times over {unit}, as in the table below."),
         frame: Frame::third(),
         is_log,
-        show_x: format::compact,
-        show_y: format::tick,
+        show_x: number::compact,
+        show_y: number::tick,
         name_x: &unit_x,
         name_y: if is_log { "ms, log scale" } else { "ms" },
     };
@@ -254,7 +258,7 @@ fn measured(
         &html! {
             (noise(&points))
             @if let Some(size) = curve.out_of_memory_at {
-                p class="note" { "Out of memory at " (format::count(size)) " " (unit) ": the sizes end before." }
+                p class="note" { "Out of memory at " (number::thousands(size)) " " (unit) ": the sizes end before." }
             }
             (points_table(unit, &points))
             @if let Some(text) = partly(points.len(), curve.points.len(), "point") { p class="note" { (text) } }
@@ -272,27 +276,27 @@ fn noise(points: &[&MeasuredPoint]) -> Markup {
     let mut ratios: Vec<f64> = points.iter().filter(|p| p.repeats > 0).map(|p| spread_ratio(p)).collect();
     ratios.sort_by(f64::total_cmp);
     html! {
-        @if let (Some(middle), Some(most)) = (format::quantile(&ratios, 0.5), ratios.last()) {
-            p class="note" { "Quartile range of the runs: median " (format::percent(middle)) ", at most " (format::percent(*most)) "." }
+        @if let (Some(middle), Some(most)) = (statistics::quantile(&ratios, 0.5), ratios.last()) {
+            p class="note" { "Quartile range of the runs: median " (number::percent(middle)) ", at most " (number::percent(*most)) "." }
         }
     }
 }
 
 fn points_table(unit: &str, points: &[&MeasuredPoint]) -> Markup {
-    let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { format::ns(ns) };
+    let or_none = |ns: u64| if ns == 0 { "-".to_owned() } else { number::ns(ns) };
     let rows: Vec<Vec<String>> = points
         .iter()
         .map(|p| {
             vec![
-                format::count(p.size),
-                format::ns(p.forward_ns),
-                format::ns(p.backward_ns),
+                number::thousands(p.size),
+                number::ns(p.forward_ns),
+                number::ns(p.backward_ns),
                 or_none(p.input_ns),
                 or_none(p.weight_ns),
-                format::percent(spread_ratio(p)),
-                format::bytes(p.activation_bytes),
-                format::bytes(p.workspace_bytes),
-                if p.repeats == 0 { "estimated".to_owned() } else { format::count(u64::from(p.repeats)) },
+                number::percent(spread_ratio(p)),
+                number::memory_size(p.activation_bytes),
+                number::memory_size(p.workspace_bytes),
+                if p.repeats == 0 { "estimated".to_owned() } else { number::thousands(u64::from(p.repeats)) },
             ]
         })
         .collect();
@@ -324,15 +328,15 @@ fn variants(model: &ModelProfile) -> Markup {
                     (_, false) => "one cut alone",
                 };
                 vec![
-                    format::count(u64::from(variant.tensor_parallel_degree)),
+                    number::thousands(u64::from(variant.tensor_parallel_degree)),
                     if variant.lora_rank == 0 {
                         "-".to_owned()
                     } else {
-                        format::count(u64::from(variant.lora_rank))
+                        number::thousands(u64::from(variant.lora_rank))
                     },
                     collectives.to_owned(),
-                    format::clipped(describe(name).0, 40),
-                    format::count(point.size),
+                    clipped(describe(name).0, 40),
+                    number::thousands(point.size),
                     each_us(point.forward_ns, point.size),
                     each_us(point.backward_ns, point.size),
                 ]

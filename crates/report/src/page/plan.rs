@@ -3,8 +3,7 @@
 use super::Section;
 use crate::Report;
 use crate::chart::{names, numbers, table, words};
-use crate::format;
-use dflop_types::{Plan, RankedPlan, WayPrediction, Zero};
+use dflop_types::{Plan, RankedPlan, WayPrediction, Zero, number};
 use maud::{Markup, html};
 
 /// Rows of a table.
@@ -16,9 +15,9 @@ pub(super) fn sentence(plan: &Plan) -> Markup {
     let p = &best.prediction;
     html! {
         "The plan is " strong { (best.in_words()) } ": a step is expected to take "
-        strong { (format::ns(p.step_ns_mean)) } " \u{b1} " (format::ns(p.step_ns_half_width))
+        strong { (number::ns(p.step_ns_mean)) } " \u{b1} " (number::ns(p.step_ns_half_width))
         @if let Some((baseline, ns)) = WayPrediction::best_baseline(&plan.ways) {
-            ", the best baseline that can run (" (baseline.way) ") " (format::ns(ns)) " (" (format::times(over(ns, p.step_ns_mean))) ")."
+            ", the best baseline that can run (" (baseline.way) ") " (number::ns(ns)) " (" (number::times(over(ns, p.step_ns_mean))) ")."
         } @else if plan.ways.is_empty() {
             "."
         } @else {
@@ -37,7 +36,7 @@ fn ways(plan: &Plan) -> Markup {
     let has_refused = plan.ways.iter().any(|way| way.refusal.is_some());
     let row = |way: &WayPrediction| {
         let (step, ratio) = match way.step_ns_mean {
-            Some(ns) => (format::ns(ns), format::times(over(ns, own_ns))),
+            Some(ns) => (number::ns(ns), number::times(over(ns, own_ns))),
             None => ("-".to_owned(), "-".to_owned()),
         };
         let mut row = vec![
@@ -89,13 +88,13 @@ fn row(name: String, plan: &RankedPlan) -> Vec<String> {
         plan.pipeline_order.to_string(),
         format!(
             "{} \u{b1} {}",
-            format::number(p.step_ns_mean as f64 / 1e6),
-            format::number(p.step_ns_half_width as f64 / 1e6)
+            number::number(p.step_ns_mean as f64 / 1e6),
+            number::number(p.step_ns_half_width as f64 / 1e6)
         ),
-        format::percent(p.bubble_ratio),
-        format::bytes(p.encoder_memory_bytes_peak),
-        format::bytes(p.llm_memory_bytes_peak),
-        format::percent(p.extrapolated_ratio),
+        number::percent(p.bubble_ratio),
+        number::memory_size(p.encoder_memory_bytes_peak),
+        number::memory_size(p.llm_memory_bytes_peak),
+        number::percent(p.extrapolated_ratio),
     ]
 }
 
@@ -121,7 +120,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         .rejections
         .iter()
         .take(MOST_ROWS)
-        .map(|r| vec![format::count(r.count), r.rejection.to_string()])
+        .map(|r| vec![number::thousands(r.count), r.rejection.to_string()])
         .collect();
     let num_rejected = plan.rejections.iter().fold(0u64, |sum, r| sum.saturating_add(r.count));
     let num_fit = 1 + plan.runners_up.len() as u64;
@@ -132,8 +131,8 @@ pub(super) fn section(report: &Report) -> Option<Section> {
             p class="note" { strong { "Estimated, not measured:" } " the model profile comes from the analytic model; so do all times and bytes here." }
         }
         p {
-            "Each candidate was judged on " (format::count(batches)) " sampled global batch" (if batches == 1 { "" } else { "es" }) " of "
-            (format::counted(u64::from(plan.global_batch_size), "sample")) " (seed " (plan.seed) "), filled by the scheduler that trains and timed by the simulator. "
+            "Each candidate was judged on " (number::thousands(batches)) " sampled global batch" (if batches == 1 { "" } else { "es" }) " of "
+            (number::counted(u64::from(plan.global_batch_size), "sample")) " (seed " (plan.seed) "), filled by the scheduler that trains and timed by the simulator. "
             "Step times are means with the half width of their 95 % interval; memory is the predicted peak of the fullest rank; "
             "off the profile is the share of predictions outside the measured range."
         }
@@ -141,9 +140,9 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         div class="first-strong" { (table("The plan and its runners-up, by step time", &columns, &rows)) }
         (super::first_of(rows.len() - 1, plan.runners_up.len(), "runner-up"))
         @if rejected.is_empty() {
-            p { (format::counted(num_fit, "candidate")) " fit, none was rejected." }
+            p { (number::counted(num_fit, "candidate")) " fit, none was rejected." }
         } @else {
-            (table(&format!("{} rejected, and why", format::counted(num_rejected, "candidate")), &[numbers("candidates"), words("why")], &rejected))
+            (table(&format!("{} rejected, and why", number::counted(num_rejected, "candidate")), &[numbers("candidates"), words("why")], &rejected))
             (super::first_of(rejected.len(), plan.rejections.len(), "cause"))
         }
     };

@@ -1,15 +1,13 @@
 //! Steps as timelines: one global batch twice, and why ranks were idle.
 
 use super::Section;
-use super::times::{error_of, signed_percent};
+use super::times::error_of;
+use crate::arm::{arm_class, arm_name};
 use crate::chart::{
-    Bar, Lanes, Part, TimelineView, arm_class, bars, legend, names, numbers, partly, table, table_below,
-    words,
+    Bar, Lanes, Part, TimelineView, bars, legend, names, numbers, partly, table, table_below, words,
 };
-use crate::figure::idle_ratio;
-use crate::format;
 use crate::{Report, StepView};
-use dflop_types::{ActionKind, Timeline};
+use dflop_types::{ActionKind, Timeline, clipped, number};
 use maud::{Markup, html};
 
 const WIDTH: f64 = 1060.0;
@@ -111,20 +109,6 @@ pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
     Some(Section { id: "timelines", name, body })
 }
 
-/// An arm and what it does.
-pub(crate) fn arm_name(arm: &str) -> &str {
-    match arm {
-        "blind" => "blind: samples in arrival order",
-        "blind-ahead" => "blind-ahead: samples in arrival order, forwards run ahead",
-        "tokens" => "tokens: balanced by LLM tokens",
-        "tokens-ahead" => "tokens-ahead: balanced by LLM tokens, forwards run ahead",
-        "aware" => "aware: scheduled by dflop",
-        "aware-ahead" => "aware-ahead: scheduled by dflop, forwards run ahead",
-        "" => "Step",
-        other => other,
-    }
-}
-
 fn panel(step: &StepView, end_ns: u64) -> Markup {
     let draw = |timeline: &Timeline, how: &str, is_main: bool| {
         let lanes = Lanes::new(timeline, end_ns, WIDTH);
@@ -138,8 +122,8 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
             "Timeline of step {}, {}, {how}: {}, idle {}.",
             step.step,
             step.arm,
-            format::ns(timeline.makespan_ns),
-            format::percent(idle_ratio(timeline))
+            number::ns(timeline.makespan_ns),
+            number::percent(timeline.bubble_ratio())
         );
         html! {
             div class="scroll" tabindex="0" role="region" aria-label=(label) { (crate::chart::timeline(&label, timeline, &lanes, &view)) }
@@ -147,7 +131,7 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
         }
     };
     let numbers = |timeline: &Timeline| {
-        html! { strong { (format::ns(timeline.makespan_ns)) } ", idle " (format::percent(idle_ratio(timeline))) }
+        html! { strong { (number::ns(timeline.makespan_ns)) } ", idle " (number::percent(timeline.bubble_ratio())) }
     };
     html! {
         div class="panel" {
@@ -161,7 +145,7 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
                     p class="reading" {
                         "predicted " (numbers(predicted))
                         @if let Some(error) = step.measured.as_ref().and_then(|m| error_of(predicted, m)) {
-                            " (" (signed_percent(error)) " off)"
+                            " (" (number::signed_percent(error)) " off)"
                         }
                     }
                     (draw(predicted, "predicted", step.measured.is_none()))
@@ -180,11 +164,11 @@ fn summary_of(steps: &[&StepView]) -> Markup {
                 let busy: f64 = t.spans.iter().map(|s| s.end_ns.saturating_sub(s.start_ns) as f64).sum();
                 rows.push(vec![
                     format!("{}, {how}", step.arm),
-                    format::ns(t.makespan_ns),
-                    format::ms(busy / f64::from(t.num_ranks.max(1)) / 1e6),
-                    format::percent(idle_ratio(t)),
-                    format::count(u64::from(t.num_ranks)),
-                    format::count(t.spans.len() as u64),
+                    number::ns(t.makespan_ns),
+                    number::ms(busy / f64::from(t.num_ranks.max(1)) / 1e6),
+                    number::percent(t.bubble_ratio()),
+                    number::thousands(u64::from(t.num_ranks)),
+                    number::thousands(t.spans.len() as u64),
                 ]);
             }
         }
@@ -265,7 +249,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     let drawn: Vec<Bar> = means
         .iter()
         .map(|(arm, how, mean)| Bar {
-            name: format!("{} {how}", format::clipped(arm, MOST_ARM)),
+            name: format!("{} {how}", clipped(arm, MOST_ARM)),
             is_predicted: *how == "predicted",
             parts: causes
                 .iter()
@@ -275,24 +259,24 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
                     value: ms,
                     title: format!(
                         "{arm}, {how}, {cause}: {} a rank and step, {} of the step",
-                        format::ms(ms),
-                        format::percent(share)
+                        number::ms(ms),
+                        number::percent(share)
                     ),
                 })
                 .collect(),
-            total: format::percent(mean.within.1),
+            total: number::percent(mean.within.1),
         })
         .collect();
     let counted: Vec<String> = means
         .iter()
-        .map(|(arm, how, mean)| format!("{} {} {how}", mean.num_steps, format::clipped(arm, 20)))
+        .map(|(arm, how, mean)| format!("{} {} {how}", mean.num_steps, clipped(arm, 20)))
         .collect();
     let counted = counted.join(", ");
-    let cell = |(ms, share): (f64, f64)| format!("{} ({})", format::number(ms), format::percent(share));
+    let cell = |(ms, share): (f64, f64)| format!("{} ({})", number::number(ms), number::percent(share));
     let rows: Vec<Vec<String>> = means
         .iter()
         .map(|(arm, how, mean)| {
-            let mut row = vec![format!("{}, {how}", format::clipped(arm, 40))];
+            let mut row = vec![format!("{}, {how}", clipped(arm, 40))];
             row.extend(mean.causes.iter().take(causes.len()).map(|&c| cell(c)));
             row.push(cell(mean.within));
             row
@@ -315,7 +299,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
         div class="row lean" {
             figure {
                 figcaption { "Idle time a rank and step, by cause" }
-                (bars("Idle time by cause, as in the table beside it.", 420.0, &drawn, format::tick, "ms"))
+                (bars("Idle time by cause, as in the table beside it.", 420.0, &drawn, number::tick, "ms"))
                 (legend(causes.iter().copied()))
             }
             (table("Idle time a rank and step in ms, and its share of the step", &columns, &rows))

@@ -1,13 +1,13 @@
 //! Step times: the fastest baseline against ours in pairs, every arm, and predicted against measured.
 
 use super::{Section, first_of, plotted};
+use crate::arm::arm_class;
 use crate::chart::{
-    Dots, Mark, ScatterPlot, arm_class, legend, numbers, pair_plot, partly, ratio_plot, scatter_plot, spread,
-    table, words,
+    Dots, Mark, ScatterPlot, legend, numbers, pair_plot, partly, ratio_plot, scatter_plot, spread, table,
+    words,
 };
-use crate::format;
 use crate::{ArmView, Comparison, Report, StepView};
-use dflop_types::Timeline;
+use dflop_types::{Timeline, clipped, number, statistics};
 use maud::{Markup, html};
 
 /// Dots of a plot, drawn at most.
@@ -19,11 +19,6 @@ const MOST_ROWS: usize = 200;
 pub(super) fn error_of(predicted: &Timeline, measured: &Timeline) -> Option<f64> {
     let (predicted, measured) = (predicted.makespan_ns as f64, measured.makespan_ns as f64);
     (measured > 0.0).then(|| (predicted - measured) / measured)
-}
-
-/// A ratio as percent with its sign.
-pub(super) fn signed_percent(ratio: f64) -> String {
-    format!("{}{}", if ratio > 0.0 { "+" } else { "" }, format::percent(ratio))
 }
 
 /// Step times of pairs, and their ratios.
@@ -39,7 +34,7 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
         .take(MOST_ROWS)
         .enumerate()
         .map(|(i, &(blind, aware))| {
-            vec![i.to_string(), format::ms(blind), format::ms(aware), format::times(blind / aware)]
+            vec![i.to_string(), number::ms(blind), number::ms(aware), number::times(blind / aware)]
         })
         .collect();
     let (baseline, ours) = (comparison.baseline.as_str(), comparison.ours.as_str());
@@ -47,15 +42,15 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
     let interval = (comparison.ratio_low, comparison.ratio_high);
     let ratio_label = format!(
         "Ratio of step times, {baseline} over {ours}, of each pair; {} over all, 95 % interval {} to {}.",
-        format::times(comparison.ratio),
-        format::times(interval.0),
-        format::times(interval.1)
+        number::times(comparison.ratio),
+        number::times(interval.0),
+        number::times(interval.1)
     );
     let body = html! {
         (arms(comparison))
         p {
             "Each pair is one global batch, run by the fastest baseline (" (baseline) ") and by ours (" (ours) "). Ours was the faster one in "
-            (format::count(wins as u64)) " of " (format::counted(all.len() as u64, "pair")) ". "
+            (number::thousands(wins as u64)) " of " (number::counted(all.len() as u64, "pair")) ". "
             @if let Some(text) = partly(drawn.len(), all.len(), "pair") { span class="note" { "(" (text) ")" } }
         }
         div class="row" {
@@ -76,15 +71,15 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
 /// Every arm of the comparison, in a table; nothing where there are only the two.
 fn arms(comparison: &Comparison) -> Markup {
     let row = |arm: &ArmView| {
-        let interval = format!("{} to {}", format::times(arm.ratio_low), format::times(arm.ratio_high));
+        let interval = format!("{} to {}", number::times(arm.ratio_low), number::times(arm.ratio_high));
         let is_measure = arm.name == comparison.baseline;
         vec![
             arm.name.clone(),
             if arm.is_baseline { "baseline" } else { "dflop" }.to_owned(),
-            format::ms(arm.step_ms),
-            format::times(arm.ratio),
+            number::ms(arm.step_ms),
+            number::times(arm.ratio),
             if is_measure { "-".to_owned() } else { interval },
-            format::percent(arm.idle_ratio),
+            number::percent(arm.idle_ratio),
         ]
     };
     let rows: Vec<Vec<String>> = comparison.arms.iter().map(row).collect();
@@ -116,13 +111,13 @@ fn errors_in_words(
 ) -> Markup {
     html! {
         dl class="facts" {
-            div { dt { "median error" } dd { strong { (format::percent(median)) } } }
-            div { dt { "95th percentile" } dd { (format::percent(p95)) } }
-            div { dt { "mean, with its sign" } dd { (signed_percent(bias)) } }
-            div { dt { "steps" } dd { (format::count(num_steps as u64)) } }
+            div { dt { "median error" } dd { strong { (number::percent(median)) } } }
+            div { dt { "95th percentile" } dd { (number::percent(p95)) } }
+            div { dt { "mean, with its sign" } dd { (number::signed_percent(bias)) } }
+            div { dt { "steps" } dd { (number::thousands(num_steps as u64)) } }
             @if let Some((median, p95)) = corrected {
-                div { dt { "corrected error, median" } dd { strong { (format::percent(median)) } } }
-                div { dt { "95th percentile, corrected" } dd { (format::percent(p95)) } }
+                div { dt { "corrected error, median" } dd { strong { (number::percent(median)) } } }
+                div { dt { "95th percentile, corrected" } dd { (number::percent(p95)) } }
             }
         }
         p {
@@ -154,7 +149,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
     }
     let mut errors: Vec<f64> = steps.iter().map(|s| s.3.abs()).collect();
     errors.sort_by(f64::total_cmp);
-    let own = |part| format::quantile(&errors, part).unwrap_or(f64::NAN);
+    let own = |part| statistics::quantile(&errors, part).unwrap_or(f64::NAN);
     let (median, p95) = report
         .comparison
         .as_ref()
@@ -174,11 +169,11 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
                 let text = format!(
                     "step {} {}: predicted {}, {} {} ({})",
                     s.0.step,
-                    format::clipped(&s.0.arm, 20),
-                    format::ms(s.1),
+                    clipped(&s.0.arm, 20),
+                    number::ms(s.1),
                     s.0.how(),
-                    format::ms(s.2),
-                    signed_percent(s.3)
+                    number::ms(s.2),
+                    number::signed_percent(s.3)
                 );
                 (s.1, s.2, Some(text))
             })
@@ -200,7 +195,7 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
         },
         is_log: false,
         is_square: true,
-        show: format::tick,
+        show: number::tick,
         name_x: "predicted, ms",
         name_y: if is_rehearsed { "rehearsed, ms" } else { "measured, ms" },
     };
@@ -210,10 +205,10 @@ pub(super) fn prediction(report: &Report) -> Option<Section> {
         .map(|s| {
             vec![
                 s.0.step.to_string(),
-                format::clipped(&s.0.arm, 40),
-                format::ms(s.1),
-                format::ms(s.2),
-                signed_percent(s.3),
+                clipped(&s.0.arm, 40),
+                number::ms(s.1),
+                number::ms(s.2),
+                number::signed_percent(s.3),
             ]
         })
         .collect();

@@ -10,11 +10,12 @@ pub use budget::{token_budget, token_first_fit};
 pub use differencing::karmarkar_karp;
 pub use paper::{BINARIES_MAX, SolverEnd, paper};
 
-use crate::costs::{Costs, Limits};
+use crate::costs::Costs;
 use crate::error::BalanceError;
 use crate::greedy::greedy;
-use crate::problem::Problem;
+use crate::limits::Limits;
 use crate::random::{below, generator};
+use crate::sorted_batch::SortedBatch;
 use crate::stop::Stop;
 
 /// A way to fill buckets that others use.
@@ -196,9 +197,9 @@ pub fn single_cost_lpt(cost: &[u64], num_buckets: u32) -> Vec<u32> {
 ///
 /// *Complexity*: O(n m).
 fn two_resource_lpt(costs: &Costs, num_buckets: u32) -> Vec<u32> {
-    let problem = Problem::new(costs, &Limits::new(costs.num_samples(), num_buckets));
-    let bucket = greedy(&problem, &Stop::never()).expect("without a cap every sample finds a bucket");
-    problem.by_caller_order(&bucket)
+    let batch = SortedBatch::new(costs, &Limits::new(costs.num_samples(), num_buckets));
+    let bucket = greedy(&batch, &Stop::never()).expect("without a cap every sample finds a bucket");
+    batch.by_caller_order(&bucket)
 }
 
 #[cfg(test)]

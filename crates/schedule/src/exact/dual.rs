@@ -143,7 +143,7 @@ impl Solver<'_, '_, '_> {
 
     /// Worths by load alone: the part of the capacity that a sample takes of the busier component.
     fn load_shares(&self, capacity: i64) -> Vec<f64> {
-        let total = self.buckets.problem.total;
+        let total = self.buckets.batch.total;
         let busier = usize::from(total[1] > total[0]);
         self.weight.iter().map(|weight| weight[busier] as f64 / capacity.max(1) as f64).collect()
     }

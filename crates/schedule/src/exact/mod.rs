@@ -34,7 +34,7 @@ mod work;
 
 use crate::buckets::Buckets;
 use crate::costs::TOTAL_MAX;
-use crate::problem::Problem;
+use crate::sorted_batch::SortedBatch;
 use crate::stop::Stop;
 use cover::Cover;
 use listing::Listing;
@@ -49,9 +49,6 @@ type Weight = [i64; RESOURCES];
 
 /// A worth of 1 in integers.
 const ONE: i64 = 1 << 30;
-
-/// Samples up to which the search mostly ends within some 10 ms, with a proof.
-pub(crate) const QUICK_SAMPLES_MAX: usize = 48;
 
 /// Samples beyond which a second seldom raises the bound (of 256 in 64 never, in five batches) and exchanges use it
 /// better.
@@ -75,24 +72,24 @@ const PRECISION: i64 = 1_000_000;
 pub(crate) struct Outcome {
     /// No assignment has a smaller worst load.
     pub(crate) bound: i64,
-    /// A better assignment, by the samples of the problem.
+    /// A better assignment, by the samples of the batch.
     pub(crate) bucket: Option<Vec<u32>>,
 }
 
 /// Whether the batch is small enough: few samples, and few of them a bucket; with more, too many sets are nearly full, and
 /// the knapsack takes seconds.
-pub(crate) fn can_take(problem: &Problem) -> bool {
-    let (n, m) = (problem.num_samples(), problem.num_buckets);
-    m > 1 && n <= SAMPLES_MAX && problem.are_few()
+pub(crate) fn can_take(batch: &SortedBatch) -> bool {
+    let (n, m) = (batch.num_samples(), batch.num_buckets);
+    m > 1 && n <= SAMPLES_MAX && batch.are_few()
 }
 
 /// The part of `work` that goes to exchanges first: where lists are too long to find better assignments by covers.
-pub(crate) fn moves_before(problem: &Problem, work: u64) -> u64 {
-    if is_large(problem) { work / MOVES_SHARE } else { 0 }
+pub(crate) fn moves_before(batch: &SortedBatch, work: u64) -> u64 {
+    if is_large(batch) { work / MOVES_SHARE } else { 0 }
 }
 
-fn is_large(problem: &Problem) -> bool {
-    problem.num_samples() > LISTED_SAMPLES_MAX
+fn is_large(batch: &SortedBatch) -> bool {
+    batch.num_samples() > LISTED_SAMPLES_MAX
 }
 
 /// Whether there is a gap worth closing between a bound and a worst load, in nanoseconds.
@@ -103,7 +100,7 @@ pub(crate) fn is_open(bound: i64, reached: i64) -> bool {
 /// A better bound and a better assignment than those given, where `work` nodes reach.
 pub(crate) fn improve(buckets: &Buckets, bound: i64, work: u64, stop: &Stop) -> Outcome {
     let mut solver = Solver::new(buckets, bound, Work::new(work, stop));
-    if is_large(buckets.problem) {
+    if is_large(buckets.batch) {
         solver.polish(work - work / POLISH_SHARE);
     }
     solver.close()
@@ -111,7 +108,7 @@ pub(crate) fn improve(buckets: &Buckets, bound: i64, work: u64, stop: &Stop) -> 
 
 struct Solver<'a, 'p, 's> {
     buckets: &'a Buckets<'p>,
-    /// The samples that weigh anything, by their place in the problem.
+    /// The samples that weigh anything, by their position in the batch.
     sample: Vec<u32>,
     /// Their weights.
     weight: Vec<Weight>,
@@ -135,21 +132,21 @@ struct Solver<'a, 'p, 's> {
 
 impl<'a, 'p, 's> Solver<'a, 'p, 's> {
     fn new(buckets: &'a Buckets<'p>, bound: i64, work: Work<'s>) -> Self {
-        let problem = buckets.problem;
+        let batch = buckets.batch;
         let signed = |size: u64| i64::try_from(size).unwrap_or(i64::MAX).min(2 * TOTAL_MAX.cast_signed());
         let weight_of = |&i: &u32| {
-            let ([encoder, llm], [bytes, tokens]) = (problem.cost[i as usize], problem.size(i));
+            let ([encoder, llm], [bytes, tokens]) = (batch.cost[i as usize], batch.size(i));
             [encoder, llm, signed(bytes), signed(tokens)]
         };
         let counts = |i: &u32| weight_of(i) != [0; RESOURCES];
-        let sample: Vec<u32> = (0..problem.num_samples() as u32).filter(counts).collect();
+        let sample: Vec<u32> = (0..batch.num_samples() as u32).filter(counts).collect();
         let weight: Vec<Weight> = sample.iter().map(weight_of).collect();
         let (high, num_samples) = (buckets.worst(), weight.len());
         let mut solver = Self {
             buckets,
             sample,
             weight,
-            caps: problem.caps.map(signed),
+            caps: batch.caps.map(signed),
             master: Master::new(num_samples),
             table: Vec::new(),
             worth: vec![0.0; num_samples],
@@ -159,7 +156,7 @@ impl<'a, 'p, 's> Solver<'a, 'p, 's> {
             high,
             best: None,
         };
-        let mut sets = vec![Vec::new(); problem.num_buckets];
+        let mut sets = vec![Vec::new(); batch.num_buckets];
         for (at, &i) in (0..).zip(&solver.sample) {
             sets[buckets.bucket[i as usize] as usize].push(at);
         }
@@ -173,7 +170,7 @@ impl<'a, 'p, 's> Solver<'a, 'p, 's> {
     }
 
     fn num_buckets(&self) -> usize {
-        self.buckets.problem.num_buckets
+        self.buckets.batch.num_buckets
     }
 
     fn room(&self, capacity: i64) -> Weight {

@@ -2,9 +2,10 @@
 
 use super::{Outcome, Solver, is_open};
 use crate::buckets::Buckets;
-use crate::costs::{Costs, Limits};
-use crate::problem::Problem;
+use crate::costs::Costs;
+use crate::limits::Limits;
 use crate::random::{below, generator};
+use crate::sorted_batch::SortedBatch;
 
 /// Buckets taken at a time: their samples are settled within some 10 ms.
 const BUCKETS: usize = 8;
@@ -18,12 +19,12 @@ const WORK: u64 = 4_000_000;
 impl Solver<'_, '_, '_> {
     /// Improves the assignment until `reserve` of the work is left, the bound is met, or no draw helps any more.
     pub(super) fn polish(&mut self, reserve: u64) {
-        let problem = self.buckets.problem;
-        if problem.num_buckets <= BUCKETS {
+        let batch = self.buckets.batch;
+        if batch.num_buckets <= BUCKETS {
             return;
         }
         let start = self.best.as_ref().map(|sets| self.assignment(sets));
-        let mut buckets = Buckets::new(problem, start.unwrap_or_else(|| self.buckets.bucket.clone()));
+        let mut buckets = Buckets::new(batch, start.unwrap_or_else(|| self.buckets.bucket.clone()));
         let mut random = generator(0);
         let mut num_failed = 0;
         while is_open(self.low, self.high)
@@ -46,7 +47,7 @@ impl Solver<'_, '_, '_> {
         }
         if buckets.worst() < self.high {
             self.high = buckets.worst();
-            let mut sets = vec![Vec::new(); problem.num_buckets];
+            let mut sets = vec![Vec::new(); batch.num_buckets];
             for (at, &i) in (0..).zip(&self.sample) {
                 sets[buckets.bucket[i as usize] as usize].push(at);
             }
@@ -56,23 +57,23 @@ impl Solver<'_, '_, '_> {
 
     /// New buckets for the samples of these buckets, whose worst bucket is better than the worst of the old ones.
     fn settle_part(&mut self, buckets: &Buckets, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
-        let problem = self.buckets.problem;
+        let batch = self.buckets.batch;
         let samples: Vec<u32> =
             chosen.iter().flat_map(|&b| buckets.members[b as usize].iter().copied()).collect();
         let column = |of: &dyn Fn(u32) -> u64| samples.iter().map(|&i| of(i)).collect();
         let costs = Costs {
-            encoder_ns: column(&|i| problem.cost[i as usize][0].cast_unsigned()),
-            llm_ns: column(&|i| problem.cost[i as usize][1].cast_unsigned()),
-            bytes: Some(column(&|i| problem.size(i)[0])),
-            tokens: Some(column(&|i| problem.size(i)[1])),
+            encoder_ns: column(&|i| batch.cost[i as usize][0].cast_unsigned()),
+            llm_ns: column(&|i| batch.cost[i as usize][1].cast_unsigned()),
+            bytes: Some(column(&|i| batch.size(i)[0])),
+            tokens: Some(column(&|i| batch.size(i)[1])),
         };
-        let cap = |at: usize| Some(problem.caps[at]).filter(|&cap| cap < u64::MAX);
+        let cap = |at: usize| Some(batch.caps[at]).filter(|&cap| cap < u64::MAX);
         let limits = Limits {
             bucket_bytes_max: cap(0),
             bucket_tokens_max: cap(1),
             ..Limits::new(0, chosen.len() as u32)
         };
-        let part = Problem::new(&costs, &limits);
+        let part = SortedBatch::new(&costs, &limits);
         let own = |&origin: &u32| {
             let bucket = buckets.bucket[samples[origin as usize] as usize];
             chosen.iter().position(|&b| b == bucket).unwrap_or(0) as u32

@@ -11,7 +11,7 @@
 //! backwards from the last stage on, which need no room. A rank waits by choice only for what is under way.
 
 use dflop_sim::StepInput;
-use dflop_sim::wiring::{Feeds, Place, Source};
+use dflop_sim::wiring::{Feeds, Source, WiredRow};
 use dflop_types::ActionKind;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +20,7 @@ use std::collections::BinaryHeap;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work<'a> {
     pub(crate) step: &'a StepInput,
-    pub(crate) places: &'a [Place],
+    pub(crate) rows: &'a [WiredRow],
     pub(crate) feeds: &'a Feeds,
     /// What a microbatch takes on `[rank][microbatch]` from its F to the end of its B or W.
     pub(crate) held: &'a [Vec<u64>],
@@ -37,7 +37,7 @@ impl<'a> Work<'a> {
 
     /// Ranks that the forward of `rank` waits for; its backward is sent to them.
     fn before(&self, rank: usize, microbatch: usize) -> Ranks<'a> {
-        match self.places[rank].forward {
+        match self.rows[rank].forward {
             Source::Nothing => Ranks::None,
             Source::Row(row) => Ranks::One(row),
             Source::Boundary { replica } => Ranks::Some(self.feeds.forward.row(microbatch, replica)),
@@ -46,7 +46,7 @@ impl<'a> Work<'a> {
 
     /// Ranks that the backward of `rank` waits for; its forward is sent to them.
     fn after(&self, rank: usize, microbatch: usize) -> Ranks<'a> {
-        match self.places[rank].backward {
+        match self.rows[rank].backward {
             Source::Nothing => Ranks::None,
             Source::Row(row) => Ranks::One(row),
             Source::Boundary { replica } => Ranks::Some(self.feeds.backward.row(microbatch, replica)),
@@ -148,19 +148,16 @@ impl Pass {
             }
         }
         let mut meet_ns = [0; 2];
-        for (place, rank) in work.places.iter().zip(&self.ranks) {
-            meet_ns[place.component] = rank.free_ns.max(meet_ns[place.component]);
+        for (row, rank) in work.rows.iter().zip(&self.ranks) {
+            meet_ns[row.component] = rank.free_ns.max(meet_ns[row.component]);
         }
-        let ends = work
-            .places
-            .iter()
-            .zip(&work.step.tail_ns)
-            .map(|(place, tail_ns)| meet_ns[place.component] + tail_ns);
+        let ends =
+            work.rows.iter().zip(&work.step.tail_ns).map(|(row, tail_ns)| meet_ns[row.component] + tail_ns);
         ends.max().unwrap_or(0)
     }
 
     fn reset(&mut self, work: &Work) {
-        let (num_ranks, m) = (work.places.len(), work.num_microbatches());
+        let (num_ranks, m) = (work.rows.len(), work.num_microbatches());
         self.lists.resize(num_ranks, Vec::new());
         self.lists.iter_mut().for_each(Vec::clear);
         self.ranks.clear();

@@ -6,7 +6,7 @@
 //! orders with two microbatches swapped. The best lists are taken; the pipeline orders are among those compared.
 
 use crate::lists::greedy::{Listed, Pass, Rule, Work};
-use dflop_sim::wiring::Place;
+use dflop_sim::wiring::WiredRow;
 use dflop_sim::{Durations, Problem, SimError, Simulator, StepInput, simulate, simulate_lists};
 use dflop_types::{Action, ActionKind, ComponentLayout, Layout, PipelineOrder, Rank, Timeline};
 
@@ -134,15 +134,9 @@ pub fn data_aware_within(
         return Err(SimError::Unsound { subject: "the step", problems });
     }
     let is_split = is_split && input.has_split();
-    let (places, feeds) = (input.places(), input.boundary());
-    let work = Work {
-        step: input,
-        places: &places,
-        feeds: &feeds,
-        held: &holding.held,
-        cap: &holding.cap,
-        is_split,
-    };
+    let (wired, feeds) = (input.wired_rows(), input.boundary());
+    let work =
+        Work { step: input, rows: &wired, feeds: &feeds, held: &holding.held, cap: &holding.cap, is_split };
     // A step whose times overflow is refused before the pass adds them up.
     let mut ordered = Vec::new();
     let orders = [PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble];
@@ -156,8 +150,7 @@ pub fn data_aware_within(
         }
     }
     let made = search(&work, effort);
-    let written: Vec<Vec<Action>> =
-        made.iter().zip(&places).map(|(list, place)| write(list, place)).collect();
+    let written: Vec<Vec<Action>> = made.iter().zip(&wired).map(|(list, row)| write(list, row)).collect();
     let mut others = ordered;
     if is_split {
         let join = |(rank, list): (usize, &Vec<Action>)| join(list, rank, input);
@@ -207,8 +200,8 @@ pub fn simulate_pipeline(durations: &Durations) -> Result<Timeline, SimError> {
     Ok(if in_order.makespan_ns <= listed.makespan_ns { in_order } else { listed })
 }
 
-fn write(list: &[(ActionKind, u32)], place: &Place) -> Vec<Action> {
-    list.iter().map(|&(kind, microbatch)| Action { stage: place.stage, kind, microbatch }).collect()
+fn write(list: &[(ActionKind, u32)], row: &WiredRow) -> Vec<Action> {
+    list.iter().map(|&(kind, microbatch)| Action { stage: row.stage, kind, microbatch }).collect()
 }
 
 /// The list with each I that its own W follows made one B, where that takes no longer.
@@ -266,7 +259,7 @@ struct Found {
 /// The best lists of a search: every rule on some orders, then the best rule on orders with microbatches moved.
 fn search(work: &Work, effort: usize) -> Vec<Listed> {
     let m = work.num_microbatches();
-    let of_pass = (work.places.len() * m * if work.is_split { 3 } else { 2 }).max(1);
+    let of_pass = (work.rows.len() * m * if work.is_split { 3 } else { 2 }).max(1);
     let num_passes = (effort / of_pass).max(1);
     let mut pass = Pass::default();
     let mut best: Option<Found> = None;

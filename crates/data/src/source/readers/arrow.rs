@@ -4,7 +4,7 @@
 //! Of a batch only the needed rows of the needed columns are read, by the offsets its buffers hold; a batch that is
 //! packed, or has columns of types whose rows do not lie side by side, is read whole.
 
-use super::arrow_rows::{self, Body};
+use super::arrow_rows::{self, Body, Failure, unsound};
 use super::fields;
 use super::tables::{self, Row, Rows, TableFile};
 use crate::error::DataError;
@@ -18,8 +18,7 @@ use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_ipc::{MessageHeader, MetadataVersion, convert, reader};
 use arrow_schema::SchemaRef;
 use std::collections::HashMap;
-use std::fmt;
-use std::io::{ErrorKind, Read, SeekFrom};
+use std::io::{Read, SeekFrom};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -68,29 +67,6 @@ struct Batch {
     message: Message,
     num_rows: u64,
     first_row: u64,
-}
-
-/// Why a file cannot be read.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The system refuses.
-    Io(std::io::Error),
-    /// It breaks the rules of its format.
-    Unsound(String),
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        if error.kind() == ErrorKind::UnexpectedEof {
-            return Self::Unsound("it is cut off".to_owned());
-        }
-        Self::Io(error)
-    }
-}
-
-/// A breach of the format's rules.
-pub(super) fn unsound(cause: impl fmt::Display) -> Failure {
-    Failure::Unsound(cause.to_string())
 }
 
 impl ArrowFile {

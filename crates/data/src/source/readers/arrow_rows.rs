@@ -1,15 +1,38 @@
 //! Some rows of an Arrow batch, read by what its buffers say of them, without the rest of the batch.
 
-use super::arrow::{Failure, unsound};
 use crate::foreign::guarded;
 use crate::read_seek::ReadSeek;
 use arrow_array::{Array as _, ArrayRef, RecordBatch, RecordBatchOptions, make_array, new_empty_array};
 use arrow_buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
 use arrow_schema::{DataType, Schema};
 use std::convert::Infallible;
-use std::io::SeekFrom;
+use std::fmt;
+use std::io::{ErrorKind, SeekFrom};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Why a file cannot be read.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The system refuses.
+    Io(std::io::Error),
+    /// It breaks the rules of its format.
+    Unsound(String),
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        if error.kind() == ErrorKind::UnexpectedEof {
+            return Self::Unsound("it is cut off".to_owned());
+        }
+        Self::Io(error)
+    }
+}
+
+/// A breach of the format's rules.
+pub(super) fn unsound(cause: impl fmt::Display) -> Failure {
+    Failure::Unsound(cause.to_string())
+}
 
 /// The bytes behind a message header.
 pub(super) struct Body<'a> {

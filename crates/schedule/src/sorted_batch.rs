@@ -1,6 +1,7 @@
 //! One batch as the search sees it: samples in an order of their own, sums known to fit, resources sorted.
 
-use crate::costs::{Costs, Limits, TOTAL_MAX};
+use crate::costs::{Costs, TOTAL_MAX};
+use crate::limits::{Limits, are_few};
 use std::cmp::Reverse;
 
 /// Encoder and LLM time of a sample or a bucket, in nanoseconds. Sums stay below 2^61 ([`crate::TOTAL_MAX`]).
@@ -19,14 +20,6 @@ pub(crate) fn minus(a: Pair, b: Pair) -> Pair {
     [a[0].wrapping_sub(b[0]), a[1].wrapping_sub(b[1])]
 }
 
-/// Samples a bucket up to which they are few: sets can be listed, and mixtures matter more than exchanges.
-const FEW_PER_BUCKET: usize = 6;
-
-/// Whether few samples share a bucket, for this many samples and buckets.
-pub(crate) fn are_few(num_samples: usize, num_buckets: usize) -> bool {
-    num_samples <= FEW_PER_BUCKET * num_buckets
-}
-
 /// The worse of the two resources.
 pub(crate) fn worse(a: Pair) -> i64 {
     a[0].max(a[1])
@@ -35,7 +28,7 @@ pub(crate) fn worse(a: Pair) -> i64 {
 /// The samples of one batch, costliest first.
 ///
 /// The order depends on the costs alone, so that what the search finds does not depend on the order of arrival.
-pub(crate) struct Problem {
+pub(crate) struct SortedBatch {
     /// Buckets to fill, at least 1.
     pub(crate) num_buckets: usize,
     /// Sum of the costs.
@@ -54,8 +47,8 @@ pub(crate) struct Problem {
     pub(crate) rank: [Vec<u32>; 2],
 }
 
-impl Problem {
-    /// The problem of checked `costs`. *Complexity*: O(n log n).
+impl SortedBatch {
+    /// The batch of checked `costs`. *Complexity*: O(n log n).
     pub(crate) fn new(costs: &Costs, limits: &Limits) -> Self {
         // A cap that no sum can pass counts as no cap. Without a cap a size plays no part, not even as a tie-break.
         let caps =
