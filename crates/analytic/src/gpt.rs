@@ -110,7 +110,7 @@ impl Gpt {
         let vocabulary = self.vocabulary.div_ceil(degree);
         let own = Part {
             heads: part("attention_heads", self.num_heads)?,
-            // Fewer heads of keys and values than ranks are held several times.
+            // Where there are fewer key and value heads than ranks, several ranks hold the same head.
             key_value_heads: part("kv_heads", self.num_key_value_heads.max(degree))?,
             mlp_width: part("ffn_hidden_size", self.mlp_width)?,
             rows: Rows { merged: if self.has_sequence_parallel { degree } else { 1 }, ..Rows::EACH },

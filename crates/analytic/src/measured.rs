@@ -235,7 +235,7 @@ mod tests {
         for chip in [A100, H100] {
             let measured = Measured::of_chip(chip).unwrap();
             assert_eq!(measured.name(), chip);
-            // A large product takes 55 to 90 % of the peak, and each larger one longer.
+            // A large matrix product reaches 55 to 90 % of the peak rate, and a larger product never takes less time.
             let peak = if chip == A100 { 312e3 } else { 989.4e3 };
             let share = 2.0 * 8_192.0_f64.powi(3) / measured.product_ns(8_192, 8_192, 8_192) / peak;
             assert!((0.55..0.90).contains(&share), "{chip}: {share}");

@@ -222,7 +222,7 @@ impl Operation {
                 Work { flops: attention.flops(segments, phase), bytes, kernels }
             }
             Kind::Scores(attention) => attention.scores_work(segments, rows, phase, size),
-            // What it moves goes over links ([`Operation::reduced_bytes`]), and is started by a thread of its own.
+            // Its data goes over links ([`Operation::reduced_bytes`]), and a thread of its own starts it.
             Kind::Reduce { .. } => Work::default(),
             Kind::Norm(kind, width) => norm_pass(kind, width).work(rows, phase, size),
             Kind::Pass(pass) => pass.work(rows, phase, size),

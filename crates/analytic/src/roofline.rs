@@ -294,7 +294,7 @@ impl Roofline<'_> {
         let ratio = if sum_ns > 0.0 { forward.and(input).and(weight).ns() / sum_ns } else { 0.0 };
         let [forward_ns, mut input_ns, mut weight_ns] = alone_ns.map(|ns| (ns * ratio).round() as u64);
         if !module.has_input_gradient {
-            // What stands between its weights is then for their sake alone.
+            // What lies between its weights is then needed for those weights alone.
             weight_ns += std::mem::take(&mut input_ns);
         }
         let held = logits_at_once(operations, segments);
@@ -351,7 +351,7 @@ impl Roofline<'_> {
         let mut points = rising(sizes.iter().map(point).collect());
         let mut curve = Vec::new();
         if let Some(attention) = attention {
-            // What attention keeps grows with tokens alone: it stands with the rest, which recomputation replaces.
+            // What attention keeps grows with the tokens alone, so it is counted with the rest that recomputation replaces.
             for point in &mut points {
                 point.activation_bytes += attention.kept_bytes(&[point.size], self.size);
             }

@@ -467,7 +467,7 @@ mod tests {
     #[test]
     fn ours_is_held_against_the_fastest_baseline() {
         let round = |k: u64| {
-            let step_of = |arm, ns| step(k, arm, 1_000_000 * ns * k, 1_000_000 * ns * k);
+            let step_of = |arm, ns: u64| step(k, arm, 1_000_000 * ns * k, 1_000_000 * ns * k);
             [
                 step_of("aware", 100),
                 step_of("blind", 120),

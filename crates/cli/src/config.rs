@@ -429,7 +429,7 @@ mod tests {
             let text = parsed(&format!("{{num_ranks: 6, ranks_per_node: {ranks}}}")).unwrap_err();
             assert!(text.contains(&format!("line 3: cluster.ranks_per_node: {expected}")), "{text}");
         }
-        // Where one of the two is wrong by itself, nothing is said of both.
+        // Where one of the two is already wrong by itself, the comparison of the two is left out.
         let text = parsed("{num_ranks: 0, ranks_per_node: 4}").unwrap_err();
         assert!(!text.contains("must divide"), "{text}");
     }

@@ -53,7 +53,7 @@ pub fn run_with<A: Into<OsString> + Clone>(arguments: &[A], family: Option<&Give
     let cli = match args::Cli::try_parse_from(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Where printing fails because the pipe is closed, nobody is left to tell.
+            // If printing fails because the pipe is closed, nobody reads what we would report.
             let _ = error.print();
             return Outcome::Done(u8::try_from(error.exit_code()).unwrap_or(2));
         }

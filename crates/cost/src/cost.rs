@@ -262,7 +262,7 @@ impl CostModel {
     /// The sum of what `of_one` says of the parameters of each module of a stage of the LLM backbone; a matrix that
     /// embedding and head share counts once.
     pub(crate) fn over_stage(&self, stage: StageLayers, of_one: impl Fn(&Module) -> u64) -> u64 {
-        // A head that is cut over ranks has no room for a whole embedding: then they are two.
+        // A head that is cut over ranks cannot share its matrix with a whole embedding: then there are two matrices.
         let is_one = self.is_tied && self.head.num_parameters >= self.embedding.num_parameters;
         let has_embedding = stage.is_first && !(is_one && stage.is_last);
         let mut sum = of_one(&self.layer).saturating_mul(u64::from(stage.num_layers));

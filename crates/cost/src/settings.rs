@@ -44,7 +44,7 @@ impl CostSettings {
         if name == "projector" {
             Runs::of(trained.projector, trained.encoder)
         } else if trained.encoder {
-            // Pixels want no gradient, and the profile's own input time of the embedding says so.
+            // Pixels need no gradient, so the profile's input-gradient time of the embedding is 0.
             Runs::Whole
         } else {
             Runs::Forward

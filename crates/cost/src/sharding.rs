@@ -174,7 +174,7 @@ impl CostModel {
             .iter()
             .map(|(is_layer, unit)| if *is_layer { gather(unit.parameter_bytes) } else { 0 })
             .collect();
-        // To their owners, and over the groups that hold copies of each other.
+        // The sums go to the owners of the shards, and then over the groups that hold copies of each other.
         let mut reduce =
             |bytes: u64| {
                 let part = bytes.div_ceil(u64::from(sharding.degree.max(1)));

@@ -13,14 +13,16 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
+mod mixes;
+
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_cost::{ComponentSettings, CostModel, CostSettings};
 use dflop_plan::compare;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{StepScheduler, StepSettings};
 use dflop_types::{
-    ComponentLayout, EncoderParts, EncoderSegments, Layout, MadeFrom, MicrobatchShape, PipelineOrder,
-    Recompute, Refusal, SampleIndex, SampleShape, WayPrediction,
+    ComponentLayout, Layout, MadeFrom, MicrobatchShape, PipelineOrder, Recompute, Refusal, SampleIndex,
+    SampleShape, WayPrediction,
 };
 use serde_json::{Value, json};
 use std::error::Error;
@@ -41,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let only: Option<Vec<u32>> =
         arguments.get(2).map(|text| text.split(',').map(str::parse).collect()).transpose()?;
     let shapes: Arc<[SampleShape]> =
-        shapes(include_str!("../../../fixtures/mixes/llava_onevision.csv"))?.into();
+        mixes::shapes(include_str!("../../../fixtures/mixes/llava_onevision.csv"))?.into();
     let model = catalogue_model("llava-onevision-qwen2-7b")?;
     let settings = EstimateSettings {
         model: model.name.clone(),
@@ -155,27 +157,4 @@ fn line(row: &Value) -> String {
         text("recompute"),
         text("way")
     )
-}
-
-fn shapes(csv: &str) -> Result<Vec<SampleShape>, Box<dyn Error>> {
-    csv.lines()
-        .skip(1)
-        .map(|line| {
-            let number: Vec<u32> = line.split(',').skip(1).map(str::parse).collect::<Result<_, _>>()?;
-            let [tiles, tokens, feature_tokens, llm_tokens, label_tokens] = number[..] else {
-                return Err("a row of the mix has six fields".into());
-            };
-            let encoder_segments =
-                if tiles == 0 { Vec::new() } else { vec![EncoderSegments { count: tiles, tokens }] };
-            // A video is encoded frame by frame; its newline belongs to the last frame.
-            let frame = |count, feature_tokens| EncoderParts { count, segments: 1, feature_tokens };
-            let each = feature_tokens / tiles.max(1);
-            let encoder_parts = if line.starts_with("video") && tiles > 1 {
-                vec![frame(tiles - 1, each), frame(1, feature_tokens - (tiles - 1) * each)]
-            } else {
-                Vec::new()
-            };
-            Ok(SampleShape { encoder_segments, encoder_parts, feature_tokens, llm_tokens, label_tokens })
-        })
-        .collect()
 }

@@ -8,12 +8,12 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
+mod mixes;
+
 use dflop_analytic::{EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
 use dflop_step::GiantRule;
-use dflop_types::{
-    Cluster, EncoderParts, EncoderSegments, MadeFrom, ModelProfile, PipelineOrder, SampleShape,
-};
+use dflop_types::{Cluster, MadeFrom, ModelProfile, PipelineOrder, SampleShape};
 use serde_json::json;
 use std::error::Error;
 use std::time::Instant;
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         made_from: MadeFrom::new(),
     };
     let profile = estimate(&model.architecture()?, Hardware::named("h100")?, &settings)?;
-    let mix = shapes(include_str!("../../../fixtures/mixes/llava_onevision.csv"))?;
+    let mix = mixes::shapes(include_str!("../../../fixtures/mixes/llava_onevision.csv"))?;
     // Two global batches of a large cluster take more samples than the set has: then each comes more than once.
     let copies = (2 * global_batch_size as usize).div_ceil(mix.len()).max(1);
     let shapes: Vec<SampleShape> = std::iter::repeat_n(&mix, copies).flatten().cloned().collect();
@@ -105,27 +105,4 @@ fn input<'a>(
         made_from: MadeFrom::new(),
         progress: &|_, _| {},
     }
-}
-
-fn shapes(csv: &str) -> Result<Vec<SampleShape>, Box<dyn Error>> {
-    csv.lines()
-        .skip(1)
-        .map(|line| {
-            let number: Vec<u32> = line.split(',').skip(1).map(str::parse).collect::<Result<_, _>>()?;
-            let [tiles, tokens, feature_tokens, llm_tokens, label_tokens] = number[..] else {
-                return Err("a row of the mix has six fields".into());
-            };
-            let encoder_segments =
-                if tiles == 0 { Vec::new() } else { vec![EncoderSegments { count: tiles, tokens }] };
-            // A video is encoded frame by frame; its newline belongs to the last frame.
-            let frame = |count, feature_tokens| EncoderParts { count, segments: 1, feature_tokens };
-            let each = feature_tokens / tiles.max(1);
-            let encoder_parts = if line.starts_with("video") && tiles > 1 {
-                vec![frame(tiles - 1, each), frame(1, feature_tokens - (tiles - 1) * each)]
-            } else {
-                Vec::new()
-            };
-            Ok(SampleShape { encoder_segments, encoder_parts, feature_tokens, llm_tokens, label_tokens })
-        })
-        .collect()
 }

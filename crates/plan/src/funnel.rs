@@ -100,7 +100,7 @@ pub(crate) fn judge(
         sort_out(verdicts, &mut judged, found);
     }
     if size <= WHOLE_SAMPLES_MAX {
-        // A pipeline beside colocated ranks, so that what it would take is known.
+        // A pipeline beside the colocated layouts, so that its time is known too.
         let pipelines = |one: &Contender| !one.candidate.layout.is_colocated();
         let mut left: Vec<Contender> = waiting.collect();
         if !judged.iter().any(|one| pipelines(&one.contender)) && !(input.halt)() {

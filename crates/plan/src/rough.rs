@@ -45,7 +45,7 @@ impl BatchSizes {
         let whole = MicrobatchShape::pack(samples());
         let (encoder_tokens, llm_tokens) = (whole.encoder_tokens(), whole.total_llm_tokens());
         let num_samples = batch.len().max(1) as u64;
-        // Four samples a microbatch: what a sample costs hardly depends on it.
+        // Four samples a microbatch; the cost of a sample hardly depends on that number.
         let typical = Typical {
             encoder_tokens: 4 * encoder_tokens / num_samples,
             llm_tokens: 4 * llm_tokens / num_samples,

@@ -43,7 +43,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         crate::render::render_apart(module.py())?;
-        // A module that is no package: its submodule is found by its name alone.
+        // The module is no package, so its submodule is found by its own name.
         let modules = module.py().import("sys")?.getattr("modules")?;
         modules.set_item("dflop._native.testing", module.getattr("testing")?)?;
         crate::error::add_to(module)

@@ -190,7 +190,7 @@ mod tests {
         // Two buckets, three of 7: two stand together. With five, three do.
         assert_eq!(pigeonhole(&[7, 7, 7], 2), 14);
         assert_eq!(pigeonhole(&[7, 7, 7, 7, 7], 2), 21);
-        // Ranks m and m + 1, though rank m + 1 is not the least there is.
+        // The samples of rank m and m + 1 by size, although rank m + 1 is not the smallest of all.
         assert_eq!(pigeonhole(&[9, 8, 6, 5, 1], 3), 11);
         assert_eq!(pigeonhole(&[9], 1), 0);
         assert_eq!(pigeonhole(&[9, 1], 1), 10);

@@ -38,7 +38,7 @@ pub(crate) fn pack(batch: &SortedBatch, limits: &Limits) -> Result<(Vec<u32>, u6
     let column = |column: usize| sizes.iter().map(|size| size[column]).collect();
     let both = as_costs(column(0), column(1), limits);
     let mut buckets = Buckets::new(&both, in_greedy_order(&both));
-    // Fewer moves than this could miss a packing that a caller who asks for no search still needs.
+    // With fewer moves a packing could be missed, which even a caller who asks for no search needs.
     let max_moves = limits.max_moves.max(Limits::default_moves(num_samples));
     // As the bound, the cap ends the search where it is kept.
     let num_moves = refine(&mut buckets, cap, max_moves, limits.seed, &Stop::never());
@@ -47,7 +47,7 @@ pub(crate) fn pack(batch: &SortedBatch, limits: &Limits) -> Result<(Vec<u32>, u6
     if packed.keeps_caps() {
         return Ok((packed.bucket, num_moves));
     }
-    // Balanced sizes are not packed ones: where room is scarce the largest first may find what exchanges did not.
+    // Exchanges make sizes even, and even sizes may still not fit. Where room is scarce, packing the largest first may fit.
     if let Some(bucket) = best_fit(&batch.sizes, batch.caps, batch.num_buckets) {
         return Ok((bucket, num_moves));
     }

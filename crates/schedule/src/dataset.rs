@@ -198,7 +198,7 @@ fn check_largest(
 pub fn scaled(encoder: Vec<f64>, llm: Vec<f64>) -> [Vec<u64>; 2] {
     let largest = encoder.iter().chain(&llm).copied().fold(0.0, f64::max);
     let unit = if largest > 0.0 { largest } else { 1.0 };
-    // Divided first: the product of a large cost passes the largest float.
+    // Divide first: the product of large costs would pass the largest float.
     [encoder, llm].map(|column| {
         column.into_iter().map(|cost| (cost / unit * LARGEST_SCALED).round_ties_even() as u64).collect()
     })

@@ -154,7 +154,7 @@ impl<'a> Scan<'a> {
             let (mut limit, mut best) = (value, None);
             let left = self.left();
             self.num_weighed += self.own.walk(&self.theirs, window(limit), left, |unit, their, change| {
-                // A bucket that does not rise is never a reason against an exchange, however high it is.
+                // A bucket whose load does not rise never speaks against an exchange, however large its load is.
                 let after = worse(plus(other, change));
                 let after = if after > raised_from { after } else { 0 };
                 let after = worse(minus(load, change)).max(after);

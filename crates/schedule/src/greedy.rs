@@ -180,7 +180,7 @@ mod tests {
             let (all, least) = (worst(greedy_among_all), worst(greedy_among_least));
             assert!(least <= all + all / 50, "{least} against {all}");
         }
-        // Buckets as full as they get: only some far from the least load have room, until none has.
+        // Buckets are nearly full: only some that are far from the least load have room, and later none has.
         let tight = Limits { bucket_tokens_max: Some(900), ..Limits::new(4_000, 100) };
         let batch = SortedBatch::new(&costs, &tight);
         assert!(greedy_among_least(&batch, &Stop::never()).is_none());

@@ -84,7 +84,7 @@ impl Ladder {
             sum += *start;
             *start = sum;
         }
-        // From the last to the first, so that each cell's own end walks down to its start.
+        // From the last to the first, so that the end of each cell moves down to its start.
         self.key.clear();
         self.key.resize(keys.len(), 0);
         self.unit.clear();

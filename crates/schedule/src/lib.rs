@@ -218,7 +218,7 @@ fn start(batch: &SortedBatch, limits: &Limits, stop: &Stop) -> Result<(Vec<u32>,
         &[greedy::greedy]
     };
     for way in ways {
-        // A stop must not take the last assignment that keeps the caps.
+        // A stop must not lose the last assignment that keeps the caps.
         let stop = if best.is_some() { stop } else { &Stop::never() };
         let found = way(batch, stop).and_then(keeping);
         if found.as_ref().is_some_and(|found| best.as_ref().is_none_or(|best| found.values < best.values)) {

@@ -87,7 +87,7 @@ impl Durations {
         } else {
             problems.push(kind("durations".to_owned(), &value, "an object"));
         }
-        // A list that is missing or no list would only be reported again, as one of 0 stages or microbatches.
+        // A missing list was reported already. It would be reported again here, as a list of 0 stages or microbatches.
         if rows_are_lists(&value) {
             problems.extend(durations.problems());
         }

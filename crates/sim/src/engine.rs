@@ -244,7 +244,7 @@ impl Graph {
     fn missing_input(&self, slot: u32, feeds: &Feeds, is_done: &[bool]) -> Option<u32> {
         let is_missing = |input: &u32| !is_done[*input as usize];
         let (row, kind, microbatch) = self.lists.parts(slot);
-        // A backward needs what its own forward kept, a W what its I left.
+        // A backward needs what its own forward kept. A W needs what its I left.
         let own = (kind != ActionKind::F).then(|| slot - self.lists.num_microbatches as u32);
         if let Some(own) = own.filter(is_missing) {
             return Some(own);

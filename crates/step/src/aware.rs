@@ -111,7 +111,7 @@ impl StepScheduler {
                 Err(StepError::Balance(_)) => return Ok(None),
                 placed => placed?,
             };
-            // Between I and W a microbatch takes more than in one backward: a giant has no room for that.
+            // A microbatch holds more between I and W than in one backward, and a giant leaves no room for that.
             let making = Making { input: &self.input_of(&placed), is_split: false, effort: search.effort };
             let is_shorter = |found: &Schedule, best: &Option<Schedule>| {
                 best.as_ref().is_none_or(|best| found.predicted_makespan_ns < best.predicted_makespan_ns)

@@ -4,7 +4,7 @@
 /// What dflop can do with a model family.
 ///
 /// A family is named by the `model_type` of a model's `config.json`.
-// Four answers to four questions, each of its own: no state machine hides in them.
+// Four independent answers to four questions: no state machine hides in them.
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FamilyRecord {

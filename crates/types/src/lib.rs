@@ -24,6 +24,9 @@
 //! | layout | the degrees of both components, and where they sit | [`Layout`] |
 //! | colocated | every rank holds both components: data parallelism | [`Placement`] |
 //! | sharded | replicas keep a part each of states, gradients or parameters | [`Zero`] |
+//! | shard | what one replica keeps of a sharded component; of a dataset: one of its files, as the formats call it | |
+//! | place | where a record stands in its source | [`Place`] |
+//! | problem | what is wrong with an input, with its place | [`Problem`] |
 //! | cluster | devices and their memory budget | [`Cluster`] |
 //! | profile | what was measured | [`DataProfile`], [`ModelProfile`] |
 //! | plan | the chosen layout, number of microbatches, pipeline order and the prediction | [`Plan`] |
@@ -31,6 +34,8 @@
 //! | part | the smallest run of encoder segments whose features are made of them alone: an image, a frame | [`EncoderParts`] |
 //! | share | some parts of a sample, encoded on one replica | [`EncoderShare`] |
 //! | schedule | for one global batch: which samples form which microbatch on which replica, in order | [`Schedule`] |
+//! | arm | a way to make the schedule of a step, for comparisons: `blind`, `aware-ahead`; `train.schedule` names one | |
+//! | giant | a sample that does not fit a rank beside the microbatches that are usually in flight | |
 //! | pipeline order | the order of forward and backward on each stage | [`PipelineOrder`] |
 //! | action | one cell: stage, letter, microbatch; `2F0` as PyTorch writes it | [`Action`] |
 //! | span, timeline | an action with start and end; all spans of a step | [`Span`], [`Timeline`] |

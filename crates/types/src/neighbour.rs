@@ -39,7 +39,7 @@ impl Neighbour {
             let file = builder.tempfile_in(directory)?;
             // Some network file systems have no locks; nobody can lock there, so nobody removes the file either.
             let _ = file.as_file().lock();
-            // Another process may have taken it for abandoned before it was locked.
+            // Before we locked the file, another process may have thought it abandoned and removed it.
             if file.path().exists() {
                 let handle = file.as_file().try_clone()?;
                 return Ok((Self { file, target: target.to_owned() }, handle));

@@ -28,7 +28,7 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
         ..config.profile_settings()
     };
     let path = beside(&config, arguments.out.as_ref(), &default_name(arguments.shard));
-    // Checked first: a file that must not be replaced cannot be an earlier profile.
+    // This is checked first: a file that must not be replaced cannot be an earlier profile.
     let mut rows = table::Writer::create(&path)?;
     let previous = if arguments.fresh { None } else { read_previous(&path) };
 

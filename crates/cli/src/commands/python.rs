@@ -151,7 +151,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     ]
     .into();
     let out = beside(config, arguments.out.as_ref(), "run");
-    // Estimated for a device of a table, under the table's name: no machine has that very one.
+    // The profile is estimated for a device of our table, under the table's name. No machine reports that very name.
     let is_checked = !arguments.other_device && !inputs.model_profile.is_estimated;
     let profile_device = is_checked.then(|| inputs.model_profile.device.name.clone());
     if !continues(&out, arguments.resume.as_deref())? {

@@ -108,7 +108,7 @@ fn check_schedule(
     if record.step != record.schedule.step {
         return Err(format!("step {} has the schedule of step {}", record.step, record.schedule.step));
     }
-    // First of all: it knows the samples that the others look up.
+    // This comes first, because it knows the samples that the others look up.
     scheduler.simulate(&record.schedule).map_err(|error| error.to_string())?;
     scheduler.check_tokens(&record.schedule).map_err(|error| error.to_string())?;
     let num_parts = |sample: dflop_types::SampleIndex| {
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(run(&[0, 1, 0]), refused(2, "step 0 comes after step 1"));
         assert_eq!(run(&[0, 1, 1]), refused(2, "step 1 has the arm `aware` twice"));
 
-        // The order of the arms changes from step to step; a comparison that was interrupted ends within one.
+        // The order of the arms changes from step to step. An interrupted comparison may end inside a step.
         let all = [(0, "blind"), (0, "aware"), (1, "aware"), (1, "blind"), (2, "blind"), (2, "aware")];
         assert_eq!([1, 2, 3, 5, 6].map(|len| check_order(&all[..len])), [1, 1, 2, 3, 3].map(Ok));
         let without = |index: usize| {

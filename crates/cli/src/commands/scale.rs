@@ -17,7 +17,7 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
     for &num_ranks in num_ranks {
         let size = u64::from(plan.global_batch_size) * u64::from(num_ranks) / u64::from(own_ranks);
         let global_batch_size = u32::try_from(size).unwrap_or(u32::MAX).max(1);
-        // A larger cluster takes more samples a step than a small dataset has: then each comes more than once.
+        // A large cluster may need more samples for a step than a small dataset has. Then samples come more than once.
         let copies = (SAMPLED_BATCHES as usize * global_batch_size as usize).div_ceil(shapes.len().max(1));
         let many: Vec<SampleShape> = std::iter::repeat_n(&shapes, copies.max(1)).flatten().cloned().collect();
         let outcome = search(&SearchInput {

@@ -116,7 +116,7 @@ fn plan(path: &Path, is_json: bool) -> Result<(), Failure> {
 
 fn model_profile(path: &Path, is_json: bool) -> Result<(), Failure> {
     let profile: ModelProfile = artifact::read(path)?;
-    // A profile of which no cost model can be made is shown all the same, with the reason.
+    // Where no cost model can be made of a profile, the profile is shown all the same, with the reason.
     let (repairs, problem) = match CostModel::new(&profile) {
         Ok(model) => (model.repairs(), None),
         Err(error) => (Vec::new(), Some(error.to_string())),

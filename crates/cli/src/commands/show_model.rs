@@ -76,7 +76,7 @@ fn header(text: &mut String, profile: &ModelProfile) {
         ));
     }
     let _ = writeln!(text, "  device     {}", facts.join(", "));
-    // A matrix that embedding and head share is in either's numbers.
+    // Embedding and head may share a matrix. Then the numbers of both contain it.
     let twice = profile.modules.get("llm_embedding").filter(|_| profile.is_tied);
     let whole = |of: fn(&dflop_types::ModuleProfile) -> u64| -> u64 {
         let all = profile.modules.values().map(|module| of(module).saturating_mul(u64::from(module.count)));

@@ -122,7 +122,7 @@ impl CostModel {
         let pieces = (0..bytes.len())
             .map(|index| {
                 let (of_one, count) = bytes[index];
-                // A module keeps its input, which is the result of the one before it: no less than that.
+                // A module keeps at least its input, which is the result of the module before it.
                 let next = bytes.get(index + 1).map(|(next, _)| next);
                 let result = next.map_or(0, |next| next.kept);
                 // And it makes the gradient of that while it runs back.
@@ -158,9 +158,9 @@ impl CostModel {
             push(self.head.footprint.at(microbatch.shape.label_tokens, std::iter::empty()), 1, true);
         }
         let incoming = if stage.is_first { features } else { hidden };
-        // An embedding may keep nothing where the layers behind it do.
+        // An embedding may keep nothing although the layers behind it keep their inputs.
         if let Some(first) = pieces.iter_mut().find(|piece| piece.kept > 0) {
-            // The first layer keeps its input: that is what came in, and it is named there.
+            // The first layer keeps its input. That input came from outside and is counted there.
             let named = if stage.is_first { 0 } else { incoming };
             let inputs = total.saturating_mul(INPUT_BYTES);
             first.kept = first.kept.saturating_sub(named).saturating_add(inputs);

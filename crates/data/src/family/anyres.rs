@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(unpadded(100, 400, (1, 2), 24), (12, 48));
         assert_eq!(unpadded(100, 200, (1, 2), 24), (24, 48));
         assert_eq!(unpadded(400, 100, (2, 1), 24), (48, 12));
-        // A line of pixels is thinner than a feature: nothing of an even side stays.
+        // One line of pixels is thinner than a feature, so no feature of an even side remains.
         assert_eq!(unpadded(5000, 1, (3, 1), 24), (72, 0));
     }
 }

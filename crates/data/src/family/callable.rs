@@ -143,7 +143,7 @@ impl Callable {
             media: question.words(),
             cause: format!("`{}` {cause}", self.name),
         };
-        // A medium is refused by this exception; any other is a fault of the function.
+        // This exception refuses the medium. Any other exception is a fault of the function.
         let failed = |cause: String| {
             if cause.starts_with(REFUSAL) { refuse(cause) } else { broken(cause) }
         };
@@ -151,7 +151,7 @@ impl Callable {
             return Err(broken(format!("has no marks for media of kind `{}`", question.kind.as_str())));
         }
         let key = question.key();
-        // A shape in the memo is whole whatever became of the thread that put it there.
+        // Shapes in the memo are complete even if the thread that stored one has panicked.
         let memo = || self.memo.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shape) = memo().get(&key) {
             return Ok(shape.clone());

@@ -84,7 +84,7 @@ impl Qwen3Vl {
         let total = clip.num_frames;
         let max = asked.max_frames.map_or(self.settings.video.max_frames, u64::from).min(FRAMES_MAX);
         let fps = asked.fps.or(self.settings.video.fps).unwrap_or(f64::INFINITY);
-        // A quotient past 64 bits is cut to them, and then to `max`.
+        // A quotient that does not fit 64 bits becomes the largest number that does, and then `max`.
         let wanted = (total as f64 / source_fps * fps) as u64;
         let n = wanted.max(self.settings.video.min_frames).min(max).min(total);
         let step = (total - 1) as f64 / n.saturating_sub(1) as f64;

@@ -49,7 +49,7 @@ pub(crate) fn send(
         let source = &corpus.mixture.sources[index];
         let mut position = 0;
         let mut is_whole = true;
-        // A source of which nothing is taken is opened too: that it is no list of records is told.
+        // A source of which no sample is taken is opened too, so that an unreadable one is reported.
         for record in reader.records(&corpus.stores)? {
             if selection.is_done() {
                 is_whole = false;

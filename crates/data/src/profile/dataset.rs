@@ -71,7 +71,7 @@ impl Dataset {
             // Only a file of this machine is looked at: a look at each remote one costs a request.
             if matches!(now, Location::Local(_)) {
                 let (bytes, _) = corpus.stores.about(now)?;
-                // By its own name: a dataset may move, or be named from another directory.
+                // Compared by file name alone: a dataset may have moved, or be named from another directory.
                 let facts = |location: &Location, bytes| format!("`{}` of {bytes} bytes", location.name());
                 let then = facts(&Location::parse(&then.path), then.bytes);
                 stale("dataset", Some(&then), facts(now, bytes))?;
@@ -123,7 +123,7 @@ impl Dataset {
         let file = profiled.place.file.checked_sub(self.corpus.first_file[index]);
         let file = file.filter(|&file| (file as usize) < reader.files().len()).ok_or_else(changed)?;
         let record = reader.fetch(&self.corpus.stores, Place { file, ..profiled.place })?;
-        // A sample that stands in for another has the other's position; its id tells it.
+        // A substitute has the position of the sample that it replaces; its id shows which sample it is.
         let measured = self.corpus.measure(&self.rule, profiled.source, &profiled.id, &record);
         let measured = measured.map_err(|bad| DataError::TurnedBad {
             id: profiled.id.clone(),
@@ -149,7 +149,7 @@ impl Dataset {
     ) -> Result<Option<String>, DataError> {
         let id = printable(&profiled.id);
         let (then, now) = (MediaHash::of(profiled.media_hash), MediaHash::of(measured.media_hash));
-        // A profile made before first bytes counted says nothing of them.
+        // A profile of an earlier version has no first bytes to compare.
         let has_starts = self.profile.settings.contains_key(super::START_BYTES);
         let changed = if measured.media_bytes != profiled.media_bytes {
             Some(("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string()))

@@ -535,7 +535,7 @@ impl Corpus {
 /// The fault with the line of its record in front, where that is known.
 pub(crate) fn with_line(record: &RawRecord, bad: BadSample) -> BadSample {
     match &record.body {
-        // A text that does not parse names its line and column itself.
+        // The error of a text that does not parse already names line and column.
         Body::Json { line, .. } if *line > 0 && !bad.cause.starts_with("line ") => {
             BadSample { cause: format!("line {line}: {}", bad.cause), ..bad }
         }

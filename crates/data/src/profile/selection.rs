@@ -150,7 +150,7 @@ pub(crate) fn allocate(populations: &[u64], wanted: u64) -> Result<Vec<u64>, u64
         if given >= wanted {
             break;
         }
-        // A source that was raised to 1 has more than its share already.
+        // A source that was raised to 1 sample already has more than its part.
         if share(populations[index]) >= total && drawn[index] < populations[index] {
             drawn[index] += 1;
             given += 1;

@@ -87,7 +87,7 @@ impl ChunkReader for SharedFile {
         if bytes.len() != length {
             return Err(ParquetError::EOF(format!("{} of {length} bytes are there", bytes.len())));
         }
-        // Where the file says where its pages are, they are read with their headers.
+        // Where the file says where its pages are, pages and their headers are read together.
         page::check_whole(&bytes).map_err(ParquetError::General)?;
         Ok(bytes.into())
     }
@@ -101,7 +101,7 @@ pub(crate) struct SharedFileAt {
 
 impl Read for SharedFileAt {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // A reader whose other user has panicked is sought anew here: its state does not matter.
+        // This call seeks anew, so the state that a panicked user left in the reader does not matter.
         let mut reader = self.file.reader.lock().unwrap_or_else(PoisonError::into_inner);
         reader.seek(SeekFrom::Start(self.at))?;
         let read = reader.read(buffer)?;

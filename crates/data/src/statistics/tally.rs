@@ -62,7 +62,7 @@ impl Tally {
         let (llm, label) = (u64::from(sample.shape.llm_tokens), u64::from(sample.shape.label_tokens));
         let encoder = sample.shape.encoder_tokens();
         self.num_samples += 1;
-        // A sum that no longer fits stands at its largest: the headers of a hostile dataset claim what they like.
+        // A sum that does not fit becomes the largest number: headers of a hostile dataset can claim any size.
         self.media_bytes = self.media_bytes.saturating_add(sample.media_bytes);
         self.media_ms = self.media_ms.saturating_add(sample.media_ms);
         let kind = SampleKind::ALL.iter().position(|kind| *kind == sample.kind).unwrap_or(0);

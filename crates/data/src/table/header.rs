@@ -120,7 +120,7 @@ impl Mark {
 /// The profile without samples and problems in `text`, checked.
 pub(super) fn parse(path: &Path, text: &str) -> Result<(DataProfile, Expected), ArtifactError> {
     let broken = |error: serde_json::Error| malformed(path, format!("its footer's `{KEY}`: {error}"));
-    // The version first: what another one holds is not known here.
+    // Check the version first: the contents of another version are unknown here.
     serde_json::from_str::<Mark>(text).map_err(broken)?.check(path)?;
     let fields: Fields<'_> = serde_json::from_str(text).map_err(broken)?;
     let profile = DataProfile {

@@ -146,7 +146,7 @@ fn difference(a: &DataProfile, b: &DataProfile) -> Option<String> {
     if a.strata != b.strata {
         return Some("their samples are drawn otherwise".to_owned());
     }
-    // Times of change differ between copies of a file; what was read of it must not.
+    // Copies of a file differ in their times of change. Their contents must be the same.
     let facts = |file: Option<&dflop_types::SourceFile>| {
         file.map_or_else(|| "none".to_owned(), |f| format!("{} of {} bytes", f.path, f.bytes))
     };

@@ -139,7 +139,7 @@ impl Conversation {
             let read = said.read;
             places::name(said, listed).map(|(turns, media)| (turns, media, read))
         });
-        // A medium that is not read says more than what it leads to, as a place without a medium.
+        // A medium that cannot be read is the cause; a placeholder without a medium only follows from it. Report the cause.
         if !has_media && parsed.as_ref().map_or(true, |(_, media, _)| media.is_empty()) {
             unread::refuse_media(record)?;
         }

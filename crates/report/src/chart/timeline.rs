@@ -229,7 +229,7 @@ fn work(block: &Block, y: f64, view: &TimelineView) -> Markup {
     let class = format!("{:?}", block.kind);
     let width = (block.to - block.from).max(0.4);
     let number = block.span.map(|span| span.action.microbatch.to_string());
-    // A hairline between neighbours is left free, so that equal kinds do not run together.
+    // A hairline stays free between neighbours, so that blocks of one kind can be told apart.
     let drawn = if width > 3.0 { width - 0.6 } else { width };
     html! {
         rect class=(class) x=(px(block.from)) y=(px(y)) width=(px(drawn)) height=(px(view.lane_height)) {

@@ -132,7 +132,7 @@ impl Solver<'_, '_, '_> {
                 return Some(false);
             }
             if sum < forgotten_at - CLOSE && self.master.num_sets() > POOL_PER_SAMPLE * n {
-                // A set of little worth seldom counts again. Never twice at one sum: the rounds could go in a ring.
+                // A set of little worth seldom matters again. Never drop twice at the same sum: the rounds could repeat for ever.
                 forgotten_at = sum;
                 self.master.forget(&worth, 0.95);
             }

@@ -104,7 +104,7 @@ impl Mix {
     /// The most that samples from place `from` of the order are worth within a mixed `room`, rounded up.
     fn bound(&self, from: usize, room: i64) -> i64 {
         let limit = self.sum_weight[from] + room;
-        // Few samples fit: to look at them one by one is faster than to bisect.
+        // Few samples fit, so looking at them one by one is faster than bisection.
         let next = from + self.sum_weight[from + 1..].iter().take_while(|&&sum| sum <= limit).count();
         let whole = self.sum_value[next] - self.sum_value[from];
         let Some(&over) = self.sum_weight.get(next + 1) else { return whole };
@@ -129,7 +129,7 @@ impl<'a> Knapsack<'a> {
             };
             let mut order: Vec<(i64, i64, u32)> =
                 alone.iter().map(|&i| (value[i as usize], mix(i), i)).collect();
-            // By whole numbers: in any other order the last sample that is cut would promise too little.
+            // Compared in whole numbers. In another order the last sample, which is cut, would make the bound too small.
             order.sort_unstable_by(|a, b| {
                 let (left, right) = (i128::from(b.0) * i128::from(a.1), i128::from(a.0) * i128::from(b.1));
                 left.cmp(&right).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2))

@@ -42,7 +42,7 @@ impl StepScheduler {
         if method == Method::Balanced {
             return balanced;
         }
-        // A simpler method may be ahead by chance, as what a sample adds to a microbatch is not quite its cost.
+        // A simpler method may be faster by chance, because a sample does not add exactly its own cost to a microbatch.
         let others = [bare(&of_tokens), bare(&of_arrival)].into_iter().flatten();
         let best = others.chain(balanced.as_ref().ok().cloned()).min_by_key(|s| s.predicted_makespan_ns);
         match (best, balanced) {
@@ -138,7 +138,7 @@ impl StepScheduler {
         let cut = self.cut(batch, &costs, &even.bucket, ranks);
         let (bucket, assignment) = match cut {
             Some(bucket) => (bucket, even),
-            // A rank's samples do not fit its microbatches: all of them are filled within what they may hold.
+            // The samples of some rank do not fit its microbatches: fill all microbatches anew, each within its cap.
             None => return self.capped(step, batch, self.settings.num_microbatches, halt),
         };
         let schedule = self.placed(step, batch, &bucket).and_then(|schedule| self.fitting(schedule))?;

@@ -137,7 +137,7 @@ pub fn data_aware_within(
     let (wired, feeds) = (input.wired_rows(), input.boundary());
     let work =
         Work { step: input, rows: &wired, feeds: &feeds, held: &holding.held, cap: &holding.cap, is_split };
-    // A step whose times overflow is refused before the pass adds them up.
+    // The step is refused before this pass if its times would overflow when added up.
     let mut ordered = Vec::new();
     let orders = [PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble];
     for order in orders.into_iter().take(if is_split { 2 } else { 1 }) {

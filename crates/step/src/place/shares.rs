@@ -34,7 +34,7 @@ fn nearest(costs: &[(u32, u64)], target_ns: u64) -> u32 {
     for &(count, ns) in costs {
         let whole = ns.saturating_mul(u64::from(count));
         if whole > left {
-            // Rounded half up; less than `count`, or `count` where the last one is more than half in.
+            // Rounded half up: `count` only where more than half of the last one is inside, else less.
             return parts + u32::try_from((left + ns / 2) / ns).unwrap_or(count).min(count);
         }
         left -= whole;

@@ -85,7 +85,7 @@ fn flac_frame_end(bytes: &[u8], max_block: u64) -> Option<u64> {
     if channels >> 4 > 10 || channels & 1 != 0 || sizes & 15 == 15 {
         return None;
     }
-    // The number is coded as UTF-8 codes a character, up to 36 bits.
+    // The number is encoded as UTF-8 encodes a character, with up to 36 bits.
     let first = *bytes.get(4)?;
     let ones = first.leading_ones();
     if ones == 1 || ones > 7 {
@@ -198,7 +198,7 @@ fn mpeg_frame(source: &mut Source<'_>, at: u64) -> Result<Option<MpegFrame>, Fau
 pub(super) fn mp3(source: &mut Source<'_>) -> Result<Probe, Fault> {
     let tag_end = after_id3(source)?;
     let mut at = tag_end;
-    // The first frame is one that another of its kind follows, or that ends the file.
+    // The first frame counts as found where another frame of its kind follows it, or where it ends the file.
     let first = loop {
         if at + 4 > source.len() || at - tag_end > SEARCH_BYTES {
             return Fault::unsound(format!("no MPEG audio frame begins from byte {tag_end} on"));

@@ -133,7 +133,7 @@ fn answer(brand: [u8; 4], movie: &Movie) -> Result<Probe, Fault> {
     let tracks = &movie.tracks;
     let first = |handler: &[u8; 4]| {
         let mut of_kind = tracks.iter().filter(|track| &track.handler == handler);
-        // A track without samples is a placeholder, unless there is nothing else.
+        // A track without samples is taken for a placeholder, unless the file has no other track.
         of_kind.clone().find(|track| track.num_samples > 0).or_else(|| of_kind.next())
     };
     let (video, audio) = (first(b"vide"), first(b"soun"));
@@ -150,7 +150,7 @@ fn answer(brand: [u8; 4], movie: &Movie) -> Result<Probe, Fault> {
         let format = if format == "mp4" { "m4a" } else { format };
         return Ok(Probe::sound(format, channels, sample_rate, None).lasting(audio.shown_s(movie.timescale)));
     };
-    // Both matrices in turn; the picture lies on its side where x goes to y rather than to x.
+    // Both matrices in turn. The picture is turned by a quarter where x maps to y rather than to x.
     let onto = |column: usize| {
         let through = |row: usize| i128::from(video.matrix[row]) * i128::from(movie.matrix[2 * row + column]);
         (through(0) + through(1)).abs()

@@ -85,7 +85,7 @@ fn answer(file: &File) -> Result<Probe, Fault> {
             Probe::sound(format, channels, sample_rate, None).lasting(named_s.or(Some(seconds(span_ns))))
         );
     };
-    // Without a duration in the file the last frame is as long as the mean of the others.
+    // Where the file has no duration, the last frame is taken to be as long as the mean of the others.
     let frame_ns = match (video.frame_ns, file.num_blocks) {
         (0, 0 | 1) => 0,
         (0, blocks) => span_ns / (blocks - 1),

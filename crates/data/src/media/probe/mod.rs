@@ -106,7 +106,7 @@ impl Probe {
 
     /// With a duration, and the mean frame rate over it.
     fn lasting(self, duration_s: Option<f64>) -> Self {
-        // A damaged file may claim 1e-310 s, and its frames then come infinitely fast.
+        // A damaged file may claim a duration of 1e-310 s; its frame rate would then be infinite.
         let duration_s = duration_s.filter(|s| s.is_finite() && *s >= DURATION_MIN_S);
         let fps = match (self.frames, duration_s) {
             (Some(frames), Some(seconds)) if frames > 0 => Some(frames as f64 / seconds),

@@ -90,7 +90,7 @@ mod tests {
                 .to_owned());
         assert_eq!(check_head(&header(GIB, 33_000)), refused);
         assert_eq!(check_head(&header(GIB, 1 << 24)), Ok(()));
-        // As a whole with its bytes; with other bytes than it claims it is no page.
+        // The page is sound with its own bytes. With fewer or more bytes than it claims it must be refused.
         let mut page = header(GIB, 33_000);
         page.resize(page.len() + 33_000, 7);
         assert_eq!(check_whole(&page), refused);

@@ -135,7 +135,7 @@ impl TableFile for ArrowFile {
         };
         let row = index - first_row;
         let mut file = stores.open(&self.location)?.reader;
-        // Another thread may take turns with this one: each leaves a batch that is read whole.
+        // Two threads may take turns here. Each of them leaves the batch that it has read whole.
         let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner).take();
         let cut = found.cut(file.as_mut(), batch, row..row + 1, &mut whole);
         if whole.is_some() {

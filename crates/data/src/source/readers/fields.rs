@@ -425,7 +425,7 @@ mod tests {
             choose(&file(vec![hash, text("url")]), &columns(&[])),
             chosen(&[0, 1], &["sha256", "url"])
         );
-        // What may be media by its name is read, where no other medium is.
+        // A field that may be a medium by its name is read only where the record has no other medium.
         let named = file(vec![text("url"), text("image_path")]);
         assert_eq!(choose(&named, &columns(&[])), chosen(&[0, 1, 3], &["url"]));
         let beside = file(vec![text("image"), text("image_path"), bytes("thumbnail")]);

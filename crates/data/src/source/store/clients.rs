@@ -227,7 +227,7 @@ impl HttpConnector for Connector {
         if let Some(made) = &self.made {
             return Ok(made.clone());
         }
-        // An error says that another part of this process has chosen its TLS already: that serves as well.
+        // An error here means that another part of this process has already chosen a TLS provider, which serves as well.
         drop(rustls::crypto::ring::default_provider().install_default());
         let client = ReqwestConnector::default().connect(options)?;
         Ok(HttpClient::new(Counted { client, requests: self.requests.clone() }))

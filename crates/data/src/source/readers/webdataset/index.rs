@@ -27,7 +27,7 @@ impl Index {
     /// The index of `shard`; `None` where there is none.
     pub(super) fn open(shard: &Location, stores: &Stores) -> Result<Option<Self>, DataError> {
         let location = shard.parent().join(&format!("{}.idx", shard.name()));
-        // An index is a help: where none can be had, the shard itself tells.
+        // An index only saves time: without one, the shard itself is read.
         let Ok(opened) = stores.open(&location) else { return Ok(None) };
         if opened.len == 0 || opened.len % 8 != 0 {
             let cause = format!("an index has 8 bytes a sample and 8 more, not {}", opened.len);
