@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-schedule bench-plan bench-sim bench-prepare docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-sim bench-prepare docs check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,9 @@ bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregat
 BATCH_SEEDS ?= 10
 CPSAT_SEEDS ?= 3
 CPSAT_SECONDS ?= 10
+
+bench-kills: setup ## Ten random ranks killed in 200 steps, restarted by the agent: each sample trained once? (10 minutes) -> bench/out/kills.json
+	$(BIN)/python benches/kills.py bench/out/kills.json --steps $(or $(STEPS),200) --kills $(or $(KILLS),10)
 
 bench-schedule: setup $(DEV) ## Scheduler beside others: gap to the bound and time by size (an hour, a quiet machine) -> bench/out/schedule.json
 	@mkdir -p bench/out

@@ -84,8 +84,9 @@ def test_a_run_that_is_killed_again_and_again_trains_each_sample_once(demo, tmp_
     assert not list((out / "checkpoints").glob("*.new"))
 
 
-def test_a_rank_that_hangs_is_named_with_step_and_action(demo, tmp_path):
-    """The other gives up at its deadline, and says who stands where."""
+@pytest.mark.parametrize(("in_step", "first_timeout_s"), [(0, 5.0), (1, 1e5)])
+def test_a_rank_that_hangs_is_named_with_step_and_action(in_step, first_timeout_s, demo, tmp_path):
+    """The other gives up at its deadline, that of the first step apart, and says who stands where."""
     given_up = tmp_path / "given up"
 
     def before(index):
@@ -101,7 +102,7 @@ def test_a_rank_that_hangs_is_named_with_step_and_action(demo, tmp_path):
         run = executor.Executor._run
 
         def hanging(self, action, *arguments):
-            if self.step == 1 and action.letter == "B":
+            if self.step == in_step and action.letter == "B":
                 while not given_up.exists():
                     time.sleep(0.02)
                 os._exit(0)
@@ -115,12 +116,15 @@ def test_a_rank_that_hangs_is_named_with_step_and_action(demo, tmp_path):
 
         executor.Executor._run, executor.Executor.run_step = hanging, counting
 
-    asked = request(demo, tmp_path / "run", timeout_s=5.0)
+    asked = request(demo, tmp_path / "run", timeout_s=5.0, first_timeout_s=first_timeout_s)
     first, _ = run_training(asked, tmp_path / "ranks", before)
     assert first.result == 1
-    assert "error: [encoder dp 0/1] step 1, action 0B" in first.stderr
+    assert f"error: [encoder dp 0/1] step {in_step}, action 0B" in first.stderr
     assert "no message from rank 1 (llm stage 1, replica 0), it stopped or is too slow" in first.stderr
-    assert "; rank 1 (llm stage 1, replica 0) is at step 1, action 1B" in first.stderr
+    assert f"; rank 1 (llm stage 1, replica 0) is at step {in_step}, action 1B" in first.stderr
+    # What it had begun, for whoever looks into it.
+    flight = json.loads((tmp_path / "run/flight-recorder/rank-0.json").read_text())
+    assert any("all_gather" in entry["profiling_name"] for entry in flight["entries"])
 
 
 def test_a_disk_that_is_full_while_saving_leaves_the_checkpoint_before(demo, tmp_path):
@@ -176,23 +180,24 @@ def test_a_damaged_file_is_refused_by_name_and_the_checkpoint_before_it_offered(
     assert (out / "checkpoints/step-4.undone").is_dir()
 
 
-def test_sigterm_saves(demo, tmp_path):
-    """To one rank alone, as an external torchrun or a cluster sends it: both save, and end with 143."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_to_a_rank_saves(number, status, demo, tmp_path):
+    """To one rank alone, as an external torchrun or a cluster sends it; SLURM warns so: both save, and tell it."""
     out = tmp_path / "run"
 
     def before(index):
         if index == 1:
             step = trainer.Optimizer.step
 
-            def stepping(self, number):
-                step(self, number)
-                if number == 1:
-                    os.kill(os.getpid(), signal.SIGTERM)
+            def stepping(self, index):
+                step(self, index)
+                if index == 1:
+                    os.kill(os.getpid(), number)
 
             trainer.Optimizer.step = stepping
 
     ranks = run_training(request(demo, out, steps=1000), tmp_path / "1", before)
-    assert [rank.result for rank in ranks] == [143, 143]
+    assert [rank.result for rank in ranks] == [status, status]
     assert "hint: go on from step 2 with `dflop train --resume auto`" in ranks[0].stderr
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-2"]
     shutil.rmtree(out / "tensorboard")

@@ -375,6 +375,13 @@ pub(crate) struct Train {
     /// OUT/*.undone.jsonl. Data, seed and global batch size must be those of the checkpoint; the plan may be another.
     #[arg(long, value_name = "auto|DIR", conflicts_with_all = ["compare", "replay"])]
     pub(crate) resume: Option<PathBuf>,
+    /// Start the ranks again where one dies or hangs, and go on from the newest checkpoint, N times in a row
+    ///
+    /// [default: 3 where checkpoint.every is set, else 0]. A new checkpoint in between counts as success: the next N begin.
+    /// What all ranks refuse alike (a damaged checkpoint, a full disk, gradients that are no numbers, a bad sample) is not tried
+    /// again. Under an external torchrun its own --max-restarts counts: pass `--resume auto` there.
+    #[arg(long, value_name = "N", conflicts_with_all = ["compare", "replay"])]
+    pub(crate) max_restarts: Option<u32>,
     /// Count the memory of each rank in this step and hold it against the prediction
     ///
     /// Steps count from 0, those of a warm-up too; the least is 1, as the first update makes the

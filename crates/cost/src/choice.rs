@@ -2,7 +2,7 @@
 
 use crate::error::CostError;
 use crate::mode::{Mode, Runs};
-use crate::module::{Collectives, Module};
+use crate::module::{Collectives, Module, gradient_bytes};
 use crate::network::Links;
 use crate::settings::{ComponentSettings, CostSettings};
 use dflop_types::{Collective, LinkSpan, ModelProfile, ModuleProfile, Recompute, Variant};
@@ -14,8 +14,8 @@ struct Chosen<'a> {
     lacks_collectives: bool,
     /// It holds the adapters that train.
     has_adapters: bool,
-    /// Parameters beside the adapters, number and bytes.
-    frozen: (u64, u64),
+    /// Number of parameters beside the adapters.
+    num_frozen: u64,
 }
 
 /// Makes the modules of a cost model.
@@ -56,8 +56,8 @@ impl<'a> Choice<'a> {
         let collectives = chosen.lacks_collectives.then(|| self.collectives(mode, component));
         let mut module = Module::new(mode, chosen.measured, collectives)?;
         if chosen.has_adapters {
-            module.num_trained_parameters = module.num_parameters - chosen.frozen.0;
-            module.trained_bytes = module.parameter_bytes - chosen.frozen.1;
+            module.num_trained_parameters = module.num_parameters - chosen.num_frozen;
+            module.gradient_bytes = gradient_bytes(module.num_trained_parameters);
         }
         Ok(module)
     }
@@ -101,29 +101,28 @@ impl<'a> Choice<'a> {
             measured: whole,
             lacks_collectives: false,
             has_adapters: false,
-            frozen: (whole.num_parameters, whole.parameter_bytes),
+            num_frozen: whole.num_parameters,
         };
         if degree == 1 && lora_rank == 0 {
             return Ok(base);
         }
         let not_measured = || CostError::VariantNotMeasured { degree, lora_rank, measured: self.measured() };
-        let of = |(variant, measured): (&Variant, &'a ModuleProfile), frozen| Chosen {
+        let of = |(variant, measured): (&Variant, &'a ModuleProfile), num_frozen| Chosen {
             measured,
             lacks_collectives: variant.tensor_parallel_degree > 1 && !variant.has_collectives,
             has_adapters: variant.lora_rank > 0,
-            frozen,
+            num_frozen,
         };
         let both = |found: Option<(&'a Variant, Option<&'a ModuleProfile>)>| {
             found.and_then(|(variant, module)| module.map(|module| (variant, module)))
         };
         let cut = if degree == 1 { None } else { both(self.variant(degree, 0, name)) };
-        let cut = cut.map(|found| of(found, (found.1.num_parameters, found.1.parameter_bytes)));
-        let frozen = cut.as_ref().unwrap_or(&base).frozen;
+        let cut = cut.map(|found| of(found, found.1.num_parameters));
+        let num_frozen = cut.as_ref().unwrap_or(&base).num_frozen;
         let wanted = self.variant(degree, lora_rank, name).ok_or_else(not_measured)?;
         if let Some(found) = both(Some(wanted)) {
-            let of_adapters = |all: u64, frozen: u64| if frozen < all { frozen } else { 0 };
-            let (number, bytes) = (found.1.num_parameters, found.1.parameter_bytes);
-            return Ok(of(found, (of_adapters(number, frozen.0), of_adapters(bytes, frozen.1))));
+            let is_of_adapters = num_frozen < found.1.num_parameters;
+            return Ok(of(found, if is_of_adapters { num_frozen } else { 0 }));
         }
         Ok(cut.unwrap_or(base))
     }

@@ -208,7 +208,7 @@ impl CostModel {
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on an encoder rank.
     pub fn encoder_tail(&self, dp: u32) -> Transfer {
         let number = self.over_encoder(|module| module.num_trained_parameters);
-        self.tail(number, self.over_encoder(|module| module.trained_bytes), dp)
+        self.tail(number, self.over_encoder(|module| module.gradient_bytes), dp)
     }
 
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on a rank of one stage of the LLM
@@ -221,7 +221,7 @@ impl CostModel {
     /// Bytes of the gradients of a rank of one stage of the LLM backbone.
     pub(crate) fn stage_gradient_bytes(&self, stage: StageLayers) -> u64 {
         match self.holding.gradient_bytes_per_parameter {
-            None => self.over_stage(stage, |module| module.trained_bytes),
+            None => self.over_stage(stage, |module| module.gradient_bytes),
             Some(bytes) => {
                 self.over_stage(stage, |module| module.num_trained_parameters).saturating_mul(bytes)
             }
@@ -239,7 +239,7 @@ impl CostModel {
     pub fn whole_tail(&self, dp: u32, sharding_degree: u32) -> Transfer {
         let stage = self.whole_stage();
         let number = |module: &Module| module.num_trained_parameters;
-        let bytes = |module: &Module| module.trained_bytes;
+        let bytes = |module: &Module| module.gradient_bytes;
         let num_parameters = self.over_encoder(number).saturating_add(self.over_stage(stage, number));
         let gradient_bytes = self.over_encoder(bytes).saturating_add(self.over_stage(stage, bytes));
         self.tail(num_parameters.div_ceil(u64::from(sharding_degree.max(1))), gradient_bytes, dp)

@@ -34,12 +34,17 @@ pub(crate) struct Module {
     pub(crate) parameter_bytes: u64,
     /// Parameters that train.
     pub(crate) num_trained_parameters: u64,
-    /// Bytes of the parameters that train.
-    pub(crate) trained_bytes: u64,
+    /// Bytes of their gradients, which are added up and summed over ranks in float32, whatever type layers compute in.
+    pub(crate) gradient_bytes: u64,
     pub(crate) footprint: Footprint,
     /// Whether I and W were measured apart.
     pub(crate) has_split: bool,
     pub(crate) repairs: Vec<Repair>,
+}
+
+/// Bytes of the gradients of so many parameters.
+pub(crate) const fn gradient_bytes(num_parameters: u64) -> u64 {
+    num_parameters.saturating_mul(4)
 }
 
 impl Module {
@@ -84,7 +89,7 @@ impl Module {
             num_parameters: measured.num_parameters,
             parameter_bytes: measured.parameter_bytes,
             num_trained_parameters: if is_trained { measured.num_parameters } else { 0 },
-            trained_bytes: if is_trained { measured.parameter_bytes } else { 0 },
+            gradient_bytes: if is_trained { gradient_bytes(measured.num_parameters) } else { 0 },
             has_split: any(|p| p.input_ns) || any(|p| p.weight_ns) || !any(|p| p.backward_ns),
             repairs,
         })

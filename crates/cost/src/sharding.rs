@@ -44,7 +44,7 @@ impl Sharding {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Held {
     pub(crate) num_trained: u64,
-    pub(crate) trained_bytes: u64,
+    pub(crate) gradient_bytes: u64,
     pub(crate) parameter_bytes: u64,
 }
 
@@ -55,7 +55,7 @@ struct Unit {
     forward_ns: u64,
     backward_ns: u64,
     parameter_bytes: u64,
-    trained_bytes: u64,
+    gradient_bytes: u64,
     /// Whether a backward passes it.
     runs_back: bool,
 }
@@ -67,7 +67,7 @@ impl Unit {
             forward_ns: one.forward_ns,
             backward_ns: one.backward_ns,
             parameter_bytes: module.parameter_bytes,
-            trained_bytes: module.trained_bytes,
+            gradient_bytes: module.gradient_bytes,
             runs_back: module.runs() != Runs::Forward,
         }
     }
@@ -145,7 +145,7 @@ impl CostModel {
             }
             // What embedding and head share is one matrix, and gathered once.
             if self.is_tied && stage.is_first && stage.is_last {
-                (units[0].1.parameter_bytes, units[0].1.trained_bytes) = (0, 0);
+                (units[0].1.parameter_bytes, units[0].1.gradient_bytes) = (0, 0);
             }
             self.meet(&mut sum, &units, sharding);
         }
@@ -181,10 +181,10 @@ impl CostModel {
                 collective(Collective::ReduceScatter, span, sharding.degree, bytes)
                     .saturating_add(collective(Collective::AllReduce, self.links.widest(), groups, part))
             };
-        let around_reduce = reduce(sum_of(|unit| unit.trained_bytes, true));
+        let around_reduce = reduce(sum_of(|unit| unit.gradient_bytes, true));
         let reduces: Vec<u64> = units
             .iter()
-            .map(|(is_layer, unit)| if *is_layer { reduce(unit.trained_bytes) } else { 0 })
+            .map(|(is_layer, unit)| if *is_layer { reduce(unit.gradient_bytes) } else { 0 })
             .collect();
         let mut forward: Vec<Pass> = units
             .iter()
@@ -284,7 +284,7 @@ impl CostModel {
         let (encoder, llm) = (self.held_by_encoder(), self.held_by_stage(self.whole_stage()));
         let held = Held {
             num_trained: encoder.num_trained.saturating_add(llm.num_trained),
-            trained_bytes: encoder.trained_bytes.saturating_add(llm.trained_bytes),
+            gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
             parameter_bytes: encoder.parameter_bytes.saturating_add(llm.parameter_bytes),
         };
         self.sharded_tail(held, sharding)
@@ -293,7 +293,7 @@ impl CostModel {
     fn held_by_encoder(&self) -> Held {
         Held {
             num_trained: self.over_encoder(|module| module.num_trained_parameters),
-            trained_bytes: self.over_encoder(|module| module.trained_bytes),
+            gradient_bytes: self.over_encoder(|module| module.gradient_bytes),
             parameter_bytes: self.over_encoder(|module| module.parameter_bytes),
         }
     }
@@ -301,7 +301,7 @@ impl CostModel {
     fn held_by_stage(&self, stage: StageLayers) -> Held {
         Held {
             num_trained: self.over_stage(stage, |module| module.num_trained_parameters),
-            trained_bytes: self.over_stage(stage, |module| module.trained_bytes),
+            gradient_bytes: self.over_stage(stage, |module| module.gradient_bytes),
             parameter_bytes: self.over_stage(stage, |module| module.parameter_bytes),
         }
     }
@@ -310,16 +310,16 @@ impl CostModel {
         let Sharding { zero, replicas, degree } = sharding;
         let degree = degree.max(1);
         if zero == Zero::Nothing || degree == 1 {
-            return self.tail(held.num_trained, held.trained_bytes, replicas);
+            return self.tail(held.num_trained, held.gradient_bytes, replicas);
         }
         let span = self.shard_span(sharding);
         let part = |value: u64| value.div_ceil(u64::from(degree));
         // Copies of each part, and the optimizer of one part.
         let copies = if zero == Zero::Parameters { 1 } else { replicas / degree };
-        let mut tail = self.tail(part(held.num_trained), part(held.trained_bytes), copies);
+        let mut tail = self.tail(part(held.num_trained), part(held.gradient_bytes), copies);
         if zero < Zero::Parameters {
             let within = [
-                self.transfer(Collective::ReduceScatter, span, degree, held.trained_bytes),
+                self.transfer(Collective::ReduceScatter, span, degree, held.gradient_bytes),
                 self.transfer(Collective::AllGather, span, degree, held.parameter_bytes),
             ];
             for transfer in within {

@@ -1,5 +1,9 @@
 """torchrun without its traceback: the ranks have said what went wrong, in one line each.
 
+It starts the ranks again where one died or hung, as often in a row as the request says (`max_restarts`). A
+new checkpoint in between begins the count anew. What all ranks refuse alike would be refused again: that ends
+the run.
+
 `python -m dflop.runtime.agent [options of torchrun] -m dflop.runtime.worker REQUEST.json`
 """
 
@@ -12,9 +16,14 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflop.child import as_parent, end_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
 def main() -> int:
@@ -32,9 +41,10 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    request = Path(sys.argv[-1])
+    path = Path(sys.argv[-1])
+    request: dict[str, Any] = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
     # Here, since torch is imported already and no rank has started.
-    if request.suffix == ".json" and (status := _check_gpus(json.loads(request.read_bytes()))):
+    if request and (status := _check_gpus(request)):
         return status
     # The ranks' parent is this process.
     os.environ.update(as_parent())
@@ -44,22 +54,85 @@ def main() -> int:
     threading.Thread(target=_take_interrupts, daemon=True).start()
     # It logs each exit of a rank with a table; what matters is on stderr already.
     logging.disable(logging.ERROR)
-    try:
-        torchrun.main(sys.argv[1:])
-    except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        rank, first = failures[0]
-        if first.exitcode > 0:
-            return first.exitcode
-        # It could say nothing itself.
-        name = signal.Signals(-first.exitcode).name
-        sys.stderr.write(f"\nerror: rank {rank} was killed by {name}\n")
-        if name == "SIGKILL":
-            sys.stderr.write("hint: look for the out-of-memory killer in `dmesg`\n")
-        return 1
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
+    restarts = Restarts(request)
+    while True:
+        try:
+            torchrun.main(sys.argv[1:])
+            return 0
+        except ChildFailedError as error:
+            status = _told(error.failures)
+            if not restarts.may_restart(error.failures.values()):
+                return status
+        except SignalException as error:
+            return 128 + int(error.sigval)
+
+
+class Restarts:
+    """How often ranks may be started again."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        """None yet.
+
+        Args:
+            request: Of the command line; without `max_restarts` none may be.
+        """
+        self._left = self._most = int(request.get("max_restarts", 0))
+        self._out = Path(request.get("out", "."))
+        self._newest = self._newest_checkpoint()
+
+    def may_restart(self, failures: Iterable[ProcessFailure]) -> bool:
+        """Whether to start the ranks again, and says so; counts it.
+
+        Args:
+            failures: Of the ranks that failed.
+
+        Returns:
+            False where none is left, or it would be of no use.
+        """
+        if self._most == 0 or any(_is_hopeless(failure) for failure in failures):
+            return False
+        newest = self._newest_checkpoint()
+        if newest != self._newest:
+            self._left, self._newest = self._most, newest
+        if self._left == 0:
+            sys.stderr.write(f"hint: {self._most} restarts in a row came to no new checkpoint\n")
+            return False
+        self._left -= 1
+        where = "the beginning" if newest is None else f"step {newest}"
+        turn = self._most - self._left
+        sys.stderr.write(f"restart {turn} of {self._most}: the ranks go on from {where}\n")
+        sys.stderr.flush()
+        os.environ["DFLOP_RESTARTED"] = "1"
+        return True
+
+    def _newest_checkpoint(self) -> int | None:
+        from dflop.runtime.resume import checkpoints
+
+        found = checkpoints(self._out)
+        return found[-1][0] if found else None
+
+
+def _told(failures: Mapping[int, ProcessFailure]) -> int:
+    """The exit status; where a rank was killed, which is the cause of what the others say, stderr says so."""
+    killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
+    if not killed:
+        _, first = min(failures.items(), key=lambda item: item[1].timestamp)
+        return first.exitcode
+    # It could say nothing itself.
+    rank, first = min(killed, key=lambda item: item[1].timestamp)
+    name = signal.Signals(-first.exitcode).name
+    sys.stderr.write(f"\nerror: rank {rank} was killed by {name}\n")
+    if name == "SIGKILL":
+        sys.stderr.write("hint: look for the out-of-memory killer in `dmesg`\n")
+    return 1
+
+
+def _is_hopeless(failure: ProcessFailure) -> bool:
+    """What a rank left word of (`tell_agent`); one that was killed left none."""
+    from dflop.runtime.failure import HOPELESS
+
+    message = failure.error_file_data.get("message")
+    return isinstance(message, dict) and bool(message.get("extraInfo", {}).get(HOPELESS))
 
 
 def _take_interrupts() -> None:

@@ -70,6 +70,8 @@ class Saver:
         group = dist.new_group(backend="gloo", timeout=mesh.timeout)
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
+        # How long a save takes is up to the disks.
+        mesh.deadline.keep(group)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: tuple[Path, Future[str | None]] | None = None
         self.last_step: int | None = None

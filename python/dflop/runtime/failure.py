@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
+import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflop._native import Error
@@ -13,6 +17,9 @@ from dflop.models.errors import hinted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+HOPELESS = "is_hopeless"
+"""Of what a rank tells the agent: whether to start ranks again is of no use."""
 
 
 class RankError(RuntimeError):
@@ -73,6 +80,27 @@ def describe(coordinates: str, step: int | None, action: str | None, cause: Base
     places += [] if action is None else [f"action {action}"]
     text = str(cause) or type(cause).__name__
     return f"[{coordinates}] {', '.join(places)}{': ' if places else ''}{text}"
+
+
+def tell_agent(line: str, error: Exception) -> None:
+    """Leaves word for torchrun's agent, in the file that it names: what went wrong, and whether to try again.
+
+    Args:
+        line: For people.
+        error: What was raised.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    about = {"py_callstack": "", "timestamp": str(int(time.time())), HOPELESS: is_hopeless(error)}
+    # A full disk may be what went wrong: the agent has the exit status.
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": about}}))
+
+
+def is_hopeless(error: Exception) -> bool:
+    """Whether ranks that start anew would end the same: what was foreseen, and is no other rank's end."""
+    return isinstance(error, Error) or (isinstance(error, RankError) and not error.is_of_other)
 
 
 def complain(line: str, error: Exception) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dflop.runtime.deadline import Deadline
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Mesh:
     upward: dist.ProcessGroup
     """All ranks: gradients, towards the encoder. Apart from `downward` on NCCL, where a communicator runs its
     sends and receives one after the other and two neighbours would wait for each other."""
-    timeout: timedelta
+    deadline: Deadline
     """A rank that waits longer than this for another gives up."""
 
     @property
@@ -48,6 +49,11 @@ class Mesh:
         if self.component == "both":
             return f"colocated {replica}"
         return f"llm pp {self.stages[0] - 1}/{self.plan.llm_stages} {replica}"
+
+    @property
+    def timeout(self) -> timedelta:
+        """What `deadline` is now; that of new groups."""
+        return self.deadline.now
 
     @property
     def is_leader(self) -> bool:
@@ -70,6 +76,7 @@ def join(
     device: torch.device,
     timeout_s: float,
     *,
+    first_timeout_s: float | None = None,
     init_method: str = "env://",
     rank: int = -1,
     num_ranks: int = -1,
@@ -80,6 +87,7 @@ def join(
         plan: The layout.
         device: Of this rank; its type chooses NCCL or gloo for tensors.
         timeout_s: A rank that waits longer than this for another gives up with an error.
+        first_timeout_s: The same until the first step has ended; none: no other.
         init_method: How ranks find each other; the default reads torchrun's environment.
         rank: Of this process, where the environment does not say it.
         num_ranks: Of all processes, where the environment does not say it.
@@ -90,7 +98,8 @@ def join(
     Raises:
         RankError: The number of processes is not that of the plan, or two ranks cannot talk.
     """
-    timeout = timedelta(seconds=timeout_s)
+    deadline = Deadline(timeout_s if first_timeout_s is None else first_timeout_s, timeout_s)
+    timeout = deadline.now
     backend = "nccl" if device.type == "cuda" else "gloo"
     # Without `device_id`: with it NCCL would run all messages of a group one after the other, whatever their
     # peers, and a receive that is open ahead would hold up the send that the peer waits for.
@@ -112,7 +121,7 @@ def join(
         control = upward = world
     component, replica, _ = plan.coordinates(rank)
     stages = tuple(plan.stages(rank))
-    mesh = Mesh(plan, rank, num_ranks, component, replica, stages, device, control, world, upward, timeout)
+    mesh = Mesh(plan, rank, num_ranks, component, replica, stages, device, control, world, upward, deadline)
     if backend == "nccl":
         connect(mesh)
     return mesh

@@ -89,7 +89,7 @@ class Messages:
                 continue
             buffer, work = self._posted.pop((transfer.peer, stage, microbatch, is_gradient))
             try:
-                work.wait()
+                self._wait(work)
             except RuntimeError as error:
                 raise self._peer_failed(transfer.peer, "no message from") from error
             received.append(buffer)
@@ -145,8 +145,15 @@ class Messages:
         """
         with talking("deliver messages"):
             for _, work in self._sent:
-                work.wait()
+                self._wait(work)
         self._sent = []
+
+    def _wait(self, work: dist.Work) -> None:
+        if self._mesh.device.type == "cuda":
+            # The device waits; NCCL's watchdog keeps the deadline, that of the group.
+            work.wait()
+        else:
+            work.wait(self._mesh.deadline.now)
 
     def _group(self, is_gradient: bool) -> dist.ProcessGroup:
         return self._mesh.upward if is_gradient else self._mesh.downward

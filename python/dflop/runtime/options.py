@@ -12,6 +12,8 @@ from dflop.runtime.rates import COMPONENTS, Rates
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FIRST_TIMEOUT_S = 1800.0
+"""Until the first step has ended: kernels are loaded, and ranks do not start at the same moment."""
 Arm = str
 """A way to schedule, as in `blind` or `aware-ahead`; the command line has checked the name."""
 
@@ -81,7 +83,9 @@ class Options:
     request_path: Path | None
     """File with all of this, where one command started the ranks; the run takes it into its directory."""
     timeout_s: float
-    """A rank that waits longer than this for another gives up."""
+    """A rank that waits longer than this for another gives up; from the second step on."""
+    first_timeout_s: float
+    """The same until the first step has ended; not shorter."""
     resume: str | None
     """`auto`, or a checkpoint or run to go on from; none: from the beginning."""
     checkpoint_every: int | None
@@ -140,12 +144,18 @@ class Options:
             bucket_tokens_max=train["bucket_tokens_max"],
             profile_device=request.get("profile_device"),
             request_path=Path(path) if (path := request.get("request_path")) else None,
-            timeout_s=float(request.get("timeout_s", train["timeout_seconds"])),
+            timeout_s=(timeout_s := float(request.get("timeout_s", train["timeout_seconds"]))),
+            first_timeout_s=float(request.get("first_timeout_s", _first_timeout_s(train, timeout_s))),
             resume=request.get("resume"),
             checkpoint_every=config["checkpoint"]["every"],
             checkpoint_keep=int(config["checkpoint"]["keep"]),
             skipped_steps_max=int(train["skipped_steps_max"]),
         )
+
+
+def _first_timeout_s(train: Mapping[str, Any], timeout_s: float) -> float:
+    first = train["first_timeout_seconds"]
+    return max(timeout_s, FIRST_TIMEOUT_S) if first is None else float(first)
 
 
 def _rates(train: Mapping[str, Any], num_steps: int) -> Rates:

@@ -25,6 +25,8 @@ MANIFEST = "checkpoint.json"
 """What a checkpoint says of itself; written last."""
 VERSION = 1
 """Of the format of checkpoints."""
+RESTARTED = "DFLOP_RESTARTED"
+"""Environment variable of ranks that were started again."""
 _STEP = re.compile(rb'\{"step": (\d+),')
 """How a line of a journal begins."""
 
@@ -43,6 +45,30 @@ class Resume:
     def continues(self, out: Path) -> bool:
         """Whether the run of that directory goes on, rather than a new one with the state of another."""
         return self.path is None or self.path.parent.parent == out.absolute()
+
+
+def request_of(path: Path) -> dict[str, Any]:
+    """What a rank that was started by `path` is asked to do.
+
+    Args:
+        path: The request. With the first step of a run it becomes `request.json` beside it.
+
+    Returns:
+        The request; one of ranks that were started again goes on where the run is.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    begun = path.with_name("request.json")
+    if RESTARTED not in os.environ or path.exists():
+        return json.loads(path.read_bytes())
+    request = json.loads(begun.read_bytes())
+    # Until there is a checkpoint, a run that began from that of another begins so again.
+    if request.get("resume") is None or checkpoints(Path(request["out"])):
+        request["resume"] = "auto"
+    # It stands where it belongs.
+    request["request_path"] = str(begun)
+    return request
 
 
 def step_dir(out: Path, step: int) -> Path:

@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +34,8 @@ from dflop.runtime.build import build_pieces
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.executor import Executor
-from dflop.runtime.failure import RankError, complain, describe, talking
+from dflop.runtime.failure import RankError, complain, describe, talking, tell_agent
+from dflop.runtime.flight import dump_flight, record_flight
 from dflop.runtime.guard import Guard
 from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
@@ -347,6 +349,7 @@ class Trainer:
             dist.gather_object(report, reports, dst=0, group=self._mesh.control)
         if reports is not None:
             self._record(turn, grad_norm, [r for r in reports if r is not None])
+        self._mesh.deadline.shorten()
         # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
         gc.collect(0)
         self._clock.lap("write")
@@ -433,8 +436,9 @@ def train(request: Mapping[str, Any]) -> int:
         plan = Plan.read(options.plan_path)
         device = take_device(options.device)
         check_device(options, device)
+        record_flight(options.out, device.type)
         say("waiting for all ranks")
-        mesh = join(plan, device, options.timeout_s)
+        mesh = join(plan, device, options.timeout_s, first_timeout_s=options.first_timeout_s)
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
         # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
         interrupt = Interrupt()
@@ -453,12 +457,15 @@ def train(request: Mapping[str, Any]) -> int:
         if isinstance(error, RankError) and error.is_of_all:
             coordinates = "all ranks"
             if not is_leader:
+                tell_agent("", error)
                 return 1
         line = describe(coordinates, step, action, error)
         if watch is not None and isinstance(error, RankError) and error.is_of_other:
+            dump_flight(Path(request["out"]), watch.rank)
             blamed = watch.blame()
             line += "" if blamed is None else f"; {blamed}"
         complain(line, error)
+        tell_agent(line, error)
         return 1
     finally:
         if watch is not None:

@@ -36,7 +36,8 @@ class Watch:
             place: The step and the action under way, asked from the thread.
         """
         self._plan = plan
-        self._rank = rank
+        self.rank = rank
+        """Of this process."""
         self._place = place
         self._store = _store()
         self._is_over = False
@@ -49,7 +50,7 @@ class Watch:
         while not self._is_over:
             step, action = self._place()
             try:
-                self._store.set(_key(self._rank), json.dumps([count, step, action]))
+                self._store.set(_key(self.rank), json.dumps([count, step, action]))
             except RuntimeError:
                 # The store has ended, and the run with it.
                 return
@@ -69,7 +70,7 @@ class Watch:
         first = self._ask()
         time.sleep(3 * EVERY_S)
         second = self._ask()
-        others = [rank for rank in second if rank != self._rank and rank in first]
+        others = [rank for rank in second if rank != self.rank and rank in first]
         still = [rank for rank in others if first[rank][0] == second[rank][0]]
         if still:
             return self._words(still[0], second[still[0]], "stands still or is gone, last seen")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dflop.child import end_with_parent
 from dflop.runtime.progress import say
+from dflop.runtime.resume import request_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,7 @@ def leave(status: int) -> NoReturn:
 def main() -> NoReturn:
     """Reads the request and trains."""
     end_with_parent()
-    leave(run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    leave(run(request_of(Path(sys.argv[1]))))
 
 
 if __name__ == "__main__":

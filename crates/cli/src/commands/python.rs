@@ -180,6 +180,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "arms": arguments.arms.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replay": arguments.replay,
             "resume": arguments.resume,
+            "max_restarts": max_restarts(arguments, config),
             "made_from": made_from,
             "warmup_pairs": arguments.warmup_pairs,
             "measure_memory_step": arguments.measure_memory_step,
@@ -189,6 +190,14 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "environment": environment(config),
         }),
     }))
+}
+
+/// How often ranks are started again in a row. A comparison and a replay leave no checkpoints to go on from.
+fn max_restarts(arguments: &args::Train, config: &config::Config) -> u32 {
+    const DEFAULT: u32 = 3;
+    let is_other = arguments.compare || arguments.replay.is_some();
+    let has_checkpoints = config.checkpoint.every.is_some() && !is_other;
+    arguments.max_restarts.unwrap_or(if has_checkpoints { DEFAULT } else { 0 })
 }
 
 /// Nothing if there are arms to compare, each once.

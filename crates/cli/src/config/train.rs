@@ -42,8 +42,10 @@ pub struct TrainSection {
     pub weight_decay: f64,
     /// Steps in a row that may be skipped because their gradient is no finite number.
     pub skipped_steps_max: u64,
-    /// A rank that waits longer than this for another gives up, in seconds.
+    /// A rank that waits longer than this for another gives up, in seconds; from the second step on.
     pub timeout_seconds: f64,
+    /// The same until the first step has ended; `null`: 1800, or `timeout_seconds` where that is longer.
+    pub first_timeout_seconds: Option<f64>,
     /// Global gradient norm is clipped to this; `null`: not clipped.
     pub max_grad_norm: Option<f64>,
     /// Name of a [`Recipe`]: what trains.
@@ -93,7 +95,8 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
         lora_alpha: section.number("lora_alpha", f64::MIN_POSITIVE..=1e6, 32.0),
         init: section.choice("init", &["pretrained", "random"], "pretrained"),
         skipped_steps_max: section.count("skipped_steps_max", 0..=1 << 40, Some(2)),
-        timeout_seconds: section.number("timeout_seconds", 1.0..=1e6, 1800.0),
+        timeout_seconds: section.number("timeout_seconds", 1.0..=1e6, 600.0),
+        first_timeout_seconds: section.optional_number("first_timeout_seconds", 1.0..=1e6),
         seed: section.count("seed", 0..=1 << 53, Some(0)),
         schedule: section.parsed("schedule", Arm::AWARE).to_string(),
         prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,
@@ -105,6 +108,11 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
     };
     if train.giants == GiantPolicy::Defer.to_string() && train.giant_llm_tokens.is_none() {
         section.problem_at("giants", "`defer` needs `train.giant_llm_tokens`: which samples wait".to_owned());
+    }
+    if let Some(first) = train.first_timeout_seconds.filter(|first| *first < train.timeout_seconds) {
+        let later = train.timeout_seconds;
+        let message = format!("{first}, must be at least `train.timeout_seconds`, which is {later}");
+        section.problem_at("first_timeout_seconds", message);
     }
     train
 }

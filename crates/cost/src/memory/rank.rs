@@ -4,7 +4,7 @@ use crate::cost::CostModel;
 use crate::memory::footprint::Bytes;
 use crate::memory::parts::{RankMemory, RankMicrobatch, RankPart};
 use crate::memory::walk::{MicrobatchBytes, Piece};
-use crate::module::Module;
+use crate::module::{Module, gradient_bytes};
 use crate::sharding::{Sharding, is_layer};
 use crate::stage::{StageLayers, samples_of, segments_of};
 use dflop_types::Zero;
@@ -30,7 +30,7 @@ impl CostModel {
         };
         let num_trained = sum(|module| module.num_trained_parameters);
         let gradient_bytes = match self.holding.gradient_bytes_per_parameter {
-            None => sum(|module| module.trained_bytes),
+            None => sum(|module| module.gradient_bytes),
             Some(bytes) => num_trained.saturating_mul(bytes),
         };
         let states = num_trained.saturating_mul(self.holding.optimizer_bytes_per_parameter);
@@ -54,8 +54,9 @@ impl CostModel {
     /// zero 3      P / n + gathered        G / n + whole        S / n
     /// ```
     ///
-    /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones; not where the
-    /// fp32 master is that part. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
+    /// over n replicas. Ranks update their part of the parameters, which exists beside the gathered ones. In bfloat16 that
+    /// part is float32: the master of what trains, which is among the states, and of what is frozen 4 bytes a
+    /// parameter. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
     /// added theirs. Gathered under zero 3 is what is no layer, from the first to the last layer of a pass, and two
     /// layers: the one that runs and the next. Of as many the gradients are whole for a while.
     pub fn sharded_memory(&self, part: RankPart, sharding: Sharding) -> RankMemory {
@@ -64,17 +65,25 @@ impl CostModel {
             return self.fixed_memory(part, 1);
         }
         let part_of = |bytes: u64| bytes.div_ceil(u64::from(sharding.degree));
-        let own_bytes = if self.holding.has_masters { 0 } else { part_of(whole.parameter_bytes) };
+        let of_all = |of_one: fn(&Module) -> u64| match part {
+            RankPart::Encoder => self.over_encoder(of_one),
+            RankPart::Stage(stage) => self.over_stage(stage, of_one),
+        };
+        let own_bytes = part_of(if self.holding.has_masters {
+            gradient_bytes(of_all(|module| module.num_parameters - module.num_trained_parameters))
+        } else {
+            whole.parameter_bytes
+        });
         if sharding.zero < Zero::Parameters {
             return RankMemory { parameter_bytes: whole.parameter_bytes.saturating_add(own_bytes), ..whole };
         }
-        let beside = |of_all: u64, of_one: fn(&Module) -> u64| {
-            let gathered = self.gathered(part, of_all, of_one);
-            part_of(of_all).saturating_add(gathered.min(of_all))
-        };
+        let gathered =
+            |of_all: u64, of_one: fn(&Module) -> u64| self.gathered(part, of_all, of_one).min(of_all);
+        let parameters = gathered(whole.parameter_bytes, |module| module.parameter_bytes);
+        let gradients = gathered(whole.gradient_bytes, |module| module.gradient_bytes);
         RankMemory {
-            parameter_bytes: beside(whole.parameter_bytes, |module| module.parameter_bytes),
-            gradient_bytes: beside(whole.gradient_bytes, |module| module.trained_bytes),
+            parameter_bytes: own_bytes.saturating_add(parameters),
+            gradient_bytes: part_of(whole.gradient_bytes).saturating_add(gradients),
             ..whole
         }
     }

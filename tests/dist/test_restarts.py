@@ -1,0 +1,143 @@
+"""torchrun's agent starts ranks again: real kills of a real command, and when it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from demo_run import write_demo
+
+from dflop._native import ScheduleError
+from dflop.runtime.agent import Restarts
+from dflop.runtime.failure import RankError, is_hopeless, tell_agent
+from dflop.runtime.resume import MANIFEST, request_of, step_dir
+
+BENCHES = Path(__file__).parents[2] / "benches"
+NUM_SAMPLES, BATCH, MICROBATCHES = 20, 8, 4
+
+
+@pytest.fixture(scope="module")
+def kills():
+    """`benches/kills.py`, the large one of this test."""
+    sys.path.insert(0, str(BENCHES))
+    spec = importlib.util.spec_from_file_location("bench_kills", BENCHES / "kills.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path.remove(str(BENCHES))
+    return module
+
+
+def test_a_command_whose_ranks_are_killed_trains_each_sample_once(kills, tmp_path):
+    """Two `kill -9` in twelve steps, drawn at random; `dflop train` goes on by itself and ends well."""
+    demo = write_demo(tmp_path / "demo", NUM_SAMPLES, BATCH, MICROBATCHES)
+    config = demo / "dflop.yaml"
+    config.write_text(config.read_text() + "checkpoint:\n  every: 2\n")
+    found = kills.train_and_kill(demo, 12, 2, seed=1, flags=["--other-device"])
+    assert len(found) == 2
+    assert kills.check(demo, 12) | {"steps_undone": 0} == {
+        "steps": 12, "samples": NUM_SAMPLES, "is_right": True, "steps_undone": 0,
+    }  # fmt: skip
+
+
+def failure(status, **about):
+    """A rank that ended, as torchrun tells it."""
+    data = {"message": {"message": "", "extraInfo": {"timestamp": "1", **about}}} if about else {}
+    return SimpleNamespace(exitcode=status, error_file_data=data)
+
+
+KILLED, LEFT_ALONE, REFUSED = failure(-9), failure(1, is_hopeless=False), failure(1, is_hopeless=True)
+
+
+def checkpoint(out, step):
+    """What a run has saved, as far as its directory's name goes."""
+    step_dir(out, step).mkdir(parents=True)
+
+
+def test_restarts_are_counted_from_the_newest_checkpoint(tmp_path, monkeypatch, capsys):
+    """Two in a row; a checkpoint begins the count anew."""
+    monkeypatch.delenv("DFLOP_RESTARTED", raising=False)
+    restarts = Restarts({"max_restarts": 2, "out": str(tmp_path)})
+    assert restarts.may_restart([KILLED, LEFT_ALONE])
+    assert os.environ["DFLOP_RESTARTED"] == "1"
+    assert restarts.may_restart([KILLED])
+    checkpoint(tmp_path, 10)
+    assert restarts.may_restart([LEFT_ALONE])
+    assert restarts.may_restart([KILLED])
+    assert not restarts.may_restart([KILLED])
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "restart 1 of 2: the ranks go on from the beginning",
+        "restart 2 of 2: the ranks go on from the beginning",
+        "restart 1 of 2: the ranks go on from step 10",
+        "restart 2 of 2: the ranks go on from step 10",
+        "hint: 2 restarts in a row came to no new checkpoint",
+    ]
+
+
+def test_what_would_be_refused_again_is_not_tried_again(tmp_path):
+    """A damaged checkpoint, a full disk; and nothing is without leave."""
+    assert not Restarts({"max_restarts": 2, "out": str(tmp_path)}).may_restart([LEFT_ALONE, REFUSED])
+    assert not Restarts({}).may_restart([KILLED])
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RankError("cannot save", is_of_all=True), True),
+        (RankError("a list that cannot run"), True),
+        (RankError("no message from rank 1", is_of_other=True), False),
+        (ScheduleError("a plan of others"), True),
+        (RuntimeError("CUDA error: an illegal memory access"), False),
+        (OSError("a disk that is gone for a moment"), False),
+    ],
+)
+def test_a_rank_tells_its_agent_whether_to_try_again(error, expected, tmp_path, monkeypatch):
+    """In the file that torchrun names, in its own form."""
+    assert is_hopeless(error) == expected
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    tell_agent("[llm] step 3: it", error)
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "[llm] step 3: it"
+    assert message["extraInfo"]["is_hopeless"] == expected
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no folder/error.json"))
+    tell_agent("a disk without room", error)
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_begun", "has_saved", "expected"),
+    [
+        (None, False, False, None),
+        # Checkpoints of an earlier run that this one, by `--force`, has not yet removed.
+        (None, False, True, None),
+        (None, True, False, "auto"),
+        (None, True, True, "auto"),
+        ("auto", True, False, "auto"),
+        ("other/checkpoints/step-4", True, False, "other/checkpoints/step-4"),
+        ("other/checkpoints/step-4", True, True, "auto"),
+    ],
+)
+def test_where_ranks_go_on_that_were_started_again(
+    asked, has_begun, has_saved, expected, tmp_path, monkeypatch
+):
+    """From what the run itself has kept, once it has begun; else as it was asked."""
+    monkeypatch.setenv("DFLOP_RESTARTED", "1")
+    fresh = tmp_path / "request.new.json"
+    request = json.dumps({"out": str(tmp_path), "resume": asked, "request_path": str(fresh)})
+    fresh.write_text(request)
+    if has_begun:
+        fresh.rename(tmp_path / "request.json")
+    if has_saved:
+        checkpoint(tmp_path, 2)
+        (step_dir(tmp_path, 2) / MANIFEST).touch()
+    found = request_of(fresh)
+    assert found["resume"] == expected
+    assert Path(found["request_path"]).exists()
+    monkeypatch.delenv("DFLOP_RESTARTED")
+    fresh.write_text(request)
+    assert request_of(fresh)["resume"] == asked
