@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parent
-for folder in (_TESTS / "unit", _TESTS / "dist"):
+for folder in (_TESTS, _TESTS / "unit", _TESTS / "dist"):
     sys.path.insert(0, str(folder))
 
 # A shell starts `nohup make test &` with these ignored, and children inherit it; tests send them.
@@ -24,6 +24,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # So that a failed assertion in it says what was compared.
 pytest.register_assert_rewrite("shape_oracle")
+
+
+def pytest_collection_finish(session):
+    """All is imported that tests import, and nothing has run yet."""
+    if session.items and not session.config.option.collectonly:
+        import warm
+
+        warm.start()
 
 
 @pytest.fixture

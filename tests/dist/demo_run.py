@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 
 import torch
 from made_up import made_up_profile
 from ranks import environment, free_port, run_ranks
 
+import warm
 from dflop._native.testing import load_config
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config
@@ -25,9 +24,7 @@ TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "n
 
 def python(arguments, directory):
     """Runs `python ARGUMENTS` in `directory`, apart: forked ranks must not inherit Rust's thread pool."""
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=directory, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    done = warm.run(arguments, cwd=directory, env=ENVIRONMENT)
     assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import pytest
 import torch
 from ranks import results, run_ranks
 from test_trainers import as_launched, free_port
+
+import warm
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TRAINS = (
@@ -49,7 +50,5 @@ def test_an_example_trains_on_two_ranks(name, tmp_path, quiet):
 @pytest.mark.parametrize("name", ALONE)
 def test_an_example_runs(name):
     """And says something."""
-    done = subprocess.run(
-        [sys.executable, f"{name}.py"], cwd=EXAMPLES, check=True, capture_output=True, text=True, timeout=120
-    )
+    done = warm.run([f"{name}.py"], cwd=EXAMPLES, check=True)
     assert done.stdout.strip()

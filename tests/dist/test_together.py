@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import results, run_ranks
+from ranks import environment, free_port, results, run_ranks
 from tiny_llava import write_model_dir
 
 import dflop
+import warm
 from dflop.profiling import exchange, model, profile_model, team
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
@@ -351,16 +350,8 @@ def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
     """The whole command: one profile, with the sums of two ranks; what cannot be cut is refused by name."""
 
     def run(*command):
-        """(exit status, stderr)."""
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
-        }
-        command = [sys.executable, "-m", *command]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done
+        """What it printed."""
+        return warm.run(["-m", *command], cwd=tmp_path, check=True)
 
     run("dflop", "demo-data", "demo", "--samples", "6")
     path = tmp_path / "demo/dflop.yaml"
@@ -372,17 +363,16 @@ def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
         config[part] |= {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
     path.write_text(json.dumps(config))
     run("dflop", "profile", "data", "-c", "demo/dflop.yaml")
-    done = run(
-        *("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"),
-        *("-m", "dflop", "profile", "model", "-c", "demo/dflop.yaml"),
-        *("--tensor-parallel", "2,3", "--budget-seconds", "0.2", "--recompute", "none"),
-    )
-    assert (
-        done.stdout.count("tensor parallel degree 2, LoRA rank 0: measured with the sums of its ranks") == 1
-    )
-    assert done.stderr.count("wrote demo/model_profile.json") == 1
-    assert "not measured: tensor parallel degree 3, LoRA rank 0: " in done.stderr
-    assert "must be a multiple of the tensor parallel degree 3" in done.stderr
+    command = ["-m", "dflop", "profile", "model", "-c", "demo/dflop.yaml", "--tensor-parallel", "2,3"]
+    command += ["--budget-seconds", "0.2", "--recompute", "none"]
+    port = free_port()
+    ranks = [(command, os.environ | environment(rank, 2, port)) for rank in range(2)]
+    done = warm.run_all(ranks, cwd=tmp_path, check=True)
+    stdout, stderr = ("".join(getattr(one, name) for one in done) for name in ("stdout", "stderr"))
+    assert stdout.count("tensor parallel degree 2, LoRA rank 0: measured with the sums of its ranks") == 1
+    assert stderr.count("wrote demo/model_profile.json") == 1
+    assert "not measured: tensor parallel degree 3, LoRA rank 0: " in stderr
+    assert "must be a multiple of the tensor parallel degree 3" in stderr
     shown = run("dflop", "show", "demo/model_profile.json").stdout
     assert "tensor parallel 2, with their collectives" in shown
     # A rank above 0 writes nothing.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +60,7 @@ def test_loops_run_as_they_stand(block: str) -> None:
     """On one rank: every sample once, by the objective that the line names; the loss has a gradient."""
     meets = "phase" if 'meets="phase"' in block else "step"
     code = BEFORE + block + f"MEETS = {meets!r}\n" + AFTER
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
+    warm.run(["-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("block", blocks())

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -19,7 +21,7 @@ def test_every_python_block_runs() -> None:
     found = blocks("python")
     assert found
     for block in found:
-        subprocess.run([sys.executable, "-c", block], check=True, cwd=ROOT, timeout=120)
+        warm.run(["-c", block], check=True, cwd=ROOT)
 
 
 def test_importing_and_balancing_needs_no_torch() -> None:
