@@ -9,10 +9,10 @@ BIN    := $(VENV)/bin
 DFLOP  := $(BIN)/dflop
 UV     := $(BIN)/uv
 UV_VERSION   := 0.13.8
-RUST_SOURCES   := $(shell find crates fixtures -name '*.rs' -o -name Cargo.toml -o -path 'crates/report/assets/*' -o -path 'fixtures/demo/*' 2>/dev/null) Cargo.toml Cargo.lock
+RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-sim bench-prepare docs check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-sim bench-prepare docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,7 +83,7 @@ test-rust: setup
 # Processes that run tests beside each other. Neighbours in a file stay together, as they share what is made for it.
 TEST_JOBS ?= 2
 test-python: setup $(DEV)
-	$(BIN)/python -m pytest -m "not gpu and not layouts" -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 SEEDS ?= 20
 test-explore: setup ## The property tests on new random cases, SEEDS times (20); `make test` draws the same ones each time
@@ -93,7 +93,7 @@ test-explore: setup ## The property tests on new random cases, SEEDS times (20);
 	done
 
 test-dist: setup $(DEV) ## The tests with several processes
-	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts" -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
 	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_conformance_ranks.py -n $(TEST_JOBS) --dist worksteal
@@ -104,16 +104,17 @@ test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/lim
 test-gpu: setup $(DEV) ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
+PYTHON_ROOMS := python tests benches tools docs/site.py
 fmt: $(DEV) ## Format all sources
 	cargo fmt --all
-	$(BIN)/ruff format python tests benches
-	$(BIN)/ruff check --fix --quiet python tests benches
+	$(BIN)/ruff format $(PYTHON_ROOMS)
+	$(BIN)/ruff check --fix --quiet $(PYTHON_ROOMS)
 
 lint: setup $(DEV) ## Formatting, clippy, ruff, types, import contracts, spelling
 	cargo fmt --all --check
 	cargo clippy --release --locked --workspace --all-targets --quiet -- -D warnings
-	$(BIN)/ruff format --check python tests benches
-	$(BIN)/ruff check python tests benches
+	$(BIN)/ruff format --check $(PYTHON_ROOMS)
+	$(BIN)/ruff check $(PYTHON_ROOMS)
 	$(BIN)/basedpyright --level error
 	$(BIN)/python -m mypy.stubtest dflop._native dflop._native.testing --ignore-missing-stub --mypy-config-file pyproject.toml
 	$(BIN)/pydoclint --quiet python/dflop
@@ -179,10 +180,20 @@ define criterion
 	@$(PYTHON) benches/collect.py $(2) target/criterion-$(1) bench/out/$(2).json
 endef
 
-docs: ## Rust documentation; warnings are errors
+docs: site ## The site, and Rust documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --exclude dflop-py --no-deps --quiet
+
+site: setup $(DEV) ## The site -> site/index.html: every link led somewhere, every page of the guide walked as written (3 minutes)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m pytest tests/docs/test_guide.py -m site -n $(TEST_JOBS)
+
+package: setup $(DEV) ## Wheel and sdist as a stranger installs them, crates as crates.io would take them -> dist/
+	$(BIN)/python tools/package.py dist
+
+release: $(VENV)/.dependencies ## A new version in every file that names it (VERSION=0.2.0)
+	$(BIN)/python tools/release.py $(VERSION)
 
 check: test lint docs ## What CI runs, but for the demo
 
 clean: ## Remove what was built and the demo
-	rm -rf target $(VENV) dist demo bench/out
+	rm -rf target $(VENV) dist demo bench/out site

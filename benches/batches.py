@@ -1,6 +1,6 @@
 """Global batches to measure schedulers on, drawn by seed: lognormal costs, and mixes of real shapes.
 
-A mix joins sizes and lengths of real datasets (`fixtures/demo`). The model's own shape rule turns them into
+A mix joins sizes and lengths of real datasets (`crates/data/demo`). The model's own shape rule turns them into
 tokens and segments, and a model profile those into nanoseconds: a measured one, or an estimated one, which
 says so.
 """

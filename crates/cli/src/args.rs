@@ -4,8 +4,10 @@
 #![allow(clippy::doc_markdown)]
 
 mod answers;
+mod shell;
 
 pub(crate) use answers::{Advise, CostSource, Costs, EstimateRuns, Order, RanksMeet, Schedule, Simulate};
+pub(crate) use shell::{Completions, Man};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use dflop_plan::Only;
 use dflop_step::Arm;
@@ -48,6 +50,8 @@ pub(crate) enum Verb {
     Models(Models),
     Show(Show),
     Probe(Probe),
+    Completions(Completions),
+    Man(Man),
 }
 
 #[derive(Debug, Args)]

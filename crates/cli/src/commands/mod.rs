@@ -21,6 +21,7 @@ mod replay;
 mod report;
 mod scale;
 mod schedule;
+mod shell;
 mod show;
 mod show_model;
 mod simulate;
@@ -64,6 +65,11 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),
         Verb::Show(arguments) => done(show::run(&arguments)),
+        Verb::Completions(arguments) => {
+            shell::completions(&arguments);
+            Ok(Outcome::Done(0))
+        }
+        Verb::Man(arguments) => done(shell::man(&arguments)),
         Verb::Probe(arguments) => probe::run(&arguments).map(Outcome::Done),
     }
 }

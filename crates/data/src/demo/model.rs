@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// A byte-level BPE trained on the demo's words (`fixtures/README.md` says how).
-pub(super) const TOKENIZER: &[u8] = include_bytes!("../../../../fixtures/demo/tokenizer.json");
+pub(super) const TOKENIZER: &[u8] = include_bytes!("../../demo/tokenizer.json");
 
 /// Side of a tile, in pixels. With the sizes of [`config`], encoder and LLM backbone take about as long as each other
 /// on one core each: a pipeline of two ranks has work for both.

@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 
-/// The tables of `fixtures/demo/tables.json`: values at evenly spaced quantiles, in ascending order.
+/// The tables of `crates/data/demo/tables.json`: values at evenly spaced quantiles, in ascending order.
 #[derive(Debug, Deserialize)]
 pub(super) struct Tables {
     coco_width_height: Vec<[u32; 2]>,
@@ -17,7 +17,7 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn load() -> Self {
-        serde_json::from_str(include_str!("../../../../fixtures/demo/tables.json"))
+        serde_json::from_str(include_str!("../../demo/tables.json"))
             .expect("the fixture is checked by a test")
     }
 

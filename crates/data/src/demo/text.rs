@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-/// Words by kind, from `fixtures/demo/words.txt`.
+/// Words by kind, from `crates/data/demo/words.txt`.
 pub(super) struct Vocabulary {
     nouns: Vec<&'static str>,
     adjectives: Vec<&'static str>,
@@ -15,7 +15,7 @@ pub(super) struct Vocabulary {
 impl Vocabulary {
     pub(super) fn load() -> Self {
         let words = |kind: &str| {
-            include_str!("../../../../fixtures/demo/words.txt")
+            include_str!("../../demo/words.txt")
                 .lines()
                 .find_map(|line| line.strip_prefix(kind)?.strip_prefix(": "))
                 .expect("the fixture is checked by a test")

@@ -1,0 +1,103 @@
+"""What the site adds to `docs/`: pages that stand elsewhere in the repository, and the help of every command.
+
+mkdocs calls the functions `on_*` (https://www.mkdocs.org/user-guide/configuration/#hooks). A link to a file
+that is no page of the site becomes plain text.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+# Beside those in `docs/`.
+PAGES = ["CONTRIBUTING.md", "CHANGELOG.md"]
+COMMANDS = "reference/commands.md"
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def help_of(*verb: str) -> str:
+    """What `dflop VERB --help` prints.
+
+    Args:
+        verb: the words after `dflop`.
+
+    Returns:
+        The text, 100 columns wide.
+
+    Raises:
+        subprocess.CalledProcessError: the command failed.
+    """
+    command = [str(Path(sys.executable).parent / "dflop"), *verb, "--help"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, env={"COLUMNS": "100"})
+    return answer.stdout
+
+
+def verbs(text: str) -> list[str]:
+    """The verbs that a help text lists, but `help` itself."""
+    found = re.search(r"^Commands:\n(.*?)\n\n", text, flags=re.S | re.M)
+    names = re.findall(r"^  ([a-z][a-z-]*)", found[1], flags=re.M) if found else []
+    return [name for name in names if name != "help"]
+
+
+def commands() -> str:
+    """The page of all commands, made from their `--help`."""
+    text = ["# Commands", "", "What `dflop VERB --help` prints, for every verb.", ""]
+
+    def add(*verb: str) -> None:
+        shown = help_of(*verb)
+        text.extend([f"## {' '.join(['dflop', *verb])}", "", "```text", shown.rstrip(), "```", ""])
+        for name in verbs(shown):
+            add(*verb, name)
+
+    add()
+    return "\n".join(text)
+
+
+def source(uri: str) -> str:
+    """Where the repository keeps what the site shows at `uri`."""
+    outside = uri in PAGES or uri.startswith("results/")
+    return uri if outside else posixpath.join("docs", uri)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that do not stand in `docs/`."""
+    from mkdocs.structure.files import File
+
+    results = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*.md"))
+    for uri in PAGES + results:
+        files.append(File.generated(config, uri, content=(ROOT / uri).read_text()))
+    for path in sorted((ROOT / "results").glob("*.svg")):
+        files.append(File.generated(config, f"results/{path.name}", content=path.read_bytes()))
+    files.append(File.generated(config, COMMANDS, content=commands()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links of the repository to the site's pages; what is no page becomes plain text."""
+    here = page.file.src_uri
+    known = {source(file.src_uri): file.src_uri for file in files}
+
+    def led(link: re.Match[str]) -> str:
+        text, target = link[1], link[2]
+        if "://" in target or target.startswith(("#", "mailto:")):
+            return link[0]
+        path, hash_sign, anchor = target.partition("#")
+        wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source(here)), path))
+        if wanted == "README.md":
+            wanted = "docs/index.md"
+        if wanted not in known:
+            return text
+        to = posixpath.relpath(known[wanted], posixpath.dirname(here) or ".")
+        return f"[{text}]({to}{hash_sign}{anchor})"
+
+    return LINK.sub(led, markdown)

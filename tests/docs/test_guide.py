@@ -1,0 +1,50 @@
+"""Each page of the guide is walked as a reader would: its `sh` blocks in order in an empty directory, its Python blocks after them.
+
+Blocks marked `console` or `yaml` are shown, not run. Walking all pages takes minutes, so `make site` does it, `make test` does not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).parent.parent.parent / "docs" / "guide"
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", flags=re.S | re.M)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of what runs on a page, in order."""
+    return BLOCK.findall(page.read_text())
+
+
+WALKED = sorted(page.name for page in GUIDE.glob("*.md") if blocks(page))
+
+
+def test_the_guide_has_pages_to_walk() -> None:
+    assert {"quick_start.md", "dataset.md", "cluster.md", "resume.md"} <= set(WALKED)
+
+
+@pytest.mark.site
+@pytest.mark.parametrize("page", WALKED)
+def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
+    lines = ["set -euo pipefail"]
+    for language, text in blocks(GUIDE / page):
+        lines.append(
+            text if language == "sh" else f"'{sys.executable}' - <<'END_OF_BLOCK'\n{text}END_OF_BLOCK"
+        )
+    # The commands of this very environment, whatever else is installed.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    walked = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert walked.returncode == 0, f"{walked.stdout[-3000:]}\n{walked.stderr[-3000:]}"
