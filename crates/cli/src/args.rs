@@ -7,12 +7,12 @@ mod answers;
 mod shell;
 
 pub(crate) use answers::{Advise, CostSource, Costs, EstimateRuns, Order, RanksMeet, Schedule, Simulate};
-pub(crate) use shell::{Completions, Man};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use dflop_plan::Only;
 use dflop_step::Arm;
 use dflop_types::ProfilePart;
 use serde::Serialize;
+pub(crate) use shell::{Completions, Man};
 use std::path::PathBuf;
 use std::str::FromStr;
 

@@ -30,7 +30,8 @@ pub(super) fn man(arguments: &Man) -> Result<(), Failure> {
 fn write_page(command: &clap::Command, name: &str, out: &Path) -> Result<usize, Failure> {
     let mut page = Vec::new();
     let path = out.join(format!("{name}.1"));
-    clap_mangen::Man::new(command.clone().name(name.to_owned()))
+    clap_mangen::Man::new(command.clone())
+        .title(name)
         .render(&mut page)
         .expect("memory takes what is written");
     artifact::write_text(&path, "man page", &String::from_utf8_lossy(&page))?;
