@@ -79,7 +79,7 @@ def test_one_step_from_the_global_batch_to_the_gradient(tour):
         tour.file("plan.json"), tour.file("data_profile.parquet"), tour.file("model_profile.json"), SEED
     )
     scheduler.submit(step, batch, "aware")
-    schedule, _ = scheduler.take(step, "aware")
+    schedule = scheduler.take(step, "aware")[0]
     packs = [schedule.llm(j, 0) for j in range(MICROBATCHES)]
     assert sorted(i for pack in packs for i in pack) == sorted(batch)
     mine = next(j for j, pack in enumerate(packs) if ours in pack)

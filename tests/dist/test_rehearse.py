@@ -100,7 +100,7 @@ def test_a_slow_rank_takes_as_much_longer(demo, tmp_path):
     # Its predicted time is what the simulator has it work, 50 times of which passed and were multiplied by 50 again.
     scheduler = StepScheduler(asked["plan"], asked["data_profile"], asked["model_profile"], 0)
     scheduler.submit(0, lines(out / "schedules.jsonl")[0]["samples"], "aware")
-    schedule, _ = scheduler.take(0, "aware")
+    schedule = scheduler.take(0, "aware")[0]
     predicted_ns = sum(
         end - start for rank, _, start, end in scheduler.predicted_spans(schedule)[0] if rank == 1
     )

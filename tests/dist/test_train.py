@@ -23,6 +23,7 @@ import dflop.runtime.trainer  # noqa: F401
 from dflop._native import GlobalBatches, profile_shapes
 from dflop._native.testing import load_config
 from dflop.runtime.launch import launch
+from dflop.runtime.schedules import Taken
 from dflop.runtime.turns import arms_in_order, log_lines, steps
 
 ASK = "import sys; from dflop._native import run_cli; print(run_cli(['dflop', *sys.argv[1:]])[1])"
@@ -214,7 +215,7 @@ def test_what_is_asked_for_while_a_step_runs(depth):
         def take(self, step, arm):
             assert (step, arm) in asked
             taken.append(step)
-            return None, 0
+            return Taken(None, 0, None, None)
 
     options = SimpleNamespace(arm="aware", prefetch_depth=depth, steps=num_steps)
     turns = steps(options, Asked(), GlobalBatches(NUM_SAMPLES, BATCH, 0))

@@ -67,5 +67,5 @@ def test_an_earlier_run_is_there_until_a_step_has_ended(tmp_path: Path) -> None:
     journal.close()
     assert journal.has_begun
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    empty = dict.fromkeys(("metrics.jsonl", "trace.jsonl"), "")
+    empty = dict.fromkeys(("metrics.jsonl", "trace.jsonl", "events.jsonl"), "")
     assert found == {**empty, "schedules.jsonl": '{"step": 0}\n', "request.json": "new"}

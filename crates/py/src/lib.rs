@@ -11,6 +11,7 @@ mod numbers;
 mod plan;
 mod render;
 mod sampler;
+mod scheduler;
 
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -35,9 +36,11 @@ mod _native {
     #[pymodule_export]
     use crate::dataset::{Dataset, EncodedSample, Media, profile_shapes};
     #[pymodule_export]
-    use crate::plan::{GlobalBatches, Plan, Schedule, StepScheduler};
+    use crate::plan::{GlobalBatches, Plan, Schedule};
     #[pymodule_export]
     use crate::sampler::SampleCosts;
+    #[pymodule_export]
+    use crate::scheduler::StepScheduler;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -62,6 +62,7 @@ mod random;
 mod refine;
 mod sorted_batch;
 mod stop;
+mod uneven;
 mod units;
 
 pub use assignment::Assignment;
@@ -74,6 +75,7 @@ pub use limits::{EXACT_WORK, Limits};
 pub use meets::{Meets, NEAR, ParseMeetsError, schedule_for};
 pub use ordering::{order_microbatches, order_microbatches_from, small_ends};
 pub use packing::{fewest_buckets, filled, fitting};
+pub use uneven::{Slowness, uneven};
 
 use buckets::Buckets;
 use sorted_batch::{Pair, SortedBatch};

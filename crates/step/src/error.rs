@@ -28,6 +28,12 @@ pub enum StepError {
         /// The field.
         field: &'static str,
     },
+    /// Corrected times that cannot be used.
+    #[error("the correction of the predicted times: {problem}")]
+    Adjustment {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A sample index past the data profile.
     #[error("sample {sample} is not in the data profile: it has {num_samples} samples, counted from 0")]
     UnknownSample {
@@ -228,6 +234,9 @@ impl Hint for StepError {
             Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
             Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
             Self::RepeatedSample { .. } => "take each sample once a step, as `GlobalBatches` does",
+            Self::Adjustment { .. } => {
+                "train with `train.correction: off`, or take the correction of a run of this plan"
+            }
             Self::ColocatedLists { .. } => "make the schedule anew, without `actions`",
             Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
                 "make the plan anew with `dflop plan`"

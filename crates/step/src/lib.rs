@@ -12,6 +12,7 @@
 //!
 //! *References*: DFLOP, arXiv 2603.25120, for balancing both components by predicted time.
 
+mod adapt;
 mod arm;
 mod aware;
 pub mod batches;
@@ -30,14 +31,19 @@ mod scheduler;
 mod settings;
 mod tokens;
 
+pub use adapt::adjustment::{Adjustment, RowFactor, ShapeFactor};
+pub use adapt::bins::ShapeBins;
+pub use adapt::correction::{BinExcess, Correction, CorrectionState};
+pub use adapt::fit::{Excess, Fit};
+pub use adapt::rows::Sum;
+pub use adapt::watch::{Alarm, Cause, Watch};
 pub use arm::{Arm, Method, ParseArmError};
 pub use error::StepError;
 pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
-pub use judge::correction::{Correction, Sum};
 pub use judge::outlier::{Outlier, Outliers};
 pub use judge::predict::Coverage;
 pub use place::nodes::Traffic;
-pub use prefetch::{JobKey, Prefetch, WallLimit};
+pub use prefetch::{Answer, Job, JobKey, Prefetch, WallLimit};
 pub use scheduler::{Pair, StepScheduler, Stop};
 pub use settings::StepSettings;
 pub use tokens::check_samples;

@@ -1,8 +1,9 @@
 //! Schedules computed ahead of time, in a thread of their own, while the step before them trains.
 
+use crate::adapt::adjustment::Adjustment;
 use crate::arm::Arm;
 use crate::error::StepError;
-use crate::scheduler::StepScheduler;
+use crate::scheduler::{StepScheduler, Stop};
 use dflop_types::{SampleIndex, Schedule};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +18,35 @@ pub type JobKey = (u64, Arm);
 /// Made anew for each job: says when its wall limit has passed. This crate reads no clock.
 pub type WallLimit = Box<dyn Fn() -> Box<dyn Fn() -> bool> + Send>;
 
+/// What a schedule is made of.
+#[derive(Debug, Clone, Default)]
+pub struct Job {
+    /// The global batch, in arrival order.
+    pub samples: Vec<SampleIndex>,
+    /// Corrects the predicted times; the default changes nothing.
+    pub adjustment: Adjustment,
+    /// Whether the same batch shall be scheduled without the adjustment too, to see what it saves.
+    pub is_compared: bool,
+}
+
+/// A schedule with what it was made with.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The schedule; with an adjustment, its predicted makespan is the corrected one.
+    pub schedule: Schedule,
+    /// As asked for.
+    pub adjustment: Adjustment,
+    /// Corrected makespan of the same batch scheduled without the adjustment, and with it, in nanoseconds; `None` where
+    /// nobody asked.
+    pub compared_ns: Option<(u64, u64)>,
+}
+
 /// Owns a [`StepScheduler`] in a thread; [`Prefetch::submit`] returns at once, [`Prefetch::take_within`] waits.
 ///
 /// Dropping it stops the job under way at its best so far, and leaves the others undone.
 #[derive(Debug)]
 pub struct Prefetch {
-    jobs: Option<Sender<(JobKey, Vec<SampleIndex>)>>,
+    jobs: Option<Sender<(JobKey, Job)>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -37,7 +61,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// `None` while the job waits or runs.
-    jobs: HashMap<JobKey, Option<Result<Schedule, StepError>>>,
+    jobs: HashMap<JobKey, Option<Result<Answer, StepError>>>,
     /// The thread has ended, by panic or by cancellation: nobody will answer.
     has_ended: bool,
 }
@@ -66,20 +90,20 @@ impl Prefetch {
     /// [`StepError::Thread`] if the system starts no more threads.
     pub fn new(scheduler: Arc<StepScheduler>, wall_limit: WallLimit) -> Result<Self, StepError> {
         let shared = Arc::new(Shared::default());
-        let (jobs, queue) = channel::<(JobKey, Vec<SampleIndex>)>();
+        let (jobs, queue) = channel::<(JobKey, Job)>();
         let mark = EndMark(Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name("dflop-schedule".to_owned())
             .spawn(move || {
                 let mark = mark;
-                while let Ok((key, samples)) = queue.recv() {
+                while let Ok((key, job)) = queue.recv() {
                     let is_cancelled = || mark.0.is_cancelled.load(Ordering::Relaxed);
                     if is_cancelled() {
                         return;
                     }
                     let is_over = wall_limit();
                     let stop = || is_cancelled() || is_over();
-                    let answer = scheduler.schedule_until(key.0, &samples, key.1, &stop);
+                    let answer = answer(&scheduler, key, job, &stop);
                     mark.0.lock().jobs.insert(key, Some(answer));
                     mark.0.changed.notify_all();
                 }
@@ -89,7 +113,7 @@ impl Prefetch {
     }
 
     /// Queues the global batch of `key`. A key that is already queued is not changed.
-    pub fn submit(&self, key: JobKey, samples: Vec<SampleIndex>) {
+    pub fn submit(&self, key: JobKey, job: Job) {
         let mut state = self.shared.lock();
         if state.jobs.contains_key(&key) {
             return;
@@ -98,16 +122,16 @@ impl Prefetch {
         drop(state);
         if let Some(jobs) = &self.jobs {
             // A send fails only after the thread has ended, which `take_within` reports.
-            let _ = jobs.send((key, samples));
+            let _ = jobs.send((key, job));
         }
     }
 
     /// The schedule of `key`, once; `None` if it is not there after `wait`: it can be asked for again.
     ///
     /// # Errors
-    /// What [`StepScheduler::schedule`] answered; [`StepError::NotSubmitted`] for a key that was never queued
+    /// What [`StepScheduler::schedule`] or [`StepScheduler::adjusted`] answered; [`StepError::NotSubmitted`] for a key that was never queued
     /// or was taken before; [`StepError::Thread`] if the thread has ended.
-    pub fn take_within(&self, key: JobKey, wait: Duration) -> Result<Option<Schedule>, StepError> {
+    pub fn take_within(&self, key: JobKey, wait: Duration) -> Result<Option<Answer>, StepError> {
         let is_awaited = |state: &mut State| matches!(state.jobs.get(&key), Some(None)) && !state.has_ended;
         let (mut state, _) = (self.shared.changed)
             .wait_timeout_while(self.shared.lock(), wait, is_awaited)
@@ -121,6 +145,26 @@ impl Prefetch {
             Some(Some(_)) => state.jobs.remove(&key).flatten().transpose(),
         }
     }
+}
+
+fn answer(scheduler: &StepScheduler, key: JobKey, job: Job, stop: Stop) -> Result<Answer, StepError> {
+    let Job { samples, adjustment, is_compared } = job;
+    let (step, arm) = key;
+    if adjustment.is_nothing() {
+        let schedule = scheduler.schedule_until(step, &samples, arm, stop)?;
+        let compared_ns =
+            is_compared.then_some((schedule.predicted_makespan_ns, schedule.predicted_makespan_ns));
+        return Ok(Answer { schedule, adjustment, compared_ns });
+    }
+    let adjusted = scheduler.adjusted(adjustment.clone())?;
+    let schedule = adjusted.schedule_until(step, &samples, arm, stop)?;
+    let compared_ns = if is_compared {
+        let plain = scheduler.schedule_until(step, &samples, arm, stop)?;
+        Some((adjusted.simulate(&plain)?.makespan_ns, adjusted.simulate(&schedule)?.makespan_ns))
+    } else {
+        None
+    };
+    Ok(Answer { schedule, adjustment, compared_ns })
 }
 
 impl Drop for Prefetch {

@@ -1,6 +1,8 @@
 //! The step scheduler: the samples of one global batch become microbatches, in the planner and in training
 //! alike.
 
+use crate::adapt::adjustment::{Adjusted, Adjustment};
+use crate::adapt::bins::{ENCODER, LLM};
 use crate::arm::{Arm, Method};
 use crate::error::StepError;
 use crate::giants::{GiantPolicy, GiantRule};
@@ -39,6 +41,8 @@ pub struct StepScheduler {
     pub(crate) refuses_giants: bool,
     /// The most LLM tokens of a bucket; `None`: no cap.
     pub(crate) bucket_tokens_max: Option<u64>,
+    /// What measured steps say of the predictions; `None`: nothing.
+    pub(crate) adjusted: Option<Arc<Adjusted>>,
     seed: u64,
 }
 
@@ -82,6 +86,7 @@ impl StepScheduler {
             ranks_per_node: None,
             refuses_giants: false,
             bucket_tokens_max: None,
+            adjusted: None,
             seed,
         })
     }
@@ -122,6 +127,19 @@ impl StepScheduler {
         let settings = StepSettings { num_microbatches, ..self.settings };
         settings.stages(&self.model)?;
         Ok(Self { settings, ..self.clone() })
+    }
+
+    /// The same scheduler with corrected times: its predictions, its balance and its lists take them for true.
+    ///
+    /// # Errors
+    /// [`StepError::Adjustment`] where it is of another layout, or a factor is no positive number.
+    pub fn adjusted(&self, adjustment: Adjustment) -> Result<Self, StepError> {
+        if let Some(problem) = adjustment.problem(&self.settings.layout) {
+            return Err(StepError::Adjustment { problem });
+        }
+        let is_nothing = adjustment.is_nothing();
+        let adjusted = (!is_nothing).then(|| Arc::new(Adjusted::new(adjustment, &self.settings.layout)));
+        Ok(Self { adjusted, ..self.clone() })
     }
 
     /// The settings it was made with.
@@ -402,7 +420,11 @@ impl StepScheduler {
             label_tokens: sum(|s| u64::from(s.label_tokens)) / filled(llm_dp),
         };
         let stage_ns = |stage: &StageLayers| -> Vec<u64> {
-            batch.iter().map(|&s| self.model.sample_stage_ns(self.shape(s), typical, *stage)).collect()
+            let of_sample = |&s: &SampleIndex| {
+                let ns = self.model.sample_stage_ns(self.shape(s), typical, *stage);
+                self.corrected(LLM, s, ns)
+            };
+            batch.iter().map(of_sample).collect()
         };
         // Stages between the first and the last hold no more layers than the first: they are never the
         // busiest alone.
@@ -418,11 +440,24 @@ impl StepScheduler {
         let part_ns = batch
             .iter()
             .zip(&encoder_ns)
-            .map(|(&s, &sample_ns)| self.part_costs(self.shape(s), sample_ns, typical))
+            .map(|(&s, &sample_ns)| {
+                let parts = self.part_costs(self.shape(s), sample_ns, typical).into_iter();
+                parts.map(|(count, ns)| (count, self.corrected(ENCODER, s, ns))).collect()
+            })
             .collect();
+        let encoder_ns: Vec<u64> =
+            batch.iter().zip(encoder_ns).map(|(&s, ns)| self.corrected(ENCODER, s, ns)).collect();
         let scaled = encoder_ns.iter().map(|&ns| ns.saturating_mul(llm_dp) / encoder_dp).collect();
         let costs = Costs { encoder_ns: scaled, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
         Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
+    }
+
+    /// What a sample costs a component, as measured steps have corrected it.
+    fn corrected(&self, component: usize, sample: SampleIndex, ns: u64) -> u64 {
+        match &self.adjusted {
+            None => ns,
+            Some(adjusted) => adjusted.sample_ns(component, self.shape(sample), ns),
+        }
     }
 
     pub(crate) fn check_is_ours(&self, schedule: &Schedule) -> Result<(), StepError> {

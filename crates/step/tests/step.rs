@@ -4,7 +4,7 @@
 mod fixture;
 
 use dflop_cost::{CostModel, microbatches_in_flight};
-use dflop_step::{Arm, Prefetch, StepError, StepScheduler, StepSettings};
+use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings};
 use dflop_types::{
     ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, ModelProfile, PipelineOrder, Rank,
     SampleIndex, SampleShape, Schedule, StageIndex,
@@ -472,17 +472,19 @@ fn schedules_are_computed_in_a_thread_beside() {
     let scheduler = Arc::new(scheduler(settings(layout(1, 1, 1), 8), shapes, 3));
     let batch = indices(32);
     let prefetch = Prefetch::new(Arc::clone(&scheduler), Box::new(|| Box::new(|| false))).unwrap();
-    let take = |key| prefetch.take_within(key, A_MINUTE).map(|found| found.expect("made within a minute"));
-    prefetch.submit((1, Arm::AWARE), batch.clone());
-    prefetch.submit((1, Arm::BLIND), batch.clone());
-    prefetch.submit((1, Arm::BLIND), vec![]);
+    let take =
+        |key| prefetch.take_within(key, A_MINUTE).map(|found| found.expect("made within a minute").schedule);
+    let job = |samples: Vec<SampleIndex>| Job { samples, ..Job::default() };
+    prefetch.submit((1, Arm::AWARE), job(batch.clone()));
+    prefetch.submit((1, Arm::BLIND), job(batch.clone()));
+    prefetch.submit((1, Arm::BLIND), job(vec![]));
     for arm in [Arm::BLIND, Arm::AWARE] {
         let expected = scheduler.schedule(1, &batch, arm).unwrap();
         assert_eq!(take((1, arm)).unwrap(), expected);
     }
     assert_eq!(take((1, Arm::AWARE)), Err(StepError::NotSubmitted { step: 1 }));
     assert_eq!(take((2, Arm::AWARE)), Err(StepError::NotSubmitted { step: 2 }));
-    prefetch.submit((3, Arm::AWARE), vec![SampleIndex(99)]);
+    prefetch.submit((3, Arm::AWARE), job(vec![SampleIndex(99)]));
     assert!(matches!(take((3, Arm::AWARE)), Err(StepError::UnknownSample { .. })));
 }
 
@@ -500,12 +502,12 @@ fn a_schedule_that_is_not_there_in_time_can_be_asked_for_again() {
     )
     .unwrap();
     let (key, short) = ((1, Arm::AWARE), Duration::from_millis(1));
-    prefetch.submit(key, indices(8));
-    assert_eq!(prefetch.take_within(key, short), Ok(None));
-    assert_eq!(prefetch.take_within(key, short), Ok(None));
+    prefetch.submit(key, Job { samples: indices(8), ..Job::default() });
+    assert_eq!(prefetch.take_within(key, short).map(|found| found.is_some()), Ok(false));
+    assert_eq!(prefetch.take_within(key, short).map(|found| found.is_some()), Ok(false));
     go.send(()).unwrap();
-    assert_eq!(prefetch.take_within(key, A_MINUTE).unwrap().unwrap().step, 1);
-    assert_eq!(prefetch.take_within(key, short), Err(StepError::NotSubmitted { step: 1 }));
+    assert_eq!(prefetch.take_within(key, A_MINUTE).unwrap().unwrap().schedule.step, 1);
+    assert_eq!(prefetch.take_within(key, short).unwrap_err(), StepError::NotSubmitted { step: 1 });
 }
 
 /// The memory model's microbatches in flight are those of the very action lists that run.

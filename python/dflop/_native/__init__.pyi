@@ -350,12 +350,32 @@ class StepScheduler:
         No bucket (a microbatch on one LLM replica) has more than `bucket_tokens_max` LLM tokens; PlanError
         where a sample of the data profile alone has more.
         """
-    def submit(self, step: int, samples: Sequence[int], arm: str) -> None:
-        """Queues the global batch of `step`; returns at once."""
-    def take(self, step: int, arm: str) -> tuple[Schedule, int]:
+    def submit(
+        self,
+        step: int,
+        samples: Sequence[int],
+        arm: str,
+        *,
+        corrected: bool = False,
+        compared: bool = False,
+    ) -> None:
+        """Queues the global batch of `step`; returns at once.
+
+        If `corrected`, the schedule is made with times as observed steps have corrected them up to now; if
+        `compared`, the same batch is also scheduled without, and both are simulated with corrected times.
+        """
+    def take(self, step: int, arm: str) -> tuple[Schedule, int, str | None, tuple[int, int] | None]:
         """The schedule and the nanoseconds waited for it; blocks without the GIL, and Ctrl-C ends the wait.
 
-        ScheduleError where none can be made.
+        Then what corrected its times, as JSON (None: nothing did), and, if compared, the corrected makespans
+        in ns without and with it. ScheduleError where no schedule can be made.
+        """
+    def schedule(
+        self, step: int, samples: Sequence[int], arm: str, adjustment: str | None = None
+    ) -> Schedule:
+        """The schedule of a global batch, made at once; `adjustment` as `take` gives it and a log keeps it.
+
+        ScheduleError for an adjustment that is none, or is of another layout.
         """
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
@@ -363,19 +383,47 @@ class StepScheduler:
         """(rank, action, start, end) of all ranks as simulated, each rank's tail, and how
         long an output takes to reach another rank; in ns."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:
-        """The same, with what the last eight observed steps took over theirs, by rank and kind of action."""
+        """The same, corrected by what observed steps took of theirs, by shape and by rank and kind of action."""
     def observe(
-        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], makespan_ns: int
+        self,
+        schedule: Schedule,
+        spans: Sequence[tuple[int, str, int, int]],
+        makespan_ns: int,
+        *,
+        fitted: bool = True,
     ) -> None:
-        """Remembers a measured step for `predict_corrected_ns`; spans as for `idle_by_cause`."""
-    def correction(self) -> list[tuple[list[tuple[int, str, int, int]], int]]:
-        """What `observe` remembers, oldest step first, for a checkpoint.
+        """Learns from a measured step; spans as for `idle_by_cause`. Unless `fitted`, of ranks alone."""
+    def alarms(self, loader_wait: float, network_wait: float) -> list[tuple[str, str, str, float]]:
+        """What has become sure with the step observed last: (cause, words, what mends it, size).
+
+        Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are what ranks waited on the mean
+        for samples and for messages, as parts of the step. To be asked once a step.
+        """
+    def adjustment(self) -> str | None:
+        """What would correct a schedule now, as JSON; None: nothing."""
+    def shape_excesses(self) -> list[tuple[str, int, int, float, float, float]]:
+        """By shape bin: component, fewest and most tokens, measured over predicted time less 1, its standard
+        error, and from 0 to 1 what part of it is used."""
+    def correction(
+        self,
+    ) -> tuple[
+        list[tuple[list[tuple[int, str, int, int, float]], int]],
+        list[tuple[list[float], list[float], tuple[float, float], list[int]]],
+    ]:
+        """All that `observe` remembers, for a checkpoint: the last steps, oldest first; evidence on shapes.
 
         A step is its sums (row: a rank, or a component of one that holds both; letter of the action;
-        predicted ns; measured ns) and the ns of its tail.
+        predicted ns; measured ns; median of measured over predicted) and the ns of its tail.
         """
-    def correct_by(self, steps: Sequence[tuple[Sequence[tuple[int, str, int, int]], int]]) -> None:
-        """Remembers such steps instead of what is remembered; ScheduleError for a letter of no action."""
+    def correct_by(
+        self,
+        steps: Sequence[tuple[Sequence[tuple[int, str, int, int, float]], int]],
+        shapes: Sequence[tuple[Sequence[float], Sequence[float], tuple[float, float], Sequence[int]]],
+    ) -> None:
+        """Remembers that instead; ScheduleError for a letter of no action.
+
+        Evidence on shapes of other data is left out.
+        """
     def memory(self, schedule: Schedule) -> list[tuple[list[tuple[str, int]], int, int, str]]:
         """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.
 
@@ -401,3 +449,7 @@ class StepScheduler:
 
         Reduction and optimizer take `tail_ns` on every rank; None: as predicted.
         """
+    def played(
+        self, schedule: Schedule, spans: Sequence[tuple[int, str, int, int]], tail_ns: int | None = None
+    ) -> tuple[list[tuple[int, str, int, int]], int]:
+        """The spans that the simulator gives for the durations of `spans`, and its makespan in ns."""

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from dflop.runtime.resume import cut_back
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch.utils.tensorboard import SummaryWriter
 
 
-FILES = ("metrics", "trace", "schedules")
+FILES = ("metrics", "trace", "schedules", "events")
 """Files with a line a step, `.jsonl`."""
 
 
@@ -147,6 +147,17 @@ class Journal:
     def schedule(self, record: dict[str, Any]) -> None:
         """One line in `schedules.jsonl`, of every turn, warm-up too: a run can be replayed."""
         self._line("schedules", record)
+
+    def events(self, step: int, events: Sequence[dict[str, Any]]) -> None:
+        """Lines in `events.jsonl`: alarms, and decisions about the correction; said on stderr too.
+
+        Args:
+            step: After which they came.
+            events: Each with `kind` and `words`.
+        """
+        for event in events:
+            self._line("events", {"step": step, **event})
+            self.note(f"step {step}: {event['words']}")
 
     def write(self, metrics: dict[str, Any], trace: dict[str, Any]) -> None:
         """One line in each file; then TensorBoard.

@@ -67,6 +67,8 @@ class Options:
     """Samples with more LLM tokens are giants; None: none is."""
     giant_steps_max: int
     """The most steps that a deferred giant may be late."""
+    correction: str
+    """`auto`, `on` or `off`: whether measured times correct the costs that schedules are made with."""
     prefetch_depth: int
     """Schedules computed ahead, that of the step to come included; at least 1. Ignored in a comparison, where
     each arm computes its next one while it trains."""
@@ -137,6 +139,7 @@ class Options:
             giants=train["giants"],
             giant_llm_tokens=train["giant_llm_tokens"],
             giant_steps_max=int(train["giant_steps_max"]),
+            correction=train["correction"],
             prefetch_depth=int(train["prefetch_depth"]),
             cache_bytes=int(config["data"]["cache_bytes"]),
             measure_memory_step=request.get("measure_memory_step"),

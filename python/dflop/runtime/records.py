@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dflop._native import Dataset, StepScheduler
+    from dflop.runtime.adaptation import Adaptation
     from dflop.runtime.spans import Span
     from dflop.runtime.turns import Turn
 
@@ -20,7 +22,8 @@ def step_metrics(
     step_ns: int,
     num_ranks: int,
     data_wait_ns: int = 0,
-) -> dict[str, Any]:
+    adaptation: Adaptation | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A line of `metrics.jsonl`, but for what only the caller knows: epoch, loss and norm.
 
     To be asked of the leader. The scheduler learns from the step too: it corrects later predictions.
@@ -33,18 +36,32 @@ def step_metrics(
         step_ns: From the start of the step to the end of its last rank.
         num_ranks: In all.
         data_wait_ns: What ranks waited for samples before the step.
+        adaptation: Decides what is learned from the step; none: all, and nobody watches.
 
     Returns:
-        The line.
+        The line; and what happened: lines of `events.jsonl` without their step.
     """
     schedule = turn.schedule
     ramp, imbalance, transfer, late = scheduler.idle_by_cause(schedule, spans, step_ns)
-    predicted_ns = schedule.predicted_makespan_ns or scheduler.predict_makespan_ns(schedule)
+    # With corrected times the schedule's own makespan is no prediction of the profile.
+    predicted_ns = 0 if turn.correction is not None else schedule.predicted_makespan_ns
+    predicted_ns = predicted_ns or scheduler.predict_makespan_ns(schedule)
+    began_ns = time.perf_counter_ns()
+    is_monitored = adaptation is None or adaptation.is_monitored(turn.step)
     # Before this step is learned from: what the steps before it say of it.
-    corrected_ns = scheduler.predict_corrected_ns(schedule)
-    scheduler.observe(schedule, spans, step_ns)
+    corrected_ns = scheduler.predict_corrected_ns(schedule) if is_monitored else None
+    scheduler.observe(schedule, spans, step_ns, fitted=is_monitored)
+    events: list[dict[str, Any]] = []
+    if adaptation is not None:
+        waits = (data_wait_ns / step_ns, transfer / (num_ranks * step_ns))
+        for cause, words, mend, size in scheduler.alarms(*waits):
+            text = f"{words}: {mend}"
+            events.append({"kind": "alarm", "cause": cause, "size": size, "words": text, "mend": mend})
+            adaptation.wake()
+        cost_ns = time.perf_counter_ns() - began_ns
+        events += adaptation.after(turn.step, turn.correction, turn.compared_ns, step_ns, cost_ns)
     num_messages, features, features_across, num_cut = scheduler.traffic(schedule)
-    return {
+    line = {
         "step": turn.step,
         "arm": turn.arm,
         "pair": turn.pair,
@@ -74,3 +91,20 @@ def step_metrics(
         "deferred": turn.deferred,
         "was_stopped": schedule.was_stopped,
     }
+    return line, events
+
+
+def restore_correction(scheduler: StepScheduler, kept: Any) -> None:
+    """Goes on from the correction of a checkpoint; one of an earlier version is left out.
+
+    Args:
+        scheduler: That of the run.
+        kept: As `StepScheduler.correction` gave it, through JSON.
+    """
+    if len(kept) != 2 or (kept[0] and len(kept[0][0]) and kept[0][0][0] and len(kept[0][0][0][0]) != 5):
+        return
+    steps, shapes = kept
+    scheduler.correct_by(
+        [([tuple(one) for one in sums], tail_ns) for sums, tail_ns in steps],
+        [(evidence, moment, tuple(noise), num_steps) for evidence, moment, noise, num_steps in shapes],
+    )

@@ -188,7 +188,16 @@ class Rehearser:
         spans = [(rank, action, slowed(start), slowed(end)) for rank, action, start, end in spans]
         tails = [(rank, slowed(start), slowed(end)) for rank, start, end in tails]
         step_ns = slowed(step_ns)
-        metrics = step_metrics(scheduler, dataset, turn, spans, step_ns, self._mesh.num_ranks)
+        metrics, events = step_metrics(
+            scheduler,
+            dataset,
+            turn,
+            spans,
+            step_ns,
+            self._mesh.num_ranks,
+            adaptation=self._schedules.adaptation,
+        )
+        journal.events(turn.step, events)
         metrics |= {"epoch": self._batches.epoch(turn.step), "is_rehearsed": True}
         key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
         place = {
@@ -196,6 +205,7 @@ class Rehearser:
             "is_recorded": True,
             "made_from": self._options.made_from,
             "deferred": turn.deferred,
+            "correction": turn.correction,
         }
         schedule = json.loads(turn.schedule.to_json())
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})

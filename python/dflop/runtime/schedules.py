@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from dflop._native import GlobalBatches, Schedule, StepScheduler
+from dflop.runtime.adaptation import Adaptation
 from dflop.runtime.failure import talking
 
 if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.options import Arm, Options
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A schedule, and what the leader alone knows of it."""
+
+    schedule: Schedule
+    waited_ns: int
+    """How long the leader waited for it; 0 elsewhere."""
+    correction: dict[str, Any] | None
+    """The factors on predicted times that it was made with; none: the model profile's own."""
+    compared_ns: tuple[int, int] | None
+    """Corrected makespans of the same batch without and with the correction, where both were made."""
 
 
 class Schedules:
@@ -47,13 +63,19 @@ class Schedules:
             else None
         )
         """On the leader only."""
+        # A comparison is of arms: what one of them measured must not change the other.
+        is_run = mesh.is_leader and not options.compare
+        self.adaptation = Adaptation(options.correction) if is_run else None
+        """Whether schedules are corrected; on the leader of a run that is no comparison."""
 
     def submit(self, step: int, arm: Arm) -> None:
         """Queues a schedule on the leader and returns at once; does nothing elsewhere."""
         if self.scheduler is not None:
-            self.scheduler.submit(step, self._batches.batch(step), arm)
+            corrected, compared = (False, False) if self.adaptation is None else self.adaptation.asks()
+            batch = self._batches.batch(step)
+            self.scheduler.submit(step, batch, arm, corrected=corrected, compared=compared)
 
-    def take(self, step: int, arm: Arm) -> tuple[Schedule, int]:
+    def take(self, step: int, arm: Arm) -> Taken:
         """A schedule that was submitted.
 
         Every rank must call it; the leader sends the schedule; blocks until it is there.
@@ -63,18 +85,18 @@ class Schedules:
             arm: How it was scheduled.
 
         Returns:
-            The schedule, and the nanoseconds the leader waited for it (0 elsewhere).
+            The schedule, and what the leader alone knows of it.
 
         Raises:
             ScheduleError: No schedule can be made.
             RankError: The leader has gone.
         """
         message: list[Schedule | None] = [None]
-        waited_ns = 0
+        waited_ns, adjustment, compared_ns = 0, None, None
         if self.scheduler is not None:
-            message[0], waited_ns = self.scheduler.take(step, arm)
+            message[0], waited_ns, adjustment, compared_ns = self.scheduler.take(step, arm)
         with talking("receive the schedule"):
             dist.broadcast_object_list(message, src=0, group=self._mesh.control)
         schedule = message[0]
         assert schedule is not None
-        return schedule, waited_ns
+        return Taken(schedule, waited_ns, None if adjustment is None else json.loads(adjustment), compared_ns)

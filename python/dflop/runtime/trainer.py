@@ -45,9 +45,9 @@ from dflop.runtime.optim import Optimizer, undecayed
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.progress import say
-from dflop.runtime.records import step_metrics
+from dflop.runtime.records import restore_correction, step_metrics
 from dflop.runtime.resume import Resume, find
-from dflop.runtime.schedules import Schedules
+from dflop.runtime.schedules import Schedules, Taken
 from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
@@ -57,8 +57,6 @@ from dflop.runtime.work import encoder_shares, llm_samples, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from dflop._native import Schedule
 
 
 @dataclass(frozen=True)
@@ -245,8 +243,7 @@ class Trainer:
         scheduler = self._schedules.scheduler
         # What ranks took says nothing of those of another plan.
         if scheduler is not None and resume.manifest["made_from"] == self._options.made_from:
-            steps = resume.manifest["correction"]
-            scheduler.correct_by([([tuple(one) for one in sums], tail_ns) for sums, tail_ns in steps])
+            restore_correction(scheduler, resume.manifest["correction"])
 
     def _save(self, num_trained: int) -> None:
         """A checkpoint, unless there is that one. Every rank must call it between the same two steps."""
@@ -274,21 +271,22 @@ class Trainer:
         for arm in arms_in_order(arms, 0):
             self._schedules.submit(0, arm)
         for step in range(num_rounds):
-            taken: dict[Arm, tuple[Schedule, int]] = {}
+            taken: dict[Arm, Taken] = {}
             for arm in arms_in_order(arms, step):
                 taken[arm] = self._schedules.take(step, arm)
             # All arms find their media decoded, whichever goes first; no thread decodes while one is timed.
-            for schedule, _ in taken.values():
-                self._loader.fill([(sample, None) for sample in llm_samples(self._mesh, schedule)], False)
-                self._loader.fill(encoder_shares(self._mesh, schedule), True)
+            for one in taken.values():
+                samples = llm_samples(self._mesh, one.schedule)
+                self._loader.fill([(sample, None) for sample in samples], False)
+                self._loader.fill(encoder_shares(self._mesh, one.schedule), True)
             is_recorded = step >= warmup
             pair = step - warmup if is_recorded else None
             samples, deferred = self._batches.batch(step), self._batches.deferred(step)
-            for arm, (schedule, waited_ns) in taken.items():
+            for arm, one in taken.items():
                 # The next schedule of an arm is computed while that arm runs: each pays for its own.
                 if step + 1 < num_rounds:
                     self._schedules.submit(step + 1, arm)
-                turn = Turn(step, arm, pair, is_recorded, samples, schedule, waited_ns, deferred)
+                turn = Turn(step, arm, pair, is_recorded, samples, one.schedule, one.waited_ns, deferred)
                 if not self._train(turn):
                     return False
         return True
@@ -372,8 +370,10 @@ class Trainer:
         spans, tails, step_ns = align([r.spans for r in reports])
         # The clock starts when the last rank has its samples: all have waited as long as that one.
         data_wait_ns = max(r.data_wait_ns for r in reports)
-        metrics = step_metrics(
-            scheduler, self._dataset, turn, spans, step_ns, self._mesh.num_ranks, data_wait_ns
+        adaptation = self._schedules.adaptation
+        clock_ns = self._clock.take()
+        metrics, events = step_metrics(
+            scheduler, self._dataset, turn, spans, step_ns, self._mesh.num_ranks, data_wait_ns, adaptation
         )
         metrics |= {
             "epoch": self._batches.epoch(turn.step),
@@ -382,8 +382,9 @@ class Trainer:
             "grad_norm": _finite(grad_norm),
             "was_skipped": self._guard.in_row > 0,
             "learning_rates": self._options.rates.at(turn.step),
-            "clock_ns": self._clock.take(),
+            "clock_ns": clock_ns,
         }
+        journal.events(turn.step, events)
         if metrics["deferred"]:
             waited = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
             journal.note(f"step {turn.step}: giants trained later than they came (steps): {waited}")
@@ -404,6 +405,7 @@ class Trainer:
             "is_recorded": turn.is_recorded,
             "made_from": self._options.made_from,
             "deferred": turn.deferred,
+            "correction": turn.correction,
         }
         schedule = json.loads(turn.schedule.to_json())
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})

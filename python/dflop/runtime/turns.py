@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflop._native import Schedule
 
@@ -37,6 +37,10 @@ class Turn:
     schedule_wait_ns: int
     deferred: list[tuple[int, int]]
     """Samples of it that had to wait for it, with the steps that they waited."""
+    correction: dict[str, Any] | None = None
+    """The factors on predicted times that the schedule was made with; none: the model profile's own."""
+    compared_ns: tuple[int, int] | None = None
+    """Corrected makespans of the batch without and with the correction, where both were made."""
 
 
 def steps(
@@ -62,9 +66,20 @@ def steps(
         # The caller comes for a turn before it trains the one before: that is when a place is free.
         if step > first_step and step - 1 + depth < options.steps:
             schedules.submit(step - 1 + depth, arm)
-        schedule, waited_ns = schedules.take(step, arm)
+        taken = schedules.take(step, arm)
         samples, deferred = batches.batch(step), batches.deferred(step)
-        yield Turn(step, arm, None, True, samples, schedule, waited_ns, deferred)
+        yield Turn(
+            step,
+            arm,
+            None,
+            True,
+            samples,
+            taken.schedule,
+            taken.waited_ns,
+            deferred,
+            taken.correction,
+            taken.compared_ns,
+        )
 
 
 def arms_in_order(arms: Sequence[Arm], step: int) -> list[Arm]:
@@ -127,4 +142,5 @@ def replayed(lines: Sequence[str]) -> Iterator[Turn]:
             schedule_wait_ns=0,
             # What is deferred now says nothing of that run. Logs from before have no such field.
             deferred=[(sample, steps) for sample, steps in record.get("deferred", [])],
+            correction=record.get("correction"),
         )

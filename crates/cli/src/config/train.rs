@@ -62,6 +62,8 @@ pub struct TrainSection {
     pub schedule: String,
     /// Schedules computed ahead, that of the step to come included.
     pub prefetch_depth: u32,
+    /// `auto`, `on` or `off`: whether measured times correct the costs that schedules are made with.
+    pub correction: String,
     /// `1f1b` or `gpipe`.
     pub pipeline_order: String,
 }
@@ -100,6 +102,7 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
         seed: section.count("seed", 0..=1 << 53, Some(0)),
         schedule: section.parsed("schedule", Arm::AWARE).to_string(),
         prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,
+        correction: section.choice("correction", &["auto", "on", "off"], "auto"),
         pipeline_order: section.choice(
             "pipeline_order",
             &["1f1b", "gpipe", "zero-bubble", "data-aware"],

@@ -353,7 +353,38 @@ impl StepScheduler {
             ..Limits::new(batch.len(), count * self.settings.layout.llm.dp)
         };
         let costs = Costs { bytes: shares, tokens, ..costs.costs.clone() };
-        schedule_for(&costs, &limits, meets, count, NEAR, halt).map_err(|e| tokens::of_step(step, e.into()))
+        let mut assignment = schedule_for(&costs, &limits, meets, count, NEAR, halt)
+            .map_err(|e| tokens::of_step(step, e.into()))?;
+        self.slow_ranks(&costs, &limits, meets, &mut assignment.bucket);
+        Ok(assignment)
+    }
+
+    /// Gives slow ranks less: over the step where ranks meet once, else in each microbatch by itself.
+    fn slow_ranks(&self, costs: &Costs, limits: &Limits, meets: Meets, bucket: &mut [u32]) {
+        let ranks = self.settings.layout.llm.dp;
+        let count = limits.num_buckets / ranks;
+        if meets == Meets::Step && count > 1 {
+            // A rank's sum over its microbatches counts, and moves between those of one rank change nothing.
+            return;
+        }
+        for microbatch in 0..count {
+            let own: Vec<usize> = (0..bucket.len()).filter(|&at| bucket[at] / ranks == microbatch).collect();
+            let pick = |column: &[u64]| own.iter().map(|&at| column[at]).collect::<Vec<u64>>();
+            let costs = Costs {
+                encoder_ns: pick(&costs.encoder_ns),
+                llm_ns: pick(&costs.llm_ns),
+                bytes: costs.bytes.as_deref().map(pick),
+                tokens: costs.tokens.as_deref().map(pick),
+            };
+            let limits = Limits { num_buckets: ranks, ..*limits };
+            let mut rank_of: Vec<u32> = own.iter().map(|&at| bucket[at] % ranks).collect();
+            if !self.slow_replicas(&costs, &limits, meets, &mut rank_of) {
+                return;
+            }
+            for (&at, rank) in own.iter().zip(rank_of) {
+                bucket[at] = microbatch * ranks + rank;
+            }
+        }
     }
 
     /// The schedule of samples in these buckets, microbatch x ranks + rank, each encoded where it is read, with its

@@ -1,6 +1,5 @@
 //! Judge: the times and the memory that a schedule is predicted to take, and what measured steps say of that.
 
-pub(crate) mod correction;
 pub(crate) mod memory;
 pub(crate) mod outlier;
 pub(crate) mod predict;

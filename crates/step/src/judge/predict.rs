@@ -69,8 +69,22 @@ pub(crate) fn in_flight(settings: &StepSettings, stage: u32) -> u32 {
     )
 }
 
-/// One microbatch on all ranks, from the samples of each replica. Degrees and samples have been checked.
+/// One microbatch on all ranks, from the samples of each replica, as measured steps have corrected it. Degrees and samples
+/// have been checked.
 pub(crate) fn column(
+    scheduler: &StepScheduler,
+    llm: &[Vec<SampleIndex>],
+    encoder: &[Vec<EncoderShare>],
+) -> Column {
+    let mut column = column_of_profile(scheduler, llm, encoder);
+    if let Some(adjusted) = &scheduler.adjusted {
+        adjusted.apply(&scheduler.settings.layout, &scheduler.shapes, llm, encoder, &mut column.predictions);
+    }
+    column
+}
+
+/// The same as the model profile has it.
+fn column_of_profile(
     scheduler: &StepScheduler,
     llm: &[Vec<SampleIndex>],
     encoder: &[Vec<EncoderShare>],

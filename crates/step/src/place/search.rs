@@ -9,7 +9,7 @@ use crate::place::columns::{self, Columns};
 use crate::place::ramp::Ramp;
 use crate::scheduler::{BatchCosts, StepScheduler, Stop, loads};
 use crate::tokens;
-use dflop_schedule::{Assignment, Costs, Limits, order_microbatches_from, small_ends};
+use dflop_schedule::{Assignment, Costs, Limits, Meets, Slowness, order_microbatches_from, small_ends};
 use dflop_sim::Simulator;
 use dflop_types::{PipelineOrder, SampleIndex, Schedule};
 
@@ -106,8 +106,28 @@ impl Search<'_> {
             }
         }
         let best = best.expect("even buckets are a shape");
-        let bucket = self.refine(best.bucket)?;
+        let bucket = self.refine(self.by_speed(best)?)?;
         Ok(with_bound(self.shared(&bucket)?, &assignments[0]))
+    }
+
+    /// The places of a candidate, or those with less on slow LLM replicas where the step is then shorter.
+    fn by_speed(&self, found: Candidate) -> Result<Vec<u32>, StepError> {
+        let settings = &self.scheduler.settings;
+        let num_buckets = settings.num_buckets();
+        let costs = Costs { bytes: self.shares.map(<[u64]>::to_vec), ..self.costs.costs.clone() };
+        let limits = Limits {
+            bucket_bytes_max: self.shares.map(|_| SHARE_ONE),
+            bucket_tokens_max: self.scheduler.bucket_tokens_max,
+            ..Limits::new(self.batch.len(), num_buckets)
+        };
+        let mut bucket = found.bucket.clone();
+        if !self.scheduler.slow_replicas(&costs, &limits, Meets::Pipeline, &mut bucket) {
+            return Ok(found.bucket);
+        }
+        let placement = self.scheduler.place_quickly(self.batch, self.costs, &bucket);
+        let input = predict::predict(self.scheduler, &placement.llm, &placement.encoder, self.order).input;
+        let makespan_ns = Simulator::new(&input)?.makespan_ns();
+        Ok(if makespan_ns < found.makespan_ns { bucket } else { found.bucket })
     }
 
     /// Balanced buckets; buckets of similar LLM load form one microbatch.
@@ -205,6 +225,35 @@ impl Search<'_> {
 }
 
 impl StepScheduler {
+    /// Gives slow LLM replicas less; false, and nothing changed, where all replicas are equally fast. Colocated ranks do
+    /// both components; else the encoder's work is on other ranks, and its shares are made even by its own replicas' speed.
+    pub(crate) fn slow_replicas(
+        &self,
+        costs: &Costs,
+        limits: &Limits,
+        meets: Meets,
+        bucket: &mut [u32],
+    ) -> bool {
+        let Some(slowness) = self.adjusted.as_ref().and_then(|adjusted| adjusted.slowness.as_ref()) else {
+            return false;
+        };
+        let replicas = self.settings.layout.llm.dp as usize;
+        let of_buckets = |of: &[u32]| (0..limits.num_buckets as usize).map(|at| of[at % replicas]).collect();
+        let encoder = if self.settings.layout.is_colocated() {
+            of_buckets(&slowness.encoder)
+        } else {
+            vec![1_000; limits.num_buckets as usize]
+        };
+        dflop_schedule::uneven(
+            costs,
+            limits,
+            meets,
+            &Slowness { encoder, llm: of_buckets(&slowness.llm) },
+            bucket,
+        );
+        true
+    }
+
     /// Ways to form microbatches of buckets; one where there is one LLM replica.
     fn columns(&self, assignment: &Assignment) -> Vec<Columns> {
         let replicas = self.settings.layout.llm.dp as usize;

@@ -63,13 +63,33 @@ pub(crate) fn whole(replica_of: &[u32], replicas: u32) -> Shares {
 ///
 /// *Complexity*: O(n (r log r + r g)) for r replicas and g groups of equal parts.
 pub(crate) fn spread(costs: &[&PartCosts], replicas: u32) -> Shares {
-    let replicas = (replicas as usize).max(1);
+    spread_over(costs, vec![0; (replicas as usize).max(1)])
+}
+
+/// The same for replicas that are not equally fast; `slowness` is that of each, in thousandths. A slow one begins with the
+/// load that it lacks in speed:
+///
+/// ```text
+/// C = sum / (1/s_1 + ... + 1/s_r), the time all take;   replica r begins with C - C / s_r
+/// ```
+pub(crate) fn spread_by_speed(costs: &[&PartCosts], slowness: &[u32]) -> Shares {
     let sum = costs.iter().fold(0, |sum: u64, costs| sum.saturating_add(total(costs)));
+    let slow = |&s: &u32| f64::from(s.max(1)) / 1_000.0;
+    let all_ns = sum as f64 / slowness.iter().map(|s| 1.0 / slow(s)).sum::<f64>();
+    let lacks: Vec<f64> = slowness.iter().map(|s| all_ns - all_ns / slow(s)).collect();
+    let least = lacks.iter().copied().fold(0.0, f64::min);
+    spread_over(costs, lacks.iter().map(|ns| (ns - least).round() as u64).collect())
+}
+
+/// The same for replicas that have some load already.
+fn spread_over(costs: &[&PartCosts], mut load_ns: Vec<u64>) -> Shares {
+    let replicas = load_ns.len();
+    let of_costs = costs.iter().map(|costs| total(costs));
+    let sum = of_costs.chain(load_ns.iter().copied()).fold(0, u64::saturating_add);
     let even_ns = sum.div_ceil(replicas as u64);
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by_key(|&at| (num_parts(costs[at]) > 1, Reverse(total(costs[at])), at));
     let mut shares: Shares = vec![Vec::new(); replicas];
-    let mut load_ns = vec![0u64; replicas];
     for at in order {
         let (costs, sample_ns) = (costs[at], total(costs[at]));
         let mut by_room: Vec<usize> = (0..replicas).collect();
@@ -155,6 +175,17 @@ mod tests {
             ]
         );
         assert_eq!(loads(&costs, &shares), [180, 190, 180, 190]);
+    }
+
+    /// By hand: 110 frames of 10 on replicas that take 1, 1 and 1.2 of the usual time: C = 1,100 / (2 + 5/6) = 388, so the
+    /// slow one gets 323 and the others 388.
+    #[test]
+    fn a_slow_replica_encodes_less() {
+        let video = vec![(110, 10)];
+        let shares = spread_by_speed(&[&video], &[1_000, 1_000, 1_200]);
+        assert_eq!(loads(&[&video], &shares), [390, 390, 320]);
+        let even = spread_by_speed(&[&video], &[1_000, 1_000]);
+        assert_eq!(even, spread(&[&video], 2));
     }
 
     #[test]

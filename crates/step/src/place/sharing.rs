@@ -6,7 +6,7 @@
 
 use crate::error::StepError;
 use crate::judge::predict::{self, Placement};
-use crate::place::shares::{PartCosts, Shares, fullest_ns, num_parts, spread, total, whole};
+use crate::place::shares::{PartCosts, Shares, fullest_ns, num_parts, spread, spread_by_speed, total, whole};
 use crate::scheduler::{BatchCosts, StepScheduler};
 use dflop_schedule::{baseline, divide};
 use dflop_sim::Simulator;
@@ -41,11 +41,20 @@ impl StepScheduler {
         groups.collect()
     }
 
+    /// How slow each encoder replica is, in thousandths; `None` where all are equally fast.
+    fn slow_encoders(&self) -> Option<&[u32]> {
+        let slowness = &self.adjusted.as_ref()?.slowness.as_ref()?.encoder;
+        slowness.iter().any(|&s| s != 1_000).then_some(slowness)
+    }
+
     /// Shares of a microbatch, quick enough for a search: whole samples by LPT where that is even enough; else
     /// samples are cut where that is more even.
     pub(crate) fn share_quickly(&self, costs: &BatchCosts, column: &[usize]) -> Shares {
         let replicas = self.settings.layout.encoder.dp;
         let part_ns: Vec<&PartCosts> = column.iter().map(|&position| &costs.part_ns[position]).collect();
+        if let Some(slowness) = self.slow_encoders() {
+            return spread_by_speed(&part_ns, slowness);
+        }
         let cost_ns: Vec<u64> = part_ns.iter().map(|costs| total(costs)).collect();
         let kept = whole(&baseline::single_cost_lpt(&cost_ns, replicas), replicas);
         let even_ns =
@@ -103,11 +112,15 @@ impl StepScheduler {
         let cost_ns = |column: &[usize]| -> Vec<u64> {
             column.iter().map(|&position| costs.encoder_ns[position]).collect()
         };
+        let of_speed = |column: &[usize]| match self.slow_encoders() {
+            Some(slowness) => spread_by_speed(&part_ns(column), slowness),
+            None => spread(&part_ns(column), replicas),
+        };
         let ways: [Way<'_>; 4] = [
             &|column| whole(&baseline::single_cost_lpt(&cost_ns(column), replicas), replicas),
             &|column| whole(&divide(&cost_ns(column), replicas), replicas),
             &|column| self.share_quickly(costs, column),
-            &|column| spread(&part_ns(column), replicas),
+            &of_speed,
         ];
         let mut best: Option<(bool, u64, Placement)> = None;
         let placed = ways.map(|way| self.place(batch, bucket, way));

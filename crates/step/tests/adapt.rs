@@ -1,0 +1,181 @@
+//! Correction on a made-up machine whose truth is known: what slow shapes and slow ranks cost, and what of it comes back.
+
+mod fixture;
+
+use dflop_cost::CostModel;
+use dflop_sim::{StepInput, simulate_lists, simulate_step};
+use dflop_step::{Arm, Correction, StepScheduler, StepSettings};
+use dflop_types::{
+    ComponentLayout, Layout, PipelineOrder, SampleIndex, SampleShape, Schedule, Timeline, Zero,
+};
+
+const BATCH: u32 = 64;
+const NUM_SAMPLES: u32 = 1_024;
+
+fn scheduler(layout: Layout, num_microbatches: u32, shapes: &[SampleShape]) -> StepScheduler {
+    let pipeline_order = PipelineOrder::OneFOneB;
+    let settings = StepSettings { layout, num_microbatches, pipeline_order, memory_budget_bytes: None };
+    let model = CostModel::new(&fixture::model_profile()).unwrap();
+    StepScheduler::new(settings, model, shapes.to_vec(), 3).unwrap()
+}
+
+fn apart(encoder_dp: u32, pp: u32, dp: u32) -> Layout {
+    Layout::disaggregated(ComponentLayout { tp: 1, pp: 1, dp: encoder_dp }, ComponentLayout { tp: 1, pp, dp })
+}
+
+fn batch(step: u64) -> Vec<SampleIndex> {
+    (0..BATCH)
+        .map(|at| SampleIndex((at + BATCH * (step as u32 % (NUM_SAMPLES / BATCH))) % NUM_SAMPLES))
+        .collect()
+}
+
+/// What the made-up machine does to predicted times.
+#[derive(Clone, Default)]
+struct Machine {
+    slow_rank: Option<(usize, f64)>,
+    /// Samples of these LLM tokens add so many nanoseconds to a forward, and twice that to a backward, on each stage.
+    slow_shapes: Option<(u32, u32, f64)>,
+    /// Each action takes up to this part more or less, drawn by its place.
+    noise: f64,
+}
+
+impl Machine {
+    fn input(&self, scheduler: &StepScheduler, schedule: &Schedule) -> StepInput {
+        let mut input = scheduler.step_input(schedule).unwrap();
+        let layout = input.layout;
+        if let Some((first, last, ns)) = self.slow_shapes {
+            let is_slow =
+                |s: &&SampleIndex| (first..=last).contains(&scheduler.shapes()[s.index()].llm_tokens);
+            for (microbatch, column) in schedule.llm.iter().enumerate() {
+                for (replica, samples) in column.iter().enumerate() {
+                    let more = ns * samples.iter().filter(is_slow).count() as f64;
+                    for stage in layout.encoder.pp..layout.num_stages() {
+                        let row = layout.row(replica as u32, dflop_types::StageIndex(stage));
+                        input.forward_ns[row][microbatch] += more as u64;
+                        input.backward_ns[row][microbatch] += 2 * more as u64;
+                    }
+                }
+            }
+        }
+        for rows in [&mut input.forward_ns, &mut input.backward_ns] {
+            for (row, times) in rows.iter_mut().enumerate() {
+                let rank = if layout.is_colocated() { row % layout.llm.dp as usize } else { row };
+                let slow = self.slow_rank.filter(|slow| slow.0 == rank).map_or(1.0, |slow| slow.1);
+                for (at, ns) in times.iter_mut().enumerate() {
+                    let mut z = (schedule.step ^ (row as u64) << 20 ^ (at as u64) << 40 ^ *ns)
+                        .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    z ^= z >> 29;
+                    let draw =
+                        (z.wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40) as f64 / f64::from(1 << 23) - 1.0;
+                    *ns = (*ns as f64 * slow * (1.0 + self.noise * draw)) as u64;
+                }
+            }
+        }
+        input
+    }
+
+    fn run(&self, scheduler: &StepScheduler, schedule: &Schedule) -> Timeline {
+        let input = self.input(scheduler, schedule);
+        if schedule.actions.is_empty() {
+            simulate_step(&input)
+        } else {
+            simulate_lists(&input, &schedule.actions)
+        }
+        .unwrap()
+    }
+}
+
+/// Mean makespans over the last half of `num_steps`: as predicted without anomaly, with it uncorrected, corrected, and
+/// scheduled by who knows the truth of ranks.
+fn means(scheduler: &StepScheduler, machine: &Machine, num_steps: u64) -> (f64, f64, f64, Correction) {
+    let quiet = Machine { slow_rank: None, slow_shapes: None, ..machine.clone() };
+    let mut correction = Correction::new(scheduler);
+    let (mut ideal, mut plain, mut corrected) = (0.0, 0.0, 0.0);
+    for step in 0..num_steps {
+        let samples = batch(step);
+        let usual = scheduler.schedule(step, &samples, Arm::AWARE).unwrap();
+        let adjusted = scheduler.adjusted(correction.adjustment(scheduler)).unwrap();
+        let schedule = adjusted.schedule(step, &samples, Arm::AWARE).unwrap();
+        let run = machine.run(scheduler, &schedule);
+        scheduler.observe(&mut correction, &schedule, &run.spans, run.makespan_ns, true).unwrap();
+        if step >= num_steps / 2 {
+            ideal += quiet.run(scheduler, &usual).makespan_ns as f64;
+            plain += machine.run(scheduler, &usual).makespan_ns as f64;
+            corrected += run.makespan_ns as f64;
+        }
+    }
+    (ideal, plain, corrected, correction)
+}
+
+/// The loss of a slow rank is halved at least, in each layout with replicas.
+#[test]
+fn a_slow_rank_gets_less_work() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let cases = [
+        (Layout::colocated(4, Zero::Nothing), 4, 2),
+        (Layout::colocated(4, Zero::Parameters), 4, 2),
+        (apart(4, 1, 2), 4, 1),
+        (apart(8, 1, 4), 4, 9),
+    ];
+    for (layout, num_microbatches, rank) in cases {
+        let scheduler = scheduler(layout, num_microbatches, &shapes);
+        let machine = Machine { slow_rank: Some((rank, 1.5)), noise: 0.02, ..Machine::default() };
+        let (ideal, plain, corrected, _) = means(&scheduler, &machine, 14);
+        let recovered = (plain - corrected) / (plain - ideal);
+        assert!(recovered > 0.5, "{layout}: {:.3} {:.3}", plain / ideal, corrected / ideal);
+    }
+}
+
+/// Shapes that take longer than predicted are found, and scheduled by what they take.
+#[test]
+fn slow_shapes_are_scheduled_by_what_they_take() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let mut sizes: Vec<u32> = shapes.iter().map(|shape| shape.llm_tokens).collect();
+    sizes.sort_unstable();
+    let scheduler = scheduler(apart(8, 1, 2), 4, &shapes);
+    let first = sizes.len() * 80 / 100;
+    let (least, most) = (sizes[first], sizes[first + sizes.len() * 5 / 100]);
+    let machine = Machine { slow_shapes: Some((least, most, 6e6)), noise: 0.02, ..Machine::default() };
+    let (ideal, plain, corrected, correction) = means(&scheduler, &machine, 40);
+    let adjustment = correction.adjustment(&scheduler);
+    // The time that slow samples add is work, shared by two replicas at best; what comes back is what is lost beyond it.
+    let is_slow = |s: &SampleIndex| (least..=most).contains(&shapes[s.index()].llm_tokens);
+    let num_slow: usize = (20..40).map(|step| batch(step).iter().filter(|&s| is_slow(s)).count()).sum();
+    let work = num_slow as f64 * 18e6 / 2.0;
+    let (lost, left) = (plain - ideal - work, corrected - ideal - work);
+    assert!(lost / ideal > 0.005 && left < 0.7 * lost, "{ideal:.3e} {work:.3e} {lost:.3e} {left:.3e}");
+    assert!(adjustment.encoder.is_empty() && !adjustment.llm.is_empty(), "{adjustment:?}");
+    for shape in &adjustment.llm {
+        let is_slow = shape.tokens_max >= u64::from(least) && shape.tokens_min <= u64::from(most);
+        assert!(is_slow || shape.factor < 1.15, "{shape:?}: slow are {least} to {most}");
+    }
+}
+
+/// On a machine that does what the profile says, up to noise, nothing is corrected and schedules stay as they are.
+#[test]
+fn a_quiet_machine_is_left_alone() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let scheduler = scheduler(apart(1, 2, 2), 6, &shapes);
+    let (_, plain, corrected, correction) =
+        means(&scheduler, &Machine { noise: 0.05, ..Machine::default() }, 40);
+    assert!(correction.adjustment(&scheduler).is_nothing());
+    assert_eq!(plain, corrected);
+}
+
+/// What a log keeps of the correction gives the same schedule again.
+#[test]
+fn a_schedule_is_made_again_from_its_adjustment() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let scheduler = scheduler(Layout::colocated(4, Zero::Nothing), 4, &shapes);
+    let machine = Machine { slow_rank: Some((1, 1.7)), noise: 0.05, ..Machine::default() };
+    let (_, _, _, correction) = means(&scheduler, &machine, 8);
+    let adjustment = correction.adjustment(&scheduler);
+    let made = scheduler.adjusted(adjustment.clone()).unwrap().schedule(9, &batch(9), Arm::AWARE).unwrap();
+    let line = serde_json::to_string(&adjustment).unwrap();
+    let read: dflop_step::Adjustment = serde_json::from_str(&line).unwrap();
+    assert_eq!(read, adjustment);
+    assert_eq!(scheduler.adjusted(read).unwrap().schedule(9, &batch(9), Arm::AWARE).unwrap(), made);
+    assert_ne!(scheduler.schedule(9, &batch(9), Arm::AWARE).unwrap().llm, made.llm);
+    let foreign = dflop_step::Adjustment { rows: vec![dflop_step::RowFactor::ONE; 3], ..adjustment };
+    assert!(matches!(scheduler.adjusted(foreign), Err(dflop_step::StepError::Adjustment { .. })));
+}
