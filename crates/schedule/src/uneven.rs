@@ -1,7 +1,8 @@
 //! Buckets of unequal speed: samples move from the buckets of slow ranks to those of others.
 
 use crate::assignment::sums;
-use crate::costs::{Costs, Limits};
+use crate::costs::Costs;
+use crate::limits::Limits;
 use crate::meets::Meets;
 
 /// How slow each bucket is, in thousandths: 1,300 takes 1.3 times as long as 1,000.

@@ -147,19 +147,19 @@ impl Prefetch {
     }
 }
 
-fn answer(scheduler: &StepScheduler, key: JobKey, job: Job, stop: Stop) -> Result<Answer, StepError> {
+fn answer(scheduler: &StepScheduler, key: JobKey, job: Job, halt: Stop) -> Result<Answer, StepError> {
     let Job { samples, adjustment, is_compared } = job;
     let (step, arm) = key;
     if adjustment.is_nothing() {
-        let schedule = scheduler.schedule_until(step, &samples, arm, stop)?;
+        let schedule = scheduler.schedule_until(step, &samples, arm, halt)?;
         let compared_ns =
             is_compared.then_some((schedule.predicted_makespan_ns, schedule.predicted_makespan_ns));
         return Ok(Answer { schedule, adjustment, compared_ns });
     }
     let adjusted = scheduler.adjusted(adjustment.clone())?;
-    let schedule = adjusted.schedule_until(step, &samples, arm, stop)?;
+    let schedule = adjusted.schedule_until(step, &samples, arm, halt)?;
     let compared_ns = if is_compared {
-        let plain = scheduler.schedule_until(step, &samples, arm, stop)?;
+        let plain = scheduler.schedule_until(step, &samples, arm, halt)?;
         Some((adjusted.simulate(&plain)?.makespan_ns, adjusted.simulate(&schedule)?.makespan_ns))
     } else {
         None

@@ -383,7 +383,7 @@ class StepScheduler:
         """(rank, action, start, end) of all ranks as simulated, each rank's tail, and how
         long an output takes to reach another rank; in ns."""
     def predict_corrected_ns(self, schedule: Schedule) -> int:
-        """The same, corrected by what observed steps took of theirs, by shape and by rank and kind of action."""
+        """The same, corrected by what observed steps took, by shape and by rank and kind of action."""
     def observe(
         self,
         schedule: Schedule,
@@ -396,8 +396,8 @@ class StepScheduler:
     def alarms(self, loader_wait: float, network_wait: float) -> list[tuple[str, str, str, float]]:
         """What has become sure with the step observed last: (cause, words, what mends it, size).
 
-        Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are what ranks waited on the mean
-        for samples and for messages, as parts of the step. To be asked once a step.
+        Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are what ranks waited on the
+        mean for samples and for messages, as parts of the step. To be asked once a step.
         """
     def adjustment(self) -> str | None:
         """What would correct a schedule now, as JSON; None: nothing."""

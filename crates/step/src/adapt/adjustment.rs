@@ -165,11 +165,11 @@ impl Adjusted {
     }
 
     /// The same of what an encoder replica encodes; a part of a sample counts as the sample that it is of.
-    fn of_encoder(&self, shapes: &[SampleShape], shares: &[EncoderShare]) -> f64 {
+    fn of_encoder(&self, shapes: &[SampleShape], encoded: &[EncoderShare]) -> f64 {
         if self.adjustment.encoder.is_empty() {
             return 1.0;
         }
-        weighted(shares.iter().map(|share| {
+        weighted(encoded.iter().map(|share| {
             let factor = self.adjustment.of_sample(ENCODER, &shapes[share.sample.index()]);
             (share_tokens(shapes, share), factor)
         }))
@@ -202,7 +202,7 @@ fn weighted(parts: impl Iterator<Item = (u64, f64)>) -> f64 {
 
 fn times(ns: u64, factor: f64) -> u64 {
     // Most samples and rows take as long as predicted, and a number past 2^53 shall stay what it is.
-    if factor == 1.0 { ns } else { (ns as f64 * factor).round() as u64 }
+    if factor.total_cmp(&1.0).is_eq() { ns } else { (ns as f64 * factor).round() as u64 }
 }
 
 fn of_row(adjustment: &Adjustment, row: usize) -> RowFactor {

@@ -117,7 +117,7 @@ impl Correction {
             let factor = |kind| of(&self.rows, row, kind);
             // Where backwards ran whole, their halves take as much of their times, and the other way round.
             let halves = match (factor(ActionKind::I), factor(ActionKind::W)) {
-                (Some(i), Some(w)) => Some((i + w) / 2.0),
+                (Some(i), Some(w)) => Some(i.midpoint(w)),
                 (i, w) => i.or(w),
             };
             let backward = factor(ActionKind::B).or(halves).unwrap_or(1.0);
@@ -142,6 +142,9 @@ impl Correction {
     }
 }
 
+/// Bins with their parts of the tokens of an action.
+type Shares = Vec<(usize, f64)>;
+
 /// One action as it was predicted and measured.
 struct Action {
     row: usize,
@@ -150,7 +153,7 @@ struct Action {
     predicted_ns: u64,
     measured_ns: u64,
     /// Bins of its samples, with their parts of the tokens.
-    shares: Vec<(usize, f64)>,
+    shares: Shares,
     /// What these bins are taken to take of their predicted time so far.
     factor: f64,
 }
@@ -240,7 +243,7 @@ impl StepScheduler {
                 }
             }
         }
-        let mut packs: BTreeMap<(usize, usize, usize), (Vec<(usize, f64)>, f64)> = BTreeMap::new();
+        let mut packs: BTreeMap<(usize, usize, usize), (Shares, f64)> = BTreeMap::new();
         let mut actions = Vec::with_capacity(measured.spans.len());
         for span in &measured.spans {
             let (kind, microbatch) = (span.action.kind, span.action.microbatch as usize);
@@ -279,7 +282,7 @@ impl StepScheduler {
         component: usize,
         microbatch: usize,
         replica: usize,
-    ) -> Vec<(usize, f64)> {
+    ) -> Shares {
         let mut of_bins: BTreeMap<usize, u64> = BTreeMap::new();
         if component == ENCODER {
             for share in &schedule.encoder[microbatch][replica] {
