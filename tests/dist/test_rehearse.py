@@ -9,7 +9,7 @@ import pytest
 from demo_run import lines, request, run_training, write_demo
 from ranks import results
 
-from dflop._native import StepScheduler
+from dflop._native import Dataset, StepScheduler
 from dflop.runtime.rehearse import summary
 
 NUM_SAMPLES, BATCH = 24, 12
@@ -132,3 +132,33 @@ def test_the_summary_counts_all_but_the_first_step(tmp_path):
     assert found["simulated_ms_median"] == pytest.approx(100)
     assert found["error_median"] == pytest.approx(0.02)
     assert found["error_p95"] == pytest.approx(0.10)
+
+
+def test_a_slow_rank_is_named_and_gets_less(demo, tmp_path):
+    """One of two LLM replicas takes three times as long: an alarm names it, and schedules give it less."""
+    out = tmp_path / "out"
+    asked = rehearsal(demo, out, (2, 1, 2), 16, speed=0.5, slow_ranks=[{"rank": 3, "factor": 3.0}])
+    config = json.loads(asked["config"])
+    config["train"]["correction"] = "on"
+    asked["config"] = json.dumps(config)
+    assert results(run_training(asked, tmp_path)) == [0] * 4
+    alarms = [event for event in lines(out / "events.jsonl") if event.get("cause") == "rank"]
+    assert [alarm["words"].split(" takes")[0] for alarm in alarms] == ["rank 3"]
+    turns = lines(out / "schedules.jsonl")
+    # The first schedules are made before anything is measured.
+    assert turns[0]["correction"] is None
+    assert turns[-1]["correction"]["rows"][3]["forward"] > 1.5
+    dataset = Dataset(str(demo / "dflop.yaml"), str(demo / "data_profile.parquet"))
+
+    def tokens(turn, replica):
+        return sum(dataset.shape(s)[1] for column in turn["schedule"]["llm"] for s in column[replica])
+
+    usual, slow = (sum(tokens(turn, replica) for turn in turns[-4:]) for replica in (0, 1))
+    assert slow < 0.75 * usual
+    # The log has all that its schedules were made with.
+    scheduler = StepScheduler(
+        asked["plan"], str(demo / "data_profile.parquet"), str(demo / "model_profile.json"), 0
+    )
+    last = turns[-1]
+    again = scheduler.schedule(last["step"], last["samples"], last["arm"], json.dumps(last["correction"]))
+    assert json.loads(again.to_json())["llm"] == last["schedule"]["llm"]

@@ -38,6 +38,9 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
 /// what follows them.
 type ObservedStep = (Vec<(usize, char, u64, u64, f64)>, u64);
 
+/// (rank, action, start, end) of all ranks and the makespan, in nanoseconds.
+type Played = (Vec<(u32, String, u64, u64)>, u64);
+
 /// Evidence and moments of the bins of a component, sums of weights and of squares, steps of each bin.
 type ShapeEvidence = (Vec<f64>, Vec<f64>, (f64, f64), Vec<u32>);
 
@@ -301,7 +304,7 @@ impl StepScheduler {
         schedule: &Schedule,
         spans: Vec<(u32, String, u64, u64)>,
         tail_ns: Option<u64>,
-    ) -> PyResult<(Vec<(u32, String, u64, u64)>, u64)> {
+    ) -> PyResult<Played> {
         let spans = self::spans(spans)?;
         let timeline =
             self.scheduler.simulate_measured(&schedule.0, &spans, tail_ns).map_err(map(Kind::Plan))?;
