@@ -1,4 +1,4 @@
-//! A whole model profile from work and peak rates.
+//! Times of modules from their work and the rates of a device.
 //!
 //! ```text
 //! product   = as measured, by its sizes                                    where its chip was measured, in 16 bit
@@ -10,189 +10,36 @@
 //! Attention over the segments of a microbatch is one kernel: its start is counted with the rest of the layer, whatever the
 //! number of segments.
 
-use crate::architecture::Architecture;
-use crate::error::AnalyticError;
-use crate::gpt::Gpt;
 use crate::hardware::Hardware;
-use crate::links::{Reduce, network};
+use crate::links::Reduce;
 use crate::measured::Measured;
 use crate::modules::Module;
 use crate::operations::{Attention, Kind, Operation, Phase, Product};
-use dflop_types::{
-    Collective, Device, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MemoryReserve,
-    ModelProfile, ModuleProfile, Recompute, RecomputePoint, SplitBytes, Variant,
-};
+use dflop_types::{MeasuredCurve, MeasuredPoint, ModuleProfile, Recompute, RecomputePoint, SplitBytes};
 use std::collections::BTreeMap;
 
 /// Start and end of a kernel on the device, in nanoseconds: assumed.
 const KERNEL_NS: f64 = 1_500.0;
-/// Time that PyTorch takes on the host to start one kernel, in nanoseconds: assumed. The device waits for it where its
-/// work is shorter.
-const DISPATCH_NS: f64 = 5_000.0;
 /// How much longer a product takes whose rows do not all begin at a multiple of 16 bytes, which the tensor cores' loads
 /// want. Read off the head of the GPT runs of `results/2026-11_estimate_runs.md`: their vocabulary of 50,257.
 const UNALIGNED: f64 = 2.75;
 /// The largest sizes of the grids, in tokens: beyond them predictions are marked as extrapolated.
 const MAX_TOKENS: u64 = 1 << 18;
-/// Ranks that a layer is cut over.
-const DEGREES: [u32; 3] = [2, 4, 8];
-/// Memory that the device's context and libraries take, in bytes: assumed.
-const CONTEXT_BYTES: u64 = 1 << 30;
-/// What the allocator holds above what tensors take, in thousandths: assumed.
-const ALLOCATOR_OVERHEAD_PERMILLE: u32 = 50;
-
-/// What is estimated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EstimateSettings {
-    /// Name of the model for people.
-    pub model: String,
-    /// Dtype of parameters and activations: `bfloat16`, `float16` or `float32`.
-    pub dtype: String,
-    /// Hashes of what the architecture was read from.
-    pub made_from: MadeFrom,
-}
-
-/// A model profile that nobody measured: marked as estimated, each point with no repeats.
-///
-/// # Errors
-/// [`AnalyticError::Dtype`].
-pub fn estimate(
-    architecture: &Architecture,
-    hardware: &Hardware,
-    settings: &EstimateSettings,
-) -> Result<ModelProfile, AnalyticError> {
-    let modules = architecture.modules();
-    let cut = |degree: u32| modules.iter().filter_map(|module| module.cut(u64::from(degree))).collect();
-    let parts = Parts {
-        family: &architecture.family,
-        width: architecture.llm.width,
-        is_tied: architecture.llm.is_tied,
-        variants: DEGREES.map(|degree| (degree, cut(degree))).into(),
-        modules,
-        dispatch_ns: DISPATCH_NS,
-        reduce_wait_ns: None,
-        gradient_bytes_moved: 0,
-    };
-    parts.profile(hardware, settings)
-}
-
-/// As [`estimate`], of a text-only model whose layers are cut over `degree` ranks and that runs as its software does. The
-/// profile has the modules of the LLM backbone alone, whole and cut.
-///
-/// # Errors
-/// [`AnalyticError::Dtype`]; [`AnalyticError::Degree`].
-pub fn estimate_gpt(
-    gpt: &Gpt,
-    degree: u32,
-    hardware: &Hardware,
-    settings: &EstimateSettings,
-) -> Result<ModelProfile, AnalyticError> {
-    let software = gpt.software;
-    let parts = Parts {
-        family: "gpt",
-        width: gpt.width,
-        is_tied: gpt.is_tied,
-        modules: gpt.modules(1)?,
-        variants: if degree > 1 { vec![(degree, gpt.modules(degree)?)] } else { Vec::new() },
-        dispatch_ns: software.dispatch_ns as f64,
-        reduce_wait_ns: Some(software.collective_wait_ns),
-        gradient_bytes_moved: software.gradient_bytes_moved,
-    };
-    parts.profile(hardware, settings)
-}
-
-/// What a profile is made of.
-struct Parts<'a> {
-    family: &'a str,
-    /// Values of a hidden state.
-    width: u64,
-    is_tied: bool,
-    modules: Vec<Module>,
-    /// Modules cut over so many ranks.
-    variants: Vec<(u32, Vec<Module>)>,
-    /// Time that the host takes to start one kernel, in nanoseconds.
-    dispatch_ns: f64,
-    /// What an all-reduce within a layer takes longer than in a test that runs nothing else, in nanoseconds; `None`: cut
-    /// modules are timed without what their ranks do together.
-    reduce_wait_ns: Option<u64>,
-    /// Bytes of each gradient that are read and written before the optimizer.
-    gradient_bytes_moved: u64,
-}
-
-impl Parts<'_> {
-    fn profile(
-        &self,
-        hardware: &Hardware,
-        settings: &EstimateSettings,
-    ) -> Result<ModelProfile, AnalyticError> {
-        let (peak_gflops, size) = hardware.rate(&settings.dtype)?;
-        let measured = hardware.measured(&settings.dtype);
-        let dispatch_ns = self.dispatch_ns;
-        let roofline = Roofline { hardware, measured, peak_gflops, size, dispatch_ns, reduce: None };
-        let network = network(hardware);
-        let profiles = |modules: &[Module], reduce: Option<Reduce<'_>>| {
-            let roofline = Roofline { reduce, ..roofline };
-            modules.iter().map(|module| (module.name.to_owned(), roofline.module(module))).collect()
-        };
-        let reduce = |degree: u32| {
-            let wait_ns = self.reduce_wait_ns?;
-            let is_one = |link: &&LinkProfile| {
-                link.collective == Collective::AllReduce
-                    && link.span == LinkSpan::Node
-                    && link.num_ranks >= degree
-            };
-            Some(Reduce { link: network.links.iter().find(is_one)?, wait_ns })
-        };
-        let variants = self.variants.iter().filter(|(_, cut)| !cut.is_empty()).map(|(degree, cut)| Variant {
-            tensor_parallel_degree: *degree,
-            lora_rank: 0,
-            has_collectives: self.reduce_wait_ns.is_some(),
-            modules: profiles(cut, reduce(*degree)),
-        });
-        let variants = variants.collect();
-        // AdamW reads and writes parameters, both moments and (beside 16 bit) the float32 copy, and reads gradients.
-        let adamw_bytes = if size == 2 { 30 } else { 28 };
-        let optimizer_bytes = u128::from(adamw_bytes + self.gradient_bytes_moved) * 1_000_000;
-        Ok(ModelProfile {
-            made_from: settings.made_from.clone(),
-            family: self.family.to_owned(),
-            model: settings.model.clone(),
-            is_estimated: true,
-            device: Device {
-                kind: "cuda".to_owned(),
-                name: hardware.title.to_owned(),
-                dtype: settings.dtype.clone(),
-                memory_bytes: hardware.memory_bytes,
-                ..Device::default()
-            },
-            hidden_bytes: self.width * size,
-            is_tied: self.is_tied,
-            modules: profiles(&self.modules, None),
-            variants,
-            network: network.clone(),
-            optimizer_ns_per_million: roofline.bytes_ns(optimizer_bytes).round() as u64,
-            memory: MemoryReserve {
-                context_bytes: CONTEXT_BYTES,
-                allocator_overhead_permille: ALLOCATOR_OVERHEAD_PERMILLE,
-            },
-        })
-    }
-}
 
 /// A device at one dtype.
 #[derive(Clone, Copy)]
-struct Roofline<'a> {
-    hardware: &'a Hardware,
-    measured: Option<&'static Measured>,
-    peak_gflops: u64,
+pub(crate) struct Roofline<'a> {
+    pub(crate) hardware: &'a Hardware,
+    pub(crate) measured: Option<&'static Measured>,
+    pub(crate) peak_gflops: u64,
     /// Bytes of a value.
-    size: u64,
-    dispatch_ns: f64,
-    reduce: Option<Reduce<'a>>,
+    pub(crate) size: u64,
+    pub(crate) dispatch_ns: f64,
+    pub(crate) reduce: Option<Reduce<'a>>,
 }
 
 impl Roofline<'_> {
-    fn bytes_ns(&self, bytes: u128) -> f64 {
+    pub(crate) fn bytes_ns(&self, bytes: u128) -> f64 {
         let efficiency = self.hardware.efficiency.memory_permille as f64 / 1e3;
         bytes as f64 / (self.hardware.memory_bytes_per_s as f64 * efficiency) * 1e9
     }
@@ -335,7 +182,7 @@ impl Roofline<'_> {
         }
     }
 
-    fn module(&self, module: &Module) -> ModuleProfile {
+    pub(crate) fn module(&self, module: &Module) -> ModuleProfile {
         let attention = module.attention().filter(|_| module.segment_tokens.is_none());
         let linear: Vec<&Operation> =
             module.operations.iter().filter(|o| attention.is_none_or(|attention| *o != attention)).collect();

@@ -2,4 +2,5 @@
 
 pub mod conversation;
 pub(crate) mod template;
+mod tokenized;
 pub mod tokens;

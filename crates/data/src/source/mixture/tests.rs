@@ -1,5 +1,7 @@
 use super::*;
+use crate::error::DataError;
 use proptest::prelude::*;
+use std::path::Path;
 
 #[test]
 fn a_mixture_is_read_with_its_paths() {

@@ -1,0 +1,300 @@
+//! Tests of this module.
+
+use super::*;
+use serde_json::json;
+
+fn record(extra: &Value, question: &str) -> Value {
+    let mut record = json!({"id": 7, "conversations": [
+        {"from": "human", "value": question}, {"from": "gpt", "value": "a cat"}]});
+    record.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    record
+}
+
+fn parts(extra: &Value, question: &str) -> Result<Vec<Part>, String> {
+    Conversation::parse(&record(extra, question)).map(|c| c.turns[0].parts.clone())
+}
+
+fn text(text: &str) -> Part {
+    Part::Text(text.to_owned())
+}
+
+#[test]
+fn marks_are_where_media_stand() {
+    let several = json!({"image": ["a.png", "b.png"], "video": "c.gif"});
+    let conversation = Conversation::parse(&record(&several, "x<image><video>\ny <image>")).unwrap();
+    assert_eq!(conversation.id.as_deref(), Some("7"));
+    assert_eq!(
+        conversation.turns[0].parts,
+        [text("x"), Part::Media(0), Part::Media(1), text("\ny "), Part::Media(2)]
+    );
+    let media: Vec<_> = conversation.media.iter().map(|m| (m.source.clone(), m.kind)).collect();
+    let named = |name: &str, kind| (MediaSource::Name(name.to_owned()), kind);
+    let (image, video) = (MediaKind::Image, MediaKind::Video);
+    assert_eq!(media, [named("a.png", image), named("c.gif", video), named("b.png", image)]);
+    assert_eq!(conversation.turns[1], Turn { role: Role::Assistant, parts: vec![text("a cat")] });
+}
+
+#[test]
+fn customs_of_llava_are_kept() {
+    let one = [Part::Media(0), text("\nwhat")];
+    assert_eq!(parts(&json!({"image": "a.png"}), "what").unwrap(), one);
+    assert_eq!(parts(&json!({"video": ["a.mp4"]}), "what").unwrap(), one);
+    let video = Conversation::parse(&record(&json!({"video": "a.mp4"}), "<image>\nwhat")).unwrap();
+    assert_eq!(video.media[0].kind, MediaKind::Video);
+    assert_eq!(video.turns[0].parts, one);
+}
+
+#[test]
+fn role_and_content_are_read_too() {
+    let record = json!({"images": ["a.png"], "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "<image>"}, {"role": "assistant", "content": ""}]});
+    let conversation = Conversation::parse(&record).unwrap();
+    assert_eq!(
+        conversation.turns.iter().map(|t| t.role.name()).collect::<Vec<_>>(),
+        ["system", "user", "assistant"]
+    );
+    assert_eq!(conversation.turns[2].parts, []);
+}
+
+#[test]
+fn fields_that_are_not_read_are_told() {
+    let told = |record: &Value| {
+        let (_, unread) = Conversation::parse_whole(record).unwrap();
+        let mark = |may_be_media| if may_be_media { "?" } else { "" };
+        unread.iter().map(|field| format!("{}{}", field.name, mark(field.may_be_media))).collect::<Vec<_>>()
+    };
+    let beside = json!({"meta": {"a": 1}, "source": "x", "weight": 2, "url": "https://x/A.JPG?w=1", "none": null,
+                        "empty": "", "caption": "unused"});
+    let expected = ["meta", "source", "weight", "url?", "caption"];
+    assert_eq!(told(&record(&beside, "x")), expected);
+    // With a medium, another field's is no more than told.
+    let mut with_media = record(&beside, "x");
+    with_media["image"] = json!("a.png");
+    with_media["image_path"] = json!("b.png");
+    assert_eq!(told(&with_media), ["meta", "source", "weight", "url", "caption", "image_path"]);
+    let turns = json!({"messages": [
+        {"role": "user", "from": "user", "content": [{"type": "text", "text": "x", "index": 3},
+            {"type": "image_url", "image_url": {"url": "a.png"}, "max_pixels": 9}], "name": "n"},
+        {"role": "assistant", "content": "y", "weight": 1, "name": "m", "loss": true}]});
+    let expected = [
+        "messages[].role",
+        "messages[].name",
+        "messages[].content[].index",
+        "messages[].content[].max_pixels",
+        "messages[].loss",
+    ];
+    assert_eq!(told(&turns), expected);
+    assert_eq!(told(&json!({"question": "q", "answer": "a", "text": "t", "choices": []})), ["text"]);
+    assert_eq!(told(&json!({"image": "a.png", "text": "t", "id": 3, "system": "s"})), [""; 0]);
+}
+
+#[test]
+fn media_of_names_we_do_not_know_are_refused() {
+    let names = [
+        "img",
+        "image_path",
+        "image_file",
+        "image_url",
+        "video_path",
+        "audio_path",
+        "jpg",
+        "media",
+        "file_name",
+        "Image",
+    ];
+    let long = "QUJD".repeat(100);
+    for name in names {
+        for value in [
+            json!("a/b.jpg"),
+            json!(["x.mp4"]),
+            json!({"bytes": "AA", "path": null}),
+            json!("s3://b/k"),
+            json!({"path": "a"}),
+            json!(long),
+            json!({"attachment": 0}),
+        ] {
+            let error = Conversation::parse(&record(&json!({name: value}), "what")).unwrap_err();
+            assert!(error.starts_with(&format!("`{name}` is ")), "{error}");
+            assert!(error.contains("`columns: {"), "{error}");
+        }
+        for value in [json!(3), json!("none"), json!({}), json!([1, 2]), json!(null)] {
+            Conversation::parse(&record(&json!({name: value}), "what")).unwrap();
+        }
+    }
+    let error = |record: &Value| Conversation::parse(record).unwrap_err();
+    let in_turn = json!({"conversations": [{"from": "human", "value": "x", "image": "a.png"},
+                                           {"from": "gpt", "value": "y"}]});
+    let errors = [
+        error(&in_turn),
+        error(&json!({"video_path": "a.mp4", "question": "<video> what", "answer": "y"})),
+        error(&json!({"Image": ["a.png"], "caption": "a cup"})),
+        error(&json!({"conversations": [], "messages": [{"role": "user", "content": "x"}]})),
+    ];
+    insta::assert_snapshot!(errors.join("\n"), @r"
+    `conversations[].image` is `a.png`, media under this name are not read: media stand under `image`, `video` or `audio` of the record, or are parts of the content
+    `video_path` is `a.mp4`, media under this name are not read: give it our name in the mixture, `columns: {video: video_path}`, or list it under `ignore` there
+    `Image` is a list, media under this name are not read: give it our name in the mixture, `columns: {image: Image}`, or list it under `ignore` there
+    both `conversations` and `messages` are there
+    ");
+}
+
+#[test]
+fn an_empty_id_is_none() {
+    assert_eq!(parse(&json!({"id": "", "question": "x", "answer": "y"})).id, None);
+}
+
+#[test]
+fn what_is_no_conversation_is_named() {
+    let broken = |record: &Value| Conversation::parse(record).unwrap_err();
+    let errors = [
+        broken(&json!([])),
+        broken(&json!({"id": "x"})),
+        broken(&json!({"conversations": "hello"})),
+        broken(&json!({"conversations": []})),
+        broken(&json!({"conversations": [{"from": "robot", "value": "x"}]})),
+        broken(&json!({"conversations": [{"value": "x"}]})),
+        broken(&json!({"conversations": [{"from": "gpt", "value": 3}]})),
+        broken(&json!({"image": "a.png", "conversations": [{"from": "gpt", "value": "x"}]})),
+        broken(&record(&json!({"image": [3]}), "x")),
+        broken(&record(&json!({"image": ""}), "x")),
+        broken(&record(&json!({"image": "a", "images": ["a"]}), "x")),
+        broken(&record(&json!({"image": ["a", "b"]}), "no marks")),
+        broken(&record(&json!({"image": "a"}), "<image><image>")),
+        broken(&record(&json!({}), "<image> of nothing")),
+        broken(&record(&json!({"video": "a", "image": "b"}), "<image>")),
+        broken(&json!({"image": "a", "conversations": [{"from": "gpt", "value": "<image>"}]})),
+    ];
+    insta::assert_snapshot!(errors.join("\n"), @r"
+    it is a list, must be an object
+    `conversations` is missing
+    `conversations`: text, must be a list of turns
+    `conversations` is empty, at least one turn is needed
+    `conversations[0].from`: `robot`, must be human, gpt, user, assistant or system
+    `conversations[0]`: `from` or `role` is missing
+    `conversations[0].value`: a number, must be text
+    there is no question to put `<image>` before
+    `image`: a number, must be a path or a list of paths
+    `image`: a path is empty
+    both `image` and `images` are there
+    0 `<image>` in the turns, but 2 under `image`: must be as many
+    2 `<image>` in the turns, but 1 under `image`: must be as many
+    1 `<image>` in the turns, but 0 under `image`: must be as many
+    0 `<video>` in the turns, but 1 under `video`: must be as many
+    `<image>` stands in an assistant's turn, must stand in a question
+    ");
+}
+
+fn parse(record: &Value) -> Conversation {
+    Conversation::parse(record).unwrap()
+}
+
+fn names(conversation: &Conversation) -> Vec<String> {
+    let name = |medium: &MediaReference| match &medium.source {
+        MediaSource::Name(name) => format!("{} {name}", medium.kind.as_str()),
+        MediaSource::Attachment(index) => format!("{} #{index}", medium.kind.as_str()),
+    };
+    conversation.media.iter().map(name).collect()
+}
+
+#[test]
+fn content_may_be_a_list_of_parts() {
+    let record = json!({"images": ["next.png"], "messages": [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "https://x/a.png"}},
+            {"type": "text", "text": "compare"},
+            {"type": "image", "image": null},
+            {"type": "video", "path": "c.mp4"},
+            {"type": "audio", "attachment": 2},
+            {"type": "input_audio", "input_audio": "d.wav"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "cup"}]}]});
+    let conversation = parse(&record);
+    assert_eq!(
+        names(&conversation),
+        ["image https://x/a.png", "image next.png", "video c.mp4", "audio #2", "audio d.wav"]
+    );
+    let media = |index| Part::Media(index);
+    assert_eq!(
+        conversation.turns[1].parts,
+        [media(0), text("compare"), media(1), media(2), media(3), media(4)]
+    );
+    assert_eq!(conversation.turns[2].parts, [text("a cup")]);
+}
+
+#[test]
+fn questions_and_captions_are_read() {
+    let asked = parse(&json!({"images": ["a.png", "b.png"], "query": "what", "response": "cups"}));
+    assert_eq!(asked.turns[0].parts, [Part::Media(0), text("\n"), Part::Media(1), text("\nwhat")]);
+    assert_eq!(asked.turns[1].parts, [text("cups")]);
+    let marked = parse(&json!({"audio": {"path": "a.wav"}, "question": "hear <audio>?", "answer": "yes"}));
+    assert_eq!(marked.turns[0].parts, [text("hear "), Part::Media(0), text("?")]);
+    let caption = parse(&json!({"image": {"attachment": 0}, "caption": "a cup", "system": "be brief"}));
+    assert_eq!(names(&caption), ["image #0"]);
+    assert_eq!(
+        caption.turns.iter().map(|t| t.role.name()).collect::<Vec<_>>(),
+        ["system", "user", "assistant"]
+    );
+    assert_eq!(caption.turns[1].parts, [Part::Media(0)]);
+    let alone = parse(&json!({"question": "1 + 1", "caption": "2"}));
+    assert_eq!((alone.media.len(), &alone.turns[1].parts[..]), (0, &[text("2")][..]));
+}
+
+#[test]
+fn what_would_be_left_out_is_named() {
+    let turns = |turn: Value| json!({"messages": [turn]});
+    let user = |content: Value| turns(json!({"role": "user", "content": content}));
+    let broken = [
+        json!({"tools": [{"name": "f"}], "messages": []}),
+        turns(json!({"role": "assistant", "content": "x", "tool_calls": [{}]})),
+        turns(json!({"role": "assistant", "content": "x", "weight": 0})),
+        turns(json!({"role": "tool", "content": "x"})),
+        turns(json!({"role": "user", "content": null})),
+        json!({"system": "a", "messages": [{"role": "system", "content": "b"}]}),
+        user(json!([{"text": "x"}])),
+        user(json!([{"type": "box"}])),
+        user(json!([{"type": "text"}])),
+        user(json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])),
+        user(json!([{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}])),
+        user(json!([{"type": "image", "image": "a", "url": "b"}])),
+        user(json!([{"type": "image"}])),
+        user(json!([{"type": "image", "image": "a"}, {"type": "text", "text": "<image>"}])),
+        turns(json!({"role": "assistant", "content": [{"type": "image", "image": "a"}]})),
+        json!({"image": {"bytes": "AA"}, "caption": "x"}),
+        json!({"image": {"size": 3}, "caption": "x"}),
+        json!({"caption": "x"}),
+        json!({"image": "a", "caption": "x", "text": "y"}),
+        json!({"question": "x"}),
+        json!({"question": "x", "answer": 3}),
+        json!({"question": "x", "answer": "y", "label": "z"}),
+        json!({"question": "x", "choices": ["y"], "answer": "z"}),
+        json!({"images": ["a", "b"], "question": "<image> x", "answer": "z"}),
+    ];
+    let errors: Vec<_> = broken.iter().map(|record| Conversation::parse(record).unwrap_err()).collect();
+    insta::assert_snapshot!(errors.join("\n"), @"
+    `tools` is there, tools are not read
+    `messages[0].tool_calls` is there, tools are not read
+    `messages[0].weight` is 0, must be 1: every answer carries loss
+    `messages[0].role`: `tool`, turns of tools are not read
+    `messages[0]`: `value` or `content` is missing
+    `messages[0]` is a system turn, and `system` is there too
+    `messages[0].content[0]`: `type` is missing
+    `messages[0].content[0].type`: `box`, must be text, image, video or audio
+    `messages[0].content[0]`: `text` is missing
+    `messages[0].content[0].image_url.url`: a `data:` URL, must be a path or URL: write the medium to a file
+    `messages[0].content[0].input_audio`: bytes in text, must be a path or URL: write the medium to a file
+    `messages[0].content[0]`: both `image` and `url` are there
+    1 `<image>` in the turns, but 0 under `image`: must be as many
+    `messages` has media as parts and as marks in texts, must have them one way
+    `<image>` stands in an assistant's turn, must stand in a question
+    `image`: bytes in text, must be a path or URL: write the medium to a file
+    `image`: an object without `path` or `url`
+    `conversations` is missing
+    both `caption` and `text` are there
+    `question` is there, but no `answer`
+    `answer`: a number, must be text
+    both `answer` and `label` are there
+    `choices` stands beside `question`, must be part of it: it would be left out
+    1 `<image>` in the turns, but 2 under `image`: must be as many
+    ");
+}
