@@ -94,6 +94,11 @@ pub fn percent(ratio: f64) -> String {
     }
 }
 
+/// A ratio of 0.209 as `21 %`: for a part of a whole that is told in passing.
+pub fn whole_percent(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{:.0} %", ratio * 100.0) } else { NONE.to_owned() }
+}
+
 /// A ratio with its sign: `+20.9 %`, `-0.14 %`.
 pub fn signed_percent(ratio: f64) -> String {
     let sign = if ratio > 0.0 && ratio.is_finite() { "+" } else { "" };
@@ -196,6 +201,7 @@ mod tests {
             ["0.250 ns", "1.63 us", "70.5 us", "1.50 s"]
         );
         assert_eq!([0.0014, -0.209].map(signed_percent), ["+0.14 %", "-20.9 %"]);
+        assert_eq!([0.0, 0.209, 1.0].map(whole_percent), ["0 %", "21 %", "100 %"]);
         assert_eq!(percent(0.2094), "20.9 %");
         assert_eq!(percent(0.0014), "0.14 %");
         assert_eq!(times(1.1511), "1.151x");
@@ -217,7 +223,7 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_not_shown_as_a_number() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            for show in [number, ms, unit_ns, percent, signed_percent, times, compact, tick] {
+            for show in [number, ms, unit_ns, percent, whole_percent, signed_percent, times, compact, tick] {
                 assert_eq!(show(value), "-");
             }
         }

@@ -11,7 +11,7 @@ use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
 use crate::args;
 use crate::costs::notice_of_families;
 use dflop_schedule::Meets;
-use dflop_types::number::{self, percent};
+use dflop_types::number::{self, percent, whole_percent};
 use dflop_types::{ModelProfile, SampleKind, printable, regular, statistics, thousands};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -274,7 +274,7 @@ fn costs_arguments(data: &Path, source: &args::CostSource) -> Vec<String> {
 /// The samples, their work, and where its times come from: three lines, or little more.
 fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
     let num_samples: u64 = survey.kinds.iter().sum();
-    let share = |count: u64| percent(count as f64 / num_samples.max(1) as f64);
+    let share = |count: u64| whole_percent(count as f64 / num_samples.max(1) as f64);
     let kinds: Vec<String> = SampleKind::ALL
         .iter()
         .zip(survey.kinds)
@@ -294,7 +294,7 @@ fn mixture_lines(survey: &Survey, model: &ModelProfile) -> Vec<String> {
         number::ns(median as u64),
         number::ns(of(0.95) as u64),
         number::ns(largest as u64),
-        percent(survey.encoder_share())
+        whole_percent(survey.encoder_share())
     );
     let third = format!("costs {kind}: {} on {}", printable(&model.model), printable(&model.device.name));
     [first, second, third].iter().flat_map(|line| wrapped(line)).collect()

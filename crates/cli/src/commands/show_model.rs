@@ -126,7 +126,7 @@ fn linear(text: &mut String, profile: &ModelProfile) {
     );
     let _ = writeln!(
         text,
-        "  {:<21}{:>5}{:>15}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>11}",
+        "  {:<21}{:>5}{:>15}{:>9}{:>10}{:>10}{:>10}{:>10}{:>8}{:>14}",
         "module", "count", "parameters", "tokens", "F", "B", "I", "W", "spread", "kept"
     );
     for (name, module) in &profile.modules {
@@ -167,7 +167,7 @@ fn numbers(point: &MeasuredPoint, divisor: u64) -> String {
     let spread =
         if point.repeats == 0 { "-".to_owned() } else { percent(point.spread_ns as f64 / whole_ns as f64) };
     format!(
-        "{:>9}{:>9}{:>9}{:>9}{:>9}{spread:>8}{:>11}",
+        "{:>9}{:>10}{:>10}{:>10}{:>10}{spread:>8}{:>14}",
         thousands(point.size),
         unit_ns(each(point.forward_ns)),
         or_none(point.backward_ns),
@@ -186,7 +186,7 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
             let point = points.last()?;
             let each = |value: u64| value as f64 / point.size.max(1) as f64;
             Some(format!(
-                "  {name:<21}{:<12}{:>17}{:>9} more{:>15}",
+                "  {name:<21}{:<12}{:>17}{:>10} more{:>15}",
                 mode_name(*mode),
                 thousands(point.size),
                 unit_ns(each(point.extra_ns)),
@@ -197,7 +197,7 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
     if !rows.is_empty() {
         let _ = writeln!(
             text,
-            "\nwith recomputation, a token\n  {:<21}{:<12}{:>17}{:>14}{:>15}",
+            "\nwith recomputation, a token\n  {:<21}{:<12}{:>17}{:>15}{:>15}",
             "module", "mode", "tokens", "backward", "kept"
         );
         let _ = writeln!(text, "{}", rows.join("\n"));

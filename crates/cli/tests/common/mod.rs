@@ -81,7 +81,7 @@ pub(crate) fn snapshot(name: &str, text: &str) {
             (r"/[^ `]*\.tmp[A-Za-z0-9]+", "[TMP]"),
             (r"sha256:[0-9a-f]{64}", "sha256:[HASH]"),
             (r"it has \d+ cores", "it has [N] cores"),
-            (r"\d+(\.\d+)? (s|ms|us)\b", "[TIME]"),
+            (r"\d[\d,]*(\.\d+)? (s|ms|us)\b", "[TIME]"),
             (r"[\d.]+ samples/s", "[RATE] samples/s"),
         ],
         omit_expression => true,

@@ -21,11 +21,10 @@
 //! for a frame past the end, and then fails: here the n frames that exist are read.
 
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
-use super::qwen_vl::{self, Generation, Settings};
+use super::qwen_vl::{Generation, Settings, VideoRule};
 use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
-use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
+use super::{Clip, FamilyFiles, MediaShape, VideoSampling};
 use crate::DataError;
-use crate::media::MediaKind;
 
 /// Configuration, image processor and video processor alike.
 const PATCHES: Patches = Patches { side: 14, merge: 2, frames: 2 };
@@ -125,6 +124,12 @@ impl Qwen2Vl {
         let share = u64::try_from(share).unwrap_or(u64::MAX);
         PixelRange { min, max: self.settings.video.capped(max.min(share)) }
     }
+}
+
+impl VideoRule for Qwen2Vl {
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
 
     fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
         check_clip(clip, asked)?;
@@ -138,31 +143,11 @@ impl Qwen2Vl {
     }
 }
 
-impl Family for Qwen2Vl {
-    fn name(&self) -> &str {
-        self.settings.family
-    }
-
-    fn marks(&self, kind: MediaKind) -> Option<Marks> {
-        qwen_vl::marks(kind)
-    }
-
-    fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
-        self.settings.image(size)
-    }
-
-    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
-        self.video_shape(clip, sampling).map_err(|rule| self.settings.refused(clip, rule))
-    }
-
-    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
-        Err(unread(self.settings.family, "a sound"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::{Family as _, Size};
+    use crate::media::MediaKind;
     use serde_json::{Value, json};
 
     fn rule(video_preprocessor: Value) -> Qwen2Vl {

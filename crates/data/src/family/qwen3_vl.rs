@@ -19,11 +19,10 @@
 //! duration, and refuse a clip that tells neither.
 
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
-use super::qwen_vl::{self, Generation, Settings};
+use super::qwen_vl::{Generation, Settings, VideoRule};
 use super::video_settings::{FRAMES_MAX, VideoSettings, all_frames, check_clip, frame_rate};
-use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};
+use super::{Clip, FamilyFiles, MediaShape, Piece, VideoSampling};
 use crate::DataError;
-use crate::media::MediaKind;
 
 const GENERATION: Generation = Generation {
     families: ["qwen3_vl", "qwen3_vl_moe"],
@@ -105,6 +104,25 @@ impl Qwen3Vl {
         let frame = tokens.saturating_mul(factor * factor).min(max / num_frames);
         PixelRange { min, max: self.settings.video.capped(frame).saturating_mul(num_frames) }
     }
+}
+
+/// Sides scaled up, where one is shorter than `factor`, until neither is.
+fn enlarged((height, width): (u64, u64), factor: u64) -> Result<(u64, u64), String> {
+    if height == 0 || width == 0 {
+        return Err("both sides must be at least 1".to_owned());
+    }
+    if height >= factor && width >= factor {
+        return Ok((height, width));
+    }
+    let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
+    let scaled = |side: u64| (side as f64 * scale) as u64;
+    Ok((scaled(height), scaled(width)))
+}
+
+impl VideoRule for Qwen3Vl {
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
 
     fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String> {
         check_clip(clip, asked)?;
@@ -134,44 +152,10 @@ impl Qwen3Vl {
     }
 }
 
-/// Sides scaled up, where one is shorter than `factor`, until neither is.
-fn enlarged((height, width): (u64, u64), factor: u64) -> Result<(u64, u64), String> {
-    if height == 0 || width == 0 {
-        return Err("both sides must be at least 1".to_owned());
-    }
-    if height >= factor && width >= factor {
-        return Ok((height, width));
-    }
-    let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
-    let scaled = |side: u64| (side as f64 * scale) as u64;
-    Ok((scaled(height), scaled(width)))
-}
-
-impl Family for Qwen3Vl {
-    fn name(&self) -> &str {
-        self.settings.family
-    }
-
-    fn marks(&self, kind: MediaKind) -> Option<Marks> {
-        qwen_vl::marks(kind)
-    }
-
-    fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
-        self.settings.image(size)
-    }
-
-    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
-        self.video_shape(clip, sampling).map_err(|rule| self.settings.refused(clip, rule))
-    }
-
-    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
-        Err(unread(self.settings.family, "a sound"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::{Family as _, Size};
     use serde_json::json;
 
     /// Five frames of eight a second, all read: pairs (0, 1), (2, 3) and (4, 4), at 1 / 16, 5 / 16 and 1 / 2 s. 96 x

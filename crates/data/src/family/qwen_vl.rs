@@ -3,9 +3,10 @@
 use super::fields::{CONFIG, Fields, PREPROCESSOR};
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
 use super::video_settings::VideoSettings;
-use super::{Clip, FamilyFiles, Marks, MediaShape, Size};
+use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Size, Sound, VideoSampling, unread};
 use crate::DataError;
 use crate::media::MediaKind;
+use std::fmt::Debug;
 
 /// Name of the video processor's own file in errors.
 const VIDEO_PREPROCESSOR: &str = "video_preprocessor_config.json";
@@ -124,13 +125,44 @@ fn image_words(size: Size) -> String {
 }
 
 /// How the Qwen-VL families write media; what stands around the placeholder comes from the chat template.
-pub(super) fn marks(kind: MediaKind) -> Option<Marks> {
+fn marks(kind: MediaKind) -> Option<Marks> {
     let (token, id_fields): (&str, &'static [&'static str]) = match kind {
         MediaKind::Image => ("<|image_pad|>", &["image_token_id"]),
         MediaKind::Video => ("<|video_pad|>", &["video_token_id"]),
         MediaKind::Audio => return None,
     };
     Some(Marks { placeholder: token.to_owned(), feature_token: token.to_owned(), id_fields })
+}
+
+/// What a generation of Qwen-VL does in its own way: which frames of a video it reads, and at which size.
+pub(super) trait VideoRule: Send + Sync + Debug {
+    /// What all generations read of the model's files.
+    fn settings(&self) -> &Settings;
+
+    /// The shape of a video; the rule in words that refuses it.
+    fn video_shape(&self, clip: &Clip, asked: VideoSampling) -> Result<MediaShape, String>;
+}
+
+impl<R: VideoRule> Family for R {
+    fn name(&self) -> &str {
+        self.settings().family
+    }
+
+    fn marks(&self, kind: MediaKind) -> Option<Marks> {
+        marks(kind)
+    }
+
+    fn image(&self, size: Size, _: usize) -> Result<MediaShape, DataError> {
+        self.settings().image(size)
+    }
+
+    fn video(&self, clip: &Clip, sampling: VideoSampling) -> Result<MediaShape, DataError> {
+        self.video_shape(clip, sampling).map_err(|rule| self.settings().refused(clip, rule))
+    }
+
+    fn audio(&self, _: &Sound) -> Result<MediaShape, DataError> {
+        Err(unread(self.settings().family, "a sound"))
+    }
 }
 
 #[cfg(test)]
