@@ -118,7 +118,7 @@ impl Advised {
         let basis = if model.is_estimated { "estimated" } else { "measured" };
         outln!("\n{num_ranks} ranks x {batch_size} samples{accumulated}, {layout}");
         outln!(
-            "simulated from {basis} costs: {} global batches; work bound {} a step, its work divided evenly",
+            "simulated from {basis} costs: {} global batches; work bound {} a step, work divided evenly",
             thousands(survey.mixture.batches.len() as u64),
             number::ns(self.bound_ns as u64)
         );

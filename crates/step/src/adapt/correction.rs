@@ -2,7 +2,7 @@
 
 use crate::adapt::adjustment::{Adjustment, RowFactor, ShapeFactor, rows_of, share_tokens};
 use crate::adapt::bins::{ENCODER, LLM, ShapeBins, tokens};
-use crate::adapt::fit::{Excess, Fit, Observed};
+use crate::adapt::fit::{BinExcess, Fit, Observed};
 use crate::adapt::rows::{RowStep, Rows, Sum, median};
 use crate::adapt::watch::{Alarm, Watch};
 use crate::error::StepError;
@@ -35,19 +35,6 @@ pub struct CorrectionState {
     pub steps: Vec<(Vec<Sum>, u64)>,
     /// Evidence on shapes, of the encoder and of the LLM backbone.
     pub fits: [Fit; 2],
-}
-
-/// What samples of one bin take beyond their prediction.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BinExcess {
-    /// Whether it is of the encoder; else of the LLM backbone.
-    pub is_encoder: bool,
-    /// The fewest tokens of such a sample.
-    pub tokens_min: u64,
-    /// The most.
-    pub tokens_max: u64,
-    /// How much, how sure, and what part of it is used.
-    pub excess: Excess,
 }
 
 impl Correction {

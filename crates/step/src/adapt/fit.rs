@@ -42,6 +42,19 @@ pub struct Excess {
     pub confidence: f64,
 }
 
+/// What samples of one bin take beyond their prediction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BinExcess {
+    /// Whether it is of the encoder; else of the LLM backbone.
+    pub is_encoder: bool,
+    /// The fewest tokens of such a sample.
+    pub tokens_min: u64,
+    /// The most.
+    pub tokens_max: u64,
+    /// How much, how sure, and what part of it is used.
+    pub excess: Excess,
+}
+
 impl Excess {
     /// What is used of it: shrunk, bounded, and 0 where it may be chance.
     pub fn used(&self) -> f64 {

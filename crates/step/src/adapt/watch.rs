@@ -11,7 +11,7 @@
 
 use crate::adapt::adjustment::rows_of;
 use crate::adapt::bins::{ENCODER, LLM};
-use crate::adapt::correction::BinExcess;
+use crate::adapt::fit::BinExcess;
 use crate::adapt::rows::{Sum, median};
 use dflop_types::{Layout, StageIndex};
 use std::collections::{BTreeMap, BTreeSet};
