@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-sim bench-prepare docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-sim bench-prepare bench-loader docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,7 +131,7 @@ lock: $(VENV)/.dependencies ## Renew the lock files
 	$(COMPILE) --extra train --extra build -c requirements-dev.lock pyproject.toml -o requirements.lock
 	cargo update
 
-bench: bench-data bench-cost bench-step bench-schedule bench-plan bench-sim bench-prepare ## All benchmarks
+bench: bench-data bench-cost bench-step bench-schedule bench-plan bench-sim bench-prepare bench-loader ## All benchmarks
 
 bench-data: setup $(DEV) ## Header reading and tokenization against Pillow and Hugging Face -> bench/out/data.json
 	cargo build --release --locked --quiet -p dflop-data --example speed
@@ -145,6 +145,9 @@ bench-step: setup $(DEV) ## Measured steps of every arm against predicted ones (
 
 bench-adopt: setup $(DEV) ## An epoch of transformers.Trainer by who chooses the batches (ROUNDS=6; 8 minutes, a quiet machine) -> bench/out/adopt.json
 	$(BIN)/python benches/adopt.py bench/out/adopt.json --rounds $(or $(ROUNDS),6)
+
+bench-loader: setup $(DEV) ## Images, frames and seconds of sound a second and core, and the wait of training, against torch's DataLoader (ROUNDS=3, WORKERS=1) -> bench/out/loader.json
+	$(BIN)/python benches/loader.py bench/out/loader.json --rounds $(or $(ROUNDS),3) --workers $(or $(WORKERS),1)
 
 bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregated, FSDP2 token-packed (ROUNDS=6; a quiet machine) -> bench/out/layouts.json
 	$(BIN)/python benches/layouts.py bench/out/layouts.json --rounds $(or $(ROUNDS),6)

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from dflop import ProfileError
+from dflop.data.cache import ByteBoundedCache
 from dflop.data.collate import encoder_input, llm_input
-from dflop.data.dataset import ByteBoundedCache, SampleLoader, sample_from_encoded
+from dflop.data.dataset import sample_from_encoded
+from dflop.data.loader import SampleLoader
 from dflop.data.shares import share_of
 from dflop.models.media import MediaBytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ran
 from demo_run import lines, request, run_training, write_demo
 from toy_run import write_colocated, write_plan
 
-import dflop.runtime.trainer  # noqa: F401
 from dflop._native import profile_shapes
 from dflop._native.testing import load_config
+from dflop.runtime import trainer
 
 NUM_SAMPLES, BATCH, MICROBATCHES, STEPS = 20, 8, 4, 5
 
@@ -85,6 +86,44 @@ def test_the_parts_of_the_clock_add_up(whole):
         assert total == end
         # From the barrier to the end of this rank's step, of which that of all ranks is a little more or less.
         assert m["clock_ns"]["step"] > 0
+
+
+def test_the_clock_is_the_wall_clock_of_the_run(demo, tmp_path):
+    """Held against a watch of its own, from the building of the model to the end of the run."""
+
+    def before(index):
+        clock, run_of = trainer.Clock, trainer.Trainer.run
+
+        def begun(self):
+            clock.__init__(self)
+            (tmp_path / f"begun {index}").write_text(str(time.monotonic_ns()))
+
+        trainer.Clock = type("Begun", (clock,), {"__init__": begun})
+
+        def timed(self):
+            is_done = run_of(self)
+            (tmp_path / f"ended {index}").write_text(str(time.monotonic_ns()))
+            return is_done
+
+        trainer.Trainer.run = timed
+
+    run(demo, tmp_path / "run", tmp_path, before, steps=2)
+    begun, ended = (int((tmp_path / f"{moment} 0").read_text()) for moment in ("begun", "ended"))
+    totals = json.loads((tmp_path / "run/clock.json").read_text())
+    end = totals.pop("end")
+    assert sum(totals.values()) == end
+    assert totals["evaluation"] == 0
+    assert min(totals[part] for part in ("schedule", "pack", "agree", "step", "checkpoint", "write")) > 0
+    # What is left is closing the files.
+    assert 0.8 * (ended - begun) < end < ended - begun
+    metrics = lines(tmp_path / "run/metrics.jsonl")
+    for m in metrics:
+        work_s = sum(m["clock_ns"][part] for part in ("schedule", "pack", "agree", "step", "write")) / 1e9
+        assert m["samples_per_s"] == pytest.approx(m["samples"] / work_s)
+        assert m["tokens_per_s"] == pytest.approx(m["tokens"] / work_s)
+        # A CPU has no rate that its vendor names: no share of it is made up.
+        assert m["mfu"] is None
+        assert m["model_flops"] > 0
 
 
 def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):

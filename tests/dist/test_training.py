@@ -22,7 +22,8 @@ from transformers import Trainer
 
 from dflop._native import Dataset
 from dflop._native.testing import load_config
-from dflop.data.dataset import SampleLoader, sample_from_encoded
+from dflop.data.dataset import sample_from_encoded
+from dflop.data.loader import SampleLoader
 from dflop.models import load_adapter
 from dflop.runtime import gradients, sharded, trainer
 
@@ -60,6 +61,8 @@ class Oracle:
         self.dataset = self.dataset_of(demo)
         self.loader = SampleLoader(self.dataset, self.adapter)
         self.model = tiny_llava.pretrained(demo / "model", directory, SEED)
+        self.losses = {}
+        """Of each sample, summed over its label tokens."""
         # What no sample reaches has a gradient of zeros, as in a run: AdamW decays it.
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -85,6 +88,7 @@ class Oracle:
                 pixels=torch.cat(tiles) if tiles else None,
             )
             part = tiny_llava.labels_loss(self.model, own) / total
+            self.losses[index] = float(part.detach()) * total
             if part.requires_grad:
                 part.backward()
             loss += float(part.detach())
@@ -159,6 +163,20 @@ def layout_of(demo, tmp_path, layout):
     return {"num_ranks": plan.num_ranks, "plan": str(path)}
 
 
+def check_groups(loss_by, oracle, batch):
+    """The loss by kind and by source is that of the oracle's samples, whatever microbatch they were in."""
+    names = {"kind": oracle.dataset.kind, "source": oracle.dataset.source}
+    for by, name_of in names.items():
+        groups = loss_by[by]
+        assert sorted(groups) == sorted({name_of(index) for index in batch})
+        for name, found in groups.items():
+            own = [index for index in batch if name_of(index) == name]
+            label_tokens = sum(oracle.dataset.shape(index)[2] for index in own)
+            assert (found["samples"], found["label_tokens"]) == (len(own), label_tokens)
+            expected = sum(oracle.losses[index] for index in own) / label_tokens
+            assert found["loss"] == pytest.approx(expected, rel=1e-5), name
+
+
 @pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 2), (2, 0), (3, 2), (2, 3)], ids=str)
 def test_every_arm_of_the_scheduler_has_the_gradient_of_one_process(layout, demo, tmp_path):
     """One global batch by each way to schedule; without a learning rate the weights stay what they are."""
@@ -181,6 +199,7 @@ def test_every_arm_of_the_scheduler_has_the_gradient_of_one_process(layout, demo
     expected = oracle.gradients()
     for turn, m in enumerate(metrics):
         assert m["loss"] == pytest.approx(loss, rel=1e-6), m["arm"]
+        check_groups(m["loss_by"], oracle, turns[0]["samples"])
         seen = set()
         for rank in range(asked["num_ranks"]):
             for name, gradient in torch.load(tmp_path / f"gradients {turn} {rank}").items():

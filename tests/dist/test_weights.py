@@ -18,7 +18,7 @@ from ranks import results
 from test_training import SEED, Oracle, config_with, keep_weights, layout_of, make
 from transformers import LlavaOnevisionForConditionalGeneration, Trainer
 
-from dflop.data.dataset import SampleLoader
+from dflop.data.loader import SampleLoader
 from dflop.models import load_adapter
 from dflop.models.adapters import add_adapters
 from dflop.models.parameters import component_of

@@ -11,7 +11,7 @@ import torch
 
 from dflop import ProfileError
 from dflop._native import Dataset, run_cli
-from dflop.data.dataset import SampleLoader
+from dflop.data.loader import SampleLoader
 from dflop.models import load_adapter
 
 NUM_SAMPLES = 12

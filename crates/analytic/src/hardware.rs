@@ -274,6 +274,23 @@ impl Hardware {
         })
     }
 
+    /// The device that a driver calls by that name, as in `NVIDIA H100 80GB HBM3`; `None` where the table lacks it. A variant
+    /// with other peak rates (`PCIe`, NVL, GH200) is another device.
+    pub fn of_device(name: &str) -> Option<&'static Self> {
+        const NAMES: [(&str, &str); 8] = [
+            ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+            ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA B200", "b200"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+            ("AMD Instinct MI300X", "mi300x"),
+        ];
+        let (_, own) = NAMES.iter().find(|(device, _)| *device == name)?;
+        HARDWARE.iter().find(|hardware| hardware.name == *own)
+    }
+
     /// What was measured of its kernels at this dtype; `None` where efficiencies are assumed.
     pub fn measured(&self, dtype: &str) -> Option<&'static Measured> {
         if dtype == "float32" { None } else { self.chip.and_then(Measured::of_chip) }

@@ -1,7 +1,7 @@
 //! Model FLOPs utilization (MFU): the operations that a model needs, over what the devices could do in the time.
 
 use crate::architecture::Architecture;
-use dflop_types::{MicrobatchShape, ModelProfile};
+use dflop_types::{MicrobatchShape, ModelProfile, Trained};
 
 impl Architecture {
     /// Floating point operations of forward and backward over the samples of `shape`, encoder and projector included, all of it
@@ -10,6 +10,14 @@ impl Architecture {
     /// As `torch.utils.flop_counter` counts them: attention over the whole square, whatever the mask. What is recomputed
     /// does not count: it is no work of the model.
     pub fn training_flops(&self, shape: &MicrobatchShape) -> u128 {
+        self.training_flops_of(shape, &Trained::default())
+    }
+
+    /// As [`Self::training_flops`], where only `trained` trains: what is frozen has no gradients of its weights, and passes
+    /// one on only where something before it trains.
+    ///
+    /// *Not modelled*: the products of `LoRA` adapters, whose share is their rank over the width.
+    pub fn training_flops_of(&self, shape: &MicrobatchShape, trained: &Trained) -> u128 {
         let groups = shape.encoder_segments.iter();
         let encoder: Vec<u64> = groups
             .flat_map(|group| std::iter::repeat_n(u64::from(group.tokens), group.count as usize))
@@ -24,7 +32,16 @@ impl Architecture {
                 _ => encoder.clone(),
             };
             let flops = module.flops(&segments);
-            u128::from(module.count) * (flops.forward + flops.input + flops.weight)
+            let (is_before, is_own) = match module.name {
+                "llm_embedding" | "llm_layer" | "llm_head" => {
+                    let is_own = trained.llm && trained.lora_rank == 0;
+                    (trained.llm || trained.projector || trained.encoder, is_own)
+                }
+                "projector" => (trained.encoder, trained.projector),
+                _ => (trained.encoder, trained.encoder),
+            };
+            let gradients = if is_before { flops.input } else { 0 } + if is_own { flops.weight } else { 0 };
+            u128::from(module.count) * (flops.forward + gradients)
         };
         self.modules().iter().map(of_module).sum()
     }
@@ -54,7 +71,7 @@ pub fn mfu(flops: u128, step_ns: u64, num_ranks: u32, peak_gflops: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::catalogue_model;
-    use dflop_types::EncoderSegments;
+    use dflop_types::{EncoderSegments, Recipe};
 
     /// Six operations a parameter and token in products, twelve a width and pair of tokens in attention, of either part.
     #[test]
@@ -75,6 +92,41 @@ mod tests {
         let tokens = 5.0 * 729.0;
         assert!((6.0 * 0.40e9 * tokens..6.0 * 0.55e9 * tokens).contains(&(encoder as f64)), "{encoder}");
         assert_eq!(windows(&[100, 64, 20], Some(64)), [64, 36, 64, 20]);
+    }
+
+    /// Without gradients of the weights of what is frozen, and without those that nothing before it wants.
+    #[test]
+    fn what_is_frozen_counts_less() {
+        let architecture = catalogue_model("llava-onevision-qwen2-7b").unwrap().architecture().unwrap();
+        let segments = vec![EncoderSegments { count: 2, tokens: 729 }];
+        let shape = MicrobatchShape { encoder_segments: segments, llm_tokens: vec![500], label_tokens: 100 };
+        let flops = |recipe: Recipe| architecture.training_flops_of(&shape, &recipe.trained(16));
+        let sum = |name: &str, of: &dyn Fn(&crate::ModuleFlops) -> u128| -> u128 {
+            let segments: &[u64] = match name {
+                "llm_head" => &[100],
+                "llm_embedding" | "llm_layer" => &[500],
+                _ => &[729, 729],
+            };
+            let modules = architecture.modules();
+            modules
+                .iter()
+                .filter(|module| module.name == name)
+                .map(|module| u128::from(module.count) * of(&module.flops(segments)))
+                .sum()
+        };
+        let encoder = |of: &dyn Fn(&crate::ModuleFlops) -> u128| {
+            sum("encoder_embedding", of) + sum("encoder_layer", of)
+        };
+        let llm = |of: &dyn Fn(&crate::ModuleFlops) -> u128| {
+            sum("llm_embedding", of) + sum("llm_layer", of) + sum("llm_head", of)
+        };
+        let full = architecture.training_flops(&shape);
+        assert_eq!(flops(Recipe::Full), full);
+        let of_encoder = encoder(&|f| f.input + f.weight) + sum("projector", &|f| f.input);
+        assert_eq!(flops(Recipe::FrozenEncoder), full - of_encoder);
+        assert_eq!(flops(Recipe::FrozenLlm), full - llm(&|f| f.weight));
+        assert_eq!(flops(Recipe::Projector), full - of_encoder - llm(&|f| f.weight));
+        assert_eq!(flops(Recipe::Lora), flops(Recipe::Projector));
     }
 
     #[test]

@@ -136,6 +136,9 @@ pub(crate) struct ProfileData {
     /// Where to write [default: data_profile.parquet beside the configuration; of a shard data_profile-I-of-N.parquet]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Read the samples of `evaluation.mixture` instead [writes evaluation_profile.parquet unless --out says otherwise]
+    #[arg(long)]
+    pub(crate) evaluation: bool,
     /// Measure every sample, also those that the profile to be replaced has
     #[arg(long)]
     pub(crate) fresh: bool,
@@ -340,6 +343,9 @@ pub(crate) struct Train {
     /// Directory of metrics and traces [default: run beside the configuration]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    /// Data profile of `evaluation.mixture` [default: evaluation_profile.parquet beside the configuration]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) evaluation_profile: Option<PathBuf>,
     /// Global batches to train [default: train.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: Option<u64>,

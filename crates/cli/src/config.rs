@@ -3,6 +3,7 @@
 //! Every problem is listed with its line and path before anything runs; an unknown key is a problem, since a
 //! misspelt one would otherwise be a default in silence.
 
+mod evaluation;
 mod section;
 mod train;
 
@@ -11,6 +12,8 @@ use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, 
 use dflop_data::yaml;
 use dflop_step::GiantRule;
 use dflop_types::{Cluster, Hint, Recipe, Trained, artifact};
+pub use evaluation::EvaluationSection;
+use evaluation::evaluation_section;
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
@@ -38,6 +41,8 @@ pub struct Config {
     pub train: TrainSection,
     /// Checkpoints.
     pub checkpoint: CheckpointSection,
+    /// Evaluation.
+    pub evaluation: EvaluationSection,
 }
 
 /// `model:`
@@ -73,6 +78,8 @@ pub struct DataSection {
     pub bad_samples_max_percent: f64,
     /// Bytes of decoded media each rank keeps.
     pub cache_bytes: u64,
+    /// Bytes of media that each rank has decoded ahead of need, at most.
+    pub ahead_bytes: u64,
 }
 
 /// `cluster:`
@@ -142,6 +149,20 @@ impl Config {
             // Credentials stand in the environment; the command line is where it is read.
             store_options: dflop_data::store::options_among(std::env::vars_os()),
         }
+    }
+
+    /// As [`Config::profile_settings`], of the samples that are held out.
+    ///
+    /// # Errors
+    /// The rule, where there are none.
+    pub fn evaluation_settings(&self) -> Result<ProfileSettings, String> {
+        let mixture = self.evaluation.mixture.clone();
+        let mixture = mixture.ok_or("`evaluation.mixture` is missing, must name the samples to evaluate")?;
+        Ok(ProfileSettings {
+            mixture,
+            media_root: self.evaluation.media_root.clone(),
+            ..self.profile_settings()
+        })
     }
 
     /// The cluster as the planner sees it.
@@ -313,6 +334,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
             .optional_number("bad_samples_max_percent", 0.0..=100.0)
             .unwrap_or(BAD_SAMPLES_MAX_PERCENT),
         cache_bytes: section.count("cache_bytes", 0..=1 << 50, Some(1 << 30)),
+        ahead_bytes: section.count("ahead_bytes", 1 << 20..=1 << 50, Some(1 << 30)),
     };
     section.finish();
 
@@ -348,6 +370,11 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         keep: section.count("keep", 1..=1 << 20, Some(2)),
     };
     section.finish();
+
+    let node = top.child("evaluation");
+    let mut section = Section::new("evaluation", text, node, top.problems);
+    let evaluation = evaluation_section(&mut section, |name| beside(&directory, name));
+    section.finish();
     top.finish();
 
     if scope == Scope::Data {
@@ -355,7 +382,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         problems.retain(|problem| !(problem.is_missing && is_other(&problem.field)));
     }
     if problems.is_empty() {
-        Ok(Config { directory, model, data, cluster, train, checkpoint })
+        Ok(Config { directory, model, data, cluster, train, checkpoint, evaluation })
     } else {
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })

@@ -1,7 +1,9 @@
 //! The analytic model's integers, for those who check or use them.
 
+use crate::dataset::Dataset;
 use crate::error::{Kind, map};
-use dflop_analytic::{AnalyticError, Architecture};
+use dflop_analytic::{AnalyticError, Architecture, Hardware};
+use dflop_types::{MicrobatchShape, Recipe};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
@@ -13,6 +15,37 @@ fn architecture(config: &str) -> PyResult<Architecture> {
         crate::error::raise(Kind::Profile, &format!("config.json is not JSON: {error}"), None)
     })?;
     Architecture::from_config(&config).map_err(map(Kind::Profile))
+}
+
+/// Operations that training a model takes; see `_native/__init__.pyi`.
+#[pyclass(frozen, module = "dflop._native")]
+pub(crate) struct ModelFlops {
+    architecture: Architecture,
+    recipe: Recipe,
+}
+
+#[pymethods]
+impl ModelFlops {
+    #[new]
+    fn new(config: &str, recipe: &str) -> PyResult<Self> {
+        let recipe =
+            recipe.parse().map_err(|rule: String| crate::error::raise(Kind::Profile, &rule, None))?;
+        Ok(Self { architecture: architecture(config)?, recipe })
+    }
+
+    fn of(&self, dataset: &Dataset, samples: Vec<u32>) -> PyResult<u128> {
+        let shapes = samples.into_iter().map(|sample| Ok(&dataset.profiled(sample)?.shape));
+        let shapes: Vec<_> = shapes.collect::<PyResult<_>>()?;
+        // The rank of adapters decides nothing but that there are some.
+        Ok(self.architecture.training_flops_of(&MicrobatchShape::pack(shapes), &self.recipe.trained(1)))
+    }
+}
+
+/// Peak rate of a device by its driver's name; see `_native/__init__.pyi`.
+#[pyfunction]
+pub(crate) fn peak_gflops(device: &str, dtype: &str) -> PyResult<Option<u64>> {
+    let Some(hardware) = Hardware::of_device(device) else { return Ok(None) };
+    hardware.rate(dtype).map(|(gflops, _)| Some(gflops)).map_err(map(Kind::Profile))
 }
 
 /// Modules of a model with their counts and parameters; see `_native/testing.pyi`.

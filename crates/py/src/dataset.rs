@@ -86,16 +86,22 @@ pub(crate) struct Dataset(dflop_data::dataset::Dataset);
 #[pymethods]
 impl Dataset {
     #[new]
-    #[pyo3(signature = (config_path, data_profile_path, family = None))]
+    #[pyo3(signature = (config_path, data_profile_path, family = None, *, evaluation = false))]
     fn new(
         py: Python<'_>,
         config_path: PathBuf,
         data_profile_path: PathBuf,
         family: Option<Bound<'_, PyAny>>,
+        evaluation: bool,
     ) -> PyResult<Self> {
         let config = dflop_cli::config::load(&config_path).map_err(map(Kind::Profile))?;
         let family = crate::family::find(py, family, config.model.family.as_deref(), &config.directory)?;
-        let settings = ProfileSettings { family, ..config.profile_settings() };
+        let settings = if evaluation {
+            config.evaluation_settings().map_err(|rule| raise(Kind::Profile, &rule, None))?
+        } else {
+            config.profile_settings()
+        };
+        let settings = ProfileSettings { family, ..settings };
         let profile = py.detach(|| table::read(&data_profile_path)).map_err(artifact)?;
         py.detach(|| dflop_data::dataset::Dataset::open(&settings, profile))
             .map(Self)
@@ -108,7 +114,13 @@ impl Dataset {
 
     fn encode(&self, py: Python<'_>, sample: u32) -> PyResult<EncodedSample> {
         self.profiled(sample)?;
-        let encoded = py.detach(|| self.0.encode(SampleIndex(sample))).map_err(map(Kind::Profile))?;
+        let encoded = py.detach(|| self.0.encode(SampleIndex(sample))).map_err(|error| {
+            let is_of_sample = matches!(error, DataError::TurnedBad { .. });
+            let error = map(Kind::Profile)(error);
+            // An attribute that cannot be set changes only what a policy for bad samples makes of it.
+            let _ = error.value(py).setattr("is_of_sample", is_of_sample);
+            error
+        })?;
         let media = encoded.media.into_iter().map(|medium| {
             Py::new(
                 py,
@@ -142,6 +154,12 @@ impl Dataset {
         Ok(self.profiled(sample)?.kind.to_string())
     }
 
+    fn source(&self, sample: u32) -> PyResult<String> {
+        let source = self.profiled(sample)?.source as usize;
+        // A profile is checked when it is read: each sample's source is there.
+        Ok(self.0.profile().sources.get(source).cloned().unwrap_or_default())
+    }
+
     fn shape(&self, sample: u32) -> PyResult<(u64, u32, u32)> {
         let shape = &self.profiled(sample)?.shape;
         Ok((shape.encoder_tokens(), shape.llm_tokens, shape.label_tokens))
@@ -159,7 +177,7 @@ impl Dataset {
 }
 
 impl Dataset {
-    fn profiled(&self, sample: u32) -> PyResult<&dflop_types::ProfiledSample> {
+    pub(crate) fn profiled(&self, sample: u32) -> PyResult<&dflop_types::ProfiledSample> {
         let samples = &self.0.profile().samples;
         samples.get(sample as usize).ok_or_else(|| {
             let message =

@@ -32,6 +32,8 @@ mod _native {
     #[pymodule_export]
     use crate::action::Action;
     #[pymodule_export]
+    use crate::analytic::{ModelFlops, peak_gflops};
+    #[pymodule_export]
     use crate::balance::{Balance, balance};
     #[pymodule_export]
     use crate::dataset::{Dataset, EncodedSample, Media, profile_shapes};

@@ -139,17 +139,44 @@ class EncodedSample:
 class Dataset:
     """The samples of a data profile, read again from the files it was made from."""
 
-    def __init__(self, config_path: str, data_profile_path: str, family: object = None) -> None:
-        """`family` is a function that gives shapes (`dflop.data.family`), by default `model.family`."""
+    def __init__(
+        self, config_path: str, data_profile_path: str, family: object = None, *, evaluation: bool = False
+    ) -> None:
+        """`family` is a function that gives shapes (`dflop.data.family`), by default `model.family`.
+
+        With `evaluation` the profile is that of `evaluation.mixture`.
+        """
     def __len__(self) -> int: ...
-    def encode(self, sample: int) -> EncodedSample: ...
+    def encode(self, sample: int) -> EncodedSample:
+        """ProfileError where it is not what was profiled; `is_of_sample` tells one that has turned bad."""
     def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...
+    def source(self, sample: int) -> str:
+        """Name of the source in the mixture that it comes from."""
     def shape(self, sample: int) -> tuple[int, int, int]:
         """(encoder tokens, LLM tokens, label tokens) as profiled."""
     def giants(self, llm_tokens_max: int) -> list[int]:
         """Samples with more LLM tokens than that, in order."""
     def digest(self, samples: Sequence[int]) -> str:
         """SHA-256 over (index, LLM tokens, label tokens, segments) of the samples: equal on all ranks."""
+
+@final
+class ModelFlops:
+    """Floating point operations that training a model takes, as `torch.utils.flop_counter` counts them."""
+
+    def __init__(self, config: str, recipe: str) -> None:
+        """`config` is the text of `config.json`; ProfileError where it is of no family that is counted.
+
+        `recipe` as in `train.recipe`: what is frozen takes less.
+        """
+    def of(self, dataset: Dataset, samples: Sequence[int]) -> int:
+        """Forward and backward of the samples, encoder and projector included; nothing is recomputed."""
+
+def peak_gflops(device: str, dtype: str) -> int | None:
+    """What a device could do at most in a second, in 10^9 operations, by its vendor.
+
+    `device` is the name that its driver gives, as `torch.cuda.get_device_name`; None for one that the table
+    of `dflop models` lacks. `dtype`: `bfloat16` or `float32`.
+    """
 
 def profile_shapes(data_profile_path: str) -> tuple[list[tuple[int, int, int]], int]:
     """(index, encoder tokens, LLM tokens) of each good sample of a data profile, in order; how many are bad.

@@ -35,6 +35,14 @@ class Sample:
     """For each of `media`, groups of equal parts in a row: how many, tiles of each, features of each."""
 
     @property
+    def kind(self) -> str:
+        """`text`, `image`, `multi_image`, `video` or `audio`; `mixed` where it has media of several kinds."""
+        kinds = {"image" if grid.kind == "multi_image" else grid.kind for grid in self.media}
+        if len(kinds) > 1:
+            return "mixed"
+        return "multi_image" if kinds == {"image"} and len(self.media) > 1 else next(iter(kinds), "text")
+
+    @property
     def num_tokens(self) -> int:
         """LLM tokens of the sample."""
         return int(self.input_ids_T.shape[0])

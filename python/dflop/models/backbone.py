@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from dflop.models.loss import summed_cross_entropy
+from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class LlmStage(nn.Module):
         source = cast("Any", whole).model.language_model
         self.is_first = is_first
         self.is_last = is_last
+        self.row_losses_K: torch.Tensor | None = None
+        """Loss of each position with a target of the last forward, [K] float32; of the last stage only."""
         self.model = nn.Module()
         stage = self.model.language_model = nn.Module()
         if self.is_first:
@@ -107,7 +109,9 @@ class LlmStage(nn.Module):
         hidden_TD = self.hidden(batch, incoming)
         if not self.is_last:
             return hidden_TD
-        return summed_cross_entropy(self.lm_head, *self.normed(batch, hidden_TD))
+        rows_K = cross_entropy_rows(self.lm_head, *self.normed(batch, hidden_TD))
+        self.row_losses_K = rows_K.detach()
+        return rows_K.sum()
 
     def hidden(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
         """Hidden states after the layers of this stage, before the final norm.

@@ -1,6 +1,6 @@
 """The loss without the logits of a whole pack: rows in chunks, whose logits the backward computes again.
 
-hidden rows [K, D] --chunk of rows--> logits [rows, V] --float32--> sum of cross entropy; the logits are freed
+hidden rows [K, D] --chunk of rows--> logits [rows, V] --float32--> cross entropies; the logits are freed
 
 K rows of a vocabulary of 152,064 are 0.6 MB of logits each in float32, and their gradient as much. One more
 product with the head for each chunk is the price; a pack that fits one chunk pays nothing.
@@ -36,16 +36,30 @@ def summed_cross_entropy(head: nn.Module, hidden_KD: torch.Tensor, targets_K: to
     Returns:
         A float32 scalar; 0 for no rows.
     """
+    return cross_entropy_rows(head, hidden_KD, targets_K).sum()
+
+
+def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
+    """The cross entropy of each row; training takes their sum.
+
+    Args:
+        head: Gives logits [K, V] of hidden rows [K, D]; a linear map.
+        hidden_KD: [K, D], after the final norm, the rows with a target.
+        targets_K: [K] int64, ids.
+
+    Returns:
+        [K] float32.
+    """
     vocab_size = int(head.weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType, reportOptionalSubscript]
     num_rows = max(1, LOGITS_BYTES_MAX // (4 * vocab_size))
 
     def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         # Past the module: a backward in two parts would keep the gradients of all logits until the second.
         logits = F.linear(rows, head.weight, head.bias)  # pyright: ignore[reportArgumentType]
-        return F.cross_entropy(logits.float(), targets, reduction="sum")
+        return F.cross_entropy(logits.float(), targets, reduction="none")
 
     if hidden_KD.shape[0] <= num_rows:
-        return F.cross_entropy(head(hidden_KD).float(), targets_K, reduction="sum")
+        return F.cross_entropy(head(hidden_KD).float(), targets_K, reduction="none")
     chunks = zip(hidden_KD.split(num_rows), targets_K.split(num_rows), strict=True)
     losses = [checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-    return torch.stack(losses).sum()
+    return torch.cat(losses)

@@ -69,7 +69,7 @@ class ActionLists:
         self._mesh = mesh
         self._of_plan: dict[int, list[Action]] = {}
 
-    def of_step(self, schedule: Schedule, work: StepWork) -> StepActions:
+    def of_step(self, schedule: Schedule, work: StepWork, *, is_evaluated: bool = False) -> StepActions:
         """This rank's actions of a step, checked, with the messages to open at each.
 
         Messages of a peer are opened in the order in which the peer sends them, which may not be that of this
@@ -78,6 +78,8 @@ class ActionLists:
         Args:
             schedule: Of the step.
             work: This rank's share of it.
+            is_evaluated: Whether only forwards run. They stand in the order of the lists: what a forward
+                waits for comes before it there, too.
 
         Returns:
             What the executor runs.
@@ -93,6 +95,8 @@ class ActionLists:
         self._check_results_of_own(schedule.step, own, work)
         if self._mesh.plan.zero == PARAMETERS:
             self._check_meetings(schedule, own, num_microbatches)
+        if is_evaluated:
+            own = [action for action in own if action.letter == "F"]
         needed = [
             [
                 Receive(action.stage, action.microbatch, action.takes_gradient, transfer)

@@ -36,6 +36,8 @@ class Statement:
     """Number of the signal that told this process to stop; 0: none did."""
     save_failed: bool = False
     """The checkpoint that this rank was writing has failed."""
+    num_bad: int = 0
+    """Samples of this rank that cannot be trained."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Agreement:
     """Number of a signal that told some rank to stop, the largest of several; 0: train on."""
     save_failed: bool
     """The checkpoint under way has failed on some rank."""
+    is_bad: bool = False
+    """Some rank has samples that cannot be trained: nothing else was compared."""
 
 
 def agree(mesh: Mesh, own: Statement, label_tokens: int) -> Agreement:
@@ -74,13 +78,16 @@ def agree(mesh: Mesh, own: Statement, label_tokens: int) -> Agreement:
     with talking("compare digests"):
         dist.all_gather(gathered, payload, group=mesh.control)
     statements = [Statement(**json.loads(bytes(g.tolist()).rstrip(b"\0"))) for g in gathered]
+    stop, save_failed = max(s.stop for s in statements), any(s.save_failed for s in statements)
+    if any(s.num_bad for s in statements):
+        return Agreement(stop, save_failed, is_bad=True)
     for field in ("step", "schedule", "samples"):
         _check_equal(field, [getattr(s, field) for s in statements])
     num_targets = sum(s.num_targets for s in statements)
     if num_targets != label_tokens:
         message = f"the ranks hold {num_targets} label tokens, the schedule divides by {label_tokens}"
         raise RankError(message)
-    return Agreement(max(s.stop for s in statements), any(s.save_failed for s in statements))
+    return Agreement(stop, save_failed)
 
 
 def _check_equal(field: str, values: Sequence[object]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-PARTS = ("schedule", "pack", "agree", "step", "checkpoint", "write")
+PARTS = ("schedule", "pack", "agree", "step", "checkpoint", "evaluation", "write")
 """Waiting for the schedule; packing samples, and waiting for media; waiting for the last rank to be ready;
-the step itself; copying and waiting for checkpoints; gathering spans and writing the journals."""
+the step itself; copying and waiting for checkpoints; evaluations; gathering spans, writing the journals."""
 
 
 class Clock:
@@ -16,6 +16,7 @@ class Clock:
         """Starts."""
         self._began_ns = self._last_ns = time.monotonic_ns()
         self._parts = _nothing()
+        self._totals = _nothing()
 
     def lap(self, part: str) -> None:
         """All since the last lap was `part`.
@@ -25,6 +26,7 @@ class Clock:
         """
         now = time.monotonic_ns()
         self._parts[part] += now - self._last_ns
+        self._totals[part] += now - self._last_ns
         self._last_ns = now
 
     def take(self) -> dict[str, int]:
@@ -34,6 +36,10 @@ class Clock:
         """
         parts, self._parts = self._parts, _nothing()
         return {**parts, "end": self._last_ns - self._began_ns}
+
+    def totals(self) -> dict[str, int]:
+        """Nanoseconds by part since the start; and `end`, their sum: from the start to the last lap."""
+        return {**self._totals, "end": self._last_ns - self._began_ns}
 
 
 def _nothing() -> dict[str, int]:

@@ -65,12 +65,13 @@ class Executor:
         self.running: str | None = None
         """The action under way, for error messages; none between steps."""
 
-    def prepare(self, work: StepWork, schedule: Schedule) -> StepActions:
+    def prepare(self, work: StepWork, schedule: Schedule, *, is_evaluated: bool = False) -> StepActions:
         """What this rank will do in a step; to be asked before the step starts.
 
         Args:
             work: This rank's share of the step.
             schedule: Of the step.
+            is_evaluated: Whether to run the forwards alone.
 
         Returns:
             The actions, for `run_step`.
@@ -78,7 +79,7 @@ class Executor:
         Raises:
             RankError: A list cannot be run; see `ActionLists.of_step`.
         """
-        return self._lists.of_step(schedule, work)
+        return self._lists.of_step(schedule, work, is_evaluated=is_evaluated)
 
     def run_step(
         self, work: StepWork, steps: StepActions, watch: Callable[[str], None] | None = None

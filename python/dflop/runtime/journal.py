@@ -1,4 +1,4 @@
-"""What a run writes, on the leader: a line a step in three files, TensorBoard events, progress on stderr.
+"""What a run writes, on the leader: a line a step in three files, what trackers take, progress on stderr.
 
 Every line is on disk when its step ends, so a run that is stopped leaves all steps it finished. No file of an
 earlier run is touched before the first step has ended: a run that comes to nothing leaves what was there. A
@@ -13,21 +13,25 @@ import os
 import shutil
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dflop.runtime.resume import cut_back
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from torch.utils.tensorboard import SummaryWriter
+    from dflop.runtime.trackers import Trackers
 
 
 FILES = ("metrics", "trace", "schedules", "events")
 """Files with a line a step, `.jsonl`."""
+RARE_FILES = ("memory", "evaluations", "bad_samples")
+"""Files that are there once they have a line."""
+_BAD_SHOWN = 5
+"""Bad samples that are told of one by one."""
 
 
 class Lines:
@@ -88,8 +92,9 @@ class Journal:
         out: Path,
         num_turns: int,
         request: Path | None = None,
-        verb: str = "train",
+        trackers: Trackers | None = None,
         first_step: int | None = None,
+        verb: str = "train",
     ) -> None:
         """Writes nothing yet.
 
@@ -97,8 +102,9 @@ class Journal:
             out: Directory; made if missing, once there is something to write.
             num_turns: Training steps of the run, for the progress line.
             request: File with what the run was asked to do, which becomes `request.json` beside the others.
-            verb: Of the command line, for the progress line.
+            trackers: Take the numbers of each step besides; none: nobody does.
             first_step: Where the run of this directory goes on; none: a new run begins.
+            verb: Of the command line, for the progress line.
         """
         self._out = out
         self._first_step = first_step
@@ -106,7 +112,8 @@ class Journal:
         self._verb = verb
         self._memory: list[str] = []
         self._files: dict[str, Lines] = {}
-        self._tensorboards: dict[str, SummaryWriter] = {}
+        self._trackers = trackers
+        self._bad = 0
         self._num_turns = num_turns
         self._num_before = self._num_done = first_step or 0
         self.num_written = first_step or 0
@@ -130,10 +137,10 @@ class Journal:
         out, is_new = self._out, self._first_step is None
         out.mkdir(parents=True, exist_ok=True)
         if self._first_step is not None:
-            cut_back(out, self._first_step, FILES)
+            cut_back(out, self._first_step, (*FILES, *RARE_FILES))
         files = {name: Lines(out / f"{name}.jsonl", is_new=is_new) for name in FILES}
         if is_new:
-            for name in ("memory", *(f"{name}.undone" for name in FILES)):
+            for name in (*RARE_FILES, *(f"{name}.undone" for name in (*FILES, *RARE_FILES))):
                 (out / f"{name}.jsonl").unlink(missing_ok=True)
             # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
             for folder in ("tensorboard", "checkpoints"):
@@ -160,36 +167,57 @@ class Journal:
             self.note(f"step {step}: {event['words']}")
 
     def write(self, metrics: dict[str, Any], trace: dict[str, Any]) -> None:
-        """One line in each file; then TensorBoard.
+        """One line in each file; then the trackers.
 
         Args:
-            metrics: For `metrics.jsonl`; its numbers go to TensorBoard.
+            metrics: For `metrics.jsonl`; its numbers go to the trackers.
             trace: For `trace.jsonl`.
         """
         self._line("trace", trace)
         self._line("metrics", metrics)
         self.num_written += 1
-        values = {
-            "train/loss": _number(metrics["loss"]),
-            "train/grad_norm": _number(metrics["grad_norm"]),
-            "step/ms": metrics["step_ns"] / 1e6,
-            "step/predicted_ms": metrics["predicted_ns"] / 1e6,
-            "step/bubble_ratio": metrics["bubble_ratio"],
-            "step/data_wait_ms": metrics["data_wait_ns"] / 1e6,
-            "step/tokens_per_s": metrics["tokens"] / (metrics["step_ns"] / 1e9),
-        }
-        with _naming(self._out / "tensorboard" / metrics["arm"]):
-            board = self._tensorboard(metrics["arm"])
-            for name, value in values.items():
-                board.add_scalar(name, value, metrics["step"])
-            board.flush()
+        if self._trackers is not None:
+            self._trackers.step(metrics)
 
     def memory(self, record: dict[str, Any], summary: list[str]) -> None:
         """One line in `memory.jsonl`; `summary` is shown when the run ends."""
-        if "memory" not in self._files:
-            self._files["memory"] = Lines(self._out / "memory.jsonl", is_new=self._first_step is None)
         self._line("memory", record)
         self._memory += summary
+
+    def evaluation(self, record: dict[str, Any], arm: str) -> None:
+        """One line in `evaluations.jsonl`, and one for people."""
+        self._line("evaluations", record)
+        if self._trackers is not None:
+            self._trackers.evaluation(record, arm)
+        kinds = ", ".join(
+            f"{kind} {_number(of['loss']):.4f}" for kind, of in record["loss_by"]["kind"].items()
+        )
+        self.note(
+            f"after step {record['step']}: evaluation loss {_number(record['loss']):.4f} ({kinds}) "
+            f"of {record['samples']} samples in {record['seconds']:.1f} s"
+        )
+
+    def bad_sample(self, record: dict[str, Any], num_so_far: int) -> None:
+        """One line in `bad_samples.jsonl`; the first few are told to people, too."""
+        self._line("bad_samples", record)
+        self._bad = num_so_far
+        if num_so_far <= _BAD_SHOWN:
+            other = record["substitute"]
+            done = "left out" if other is None else f"sample {other} trains in its place"
+            self.note(f"step {record['step']}: {record['cause']}: {done}")
+
+    def clock(self, totals: Mapping[str, int]) -> None:
+        """Where the wall clock of this run went: `clock.json`, and a line on stderr when it ends.
+
+        Args:
+            totals: As of `Clock.totals`.
+        """
+        if not self._files:
+            return
+        path = self._out / "clock.json"
+        path.write_text(json.dumps(dict(totals)) + "\n", encoding="utf-8")
+        parts = ", ".join(f"{part} {ns / 1e9:.1f}" for part, ns in totals.items() if part != "end" and ns > 0)
+        self._memory.insert(0, f"clock: {totals['end'] / 1e9:.1f} s: {parts}")
 
     def sync(self) -> None:
         """Waits until the disk has all lines: a checkpoint must not know of steps that the journals lack."""
@@ -243,38 +271,23 @@ class Journal:
                 f"{100 * self._wait_ns / self._step_ns:.3f} % of their time "
                 f"(most: {longest_ns / 1e6:.2f} ms, step {step})\n"
             )
+        if self._bad > 0:
+            sys.stderr.write(f"{self._bad} bad samples: bad_samples.jsonl\n")
         for line in self._memory:
             sys.stderr.write(line + "\n")
         for file in self._files.values():
             file.close()
-        for board in self._tensorboards.values():
-            board.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def _line(self, name: str, record: dict[str, Any]) -> None:
         if not self._files:
             self._begin()
+        if name not in self._files:
+            self._files[name] = Lines(self._out / f"{name}.jsonl", is_new=self._first_step is None)
         self._files[name].add(record)
-
-    def _tensorboard(self, arm: str) -> SummaryWriter:
-        # A run each, so that TensorBoard draws the arms of a comparison over each other.
-        if arm not in self._tensorboards:
-            from torch.utils.tensorboard import SummaryWriter
-
-            folder = str(self._out / "tensorboard" / arm)
-            # Curves of steps that are trained again are hidden from there on.
-            self._tensorboards[arm] = SummaryWriter(folder, purge_step=self._first_step)
-        return self._tensorboards[arm]
 
 
 def _number(value: float | None) -> float:
     """A value as a number: what is none of them stands as null in a line."""
     return math.nan if value is None else value
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Around what writes below `path` and may find the disk full: its error alone names no file."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error

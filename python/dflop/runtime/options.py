@@ -19,6 +19,18 @@ Arm = str
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """What is evaluated between steps."""
+
+    profile_path: str
+    """Data profile of the samples that are held out."""
+    every: int
+    """Steps from one evaluation to the next."""
+    samples: int | None
+    """How many of them, drawn once; none: all."""
+
+
+@dataclass(frozen=True)
 class Options:
     """One training run."""
 
@@ -96,6 +108,18 @@ class Options:
     """Checkpoints to keep, the newest; at least 1."""
     skipped_steps_max: int
     """Steps in a row that may be skipped because their gradient is no finite number."""
+    on_bad_sample: str
+    """`fail`, `skip` or `substitute`: what becomes of a sample that cannot be decoded."""
+    bad_samples_max_percent: float
+    """Of the samples seen; above it the run ends."""
+    workers: int
+    """Processes that decode for a rank; 0: its threads do."""
+    ahead_bytes: int
+    """Of media that a rank has decoded ahead of need, at most."""
+    evaluation: Evaluated | None
+    """What is evaluated between steps; none: nothing."""
+    wandb_project: str | None
+    """Project of Weights & Biases; none: nothing is sent there."""
 
     @staticmethod
     def of_request(request: Mapping[str, Any]) -> Options:
@@ -153,12 +177,26 @@ class Options:
             checkpoint_every=config["checkpoint"]["every"],
             checkpoint_keep=int(config["checkpoint"]["keep"]),
             skipped_steps_max=int(train["skipped_steps_max"]),
+            on_bad_sample=config["data"]["on_bad_sample"],
+            bad_samples_max_percent=float(config["data"]["bad_samples_max_percent"]),
+            workers=int(train["workers"]),
+            ahead_bytes=int(config["data"]["ahead_bytes"]),
+            evaluation=_evaluated(config, request.get("evaluation_profile")),
+            wandb_project=train["wandb_project"],
         )
 
 
 def _first_timeout_s(train: Mapping[str, Any], timeout_s: float) -> float:
     first = train["first_timeout_seconds"]
     return max(timeout_s, FIRST_TIMEOUT_S) if first is None else float(first)
+
+
+def _evaluated(config: Mapping[str, Any], profile: str | None) -> Evaluated | None:
+    """What is evaluated, from `evaluation` of a checked configuration."""
+    section = config["evaluation"]
+    if profile is None:
+        return None
+    return Evaluated(profile, int(section["every"]), section["samples"])
 
 
 def _rates(train: Mapping[str, Any], num_steps: int) -> Rates:

@@ -34,6 +34,7 @@ from dflop.runtime.rehearsal import (
 )
 from dflop.runtime.schedules import Schedules
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
+from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, steps
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class Rehearser:
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
         self._tail_group = self._component_group()
         self._journal = (
-            Journal(options.out, options.steps, options.request_path, "rehearse") if mesh.is_leader else None
+            Journal(options.out, options.steps, options.request_path, Trackers(options.out), verb="rehearse")
+            if mesh.is_leader
+            else None
         )
         self.step: int | None = None
         """The step under way, for error messages."""

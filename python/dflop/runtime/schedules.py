@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
-from dflop._native import GlobalBatches, Schedule, StepScheduler
+from dflop._native import Schedule, StepScheduler
 from dflop.runtime.adaptation import Adaptation
 from dflop.runtime.failure import talking
 
@@ -31,16 +31,27 @@ class Taken:
     """Corrected makespans of the same batch without and with the correction, where both were made."""
 
 
+class Batches(Protocol):
+    """Which samples each step has."""
+
+    def batch(self, step: int) -> list[int]:
+        """Those of a step."""
+        ...
+
+
 class Schedules:
     """The schedules of a run, by step and arm."""
 
-    def __init__(self, mesh: Mesh, options: Options, batches: GlobalBatches) -> None:
+    def __init__(
+        self, mesh: Mesh, options: Options, batches: Batches, data_profile_path: str | None = None
+    ) -> None:
         """Reads the profiles on the leader.
 
         Args:
             mesh: This rank's place.
             options: Of the run.
             batches: Which samples each step has.
+            data_profile_path: Where their shapes are; none: those of the run.
 
         Raises:
             ArtifactError: A file cannot be used.
@@ -50,7 +61,7 @@ class Schedules:
         self.scheduler = (
             StepScheduler(
                 options.plan_path,
-                options.data_profile_path,
+                data_profile_path or options.data_profile_path,
                 options.model_profile_path,
                 options.seed,
                 options.memory_budget_bytes,

@@ -22,6 +22,7 @@ import torch
 
 from dflop.models.adapter import EncoderInput, LlmInput
 from dflop.models.split_backward import BackwardSplitter, WeightQueue
+from dflop.runtime.losses import sums_by_sample
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,12 +88,26 @@ class Stage:
         self.copies_inputs = False
         """Whether inputs that are on the device already are copied there all the same, to be counted."""
         self._losses: list[torch.Tensor] = []
+        self._sample_losses: dict[int, torch.Tensor] = {}
 
     def begin(self) -> None:
         """Starts a step."""
         assert not self._in_flight, "every forward had its backward"
         assert not self._weights, "every I had its W"
         self._losses = []
+        self._sample_losses = {}
+
+    @property
+    def sample_losses(self) -> dict[int, list[float]]:
+        """By microbatch, the loss of each of its samples, summed over label tokens; of the last stage only.
+
+        To be asked when the step has ended: it waits for the device.
+        """
+        if not self._sample_losses:
+            return {}
+        sizes = [len(losses) for losses in self._sample_losses.values()]
+        found = torch.cat(list(self._sample_losses.values())).cpu().split(sizes)
+        return dict(zip(self._sample_losses, (losses.tolist() for losses in found), strict=True))
 
     @property
     def loss(self) -> float:
@@ -107,7 +122,7 @@ class Stage:
         label_tokens: int,
         is_split: bool = False,
     ) -> torch.Tensor | None:
-        """Runs the stage on one microbatch.
+        """Runs the stage on one microbatch; under `torch.no_grad` nothing is kept for a backward.
 
         Args:
             microbatch: Its number, for `backward`.
@@ -137,7 +152,13 @@ class Stage:
                 outgoing = self.module(to_device(batch, self._device, self.copies_inputs), incoming_RD)
         if self._is_last:
             outgoing = outgoing / label_tokens
-        self._in_flight[microbatch] = _InFlight(incoming_RD, outgoing, is_split)
+            rows_K = getattr(self.module, "row_losses_K", None)
+            if rows_K is not None and isinstance(batch, LlmInput):
+                self._sample_losses[microbatch] = sums_by_sample(rows_K, batch)
+        if torch.is_grad_enabled():
+            self._in_flight[microbatch] = _InFlight(incoming_RD, outgoing, is_split)
+        elif self._is_last:
+            self._losses.append(outgoing)
         return None if self._is_last else outgoing.detach()
 
     def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:
@@ -177,7 +198,9 @@ class Stage:
         if self._nothing is None:
             return
         if not takes_gradient:
-            self._in_flight[microbatch] = _InFlight(None, self._nothing.forward(), is_split=False)
+            passed = self._nothing.forward()
+            if torch.is_grad_enabled():
+                self._in_flight[microbatch] = _InFlight(None, passed, is_split=False)
             return
         passed = self._in_flight.pop(microbatch).outgoing
         if passed.requires_grad:

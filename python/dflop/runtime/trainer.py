@@ -15,7 +15,6 @@ import gc
 import json
 import math
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,25 +23,29 @@ import torch
 import torch.distributed as dist
 
 from dflop._native import Dataset, GlobalBatches, Plan
-from dflop.data.dataset import SampleLoader
+from dflop.data.loader import SampleLoader
 from dflop.device import take_device
 from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
 from dflop.parallel.shard import layers_of
-from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.ahead import Ahead, begin
+from dflop.runtime.bad_samples import BadSamples
 from dflop.runtime.build import build_pieces
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
+from dflop.runtime.evaluate import Evaluation, sample_losses
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking, tell_agent
 from dflop.runtime.flight import dump_flight, record_flight
 from dflop.runtime.guard import Guard
 from dflop.runtime.interrupt import Interrupt
 from dflop.runtime.journal import Journal
+from dflop.runtime.losses import grouped
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.messages import Messages
 from dflop.runtime.optim import Optimizer, undecayed
 from dflop.runtime.options import Arm, Options
+from dflop.runtime.pack import Packer
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
 from dflop.runtime.progress import say
 from dflop.runtime.records import restore_correction, step_metrics
@@ -51,12 +54,16 @@ from dflop.runtime.schedules import Schedules, Taken
 from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
 from dflop.runtime.stage import Stage
+from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
+from dflop.runtime.utilization import Utilization
 from dflop.runtime.watch import Watch
-from dflop.runtime.work import encoder_shares, llm_samples, prepare
+from dflop.runtime.work import encoder_shares, llm_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dflop.runtime.losses import SampleLoss
 
 
 @dataclass(frozen=True)
@@ -69,18 +76,23 @@ class RankReport:
     data_wait_ns: int
     peak: StepPeak | None
     """Of a step whose memory was counted."""
+    sample_losses: list[SampleLoss]
+    """Of the samples whose loss it computed."""
 
 
 class Trainer:
     """One rank of a run."""
 
-    def __init__(self, options: Options, mesh: Mesh, interrupt: Interrupt) -> None:
+    def __init__(
+        self, options: Options, mesh: Mesh, interrupt: Interrupt, ahead: Ahead | None = None
+    ) -> None:
         """Builds this rank's pieces of the model. Every rank must call it; blocks until all have.
 
         Args:
             options: Of the run.
             mesh: This rank's place.
             interrupt: Set when this process shall stop.
+            ahead: What it decodes with; none: its threads, in memory without a limit.
 
         Raises:
             Error: An artifact, the model or the data cannot be used.
@@ -112,7 +124,23 @@ class Trainer:
         self._first_step = 0 if self._resume is None else self._resume.step
         self._schedules = Schedules(mesh, options, self._batches)
         adapter = load_adapter(options.model_dir)
-        self._loader = SampleLoader(self._dataset, adapter, options.cache_bytes)
+        self._ahead = Ahead() if ahead is None else ahead
+        self._loader = SampleLoader(
+            self._dataset,
+            adapter,
+            options.cache_bytes,
+            num_threads=options.workers or 2,
+            arena=self._ahead.arena,
+            workers=self._ahead.workers,
+        )
+        percent_max = options.bad_samples_max_percent
+        self._bad = BadSamples(mesh, self._dataset, options.on_bad_sample, percent_max)
+        self._packer = Packer(mesh, self._dataset, self._loader, self._bad, self._dtype)
+        self._evaluation = (
+            None
+            if options.evaluation is None
+            else Evaluation(options, options.evaluation, mesh, adapter, self._ahead)
+        )
         torch.manual_seed(options.seed)
         pieces = build_pieces(adapter, mesh, options, torch.float32 if is_cut(mesh) else self._dtype)
         without_decay = undecayed(pieces.values())
@@ -138,7 +166,13 @@ class Trainer:
         if mesh.is_leader:
             continues = self._resume is not None and self._resume.continues(options.out)
             first_step = self._first_step if continues else None
-            self._journal = Journal(options.out, num_turns, options.request_path, first_step=first_step)
+            trackers = Trackers(options.out, options.wandb_project, first_step)
+            self._journal = Journal(options.out, num_turns, options.request_path, trackers, first_step)
+            self._utilization = Utilization(
+                options.model_dir, options.recipe, options.dtype, mesh.device, mesh.num_ranks
+            )
+            if self._utilization.reason is not None and mesh.device.type == "cuda":
+                say(f"no MFU: {self._utilization.reason}")
         if self._resume is not None:
             self._load(self._resume)
         self._clock = Clock()
@@ -164,10 +198,17 @@ class Trainer:
         layers = [layer for piece in self._pieces.values() for layer in layers_of(piece)]
         try:
             with recomputing(layers, self._mesh.plan.recompute):
-                return self._run_rounds() if self._options.compare else self._run_turns()
+                is_done = self._run_rounds() if self._options.compare else self._run_turns()
+            self._clock.lap("checkpoint")
+            if self._journal is not None:
+                self._journal.clock(self._clock.totals())
+            return is_done
         finally:
             gc.enable()
             self._loader.close()
+            if self._evaluation is not None:
+                self._evaluation.close()
+            self._ahead.close()
             if self._journal is not None:
                 self._journal.close()
 
@@ -209,12 +250,29 @@ class Trainer:
                 self._saver.finish()
                 return False
             num_trained = turn.step + 1
+            self._evaluate(turn.step, is_last=coming is None)
             if every is not None and num_trained % every == 0:
                 self._save(num_trained)
             self._clock.lap("checkpoint")
         self._save(num_trained)
         self._saver.finish()
         return True
+
+    def _evaluate(self, step: int, *, is_last: bool) -> None:
+        """Evaluates where it is time to. Every rank must call it between the same two steps."""
+        evaluated = self._options.evaluation
+        if self._evaluation is None or evaluated is None:
+            return
+        if (step + 1) % evaluated.every != 0 and not is_last:
+            return
+        self._gradients.gather()
+        record = self._evaluation.run(step, self._executor, self._stages, lambda: self._interrupt.number)
+        # Else what was gathered here would be taken for the parameters after the next update.
+        self._gradients.release()
+        self._recorder.begin()
+        if record is not None and self._journal is not None:
+            self._journal.evaluation(record, self._options.arm)
+        self._clock.lap("evaluation")
 
     def _found(self) -> Resume | None:
         """Where the run goes on, as the leader finds it; none: it begins. Every rank must call it; blocks."""
@@ -299,28 +357,21 @@ class Trainer:
     def _train(self, turn: Turn) -> bool:
         """One training step; false if the ranks agreed to stop before it."""
         self.step = turn.step
-        began_ns = time.monotonic_ns()
-        work = prepare(self._mesh, turn.schedule, self._loader.sample, self._loader.tiles, self._dtype)
-        actions = self._executor.prepare(work, turn.schedule)
-        statement = Statement(
-            step=turn.step,
-            schedule=turn.schedule.digest(),
-            samples=self._dataset.digest(turn.samples),
-            num_targets=work.num_targets,
-            stop=self._interrupt.number,
-            save_failed=self._saver.has_failed,
-        )
         # Here before the first step only, and after a checkpoint: the tail of a step gathers for the next.
         self._gradients.gather()
-        data_wait_ns = time.monotonic_ns() - began_ns
-        self._clock.lap("pack")
-        agreement = agree(self._mesh, statement, turn.schedule.label_tokens)
-        self._clock.lap("agree")
+        ready, agreement = self._packer.pack(
+            turn,
+            self._executor,
+            lambda: self._interrupt.number,
+            save_failed=self._saver.has_failed,
+            lap=self._clock.lap,
+        )
         if agreement.save_failed:
             self._saver.finish()
-        self.stop = agreement.stop
-        if self.stop:
+        if ready is None:
+            self.stop = agreement.stop
             return False
+        turn, work, actions, data_wait_ns = ready.turn, ready.work, ready.actions, ready.data_wait_ns
         self._recorder.begin()
         meter = self._meter(turn)
         with contextlib.nullcontext() if meter is None else meter:
@@ -338,7 +389,8 @@ class Trainer:
         peak = None if meter is None else meter.peak()
         for stage in self._stages.values():
             stage.copies_inputs = False
-        report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak)
+        losses = sample_losses(self._stages, self._mesh, turn.schedule, self._loader)
+        report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak, losses)
         self._clock.lap("step")
         reports: list[RankReport | None] | None = None
         if self._mesh.is_leader:
@@ -377,12 +429,15 @@ class Trainer:
         )
         metrics |= {
             "epoch": self._batches.epoch(turn.step),
+            "bad_samples": len(turn.bad),
             "init": self._options.init,
             "loss": _finite(sum(r.loss for r in reports)),
+            "loss_by": grouped([one for r in reports for one in r.sample_losses], self._dataset),
             "grad_norm": _finite(grad_norm),
             "was_skipped": self._guard.in_row > 0,
             "learning_rates": self._options.rates.at(turn.step),
             "clock_ns": clock_ns,
+            **self._utilization.of(self._dataset, turn.samples, clock_ns),
         }
         journal.events(turn.step, events)
         if metrics["deferred"]:
@@ -406,9 +461,13 @@ class Trainer:
             "made_from": self._options.made_from,
             "deferred": turn.deferred,
             "correction": turn.correction,
+            "bad": [[one.sample, one.substitute] for one in turn.bad],
         }
         schedule = json.loads(turn.schedule.to_json())
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
+        for one in turn.bad:
+            line = {**key, "sample": one.sample, "substitute": one.substitute, "cause": one.cause}
+            journal.bad_sample(line, self._bad.num_known)
         if turn.is_recorded:
             journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
         peaks = [r.peak for r in reports if r.peak is not None]
@@ -436,6 +495,8 @@ def train(request: Mapping[str, Any]) -> int:
     try:
         options = Options.of_request(request)
         plan = Plan.read(options.plan_path)
+        # First: what is forked has no GPU, no group and no thread of this process.
+        ahead = begin(options, plan)
         device = take_device(options.device)
         check_device(options, device)
         record_flight(options.out, device.type)
@@ -446,7 +507,7 @@ def train(request: Mapping[str, Any]) -> int:
         interrupt = Interrupt()
         watch = Watch(plan, mesh.rank, lambda: (trainer.step, trainer.action) if trainer else (None, None))
         say("building the model and reading the data profile")
-        trainer = Trainer(options, mesh, interrupt)
+        trainer = Trainer(options, mesh, interrupt, ahead)
         say("the first step: its schedule, its media, the step itself")
         is_done = trainer.run()
         if not is_done:

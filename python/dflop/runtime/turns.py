@@ -8,7 +8,7 @@ a replay       as a log says                 nothing computed
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dflop._native import Schedule
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dflop._native import GlobalBatches
+    from dflop.runtime.bad_samples import BadSample
     from dflop.runtime.options import Arm, Options
     from dflop.runtime.schedules import Schedules
 
@@ -41,6 +42,8 @@ class Turn:
     """The factors on predicted times that the schedule was made with; none: the model profile's own."""
     compared_ns: tuple[int, int] | None = None
     """Corrected makespans of the batch without and with the correction, where both were made."""
+    bad: list[BadSample] = field(default_factory=list)
+    """Those that were to be trained, and cannot be."""
 
 
 def steps(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import IGNORED_LABEL
+from dflop.data.pin import Batch, pinned
 from dflop.data.shares import share_of
 from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, stage_transfers
 from dflop.runtime.failure import RankError
@@ -54,6 +55,10 @@ class StepWork:
         return self.stages[action.stage][action.microbatch]
 
 
+Packed: TypeAlias = "dict[tuple[Share, ...], EncoderInput]"
+"""What the encoder reads of a microbatch, by its shares."""
+
+
 def encoder_shares(mesh: Mesh, schedule: Schedule) -> list[Share]:
     """The samples that this rank encodes, or the parts of them, microbatch after microbatch."""
     if not mesh.holds_encoder:
@@ -74,6 +79,7 @@ def prepare(
     sample: Callable[[int], Sample],
     tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
+    packed: Packed | None = None,
 ) -> StepWork:
     """Packs this rank's samples and finds its transfers; waits for tiles that are not decoded yet.
 
@@ -83,6 +89,7 @@ def prepare(
         sample: The token tensors of a sample.
         tiles: The tiles of a share of a sample; asked for on encoder ranks only.
         dtype: Of the pixels given to the model.
+        packed: Microbatches of the encoder that are packed already.
 
     Returns:
         This rank's share of the step.
@@ -97,7 +104,7 @@ def prepare(
     stages: dict[int, list[MicrobatchWork]] = {}
     for stage in mesh.stages:
         stages[stage] = [
-            _encoder_work(mesh, schedule, j, sample, tiles, dtype)
+            _encoder_work(mesh, schedule, j, sample, tiles, dtype, packed or {})
             if stage == 0
             else _llm_work(mesh, schedule, stage, j, sample)
             for j in range(schedule.num_microbatches)
@@ -116,6 +123,7 @@ def _encoder_work(
     sample: Callable[[int], Sample],
     tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
+    packed: Packed,
 ) -> MicrobatchWork:
     scheduled = schedule.encoder(microbatch, mesh.replica)
     if not scheduled:
@@ -123,9 +131,15 @@ def _encoder_work(
         is_elsewhere = any(schedule.encoder(microbatch, other) for other in others)
         return MicrobatchWork(None, [], [], is_elsewhere)
     shares = [share_of(sample(i), parts) for i, parts in scheduled]
-    batch = encoder_input(shares, [tiles(i, parts) for i, parts in scheduled], dtype)
+    batch = packed.get(tuple(scheduled))
+    if batch is None:
+        batch = encoder_input(shares, [tiles(i, parts) for i, parts in scheduled], dtype)
     below = encoder_transfers(mesh.plan, schedule, microbatch, mesh.replica, [share.rows for share in shares])
-    return MicrobatchWork(batch, [], below)
+    return MicrobatchWork(_pinned(mesh, batch), [], below)
+
+
+def _pinned(mesh: Mesh, batch: Batch) -> Batch:
+    return pinned(batch) if mesh.device.type == "cuda" else batch
 
 
 def _llm_work(
@@ -145,4 +159,4 @@ def _llm_work(
         above = stage_transfers(mesh.plan, mesh.replica, stage - 1, num_tokens)
     is_last = stage == mesh.plan.llm_stages
     below = [] if is_last else stage_transfers(mesh.plan, mesh.replica, stage + 1, num_tokens)
-    return MicrobatchWork(batch, above, below)
+    return MicrobatchWork(_pinned(mesh, batch), above, below)

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+/// Name of the profile of the samples that are held out, beside the configuration.
+pub(super) const EVALUATION_FILE_NAME: &str = "evaluation_profile.parquet";
+
 /// The data profile, or the request that Python imports the function which gives its shapes.
 pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -> Result<Outcome, Failure> {
     let config = config::load_data(&arguments.config.config)?;
@@ -25,9 +28,14 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
         family: family.cloned(),
         sample: arguments.sample,
         part: arguments.shard,
-        ..config.profile_settings()
+        ..if arguments.evaluation {
+            config.evaluation_settings().map_err(|rule| Failure::new(rule, None))?
+        } else {
+            config.profile_settings()
+        }
     };
-    let path = beside(&config, arguments.out.as_ref(), &default_name(arguments.shard));
+    let name = if arguments.evaluation { EVALUATION_FILE_NAME } else { table::FILE_NAME };
+    let path = beside(&config, arguments.out.as_ref(), &default_name(name, arguments.shard));
     // This is checked first: a file that must not be replaced cannot be an earlier profile.
     let mut rows = table::Writer::create(&path)?;
     let previous = if arguments.fresh { None } else { read_previous(&path) };
@@ -61,11 +69,10 @@ fn traffic(num_requests: u64, bytes: u64) -> String {
 }
 
 /// Name of the profile beside the configuration.
-fn default_name(part: Option<ProfilePart>) -> String {
-    part.map_or_else(
-        || table::FILE_NAME.to_owned(),
-        |part| format!("data_profile-{}-of-{}.parquet", part.index, part.num_parts),
-    )
+fn default_name(whole: &str, part: Option<ProfilePart>) -> String {
+    let Some(part) = part else { return whole.to_owned() };
+    let stem = whole.trim_end_matches(".parquet");
+    format!("{stem}-{}-of-{}.parquet", part.index, part.num_parts)
 }
 
 /// The profile at `path`, to take rows over; one that cannot be read is no reason not to make it anew.
@@ -173,6 +180,8 @@ mod tests {
 
     #[test]
     fn a_part_has_a_name_of_its_own() {
-        assert_eq!(default_name(Some(ProfilePart { index: 0, num_parts: 8 })), "data_profile-0-of-8.parquet");
+        let part = Some(ProfilePart { index: 0, num_parts: 8 });
+        assert_eq!(default_name(table::FILE_NAME, part), "data_profile-0-of-8.parquet");
+        assert_eq!(default_name(EVALUATION_FILE_NAME, part), "evaluation_profile-0-of-8.parquet");
     }
 }

@@ -1,5 +1,6 @@
 //! `dflop profile model` and `dflop train`: checked here, carried out by Python.
 
+use super::profile_data::EVALUATION_FILE_NAME;
 use super::{Inputs, beside, differs, out_path, replay};
 use crate::args;
 use crate::config;
@@ -9,7 +10,8 @@ use dflop_step::Arm;
 use dflop_types::artifact::MadeFrom;
 use dflop_types::{Artifact, DataProfile, ModelProfile, Plan, artifact};
 use serde_json::json;
-use std::path::Path;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
@@ -166,6 +168,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
         None => steps,
     };
     check_measured_step(arguments.measure_memory_step, num_steps)?;
+    let evaluation_profile = held_out(arguments, config, &inputs.data_profile)?;
     Ok(Outcome::Python(Request {
         verb: "train".to_owned(),
         arguments: json!({
@@ -174,6 +177,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
             "plan": plan_path,
             "data_profile": inputs.data_profile_path,
             "model_profile": inputs.model_profile_path,
+            "evaluation_profile": evaluation_profile,
             "out": out,
             "steps": steps,
             "compare": arguments.compare,
@@ -198,6 +202,35 @@ fn max_restarts(arguments: &args::Train, config: &config::Config) -> u32 {
     let is_other = arguments.compare || arguments.replay.is_some();
     let has_checkpoints = config.checkpoint.every.is_some() && !is_other;
     arguments.max_restarts.unwrap_or(if has_checkpoints { DEFAULT } else { 0 })
+}
+
+/// The profile of the samples that are held out, where there are any; a warning where some of them are trained on.
+fn held_out(
+    arguments: &args::Train,
+    config: &config::Config,
+    trained: &DataProfile,
+) -> Result<Option<PathBuf>, Failure> {
+    if config.evaluation.mixture.is_none() {
+        return Ok(None);
+    }
+    let path = beside(config, arguments.evaluation_profile.as_ref(), EVALUATION_FILE_NAME);
+    if !path.exists() {
+        return Err(Failure::new(
+            format!("no profile of `evaluation.mixture` at `{}`", path.display()),
+            Some("make it with `dflop profile data --evaluation`".to_owned()),
+        ));
+    }
+    let profile = table::read(&path)?;
+    dflop_data::profile::check_complete(&profile)?;
+    let hashes: HashSet<u64> = trained.samples.iter().map(|sample| sample.record_hash).collect();
+    let num_both = profile.samples.iter().filter(|sample| hashes.contains(&sample.record_hash)).count();
+    if num_both > 0 {
+        talk!(
+            "warning: {num_both} of {} samples of `evaluation.mixture` are trained on: their records are the same",
+            profile.samples.len()
+        );
+    }
+    Ok(Some(path))
 }
 
 /// Nothing if there are arms to compare, each once.

@@ -64,6 +64,10 @@ pub struct TrainSection {
     pub prefetch_depth: u32,
     /// `auto`, `on` or `off`: whether measured times correct the costs that schedules are made with.
     pub correction: String,
+    /// Processes of a rank that decode media ahead of need; 0: threads of the rank decode.
+    pub workers: u32,
+    /// Project of Weights & Biases that metrics are sent to; `null`: none.
+    pub wandb_project: Option<String>,
     /// `1f1b` or `gpipe`.
     pub pipeline_order: String,
 }
@@ -103,6 +107,8 @@ pub(super) fn train_section(section: &mut Section<'_, '_>) -> TrainSection {
         schedule: section.parsed("schedule", Arm::AWARE).to_string(),
         prefetch_depth: section.count("prefetch_depth", 1..=1_000, Some(2)) as u32,
         correction: section.choice("correction", &["auto", "on", "off"], "auto"),
+        workers: section.count("workers", 0..=256, Some(2)) as u32,
+        wandb_project: section.optional_text("wandb_project"),
         pipeline_order: section.choice(
             "pipeline_order",
             &["1f1b", "gpipe", "zero-bubble", "data-aware"],

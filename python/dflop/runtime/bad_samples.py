@@ -1,0 +1,234 @@
+"""Samples that turn out bad while a run trains: what becomes of them, on all ranks alike.
+
+    ranks pack --some cannot decode--> agreement: how many --> all tell which --> another schedule, everywhere
+                                                                              --> pack again, agree again
+
+`data.on_bad_sample` decides, as in the data profile. `skip` takes a sample out of its step: the loss is
+divided by the label tokens of the others. `substitute` trains a neighbour in its place that is no larger, or
+leaves the place empty where there is none. A schedule is changed where it must be, not computed again; the
+memory it was checked for is not exceeded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from dflop._native import Schedule
+from dflop.data.collate import encoder_input
+from dflop.data.loader import BadSampleError
+from dflop.data.shares import share_of
+from dflop.runtime.failure import RankError, talking
+from dflop.runtime.work import llm_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    import torch
+
+    from dflop._native import Dataset
+    from dflop.data.loader import SampleLoader
+    from dflop.runtime.mesh import Mesh
+    from dflop.runtime.turns import Turn
+    from dflop.runtime.work import Packed
+
+FEW = 4
+"""So many bad samples never end a run, whatever their percentage, as in the data profile."""
+NEIGHBOURS_MAX = 10_000
+"""Samples that are looked at for a substitute."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """One that cannot be trained."""
+
+    sample: int
+    substitute: int | None
+    """What trains in its place; none: nothing."""
+    cause: str
+    """Names the sample and the file."""
+
+
+class BadSamples:
+    """Those of a run, as this rank knows them: the same as every other."""
+
+    def __init__(self, mesh: Mesh, dataset: Dataset, policy: str, percent_max: float) -> None:
+        """None yet.
+
+        Args:
+            mesh: This rank's place.
+            dataset: Knows sizes of samples.
+            policy: `fail`, `skip` or `substitute`.
+            percent_max: Percent of bad samples, of those seen, above which the run ends too.
+        """
+        self._mesh = mesh
+        self._dataset = dataset
+        self._policy = policy
+        self._percent_max = percent_max
+        self._known: set[int] = set()
+        self._num_seen = 0
+
+    @property
+    def num_known(self) -> int:
+        """Bad samples so far, each once."""
+        return len(self._known)
+
+    def pack(
+        self, schedule: Schedule, loader: SampleLoader, dtype: torch.dtype, packed: Packed
+    ) -> dict[int, str]:
+        """Reads the samples of this rank and packs what its encoder reads.
+
+        Args:
+            schedule: Of the step.
+            loader: Of this rank.
+            dtype: Of the model.
+            packed: Takes the microbatches whose samples are all good, and keeps those that it has.
+
+        Returns:
+            The bad ones with their causes; none where all are good.
+
+        Raises:
+            BadSampleError: Under `fail`, the first.
+            ProfileError: A sample is not what was profiled.
+        """
+        bad: dict[int, str] = {}
+        for index in llm_samples(self._mesh, schedule):
+            self._try(lambda index=index: loader.sample(index), bad)
+        for j in range(schedule.num_microbatches if self._mesh.holds_encoder else 0):
+            shares = tuple(schedule.encoder(j, self._mesh.replica))
+            if not shares or shares in packed:
+                continue
+            tiles = [self._try(lambda share=share: loader.tiles(*share), bad) for share in shares]
+            found = [each for each in tiles if each is not None]
+            if len(found) == len(shares):
+                cut = [share_of(loader.sample(index), parts) for index, parts in shares]
+                packed[shares] = encoder_input(cut, found, dtype)
+        return bad
+
+    def _try(self, read: Any, bad: dict[int, str]) -> Any:
+        try:
+            return read()
+        except BadSampleError as error:
+            if self._policy == "fail":
+                raise
+            bad.setdefault(error.sample, str(error))
+            return None
+
+    def mend(self, turn: Turn, own: Mapping[int, str]) -> Turn:
+        """A turn without the samples that some rank found bad. Every rank must call it; blocks.
+
+        Args:
+            turn: As it was to be trained.
+            own: What this rank found.
+
+        Returns:
+            The turn that trains instead, equal on all ranks.
+
+        Raises:
+            RankError: There are too many bad samples; on every rank alike.
+        """
+        gathered: list[Any] = [None] * self._mesh.num_ranks
+        with talking("tell each other of bad samples"):
+            dist.all_gather_object(gathered, dict(own), group=self._mesh.control)
+        causes: dict[int, str] = {}
+        for found in gathered:
+            causes = {**found, **causes}
+        self._num_seen += 0 if turn.bad else len(turn.samples)
+        self._known |= causes.keys()
+        self._check(causes)
+        bad = [
+            BadSample(index, self._substitute(index, turn.samples), causes[index]) for index in sorted(causes)
+        ]
+        # Of several in a step none takes what another has taken.
+        taken: set[int] = set()
+        for place, one in enumerate(bad):
+            if one.substitute in taken:
+                bad[place] = replace(one, substitute=self._substitute(one.sample, {*turn.samples, *taken}))
+            if (other := bad[place].substitute) is not None:
+                taken.add(other)
+        instead = {one.sample: one.substitute for one in bad}
+        samples = [instead.get(index, index) for index in turn.samples]
+        kept = [index for index in samples if index is not None]
+        return replace(
+            turn,
+            samples=kept,
+            schedule=changed(turn.schedule, instead, kept, self._dataset),
+            bad=[*turn.bad, *bad],
+        )
+
+    def count(self, turn: Turn) -> None:
+        """Counts the samples of a step in which none was bad."""
+        self._num_seen += 0 if turn.bad else len(turn.samples)
+
+    def _check(self, causes: Mapping[int, str]) -> None:
+        percent = 100 * self.num_known / max(1, self._num_seen)
+        if self.num_known <= FEW or percent <= self._percent_max:
+            return
+        message = (
+            f"{self.num_known} of {self._num_seen} samples are bad ({percent:.1f} %), "
+            f"`data.bad_samples_max_percent` is {self._percent_max:g}; one of them: {min(causes.values())}"
+        )
+        hint = "mend what `bad_samples.jsonl` lists, or allow more, and go on with `--resume auto`"
+        raise RankError(message, hint, is_of_all=True)
+
+    def _substitute(self, bad: int, taken: Collection[int]) -> int | None:
+        """The next sample that is no larger, is not bad and does not train in the step already."""
+        if self._policy != "substitute":
+            return None
+        limits, taken, num_samples = self._dataset.shape(bad), set(taken), len(self._dataset)
+        for distance in range(1, min(num_samples, NEIGHBOURS_MAX)):
+            index = (bad + distance) % num_samples
+            if index in taken or index in self._known:
+                continue
+            sizes = self._dataset.shape(index)
+            if sizes[2] > 0 and all(size <= limit for size, limit in zip(sizes, limits, strict=True)):
+                return index
+        return None
+
+
+def changed(
+    schedule: Schedule, instead: Mapping[int, int | None], samples: Collection[int], dataset: Dataset
+) -> Schedule:
+    """A schedule with other samples in some places.
+
+    Args:
+        schedule: As it was.
+        instead: Sample to be taken out -> what takes its place; none: nothing.
+        samples: Those of the step after that.
+        dataset: Knows their label tokens, and which have media.
+
+    Returns:
+        The same microbatches and actions. A substitute is encoded whole, where the first part of the other
+        was to be encoded.
+    """
+    fields = json.loads(schedule.to_json())
+
+    def placed(index: int) -> list[int]:
+        other = instead.get(index, index)
+        return [] if other is None else [other]
+
+    fields["llm"] = [
+        [[other for index in replica for other in placed(index)] for replica in row] for row in fields["llm"]
+    ]
+    done: set[int] = set()
+
+    def encoded(share: Any) -> list[Any]:
+        index = share[0] if isinstance(share, list) else share
+        if index not in instead:
+            return [share]
+        if index in done:
+            return []
+        done.add(index)
+        return [other for other in placed(index) if dataset.shape(other)[0] > 0]
+
+    fields["encoder"] = [
+        [[other for share in replica for other in encoded(share)] for replica in row]
+        for row in fields["encoder"]
+    ]
+    fields["label_tokens"] = sum(dataset.shape(index)[2] for index in samples)
+    if "giants" in fields:
+        fields["giants"] = [index for index in fields["giants"] if index not in instead]
+    return Schedule.from_json(json.dumps(fields))

@@ -1,0 +1,212 @@
+"""Media whose headers are sound and that cannot be decoded, under each policy, on every layout."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import av
+import pytest
+import soundfile
+import tiny_families
+import torch
+import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
+from demo_run import lines, python, request, run_training, write_demo
+from PIL import Image, ImageSequence
+from ranks import results
+from test_training import SEED, Oracle, layout_of
+from transformers import WhisperFeatureExtractor
+
+from dflop._native import GlobalBatches, Schedule
+from dflop._native.testing import load_config
+from dflop.models import load_adapter
+from dflop.models.adapter import MediaGrid
+from dflop.models.families.qwen2_audio import num_features
+from dflop.runtime import trainer  # noqa: F401
+from dflop.runtime.bad_samples import changed
+
+NUM_SAMPLES, BATCH, MICROBATCHES, STEPS = 20, 8, 4, 3
+
+
+def cut(path):
+    """Leaves the first half of a file."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+def as_mp4(path):
+    """The clip of a GIF as H.264, its index before its frames, as files for the web are."""
+    frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(Image.open(path))]
+    made = path.with_suffix(".mp4")
+    with av.open(str(made), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream("libx264", rate=1)
+        width, height = frames[0].size
+        stream.width, stream.height, stream.pix_fmt = width - width % 2, height - height % 2, "yuv420p"
+        for frame in frames:
+            container.mux(
+                stream.encode(av.VideoFrame.from_image(frame.resize((stream.width, stream.height))))
+            )
+        container.mux(stream.encode())
+    return made
+
+
+def cut_some(directory):
+    """Two pictures, an animation and a video that end in the middle: their headers are whole, and are profiled."""
+    media, videos = directory / "data/media", directory / "data/videos.json"
+    animation, clip = sorted(media.glob("*.gif"))[:2]
+    video = as_mp4(clip)
+    videos.write_text(videos.read_text().replace(clip.name, video.name))
+    paths = [*sorted(media.glob("*.jpg"))[:2], animation, video]
+    for path in paths:
+        cut(path)
+    (directory / "cut.json").write_text(json.dumps([path.name for path in paths]))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """An epoch of global batches of 8, 8 and 4, with some that cannot be decoded."""
+    return write_demo(tmp_path_factory.mktemp("demo"), NUM_SAMPLES, BATCH, MICROBATCHES, cut_some)
+
+
+def asked(demo, out, tmp_path, layout, policy, **changes):
+    """A request under a policy."""
+    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config["data"] |= {"on_bad_sample": policy, "bad_samples_max_percent": 50, **changes}
+    config["train"] |= {"seed": SEED, "learning_rate": 0.0, "weight_decay": 0.0, "workers": 1}
+    return request(demo, out, **layout_of(demo, tmp_path, layout), config=json.dumps(config), steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "layout"),
+    [
+        ("skip", (1, 1, 1)),
+        ("skip", (2, 2, 2)),
+        ("substitute", (2, 1, 1)),
+        ("skip", (2, 0)),
+        ("substitute", (2, 1)),
+        ("skip", (2, 3)),
+    ],
+    ids=str,
+)
+def test_the_loss_is_that_of_the_others(policy, layout, demo, tmp_path):
+    """An epoch: each good sample once, no bad one; losses over the label tokens of what was trained."""
+    wanted = asked(demo, tmp_path / "run", tmp_path, layout, policy)
+    assert set(results(run_training(wanted, tmp_path))) == {0}
+    metrics, turns = (lines(tmp_path / f"run/{name}.jsonl") for name in ("metrics", "schedules"))
+    listed = lines(tmp_path / "run/bad_samples.jsonl")
+    oracle = Oracle(demo, tmp_path / "pretrained")
+    batches = GlobalBatches(len(oracle.dataset), BATCH, SEED)
+    trained = []
+    for turn, m in zip(turns, metrics, strict=True):
+        placed = [s for row in turn["schedule"]["llm"] for replica in row for s in replica]
+        assert sorted(placed) == sorted(turn["samples"])
+        bad = dict(turn["bad"])
+        assert sorted(s for s in turn["samples"] if s not in bad.values()) == sorted(
+            set(batches.batch(turn["step"])) - set(bad)
+        )
+        assert m["bad_samples"] == len(bad)
+        assert m["samples"] == len(turn["samples"])
+        label_tokens = sum(oracle.dataset.shape(s)[2] for s in turn["samples"])
+        assert turn["schedule"]["label_tokens"] == label_tokens
+        assert m["loss"] == pytest.approx(oracle.backward(turn["samples"]), rel=1e-5)
+        for sample, other in bad.items():
+            if other is not None:
+                sizes = zip(oracle.dataset.shape(other), oracle.dataset.shape(sample), strict=True)
+                assert all(size <= limit for size, limit in sizes)
+        trained += placed
+    found = {one["sample"] for one in listed}
+    names = set(json.loads((demo / "cut.json").read_text()))
+    files = {
+        s: {Path(m.path).name for m in oracle.dataset.encode(s).media} for s in range(len(oracle.dataset))
+    }
+    assert found == {s for s, own in files.items() if own & names}
+    assert len(found) >= 3
+    assert {(one["step"], one["sample"], one["substitute"]) for one in listed} == {
+        (turn["step"], *pair) for turn in turns for pair in turn["bad"]
+    }
+    assert all(re.search(r"sample `.*` \(\d+\): cannot decode `.*`", one["cause"]) for one in listed)
+    good = set(range(len(oracle.dataset))) - found
+    if policy == "skip":
+        assert sorted(trained) == sorted(good)
+    else:
+        assert set(trained) == good
+        assert any(one["substitute"] is not None for one in listed)
+
+
+def test_fail_ends_the_run_with_the_name(demo, tmp_path):
+    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "fail")
+    ranks = run_training(wanted, tmp_path)
+    assert [rank.result for rank in ranks] == [1, 1]
+    assert re.search(r"step \d: sample `.*` \(\d+\): cannot decode `.*`", ranks[0].stderr)
+
+
+def test_too_many_end_the_run_on_all_ranks(tmp_path):
+    """Every picture is cut: more than four, and more than the percentage."""
+
+    def cut_all(directory):
+        for path in (directory / "data/media").iterdir():
+            cut(path)
+
+    demo = write_demo(tmp_path / "demo", NUM_SAMPLES, BATCH, MICROBATCHES, cut_all)
+    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip", bad_samples_max_percent=5)
+    ranks = run_training(wanted, tmp_path)
+    assert [rank.result for rank in ranks] == [1, 1]
+    assert re.search(
+        r"all ranks.* samples are bad \(.* %\), `data.bad_samples_max_percent` is 5", ranks[0].stderr
+    )
+
+
+def test_a_schedule_changes_only_where_a_sample_is_bad():
+    """Sample 1 has three parts on two encoder replicas; its substitute has media, that of 4 is text."""
+    llm = [[[0, 1], [2]], [[3], [4]]]
+    encoder = [[[[1, 0, 2], 0], [[1, 2, 1]]], [[4], [3]]]
+    fields = {
+        "step": 3, "llm": llm, "encoder": encoder, "actions": [], "label_tokens": 9, "predicted_makespan_ns": 5,
+        "max_load_ns": 4, "lower_bound_ns": 3, "giants": [1, 3],
+    }  # fmt: skip
+    shapes = {0: (4, 9, 1), 2: (0, 5, 2), 3: (4, 9, 3), 7: (3, 5, 4), 8: (0, 3, 5)}
+    dataset = SimpleNamespace(shape=shapes.__getitem__)
+    schedule = Schedule.from_json(json.dumps(fields))
+    found = json.loads(changed(schedule, {1: 7, 4: 8}, [0, 7, 2, 3, 8], dataset).to_json())
+    assert found["llm"] == [[[0, 7], [2]], [[3], [8]]]
+    assert found["encoder"] == [[[7, 0], []], [[], [3]]]
+    assert found["label_tokens"] == 15
+    assert found["giants"] == [3]
+    left_out = json.loads(
+        changed(schedule, {1: None}, [0, 2, 3, 4], SimpleNamespace(shape=lambda _: (1, 1, 1))).to_json()
+    )
+    assert left_out["llm"] == [[[0], [2]], [[3], [4]]]
+    assert left_out["encoder"] == [[[0], []], [[4], [3]]]
+    assert left_out["label_tokens"] == 4
+
+
+@pytest.mark.parametrize("ending", ["flac", "wav"])
+def test_a_sound_that_ends_early_is_bad_where_its_header_says_more(ending, tmp_path):
+    """By the adapter that trains. The header of a WAV is not believed: its profile has what is there."""
+    directory = tiny_families.write_config(
+        tmp_path / "model", "qwen2_audio", tiny_families.TINY["qwen2_audio"]
+    )
+    WhisperFeatureExtractor(
+        feature_size=8, chunk_length=1, sampling_rate=4000, hop_length=100
+    ).save_pretrained(directory)
+    adapter = load_adapter(directory)
+    path = tmp_path / f"sound.{ending}"
+    generator = torch.Generator().manual_seed(0)
+    soundfile.write(path, torch.rand(2400, generator=generator).numpy(), 4000)
+
+    def profiled_s():
+        found = python(["-m", "dflop", "probe", "--json", str(path)], tmp_path).stdout
+        return json.loads(found)["duration_s"]
+
+    assert profiled_s() == pytest.approx(0.6)
+    cut(path)
+    left_s = profiled_s()
+    assert left_s == pytest.approx(0.6) if ending == "flac" else left_s < 0.4
+    grid = MediaGrid("audio", 1, 0, 0, num_features(round(left_s * 40)))
+    if ending == "wav":
+        assert adapter.pixels(path, "audio", (), grid).shape[0] == 1
+    else:
+        with pytest.raises(ValueError, match="sound.flac"):
+            adapter.pixels(path, "audio", (), grid)

@@ -1,0 +1,109 @@
+"""Evaluation: the loss of one process on samples that are held out, and a training that does not notice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
+from demo_run import lines, python, request, run_training, write_demo
+from ranks import results
+from test_training import SEED, Oracle, check_groups, layout_of
+
+from dflop._native import Dataset
+from dflop._native.testing import load_config
+from dflop.runtime import trainer  # noqa: F401
+from dflop.runtime.evaluate import HeldOut
+
+NUM_SAMPLES, BATCH, MICROBATCHES = 16, 8, 4
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Demo data, and as many other samples that are held out."""
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    write_demo(directory, NUM_SAMPLES, BATCH, MICROBATCHES)
+    other = tmp_path_factory.mktemp("other")
+    python(["-m", "dflop", "demo-data", str(other), "--samples", "10", "--seed", "9"], other)
+    shutil.copytree(other / "data", directory / "held_out")
+    (mixture,) = (directory / "held_out").glob("*.yaml")
+    with (directory / "dflop.yaml").open("a") as config:
+        config.write(f"\nevaluation:\n  mixture: held_out/{mixture.name}\n  every: 2\n")
+    python(["-m", "dflop", "profile", "data", "--evaluation"], directory)
+    return directory
+
+
+def asked(demo, out, tmp_path, layout, evaluation=None, **train):
+    """A request that evaluates."""
+    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config["train"] |= {"seed": SEED, "learning_rate": 1e-3, **train}
+    config["evaluation"] |= evaluation or {}
+    return request(
+        demo,
+        out,
+        **layout_of(demo, tmp_path, layout),
+        config=json.dumps(config),
+        evaluation_profile=None if evaluation is None else str(demo / "evaluation_profile.parquet"),
+    )
+
+
+class HeldOutOracle(Oracle):
+    """Hugging Face's model on the samples that are held out."""
+
+    @staticmethod
+    def dataset_of(demo):
+        """Those of `evaluation.mixture`."""
+        profile = str(demo / "evaluation_profile.parquet")
+        return Dataset(str(demo / "dflop.yaml"), profile, evaluation=True)
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 1), (1, 1, 2), (2, 0), (2, 1), (2, 3)], ids=str)
+def test_the_loss_is_that_of_one_process(layout, demo, tmp_path):
+    """Without a learning rate the model is the one that was drawn. Two evaluations, equal; nothing of them in the steps."""
+    wanted = asked(demo, tmp_path / "run", tmp_path, layout, {"every": 1}, learning_rate=0.0) | {"steps": 2}
+    assert set(results(run_training(wanted, tmp_path))) == {0}
+    first, second = lines(tmp_path / "run/evaluations.jsonl")
+    assert (first["step"], second["step"]) == (0, 1)
+    assert first["loss"] == second["loss"]
+    assert first["loss_by"] == second["loss_by"]
+    oracle = HeldOutOracle(demo, tmp_path / "pretrained")
+    every = list(range(len(oracle.dataset)))
+    assert first["samples"] == len(every)
+    assert first["label_tokens"] == sum(oracle.dataset.shape(index)[2] for index in every)
+    assert first["loss"] == pytest.approx(oracle.backward(every), rel=1e-5)
+    check_groups(first["loss_by"], oracle, every)
+    assert first["bad"] == []
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 3), (2, 1)], ids=str)
+def test_the_training_goes_on_as_without(layout, demo, tmp_path):
+    """Bit by bit; three steps, evaluated after the second and at the end, and the model learns what it is shown."""
+    with_it = asked(demo, tmp_path / "with", tmp_path, layout, {"samples": 5})
+    without = asked(demo, tmp_path / "without", tmp_path, layout)
+    for wanted in (with_it, without):
+        assert set(results(run_training(wanted, tmp_path))) == {0}
+    kept = [
+        [(m["loss"], m["grad_norm"]) for m in lines(tmp_path / name / "metrics.jsonl")]
+        for name in ("with", "without")
+    ]
+    assert kept[0] == kept[1]
+    found = lines(tmp_path / "with/evaluations.jsonl")
+    assert [one["step"] for one in found] == [1, 2]
+    assert found[0]["samples"] == 5
+    assert found[1]["loss"] != found[0]["loss"]
+    assert not (tmp_path / "without/evaluations.jsonl").exists()
+    clocks = [m["clock_ns"]["evaluation"] > 0 for m in lines(tmp_path / "with/metrics.jsonl")]
+    assert clocks == [False, False, True]
+
+
+def test_samples_are_drawn_once_and_each_is_in_one_batch():
+    held_out = HeldOut(100, 20, 8, seed=4)
+    batches = [held_out.batch(k) for k in range(held_out.num_batches)]
+    assert [len(batch) for batch in batches] == [8, 8, 4]
+    drawn = [sample for batch in batches for sample in batch]
+    assert len(set(drawn)) == 20
+    assert drawn == HeldOut(100, 20, 5, seed=4).samples
+    assert drawn != HeldOut(100, 20, 8, seed=5).samples
+    assert HeldOut(7, None, 8, seed=4).samples == list(range(7))
+    assert HeldOut(7, 50, 8, seed=4).samples == list(range(7))
