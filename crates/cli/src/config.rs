@@ -7,13 +7,20 @@ mod evaluation;
 mod section;
 mod train;
 
+use crate::commands::models_write::named_model;
+use dflop_analytic::HARDWARE;
+use dflop_data::DataError;
 use dflop_data::location::Location;
 use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
 use dflop_step::GiantRule;
+<<<<<<< HEAD
 use dflop_types::{Cluster, Hint, Recipe, Trained, artifact};
 pub use evaluation::EvaluationSection;
 use evaluation::evaluation_section;
+=======
+use dflop_types::{Cluster, Hint, MadeFrom, Recipe, Trained, artifact};
+>>>>>>> b26c4b7 (dflop plan needs no model directory: a model of the catalogue on a device of the table in one command; collectives know nodes; fsdp-dflop is our search; microbatches of different size under caps)
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
@@ -48,8 +55,13 @@ pub struct Config {
 /// `model:`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelSection {
-    /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form.
+    /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form; empty where the
+    /// model is named.
     pub dir: PathBuf,
+    /// A model of the catalogue in place of a directory: enough to plan, not to train.
+    pub name: Option<String>,
+    /// Directory with the tokenizer of a model that is named; `null`: text tokens are estimated.
+    pub tokenizer: Option<PathBuf>,
     /// `float32` or `bfloat16`.
     pub dtype: String,
     /// A function of Python that gives the shapes of media, as in `module:function`; `null`: the rule of the model's
@@ -93,6 +105,8 @@ pub struct ClusterSection {
     pub memory_budget_bytes: Option<u64>,
     /// `cpu` or `cuda`.
     pub device: String,
+    /// The device of the hardware table whose times are estimated, as in `h100`; `null`: the one that is measured.
+    pub hardware: Option<String>,
 }
 
 /// `checkpoint:`
@@ -129,6 +143,11 @@ impl Config {
             mixture: self.data.mixture.clone(),
             media_root: self.data.media_root.clone(),
             model_dir: self.model.dir.clone(),
+            named: self
+                .model
+                .name
+                .as_deref()
+                .and_then(|name| named_model(name, self.model.tokenizer.clone()).ok()),
             chat_template: self.data.chat_template.clone(),
             video_max_frames: self.data.video_max_frames,
             video_fps: self.data.video_fps,
@@ -151,6 +170,7 @@ impl Config {
         }
     }
 
+<<<<<<< HEAD
     /// As [`Config::profile_settings`], of the samples that are held out.
     ///
     /// # Errors
@@ -163,6 +183,17 @@ impl Config {
             media_root: self.evaluation.media_root.clone(),
             ..self.profile_settings()
         })
+=======
+    /// Hashes of the model's files: `model_config`, `processor`, `tokenizer`.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    pub fn model_hashes(&self) -> Result<MadeFrom, DataError> {
+        match self.profile_settings().named {
+            Some(model) => dflop_data::named_hashes(&model),
+            None => dflop_data::model_hashes(&self.model.dir),
+        }
+>>>>>>> b26c4b7 (dflop plan needs no model directory: a model of the catalogue on a device of the table in one command; collectives know nodes; fsdp-dflop is our search; microbatches of different size under caps)
     }
 
     /// The cluster as the planner sees it.
@@ -272,6 +303,18 @@ pub fn load_data(path: &Path) -> Result<Config, ConfigError> {
     load_for(Scope::Data, path)
 }
 
+/// The configuration at `path`, for a verb that plans: what of `train` decides no plan is not asked for, and
+/// `train.global_batch_size` is [`SAMPLES_A_RANK`] samples a rank.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_plan(path: &Path) -> Result<Config, ConfigError> {
+    load_for(Scope::Plan, path)
+}
+
+/// Samples of a rank and step where a plan is made and nothing says how many.
+pub const SAMPLES_A_RANK: u32 = 4;
+
 fn load_for(scope: Scope, path: &Path) -> Result<Config, ConfigError> {
     let text = artifact::read_text(path, BYTES_MAX).map_err(|source| {
         if source.kind() == std::io::ErrorKind::NotFound {
@@ -290,6 +333,8 @@ enum Scope {
     All,
     /// `model` and `data`: what the others lack is not missed, and stands at the least value that it may have.
     Data,
+    /// All but what of `train` decides no plan.
+    Plan,
 }
 
 /// The configuration in `text`; `path` names it in errors, and its directory is where relative paths start.
@@ -310,12 +355,28 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
 
     let node = top.child("model");
     let mut section = Section::new("model", text, node, top.problems);
+    let name = section.optional_text("name");
     let mut model = ModelSection {
-        dir: directory.join(section.text("dir", None)),
+        dir: match &name {
+            Some(_) => section.optional_text("dir").map(PathBuf::from).unwrap_or_default(),
+            None => directory.join(section.text("dir", None)),
+        },
+        tokenizer: section.optional_text("tokenizer").map(|path| directory.join(path)),
+        name,
         // The default stands below, where the device is known.
         dtype: section.choice("dtype", &["float32", "bfloat16"], ""),
         family: section.function("family"),
     };
+    if let Some(name) = &model.name {
+        if !model.dir.as_os_str().is_empty() {
+            section.problem_at("name", "`model.dir` is there too, must be one of them".to_owned());
+        }
+        if let Err(error) = dflop_analytic::catalogue_model(name) {
+            section.problem_at("name", error.to_string());
+        }
+    } else if model.tokenizer.is_some() {
+        section.problem_at("tokenizer", "only where `model.name` names a model".to_owned());
+    }
     section.finish();
 
     let node = top.child("data");
@@ -342,11 +403,19 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     let mut section = Section::new("cluster", text, node, top.problems);
     let num_problems = section.problems.len();
     let num_ranks = section.count("num_ranks", 1..=100_000, None) as u32;
+    let known: Vec<&str> =
+        ["cpu", "cuda"].into_iter().chain(HARDWARE.iter().map(|device| device.name)).collect();
+    let device = section.choice("device", &known, "cpu");
+    let hardware = HARDWARE.iter().any(|known| known.name == device).then(|| device.clone());
+    // A named device stands in nodes of eight, as the systems of the table do.
+    let of_node = if hardware.is_some() { largest_divisor(num_ranks, NODE_DEVICES) } else { num_ranks };
     let cluster = ClusterSection {
         num_ranks,
-        ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(num_ranks))) as u32,
+        ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(of_node))) as u32,
         memory_budget_bytes: section.optional_count("memory_budget_bytes", 1..=1 << 50),
-        device: section.choice("device", &["cpu", "cuda"], "cpu"),
+        // PyTorch knows devices of both vendors by this name.
+        device: if hardware.is_some() { "cuda".to_owned() } else { device },
+        hardware,
     };
     // Links are measured and times predicted for nodes of one size. A number that is wrong by itself stands for nothing.
     if section.problems.len() == num_problems && !cluster.num_ranks.is_multiple_of(cluster.ranks_per_node) {
@@ -377,6 +446,13 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
     section.finish();
     top.finish();
 
+    if scope == Scope::Plan {
+        let is_of_train = |field: &str| field.starts_with("train.");
+        if problems.iter().any(|problem| problem.is_missing && problem.field == "train.global_batch_size") {
+            train.global_batch_size = cluster.num_ranks.saturating_mul(SAMPLES_A_RANK);
+        }
+        problems.retain(|problem| !(problem.is_missing && is_of_train(&problem.field)));
+    }
     if scope == Scope::Data {
         let is_other = |field: &str| field.starts_with("cluster.") || field.starts_with("train.");
         problems.retain(|problem| !(problem.is_missing && is_other(&problem.field)));
@@ -387,6 +463,14 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
     }
+}
+
+/// Devices of a node of the hardware table.
+const NODE_DEVICES: u32 = 8;
+
+/// The largest divisor of `number` up to `most`; 1 for 0.
+fn largest_divisor(number: u32, most: u32) -> u32 {
+    (1..=most).rev().find(|&part| number > 0 && number.is_multiple_of(part)).unwrap_or(1)
 }
 
 /// What a path or URL of the file means: a URL is itself.

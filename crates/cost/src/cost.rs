@@ -4,7 +4,7 @@ use crate::choice::Choice;
 use crate::error::CostError;
 use crate::memory::holding::Holding;
 use crate::module::Module;
-use crate::network::{Links, Route, Transfer};
+use crate::network::{Group, Links, Route, Transfer};
 use crate::prediction::Prediction;
 use crate::repair::Repair;
 use crate::settings::CostSettings;
@@ -46,6 +46,8 @@ pub struct CostModel {
     pub(crate) hidden_bytes: u64,
     pub(crate) is_tied: bool,
     pub(crate) links: Links,
+    /// Ranks of a node; `None`: not known.
+    pub(crate) ranks_per_node: Option<u32>,
     /// Between encoder and LLM backbone, and between stages.
     pub(crate) boundary: Route,
     pub(crate) settings: CostSettings,
@@ -98,6 +100,7 @@ impl CostModel {
             is_tied: profile.is_tied,
             boundary: links.route(Collective::PointToPoint, LinkSpan::Node, 2),
             links,
+            ranks_per_node: None,
             settings: *settings,
             optimizer_ns_per_million: profile.optimizer_ns_per_million,
             holding: Holding::new(profile)?,
@@ -110,6 +113,20 @@ impl CostModel {
     pub const fn with_gradients_of(mut self, bytes_per_parameter: u64) -> Self {
         self.holding.gradient_bytes_per_parameter = Some(bytes_per_parameter);
         self
+    }
+
+    /// The same model for nodes of so many ranks, numbered node by node: groups that lie in a node meet over its links, and
+    /// those that do not use the network of all their ranks. Without this every group is taken to meet over the widest
+    /// links that are known, one rank on each node.
+    #[must_use]
+    pub const fn with_ranks_per_node(mut self, ranks_per_node: u32) -> Self {
+        self.ranks_per_node = Some(ranks_per_node);
+        self
+    }
+
+    /// Ranks of a node; `None`: not known.
+    pub const fn ranks_per_node(&self) -> Option<u32> {
+        self.ranks_per_node
     }
 
     /// The settings it was made with.
@@ -208,14 +225,14 @@ impl CostModel {
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on an encoder rank.
     pub fn encoder_tail(&self, dp: u32) -> Transfer {
         let number = self.over_encoder(|module| module.num_trained_parameters);
-        self.tail(number, self.over_encoder(|module| module.gradient_bytes), dp)
+        self.tail(number, self.over_encoder(|module| module.gradient_bytes), Group::of(dp))
     }
 
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on a rank of one stage of the LLM
     /// backbone.
     pub fn stage_tail(&self, stage: StageLayers, dp: u32) -> Transfer {
         let number = self.over_stage(stage, |module| module.num_trained_parameters);
-        self.tail(number, self.stage_gradient_bytes(stage), dp)
+        self.tail(number, self.stage_gradient_bytes(stage), Group::of(dp))
     }
 
     /// Bytes of the gradients of a rank of one stage of the LLM backbone.
@@ -242,14 +259,13 @@ impl CostModel {
         let bytes = |module: &Module| module.gradient_bytes;
         let num_parameters = self.over_encoder(number).saturating_add(self.over_stage(stage, number));
         let gradient_bytes = self.over_encoder(bytes).saturating_add(self.over_stage(stage, bytes));
-        self.tail(num_parameters.div_ceil(u64::from(sharding_degree.max(1))), gradient_bytes, dp)
+        self.tail(num_parameters.div_ceil(u64::from(sharding_degree.max(1))), gradient_bytes, Group::of(dp))
     }
 
-    /// One all-reduce of all gradients, over the widest span that is known. Which replicas share a node is not known
-    /// here, and a wider span is never faster.
-    pub(crate) fn tail(&self, num_parameters: u64, gradient_bytes: u64, dp: u32) -> Transfer {
+    /// One all-reduce of all gradients over `group`, and the optimizer.
+    pub(crate) fn tail(&self, num_parameters: u64, gradient_bytes: u64, group: Group) -> Transfer {
         let optimizer_ns = crate::grid::scale(num_parameters, self.optimizer_ns_per_million, 1_000_000);
-        let reduction = self.transfer(Collective::AllReduce, self.links.widest(), dp, gradient_bytes);
+        let reduction = self.meeting(Collective::AllReduce, group, gradient_bytes);
         Transfer { ns: reduction.ns.saturating_add(optimizer_ns), basis: reduction.basis }
     }
 

@@ -28,6 +28,43 @@ pub struct Transfer {
     pub basis: Basis,
 }
 
+/// The ranks that meet in a collective: `num_ranks` of them, every `stride`th from `first` on. Ranks are numbered node by
+/// node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) first: u32,
+    pub(crate) num_ranks: u32,
+    pub(crate) stride: u32,
+}
+
+impl Group {
+    /// Ranks that follow each other from the first of a node on.
+    pub(crate) const fn of(num_ranks: u32) -> Self {
+        Self { first: 0, num_ranks, stride: 1 }
+    }
+
+    /// Ranks of the group on the node that has fewest of them, where a node has so many ranks; `None`: it lies in one node.
+    fn fewest_per_node(&self, ranks_per_node: u32) -> Option<u32> {
+        let (first, stride) = (u64::from(self.first), u64::from(self.stride.max(1)));
+        let per_node = u64::from(ranks_per_node.max(1));
+        let last = first + stride * u64::from(self.num_ranks.max(1) - 1);
+        if first / per_node == last / per_node {
+            return None;
+        }
+        let of_first = (per_node - first % per_node).div_ceil(stride);
+        let of_last = last % per_node / stride + 1;
+        // At most `per_node`, which is a u32.
+        Some((per_node / stride).min(of_first).min(of_last).max(1) as u32)
+    }
+}
+
+/// How far apart the ranks of a group are, and how many of them share a node: each brings its share of the node's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spread {
+    pub(crate) span: LinkSpan,
+    pub(crate) per_node: u32,
+}
+
 /// How one collective over one group of ranks is timed.
 ///
 /// ```text
@@ -168,6 +205,65 @@ impl Links {
         }
     }
 
+    /// How far apart the ranks of a group are; where the size of a node is not known, as far as anything is known.
+    pub(crate) fn spread(&self, group: Group, ranks_per_node: Option<u32>) -> Spread {
+        match ranks_per_node {
+            None => Spread { span: self.widest(), per_node: 1 },
+            Some(size) => match group.fewest_per_node(size) {
+                None => Spread { span: LinkSpan::Node, per_node: group.num_ranks },
+                Some(per_node) => Spread { span: LinkSpan::Cluster, per_node },
+            },
+        }
+    }
+
+    /// As [`Links::route`], for ranks of which several share a node.
+    ///
+    /// A ring that runs through all ranks of a node enters and leaves it once, and there are as many rings as the node's
+    /// ranks bring network cards: together they have the bandwidth of all of those, or of the links in a node where these
+    /// have less. What was measured across nodes has that in it already; a table of hardware has not.
+    ///
+    /// ```text
+    /// bandwidth = min(k * cluster, node)            k ranks on each node
+    /// latency   = hops in nodes + hops between them
+    /// ```
+    ///
+    /// *References*: NVIDIA's engineers, github.com/NVIDIA/nccl issues 687 (rings enter a node once) and 812 (8 cards of 25
+    /// GB/s on each DGX A100: 192 GB/s measured), nccl-tests issue 290 (46 to 48 of 50 GB/s a card on H100).
+    pub(crate) fn route_of(&self, collective: Collective, spread: Spread, num_ranks: u32) -> Route {
+        let plain = self.route(collective, spread.span, num_ranks);
+        let is_ring = !matches!(collective, Collective::PointToPoint);
+        if !(self.is_assumed && is_ring && spread.span == LinkSpan::Cluster && spread.per_node > 1) {
+            return plain;
+        }
+        let nearest = |span, ranks: u32| {
+            let known = self.links.iter().map(|(link, _)| link);
+            let known = known.filter(|link| link.collective == collective && link.span == span);
+            known.min_by_key(|link| (link.num_ranks.abs_diff(ranks), link.num_ranks))
+        };
+        let num_nodes = num_ranks.div_ceil(spread.per_node);
+        let (Some(near), Some(far)) =
+            (nearest(LinkSpan::Node, spread.per_node), nearest(LinkSpan::Cluster, num_nodes))
+        else {
+            return plain;
+        };
+        let (steps, wire) = ring(collective, num_ranks);
+        let steps_between = ring(collective, num_nodes).0.min(steps);
+        let latency_of =
+            |link: &LinkProfile, steps| scale(link.latency_ns, steps, ring(collective, link.num_ranks).0);
+        Route {
+            curve: None,
+            latency_ns: latency_of(far, steps_between)
+                .saturating_add(latency_of(near, steps - steps_between)),
+            wire,
+            bandwidth: far
+                .bandwidth_bytes_per_s
+                .saturating_mul(spread.per_node.into())
+                .min(near.bandwidth_bytes_per_s)
+                .max(far.bandwidth_bytes_per_s),
+            basis: Basis::Assumed,
+        }
+    }
+
     /// Messages whose times fell with their size.
     pub(crate) fn repairs(&self) -> impl Iterator<Item = Repair> + '_ {
         let repaired = |(link, curve): &(LinkProfile, Option<Arc<Curve>>)| {
@@ -176,5 +272,72 @@ impl Links {
             (num_points > 0).then_some(Repair { module: "network", part, phase: "time", num_points })
         };
         self.links.iter().filter_map(repaired)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(
+        collective: Collective,
+        span: LinkSpan,
+        num_ranks: u32,
+        bandwidth_bytes_per_s: u64,
+    ) -> LinkProfile {
+        let steps = ring(collective, num_ranks).0;
+        let hop_ns = if span == LinkSpan::Node { 2_000 } else { 5_000 };
+        let latency_ns = steps * hop_ns;
+        LinkProfile { collective, span, num_ranks, latency_ns, bandwidth_bytes_per_s, points: Vec::new() }
+    }
+
+    /// Eight devices a node: 300 GB/s in it, a card of 40 GB/s each.
+    fn links(is_assumed: bool) -> Links {
+        let all = [Collective::AllReduce, Collective::AllGather].into_iter().flat_map(|collective| {
+            let of = move |span, ranks, giga: u64| link(collective, span, ranks, giga * 1_000_000_000);
+            [of(LinkSpan::Node, 8, 300), of(LinkSpan::Cluster, 2, 40), of(LinkSpan::Cluster, 16, 40)]
+        });
+        Links::new(&Network { backend: "nccl".to_owned(), is_assumed, links: all.collect() }).unwrap()
+    }
+
+    #[test]
+    fn ranks_of_a_group_share_nodes() {
+        let fewest = |first, num_ranks, stride| Group { first, num_ranks, stride }.fewest_per_node(8);
+        assert_eq!(fewest(0, 8, 1), None);
+        assert_eq!(fewest(8, 8, 1), None);
+        assert_eq!(fewest(0, 64, 1), Some(8));
+        // One more than a node, or not at its start: the node with fewest has one, three.
+        assert_eq!(fewest(0, 9, 1), Some(1));
+        assert_eq!(fewest(5, 16, 1), Some(3));
+        // Every second, every eighth, every twelfth rank.
+        assert_eq!((fewest(0, 32, 2), fewest(0, 4, 2)), (Some(4), None));
+        assert_eq!((fewest(3, 8, 8), fewest(0, 5, 12)), (Some(1), Some(1)));
+        // A node of one rank, a group of one.
+        assert_eq!((Group::of(4).fewest_per_node(1), Group::of(1).fewest_per_node(1)), (Some(1), None));
+    }
+
+    #[test]
+    fn a_ring_uses_the_cards_of_all_its_ranks() {
+        let links = links(true);
+        let spread = |per_node| Spread { span: LinkSpan::Cluster, per_node };
+        let gather = |per_node, ranks| links.route_of(Collective::AllGather, spread(per_node), ranks);
+        // 64 ranks of 8 nodes: 7 hops between nodes, 56 in them; 8 cards are 320 GB/s, the links in a node 300.
+        let all = gather(8, 64);
+        assert_eq!(
+            (all.latency_ns, all.bandwidth, all.wire),
+            (7 * 5_000 + 56 * 2_000, 300_000_000_000, (63, 64))
+        );
+        assert_eq!(gather(4, 32).bandwidth, 160_000_000_000);
+        // One rank a node: as in the table.
+        assert_eq!(gather(1, 8).bandwidth, 40_000_000_000);
+        let sum = links.route_of(Collective::AllReduce, spread(8), 64);
+        assert_eq!((sum.latency_ns, sum.bandwidth), (2 * all.latency_ns, all.bandwidth));
+        // What was measured across nodes stands as it is.
+        let measured = super::tests::links(false);
+        assert_eq!(measured.route_of(Collective::AllGather, spread(8), 16).bandwidth, 40_000_000_000);
+        // Without the size of a node all are taken to be as far apart as anything is known.
+        assert_eq!(links.spread(Group::of(64), None), spread(1));
+        assert_eq!(links.spread(Group::of(64), Some(8)), spread(8));
+        assert_eq!(links.spread(Group::of(8), Some(8)).span, LinkSpan::Node);
     }
 }

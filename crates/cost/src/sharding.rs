@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::mode::Runs;
 use crate::module::Module;
-use crate::network::{Basis, Transfer};
+use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{StageLayers, samples_of, segments_of};
 use dflop_types::{Collective, Component, Layout, LinkSpan, MicrobatchShape, Zero};
@@ -17,6 +17,10 @@ pub struct Sharding {
     pub replicas: u32,
     /// Replicas over which it is cut, at least 1; groups of them hold copies.
     pub degree: u32,
+    /// The rank of the first replica.
+    pub first: u32,
+    /// Ranks from one replica to the next, at least 1.
+    pub stride: u32,
 }
 
 impl Sharding {
@@ -25,13 +29,37 @@ impl Sharding {
 
     /// Replicas that each hold all.
     pub const fn replicated(replicas: u32) -> Self {
-        Self { zero: Zero::Nothing, replicas, degree: 1 }
+        Self { zero: Zero::Nothing, replicas, degree: 1, first: 0, stride: 1 }
+    }
+
+    /// Replicas that are cut as `zero` says over all of them, each on the rank after the one before.
+    pub const fn whole(zero: Zero, replicas: u32) -> Self {
+        Self { zero, degree: replicas, ..Self::replicated(replicas) }
     }
 
     /// How `layout` cuts a component.
     pub fn of(layout: &Layout, component: Component) -> Self {
-        let replicas = if component == Component::Encoder { layout.encoder.dp } else { layout.llm.dp };
-        Self { zero: layout.zero, replicas, degree: layout.shard_degree(component) }
+        let is_encoder = component == Component::Encoder;
+        let degrees = if is_encoder { layout.encoder } else { layout.llm };
+        let first = if is_encoder || layout.is_colocated() { 0 } else { layout.encoder.num_ranks() };
+        Self {
+            zero: layout.zero,
+            replicas: degrees.dp,
+            degree: layout.shard_degree(component),
+            first,
+            stride: degrees.tp * degrees.pp,
+        }
+    }
+
+    /// The replicas over which it is cut.
+    const fn shards(&self) -> Group {
+        Group { first: self.first, num_ranks: self.degree, stride: self.stride }
+    }
+
+    /// The replicas that hold copies of each other's part.
+    const fn copies(&self) -> Group {
+        let degree = if self.degree == 0 { 1 } else { self.degree };
+        Group { first: self.first, num_ranks: self.replicas / degree, stride: self.stride * degree }
     }
 
     /// Whether layers are gathered where they run, so that ranks meet in every layer.
@@ -154,16 +182,16 @@ impl CostModel {
 
     /// Makes both passes as long as they are with the collectives of their units (whether it is layers, unit).
     fn meet(&self, sum: &mut Prediction, units: &[(bool, Unit)], sharding: Sharding) {
-        let groups = sharding.replicas / sharding.degree.max(1);
-        let span = self.shard_span(sharding);
+        let (shards, copies) =
+            (self.shard_spread(sharding), self.links.spread(sharding.copies(), self.ranks_per_node));
         let mut marks = [false; 2];
-        let mut collective = |collective, span, ranks, bytes| {
-            let transfer = self.transfer(collective, span, ranks, bytes);
+        let mut collective = |collective, spread, ranks, bytes| {
+            let transfer = self.meeting_at(collective, spread, ranks, bytes);
             marks[0] |= transfer.basis == Basis::Assumed;
             marks[1] |= transfer.basis == Basis::Extrapolated;
             transfer.ns
         };
-        let mut gather = |bytes| collective(Collective::AllGather, span, sharding.degree, bytes);
+        let mut gather = |bytes| collective(Collective::AllGather, shards, sharding.degree, bytes);
         let sum_of = |of: fn(&Unit) -> u64, runs_back: bool| -> u64 {
             let others = units.iter().filter(|(is_layer, unit)| !is_layer && (unit.runs_back || !runs_back));
             others.map(|(_, unit)| of(unit).saturating_mul(unit.count)).sum()
@@ -178,8 +206,9 @@ impl CostModel {
         let mut reduce =
             |bytes: u64| {
                 let part = bytes.div_ceil(u64::from(sharding.degree.max(1)));
-                collective(Collective::ReduceScatter, span, sharding.degree, bytes)
-                    .saturating_add(collective(Collective::AllReduce, self.links.widest(), groups, part))
+                collective(Collective::ReduceScatter, shards, sharding.degree, bytes).saturating_add(
+                    collective(Collective::AllReduce, copies, sharding.copies().num_ranks, part),
+                )
             };
         let around_reduce = reduce(sum_of(|unit| unit.gradient_bytes, true));
         let reduces: Vec<u64> = units
@@ -254,9 +283,13 @@ impl CostModel {
         exposed_ns
     }
 
-    /// Hybrid groups lie within a node, which is what they are for; all replicas lie as far apart as is known.
-    fn shard_span(&self, sharding: Sharding) -> LinkSpan {
-        if sharding.degree < sharding.replicas { LinkSpan::Node } else { self.links.widest() }
+    /// How far apart the ranks are over which it is cut. Where the size of a node is not known, hybrid groups are taken to
+    /// lie within one, which is what they are for.
+    fn shard_spread(&self, sharding: Sharding) -> Spread {
+        if self.ranks_per_node.is_none() && sharding.degree < sharding.replicas {
+            return Spread { span: LinkSpan::Node, per_node: sharding.degree };
+        }
+        self.links.spread(sharding.shards(), self.ranks_per_node)
     }
 
     /// What comes after the last action of a step on an encoder rank: gradients reduced, parameters updated, and
@@ -307,20 +340,24 @@ impl CostModel {
     }
 
     fn sharded_tail(&self, held: Held, sharding: Sharding) -> Transfer {
-        let Sharding { zero, replicas, degree } = sharding;
+        let Sharding { zero, degree, .. } = sharding;
         let degree = degree.max(1);
         if zero == Zero::Nothing || degree == 1 {
-            return self.tail(held.num_trained, held.gradient_bytes, replicas);
+            return self.tail(
+                held.num_trained,
+                held.gradient_bytes,
+                Sharding { degree: 1, ..sharding }.copies(),
+            );
         }
-        let span = self.shard_span(sharding);
+        let spread = self.shard_spread(sharding);
         let part = |value: u64| value.div_ceil(u64::from(degree));
         // Copies of each part, and the optimizer of one part.
-        let copies = if zero == Zero::Parameters { 1 } else { replicas / degree };
+        let copies = if zero == Zero::Parameters { Group::of(1) } else { sharding.copies() };
         let mut tail = self.tail(part(held.num_trained), part(held.gradient_bytes), copies);
         if zero < Zero::Parameters {
             let within = [
-                self.transfer(Collective::ReduceScatter, span, degree, held.gradient_bytes),
-                self.transfer(Collective::AllGather, span, degree, held.parameter_bytes),
+                self.meeting_at(Collective::ReduceScatter, spread, degree, held.gradient_bytes),
+                self.meeting_at(Collective::AllGather, spread, degree, held.parameter_bytes),
             ];
             for transfer in within {
                 tail.ns = tail.ns.saturating_add(transfer.ns);

@@ -1,7 +1,7 @@
 //! Transfers by a cost model: the time of a message or a collective over the links of its profile.
 
 use crate::cost::CostModel;
-use crate::network::Transfer;
+use crate::network::{Group, Spread, Transfer};
 use dflop_types::{Collective, LinkSpan};
 
 impl CostModel {
@@ -20,6 +20,24 @@ impl CostModel {
             return Transfer::default();
         }
         self.links.route(collective, span, num_ranks).transfer(bytes)
+    }
+
+    /// As [`CostModel::transfer`], over a group whose ranks share nodes as the size of a node has it.
+    pub(crate) fn meeting(&self, collective: Collective, group: Group, bytes: u64) -> Transfer {
+        self.meeting_at(collective, self.links.spread(group, self.ranks_per_node), group.num_ranks, bytes)
+    }
+
+    pub(crate) fn meeting_at(
+        &self,
+        collective: Collective,
+        spread: Spread,
+        num_ranks: u32,
+        bytes: u64,
+    ) -> Transfer {
+        if num_ranks < 2 {
+            return Transfer::default();
+        }
+        self.links.route_of(collective, spread, num_ranks).transfer(bytes)
     }
 
     /// Time of one message of `tokens` features or hidden states between the nearest pair of ranks that is known, in

@@ -21,7 +21,7 @@ fn model(kind: &str) -> CostModel {
 const WHOLE: StageLayers = StageLayers { num_layers: 4, is_first: true, is_last: true };
 
 fn over(zero: Zero, replicas: u32) -> Sharding {
-    Sharding { zero, replicas, degree: replicas }
+    Sharding::whole(zero, replicas)
 }
 
 fn texts(tokens: u32, labels: u64) -> MicrobatchShape {
@@ -96,7 +96,7 @@ proptest! {
         let model = CostModel::new(&profile).unwrap();
         for part in [RankPart::Encoder, RankPart::Stage(WHOLE)] {
             let held = |zero, degree| {
-                let sharding = Sharding { zero, replicas: degree * copies, degree };
+                let sharding = Sharding { degree, ..Sharding::whole(zero, degree * copies) };
                 model.sharded_memory(part, sharding).static_bytes()
             };
             let by_zero = Zero::ALL.map(|zero| held(zero, degree));
@@ -154,7 +154,7 @@ fn the_end_of_a_sharded_step() {
     assert_eq!(model.colocated_tail(over(Zero::States, 4)).ns, within(4) + 10_000);
     assert_eq!(model.colocated_tail(over(Zero::Gradients, 4)).ns, within(4) + 10_000);
     assert_eq!(model.colocated_tail(over(Zero::Parameters, 4)).ns, 10_000);
-    let hybrid = |zero| Sharding { zero, replicas: 8, degree: 4 };
+    let hybrid = |zero| Sharding { degree: 4, ..Sharding::whole(zero, 8) };
     let copies = ns(Collective::AllReduce, 2, p / 4);
     assert_eq!(model.colocated_tail(hybrid(Zero::States)).ns, within(4) + copies + 10_000);
     assert_eq!(model.colocated_tail(hybrid(Zero::Parameters)).ns, 10_000);
@@ -182,11 +182,12 @@ fn the_end_of_a_sharded_step() {
 fn a_layout_says_how_each_component_is_cut() {
     let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
     let layout = Layout { zero: Zero::States, ..Layout::disaggregated(degrees(2), degrees(6)) };
-    assert_eq!(Sharding::of(&layout, Component::Llm), over(Zero::States, 6));
+    let of_llm = Sharding { first: 2, ..over(Zero::States, 6) };
+    assert_eq!(Sharding::of(&layout, Component::Llm), of_llm);
     let hybrid = Layout { shard_ranks: Some(2), ..layout };
-    assert_eq!(
-        Sharding::of(&hybrid, Component::Llm),
-        Sharding { zero: Zero::States, replicas: 6, degree: 2 }
-    );
+    assert_eq!(Sharding::of(&hybrid, Component::Llm), Sharding { degree: 2, ..of_llm });
+    // Replicas of two stages stand two ranks apart.
+    let stages = Layout { llm: ComponentLayout { tp: 1, pp: 2, dp: 3 }, ..layout };
+    assert_eq!(Sharding::of(&stages, Component::Llm).stride, 2);
     assert_eq!(Sharding::of(&Layout::colocated(4, Zero::Nothing), Component::Both), Sharding::replicated(4));
 }

@@ -41,7 +41,7 @@ mod width;
 pub mod yaml;
 
 pub use error::DataError;
-pub use family::model_files::{family_of, model_hashes};
+pub use family::model_files::{family_of, model_hashes, named_hashes};
 pub use media::probe;
 pub use profile::dataset;
 pub use profile::measure::Media;

@@ -72,11 +72,11 @@ pub(crate) fn makespan_min_ns(
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
     let path = work.longest_ns(encoder_dp);
     let encoder = (work.least.encoder_ns(encoder_parts) / encoder_dp).max(path)
-        + model.encoder_tail(candidate.layout.encoder.dp).ns;
+        + model.sharded_encoder_tail(Sharding::of(&candidate.layout, Component::Encoder)).ns;
     stages
         .iter()
         .map(|&stage| {
-            let tail_ns = model.stage_tail(stage, candidate.layout.llm.dp).ns;
+            let tail_ns = model.sharded_stage_tail(stage, Sharding::of(&candidate.layout, Component::Llm)).ns;
             work.least.stage_ns(stage, llm_parts) / llm_dp + tail_ns
         })
         .fold(encoder, u64::max)

@@ -1,9 +1,9 @@
 //! What the numbers of a plan do not hold, in words: nothing is guessed in silence.
 
-use dflop_cost::{Basis, CostModel};
+use dflop_cost::{Basis, CostModel, Sharding};
 use dflop_step::StepSettings;
 use dflop_types::number::percent;
-use dflop_types::{ModelProfile, PlanPrediction, RankedPlan, counted};
+use dflop_types::{Component, ModelProfile, PlanPrediction, RankedPlan, counted};
 
 /// What the numbers of a plan stand on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +64,8 @@ impl Caveats {
 
 fn is_reduction_measured(model: &CostModel, plan: &RankedPlan) -> bool {
     let stages = StepSettings::from(plan).stages(model).unwrap_or_default();
-    let (encoder, llm) = (plan.layout.encoder, plan.layout.llm);
-    let mut of_stages = stages.into_iter().map(|stage| model.stage_tail(stage, llm.dp));
-    model.encoder_tail(encoder.dp).basis == Basis::Measured
+    let of = |component| Sharding::of(&plan.layout, component);
+    let mut of_stages = stages.into_iter().map(|stage| model.sharded_stage_tail(stage, of(Component::Llm)));
+    model.sharded_encoder_tail(of(Component::Encoder)).basis == Basis::Measured
         && of_stages.all(|tail| tail.basis == Basis::Measured)
 }

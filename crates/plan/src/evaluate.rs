@@ -27,6 +27,12 @@ pub(crate) struct Judged {
     num_extrapolated: u64,
 }
 
+impl Judged {
+    pub(crate) const fn makespan_ns(&self) -> u64 {
+        self.makespan_ns
+    }
+}
+
 /// Mean and half width of its 95 % confidence interval; the half width is 0 for one value, which has no interval.
 pub(crate) fn mean_and_half_width(values: &[u64]) -> (u64, u64) {
     let values: Vec<f64> = values.iter().map(|&value| value as f64).collect();

@@ -42,6 +42,10 @@ const TRIED_MAX: usize = 192;
 /// is better than it then.
 const WHOLE_MAX: usize = 2;
 
+/// Colocated candidates that the whole search is tried on, where their first answers are within a quarter of the best: on one
+/// batch, to see whether it puts them in front.
+const TRIED_WHOLE_MAX: usize = 3;
+
 /// Pipelines judged beside colocated ranks that are estimated faster.
 const PIPELINES: usize = 2;
 
@@ -236,6 +240,9 @@ fn polish(
 ) -> Result<(), PlanError> {
     let is_small = batches[0].len() <= PATIENT_SAMPLES_MAX;
     let mut polished: Vec<Candidate> = Vec::new();
+    if !is_small {
+        polished.extend(promote(input, models, batches, found)?);
+    }
     while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
         let best_ns = found.ranked.first().map_or(0, |plan| plan.prediction.step_ns_mean);
         let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
@@ -257,4 +264,48 @@ fn polish(
         }
     }
     Ok(())
+}
+
+/// The whole search for the colocated candidates near the best, on the first batch: one that is in front then has all
+/// batches searched, and is given back. What memory cuts into several microbatches gains most by it.
+fn promote(
+    input: &SearchInput<'_>,
+    models: &Models,
+    batches: &[Vec<SampleIndex>],
+    found: &mut Found,
+) -> Result<Option<Candidate>, PlanError> {
+    let Some(best) = found.ranked.first().copied().filter(|best| best.layout.is_colocated()) else {
+        return Ok(None);
+    };
+    let best_ns = best.prediction.step_ns_mean;
+    let is_near = |plan: &&RankedPlan| {
+        plan.layout.is_colocated() && plan.prediction.step_ns_mean <= best_ns + best_ns / 4
+    };
+    let tried: Vec<Candidate> =
+        found.ranked.iter().filter(is_near).take(TRIED_WHOLE_MAX + 1).map(Candidate::from).collect();
+    let verdicts: Vec<(Candidate, Verdict)> = tried
+        .par_iter()
+        .map(|candidate| {
+            let scheduler = candidate.scheduler(input, models)?;
+            Ok((*candidate, judge_batch(&scheduler, 0, &batches[0], input.halt)?))
+        })
+        .collect::<Result<_, PlanError>>()?;
+    let shortest = verdicts
+        .into_iter()
+        .filter_map(|(candidate, verdict)| Some((verdict.ok()?.makespan_ns(), candidate)));
+    let Some((_, front)) = shortest.min().filter(|(_, front)| *front != Candidate::from(&best)) else {
+        return Ok(None);
+    };
+    let scheduler = front.scheduler(input, models)?;
+    let verdicts: Vec<Verdict> = batches
+        .par_iter()
+        .enumerate()
+        .map(|(step, batch)| judge_batch(&scheduler, step as u64, batch, input.halt))
+        .collect::<Result<_, PlanError>>()?;
+    if let Ok(judged) = verdicts.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
+        found.ranked.retain(|plan| Candidate::from(plan) != front);
+        found.insert(front.ranked(input.order, summary(&judged)));
+        return Ok(Some(front));
+    }
+    Ok(None)
 }

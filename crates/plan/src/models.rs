@@ -13,15 +13,23 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// Those of a profile, where `trained` trains.
+    /// Those of a profile, where `trained` trains, on nodes of so many ranks.
     ///
     /// # Errors
     /// As [`CostModel::with`]. A mode that was not measured is no error: there is no model of it.
-    pub(crate) fn new(profile: &ModelProfile, trained: Trained) -> Result<Self, CostError> {
+    pub(crate) fn new(
+        profile: &ModelProfile,
+        trained: Trained,
+        ranks_per_node: u32,
+    ) -> Result<Self, CostError> {
         let settings = CostSettings { trained, ..CostSettings::default() };
-        let of = |mode| Some((mode, Arc::new(CostModel::with(profile, &settings.recomputing(mode)).ok()?)));
+        let with = |mode| {
+            let model = CostModel::with(profile, &settings.recomputing(mode))?;
+            Ok::<_, CostError>(Arc::new(model.with_ranks_per_node(ranks_per_node)))
+        };
+        let of = |mode| Some((mode, with(mode).ok()?));
         Ok(Self {
-            plain: Arc::new(CostModel::with(profile, &settings)?),
+            plain: with(Recompute::None)?,
             others: [Recompute::Selective, Recompute::Full].into_iter().filter_map(of).collect(),
         })
     }

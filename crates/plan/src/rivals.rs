@@ -11,6 +11,7 @@
 
 use crate::contender::Contender;
 use crate::error::PlanError;
+use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::only::recompute_name;
@@ -37,6 +38,9 @@ pub struct Rival {
     /// Mean step over the global batches, in nanoseconds; `None` where nothing of it fits.
     pub step_ns_mean: Option<u64>,
 }
+
+/// Candidates in front by their first answers that have their whole search.
+const WHOLE_TRIED: usize = 3;
 
 /// Candidates of the paper's order that are scheduled until one fits.
 const PAPER_TRIED: usize = 24;
@@ -109,21 +113,39 @@ fn fastest(
     });
     let tries: Vec<(&Candidate, Arm)> =
         arms.flat_map(|arm| candidates.iter().map(move |candidate| (candidate, arm))).collect();
-    let step = |&(candidate, arm): &(&Candidate, Arm)| -> Result<Option<(u64, Candidate)>, PlanError> {
+    type Timed = (u64, Candidate, Arm);
+    let step = |candidate: &Candidate, arm: Arm, is_whole: bool| -> Result<Option<Timed>, PlanError> {
         let scheduler = candidate.scheduler(input, models)?;
         let mut sum = 0;
         for (step, batch) in (0..).zip(batches) {
-            match scheduler.schedule_until(step, batch, arm, &|| true) {
+            match scheduler.schedule_until(step, batch, arm, &|| !is_whole || (input.halt)()) {
                 Ok(schedule) => sum += schedule.predicted_makespan_ns,
                 Err(error) if refusal(&error).is_some() => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Some((sum / batches.len().max(1) as u64, *candidate)))
+        Ok(Some((sum / batches.len().max(1) as u64, *candidate, arm)))
     };
-    let steps: Vec<Option<(u64, Candidate)>> =
-        tries.par_iter().map(step).collect::<Result<_, PlanError>>()?;
-    let Some((ns, candidate)) = steps.into_iter().flatten().min() else {
+    let steps: Vec<Option<Timed>> = tries
+        .par_iter()
+        .map(|&(candidate, arm)| step(candidate, arm, false))
+        .collect::<Result<_, PlanError>>()?;
+    let mut steps: Vec<Timed> = steps.into_iter().flatten().collect();
+    steps.sort_by_key(|&(ns, candidate, _)| (ns, candidate));
+    // A way that searches is not judged by its first answer alone: those in front have their whole search, as ours has.
+    let searches = |arm: Arm| matches!(arm.method, Method::Aware | Method::Ordered | Method::Shaped);
+    if input.global_batch_size as usize <= WHOLE_SAMPLES_MAX {
+        let whole: Vec<Option<Timed>> = steps
+            .iter()
+            .filter(|(_, _, arm)| searches(*arm))
+            .take(WHOLE_TRIED)
+            .collect::<Vec<_>>()
+            .par_iter()
+            .map(|(_, candidate, arm)| step(candidate, *arm, true))
+            .collect::<Result<_, PlanError>>()?;
+        steps.extend(whole.into_iter().flatten());
+    }
+    let Some((ns, candidate, _)) = steps.into_iter().min_by_key(|&(ns, candidate, _)| (ns, candidate)) else {
         return Ok(Rival { is_of_others, ..none(name) });
     };
     Ok(Rival {
@@ -231,7 +253,8 @@ fn pipelines_ns(
         .enumerate()
         .map(|(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last })
         .collect();
-    let sharding = Sharding { zero: Zero::States, replicas: way.dp, degree: way.dp };
+    // Their ranks of one stage follow each other, so that replicas share nodes.
+    let sharding = Sharding::whole(Zero::States, way.dp);
     let mut longest_ns = 0;
     for replica in 0..dp {
         // Microbatch by microbatch in arrival order; of the balanced ones it does not matter which.

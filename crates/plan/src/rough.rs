@@ -176,13 +176,15 @@ pub(crate) fn rough(
         let attention_ns = batch.layer_attention_ns as f64 * f64::from(stage.num_layers) / buckets as f64;
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
-    let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, model.encoder_tail(encoder_dp as u32).ns);
+    let (mut longest_ns, mut sum_ns, mut tail_ns) =
+        (0.0_f64, 0.0, model.sharded_encoder_tail(Sharding::of(&candidate.layout, Component::Encoder)).ns);
     let mut last: Option<(StageLayers, f64)> = None;
     for &stage in stages {
         let ns = match last {
             Some((equal, ns)) if equal == stage => ns,
             _ => {
-                tail_ns = tail_ns.max(model.stage_tail(stage, llm_dp as u32).ns);
+                tail_ns = tail_ns
+                    .max(model.sharded_stage_tail(stage, Sharding::of(&candidate.layout, Component::Llm)).ns);
                 stage_ns(stage)
             }
         };

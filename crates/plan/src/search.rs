@@ -45,7 +45,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let models = Models::new(input.model_profile, input.trained)?;
+    let models = Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node)?;
     let model = models.plain();
     let batches = sampled_batches(input)?;
     let mut space = space(

@@ -319,20 +319,24 @@ impl Search<'_> {
         Ok(best)
     }
 
-    /// Microbatches of different size, each as even over the ranks as possible; `None` for a single microbatch, and
-    /// under caps.
+    /// Microbatches of different size, each as even over the ranks as possible; `None` for a single microbatch, and where
+    /// that does not keep the caps.
     ///
     /// A sample larger than a mean bucket makes its microbatch long for all ranks. So the other ranks get as much
     /// work in that microbatch, and all later microbatches become shorter. Microbatch by microbatch, the samples that
     /// are left go, costliest first, to the rank with the least load, as long as no load passes the mean of what is
     /// left or the costliest sample; the last microbatch takes the rest.
     fn by_microbatches(&self, bounds: [u64; 2]) -> Result<Option<Assignment>, BalanceError> {
-        let is_capped = self.limits.bucket_bytes_max.is_some() || self.limits.bucket_tokens_max.is_some();
-        if self.num_microbatches == 1 || is_capped {
+        if self.num_microbatches == 1 {
             return Ok(None);
         }
         let costs = self.divided_by(bounds, 16);
         let pair = |sample: usize| [costs.encoder_ns[sample], costs.llm_ns[sample]];
+        let of =
+            |values: &Option<Vec<u64>>, sample: usize| values.as_ref().map_or(0, |values| values[sample]);
+        let held = |sample: usize| [of(&costs.bytes, sample), of(&costs.tokens, sample)];
+        let caps =
+            [self.limits.bucket_bytes_max, self.limits.bucket_tokens_max].map(|cap| cap.unwrap_or(u64::MAX));
         let mut left: Vec<usize> = (0..costs.num_samples()).collect();
         left.sort_by_key(|&sample| Reverse(pair(sample).into_iter().max()));
         let (num_ranks, mut bucket, mut num_moves) = (self.num_ranks(), vec![0; left.len()], 0);
@@ -341,7 +345,7 @@ impl Search<'_> {
                 std::mem::take(&mut left)
             } else {
                 let places = u64::from(num_ranks * (self.num_microbatches - microbatch));
-                let (taken, rest) = first_microbatch(&left, pair, num_ranks, places);
+                let (taken, rest) = first_microbatch(&left, pair, (&held, caps), num_ranks, places);
                 left = rest;
                 taken
             };
@@ -349,11 +353,16 @@ impl Search<'_> {
             let own = Costs {
                 encoder_ns: column(&costs.encoder_ns),
                 llm_ns: column(&costs.llm_ns),
-                ..Costs::default()
+                bytes: costs.bytes.as_deref().map(column),
+                tokens: costs.tokens.as_deref().map(column),
             };
             let max_moves = self.limits.max_moves / u64::from(self.num_microbatches);
             let limits = Limits { num_buckets: num_ranks, max_moves, max_exact_work: 0, ..*self.limits };
-            let found = schedule_to(&own, &limits, self.precision, &self.stop)?;
+            let found = match schedule_to(&own, &limits, self.precision, &self.stop) {
+                // What is left for a microbatch may be more than it may hold.
+                Err(BalanceError::CapsInfeasible { .. } | BalanceError::NoPacking { .. }) => return Ok(None),
+                found => found?,
+            };
             num_moves += found.num_moves;
             for (&sample, rank) in taken.iter().zip(found.bucket) {
                 bucket[sample] = microbatch * num_ranks + rank;
@@ -399,24 +408,27 @@ impl Search<'_> {
 /// The samples of the first microbatch, and the samples that are left. Both lists are costliest first, as `samples`
 /// is.
 ///
-/// `places` are the buckets that all of `samples` must fill.
+/// `places` are the buckets that all of `samples` must fill; a bucket holds no more of what `held` says than `caps`.
 fn first_microbatch(
     samples: &[usize],
     pair: impl Fn(usize) -> [u64; 2],
+    (held, caps): (&dyn Fn(usize) -> [u64; 2], [u64; 2]),
     num_ranks: u32,
     places: u64,
 ) -> (Vec<usize>, Vec<usize>) {
     let total = samples.iter().fold([0, 0], |sum, &sample| add(sum, pair(sample)));
     let largest = samples.first().map_or([0, 0], |&sample| pair(sample));
     let most = [0, 1].map(|c: usize| total[c].div_ceil(places).max(largest[c]));
-    let mut load = vec![[0_u64; 2]; num_ranks as usize];
+    let mut load = vec![([0_u64; 2], [0_u64; 2]); num_ranks as usize];
     let (mut taken, mut rest) = (Vec::new(), Vec::new());
+    let is_within = |of: [u64; 2], most: [u64; 2]| of[0] <= most[0] && of[1] <= most[1];
     for &sample in samples {
-        let least = load.iter_mut().min_by_key(|load| add(**load, pair(sample)).into_iter().max());
-        let after = least.as_ref().map_or([0, 0], |load| add(**load, pair(sample)));
+        let has_room = |load: &&mut ([u64; 2], [u64; 2])| is_within(add(load.1, held(sample)), caps);
+        let least = load.iter_mut().filter(has_room);
+        let least = least.min_by_key(|load| add(load.0, pair(sample)).into_iter().max());
         match least {
-            Some(load) if after[0] <= most[0] && after[1] <= most[1] => {
-                *load = after;
+            Some(load) if is_within(add(load.0, pair(sample)), most) => {
+                *load = (add(load.0, pair(sample)), add(load.1, held(sample)));
                 taken.push(sample);
             }
             _ => rest.push(sample),

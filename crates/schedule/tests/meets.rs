@@ -181,6 +181,21 @@ fn caps_come_before_even_work() {
     assert!(matches!(none, Err(BalanceError::CapsInfeasible { num_buckets: 2, cap: 8, .. })), "{none:?}");
 }
 
+/// A sample larger than a mean bucket makes one microbatch long for all ranks, which then do more of the work in it: under
+/// caps that allow it too.
+#[test]
+fn microbatches_differ_in_size_within_caps() {
+    let llm_ns = vec![100, 50, 50, 30, 30];
+    let costs =
+        Costs { encoder_ns: vec![0; 5], bytes: Some(llm_ns.clone()), tokens: Some(llm_ns.clone()), llm_ns };
+    let limits =
+        |cap| Limits { bucket_bytes_max: Some(cap), bucket_tokens_max: Some(cap), ..Limits::new(5, 4) };
+    // {100} {50 50} | {30} {30}: all work over both ranks.
+    assert_eq!(found(&costs, &limits(100), Meets::Phase, 2).max_load_ns, 130);
+    // A sample of 100 under a cap of 99: nothing fits.
+    assert!(schedule_for(&costs, &limits(99), Meets::Phase, 2, 0, &|| false).is_err());
+}
+
 #[test]
 fn unsound_input_is_an_error() {
     let costs = Costs { encoder_ns: vec![1; 4], llm_ns: vec![1; 4], ..Costs::default() };

@@ -40,17 +40,26 @@ impl StepScheduler {
             was_stopped.set(was_stopped.get() || halt());
             was_stopped.get()
         };
-        let Pair { aware, blind } = self.searched(step, batch, method, &halt)?;
+        let (Pair { mut aware, blind }, is_tight) = self.searched(step, batch, method, &halt)?;
+        if is_tight && !was_stopped.get() {
+            // The places of a longer search may need a cap where those of the first answer, or of a laxer cap, need none.
+            if let Ok((Pair { aware: first, .. }, _)) = self.searched(step, batch, method, &|| true)
+                && first.predicted_makespan_ns < aware.predicted_makespan_ns
+            {
+                aware = first;
+            }
+        }
         Ok(Pair { aware: Schedule { was_stopped: was_stopped.get(), ..aware }, blind })
     }
 
+    /// Both arms, and whether the best places that were found without a look at memory do not fit it.
     fn searched(
         &self,
         step: u64,
         batch: &[SampleIndex],
         method: Method,
         halt: Stop,
-    ) -> Result<Pair, StepError> {
+    ) -> Result<(Pair, bool), StepError> {
         let costs = self.costs(batch)?;
         let blind = self.blind(step, batch, &costs)?;
         let order = self.search_order(method);
@@ -63,7 +72,7 @@ impl StepScheduler {
             self.listed(placed, arm)
         };
         let mut worst = match found(&search) {
-            Ok(aware) => return Ok(self.better(aware, blind)),
+            Ok(aware) => return Ok((self.better(aware, blind), false)),
             Err(error @ StepError::Memory { .. }) => error,
             Err(error) => return Err(error),
         };
@@ -72,7 +81,7 @@ impl StepScheduler {
         for reserve_percent in [0, 15, 30] {
             let Some(shares) = self.shares(batch, costs.typical, reserve_percent) else { break };
             match found(&Search { shares: Some(&shares), ..search }) {
-                Ok(aware) => return Ok(self.better(aware, blind)),
+                Ok(aware) => return Ok((self.better(aware, blind), true)),
                 Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
                 Err(StepError::Balance(_)) => {}
                 Err(error) => return Err(error),
@@ -81,8 +90,8 @@ impl StepScheduler {
         let drained = self.drained(&search)?;
         match (drained, self.check_limits(&blind)) {
             (Some(aware), Err(_)) if self.refuses_giants => Err(giant_error(worst, step, aware.giants[0])),
-            (Some(aware), _) if !self.refuses_giants => Ok(self.better(aware, blind)),
-            (_, Ok(())) => Ok(Pair { aware: blind.clone(), blind }),
+            (Some(aware), _) if !self.refuses_giants => Ok((self.better(aware, blind), true)),
+            (_, Ok(())) => Ok((Pair { aware: blind.clone(), blind }, true)),
             (_, Err(error)) => Err(self.too_large(batch).unwrap_or_else(|| least(worst, error))),
         }
     }

@@ -1,5 +1,6 @@
 //! `dflop profile model --estimate`: a model profile of a device that is not at hand, from numbers alone.
 
+use super::models_write::named_model;
 use super::write;
 use crate::Failure;
 use crate::args;
@@ -16,29 +17,28 @@ const SHOWN_TOKENS: u64 = 8_192;
 
 pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
     let wanted = &arguments.estimate;
-    let Some(hardware) = &wanted.hardware else {
-        return Err(Failure::new(
-            "`--estimate` needs `--hardware`",
-            Some("`dflop models` lists the table".to_owned()),
-        ));
-    };
-    let hardware = Hardware::named(hardware)?;
     // Without a configuration a model of the catalogue is enough.
     let config = match &wanted.model {
         Some(_) if !arguments.config.config.exists() => None,
-        _ => Some(config::load(&arguments.config.config)?),
+        _ => Some(config::load_plan(&arguments.config.config)?),
     };
-    let (architecture, model, hash) = match &wanted.model {
-        Some(name) => of_catalogue(name, config.as_ref())?,
-        None => of_directory(config.as_ref().map_or(Path::new("."), |config| &config.model.dir))?,
+    let configured = config.as_ref().and_then(|config| config.cluster.hardware.clone());
+    let Some(name) = wanted.hardware.clone().or(configured) else {
+        return Err(Failure::new(
+            "`--estimate` needs `--hardware`, or a device of the table as `cluster.device`",
+            Some("`dflop models` lists the table".to_owned()),
+        ));
+    };
+    let hardware = Hardware::named(&name)?;
+    let read = match (&wanted.model, &config) {
+        (Some(name), config) => of_catalogue(name, config.as_ref())?,
+        (None, Some(config)) => of_config(config)?,
+        (None, None) => of_directory(Path::new("."))?,
     };
     let configured = config.as_ref().map(|config| config.model.dtype.clone());
-    let settings = EstimateSettings {
-        model,
-        dtype: wanted.dtype.clone().or(configured).unwrap_or_else(|| "bfloat16".to_owned()),
-        made_from: MadeFrom::from([("model_config".to_owned(), hash)]),
-    };
-    let profile = estimate(&architecture, hardware, &settings)?;
+    let dtype = wanted.dtype.clone().or(configured).unwrap_or_else(|| "bfloat16".to_owned());
+    let architecture = read.0.clone();
+    let profile = of(read, hardware, dtype)?;
     let name = "model_profile.json";
     let out = match (&arguments.out, &config) {
         (Some(out), _) => out.clone(),
@@ -52,6 +52,28 @@ pub(super) fn run(arguments: &args::ProfileModel) -> Result<(), Failure> {
         hardware.source
     );
     write(&out, &profile)
+}
+
+/// The profile of the configured model on a device.
+pub(super) fn configured(config: &Config, hardware: &Hardware) -> Result<ModelProfile, Failure> {
+    of(of_config(config)?, hardware, config.model.dtype.clone())
+}
+
+fn of(
+    (architecture, model, hash): Read,
+    hardware: &Hardware,
+    dtype: String,
+) -> Result<ModelProfile, Failure> {
+    let made_from = MadeFrom::from([("model_config".to_owned(), hash)]);
+    Ok(estimate(&architecture, hardware, &EstimateSettings { model, dtype, made_from })?)
+}
+
+/// The configured model: of its directory, or of the catalogue.
+fn of_config(config: &Config) -> Result<Read, Failure> {
+    match &config.model.name {
+        Some(name) => of_catalogue(name, Some(config)),
+        None => of_directory(&config.model.dir),
+    }
 }
 
 /// What is estimated, the name for people, and the hash of what it is read from.
@@ -78,6 +100,10 @@ fn of_directory(dir: &Path) -> Result<Read, Failure> {
 fn of_catalogue(name: &str, config: Option<&Config>) -> Result<Read, Failure> {
     let model = catalogue_model(name)?;
     let architecture = model.architecture()?;
+    if config.is_some_and(|config| config.model.name.as_ref() == Some(&model.name)) {
+        let text = named_model(name, None)?.config;
+        return Ok((architecture, model.name.clone(), artifact::hash_parts([text.as_bytes()])));
+    }
     let hash = match config.map(|config| of_directory(&config.model.dir)) {
         Some(Ok((configured, _, hash))) if configured == architecture => hash,
         Some(Ok(_)) => {

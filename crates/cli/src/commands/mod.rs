@@ -9,13 +9,14 @@ mod estimate;
 mod estimate_runs;
 mod export;
 mod models;
-mod models_write;
+pub(crate) mod models_write;
 mod plan;
 mod probe;
 mod profile_data;
 mod profile_diff;
 mod profile_merge;
 mod python;
+mod ready;
 mod rehearse;
 mod replay;
 mod report;
@@ -84,14 +85,26 @@ struct Inputs {
 }
 
 impl Inputs {
+    /// Those beside the configuration, which must be whole.
     fn read(files: &InputFiles) -> Result<Self, Failure> {
-        let config = config::load(&files.config.config)?;
+        Self::of(config::load(&files.config.config)?, files)
+    }
+
+    /// Those beside the configuration, to plan with: what a model that is named or a device of the table needs is made where
+    /// it is not there.
+    fn read_to_plan(files: &InputFiles) -> Result<Self, Failure> {
+        let config = config::load_plan(&files.config.config)?;
+        ready::make_missing(&config, files)?;
+        Self::of(config, files)
+    }
+
+    fn of(config: Config, files: &InputFiles) -> Result<Self, Failure> {
         let data_profile_path = beside(&config, files.data_profile.as_ref(), table::FILE_NAME);
         let data_profile = table::read(&data_profile_path)?;
         dflop_data::profile::check_whole(&data_profile)?;
         let model_profile_path = beside(&config, files.model_profile.as_ref(), "model_profile.json");
         let model_profile: ModelProfile = artifact::read(&model_profile_path)?;
-        let hashes = dflop_data::model_hashes(&config.model.dir)?;
+        let hashes = config.model_hashes()?;
         for name in ["processor", "tokenizer"] {
             artifact::check_made_from(&data_profile_path, &data_profile, name, &hashes[name])?;
         }

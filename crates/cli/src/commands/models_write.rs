@@ -2,11 +2,12 @@
 
 use crate::Failure;
 use dflop_analytic::{CatalogueModel, catalogue_model};
+use dflop_data::family::NamedModel;
 use dflop_types::{FAMILIES, artifact};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a family's models have beside their sizes.
 #[derive(Deserialize)]
@@ -35,6 +36,23 @@ fn files(model: &CatalogueModel) -> Vec<(&'static str, Value)> {
         config[name.as_str()] = value.clone();
     }
     vec![("config.json", config), ("preprocessor_config.json", of_family.preprocessor.clone())]
+}
+
+/// The model `name` of the catalogue as its files would have it, with the tokenizer of a directory.
+///
+/// # Errors
+/// Where there is no such model.
+pub(crate) fn named_model(name: &str, tokenizer_dir: Option<PathBuf>) -> Result<NamedModel, Failure> {
+    let model = catalogue_model(name)?;
+    let mut files: BTreeMap<&str, String> =
+        files(model).into_iter().map(|(name, value)| (name, value.to_string())).collect();
+    let mut take = |name| files.remove(name).unwrap_or_default();
+    Ok(NamedModel {
+        name: model.name.clone(),
+        config: take("config.json"),
+        preprocessor: take("preprocessor_config.json"),
+        tokenizer_dir,
+    })
 }
 
 /// Writes the configuration files of the model `name` into `dir`, which is made if it is missing.

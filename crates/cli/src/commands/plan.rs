@@ -5,6 +5,7 @@ use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
 use dflop_analytic::{HARDWARE, Hardware};
+use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
 use dflop_plan::{Outcome, Rival, SearchEffort, SearchInput, explain, search};
 use dflop_types::{
     DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact,
@@ -18,7 +19,7 @@ const SAMPLES: u32 = 2_048;
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let start = Instant::now();
-    let inputs = Inputs::read(&arguments.files)?;
+    let inputs = Inputs::read_to_plan(&arguments.files)?;
     inputs.note_device();
     let config = &inputs.config;
     let out = out_path::<Plan>(config, arguments.out.as_ref(), "plan.json")?;
@@ -28,6 +29,11 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             "note: planned with a random sample: {} of {} samples; training needs the profile of all",
             thousands(inputs.data_profile.samples.len() as u64),
             thousands(population)
+        );
+    }
+    if inputs.data_profile.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
+        talk!(
+            "note: text tokens are estimated, no tokenizer was at hand; media are counted as the model counts them"
         );
     }
     let (num_samples, asked) = (inputs.data_profile.samples.len() as u64, config.train.global_batch_size);
@@ -135,6 +141,7 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
                      "causes": outcome.rejections, "hint": outcome.hint()},
         "ways": outcome.ways,
         "is_estimated": model.is_estimated,
+        "is_text_estimated": data.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED),
         "seconds": seconds,
     })
 }

@@ -19,6 +19,26 @@ pub(super) const EVALUATION_FILE_NAME: &str = "evaluation_profile.parquet";
 
 /// The data profile, or the request that Python imports the function which gives its shapes.
 pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -> Result<Outcome, Failure> {
+    profile(arguments, family, &|text| out!("{text}"))
+}
+
+/// The data profile with nothing on stdout, which is another command's, but what is to be known of it on stderr. A
+/// configuration whose shapes a function gives is refused: only Python can call it.
+pub(super) fn run_quietly(arguments: &args::ProfileData) -> Result<(), Failure> {
+    match profile(arguments, None, &|_| ())? {
+        Outcome::Done(_) => Ok(()),
+        Outcome::Python(_) => Err(Failure::new(
+            "`model.family` is a function of Python, and no data profile is there",
+            Some("make it with `dflop profile data`".to_owned()),
+        )),
+    }
+}
+
+fn profile(
+    arguments: &args::ProfileData,
+    family: Option<&GivenFamily>,
+    show: &dyn Fn(String),
+) -> Result<Outcome, Failure> {
     let config = config::load_data(&arguments.config.config)?;
     if let (Some(name), None) = (&config.model.family, family) {
         let arguments = json!({ "family": name, "directory": config.directory });
@@ -44,7 +64,7 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
     let outcome = profile_into(&settings, previous, &mut rows, &|at| bar.draw(at));
     bar.clear();
     let outcome = outcome.map_err(|error| leave_problems(&path, error))?;
-    out!("{}", summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
+    show(summary::text_of(&outcome.header, &outcome.statistics, &outcome.notices));
     if outcome.num_reused > 0 {
         talk!(
             "{} of {} samples are as in the earlier profile and were taken over",

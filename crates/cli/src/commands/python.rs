@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 /// The request for `dflop profile model`: the grid ends at the largest sizes the data can form.
 pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, Failure> {
     let config = config::load(&arguments.config.config)?;
+    has_directory(&config)?;
     let (flag, budget, budget_s) = match arguments.budget_seconds {
         Some(seconds) => ("--budget-seconds", seconds, seconds),
         None => ("--budget-minutes", arguments.budget_minutes, 60.0 * arguments.budget_minutes),
@@ -31,7 +32,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
     }
     let data_path = beside(&config, arguments.data_profile.as_ref(), table::FILE_NAME);
     let data = table::read(&data_path)?;
-    let hashes = dflop_data::model_hashes(&config.model.dir)?;
+    let hashes = config.model_hashes()?;
     artifact::check_made_from(&data_path, &data, "processor", &hashes["processor"])?;
     let sizes = Sizes::of(&data, &config);
     let out = out_path::<ModelProfile>(&config, arguments.out.as_ref(), "model_profile.json")?;
@@ -65,7 +66,7 @@ pub(super) fn profile_model(arguments: &args::ProfileModel) -> Result<Outcome, F
 /// The request to measure the links between ranks and put them in the model profile at `out`.
 fn network(config: &config::Config, out: &Path, budget_s: f64) -> Result<Outcome, Failure> {
     let profile: ModelProfile = artifact::read(out)?;
-    let hashes = dflop_data::model_hashes(&config.model.dir)?;
+    let hashes = config.model_hashes()?;
     artifact::check_made_from(out, &profile, "model_config", &hashes["model_config"])?;
     let kind = ("cluster.device", config.cluster.device.clone(), profile.device.kind);
     differs(out, ModelProfile::MEND, &[kind])?;
@@ -134,9 +135,19 @@ impl Sizes {
     }
 }
 
+/// Nothing if the model has a directory: what is known by name alone can be planned, and neither measured nor trained.
+fn has_directory(config: &config::Config) -> Result<(), Failure> {
+    let Some(name) = &config.model.name else { return Ok(()) };
+    let hint = "set `model.dir` to a directory with its config.json, weights and tokenizer, as `huggingface-cli download` \
+                makes it, in place of `model.name`";
+    let message = format!("`model.name` is `{name}`: enough to plan, not to measure or train");
+    Err(Failure::new(message, Some(hint.to_owned())))
+}
+
 /// The request for `dflop train`, with the plan checked against what is there now.
 pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
     let inputs = Inputs::read(&arguments.files.inputs)?;
+    has_directory(&inputs.config)?;
     if !arguments.other_device {
         inputs.check_device()?;
     }

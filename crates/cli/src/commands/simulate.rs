@@ -191,7 +191,7 @@ fn ways(
 }
 
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
-    let inputs = Inputs::read(&arguments.files.inputs)?;
+    let inputs = Inputs::read_to_plan(&arguments.files.inputs)?;
     inputs.note_device();
     let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
@@ -207,6 +207,7 @@ fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
         inputs.config.cluster.memory_budget_bytes,
         inputs.config.train.seed,
     )?
+    .with_ranks_per_node(inputs.config.cluster.ranks_per_node)?
     .with_giants(inputs.config.giants())
     .with_bucket_tokens_max(bucket_tokens_max)?;
     let batches = inputs.batches(&plan)?;

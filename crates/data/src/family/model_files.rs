@@ -1,6 +1,7 @@
 //! The files of a model directory in Hugging Face form, and the hashes that artifacts carry of them.
 
 use crate::error::DataError;
+use crate::family::named::{self, NamedModel};
 use crate::family::{self, Family, FamilyFiles};
 use dflop_types::artifact::hash_parts;
 use dflop_types::{MadeFrom, regular};
@@ -97,6 +98,47 @@ impl ModelFiles {
             chat_template: optional(&["chat_template.json", "chat_template.jinja"])?,
             own_template: None,
         })
+    }
+
+    /// The files of a model that is known by name. Where its tokenizer is not at hand, one that estimates takes its place,
+    /// and where there is no chat template, a plain one.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::read`] and [`ModelFiles::family`].
+    pub(crate) fn named(model: &NamedModel) -> Result<Self, DataError> {
+        let directory = PathBuf::from(format!("model {}", model.name));
+        let file =
+            |name: &str, text: String| ModelFile { path: directory.join(name), bytes: text.into_bytes() };
+        let local = |name: &str| match &model.tokenizer_dir {
+            Some(dir) if dir.join(name).is_file() => ModelFile::read(dir.join(name)),
+            _ => Ok(file(name, String::new())),
+        };
+        let mut files = Self {
+            config: file("config.json", model.config.clone()),
+            preprocessor: file("preprocessor_config.json", model.preprocessor.clone()),
+            video_preprocessor: file("video_preprocessor_config.json", String::new()),
+            tokenizer: match &model.tokenizer_dir {
+                Some(dir) => ModelFile::read(dir.join("tokenizer.json"))?,
+                None => file("tokenizer.json", String::new()),
+            },
+            tokenizer_config: local("tokenizer_config.json")?,
+            special_tokens_map: local("special_tokens_map.json")?,
+            processor: local("processor_config.json")?,
+            chat_template: match local("chat_template.json")? {
+                none if none.bytes.is_empty() => local("chat_template.jinja")?,
+                found => found,
+            },
+            own_template: None,
+        };
+        let (config, family) = (files.config.json()?, files.family()?);
+        if files.tokenizer.bytes.is_empty() {
+            files.tokenizer.bytes = named::estimating_tokenizer(&config, family.as_ref()).into_bytes();
+        }
+        if matches!(files.template(), Err(DataError::NoTemplate { .. })) {
+            files.chat_template =
+                file("chat_template.jinja", named::plain_template(&config, family.as_ref()));
+        }
+        Ok(files)
     }
 
     /// The files, with the chat template of the file at `path` in place of the model's.
@@ -252,6 +294,14 @@ fn first_of(model_dir: &Path, names: &[&str]) -> PathBuf {
 /// [`DataError::Io`] for the first file that cannot be read.
 pub fn model_hashes(model_dir: &Path) -> Result<MadeFrom, DataError> {
     Ok(ModelFiles::read(model_dir)?.hashes())
+}
+
+/// As [`model_hashes`], of a model that is known by name.
+///
+/// # Errors
+/// As [`model_hashes`]; [`DataError::Model`], [`DataError::UnknownFamily`] and [`DataError::Config`].
+pub fn named_hashes(model: &NamedModel) -> Result<MadeFrom, DataError> {
+    Ok(ModelFiles::named(model)?.hashes())
 }
 
 /// The shape rule of a model directory.

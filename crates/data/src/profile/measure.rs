@@ -4,7 +4,6 @@
 use super::ProfileSettings;
 use crate::digest::first_eight;
 use crate::error::DataError;
-use crate::family::model_files::ModelFiles;
 use crate::family::{Clip, Family, MediaShape, Size, Sound, VideoSampling};
 use crate::media::probe::Probe;
 use crate::media::{MediaKind, decoder};
@@ -117,8 +116,7 @@ impl Rule {
     /// # Errors
     /// [`DataError::Io`], [`DataError::Model`], [`DataError::UnknownFamily`] and [`DataError::Config`].
     pub(crate) fn open(settings: &ProfileSettings) -> Result<Self, DataError> {
-        let files =
-            ModelFiles::read(&settings.model_dir)?.with_template(settings.chat_template.as_deref())?;
+        let files = settings.model_files()?;
         let hashes = files.hashes();
         let config = files.config.json()?;
         let family = match &settings.family {

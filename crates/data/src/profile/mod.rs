@@ -33,7 +33,9 @@ use crate::table::merge::BAD_SAMPLES_MAX;
 
 pub use crate::table::complete::{check_complete, check_whole};
 pub use previous::Previous;
-pub use settings::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
+pub use settings::{
+    BAD_SAMPLES_MAX_PERCENT, ESTIMATED, OnBadSample, OnChangedMedia, ProfileSettings, TEXT_TOKENS,
+};
 
 /// Settings that decide which samples are taken, not what their shapes are.
 const OF_CHOICE: [&str; 3] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed"];
@@ -175,6 +177,11 @@ fn profile_in_chunks(
     };
     header.made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
     let mut notices = Vec::new();
+    if header.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
+        notices.push(
+            "text tokens are estimated: no tokenizer was at hand (`model.tokenizer` names a directory with one)".to_owned(),
+        );
+    }
     let known = known_samples(previous, &header, &mut notices);
     let selections = workers.run(|| select(settings, &corpus))?;
     header.strata = selections.iter().filter_map(|selection| selection.stratum).collect();

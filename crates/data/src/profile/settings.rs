@@ -1,7 +1,8 @@
 //! What is asked of a profile.
 
 use crate::error::DataError;
-use crate::family::GivenFamily;
+use crate::family::model_files::ModelFiles;
+use crate::family::{GivenFamily, NamedModel};
 use dflop_types::ProfilePart;
 use std::path::PathBuf;
 
@@ -19,6 +20,12 @@ pub enum OnBadSample {
 
 /// [`ProfileSettings::bad_samples_max_percent`] unless another is set.
 pub const BAD_SAMPLES_MAX_PERCENT: f64 = 5.0;
+
+/// The setting of a data profile that says so where text tokens are [`ESTIMATED`].
+pub const TEXT_TOKENS: &str = "text_tokens";
+
+/// Counted without the model's tokenizer.
+pub const ESTIMATED: &str = "estimated";
 
 /// What is done where a medium is no longer the one that was profiled.
 ///
@@ -40,6 +47,8 @@ pub struct ProfileSettings {
     pub media_root: Option<PathBuf>,
     /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form.
     pub model_dir: PathBuf,
+    /// The model, where it is known by name and has no directory.
+    pub named: Option<NamedModel>,
     /// A chat template in place of the model's.
     pub chat_template: Option<PathBuf>,
     /// Frames read of a video, at most; `None`: as the family has it.
@@ -71,6 +80,7 @@ impl ProfileSettings {
             mixture: mixture.into(),
             media_root: None,
             model_dir: model_dir.into(),
+            named: None,
             chat_template: None,
             video_max_frames: None,
             video_fps: None,
@@ -83,6 +93,18 @@ impl ProfileSettings {
             part: None,
             store_options: Vec::new(),
         }
+    }
+
+    /// The files of the model, with the user's own chat template.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    pub(crate) fn model_files(&self) -> Result<ModelFiles, DataError> {
+        let files = match &self.named {
+            Some(model) => ModelFiles::named(model)?,
+            None => ModelFiles::read(&self.model_dir)?,
+        };
+        files.with_template(self.chat_template.as_deref())
     }
 
     /// Settings that decide shapes and the choice of samples, by name, as a data profile carries them.
@@ -99,6 +121,9 @@ impl ProfileSettings {
             ("on_bad_sample", policy.to_owned()),
             ("seed", self.seed.to_string()),
         ];
+        if self.named.as_ref().is_some_and(|model| model.tokenizer_dir.is_none()) {
+            facts.push((TEXT_TOKENS, ESTIMATED.to_owned()));
+        }
         facts.extend(self.family.as_ref().map(|family| ("family_version", family.version().to_owned())));
         facts
     }

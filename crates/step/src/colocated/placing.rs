@@ -120,8 +120,11 @@ impl StepScheduler {
         }
         let rank_of = baseline::single_cost_lpt(&tokens, ranks);
         let mut bucket = rank_of.clone();
-        for rank in 0..ranks {
-            let own: Vec<usize> = (0..batch.len()).filter(|&at| rank_of[at] == rank).collect();
+        let mut of_rank = vec![Vec::new(); ranks as usize];
+        for (at, &rank) in rank_of.iter().enumerate() {
+            of_rank[rank as usize].push(at);
+        }
+        for (rank, own) in (0..ranks).zip(&of_rank) {
             let own_tokens: Vec<u64> = own.iter().map(|&at| tokens[at]).collect();
             for (&at, microbatch) in own.iter().zip(baseline::single_cost_lpt(&own_tokens, count)) {
                 bucket[at] = microbatch * ranks + rank;
@@ -264,7 +267,7 @@ impl StepScheduler {
             part_ns: Vec::new(),
             typical: costs.typical,
         };
-        for shares in [None, self.shares(batch, costs.typical, 15)] {
+        for shares in [None, self.shares(batch, costs.typical, 0), self.shares(batch, costs.typical, 15)] {
             let Ok(assignment) = self.assigned(step, batch, &of_llm, count, shares, halt) else { continue };
             let mut placement =
                 self.place(batch, &assignment.bucket, |column| self.share_quickly(&costs, column));

@@ -3,8 +3,10 @@
 use crate::error::StepError;
 use crate::judge::predict;
 use crate::scheduler::StepScheduler;
+use dflop_cost::CostModel;
 use dflop_types::{EncoderShare, Rank, SampleIndex, Schedule, StageIndex};
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 /// What crosses the boundary from encoder to LLM replicas in the forward pass of a step. As much returns in the
 /// backward.
@@ -55,7 +57,7 @@ fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
 
 impl StepScheduler {
     /// The same scheduler for a cluster with this many ranks in a node: among placements that are as even, encoder
-    /// replicas send to LLM replicas of their own node.
+    /// replicas send to LLM replicas of their own node, and replicas of one node meet over its links.
     ///
     /// # Errors
     /// [`StepError::Zero`].
@@ -64,6 +66,9 @@ impl StepScheduler {
             return Err(StepError::Zero { field: "ranks_per_node" });
         }
         self.ranks_per_node = Some(ranks_per_node);
+        if self.model.ranks_per_node() != self.ranks_per_node {
+            self.model = Arc::new(CostModel::clone(&self.model).with_ranks_per_node(ranks_per_node));
+        }
         Ok(self)
     }
 

@@ -1,0 +1,58 @@
+//! What a plan needs and can be had without the user: the data profile of a model that is named, and the model profile of a
+//! device of the table.
+
+use super::{beside, estimate, profile_data};
+use crate::Failure;
+use crate::args::{ConfigArgument, InputFiles, ProfileData};
+use crate::config::Config;
+use dflop_analytic::Hardware;
+use dflop_data::table;
+use dflop_types::{ModelProfile, artifact};
+
+/// Makes the profiles beside the configuration that are not there and need no device: none where a file was named.
+pub(super) fn make_missing(config: &Config, files: &InputFiles) -> Result<(), Failure> {
+    let data = beside(config, None, table::FILE_NAME);
+    if config.model.name.is_some() && files.data_profile.is_none() && !data.exists() {
+        talk!("no data profile yet: measuring `{}`", config.data.mixture.display());
+        let arguments = ProfileData {
+            config: ConfigArgument { config: files.config.config.clone() },
+            out: None,
+            fresh: false,
+            sample: None,
+            shard: None,
+        };
+        profile_data::run_quietly(&arguments)?;
+    }
+    let Some(name) = &config.cluster.hardware else { return Ok(()) };
+    if files.model_profile.is_some() {
+        return Ok(());
+    }
+    let (hardware, path) = (Hardware::named(name)?, beside(config, None, "model_profile.json"));
+    let model = config.model_hashes()?["model_config"].clone();
+    if path.exists() {
+        let found: ModelProfile = artifact::read(&path)?;
+        let is_ours = found.made_from.get("model_config") == Some(&model)
+            && found.device.name == hardware.title
+            && found.device.dtype == config.model.dtype;
+        if is_ours {
+            return Ok(());
+        }
+        if !found.is_estimated {
+            let hint = format!(
+                "name another with `--model-profile FILE`, or move it away: {name} is estimated anew"
+            );
+            return Err(Failure::new(
+                format!(
+                    "`{}` was measured on {}, `cluster.device` is `{name}`",
+                    path.display(),
+                    found.device.name
+                ),
+                Some(hint),
+            ));
+        }
+        talk!("the model profile was estimated for {}: making it anew", found.device.name);
+    }
+    let profile = estimate::configured(config, hardware)?;
+    talk!("estimated, not measured: {} on {}", profile.model, hardware.title);
+    super::write(&path, &profile)
+}

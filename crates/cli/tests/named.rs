@@ -1,0 +1,120 @@
+//! A model that is known by name alone, on a device of the table: planned with one command, and marked.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::Session;
+use serde_json::Value;
+use std::fs;
+
+const CONFIG: &str = "model: {name: llava-onevision-qwen2-7b}\ndata: {mixture: demo/data/mixture.yaml, video_max_frames: 16}\n\
+                      cluster: {device: h100, num_ranks: 16}\n";
+
+fn session(config: &str) -> Session {
+    let session = Session::new();
+    fs::write(session.path("dflop.yaml"), config).unwrap();
+    session
+}
+
+/// The JSON of a command that prints it on stdout.
+fn json(said: &str) -> Value {
+    let stdout = said.split("--- stdout\n").nth(1).unwrap().split("--- stderr\n").next().unwrap();
+    serde_json::from_str(stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+#[test]
+fn one_command_plans_a_model_of_the_catalogue_on_own_data() {
+    let session = session(CONFIG);
+    let said = session.dflop(&["plan"]);
+    assert!(said.contains("status: 0") && said.contains("--- stdout\nplan: "), "{said}");
+    assert!(said.contains("text tokens are estimated") && said.contains("estimated, not measured"), "{said}");
+    // Four samples a rank where nothing says how many.
+    assert!(
+        said.contains("of 64 samples") || said.contains("fewer than `train.global_batch_size` 64"),
+        "{said}"
+    );
+    let again = session.dflop(&["plan", "--json"]);
+    let answer = json(&again);
+    assert_eq!(answer["is_text_estimated"], true);
+    assert_eq!(answer["is_estimated"], true);
+    assert!(!again.contains("measuring"), "profiles that are there are taken: {again}");
+    // Nodes of eight: shards over one of them are a candidate of its own.
+    let said = session.dflop(&["plan", "--only", "zero=3,recompute=selective"]);
+    assert!(said.contains("over 8 ranks"), "{said}");
+    let step_ms = |device: &str| {
+        session.edit("dflop.yaml", |text| text.replace("device: h100", &format!("device: {device}")));
+        let said = session.dflop(&["plan", "--json"]);
+        assert!(said.contains("estimated for NVIDIA H100"), "another device is estimated anew: {said}");
+        json(&said)["plans"][0]["step_ms"].as_f64().unwrap()
+    };
+    let on_h100 = answer["plans"][0]["step_ms"].as_f64().unwrap();
+    assert!(step_ms("a100-80gb") > on_h100);
+    let simulated = session.dflop(&["simulate", "--steps", "1"]);
+    assert!(simulated.contains("status: 0"), "{simulated}");
+    let trained = session.dflop(&["train"]);
+    assert!(trained.contains("status: 2") && !trained.contains("panicked"), "{trained}");
+}
+
+/// What the shape rule gives is the model's, whatever counts the text.
+#[test]
+fn only_text_is_estimated() {
+    let named = session(CONFIG);
+    let said = named.dflop(&["profile", "data"]);
+    assert!(said.contains("status: 0") && said.contains("text tokens are estimated"), "{said}");
+    let costs = |session: &Session| {
+        let said = session.dflop(&["costs", "--model", "llava-onevision-qwen2-7b", "--hardware", "h100"]);
+        let rows: Vec<(u64, u64)> = said
+            .lines()
+            .filter_map(|line| {
+                let cells: Vec<u64> = line.split(',').map_while(|cell| cell.parse().ok()).collect();
+                (cells.len() == 5).then(|| (cells[1], cells[3]))
+            })
+            .collect();
+        assert_eq!(rows.len(), 48, "{said}");
+        rows
+    };
+    let estimated = costs(&named);
+    // The demo's tokenizer with the ids of its media in the place of the model's.
+    fs::write(named.path("dflop.yaml"), CONFIG.replace("qwen2-7b}", "qwen2-7b, tokenizer: demo/model}"))
+        .unwrap();
+    named.edit("demo/model/tokenizer.json", |text| {
+        let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+        for (token, id) in [("<image>", 151_646), ("<video>", 151_647)] {
+            tokenizer["model"]["vocab"][token] = id.into();
+            for added in tokenizer["added_tokens"].as_array_mut().unwrap() {
+                if added["content"] == token {
+                    added["id"] = id.into();
+                }
+            }
+        }
+        tokenizer.to_string()
+    });
+    let said = named.dflop(&["profile", "data"]);
+    assert!(said.contains("status: 0") && !said.contains("text tokens are estimated"), "{said}");
+    let counted = costs(&named);
+    let encoder = |rows: &[(u64, u64)]| rows.iter().map(|row| row.0).collect::<Vec<_>>();
+    assert_eq!(encoder(&estimated), encoder(&counted), "media are counted by the shape rule alone");
+    assert_ne!(estimated, counted);
+}
+
+#[test]
+fn what_names_no_model_is_told() {
+    for (from, to, message) in [
+        ("llava-onevision-qwen2-7b", "llava-onevision-qwen2-8b", "model.name: "),
+        ("{name: llava-onevision-qwen2-7b}", "{name: qwen2-vl-7b, dir: demo/model}", "must be one of them"),
+        (
+            "{name: llava-onevision-qwen2-7b}",
+            "{dir: demo/model, tokenizer: demo/model}",
+            "only where `model.name`",
+        ),
+        ("device: h100", "device: h1000", "cluster.device"),
+    ] {
+        let session = session(&CONFIG.replace(from, to));
+        let said = session.dflop(&["plan"]);
+        assert!(said.contains("status: 2") && said.contains(message), "{said}");
+    }
+    let session = session(CONFIG);
+    let said = session.dflop(&["profile", "model"]);
+    assert!(said.contains("status: 2"), "{said}");
+}
