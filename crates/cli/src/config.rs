@@ -14,13 +14,9 @@ use dflop_data::location::Location;
 use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
 use dflop_data::yaml;
 use dflop_step::GiantRule;
-<<<<<<< HEAD
-use dflop_types::{Cluster, Hint, Recipe, Trained, artifact};
+use dflop_types::{Cluster, Hint, MadeFrom, Recipe, Trained, artifact};
 pub use evaluation::EvaluationSection;
 use evaluation::evaluation_section;
-=======
-use dflop_types::{Cluster, Hint, MadeFrom, Recipe, Trained, artifact};
->>>>>>> b26c4b7 (dflop plan needs no model directory: a model of the catalogue on a device of the table in one command; collectives know nodes; fsdp-dflop is our search; microbatches of different size under caps)
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
@@ -170,7 +166,6 @@ impl Config {
         }
     }
 
-<<<<<<< HEAD
     /// As [`Config::profile_settings`], of the samples that are held out.
     ///
     /// # Errors
@@ -183,7 +178,8 @@ impl Config {
             media_root: self.evaluation.media_root.clone(),
             ..self.profile_settings()
         })
-=======
+    }
+
     /// Hashes of the model's files: `model_config`, `processor`, `tokenizer`.
     ///
     /// # Errors
@@ -193,7 +189,6 @@ impl Config {
             Some(model) => dflop_data::named_hashes(&model),
             None => dflop_data::model_hashes(&self.model.dir),
         }
->>>>>>> b26c4b7 (dflop plan needs no model directory: a model of the catalogue on a device of the table in one command; collectives know nodes; fsdp-dflop is our search; microbatches of different size under caps)
     }
 
     /// The cluster as the planner sees it.
