@@ -3,12 +3,15 @@
 //! Every problem is listed with its line and path before anything runs; an unknown key is a problem, since a
 //! misspelt one would otherwise be a default in silence.
 
+mod cluster;
 mod evaluation;
+mod model;
 mod section;
 mod train;
 
 use crate::commands::models_write::named_model;
-use dflop_analytic::HARDWARE;
+pub use cluster::ClusterSection;
+use cluster::cluster_section;
 use dflop_data::DataError;
 use dflop_data::location::Location;
 use dflop_data::profile::{BAD_SAMPLES_MAX_PERCENT, OnBadSample, OnChangedMedia, ProfileSettings};
@@ -17,6 +20,8 @@ use dflop_step::GiantRule;
 use dflop_types::{Cluster, Hint, MadeFrom, Recipe, Trained, artifact};
 pub use evaluation::EvaluationSection;
 use evaluation::evaluation_section;
+pub use model::ModelSection;
+use model::model_section;
 use saphyr::MarkedYaml;
 use section::Section;
 use serde::Serialize;
@@ -48,23 +53,6 @@ pub struct Config {
     pub evaluation: EvaluationSection,
 }
 
-/// `model:`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ModelSection {
-    /// Directory with `config.json`, `preprocessor_config.json` and `tokenizer.json` in Hugging Face form; empty where the
-    /// model is named.
-    pub dir: PathBuf,
-    /// A model of the catalogue in place of a directory: enough to plan, not to train.
-    pub name: Option<String>,
-    /// Directory with the tokenizer of a model that is named; `null`: text tokens are estimated.
-    pub tokenizer: Option<PathBuf>,
-    /// `float32` or `bfloat16`.
-    pub dtype: String,
-    /// A function of Python that gives the shapes of media, as in `module:function`; `null`: the rule of the model's
-    /// `model_type`.
-    pub family: Option<String>,
-}
-
 /// `data:`
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DataSection {
@@ -88,21 +76,6 @@ pub struct DataSection {
     pub cache_bytes: u64,
     /// Bytes of media that each rank has decoded ahead of need, at most.
     pub ahead_bytes: u64,
-}
-
-/// `cluster:`
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ClusterSection {
-    /// Ranks in all, one device each.
-    pub num_ranks: u32,
-    /// Ranks inside one node.
-    pub ranks_per_node: u32,
-    /// Bytes one rank may use; `null`: not limited.
-    pub memory_budget_bytes: Option<u64>,
-    /// `cpu` or `cuda`.
-    pub device: String,
-    /// The device of the hardware table whose times are estimated, as in `h100`; `null`: the one that is measured.
-    pub hardware: Option<String>,
 }
 
 /// `checkpoint:`
@@ -350,28 +323,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
 
     let node = top.child("model");
     let mut section = Section::new("model", text, node, top.problems);
-    let name = section.optional_text("name");
-    let mut model = ModelSection {
-        dir: match &name {
-            Some(_) => section.optional_text("dir").map(PathBuf::from).unwrap_or_default(),
-            None => directory.join(section.text("dir", None)),
-        },
-        tokenizer: section.optional_text("tokenizer").map(|path| directory.join(path)),
-        name,
-        // The default stands below, where the device is known.
-        dtype: section.choice("dtype", &["float32", "bfloat16"], ""),
-        family: section.function("family"),
-    };
-    if let Some(name) = &model.name {
-        if !model.dir.as_os_str().is_empty() {
-            section.problem_at("name", "`model.dir` is there too, must be one of them".to_owned());
-        }
-        if let Err(error) = dflop_analytic::catalogue_model(name) {
-            section.problem_at("name", error.to_string());
-        }
-    } else if model.tokenizer.is_some() {
-        section.problem_at("tokenizer", "only where `model.name` names a model".to_owned());
-    }
+    let mut model = model_section(&mut section, &directory);
     section.finish();
 
     let node = top.child("data");
@@ -396,27 +348,7 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
 
     let node = top.child("cluster");
     let mut section = Section::new("cluster", text, node, top.problems);
-    let num_problems = section.problems.len();
-    let num_ranks = section.count("num_ranks", 1..=100_000, None) as u32;
-    let known: Vec<&str> =
-        ["cpu", "cuda"].into_iter().chain(HARDWARE.iter().map(|device| device.name)).collect();
-    let device = section.choice("device", &known, "cpu");
-    let hardware = HARDWARE.iter().any(|known| known.name == device).then(|| device.clone());
-    // A named device stands in nodes of eight, as the systems of the table do.
-    let of_node = if hardware.is_some() { largest_divisor(num_ranks, NODE_DEVICES) } else { num_ranks };
-    let cluster = ClusterSection {
-        num_ranks,
-        ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(of_node))) as u32,
-        memory_budget_bytes: section.optional_count("memory_budget_bytes", 1..=1 << 50),
-        // PyTorch knows devices of both vendors by this name.
-        device: if hardware.is_some() { "cuda".to_owned() } else { device },
-        hardware,
-    };
-    // Links are measured and times predicted for nodes of one size. A number that is wrong by itself stands for nothing.
-    if section.problems.len() == num_problems && !cluster.num_ranks.is_multiple_of(cluster.ranks_per_node) {
-        let rule = format!("must divide `cluster.num_ranks`, {num_ranks}");
-        section.problem_at("ranks_per_node", format!("{}, {rule}", cluster.ranks_per_node));
-    }
+    let cluster = cluster_section(&mut section);
     section.finish();
 
     let node = top.child("train");
@@ -458,14 +390,6 @@ fn parse_for(scope: Scope, path: &Path, text: &str) -> Result<Config, ConfigErro
         problems.sort_by_key(|problem| problem.line);
         Err(ConfigError::Unsound { path: path.to_owned(), problems })
     }
-}
-
-/// Devices of a node of the hardware table.
-const NODE_DEVICES: u32 = 8;
-
-/// The largest divisor of `number` up to `most`; 1 for 0.
-fn largest_divisor(number: u32, most: u32) -> u32 {
-    (1..=most).rev().find(|&part| number > 0 && number.is_multiple_of(part)).unwrap_or(1)
 }
 
 /// What a path or URL of the file means: a URL is itself.

@@ -94,6 +94,9 @@ fn words(layout: &str, recompute: Recompute) -> String {
     }
 }
 
+/// A mean step, in nanoseconds, and how it came about.
+type Timed = (u64, Candidate, Arm);
+
 /// The candidate with the shortest mean step under one of the methods, with and without running ahead.
 fn fastest(
     name: &'static str,
@@ -113,7 +116,6 @@ fn fastest(
     });
     let tries: Vec<(&Candidate, Arm)> =
         arms.flat_map(|arm| candidates.iter().map(move |candidate| (candidate, arm))).collect();
-    type Timed = (u64, Candidate, Arm);
     let step = |candidate: &Candidate, arm: Arm, is_whole: bool| -> Result<Option<Timed>, PlanError> {
         let scheduler = candidate.scheduler(input, models)?;
         let mut sum = 0;

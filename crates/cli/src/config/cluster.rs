@@ -1,0 +1,54 @@
+//! `cluster:`, ranks on a device that is at hand or one of the table.
+
+use super::section::Section;
+use dflop_analytic::HARDWARE;
+use serde::Serialize;
+
+/// `cluster:`
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClusterSection {
+    /// Ranks in all, one device each.
+    pub num_ranks: u32,
+    /// Ranks inside one node.
+    pub ranks_per_node: u32,
+    /// Bytes one rank may use; `null`: not limited.
+    pub memory_budget_bytes: Option<u64>,
+    /// `cpu` or `cuda`.
+    pub device: String,
+    /// The device of the hardware table whose times are estimated, as in `h100`; `null`: the one that is measured.
+    pub hardware: Option<String>,
+}
+
+/// Devices of a node of the hardware table.
+const NODE_DEVICES: u32 = 8;
+
+/// The largest divisor of `number` up to `most`; 1 for 0.
+fn largest_divisor(number: u32, most: u32) -> u32 {
+    (1..=most).rev().find(|&part| number > 0 && number.is_multiple_of(part)).unwrap_or(1)
+}
+
+/// The fields of `cluster:`.
+pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
+    let num_problems = section.problems.len();
+    let num_ranks = section.count("num_ranks", 1..=100_000, None) as u32;
+    let known: Vec<&str> =
+        ["cpu", "cuda"].into_iter().chain(HARDWARE.iter().map(|device| device.name)).collect();
+    let device = section.choice("device", &known, "cpu");
+    let hardware = HARDWARE.iter().any(|known| known.name == device).then(|| device.clone());
+    // A named device stands in nodes of eight, as the systems of the table do.
+    let of_node = if hardware.is_some() { largest_divisor(num_ranks, NODE_DEVICES) } else { num_ranks };
+    let cluster = ClusterSection {
+        num_ranks,
+        ranks_per_node: section.count("ranks_per_node", 1..=100_000, Some(u64::from(of_node))) as u32,
+        memory_budget_bytes: section.optional_count("memory_budget_bytes", 1..=1 << 50),
+        // PyTorch knows devices of both vendors by this name.
+        device: if hardware.is_some() { "cuda".to_owned() } else { device },
+        hardware,
+    };
+    // Links are measured and times predicted for nodes of one size. A number that is wrong by itself stands for nothing.
+    if section.problems.len() == num_problems && !cluster.num_ranks.is_multiple_of(cluster.ranks_per_node) {
+        let rule = format!("must divide `cluster.num_ranks`, {num_ranks}");
+        section.problem_at("ranks_per_node", format!("{}, {rule}", cluster.ranks_per_node));
+    }
+    cluster
+}
