@@ -280,7 +280,7 @@ fn a_slow_component_of_a_rank_is_corrected_alone() {
     }
     let measured = dflop_sim::simulate_step(&input).unwrap();
     let mut correction = Correction::default();
-    scheduler.observe(&mut correction, &schedule, &measured.spans, measured.makespan_ns).unwrap();
+    scheduler.observe(&mut correction, &schedule, &measured.spans, measured.makespan_ns, true).unwrap();
     let corrected = scheduler.simulate_corrected(&schedule, &correction).unwrap();
     assert!(corrected.makespan_ns.abs_diff(measured.makespan_ns) < 50);
     let idle = scheduler.measured(&schedule, &measured.spans, measured.makespan_ns).unwrap().idle_ns;
