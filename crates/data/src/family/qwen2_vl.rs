@@ -146,7 +146,7 @@ impl VideoRule for Qwen2Vl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::{Family as _, Size};
+    use crate::family::{Family as _, Size, Sound};
     use crate::media::MediaKind;
     use serde_json::{Value, json};
 
