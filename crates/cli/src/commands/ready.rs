@@ -17,6 +17,7 @@ pub(super) fn make_missing(config: &Config, files: &InputFiles) -> Result<(), Fa
         let arguments = ProfileData {
             config: ConfigArgument { config: files.config.config.clone() },
             out: None,
+            evaluation: false,
             fresh: false,
             sample: None,
             shard: None,
