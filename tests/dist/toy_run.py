@@ -14,12 +14,12 @@ from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
 from dflop.parallel.shard import layers_of
+from dflop.runtime.build import border_widths, stages_of
 from dflop.runtime.executor import Executor
 from dflop.runtime.mesh import join
 from dflop.runtime.messages import Messages
 from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import SpanRecorder
-from dflop.runtime.stage import Stage
 from dflop.runtime.work import prepare
 
 SEED = 5
@@ -97,11 +97,12 @@ def write_plan(
     order="1f1b",
     global_batch_size=None,
     recompute="none",
+    encoder_pp=1,
     **sharding,
 ):
-    """A plan of that layout, read by the native module; `sharding`: `placement`, `zero`, `shard_ranks`."""
+    """A plan of that layout, read by the native module; `sharding`: other fields of the layout, as in the file."""
     layout = {
-        "encoder": degrees(pp=1, dp=encoder_dp),
+        "encoder": degrees(pp=encoder_pp, dp=encoder_dp),
         "llm": degrees(pp=llm_pp, dp=llm_dp),
         **sharding,
     }
@@ -195,18 +196,17 @@ class RankParts:
             prepare_pieces(self.pieces)
         self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
-        stages = {
-            stage: Stage(piece, stage == plan.llm_stages, device, self.gradients.nothing(stage))
-            for stage, piece in self.pieces.items()
-        }
-        messages = Messages(self.mesh, adapter.hidden_size, dtype)
+        self.adapter = adapter
+        stages = stages_of(self.pieces, self.mesh, self.gradients)
+        messages = Messages(self.mesh, border_widths(plan, adapter), dtype)
         self.executor = Executor(self.mesh, stages, self.recorder, messages)
 
     def build(self, adapter, stage):
         """The piece of a stage."""
         dtype = torch.float32 if is_cut(self.mesh) else self.dtype
-        if stage == 0:
-            return adapter.build_encoder(self.mesh.device, dtype, SEED)
+        if self.mesh.is_encoder_stage(stage):
+            first, num = self.mesh.plan.encoder_layers(stage, adapter.num_run_layers)
+            return adapter.build_encoder(self.mesh.device, dtype, SEED, range(first, first + num))
         first, num = self.mesh.plan.llm_layers(stage, adapter.num_llm_layers)
         return adapter.build_llm_stage(first, num, self.mesh.device, dtype, SEED)
 
@@ -226,6 +226,7 @@ class RankParts:
             self.sample,
             self.tiles,
             self.dtype,
+            self.adapter,
         )
 
     def run_actions(self, schedule, watch=None):

@@ -289,7 +289,7 @@ pub(crate) struct Plan {
     pub(crate) sampled_batches: Option<u32>,
     /// Look at a part of the candidates only, as in `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
-    /// Parts: encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute (none, selective,
+    /// Parts: encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute (none, selective,
     /// full).
     #[arg(long, value_name = "PARTS")]
     pub(crate) only: Option<Only>,

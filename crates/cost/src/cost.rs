@@ -8,8 +8,9 @@ use crate::network::{Group, Links, Route, Transfer};
 use crate::prediction::Prediction;
 use crate::repair::Repair;
 use crate::settings::CostSettings;
-use crate::stage::{StageLayers, samples_of, segments_of};
-use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile};
+use crate::sharding::is_layer;
+use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
+use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute};
 
 /// Durations and bytes predicted from a [`ModelProfile`].
 ///
@@ -44,6 +45,8 @@ pub struct CostModel {
     pub(crate) head: Module,
     pub(crate) num_llm_layers: u32,
     pub(crate) hidden_bytes: u64,
+    /// Of an encoder token between two layers of the encoder.
+    pub(crate) encoder_hidden_bytes: u64,
     pub(crate) is_tied: bool,
     pub(crate) links: Links,
     /// Ranks of a node; `None`: not known.
@@ -97,6 +100,7 @@ impl CostModel {
             head,
             num_llm_layers,
             hidden_bytes: profile.hidden_bytes,
+            encoder_hidden_bytes: encoder_hidden_bytes(profile),
             is_tied: profile.is_tied,
             boundary: links.route(Collective::PointToPoint, LinkSpan::Node, 2),
             links,
@@ -159,11 +163,16 @@ impl CostModel {
     ///
     /// *Complexity*: O(s log n) for s segment groups and n measured points; nothing is allocated.
     pub fn encoder(&self, microbatch: &MicrobatchShape) -> Prediction {
+        self.encoder_stage(microbatch, self.whole_encoder())
+    }
+
+    /// As [`CostModel::encoder`], of one stage.
+    pub fn encoder_stage(&self, microbatch: &MicrobatchShape, stage: EncoderLayers) -> Prediction {
         let mut sum = Prediction::default();
         let total = microbatch.encoder_tokens();
-        for (_, module, count) in &self.encoder {
-            sum.add(&module.linear(total), *count);
-            sum.add(&module.segments(segments_of(&microbatch.encoder_segments)), *count);
+        for (_, module, count) in self.encoder_modules_of(stage) {
+            sum.add(&module.linear(total), count);
+            sum.add(&module.segments(segments_of(&microbatch.encoder_segments)), count);
         }
         sum
     }
@@ -188,9 +197,14 @@ impl CostModel {
 
     /// Time of the encoder, projector included, over these tokens without attention.
     pub fn encoder_linear(&self, tokens: u64) -> Prediction {
+        self.encoder_stage_linear(tokens, self.whole_encoder())
+    }
+
+    /// As [`CostModel::encoder_linear`], of one stage.
+    pub fn encoder_stage_linear(&self, tokens: u64, stage: EncoderLayers) -> Prediction {
         let mut sum = Prediction::default();
-        for (_, module, count) in &self.encoder {
-            sum.add(&module.linear(tokens), *count);
+        for (_, module, count) in self.encoder_modules_of(stage) {
+            sum.add(&module.linear(tokens), count);
         }
         sum
     }
@@ -224,8 +238,13 @@ impl CostModel {
 
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on an encoder rank.
     pub fn encoder_tail(&self, dp: u32) -> Transfer {
-        let number = self.over_encoder(|module| module.num_trained_parameters);
-        self.tail(number, self.over_encoder(|module| module.gradient_bytes), Group::of(dp))
+        self.encoder_stage_tail(self.whole_encoder(), dp)
+    }
+
+    /// As [`CostModel::encoder_tail`], of a rank of one stage of the encoder.
+    pub fn encoder_stage_tail(&self, stage: EncoderLayers, dp: u32) -> Transfer {
+        let number = self.over_encoder_stage(stage, |module| module.num_trained_parameters);
+        self.tail(number, self.over_encoder_stage(stage, |module| module.gradient_bytes), Group::of(dp))
     }
 
     /// Time of the gradients' reduction over `dp` replicas and of the optimizer on a rank of one stage of the LLM
@@ -269,10 +288,50 @@ impl CostModel {
         Transfer { ns: reduction.ns.saturating_add(optimizer_ns), basis: reduction.basis }
     }
 
+    /// Layers of the encoder, those that attend within windows included.
+    pub fn num_encoder_layers(&self) -> u32 {
+        let layers = self.encoder.iter().filter(|(name, ..)| is_layer(name));
+        u32::try_from(layers.map(|(_, _, count)| count).sum::<u64>()).unwrap_or(u32::MAX)
+    }
+
+    /// All layers of the encoder, with what stands before and behind them.
+    pub fn whole_encoder(&self) -> EncoderLayers {
+        let num_layers = self.num_encoder_layers();
+        EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: true }
+    }
+
+    /// The modules of a stage of the encoder by name, with how many of each it holds. Where some layers attend within
+    /// windows and some do not, either kind is taken to be spread evenly, a layer without windows behind those with: so
+    /// it is in Qwen2.5-VL.
+    pub(crate) fn encoder_modules_of(
+        &self,
+        stage: EncoderLayers,
+    ) -> impl Iterator<Item = (&'static str, &Module, u64)> {
+        let all = u64::from(self.num_encoder_layers()).max(1);
+        let full = self.encoder.iter().find(|(name, ..)| *name == "encoder_layer").map_or(0, |m| m.2);
+        let before = |layer: u64| layer * full / all;
+        let (first, number) = (u64::from(stage.first_layer), u64::from(stage.num_layers));
+        let num_full = before(first + number) - before(first);
+        self.encoder.iter().map(move |(name, module, count)| {
+            let held = match *name {
+                "encoder_layer" => num_full,
+                ModelProfile::WINDOW_LAYER => number - num_full,
+                "projector" => u64::from(stage.is_last) * count,
+                _ => u64::from(stage.is_first) * count,
+            };
+            (*name, module, held)
+        })
+    }
+
     /// The sum of what `of_one` says of each module of the encoder, times how many of it there are.
     pub(crate) fn over_encoder(&self, of_one: impl Fn(&Module) -> u64) -> u64 {
-        let times = |(_, module, count): &(_, Module, u64)| of_one(module).saturating_mul(*count);
-        self.encoder.iter().map(times).fold(0, u64::saturating_add)
+        self.over_encoder_stage(self.whole_encoder(), of_one)
+    }
+
+    /// As [`CostModel::over_encoder`], of one stage.
+    pub(crate) fn over_encoder_stage(&self, stage: EncoderLayers, of_one: impl Fn(&Module) -> u64) -> u64 {
+        let modules = self.encoder_modules_of(stage);
+        modules.map(|(_, module, count)| of_one(module).saturating_mul(count)).fold(0, u64::saturating_add)
     }
 
     /// The sum of what `of_one` says of the parameters of each module of a stage of the LLM backbone; a matrix that
@@ -300,4 +359,13 @@ impl CostModel {
     pub fn num_repaired_points(&self) -> u32 {
         self.repairs().iter().map(|r| r.num_points).sum()
     }
+}
+
+/// Bytes of an encoder token between two layers of the encoder: what a layer keeps that keeps its input alone. Where
+/// that was not measured, as many as in the LLM backbone, which is wider than encoders are.
+fn encoder_hidden_bytes(profile: &ModelProfile) -> u64 {
+    let layer = profile.modules.get("encoder_layer");
+    let inputs = layer.and_then(|layer| layer.recompute.get(&Recompute::Full)?.last());
+    let of_one = inputs.map(|point| point.activation_bytes.div_ceil(point.size.max(1)));
+    of_one.filter(|&bytes| bytes > 0).unwrap_or(profile.hidden_bytes)
 }

@@ -71,5 +71,5 @@ pub use repair::Repair;
 pub use sample::Typical;
 pub use settings::{ComponentSettings, CostSettings};
 pub use sharding::Sharding;
-pub use stage::StageLayers;
+pub use stage::{EncoderLayers, StageLayers};
 pub use work::WorkMin;

@@ -1,7 +1,7 @@
 //! The cost of one sample: what it adds to a microbatch of the usual size, in time and in bytes.
 
 use crate::cost::CostModel;
-use crate::stage::{StageLayers, segments_of};
+use crate::stage::{EncoderLayers, StageLayers, segments_of};
 use dflop_types::SampleShape;
 
 /// The size of a microbatch on one replica around which the cost of a single sample is read.
@@ -28,7 +28,17 @@ impl CostModel {
     /// Forward and backward time that one sample adds on the encoder, in nanoseconds; 0 for a text-only
     /// sample.
     pub fn sample_encoder_ns(&self, sample: &SampleShape, typical: Typical) -> u64 {
-        self.over_encoder(|module| {
+        self.sample_encoder_stage_ns(sample, typical, self.whole_encoder())
+    }
+
+    /// As [`CostModel::sample_encoder_ns`], on one stage.
+    pub fn sample_encoder_stage_ns(
+        &self,
+        sample: &SampleShape,
+        typical: Typical,
+        stage: EncoderLayers,
+    ) -> u64 {
+        self.over_encoder_stage(stage, |module| {
             module
                 .marginal_ns(sample.encoder_tokens(), typical.encoder_tokens)
                 .saturating_add(module.attention_ns(segments_of(&sample.encoder_segments)))
@@ -55,12 +65,26 @@ impl CostModel {
 
     /// Activation and boundary bytes that one sample adds on the encoder while its microbatch is in flight.
     pub fn sample_encoder_bytes(&self, sample: &SampleShape, typical: Typical) -> u64 {
-        let kept = self.over_encoder(|module| {
+        self.sample_encoder_stage_bytes(sample, typical, self.whole_encoder())
+    }
+
+    /// As [`CostModel::sample_encoder_bytes`], on one stage.
+    pub fn sample_encoder_stage_bytes(
+        &self,
+        sample: &SampleShape,
+        typical: Typical,
+        stage: EncoderLayers,
+    ) -> u64 {
+        let kept = self.over_encoder_stage(stage, |module| {
             let attention = module.attention_bytes(segments_of(&sample.encoder_segments));
             let linear = module.marginal_bytes(sample.encoder_tokens(), typical.encoder_tokens);
             linear.saturating_add(attention)
         });
-        kept + u64::from(sample.feature_tokens) * self.hidden_bytes
+        let hidden = sample.encoder_tokens().saturating_mul(self.encoder_hidden_bytes);
+        let incoming = if stage.is_first { 0 } else { hidden };
+        let features = u64::from(sample.feature_tokens).saturating_mul(self.hidden_bytes);
+        let outgoing = if stage.is_last { features } else { hidden };
+        kept.saturating_add(incoming).saturating_add(outgoing)
     }
 
     /// Activation and boundary bytes that one sample adds on a stage of the LLM backbone while its microbatch

@@ -5,7 +5,7 @@ use crate::mode::Runs;
 use crate::module::Module;
 use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
-use crate::stage::{StageLayers, samples_of, segments_of};
+use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
 use dflop_types::{Collective, Component, Layout, LinkSpan, MicrobatchShape, Zero};
 
 /// How the states, gradients and parameters of a component are cut over its replicas.
@@ -304,7 +304,12 @@ impl CostModel {
     /// Groups of n replicas with copies of each other also reduce their parts of G over the groups, under zero 3 where
     /// layers run.
     pub fn sharded_encoder_tail(&self, sharding: Sharding) -> Transfer {
-        self.sharded_tail(self.held_by_encoder(), sharding)
+        self.sharded_encoder_stage_tail(self.whole_encoder(), sharding)
+    }
+
+    /// As [`CostModel::sharded_encoder_tail`], of a rank of one stage of the encoder.
+    pub fn sharded_encoder_stage_tail(&self, stage: EncoderLayers, sharding: Sharding) -> Transfer {
+        self.sharded_tail(self.held_by_encoder(stage), sharding)
     }
 
     /// As [`CostModel::sharded_encoder_tail`], of a rank of one stage of the LLM backbone.
@@ -314,7 +319,8 @@ impl CostModel {
 
     /// As [`CostModel::sharded_encoder_tail`], of a rank that holds the whole model.
     pub fn colocated_tail(&self, sharding: Sharding) -> Transfer {
-        let (encoder, llm) = (self.held_by_encoder(), self.held_by_stage(self.whole_stage()));
+        let (encoder, llm) =
+            (self.held_by_encoder(self.whole_encoder()), self.held_by_stage(self.whole_stage()));
         let held = Held {
             num_trained: encoder.num_trained.saturating_add(llm.num_trained),
             gradient_bytes: encoder.gradient_bytes.saturating_add(llm.gradient_bytes),
@@ -323,11 +329,11 @@ impl CostModel {
         self.sharded_tail(held, sharding)
     }
 
-    fn held_by_encoder(&self) -> Held {
+    fn held_by_encoder(&self, stage: EncoderLayers) -> Held {
         Held {
-            num_trained: self.over_encoder(|module| module.num_trained_parameters),
-            gradient_bytes: self.over_encoder(|module| module.gradient_bytes),
-            parameter_bytes: self.over_encoder(|module| module.parameter_bytes),
+            num_trained: self.over_encoder_stage(stage, |module| module.num_trained_parameters),
+            gradient_bytes: self.over_encoder_stage(stage, |module| module.gradient_bytes),
+            parameter_bytes: self.over_encoder_stage(stage, |module| module.parameter_bytes),
         }
     }
 

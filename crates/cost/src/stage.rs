@@ -1,4 +1,4 @@
-//! A stage of the LLM backbone, and the sizes that its modules are asked for.
+//! A stage of either component, and the sizes that its modules are asked for.
 
 use dflop_types::EncoderSegments;
 
@@ -10,6 +10,19 @@ pub struct StageLayers {
     /// Whether it holds the embedding.
     pub is_first: bool,
     /// Whether it holds the final norm, the head and the loss.
+    pub is_last: bool,
+}
+
+/// The layers that one stage of the encoder holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncoderLayers {
+    /// The first of them, counted from 0.
+    pub first_layer: u32,
+    /// Layers of the stage.
+    pub num_layers: u32,
+    /// Whether it holds what stands before the layers: the patch embedding.
+    pub is_first: bool,
+    /// Whether it holds what stands behind them: the projector.
     pub is_last: bool,
 }
 

@@ -50,6 +50,12 @@ impl CostModel {
         self.boundary.transfer(tokens.saturating_mul(self.hidden_bytes)).ns
     }
 
+    /// Hidden states of the LLM backbone that are as many bytes as those of `tokens` between two stages of the encoder:
+    /// so many does [`CostModel::transfer_ns`] take for them.
+    pub fn as_hidden_tokens(&self, encoder_tokens: u64) -> u64 {
+        encoder_tokens.saturating_mul(self.encoder_hidden_bytes).div_ceil(self.hidden_bytes.max(1))
+    }
+
     /// Whether transfers were measured. If not, they count as free, and whoever shows a prediction must say so.
     pub const fn is_network_measured(&self) -> bool {
         self.boundary.is_known()

@@ -3,8 +3,8 @@
 mod heap;
 
 use dflop_cost::{
-    ComponentSettings, CostModel, CostSettings, MemoryError, Moment, RankMemory, RankMicrobatch, RankPart,
-    RankSteps, Sharding, StageLayers, Trained,
+    ComponentSettings, CostModel, CostSettings, EncoderLayers, MemoryError, Moment, RankMemory,
+    RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers, Trained,
 };
 use dflop_types::{
     Action, ActionKind, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape,
@@ -436,10 +436,45 @@ fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
 }
 
 fn part() -> impl Strategy<Value = RankPart> {
-    (0u32..4, any::<bool>(), any::<bool>()).prop_map(|(num_layers, is_first, is_last)| match num_layers {
+    (0u32..7, any::<bool>(), any::<bool>()).prop_map(|(num_layers, is_first, is_last)| match num_layers {
         0 => RankPart::Encoder,
+        4.. => {
+            let num_layers = num_layers - 3;
+            // Three layers in all; one in the middle where the run is neither first nor last.
+            let first_layer = if is_first { 0 } else { 3 - num_layers };
+            RankPart::EncoderStage(EncoderLayers { first_layer, num_layers, is_first, is_last })
+        }
         _ => RankPart::Stage(StageLayers { num_layers, is_first, is_last }),
     })
+}
+
+/// Stages of the encoder together hold what the whole of it does, and each is a part of it in time.
+#[test]
+fn stages_of_the_encoder_are_parts_of_it() {
+    let model = model("cuda");
+    let whole = model.fixed_memory(RankPart::Encoder, 1);
+    let stage = |first_layer, num_layers| EncoderLayers {
+        first_layer,
+        num_layers,
+        is_first: first_layer == 0,
+        is_last: first_layer + num_layers == 3,
+    };
+    let shape = one(300, 0, 300).shape;
+    for cut in
+        [vec![stage(0, 1), stage(1, 2)], vec![stage(0, 1), stage(1, 1), stage(2, 1)], vec![stage(0, 3)]]
+    {
+        let held = cut.iter().map(|&s| model.fixed_memory(RankPart::EncoderStage(s), 1).parameter_bytes);
+        assert_eq!(held.sum::<u64>(), whole.parameter_bytes);
+        let times = cut.iter().map(|&s| model.encoder_stage(&shape, s).total_ns());
+        assert_eq!(times.sum::<u64>(), model.encoder(&shape).total_ns());
+    }
+    // The first has no incoming border; the last sends features, the others hidden states of all its tokens.
+    let microbatch = [one(300, 0, 300)];
+    let of = |s| peak(&model, RankPart::EncoderStage(s), &microbatch, "F0 B0").total_bytes();
+    assert!(
+        of(stage(0, 1)) < of(stage(0, 2))
+            && of(stage(0, 3)) == peak(&model, RankPart::Encoder, &microbatch, "F0 B0").total_bytes()
+    );
 }
 
 proptest! {

@@ -49,7 +49,7 @@ impl BatchWork {
 /// No schedule of the batch has a smaller makespan than this, in nanoseconds.
 ///
 /// ```text
-/// makespan >= least work of a stage / its replicas + its tail      for each stage
+/// makespan >= least work of a stage / its replicas + its tail      for each stage; of encoder stages the mean
 /// makespan >= F and B of one sample through all stages + the encoder's tail; of its encoder work one replica's
 ///             share, where it is in parts
 /// ```
@@ -71,8 +71,11 @@ pub(crate) fn makespan_min_ns(
     let (encoder_dp, encoder_parts) = replicas(candidate.layout.encoder.dp);
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
     let path = work.longest_ns(encoder_dp);
-    let encoder = (work.least.encoder_ns(encoder_parts) / encoder_dp).max(path)
-        + model.sharded_encoder_tail(Sharding::of(&candidate.layout, Component::Encoder)).ns;
+    // Of several encoder stages the fullest does at least the mean; which one that is, and so its tail, is not known.
+    let encoder_pp = u64::from(candidate.layout.encoder.pp);
+    let sharding = Sharding::of(&candidate.layout, Component::Encoder);
+    let tail_ns = if encoder_pp == 1 { model.sharded_encoder_tail(sharding).ns } else { 0 };
+    let encoder = (work.least.encoder_ns(encoder_parts) / (encoder_dp * encoder_pp)).max(path) + tail_ns;
     stages
         .iter()
         .map(|&stage| {
@@ -99,7 +102,8 @@ fn colocated_min_ns(model: &CostModel, candidate: &Candidate, microbatches: u64,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fixture, layouts};
+    use crate::fixture;
+    use crate::space::layouts_with;
     use dflop_step::{Method, StepScheduler, StepSettings};
     use dflop_types::{Layout, PipelineOrder, Zero};
     use proptest::prelude::*;
@@ -116,7 +120,8 @@ mod tests {
             // A video in parts: every replica may encode some of it.
             shapes[0] = fixture::video(1 + (seed % 300) as u32, 2, 40);
             let batch: Vec<SampleIndex> = (0..count as u32).map(SampleIndex).collect();
-            let mut layouts: Vec<_> = layouts(ranks).into_iter().filter(|l| l.llm.pp <= 4).collect();
+            let several = (1..3).flat_map(|pp| layouts_with(ranks, pp));
+            let mut layouts: Vec<_> = several.filter(|l| l.llm.pp <= 4).collect();
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
             let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: dflop_types::Recompute::None };
             let settings = StepSettings {

@@ -35,7 +35,7 @@ fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
 #[derive(Debug, Default)]
 pub(crate) struct Alone {
     budget_bytes: Option<u64>,
-    /// By encoder replicas.
+    /// By encoder replicas and stages.
     encoder: BTreeMap<Key, u64>,
     /// By stages.
     llm: BTreeMap<Key, u64>,
@@ -43,15 +43,15 @@ pub(crate) struct Alone {
     both: BTreeMap<Candidate, u64>,
 }
 
-/// Degree, whether a component has several replicas, and what is recomputed.
-type Key = (u32, bool, Recompute);
+/// Degrees, whether a component has several replicas, and what is recomputed.
+type Key = ((u32, u32), bool, Recompute);
 
 fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
     let (encoder, llm) = (candidate.layout.encoder, candidate.layout.llm);
     let copies = encoder.dp.max(llm.dp) > 1;
     [
-        (Component::Encoder, (encoder.dp, copies, candidate.recompute)),
-        (Component::Llm, (llm.pp, copies, candidate.recompute)),
+        (Component::Encoder, ((encoder.dp, encoder.pp), copies, candidate.recompute)),
+        (Component::Llm, ((1, llm.pp), copies, candidate.recompute)),
     ]
 }
 

@@ -18,6 +18,7 @@ use thiserror::Error;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Only {
+    encoder_pp: Option<u32>,
     encoder_dp: Option<u32>,
     llm_tp: Option<u32>,
     llm_pp: Option<u32>,
@@ -45,7 +46,8 @@ pub enum ParseOnlyError {
     },
 }
 
-const NAMES: [&str; 7] = ["encoder.dp", "llm.tp", "llm.pp", "llm.dp", "colocated", "zero", "recompute"];
+const NAMES: [&str; 8] =
+    ["encoder.pp", "encoder.dp", "llm.tp", "llm.pp", "llm.dp", "colocated", "zero", "recompute"];
 
 impl FromStr for Only {
     type Err = ParseOnlyError;
@@ -64,6 +66,7 @@ impl FromStr for Only {
                 number.map(Some).ok_or_else(|| wrong("a whole number of 1 or more"))
             };
             match name {
+                "encoder.pp" => only.encoder_pp = degree()?,
                 "encoder.dp" => only.encoder_dp = degree()?,
                 "llm.tp" => only.llm_tp = degree()?,
                 "llm.pp" => only.llm_pp = degree()?,
@@ -97,6 +100,7 @@ impl fmt::Display for Only {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |name: &str, number: Option<u32>| number.map(|number| format!("{name}={number}"));
         let parts = [
+            number("encoder.pp", self.encoder_pp),
             number("encoder.dp", self.encoder_dp),
             number("llm.tp", self.llm_tp),
             number("llm.pp", self.llm_pp),
@@ -127,12 +131,18 @@ impl Only {
     /// Whether a candidate may have this layout.
     pub fn has_layout(&self, layout: &Layout) -> bool {
         let is = |wanted: Option<u32>, degree| wanted.is_none_or(|wanted| wanted == degree);
-        is(self.encoder_dp, layout.encoder.dp)
+        is(self.encoder_pp, layout.encoder.pp)
+            && is(self.encoder_dp, layout.encoder.dp)
             && is(self.llm_tp, layout.llm.tp)
             && is(self.llm_pp, layout.llm.pp)
             && is(self.llm_dp, layout.llm.dp)
             && self.placement.is_none_or(|placement| placement == layout.placement)
             && self.zero.is_none_or(|zero| zero == layout.zero)
+    }
+
+    /// Stages of the encoder that pipelines are tried with: as many as asked for, else one.
+    pub(crate) fn encoder_stages(&self) -> u32 {
+        self.encoder_pp.unwrap_or(1)
     }
 
     /// Whether candidates may recompute so.
@@ -152,7 +162,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text = "encoder.dp=2,llm.tp=1,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full";
+        let text =
+            "encoder.pp=3,encoder.dp=2,llm.tp=1,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -167,7 +178,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute"
+            "`dp=2` names no part of a plan, must be one of: encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute"
         );
     }
 }

@@ -5,7 +5,7 @@
 //! scheduler and the simulator (`funnel.rs`).
 
 use crate::space::Candidate;
-use dflop_cost::{CostModel, RankPart, Sharding, StageLayers, Typical};
+use dflop_cost::{CostModel, EncoderLayers, RankPart, Sharding, StageLayers, Typical};
 use dflop_types::{Component, EncoderSegments, MicrobatchShape, SampleIndex, SampleShape};
 
 /// What the estimate needs to know of one global batch.
@@ -176,8 +176,12 @@ pub(crate) fn rough(
         let attention_ns = batch.layer_attention_ns as f64 * f64::from(stage.num_layers) / buckets as f64;
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
-    let (mut longest_ns, mut sum_ns, mut tail_ns) =
-        (0.0_f64, 0.0, model.sharded_encoder_tail(Sharding::of(&candidate.layout, Component::Encoder)).ns);
+    let encoder_pp = candidate.layout.encoder.pp;
+    // Its stages are cut as evenly as layers go.
+    let encoder_stage_ns = encoder_ns / f64::from(encoder_pp);
+    let sharding = Sharding::of(&candidate.layout, Component::Encoder);
+    let encoder_tail_ns = model.sharded_encoder_tail(sharding).ns / u64::from(encoder_pp);
+    let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, encoder_tail_ns);
     let mut last: Option<(StageLayers, f64)> = None;
     for &stage in stages {
         let ns = match last {
@@ -192,8 +196,8 @@ pub(crate) fn rough(
         longest_ns = longest_ns.max(ns);
         sum_ns += ns;
     }
-    let num_stages = stages.len() as f64 + 1.0;
-    let transfers_ns = 2.0 * stages.len() as f64 * model.transfer_ns(tokens) as f64;
+    let num_stages = stages.len() as f64 + f64::from(encoder_pp);
+    let transfers_ns = 2.0 * (num_stages - 1.0) * model.transfer_ns(tokens) as f64;
     let in_flight = memory_budget_bytes
         .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
         .min(num_stages);
@@ -201,14 +205,16 @@ pub(crate) fn rough(
     // Where memory binds, buckets are less even and the search takes longer.
     let bound_factor = if in_flight < num_stages { 1.2 } else { 1.0 };
     let in_flight = in_flight.max(0.5).min(m as f64);
-    let mut step_ns = encoder_ns + sum_ns - encoder_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
+    let mut step_ns =
+        encoder_ns + sum_ns - encoder_stage_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
     // The costliest part of a sample makes one microbatch long for the encoder.
-    step_ns += (batch.encoder_largest_ns as f64 - encoder_ns.max(longest_ns)).max(0.0);
+    let largest_ns = batch.encoder_largest_ns as f64 / f64::from(encoder_pp);
+    step_ns += (largest_ns - encoder_stage_ns.max(longest_ns)).max(0.0);
     batch.columns(m * llm_dp, llm_dp, |weight, count| {
         let round_ns = (encoder_ns + weight * sum_ns + transfers_ns) / in_flight;
-        step_ns += encoder_ns.max(weight * longest_ns).max(round_ns) * count as f64;
+        step_ns += encoder_stage_ns.max(weight * longest_ns).max(round_ns) * count as f64;
     });
-    let at_mean_ns = (m as f64 + num_stages - 1.0) * encoder_ns.max(longest_ns);
+    let at_mean_ns = (m as f64 + num_stages - 1.0) * encoder_stage_ns.max(longest_ns);
     Rough { is_over, step_ns: (step_ns * bound_factor) as u64, at_mean_ns: at_mean_ns as u64 }
 }
 
@@ -276,7 +282,14 @@ fn in_flight(
         let of_largest = (bytes as f64 / batch.num_samples as f64 * batch.largest).max(of_one);
         (free as f64 - of_largest) / of_one + 1.0
     };
-    let encoder = of(RankPart::Encoder, batch.encoder_bytes, candidate.layout.encoder.dp);
+    let degrees = candidate.layout.encoder;
+    let encoder = if degrees.pp == 1 {
+        of(RankPart::Encoder, batch.encoder_bytes, degrees.dp)
+    } else {
+        let num_layers = model.num_encoder_layers().div_ceil(degrees.pp);
+        let first = EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: false };
+        of(RankPart::EncoderStage(first), batch.encoder_bytes / u64::from(degrees.pp), degrees.dp)
+    };
     // The first stage holds most microbatches, and after it each stage one less.
     let stage = |(after, stage): (usize, &StageLayers)| {
         let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };

@@ -50,7 +50,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let batches = sampled_batches(input)?;
     let mut space = space(
         num_ranks,
-        model.num_llm_layers(),
+        [model.num_encoder_layers(), model.num_llm_layers()],
         model.is_tied(),
         input.global_batch_size,
         input.num_microbatches,
@@ -172,7 +172,8 @@ fn fitting_num_microbatches(
 ) -> Result<Option<u32>, PlanError> {
     let (num_ranks, model) = (input.cluster.num_ranks, models.plain());
     let (num_layers, size) = (model.num_llm_layers(), input.global_batch_size);
-    let space = space(num_ranks, num_layers, model.is_tied(), size, None, &input.only);
+    let space =
+        space(num_ranks, [model.num_encoder_layers(), num_layers], model.is_tied(), size, None, &input.only);
     let mut contenders = contenders(input, models, &space.candidates, batches, &mut Vec::new())?;
     contenders.retain(|contender| contender.candidate.num_microbatches != own);
     let distance = |count: u32| (f64::from(count) / f64::from(own.max(1))).ln().abs();

@@ -2,7 +2,7 @@
 //! counts.
 
 use crate::only::Only;
-use dflop_types::{ComponentLayout, Layout, Recompute, Rejection, Zero};
+use dflop_types::{Component, ComponentLayout, Layout, Recompute, Rejection, Zero};
 use std::collections::BTreeSet;
 
 /// A plan being judged.
@@ -40,16 +40,24 @@ fn encoder_counts(num_ranks: u32) -> BTreeSet<u32> {
 /// Layouts that use all `num_ranks`: encoder replicas 1..n-1, and each way to write the rest as LLM stages x
 /// replicas. Of more than 1,024 ranks, not every number of encoder replicas.
 ///
-/// Tensor parallelism and encoder stages stay at 1, as the runtime of this version runs no others.
+/// Tensor parallelism and encoder stages stay at 1.
 ///
 /// *Complexity*: O(n sqrt n) in the ranks, at most O(512 sqrt n).
 pub fn layouts(num_ranks: u32) -> Vec<Layout> {
+    layouts_with(num_ranks, 1)
+}
+
+/// As [`layouts`], with so many encoder stages, at least 1.
+pub(crate) fn layouts_with(num_ranks: u32, encoder_pp: u32) -> Vec<Layout> {
     let mut layouts = Vec::new();
-    for encoder_dp in encoder_counts(num_ranks) {
-        let rest = num_ranks - encoder_dp;
+    let counts = encoder_counts(num_ranks);
+    for encoder_dp in
+        counts.into_iter().take_while(|dp| u64::from(*dp) * u64::from(encoder_pp) < num_ranks.into())
+    {
+        let rest = num_ranks - encoder_dp * encoder_pp;
         for pp in divisors(rest) {
             layouts.push(Layout::disaggregated(
-                ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
+                ComponentLayout { tp: 1, pp: encoder_pp, dp: encoder_dp },
                 ComponentLayout { tp: 1, pp, dp: rest / pp },
             ));
         }
@@ -114,7 +122,7 @@ pub(crate) fn colocated(
 /// `num_microbatches` is the one count to take, if given.
 pub(crate) fn space(
     num_ranks: u32,
-    num_llm_layers: u32,
+    [num_encoder_layers, num_llm_layers]: [u32; 2],
     is_tied: bool,
     global_batch_size: u32,
     num_microbatches: Option<u32>,
@@ -122,11 +130,15 @@ pub(crate) fn space(
 ) -> Space {
     let mut space = Space::default();
     let modes = only.modes();
-    for layout in layouts(num_ranks).into_iter().filter(|layout| only.has_layout(layout)) {
-        if layout.llm.pp > num_llm_layers {
-            space
-                .rejections
-                .push(Rejection::StagesExceedLayers { stages: layout.llm.pp, layers: num_llm_layers });
+    let layouts = layouts_with(num_ranks, only.encoder_stages());
+    for layout in layouts.into_iter().filter(|layout| only.has_layout(layout)) {
+        let components = [
+            (Component::Encoder, layout.encoder.pp, num_encoder_layers.max(1)),
+            (Component::Llm, layout.llm.pp, num_llm_layers),
+        ];
+        if let Some((component, stages, layers)) = components.into_iter().find(|(_, pp, layers)| pp > layers)
+        {
+            space.rejections.push(Rejection::StagesExceedLayers { component, stages, layers });
             continue;
         }
         if is_tied && layout.llm.pp > 1 {
@@ -171,20 +183,38 @@ mod tests {
     #[test]
     fn what_cannot_be_is_rejected_by_name() {
         // 3 ranks, 1 layer, 1 sample: pp 2 exceeds the layers, dp 2 exceeds the samples.
-        let space = space(3, 1, false, 1, None, &Only::default());
+        let space = space(3, [1, 1], false, 1, None, &Only::default());
         assert_eq!(space.candidates.len(), 1);
         assert_eq!(
             space.rejections,
             [
                 Rejection::TooFewSamples { global_batch_size: 1, buckets: 2 },
-                Rejection::StagesExceedLayers { stages: 2, layers: 1 },
+                Rejection::StagesExceedLayers { component: Component::Llm, stages: 2, layers: 1 },
             ]
         );
     }
 
+    /// Encoder stages are tried where they are asked for: 5 ranks less 2 or 4, and no more stages than layers.
+    #[test]
+    fn encoder_stages_are_those_asked_for() {
+        let of = |layers, only: &str| space(5, [layers, 8], false, 64, Some(4), &only.parse().unwrap());
+        let degrees = |space: Space| -> Vec<[u32; 4]> {
+            let of =
+                |c: &Candidate| [c.layout.encoder.pp, c.layout.encoder.dp, c.layout.llm.pp, c.layout.llm.dp];
+            space.candidates.iter().map(of).collect()
+        };
+        assert_eq!(degrees(of(6, "encoder.pp=2")), [[2, 1, 1, 3], [2, 1, 3, 1], [2, 2, 1, 1]]);
+        assert_eq!(degrees(of(6, "encoder.pp=4")), [[4, 1, 1, 1]]);
+        assert!(degrees(of(6, "encoder.pp=5")).is_empty());
+        let fallen = of(3, "encoder.pp=4").rejections;
+        let component = Component::Encoder;
+        assert_eq!(fallen, [Rejection::StagesExceedLayers { component, stages: 4, layers: 3 }]);
+        assert_eq!(fallen[0].to_string(), "encoder pp 4 exceeds the 3 layers of the encoder");
+    }
+
     #[test]
     fn a_tied_head_stays_with_its_embedding() {
-        let of = |is_tied| space(5, 8, is_tied, 64, Some(4), &Only::default());
+        let of = |is_tied| space(5, [2, 8], is_tied, 64, Some(4), &Only::default());
         let stages: Vec<u32> = of(true).candidates.iter().map(|c| c.layout.llm.pp).collect();
         assert_eq!(stages, [1, 1, 1, 1]);
         let fallen: Vec<_> = of(true).rejections;

@@ -265,11 +265,10 @@ fn what_is_pruned_and_what_is_judged_add_up() {
     let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
     assert_eq!(fallen + outcome.num_judged, outcome.num_candidates);
     // Four layers: no fifth LLM stage; 6 ranks leave that one only.
-    assert!(
-        outcome.rejections.iter().any(|r| {
-            r.rejection == Rejection::StagesExceedLayers { stages: 5, layers: 4 } && r.count == 1
-        })
-    );
+    assert!(outcome.rejections.iter().any(|r| {
+        r.rejection == Rejection::StagesExceedLayers { component: Component::Llm, stages: 5, layers: 4 }
+            && r.count == 1
+    }));
     assert!(outcome.rejections.iter().any(|r| r.rejection == Rejection::Bound && r.count > 0));
     let (count, done, total) = *calls.lock().unwrap();
     assert!(count > 1);
@@ -485,7 +484,7 @@ fn the_explanation_of_a_plan() {
         vec![ranked(3, 812_400_000), ranked(4, 903_000_000), ranked(2, 1_204_500_000)],
         vec![
             (Rejection::Bound, 29),
-            (Rejection::StagesExceedLayers { stages: 5, layers: 4 }, 1),
+            (Rejection::StagesExceedLayers { component: Component::Llm, stages: 5, layers: 4 }, 1),
             (
                 Rejection::Memory { component: Component::Llm, needed_bytes: 4 << 30, budget_bytes: 3 << 30 },
                 1,

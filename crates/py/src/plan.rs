@@ -79,8 +79,18 @@ impl Plan {
     }
 
     #[getter]
+    fn encoder_stages(&self) -> u32 {
+        self.0.best.layout.encoder.pp
+    }
+
+    #[getter]
     fn llm_stages(&self) -> u32 {
         self.0.best.layout.llm.pp
+    }
+
+    #[getter]
+    fn num_stages(&self) -> u32 {
+        self.0.best.layout.num_stages()
     }
 
     #[getter]
@@ -160,18 +170,12 @@ impl Plan {
         self.0.best.layout.stages(Rank(rank)).map(|stage| stage.0).collect()
     }
 
+    fn encoder_layers(&self, stage: u32, num_layers: u32) -> PyResult<(u32, u32)> {
+        self.layers(Component::Encoder, stage, num_layers)
+    }
+
     fn llm_layers(&self, stage: u32, num_layers: u32) -> PyResult<(u32, u32)> {
-        let stages = self.0.best.layout.llm.pp;
-        if stage == 0 || stage > stages {
-            return Err(raise(
-                Kind::Plan,
-                &format!("stage {stage} is no LLM stage, they are 1 to {stages}"),
-                None,
-            ));
-        }
-        let cut = dflop_types::cut_layers(num_layers, stages);
-        let position = stage as usize - 1;
-        Ok((cut[..position].iter().sum(), cut[position]))
+        self.layers(Component::Llm, stage, num_layers)
     }
 
     fn actions(&self, rank: u32) -> PyResult<Vec<Action>> {
@@ -181,6 +185,17 @@ impl Plan {
             dflop_sim::order::of_rank(&best.layout, best.pipeline_order, Rank(rank), best.num_microbatches);
         let list = list.unwrap_or_default();
         Ok(list.iter().map(Action::from).collect())
+    }
+}
+
+impl Plan {
+    /// The first layer of a stage of the whole step among those of its component, and how many it has.
+    fn layers(&self, component: Component, stage: u32, num_layers: u32) -> PyResult<(u32, u32)> {
+        self.0
+            .best
+            .layout
+            .layers_of_stage(component, StageIndex(stage), num_layers)
+            .map_err(|message| raise(Kind::Plan, &message, None))
     }
 }
 

@@ -3,8 +3,17 @@
 use dflop_cost::CostError;
 use dflop_schedule::BalanceError;
 use dflop_sim::SimError;
-use dflop_types::{Component, Hint, Layout, PipelineOrder, SampleIndex};
+use dflop_types::{Component, Hint, LayerCut, Layout, PipelineOrder, SampleIndex};
 use thiserror::Error;
+
+/// A component as people name it.
+const fn part_name(component: Component) -> &'static str {
+    match component {
+        Component::Encoder => "encoder",
+        Component::Llm => "LLM backbone",
+        Component::Both => "model",
+    }
+}
 
 /// Why there is no schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -52,16 +61,33 @@ pub enum StepError {
     },
     /// A layout that this version does not run.
     #[error(
-        "layout `{layout}` is not supported: tensor parallelism and encoder stages must be 1, parameters are cut (`zero` 3) only where components are colocated, and `shard_ranks` divides the replicas"
+        "layout `{layout}` is not supported: tensor parallelism must be 1, parameters are cut (`zero` 3) only where components are colocated, and `shard_ranks` divides the replicas"
     )]
     Unsupported {
         /// The layout.
         layout: Layout,
     },
     /// More pipeline stages than layers.
-    #[error("llm pp {stages} exceeds the {layers} layers of the LLM backbone")]
+    #[error("{component} pp {stages} exceeds the {layers} layers of the {}", part_name(*component))]
     StagesExceedLayers {
+        /// What is cut.
+        component: Component,
         /// Stages asked for.
+        stages: u32,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// A cut that is not of this component's stages and layers.
+    #[error(
+        "{component} layers {cut} are {} in {} stages, the model has {layers} in the {} and the layout {component} pp {stages}",
+        cut.num_layers(), cut.num_stages(), part_name(*component)
+    )]
+    CutLayers {
+        /// What is cut.
+        component: Component,
+        /// Layers by stage.
+        cut: LayerCut,
+        /// Stages of the layout.
         stages: u32,
         /// Layers there are.
         layers: u32,
@@ -238,9 +264,10 @@ impl Hint for StepError {
                 "train with `train.correction: off`, or take the correction of a run of this plan"
             }
             Self::ColocatedLists { .. } => "make the schedule anew, without `actions`",
-            Self::ForeignSchedule { .. } | Self::Unsupported { .. } | Self::StagesExceedLayers { .. } => {
-                "make the plan anew with `dflop plan`"
-            }
+            Self::ForeignSchedule { .. }
+            | Self::Unsupported { .. }
+            | Self::CutLayers { .. }
+            | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",
             Self::TiedStages { .. } => {
                 "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"
             }

@@ -7,7 +7,7 @@
 //! schedule can be compared. [`batches::GlobalBatches`] says which samples form the batch of a step; [`Prefetch`]
 //! computes schedules in a thread beside the training. The planner and the training use the same code.
 //!
-//! *Not modelled*: tensor parallelism and encoder stages (their degrees stay at 1), uneven layer cuts. See
+//! *Not modelled*: tensor parallelism (its degrees stay at 1). See
 //! `docs/step.md`.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, for balancing both components by predicted time.

@@ -9,7 +9,7 @@ use crate::giants::{GiantPolicy, GiantRule};
 use crate::judge::predict::{self, Coverage, Placement, Predicted};
 use crate::place::shares::{PartCosts, Shares};
 use crate::settings::StepSettings;
-use dflop_cost::{CostModel, CostSettings, RankMemory, StageLayers, Typical};
+use dflop_cost::{CostModel, CostSettings, EncoderLayers, RankMemory, StageLayers, Typical};
 use dflop_schedule::Costs;
 use dflop_sim::{
     SimError, Simulator, StepInput, durations_of, measured_lists, measured_timeline, simulate_lists,
@@ -34,6 +34,7 @@ pub struct StepScheduler {
     pub(crate) settings: StepSettings,
     pub(crate) model: Arc<CostModel>,
     pub(crate) shapes: Arc<[SampleShape]>,
+    pub(crate) encoder_stages: Vec<EncoderLayers>,
     pub(crate) stages: Vec<StageLayers>,
     /// `None`: not known, or of no matter.
     pub(crate) ranks_per_node: Option<u32>,
@@ -69,7 +70,7 @@ impl StepScheduler {
     /// A scheduler for `settings`. `shapes` are the shapes of all samples of the data profile, by sample index.
     ///
     /// # Errors
-    /// As [`StepSettings::stages`].
+    /// As [`StepSettings::stages`] and [`StepSettings::encoder_stages`].
     pub fn new(
         settings: StepSettings,
         model: impl Into<Arc<CostModel>>,
@@ -78,10 +79,12 @@ impl StepScheduler {
     ) -> Result<Self, StepError> {
         let (model, shapes) = (model.into(), shapes.into());
         let stages = settings.stages(&model)?;
+        let encoder_stages = settings.encoder_stages(&model)?;
         Ok(Self {
             settings,
             model,
             shapes,
+            encoder_stages,
             stages,
             ranks_per_node: None,
             refuses_giants: false,
@@ -155,6 +158,11 @@ impl StepScheduler {
     /// Layers of each stage of the LLM backbone.
     pub fn stages(&self) -> &[StageLayers] {
         &self.stages
+    }
+
+    /// Layers of each stage of the encoder.
+    pub fn encoder_stages(&self) -> &[EncoderLayers] {
+        &self.encoder_stages
     }
 
     /// Shapes of the data profile, by sample index.
@@ -390,11 +398,11 @@ impl StepScheduler {
     }
 
     /// Costs of a batch's samples in comparable time: what a bucket takes on the busiest stage of its LLM
-    /// replica, and its part of what its microbatch takes on an encoder replica.
+    /// replica, and its part of what its microbatch takes on the busiest stage of an encoder replica.
     ///
     /// ```text
     /// llm_i     = F + B of sample i on the stage with the most work
-    /// encoder_i = (F + B of sample i) * llm replicas / encoder replicas
+    /// encoder_i = (F + B of sample i on that with the most work) * llm replicas / encoder replicas
     /// ```
     pub(crate) fn costs(&self, batch: &[SampleIndex]) -> Result<BatchCosts, StepError> {
         self.costs_in(batch, self.settings.num_microbatches)
@@ -426,22 +434,28 @@ impl StepScheduler {
             };
             batch.iter().map(of_sample).collect()
         };
-        // Stages between the first and the last hold no more layers than the first: they are never the
-        // busiest alone.
-        let ends = [self.stages.first(), self.stages.last()];
-        let llm_ns = ends
+        // Of stages with equal layers one is enough.
+        let mut different: Vec<&StageLayers> = Vec::new();
+        for stage in &self.stages {
+            if !different.contains(&stage) {
+                different.push(stage);
+            }
+        }
+        let llm_ns = different
             .into_iter()
-            .flatten()
             .map(stage_ns)
             .max_by_key(|costs| costs.iter().map(|&ns| u128::from(ns)).sum::<u128>())
             .unwrap_or_default();
-        let encoder_ns: Vec<u64> =
-            batch.iter().map(|&s| self.model.sample_encoder_ns(self.shape(s), typical)).collect();
+        let busiest = self.busiest_encoder_stage(batch, typical);
+        let encoder_ns: Vec<u64> = batch
+            .iter()
+            .map(|&s| self.model.sample_encoder_stage_ns(self.shape(s), typical, busiest))
+            .collect();
         let part_ns = batch
             .iter()
             .zip(&encoder_ns)
             .map(|(&s, &sample_ns)| {
-                let parts = self.part_costs(self.shape(s), sample_ns, typical).into_iter();
+                let parts = self.part_costs(self.shape(s), sample_ns, typical, busiest).into_iter();
                 parts.map(|(count, ns)| (count, self.corrected(ENCODER, s, ns))).collect()
             })
             .collect();
@@ -457,6 +471,18 @@ impl StepScheduler {
         match &self.adjusted {
             None => ns,
             Some(adjusted) => adjusted.sample_ns(component, self.shape(sample), ns),
+        }
+    }
+
+    /// The stage of the encoder on which the samples of a batch take longest together.
+    fn busiest_encoder_stage(&self, batch: &[SampleIndex], typical: Typical) -> EncoderLayers {
+        let sum_ns = |stage: &EncoderLayers| -> u128 {
+            let ns = |&s| u128::from(self.model.sample_encoder_stage_ns(self.shape(s), typical, *stage));
+            batch.iter().map(ns).sum()
+        };
+        match self.encoder_stages[..] {
+            [stage] => stage,
+            ref stages => *stages.iter().max_by_key(|stage| sum_ns(stage)).expect("at least one stage"),
         }
     }
 

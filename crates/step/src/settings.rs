@@ -1,13 +1,13 @@
 //! Settings: what of a plan the scheduler of a step needs to know.
 
 use crate::error::StepError;
-use dflop_cost::{CostModel, StageLayers};
-use dflop_types::{Layout, PipelineOrder, RankedPlan, Zero, cut_layers};
+use dflop_cost::{CostModel, EncoderLayers, StageLayers};
+use dflop_types::{Component, Layout, PipelineOrder, RankedPlan, Zero};
 
 /// What of a plan the scheduler of a step needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSettings {
-    /// Degrees of both components and where they sit; tensor parallelism and encoder stages must be 1.
+    /// Degrees of both components and where they sit; tensor parallelism must be 1.
     pub layout: Layout,
     /// Microbatches of a step, on each LLM replica; at least 1. Colocated ranks may leave the last ones empty.
     pub num_microbatches: u32,
@@ -38,7 +38,7 @@ impl StepSettings {
     /// Layers that each stage of the LLM backbone holds.
     ///
     /// # Errors
-    /// [`StepError::Unsupported`], [`StepError::Zero`], [`StepError::StagesExceedLayers`],
+    /// [`StepError::Unsupported`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
     /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
@@ -48,11 +48,12 @@ impl StepSettings {
         let is_divided = layout
             .shard_ranks
             .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));
-        if encoder.tp != 1 || encoder.pp != 1 || llm.tp != 1 || !is_placed || !is_divided {
+        if encoder.tp != 1 || llm.tp != 1 || !is_placed || !is_divided {
             return Err(StepError::Unsupported { layout });
         }
         for (field, value) in [
             ("layout.encoder.data_parallel_degree", encoder.dp),
+            ("layout.encoder.pipeline_parallel_degree", encoder.pp),
             ("layout.llm.data_parallel_degree", llm.dp),
             ("layout.llm.pipeline_parallel_degree", llm.pp),
             ("num_microbatches", self.num_microbatches),
@@ -71,14 +72,12 @@ impl StepSettings {
         if self.pipeline_order == PipelineOrder::ZeroBubble && !model.has_split() {
             return Err(StepError::NoSplit { order: self.pipeline_order });
         }
-        let layers = model.num_llm_layers();
-        if llm.pp > layers {
-            return Err(StepError::StagesExceedLayers { stages: llm.pp, layers });
-        }
+        let component = Component::Llm;
+        self.check_cut(component, model.num_llm_layers())?;
         if llm.pp > 1 && model.is_tied() {
             return Err(StepError::TiedStages { stages: llm.pp });
         }
-        let cut = cut_layers(layers, llm.pp);
+        let cut = layout.stage_layers(component, model.num_llm_layers());
         let last = cut.len() - 1;
         Ok(cut
             .into_iter()
@@ -89,5 +88,44 @@ impl StepSettings {
                 is_last: stage == last,
             })
             .collect())
+    }
+
+    /// Layers that each stage of the encoder holds.
+    ///
+    /// # Errors
+    /// [`StepError::StagesExceedLayers`], [`StepError::CutLayers`].
+    pub fn encoder_stages(&self, model: &CostModel) -> Result<Vec<EncoderLayers>, StepError> {
+        let (component, pp) = (Component::Encoder, self.layout.encoder.pp);
+        if self.layout.is_colocated() || pp == 1 {
+            return Ok(vec![model.whole_encoder()]);
+        }
+        let num_layers = model.num_encoder_layers();
+        self.check_cut(component, num_layers)?;
+        let cut = self.layout.stage_layers(component, num_layers);
+        let mut first_layer = 0;
+        let stages = (1..).zip(cut).map(|(stage, num_layers)| {
+            let (is_first, is_last) = (stage == 1, stage == pp);
+            let layers = EncoderLayers { first_layer, num_layers, is_first, is_last };
+            first_layer += num_layers;
+            layers
+        });
+        Ok(stages.collect())
+    }
+
+    /// Nothing if the layers of a component can be cut into its stages as the layout says.
+    fn check_cut(&self, component: Component, layers: u32) -> Result<(), StepError> {
+        let (pp, cut) = match component {
+            Component::Encoder => (self.layout.encoder.pp, self.layout.encoder_cut),
+            Component::Llm | Component::Both => (self.layout.llm.pp, self.layout.llm_cut),
+        };
+        if pp > layers {
+            return Err(StepError::StagesExceedLayers { component, stages: pp, layers });
+        }
+        match cut {
+            Some(cut) if cut.num_stages() != pp || cut.num_layers() != layers => {
+                Err(StepError::CutLayers { component, cut, stages: pp, layers })
+            }
+            _ => Ok(()),
+        }
     }
 }

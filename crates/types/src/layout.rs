@@ -1,5 +1,6 @@
 //! Layouts: how many ways each component is split, and which rank holds which piece.
 
+use crate::cut::{LayerCut, cut_layers};
 use crate::index::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -14,6 +15,19 @@ pub enum Component {
     Llm,
     /// Both of them, in a colocated layout.
     Both,
+}
+
+impl Component {
+    /// The LLM backbone.
+    pub(crate) const fn llm() -> Self {
+        Self::Llm
+    }
+
+    /// Whether it is the LLM backbone alone.
+    #[allow(clippy::trivially_copy_pass_by_ref)] // As serde calls it.
+    pub(crate) const fn is_llm(&self) -> bool {
+        matches!(self, Self::Llm)
+    }
 }
 
 impl fmt::Display for Component {
@@ -139,6 +153,12 @@ pub struct Layout {
     /// of a component.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard_ranks: Option<u32>,
+    /// Layers of each encoder stage; `None`: as even as can be, the longer runs first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder_cut: Option<LayerCut>,
+    /// Layers of each stage of the LLM backbone, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub llm_cut: Option<LayerCut>,
 }
 
 /// Where a rank stands: its component, replica and stage.
@@ -155,13 +175,21 @@ pub struct Coordinates {
 impl Layout {
     /// Encoder and LLM on ranks of their own, nothing of a replica sharded.
     pub const fn disaggregated(encoder: ComponentLayout, llm: ComponentLayout) -> Self {
-        Self { encoder, llm, placement: Placement::Disaggregated, zero: Zero::Nothing, shard_ranks: None }
+        Self {
+            encoder,
+            llm,
+            placement: Placement::Disaggregated,
+            zero: Zero::Nothing,
+            shard_ranks: None,
+            encoder_cut: None,
+            llm_cut: None,
+        }
     }
 
     /// Both components on each of `dp` ranks, sharded over all of them as `zero` says.
     pub const fn colocated(dp: u32, zero: Zero) -> Self {
         let degrees = ComponentLayout { tp: 1, pp: 1, dp };
-        Self { encoder: degrees, llm: degrees, placement: Placement::Colocated, zero, shard_ranks: None }
+        Self { placement: Placement::Colocated, zero, ..Self::disaggregated(degrees, degrees) }
     }
 
     /// Whether every rank holds both components.
@@ -180,6 +208,53 @@ impl Layout {
     /// Number of stages a microbatch passes: the encoder's stages, then the LLM backbone's.
     pub const fn num_stages(&self) -> u32 {
         self.encoder.pp + self.llm.pp
+    }
+
+    /// Layers that each stage of `component` holds when it has `num_layers`: those of the layout's cut, which must have as
+    /// many stages and layers, else as even as can be.
+    ///
+    /// # Panics
+    /// If the component has no stages.
+    pub fn stage_layers(&self, component: Component, num_layers: u32) -> Vec<u32> {
+        let (cut, degrees) = match component {
+            Component::Encoder => (self.encoder_cut, self.encoder),
+            Component::Llm | Component::Both => (self.llm_cut, self.llm),
+        };
+        cut.map_or_else(|| cut_layers(num_layers, degrees.pp), Vec::from)
+    }
+
+    /// The first layer of a stage of the whole step among the `num_layers` of its component, and how many it has.
+    ///
+    /// # Errors
+    /// The stage is none of the component's, there are fewer layers than stages, or the cut is of other layers.
+    pub fn layers_of_stage(
+        &self,
+        component: Component,
+        stage: StageIndex,
+        num_layers: u32,
+    ) -> Result<(u32, u32), String> {
+        let (first, degrees, cut) = match component {
+            Component::Encoder => (0, self.encoder, self.encoder_cut),
+            Component::Llm | Component::Both => (self.encoder.pp, self.llm, self.llm_cut),
+        };
+        let stages = first..first + degrees.pp;
+        if !stages.contains(&stage.0) {
+            let last = stages.end.saturating_sub(1);
+            return Err(format!("stage {} is none of the {component}, they are {first} to {last}", stage.0));
+        }
+        if degrees.pp > num_layers {
+            return Err(format!(
+                "{component} pp {} exceeds the {num_layers} layers of the {component}",
+                degrees.pp
+            ));
+        }
+        if let Some(cut) = cut.filter(|cut| cut.num_layers() != num_layers) {
+            let found = cut.num_layers();
+            return Err(format!("{component} layers {cut} are {found}, the model has {num_layers}"));
+        }
+        let cut = self.stage_layers(component, num_layers);
+        let position = (stage.0 - first) as usize;
+        Ok((cut[..position].iter().sum(), cut[position]))
     }
 
     /// Replicas over which states, gradients and parameters of `component` are cut as far as `zero` says; 1: over none.
@@ -261,6 +336,14 @@ impl Layout {
                 problems.push(format!("{name}.{field}: {pp}, must be 1 where the components are colocated"));
             }
         }
+        let cuts = [("encoder", self.encoder_cut, self.encoder), ("llm", self.llm_cut, self.llm)];
+        for (component, cut, degrees) in cuts {
+            if let Some(cut) = cut.filter(|cut| cut.num_stages() != degrees.pp) {
+                let (found, stages) = (cut.num_stages(), degrees.pp);
+                let rule = format!("{component}.pipeline_parallel_degree is {stages}, must be equal");
+                problems.push(format!("{name}.{component}_cut: {cut} has {found} stages, {rule}"));
+            }
+        }
         match self.shard_ranks {
             Some(_) if self.zero == Zero::Nothing => {
                 problems.push(format!("{name}.shard_ranks: only where `zero` is above 0"));
@@ -282,7 +365,16 @@ impl Layout {
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.placement {
-            Placement::Disaggregated => write!(f, "encoder {}, llm {}", self.encoder, self.llm)?,
+            Placement::Disaggregated => {
+                write!(f, "encoder {}", self.encoder)?;
+                if let Some(cut) = self.encoder_cut {
+                    write!(f, " layers {cut}")?;
+                }
+                write!(f, ", llm {}", self.llm)?;
+                if let Some(cut) = self.llm_cut {
+                    write!(f, " layers {cut}")?;
+                }
+            }
             Placement::Colocated if self.encoder == self.llm => {
                 write!(f, "colocated tp {} dp {}", self.llm.tp, self.llm.dp)?;
             }
@@ -295,19 +387,6 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Layers of each stage when `num_layers` are cut into `num_stages` runs, the longer runs first.
-///
-/// The last stage also holds the head, so where the cut is uneven it gets the shorter run.
-///
-/// # Panics
-/// If `num_stages` is 0.
-pub fn cut_layers(num_layers: u32, num_stages: u32) -> Vec<u32> {
-    assert!(num_stages > 0, "a component has at least one stage");
-    (0..num_stages)
-        .map(|stage| num_layers / num_stages + u32::from(stage < num_layers % num_stages))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,9 +394,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranks_and_coordinates_are_inverse(e_dp in 1u32..5, l_dp in 1u32..5, l_pp in 1u32..5) {
+        fn ranks_and_coordinates_are_inverse(e_dp in 1u32..5, e_pp in 1u32..4, l_dp in 1u32..5, l_pp in 1u32..5) {
             let apart = Layout::disaggregated(
-                ComponentLayout { tp: 1, pp: 1, dp: e_dp },
+                ComponentLayout { tp: 1, pp: e_pp, dp: e_dp },
                 ComponentLayout { tp: 1, pp: l_pp, dp: l_dp },
             );
             for layout in [apart, Layout::colocated(e_dp, Zero::Parameters)] {
@@ -339,13 +418,6 @@ mod tests {
                 prop_assert_eq!(layout.stages(Rank(layout.num_ranks())).count(), 0);
             }
         }
-
-        #[test]
-        fn every_layer_is_in_one_stage(layers in 1u32..100, stages in 1u32..12) {
-            let cut = cut_layers(layers, stages);
-            prop_assert_eq!(cut.iter().sum::<u32>(), layers);
-            prop_assert!(cut.iter().max().unwrap() - cut.iter().min().unwrap() <= 1);
-        }
     }
 
     /// What older files hold is read as before, and the fields that say nothing new are left out.
@@ -355,7 +427,10 @@ mod tests {
         let plain = Layout::disaggregated(degrees(2), degrees(3));
         let text = serde_json::to_string(&plain).unwrap();
         assert!(
-            !text.contains("placement") && !text.contains("zero") && !text.contains("shard_ranks"),
+            !text.contains("placement")
+                && !text.contains("zero")
+                && !text.contains("shard_ranks")
+                && !text.contains("cut"),
             "{text}"
         );
         let hybrid = Layout { shard_ranks: Some(4), ..Layout::colocated(8, Zero::Parameters) };
@@ -365,6 +440,25 @@ mod tests {
         assert_eq!(hybrid.to_string(), "colocated tp 1 dp 8, zero 3 over 4 ranks");
         let error = serde_json::from_str::<Layout>(&text.replace("\"zero\":3", "\"zero\":4")).unwrap_err();
         assert!(error.to_string().starts_with("4, must be 0, 1, 2 or 3"), "{error}");
+    }
+
+    #[test]
+    fn an_uneven_cut_is_the_layouts_own() {
+        let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
+        let even = Layout::disaggregated(degrees(2), degrees(3));
+        assert_eq!(even.stage_layers(Component::Llm, 20), [7, 7, 6]);
+        let cut = |layers: &[u32]| Some(LayerCut::new(layers).unwrap());
+        let uneven = Layout { encoder_cut: cut(&[5, 3]), llm_cut: cut(&[7, 8, 5]), ..even };
+        assert_eq!(uneven.stage_layers(Component::Llm, 20), [7, 8, 5]);
+        assert_eq!(uneven.stage_layers(Component::Encoder, 8), [5, 3]);
+        assert_eq!(uneven.to_string(), "encoder tp 1 pp 2 dp 1 layers 5+3, llm tp 1 pp 3 dp 1 layers 7+8+5");
+        let text = serde_json::to_string(&uneven).unwrap();
+        assert!(text.ends_with(r#""encoder_cut":[5,3],"llm_cut":[7,8,5]}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), uneven);
+        let mut problems = Vec::new();
+        Layout { llm_cut: cut(&[10, 10]), ..even }.check("layout", &mut problems);
+        let rule = "llm.pipeline_parallel_degree is 3, must be equal";
+        assert_eq!(problems, [format!("layout.llm_cut: 10+10 has 2 stages, {rule}")]);
     }
 
     #[test]

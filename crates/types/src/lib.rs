@@ -17,9 +17,10 @@
 //! | microbatch | samples that pass the pipeline together on one replica | [`Schedule`] |
 //! | component | encoder (with its projector) or LLM backbone | [`Component`] |
 //! | boundary | the hand-over of features from encoder to LLM backbone | |
-//! | stage | consecutive layers of one component on one pipeline rank; the encoder is stage 0 | [`StageIndex`] |
+//! | stage | consecutive layers of one component on one pipeline rank, the encoder's first | [`StageIndex`] |
 //! | rank | one process with one device | [`Rank`] |
 //! | degree | how many ways a component is split: `tp`, `pp`, `dp` | [`ComponentLayout`] |
+//! | cut | how many layers each stage of a component holds | [`LayerCut`] |
 //! | replica | all ranks that together hold one copy of a component | |
 //! | layout | the degrees of both components, and where they sit | [`Layout`] |
 //! | colocated | every rank holds both components: data parallelism | [`Placement`] |
@@ -48,6 +49,7 @@
 
 pub mod artifact;
 mod cluster;
+mod cut;
 mod data_profile;
 mod family;
 mod index;
@@ -66,13 +68,14 @@ mod timeline;
 
 pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
 pub use cluster::Cluster;
+pub use cut::{LayerCut, cut_layers};
 pub use data_profile::{
     DataProfile, DatasetHasher, Fault, Place, Problem, ProfileHasher, ProfilePart, ProfiledSample,
     SampleKind, SourceFile, Stratum,
 };
 pub use family::{FAMILIES, FamilyRecord};
 pub use index::{Rank, SampleIndex, StageIndex};
-pub use layout::{Component, ComponentLayout, Coordinates, Layout, Placement, Zero, cut_layers};
+pub use layout::{Component, ComponentLayout, Coordinates, Layout, Placement, Zero};
 pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,

@@ -1,7 +1,7 @@
 //! The plan: the chosen layout, what it is expected to do, and why the others were not chosen.
 
 use crate::artifact::{Artifact, MadeFrom};
-use crate::layout::{Layout, Zero};
+use crate::layout::{Component, Layout, Zero};
 use crate::model_profile::Recompute;
 use crate::number::memory_size;
 use crate::recipe::Trained;
@@ -148,6 +148,9 @@ pub struct RankedPlan {
 pub enum Rejection {
     /// More pipeline stages than layers.
     StagesExceedLayers {
+        /// What is cut; plans of early versions name none, and mean the LLM backbone.
+        #[serde(default = "Component::llm", skip_serializing_if = "Component::is_llm")]
+        component: Component,
         /// Stages asked for.
         stages: u32,
         /// Layers there are.
@@ -162,7 +165,7 @@ pub enum Rejection {
     /// A rank would need more than its budget.
     Memory {
         /// The component whose rank is over.
-        component: crate::layout::Component,
+        component: Component,
         /// Smallest need over the candidates counted here, in bytes.
         needed_bytes: u64,
         /// The budget, in bytes.
@@ -191,8 +194,9 @@ pub enum Rejection {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::StagesExceedLayers { stages, layers } => {
-                write!(f, "llm pp {stages} exceeds the {layers} layers of the LLM backbone")
+            Self::StagesExceedLayers { component, stages, layers } => {
+                let whole = if component.is_llm() { "LLM backbone" } else { "encoder" };
+                write!(f, "{component} pp {stages} exceeds the {layers} layers of the {whole}")
             }
             Self::TiedStages { stages } => write!(
                 f,

@@ -303,7 +303,10 @@ class Plan:
     def read(path: str) -> Plan: ...
     encoder_replicas: int
     llm_replicas: int
+    encoder_stages: int
     llm_stages: int
+    num_stages: int
+    """Of both components: those of the encoder come first, from 0."""
     num_ranks: int
     num_microbatches: int
     global_batch_size: int
@@ -318,7 +321,7 @@ class Plan:
     recompute: Literal["none", "selective", "full"]
     """What the layers of both components recompute in the backward."""
     def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
-        """(component, replica, stage); stage 0 is the encoder, LLM stages count from 1.
+        """(component, replica, stage of the whole step): the encoder's stages come first.
 
         In a colocated layout the component is `both`, and the stage is 0.
         """
@@ -326,7 +329,9 @@ class Plan:
     def stages(self, rank: int) -> list[int]:
         """The stages that `rank` holds, in the order of the forward: both in a colocated layout, else one."""
     def llm_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
-        """(first layer, number of layers) of LLM stage `stage` (counted from 1)."""
+        """(first layer, number of layers) of `stage` of the whole step, one of the LLM's."""
+    def encoder_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
+        """(first layer, number of layers) of `stage` of the whole step, one of the encoder's."""
     def actions(self, rank: int) -> list[Action]:
         """The action list of `rank`: the very list the simulator times."""
 

@@ -50,7 +50,8 @@ def encoder_input(
 
     Args:
         shares: In packing order; at least one, each with media.
-        tiles: All inputs of each share, [n, *input_shape]: tiles, patches or windows of sound.
+        tiles: All inputs of each share, [n, *input_shape]: tiles, patches or windows of sound; none where
+            this rank runs later layers alone.
         dtype: Of the model.
 
     Returns:
@@ -59,12 +60,12 @@ def encoder_input(
     Raises:
         ValueError: A share has another number of inputs than its media say; the message names the sample.
     """
-    for share, share_tiles in zip(shares, tiles, strict=True):
+    for share, share_tiles in zip(shares, tiles, strict=True) if tiles else ():
         if share_tiles.shape[0] != share.num_inputs:
             name, found = f"sample `{share.sample.id}` ({share.sample.index})", share_tiles.shape[0]
             message = f"{name}: {found} inputs of the encoder, its media have {share.num_inputs}"
             raise ValueError(message)
     return EncoderInput(
-        inputs_N=torch.cat(list(tiles)).to(dtype),
+        inputs_N=torch.cat(list(tiles)).to(dtype) if tiles else torch.empty(0, dtype=dtype),
         media=[run.grid for share in shares for run in share.runs],
     )

@@ -92,7 +92,7 @@ class SampleLoader:
         """
         assert workers is None or arena is not None, "workers decode into an arena"
         self._dataset = dataset
-        self._adapter = adapter
+        self.adapter = adapter
         self._arena = arena
         self._workers = workers
         self._told = threading.Lock()
@@ -129,7 +129,7 @@ class SampleLoader:
             raise
         if encoded.notice:
             self._tell(index, encoded.notice)
-        sample = sample_from_encoded(index, encoded, self._adapter)
+        sample = sample_from_encoded(index, encoded, self.adapter)
         self._samples.put(index, sample, sample.num_bytes)
         return sample
 
@@ -248,7 +248,7 @@ class SampleLoader:
             return _Ready(self._decode_here(share), None)
         try:
             sample, runs, jobs = self._jobs(share)
-            width = prod(self._adapter.input_shape)
+            width = prod(self.adapter.input_shape)
             num_values = sum(run.grid.num_inputs for run in runs) * width
             if not 0 < 4 * num_values <= arena.num_bytes:
                 return _Ready(None, None)
@@ -256,7 +256,7 @@ class SampleLoader:
         finally:
             arena.give_up(turn)
         try:
-            tiles = arena.view(block, (num_values // width, *self._adapter.input_shape))
+            tiles = arena.view(block, (num_values // width, *self.adapter.input_shape))
             if self._workers is None:
                 tiles.copy_(self._decoded(sample, runs, jobs))
             else:
@@ -282,10 +282,10 @@ class SampleLoader:
         found: list[torch.Tensor] = []
         for run, job in zip(runs, jobs, strict=True):
             try:
-                found.append(decode(self._adapter, job))
+                found.append(decode(self.adapter, job))
             except Exception as error:
                 raise _bad(sample, run, error) from error
-        return torch.cat(found) if found else torch.empty(0, *self._adapter.input_shape)
+        return torch.cat(found) if found else torch.empty(0, *self.adapter.input_shape)
 
     def _jobs(self, share: Share) -> tuple[Sample, Sequence[MediumRun], list[Job]]:
         index, parts = share

@@ -103,6 +103,10 @@ class ModelAdapter(Protocol):
 
     family: str
     num_encoder_layers: int
+    num_run_layers: int
+    """Layers of the encoder that a forward runs: its last ones may rest."""
+    runs_read_inputs: bool
+    """Whether every run of the encoder's layers needs `inputs_N`; else the first alone."""
     num_llm_layers: int
     hidden_size: int
     """D of features and hidden states at the boundary."""
@@ -126,11 +130,15 @@ class ModelAdapter(Protocol):
         """
         ...
 
-    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int | None) -> nn.Module:
+    def build_encoder(
+        self, device: torch.device, dtype: torch.dtype, seed: int | None, layers: range | None = None
+    ) -> nn.Module:
         """The encoder with its projector; `forward(EncoderInput) -> features_ED` [E, D].
 
         With no inputs it returns [0, D] without running the encoder. Without a seed its parameters have
-        memory and no values yet.
+        memory and no values yet. With `layers` (of `num_run_layers`) it is that run of layers, with what
+        stands before them where they are the first, and with the projector where they are the last:
+        `forward(EncoderInput, hidden_RU) -> hidden_RU`, hidden_RU being nothing before the first run.
         """
         ...
 
@@ -145,6 +153,14 @@ class ModelAdapter(Protocol):
         stage and hidden_TD [T, D] for the others; the result is hidden_TD, or, from the last stage, the sum
         of the cross entropy over all targets (a scalar, float32), not divided by anything.
         """
+        ...
+
+    def row_width(self, layer: int) -> int:
+        """Values of a row that pass to a run of the encoder's layers which begins with `layer`."""
+        ...
+
+    def num_rows(self, media: Sequence[MediaGrid]) -> int:
+        """Rows of media between two runs of the encoder's layers."""
         ...
 
     def build_llm_layers(

@@ -2,20 +2,100 @@
 
     inputs_N, media --Encoder--> features_ED
 
-Shape letters: see `adapter.py`.
+Its layers may be cut into runs, each on ranks of its own:
+
+    inputs_N, media --first run--> hidden_RU --next run--> hidden_RU ... --last run--> features_ED
+
+Shape letters: see `adapter.py`; R rows of all media (encoder tokens), U what passes of a row from run to run.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dflop.models.adapter import EncoderInput
+
+
+@dataclass(frozen=True)
+class EncoderRun:
+    """Consecutive layers of the encoder."""
+
+    first_layer: int
+    """From 0."""
+    end_layer: int
+    """The layer behind the last."""
+    num_layers: int
+    """Of the whole encoder: those that a forward runs."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether what makes hidden states of the inputs belongs to it."""
+        return self.first_layer == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether what makes features of hidden states belongs to it, the projector last."""
+        return self.end_layer == self.num_layers
+
+
+def numbered(layers: Any) -> list[tuple[int, Any]]:
+    """The layers that a module holds, each with its number in the whole tower.
+
+    Args:
+        layers: Hugging Face's list, or of a run of them a dictionary by number.
+    """
+    if isinstance(layers, nn.ModuleDict):
+        return [(int(number), layer) for number, layer in layers.items()]
+    return list(enumerate(layers))
+
+
+def cut_to(part: nn.Module, run: EncoderRun, layers: nn.ModuleList, before: Sequence[nn.Module]) -> None:
+    """Takes from a part of the model, in place, what does not belong to a run of its layers.
+
+    Layers keep their names. Layers behind those that a forward runs, and all that stands behind the layers,
+    belong to the last run.
+
+    Args:
+        part: As `part_of` gives it.
+        run: What to keep.
+        layers: All layers of its tower.
+        before: Modules that make hidden states of the inputs.
+    """
+    end = len(layers) if run.is_last else run.end_layer
+    kept = {str(number): layers[number] for number in range(run.first_layer, end)}
+    in_front = {id(p) for module in before for p in module.parameters()}
+    in_layers = {id(p) for layer in layers for p in layer.parameters()}
+    _prune(part, layers, kept, in_layers, lambda p: run.is_first if id(p) in in_front else run.is_last)
+
+
+def _prune(
+    module: nn.Module,
+    layers: nn.ModuleList,
+    kept: dict[str, nn.Module],
+    in_layers: set[int],
+    is_kept: Callable[[nn.Parameter], bool],
+) -> None:
+    """Takes parameters and modules away, but for those below `layers` that are `kept`."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if id(parameter) not in in_layers and not is_kept(parameter):
+            del module._parameters[name]
+    for name, child in list(module.named_children()):
+        if child is layers:
+            # A dictionary, since the keys of a list would start at 0 in every run.
+            setattr(module, name, nn.ModuleDict(kept))
+            continue
+        had_any = any(True for _ in child.parameters())
+        _prune(child, layers, kept, in_layers, is_kept)
+        # What has buffers alone, as a rotary embedding, is of use to all runs.
+        if had_any and not any(True for _ in child.parameters()):
+            del module._modules[name]
 
 
 def part_of(source: nn.Module, names: Sequence[str]) -> nn.Module:
@@ -51,8 +131,14 @@ class RunsEncoder(Protocol):
 
     hidden_size: int
 
-    def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """See `FamilyAdapter.encode`."""
+    def encode_run(
+        self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See `FamilyAdapter.encode_run`."""
+        ...
+
+    def row_width(self, layer: int) -> int:
+        """See `FamilyAdapter.row_width`."""
         ...
 
     def layers_in_order(self, model: Any) -> list[nn.Module]:
@@ -61,41 +147,48 @@ class RunsEncoder(Protocol):
 
 
 class Encoder(nn.Module):
-    """The encoder with its projector; parameter names are those of the whole model."""
+    """The encoder with its projector, or a run of its layers; parameters have the whole model's names."""
 
-    def __init__(self, whole: nn.Module, family: RunsEncoder) -> None:
+    def __init__(self, whole: nn.Module, family: RunsEncoder, run: EncoderRun) -> None:
         super().__init__()
         self.model = part_of(whole.get_submodule("model"), family.encoder_parts)
         self.family = family
+        self.run = run
 
     def layers_in_order(self) -> list[nn.Module]:
-        """The layers of the tower that a forward runs, in their order."""
+        """Its layers that a forward runs, in their order."""
         return self.family.layers_in_order(self.model)
 
-    def forward(self, batch: EncoderInput) -> torch.Tensor:
-        """Features of all media, one after the other.
+    def forward(self, batch: EncoderInput, incoming_RU: torch.Tensor | None = None) -> torch.Tensor:
+        """Features of all media, one after the other; hidden states where other layers follow.
 
         Args:
             batch: what the encoder reads, and the media it belongs to.
+            incoming_RU: hidden states from the run before; none for the first.
 
         Returns:
-            features_ED: [E, D], dtype of the parameters; [0, D] without running anything when there are no
-                inputs.
+            features_ED: [E, D], or hidden_RU, dtype of the parameters; no rows, without running anything,
+                when there are no inputs.
 
         Raises:
             ValueError: a medium gives another number of features than its `num_features`.
         """
-        if batch.inputs_N.shape[0] == 0:
+        if sum(grid.num_inputs for grid in batch.media) == 0:
             # Tied to one small parameter: the caller may run backward through it and finds a gradient of
             # zeros.
             smallest = min(self.parameters(), key=lambda p: (not p.requires_grad, p.numel()))
-            return smallest.new_zeros(0, self.family.hidden_size) + smallest.reshape(-1)[:0].sum()
-        features_ED = self.family.encode(self.model, batch)
+            family, run = self.family, self.run
+            width = family.hidden_size if run.is_last else family.row_width(run.end_layer)
+            none = smallest.new_zeros(0, width) + smallest.reshape(-1)[:0].sum()
+            return none if incoming_RU is None else none + incoming_RU.sum()
+        outgoing = self.family.encode_run(self.model, batch, self.run, incoming_RU)
+        if not self.run.is_last:
+            return outgoing
         expected = sum(grid.num_features for grid in batch.media)
-        if features_ED.shape[0] != expected:
-            found = features_ED.shape[0]
+        if outgoing.shape[0] != expected:
+            found = outgoing.shape[0]
             message = (
                 f"the encoder gave {found} features of {len(batch.media)} media, {expected} were expected"
             )
             raise ValueError(message)
-        return features_ED
+        return outgoing

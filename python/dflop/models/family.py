@@ -15,7 +15,7 @@ import torch
 
 from dflop.models.adapter import AttentionShape
 from dflop.models.backbone import LlmStage, backbone_rules
-from dflop.models.encoder import Encoder
+from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
 from dflop.models.errors import profile_error
 from dflop.models.packing import PACKED
 from dflop.models.parameters import materialise
@@ -50,6 +50,8 @@ class FamilyAdapter(ABC):
     """Field of the configuration that describes the encoder."""
     encoder_attention: str = "sdpa"
     """Name of the attention function of the encoder's layers."""
+    runs_read_inputs: bool = False
+    """Whether all runs of the encoder's layers need the inputs; else the first one does."""
     num_encoder_layers: int
     input_shape: tuple[int, ...]
     encoder_tokens_per_tile: int
@@ -80,8 +82,23 @@ class FamilyAdapter(ABC):
         """What the configuration must be, beside what all backbones must."""
 
     @abstractmethod
+    def encode_run(
+        self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A run of the encoder's layers: what stands before them in the first, the projector in the last.
+
+        Args:
+            model: `encoder_parts`, under their names, as far as the run needs them.
+            batch: at least one input; only the first run has `inputs_N`, unless `runs_read_inputs`.
+            run: which layers.
+            incoming_RU: [R, U], hidden states from the run before; none for the first.
+
+        Returns:
+            [R, U] for the next run; features_ED [E, D], medium after medium, from the last.
+        """
+
     def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """The encoder's forward pass.
+        """The whole encoder's forward pass.
 
         Args:
             model: `encoder_parts`, under their names.
@@ -90,17 +107,59 @@ class FamilyAdapter(ABC):
         Returns:
             features_ED: [E, D], medium after medium.
         """
+        return self.encode_run(model, batch, self.encoder_run(None), None)
+
+    @property
+    @abstractmethod
+    def num_run_layers(self) -> int:
+        """Layers of the encoder that a forward runs: those that are cut into stages."""
 
     @abstractmethod
+    def row_width(self, layer: int) -> int:
+        """Values of a row that pass to a run which begins with `layer`."""
+
+    @abstractmethod
+    def num_rows(self, media: Sequence[MediaGrid]) -> int:
+        """Rows of media between two runs: their encoder tokens."""
+
+    @abstractmethod
+    def tower_layers(self, model: Any) -> Any:
+        """All layers of the encoder's tower, as Hugging Face's model has them."""
+
+    @abstractmethod
+    def before_layers(self, model: Any) -> Sequence[nn.Module]:
+        """The modules that make hidden states of the inputs."""
+
     def layers_in_order(self, model: Any) -> list[nn.Module]:
         """The encoder's layers that a forward runs, in their order.
 
         Args:
-            model: as in `encode`.
+            model: as in `encode_run`.
 
         Returns:
             Hugging Face's modules.
         """
+        end = self.num_run_layers
+        return [layer for number, layer in numbered(self.tower_layers(model)) if number < end]
+
+    def encoder_run(self, layers: range | None) -> EncoderRun:
+        """A run of the encoder's layers.
+
+        Args:
+            layers: which; None: all.
+
+        Returns:
+            The run.
+
+        Raises:
+            ValueError: there are no such layers.
+        """
+        num_layers = self.num_run_layers
+        layers = range(num_layers) if layers is None else layers
+        if not 0 <= layers.start <= layers.stop <= num_layers or len(layers) != layers.stop - layers.start:
+            message = f"layers {layers.start} to {layers.stop} of an encoder of {num_layers}"
+            raise ValueError(message)
+        return EncoderRun(layers.start, layers.stop, num_layers)
 
     @abstractmethod
     def pixels(
@@ -173,19 +232,28 @@ class FamilyAdapter(ABC):
         is_tower = name.startswith(f"model.{self.encoder_parts[0]}.")
         return float(getattr(self.vision if is_tower else self.text, "initializer_range", _STD))
 
-    def build_encoder(self, device: torch.device, dtype: torch.dtype, seed: int | None) -> Encoder:
-        """The encoder with its projector; see `ModelAdapter.build_encoder`.
+    def build_encoder(
+        self, device: torch.device, dtype: torch.dtype, seed: int | None, layers: range | None = None
+    ) -> Encoder:
+        """The encoder with its projector, or a run of its layers; see `ModelAdapter.build_encoder`.
 
         Args:
             device: where its parameters shall live.
             dtype: of its parameters.
             seed: the values depend on it and on the parameters' names alone; none: no values yet.
+            layers: those of a stage, of `num_run_layers`; None: all.
 
         Returns:
-            `forward(EncoderInput) -> features_ED` [E, D].
+            `forward(EncoderInput) -> features_ED` [E, D]; of a run `forward(EncoderInput, hidden_RU)`.
+
+        Raises:
+            ValueError: there are no such layers.
         """
         whole, _ = self.build_whole()
-        encoder = Encoder(whole, self)
+        encoder = Encoder(whole, self, self.encoder_run(layers))
+        if not (encoder.run.is_first and encoder.run.is_last):
+            model = encoder.model
+            cut_to(model, encoder.run, self.tower_layers(model), self.before_layers(model))
         materialise(encoder, device, dtype, seed, self.std)
         return encoder
 

@@ -20,6 +20,7 @@ from transformers.vision_utils import get_vision_position_ids, get_vision_window
 
 from dflop.models import media as decoding
 from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
+from dflop.models.encoder import numbered
 from dflop.models.errors import profile_error
 from dflop.models.family import FamilyAdapter
 from dflop.models.packing import PACKED_ENCODER
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop.models.adapter import EncoderInput
+    from dflop.models.encoder import EncoderRun
     from dflop.models.media import MediaFile
 
 
@@ -216,24 +218,53 @@ class PatchFamily(FamilyAdapter):
         """Layers that attend within a whole segment, not within windows."""
         return frozenset(range(self.vision.depth))
 
-    def layers_in_order(self, model: Any) -> list[nn.Module]:
-        """See `FamilyAdapter.layers_in_order`: all of them."""
-        return list(model.visual.blocks)
+    @property
+    def num_run_layers(self) -> int:
+        """See `FamilyAdapter.num_run_layers`: all of them."""
+        return self.vision.depth
 
-    def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """See `FamilyAdapter.encode`."""
-        tower, device = model.visual, batch.inputs_N.device
+    def row_width(self, layer: int) -> int:
+        """See `FamilyAdapter.row_width`."""
+        del layer
+        return self.encoder_width
+
+    @property
+    def encoder_width(self) -> int:
+        """Values of a patch between two layers."""
+        return self.vision.embed_dim
+
+    def num_rows(self, media: Sequence[MediaGrid]) -> int:
+        """See `FamilyAdapter.num_rows`: patches."""
+        return sum(grid.num_inputs for grid in media)
+
+    def before_layers(self, model: Any) -> Sequence[nn.Module]:
+        """See `FamilyAdapter.before_layers`."""
+        return [model.visual.patch_embed]
+
+    def tower_layers(self, model: Any) -> Any:
+        """See `FamilyAdapter.tower_layers`."""
+        return model.visual.blocks
+
+    def encode_run(
+        self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See `FamilyAdapter.encode_run`; between runs patches stand in the order of the layers."""
+        tower = model.visual
+        device = batch.inputs_N.device if incoming_RU is None else incoming_RU.device
         sides = [cast("tuple[int, int]", grid.patches) for grid in batch.media]
         pictures = [(grid.num_tiles, *each) for grid, each in zip(batch.media, sides, strict=True)]
         patches = lay_out(pictures, self.geometry, device)
-        hidden_NV = tower.patch_embed(batch.inputs_N)
-        hidden_NV = reorder(hidden_NV, patches.order, self.geometry.feature_patches)
+        if incoming_RU is None:
+            hidden_NV = tower.patch_embed(batch.inputs_N)
+            hidden_NV = reorder(hidden_NV, patches.order, self.geometry.feature_patches)
+        else:
+            hidden_NV = incoming_RU
         angles = rotate_patches(tower.rotary_pos_emb, patches, self.geometry, hidden_NV)
         whole = bounds_of_patches(patches.segments, angles, device)
         windows = bounds_of_patches(patches.windows, angles, device) if patches.windows else whole
-        for index, layer in enumerate(tower.blocks):
+        for index, layer in numbered(tower.blocks):
             hidden_NV = run_layer(layer, hidden_NV, whole if index in self.full_layers else windows)
-        return merge(tower.merger, hidden_NV, patches.order)
+        return merge(tower.merger, hidden_NV, patches.order) if run.is_last else hidden_NV
 
     def positions(
         self, input_ids_T: torch.Tensor, feature_mask_T: torch.Tensor, media: Sequence[MediaGrid]

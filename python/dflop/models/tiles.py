@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models import media as decoding
+from dflop.models.encoder import numbered
 from dflop.models.errors import profile_error
 from dflop.models.family import FamilyAdapter
 from dflop.models.processor_files import processor_of_videos, stacked
@@ -21,9 +22,8 @@ from dflop.models.processor_files import processor_of_videos, stacked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
-
     from dflop.models.adapter import EncoderInput, MediaGrid
+    from dflop.models.encoder import EncoderRun
     from dflop.models.media import MediaFile
 
 
@@ -45,10 +45,6 @@ class TileFamily(FamilyAdapter):
             hidden_NPV.
         """
 
-    @abstractmethod
-    def layers(self, model: Any) -> Sequence[Any]:
-        """The encoder's layers, in order."""
-
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
         """Arguments of a layer after its hidden states."""
         del inputs_N
@@ -68,29 +64,61 @@ class TileFamily(FamilyAdapter):
             features_ED.
         """
 
-    def layers_in_order(self, model: Any) -> list[nn.Module]:
-        """See `FamilyAdapter.layers_in_order`: those that the features need."""
-        return list(self.layers(model)[: max(self.feature_layers)])
+    @property
+    def num_run_layers(self) -> int:
+        """See `FamilyAdapter.num_run_layers`: those that the features need."""
+        return max(self.feature_layers)
 
-    def encode(self, model: Any, batch: EncoderInput) -> torch.Tensor:
-        """See `FamilyAdapter.encode`.
+    def carried(self, layer: int) -> list[int]:
+        """Hidden states that the projector reads and that are older than those before `layer`."""
+        return [index for index in sorted(set(self.feature_layers)) if index < layer]
+
+    @property
+    def encoder_width(self) -> int:
+        """V."""
+        return self.vision.hidden_size
+
+    def row_width(self, layer: int) -> int:
+        """See `FamilyAdapter.row_width`: hidden states, and older ones that the projector reads."""
+        return self.encoder_width * (1 + len(self.carried(layer)))
+
+    def num_rows(self, media: Sequence[MediaGrid]) -> int:
+        """See `FamilyAdapter.num_rows`."""
+        return sum(grid.num_inputs for grid in media) * self.encoder_tokens_per_tile
+
+    def encode_run(
+        self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See `FamilyAdapter.encode_run`.
 
         Runs the layers one by one, as far as needed: the tower's own forward also runs what nothing reads.
 
         Args:
             model: `encoder_parts`, under their names.
             batch: at least one input.
+            run: which layers.
+            incoming_RU: from the run before: hidden states, then the older ones of `carried`.
 
         Returns:
-            features_ED.
+            features_ED, or the same for the next run.
         """
-        hidden_NPV = self.embed(model, batch.inputs_N)
+        kept: dict[int, torch.Tensor] = {}
+        if incoming_RU is None:
+            hidden_NPV = self.embed(model, batch.inputs_N)
+        else:
+            num_inputs = sum(grid.num_inputs for grid in batch.media)
+            incoming_NPU = incoming_RU.view(num_inputs, -1, incoming_RU.shape[1])
+            hidden_NPV, *older = incoming_NPU.split(self.encoder_width, dim=-1)
+            kept = dict(zip(self.carried(run.first_layer), older, strict=True))
         arguments = self.layer_arguments(batch.inputs_N)
-        kept = {0: hidden_NPV}
-        for index, layer in enumerate(self.layers_in_order(model), start=1):
-            hidden_NPV = layer(hidden_NPV, *arguments)
-            if index in self.feature_layers:
-                kept[index] = hidden_NPV
+        kept[run.first_layer] = hidden_NPV
+        for index, layer in numbered(self.tower_layers(model)):
+            if run.first_layer <= index < run.end_layer:
+                hidden_NPV = layer(hidden_NPV, *arguments)
+                kept[index + 1] = hidden_NPV
+        if not run.is_last:
+            leaving = [hidden_NPV, *(kept[index] for index in self.carried(run.end_layer))]
+            return torch.cat(leaving, dim=-1).flatten(0, 1)
         selected = [kept[index] for index in self.feature_layers]
         hidden_NPV = selected[0] if len(selected) == 1 else torch.cat(selected, dim=-1)
         return self.project(model, hidden_NPV, batch.media)

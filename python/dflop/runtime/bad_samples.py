@@ -22,7 +22,7 @@ from dflop.data.collate import encoder_input
 from dflop.data.loader import BadSampleError
 from dflop.data.shares import share_of
 from dflop.runtime.failure import RankError, talking
-from dflop.runtime.work import llm_samples
+from dflop.runtime.work import decodes, llm_samples
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -97,7 +97,8 @@ class BadSamples:
         bad: dict[int, str] = {}
         for index in llm_samples(self._mesh, schedule):
             self._try(lambda index=index: loader.sample(index), bad)
-        for j in range(schedule.num_microbatches if self._mesh.holds_encoder else 0):
+        reads_media = decodes(self._mesh, loader.adapter)
+        for j in range(schedule.num_microbatches if reads_media else 0):
             shares = tuple(schedule.encoder(j, self._mesh.replica))
             if not shares or shares in packed:
                 continue

@@ -5,8 +5,9 @@
 
 Several encoder replicas may each encode parts of one sample. Both sides know the feature rows of their own
 samples, part by part, so no header travels, and a message that would be empty does not exist. A message holds
-its shares in the encoder replica's packing order. Gradients go back over the same transfers. Between two LLM
-stages of a replica there is one transfer: all T rows of the microbatch.
+its shares in the encoder replica's packing order. Gradients go back over the same transfers. Features leave
+the last stage of an encoder replica and come to the first of an LLM replica. Between two stages of a replica
+there is one transfer: all rows of the microbatch, T of the LLM's, encoder tokens of the encoder's.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def encoder_transfers(
     for llm_replica in range(plan.llm_replicas):
         wanted = set(schedule.llm(microbatch, llm_replica))
         message = [range(*ends[k : k + 2]) for k, sample in enumerate(samples) if sample in wanted]
-        transfers += _transfer(plan.rank(llm_replica, 1), message, ends[-1])
+        transfers += _transfer(plan.rank(llm_replica, plan.encoder_stages), message, ends[-1])
     return transfers
 
 
@@ -89,12 +90,12 @@ def llm_transfers(
             if sample in start:
                 rows = share_of(samples[sample], parts).rows
                 message.append(range(start[sample] + rows.start, start[sample] + rows.stop))
-        transfers += _transfer(plan.rank(encoder_replica, 0), message, ends[-1])
+        transfers += _transfer(plan.rank(encoder_replica, plan.encoder_stages - 1), message, ends[-1])
     return transfers
 
 
 def stage_transfers(plan: Plan, replica: int, peer_stage: int, num_tokens: int) -> list[Transfer]:
-    """The hidden states between two LLM stages of a replica; nothing for an empty microbatch."""
+    """The hidden states between two stages of a replica of one component; nothing for an empty microbatch."""
     return [Transfer(plan.rank(replica, peer_stage), num_tokens, None)] if num_tokens else []
 
 

@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING
 
 from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
+from dflop.models.parameters import component_of
 from dflop.models.recipes import freeze
 from dflop.runtime.progress import say
+from dflop.runtime.stage import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import nn
 
+    from dflop._native import Plan
     from dflop.models.adapter import ModelAdapter
+    from dflop.runtime.gradients import Gradients
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.options import Options
+    from dflop.runtime.sharded import ShardedGradients
 
 
 def build_pieces(
@@ -41,8 +48,10 @@ def build_pieces(
     seed = options.seed if options.init == "random" else None
     pieces: dict[int, nn.Module] = {}
     for stage in mesh.stages:
-        if stage == 0:
-            pieces[stage] = adapter.build_encoder(mesh.device, dtype, seed)
+        if mesh.is_encoder_stage(stage):
+            first_layer, num_layers = mesh.plan.encoder_layers(stage, adapter.num_run_layers)
+            layers = range(first_layer, first_layer + num_layers)
+            pieces[stage] = adapter.build_encoder(mesh.device, dtype, seed, layers)
         else:
             first_layer, num_layers = mesh.plan.llm_layers(stage, adapter.num_llm_layers)
             pieces[stage] = adapter.build_llm_stage(first_layer, num_layers, mesh.device, dtype, seed)
@@ -61,3 +70,50 @@ def build_pieces(
     if options.recipe != "full":
         say(f"training `{options.recipe}`, all else is frozen (`train.recipe`)")
     return pieces
+
+
+def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
+    """Values of a row that leaves each stage but the last.
+
+    Args:
+        plan: The layout.
+        adapter: Of the model.
+    """
+    within = range(1, plan.encoder_stages)
+    first_layers = [plan.encoder_layers(stage, adapter.num_run_layers)[0] for stage in within]
+    of_encoder = [adapter.row_width(layer) for layer in first_layers]
+    return of_encoder + [adapter.hidden_size] * (plan.num_stages - plan.encoder_stages)
+
+
+def stages_of(
+    pieces: Mapping[int, nn.Module], mesh: Mesh, gradients: Gradients | ShardedGradients
+) -> dict[int, Stage]:
+    """The pieces of this rank at work, by stage.
+
+    Args:
+        pieces: Frozen where the recipe says so.
+        mesh: This rank's place.
+        gradients: Of the pieces.
+    """
+    last, last_encoder = mesh.plan.num_stages - 1, mesh.plan.encoder_stages - 1
+    return {
+        stage: Stage(
+            piece,
+            stage == last,
+            mesh.device,
+            gradients.nothing(stage),
+            gives_features=stage == last_encoder,
+            needs_gradient=not mesh.is_encoder_stage(stage) or trains_tower(piece),
+        )
+        for stage, piece in pieces.items()
+    }
+
+
+def trains_tower(piece: nn.Module) -> bool:
+    """Whether the layers of an encoder piece train: then so do those of the stages before it.
+
+    Args:
+        piece: A stage of the encoder; it has at least one layer.
+    """
+    of_tower = [p for name, p in piece.named_parameters() if component_of(name) == "encoder"]
+    return any(p.requires_grad for p in of_tower)

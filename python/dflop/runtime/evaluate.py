@@ -145,7 +145,7 @@ class Evaluation:
         """One batch; the losses that this rank computed."""
         schedule = turn.schedule
         self._loader.prefetch([(index, None) for index in llm_samples(self._mesh, schedule)], False)
-        self._loader.prefetch(encoder_shares(self._mesh, schedule), True)
+        self._loader.prefetch(encoder_shares(self._mesh, schedule, self._loader.adapter), True)
         ready, _ = self._packer.pack(turn, executor, is_stopped, step=step, is_evaluated=True)
         if ready is None:
             return None

@@ -135,12 +135,14 @@ class Executor:
         if action.takes_gradient:
             received = self._messages.receive(action.stage, j, True, microbatch.below)
             start = self._recorder.now()
-            gradient = self._messages.joined(received, microbatch.below) if microbatch.below else None
+            below = microbatch.below
+            gradient = self._messages.joined(action.stage, True, received, below) if below else None
             outgoing = stage.backward(j, gradient)
         else:
             received = self._messages.receive(action.stage, j, False, microbatch.above)
             start = self._recorder.now()
-            incoming = None if action.stage == 0 else self._messages.joined(received, microbatch.above)
+            is_first, above = action.stage == 0, microbatch.above
+            incoming = None if is_first else self._messages.joined(action.stage, False, received, above)
             outgoing = stage.forward(j, microbatch.batch, incoming, work.label_tokens, is_split)
         if outgoing is not None:
             transfers = microbatch.above if action.takes_gradient else microbatch.below

@@ -177,9 +177,10 @@ def groups_of(holders: Mapping[str, Ranks], mesh: Mesh) -> dict[Ranks, HolderGro
     plan = mesh.plan
     cut: set[Ranks] = set()
     if plan.zero > 0:
-        cut.add(tuple(sorted(plan.rank(replica, 0) for replica in range(plan.encoder_replicas))))
-        for stage in range(1, 1 + plan.llm_stages):
-            cut.add(tuple(sorted(plan.rank(replica, stage) for replica in range(plan.llm_replicas))))
+        for stage in range(plan.num_stages):
+            is_encoder = stage < plan.encoder_stages
+            replicas = plan.encoder_replicas if is_encoder else plan.llm_replicas
+            cut.add(tuple(sorted(plan.rank(replica, stage) for replica in range(replicas))))
     return holder_groups(holders.values(), cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
 
 

@@ -28,7 +28,7 @@ class Mesh:
     replica: int
     """Replica of that component, from 0."""
     stages: tuple[int, ...]
-    """Stages of the whole step that this rank holds, in the order of a forward pass: 0 is the encoder."""
+    """Stages of the whole step that this rank holds, in the order of a forward: the encoder's come first."""
     device: torch.device
     control: dist.ProcessGroup
     """All ranks, gloo: small things on the CPU."""
@@ -43,12 +43,14 @@ class Mesh:
     @property
     def coordinates(self) -> str:
         """The rank in words, counted from 0: `encoder dp 1/2`, `llm pp 0/2 dp 0/1`, `colocated dp 0/4`."""
+        plan = self.plan
         if self.component == "encoder":
-            return f"encoder dp {self.replica}/{self.plan.encoder_replicas}"
-        replica = f"dp {self.replica}/{self.plan.llm_replicas}"
+            stage = f"pp {self.stages[0]}/{plan.encoder_stages} " if plan.encoder_stages > 1 else ""
+            return f"encoder {stage}dp {self.replica}/{plan.encoder_replicas}"
+        replica = f"dp {self.replica}/{plan.llm_replicas}"
         if self.component == "both":
             return f"colocated {replica}"
-        return f"llm pp {self.stages[0] - 1}/{self.plan.llm_stages} {replica}"
+        return f"llm pp {self.stages[0] - plan.encoder_stages}/{plan.llm_stages} {replica}"
 
     @property
     def timeout(self) -> timedelta:
@@ -63,12 +65,35 @@ class Mesh:
     @property
     def is_last_stage(self) -> bool:
         """Whether this rank computes the loss."""
-        return self.plan.llm_stages in self.stages
+        return self.plan.num_stages - 1 in self.stages
 
     @property
     def holds_encoder(self) -> bool:
-        """Whether this rank encodes media."""
-        return 0 in self.stages
+        """Whether this rank encodes media, or runs some of the layers that do."""
+        return self.stages[0] < self.plan.encoder_stages
+
+    def is_encoder_stage(self, stage: int) -> bool:
+        """Whether `stage` of the whole step is one of the encoder's."""
+        return stage < self.plan.encoder_stages
+
+
+def place_of(plan: Plan, rank: int) -> tuple[str, int]:
+    """What a rank holds, in words, and its replica: `encoder`, `encoder stage 1`, `llm stage 2`.
+
+    Stages are those of the whole step; an encoder of one stage has no number.
+
+    Args:
+        plan: The layout.
+        rank: Any of its ranks.
+
+    Returns:
+        (place, replica).
+    """
+    component, replica, stage = plan.coordinates(rank)
+    if component == "both":
+        return "encoder and llm", replica
+    is_whole = component == "encoder" and plan.encoder_stages == 1
+    return component if is_whole else f"{component} stage {stage}", replica
 
 
 def join(
@@ -137,8 +162,13 @@ def neighbours(plan: Plan) -> list[tuple[int, int]]:
         (rank above, rank below), towards the loss; ascending.
     """
     encoders, replicas = range(plan.encoder_replicas), range(plan.llm_replicas)
-    pairs = [(plan.rank(e, 0), plan.rank(r, 1)) for e in encoders for r in replicas]
-    pairs += [(plan.rank(r, s), plan.rank(r, s + 1)) for r in replicas for s in range(1, plan.llm_stages)]
+    first_llm = plan.encoder_stages
+    pairs = [(plan.rank(e, first_llm - 1), plan.rank(r, first_llm)) for e in encoders for r in replicas]
+    for of_component, stages in (
+        (encoders, range(first_llm - 1)),
+        (replicas, range(first_llm, plan.num_stages - 1)),
+    ):
+        pairs += [(plan.rank(r, s), plan.rank(r, s + 1)) for r in of_component for s in stages]
     return sorted((above, below) for above, below in pairs if above != below)
 
 

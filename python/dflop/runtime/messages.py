@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from dflop.runtime.boundary import Transfer, join, split
 from dflop.runtime.failure import RankError, talking
+from dflop.runtime.mesh import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +31,17 @@ class Messages:
     watchdog ends it, at the timeout.
     """
 
-    def __init__(self, mesh: Mesh, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, mesh: Mesh, width: Sequence[int] | int, dtype: torch.dtype) -> None:
         """Nothing under way.
 
         Args:
             mesh: This rank's place.
-            width: D of features and hidden states.
+            width: Values of a row of features and hidden states, D, or of what leaves each stage.
             dtype: Of features and hidden states.
         """
         self._mesh = mesh
-        self._width = width
+        borders = mesh.plan.num_stages - 1
+        self._widths = [width] * borders if isinstance(width, int) else list(width)
         self._dtype = dtype
         self._posted: dict[tuple[int, int, int, bool], tuple[torch.Tensor, dist.Work]] = {}
         self._own: dict[tuple[int, int, bool], torch.Tensor] = {}
@@ -57,7 +59,8 @@ class Messages:
         for receive in receives:
             peer, num_rows = receive.transfer.peer, receive.transfer.num_rows
             place = (receive.stage, receive.microbatch, receive.is_gradient)
-            buffer = torch.empty(num_rows, self._width, dtype=self._dtype, device=self._mesh.device)
+            width = self._width(receive.stage, receive.is_gradient)
+            buffer = torch.empty(num_rows, width, dtype=self._dtype, device=self._mesh.device)
             try:
                 work = dist.irecv(buffer, peer, group=self._group(receive.is_gradient), tag=self._tag(*place))
             except RuntimeError as error:
@@ -131,11 +134,25 @@ class Messages:
             assert work is not None
             self._sent.append((payload, work))
 
-    def joined(self, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]) -> torch.Tensor:
-        """All rows of this rank, [R, D], from the messages of one action; [0, D] where there are none."""
+    def joined(
+        self, stage: int, is_gradient: bool, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]
+    ) -> torch.Tensor:
+        """All rows of this rank, [R, D], from the messages of one action; [0, D] where there are none.
+
+        Args:
+            stage: Of the action.
+            is_gradient: Whether they are gradients.
+            received: The messages.
+            transfers: What came from where.
+        """
         if not received:
-            return torch.empty(0, self._width, dtype=self._dtype, device=self._mesh.device)
+            width = self._width(stage, is_gradient)
+            return torch.empty(0, width, dtype=self._dtype, device=self._mesh.device)
         return join(received, transfers)
+
+    def _width(self, stage: int, is_gradient: bool) -> int:
+        """Values of a row that comes to `stage`: from the one before it, or, of a gradient, from the next."""
+        return self._widths[stage if is_gradient else stage - 1]
 
     def finish(self) -> None:
         """Waits until everything sent has left; to be called at the end of a step.
@@ -159,10 +176,9 @@ class Messages:
         return self._mesh.upward if is_gradient else self._mesh.downward
 
     def _peer_failed(self, peer: int, what: str) -> RankError:
-        component, replica, stage = self._mesh.plan.coordinates(peer)
-        place = {"encoder": "encoder", "both": "encoder and llm"}.get(component, f"{component} stage {stage}")
+        place, replica = place_of(self._mesh.plan, peer)
         message = f"{what} rank {peer} ({place}, replica {replica}), it stopped or is too slow"
         return RankError(message, is_of_other=True)
 
     def _tag(self, stage: int, microbatch: int, is_gradient: bool) -> int:
-        return 2 * (microbatch * (1 + self._mesh.plan.llm_stages) + stage) + is_gradient
+        return 2 * (microbatch * self._mesh.plan.num_stages + stage) + is_gradient

@@ -59,6 +59,7 @@ class Packer:
         self._mesh = mesh
         self._dataset = dataset
         self._loader = loader
+        self._adapter = loader.adapter
         self._bad = bad
         self._dtype = dtype
 
@@ -92,14 +93,15 @@ class Packer:
             ProfileError: A sample is not what was profiled or, under `fail`, cannot be read.
         """
         packed: Packed = {}
-        drawn, data_wait_ns = set(encoder_shares(self._mesh, turn.schedule)), 0
+        drawn, data_wait_ns = set(encoder_shares(self._mesh, turn.schedule, self._adapter)), 0
         while True:
             began_ns = time.monotonic_ns()
             bad = self._bad.pack(turn.schedule, self._loader, self._dtype, packed)
             work = actions = None
             if not bad:
                 sample, tiles = self._loader.sample, self._loader.tiles
-                work = prepare(self._mesh, turn.schedule, sample, tiles, self._dtype, packed)
+                dtype, adapter = self._dtype, self._adapter
+                work = prepare(self._mesh, turn.schedule, sample, tiles, dtype, adapter, packed)
                 actions = executor.prepare(work, turn.schedule, is_evaluated=is_evaluated)
             statement = Statement(
                 step=turn.step if step is None else step,
@@ -119,7 +121,7 @@ class Packer:
             if not agreement.is_bad:
                 break
             turn = self._bad.mend(turn, bad)
-        self._loader.forget(drawn - set(encoder_shares(self._mesh, turn.schedule)))
+        self._loader.forget(drawn - set(encoder_shares(self._mesh, turn.schedule, self._adapter)))
         self._bad.count(turn)
         assert work is not None, "all ranks have packed"
         assert actions is not None, "what is packed has actions"

@@ -149,15 +149,19 @@ def compare(
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each kind of rank (the encoder, each LLM stage): its rank with the highest measured peak."""
+    """A line for each kind of rank (each stage): its rank with the highest measured peak."""
     fullest: dict[tuple[str, int], dict[str, Any]] = {}
+    num_encoder_stages = len({r["stage"] for r in records if r["component"] == "encoder"})
     for record in records:
         kind = (record["component"], record["stage"])
         if kind not in fullest or _measured(record) > _measured(fullest[kind]):
             fullest[kind] = record
     lines: list[str] = []
     for (component, stage), record in fullest.items():
-        place = {"encoder": "encoder", "both": "encoder and llm"}.get(component, f"{component} stage {stage}")
+        is_one = {"encoder": num_encoder_stages == 1, "both": True}.get(component, False)
+        place = (
+            {"both": "encoder and llm"}.get(component, component) if is_one else f"{component} stage {stage}"
+        )
         predicted, measured = record["predicted_tensor_bytes"], _measured(record)
         lines.append(
             f"memory, {place}: predicted {_size(predicted)}, measured {_size(measured)} "

@@ -1,14 +1,16 @@
 """A step without computing: each action takes its predicted time, and a message carries a time stamp.
 
     leader: schedule --simulator--> spans --broadcast--> times of each rank's actions
-    rank:   0F3: message here? its transfer over? -> sleep -> stamp sent to the ranks that hold its samples
+    rank:   0F3: message here? -> sleep to its start -> its end sent to the ranks that hold its samples
 
-What is real: the ranks and their groups, the scheduler, the action lists, the order of all messages, the
-agreement of the ranks before each step. What is not: tensors, media, times.
+`device_clock.py` says when an action starts and ends. What is real: the ranks and their groups, the scheduler,
+the action lists, the order of all messages, the agreement of the ranks before each step. What is not:
+tensors, media, times.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -17,20 +19,22 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from dflop.models.adapter import LlmInput
 from dflop.runtime.boundary import Transfer
+from dflop.runtime.device_clock import meet
 from dflop.runtime.failure import talking
 from dflop.runtime.messages import Messages
-from dflop.runtime.spans import clock_name
 from dflop.runtime.stage import Stage
 from dflop.runtime.work import MicrobatchWork, StepWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch.distributed as dist
+
     from dflop._native import Schedule, StepScheduler
+    from dflop.runtime.device_clock import DeviceClock
     from dflop.runtime.mesh import Mesh
 
 
@@ -96,12 +100,13 @@ def times_by_rank(scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehea
     of_ranks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for rank, action, start, end in spans:
         of_ranks[rank][action] = end - start
-    transfer = round((transfer_ns + rehearsal.network_latency_ns) / rehearsal.speed)
+    # Rounded up: multiplied by the speed again, nothing is shorter than predicted.
+    transfer = math.ceil((transfer_ns + rehearsal.network_latency_ns) / rehearsal.speed)
     times: list[StepTimes] = []
     for rank, tail in enumerate(tails):
         factor = rehearsal.slow_ranks.get(rank, 1.0) / rehearsal.speed
-        actions = {action: round(ns * factor) for action, ns in of_ranks[rank].items()}
-        times.append(StepTimes(actions, round(tail * factor), transfer))
+        actions = {action: math.ceil(ns * factor) for action, ns in of_ranks[rank].items()}
+        times.append(StepTimes(actions, math.ceil(tail * factor), transfer))
     return times
 
 
@@ -129,22 +134,29 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
         {sample for sample, _ in schedule.encoder(microbatch, replica)}
         for replica in range(plan.encoder_replicas)
     ]
-    if stage == 0:
+    first_llm, last = plan.encoder_stages, plan.num_stages - 1
+
+    def neighbour(peer_stage: int) -> list[int]:
+        return [plan.rank(mesh.replica, peer_stage)]
+
+    if stage < first_llm:
         own = encoded[mesh.replica]
-        peers = [
-            plan.rank(replica, 1)
-            for replica in range(plan.llm_replicas)
-            if own.intersection(schedule.llm(microbatch, replica))
-        ]
-        return MicrobatchWork(_NOTHING if own else None, [], _one_row_each(peers))
+        if not own:
+            return MicrobatchWork(None, [], [])
+        above = neighbour(stage - 1) if stage > 0 else []
+        fed = [r for r in range(plan.llm_replicas) if own.intersection(schedule.llm(microbatch, r))]
+        is_border = stage == first_llm - 1
+        below = [plan.rank(replica, first_llm) for replica in fed] if is_border else neighbour(stage + 1)
+        return MicrobatchWork(_NOTHING, _one_row_each(above), _one_row_each(below))
     own = set(schedule.llm(microbatch, mesh.replica))
     if not own:
         return MicrobatchWork(None, [], [])
-    if stage == 1:
-        above = [plan.rank(replica, 0) for replica, samples in enumerate(encoded) if own & samples]
+    if stage == first_llm:
+        feeding = [replica for replica, samples in enumerate(encoded) if own & samples]
+        above = [plan.rank(replica, first_llm - 1) for replica in feeding]
     else:
-        above = [plan.rank(mesh.replica, stage - 1)]
-    below = [] if stage == plan.llm_stages else [plan.rank(mesh.replica, stage + 1)]
+        above = neighbour(stage - 1)
+    below = [] if stage == last else neighbour(stage + 1)
     return MicrobatchWork(_NOTHING, _one_row_each(above), _one_row_each(below))
 
 
@@ -160,17 +172,24 @@ class RehearsedStage(Stage):
     """A stage whose actions sleep for their predicted times."""
 
     def __init__(
-        self, mesh: Mesh, stage: int, rehearsal: Rehearsal, meeting: dist.ProcessGroup | None = None
+        self,
+        mesh: Mesh,
+        clock: DeviceClock,
+        stage: int,
+        rehearsal: Rehearsal,
+        meeting: dist.ProcessGroup | None = None,
     ) -> None:
         """No times yet.
 
         Args:
             mesh: This rank's place.
+            clock: Of the device that it stands for.
             stage: Which one of its stages.
             rehearsal: What was asked for.
             meeting: The ranks that start each action together, as ranks do that gather layers (ZeRO-3).
         """
         super().__init__(torch.nn.Identity(), is_last=False, device=mesh.device)
+        self._clock = clock
         self._kill = rehearsal.kill
         self._rank = mesh.rank
         self._stage = stage
@@ -244,41 +263,39 @@ class RehearsedStage(Stage):
     def _act(self, letter: str, microbatch: int) -> torch.Tensor | None:
         if self._meeting is not None:
             with talking("start an action together"):
-                dist.barrier(group=self._meeting)
-        start = time.monotonic_ns()
+                meet(self._clock, self._meeting)
         assert self._work is not None, "`take` comes before the step"
         if self._kill == (self._rank, self._work.step) and self._num_done >= len(self._times.actions) // 3:
             os.kill(os.getpid(), signal.SIGKILL)
         self._num_done += 1
-        sleep_until(start + self._times.actions.get(self._name(letter, microbatch), 0))
         work = self._work.stages[self._stage][microbatch]
-        num_messages = 0 if letter == "W" else len(work.below if letter == "F" else work.above)
-        if num_messages == 0:
+        messages = () if letter == "W" else work.below if letter == "F" else work.above
+        receivers = [transfer.peer for transfer in messages]
+        end_ns = self._clock.run(self._times.actions.get(self._name(letter, microbatch), 0), receivers)
+        if not receivers:
             return None
-        return torch.tensor([[time.monotonic_ns(), _CLOCK]] * num_messages, dtype=torch.int64)
-
-
-_CLOCK = int.from_bytes(clock_name().encode()[:7], "big")
-"""Ranks of one machine read one clock: only among them does a stamp tell how long a message was under way."""
+        return torch.tensor([[end_ns, self._clock.clock]] * len(receivers), dtype=torch.int64)
 
 
 class RehearsedMessages(Messages):
-    """Messages of one row, `[sent at, clock]`, that may be used when their predicted transfer is over."""
+    """Messages of one row: `[end of the action that gives it, clock]`."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, clock: DeviceClock) -> None:
         """Nothing under way.
 
         Args:
             mesh: This rank's place.
+            clock: Of the device that it stands for.
         """
         super().__init__(mesh, 2, torch.int64)
+        self._clock = clock
         self.transfer_ns = 0
         """Of the step under way."""
 
     def receive(
         self, stage: int, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
     ) -> list[torch.Tensor]:
-        """The stamps of one action, when the predicted transfer of the last of them is over.
+        """The stamps of one action; the device has its inputs when their predicted transfers are over.
 
         Args:
             stage: Of the action.
@@ -294,24 +311,11 @@ class RehearsedMessages(Messages):
         """
         received = super().receive(stage, microbatch, is_gradient, transfers)
         here = time.monotonic_ns()
-        # Another machine's clock says nothing here: what it sent counts from its arrival, which is later.
+        # Another machine's clock says nothing here: what it sent counts from its arrival.
         sent = [
-            int(stamp[0, 0]) if int(stamp[0, 1]) == _CLOCK else here
+            int(stamp[0, 0]) if int(stamp[0, 1]) == self._clock.clock else here
             for stamp, transfer in zip(received, transfers, strict=True)
             if transfer.peer != self._mesh.rank
         ]
-        if sent:
-            sleep_until(max(sent) + self.transfer_ns)
+        self._clock.arrive(sent, self.transfer_ns)
         return received
-
-
-def sleep_until(moment_ns: int) -> None:
-    """Returns at `moment_ns` of the steady clock, or at once where that is over.
-
-    Args:
-        moment_ns: As `time.monotonic_ns` has it.
-    """
-    # The system wakes a sleeper late, by some 60 us on Linux: an action then ends late by as much.
-    left = moment_ns - time.monotonic_ns()
-    if left > 0:
-        time.sleep(left / 1e9)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from dflop._native import Dataset, GlobalBatches, Plan
 from dflop.runtime.agreement import Statement, agree
+from dflop.runtime.device_clock import DeviceRecorder, device_clock, meet, start_together
 from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
 from dflop.runtime.interrupt import INTERRUPTED, Interrupt
@@ -29,11 +29,10 @@ from dflop.runtime.rehearsal import (
     RehearsedStage,
     StepTimes,
     rehearsed_work,
-    sleep_until,
     times_by_rank,
 )
 from dflop.runtime.schedules import Schedules
-from dflop.runtime.spans import RankSpans, SpanRecorder, align
+from dflop.runtime.spans import RankSpans, align
 from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, steps
 
@@ -71,9 +70,12 @@ class Rehearser:
         self._batches = self._agreed_batches()
         self._schedules = Schedules(mesh, options, self._batches)
         meeting = self._meeting_group()
-        self._stages = {stage: RehearsedStage(mesh, stage, rehearsal, meeting) for stage in mesh.stages}
-        self._messages = RehearsedMessages(mesh)
-        self._recorder = SpanRecorder(mesh.rank, mesh.device)
+        self._clock = clock = device_clock(mesh)
+        self._stages = {
+            stage: RehearsedStage(mesh, clock, stage, rehearsal, meeting) for stage in mesh.stages
+        }
+        self._messages = RehearsedMessages(mesh, clock)
+        self._recorder = DeviceRecorder(mesh.rank, clock)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
         self._tail_group = self._component_group()
         self._journal = (
@@ -161,13 +163,15 @@ class Rehearser:
         statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, stop)
         if agree(self._mesh, statement, turn.schedule.label_tokens).stop:
             return False
+        start_together(self._clock, self._mesh)
         self._recorder.begin()
         self._executor.run_step(work, actions)
-        with talking("end the backward together"):
-            dist.barrier(group=self._tail_group)
         tail = self._recorder.now()
-        sleep_until(time.monotonic_ns() + times.tail)
+        with talking("end the backward together"):
+            meet(self._clock, self._tail_group)
+        self._clock.run(times.tail)
         self._recorder.add("tail", tail)
+        self._clock.wait()
         own = self._recorder.finish()
         reports: list[Any] | None = [None] * self._mesh.num_ranks if self._mesh.is_leader else None
         with talking("gather spans"):

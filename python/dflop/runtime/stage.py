@@ -1,6 +1,7 @@
 """One stage of one component: forward and backward of a microbatch, with what backward needs kept in between.
 
     encoder      EncoderInput           --F--> features_ED     gradient of features_ED --B--> nothing
+      of several stages, each but the last gives hidden_RU, and each but the first takes them
     LLM, first   LlmInput, features_ED  --F--> hidden_TD       gradient of hidden_TD   --B--> of features_ED
     LLM, middle  LlmInput, hidden_TD    --F--> hidden_TD       gradient of hidden_TD   --B--> of hidden_TD
     LLM, last    LlmInput, hidden_TD    --F--> loss share      nothing                 --B--> of hidden_TD
@@ -69,6 +70,9 @@ class Stage:
         is_last: bool,
         device: torch.device,
         nothing: NothingPass | None = None,
+        *,
+        gives_features: bool = True,
+        needs_gradient: bool = True,
     ) -> None:
         """Nothing in flight.
 
@@ -77,8 +81,12 @@ class Stage:
             is_last: Whether it ends in the loss.
             device: Of this rank.
             nothing: What to run for a microbatch without samples, where ranks meet in each action; else none.
+            gives_features: Of a stage of the encoder, whether it is the last.
+            needs_gradient: Whether anything before this stage trains; if not, what came in gets zeros.
         """
         self.module = module
+        self._gives_features = gives_features
+        self._needs_gradient = needs_gradient
         self._nothing = nothing
         self._is_last = is_last
         self._device = device
@@ -127,7 +135,7 @@ class Stage:
         Args:
             microbatch: Its number, for `backward`.
             batch: Its samples, on the CPU or the device.
-            incoming_RD: What came from the stage above, [R, D], on the device; none for the encoder.
+            incoming_RD: What came from the stage above, [R, D], on the device; none for the encoder's first.
             label_tokens: Of the whole global batch, at least 1.
             is_split: Whether its backward will run as I and W.
 
@@ -137,19 +145,17 @@ class Stage:
         Raises:
             ValueError: The encoder gave another number of rows than the samples have places for.
         """
-        if isinstance(batch, EncoderInput):
-            with self._splitting(is_split):
-                outgoing = self.module(to_device(batch, self._device, self.copies_inputs))
+        if incoming_RD is not None:
+            incoming_RD.requires_grad_(self._needs_gradient)
+        with self._splitting(is_split):
+            moved = self._moved(batch)
+            outgoing = self.module(moved) if incoming_RD is None else self.module(moved, incoming_RD)
+        if isinstance(batch, EncoderInput) and self._gives_features:
             expected = sum(media.num_features for media in batch.media)
             if outgoing.shape[0] != expected:
                 found = outgoing.shape[0]
                 message = f"the encoder gave {found} feature rows, the samples have places for {expected}"
                 raise ValueError(message)
-        else:
-            assert incoming_RD is not None
-            incoming_RD.requires_grad_()
-            with self._splitting(is_split):
-                outgoing = self.module(to_device(batch, self._device, self.copies_inputs), incoming_RD)
         if self._is_last:
             outgoing = outgoing / label_tokens
             rows_K = getattr(self.module, "row_losses_K", None)
@@ -171,7 +177,7 @@ class Stage:
             gradient_RD: Gradient of what left this stage, [R, D]; none for the last stage.
 
         Returns:
-            Gradient of what came in, [R, D]; none for the encoder.
+            Gradient of what came in, [R, D]; none for the encoder's first stage.
         """
         kept = self._in_flight.pop(microbatch)
         if kept.outgoing.requires_grad:
@@ -211,6 +217,11 @@ class Stage:
         queue = self._weights.pop(microbatch, None)
         if queue is not None:
             queue.flush()
+
+    def _moved(self, batch: EncoderInput | LlmInput) -> EncoderInput | LlmInput:
+        if isinstance(batch, EncoderInput):
+            return to_device(batch, self._device, self.copies_inputs)
+        return to_device(batch, self._device, self.copies_inputs)
 
     def _splitting(self, is_split: bool) -> AbstractContextManager[WeightQueue | None]:
         # Only what is split pays for the split: a layer that is not runs PyTorch's own forward and backward.

@@ -30,7 +30,7 @@ from dflop.models.recompute import recomputing
 from dflop.parallel.shard import layers_of
 from dflop.runtime.ahead import Ahead, begin
 from dflop.runtime.bad_samples import BadSamples
-from dflop.runtime.build import build_pieces
+from dflop.runtime.build import border_widths, build_pieces, stages_of
 from dflop.runtime.checkpoint import Saver
 from dflop.runtime.clock import Clock
 from dflop.runtime.evaluate import Evaluation, sample_losses
@@ -53,7 +53,6 @@ from dflop.runtime.resume import Resume, find
 from dflop.runtime.schedules import Schedules, Taken
 from dflop.runtime.sharded import gradients_of, is_cut
 from dflop.runtime.spans import RankSpans, SpanRecorder, align
-from dflop.runtime.stage import Stage
 from dflop.runtime.trackers import Trackers
 from dflop.runtime.turns import Turn, arms_in_order, log_lines, replayed, steps
 from dflop.runtime.utilization import Utilization
@@ -63,6 +62,8 @@ from dflop.runtime.work import encoder_shares, llm_samples
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dflop._native import Schedule
+    from dflop.data.shares import Share
     from dflop.runtime.losses import SampleLoss
 
 
@@ -151,11 +152,9 @@ class Trainer:
         self._guard = Guard(options.skipped_steps_max)
         self._recorder = SpanRecorder(mesh.rank, mesh.device)
         self._pieces = pieces
-        self._stages = {
-            stage: Stage(piece, stage == mesh.plan.llm_stages, mesh.device, self._gradients.nothing(stage))
-            for stage, piece in pieces.items()
-        }
-        messages = Messages(mesh, adapter.hidden_size, self._dtype)
+        self._adapter = adapter
+        self._stages = stages_of(pieces, mesh, self._gradients)
+        messages = Messages(mesh, border_widths(mesh.plan, adapter), self._dtype)
         self._executor = Executor(mesh, self._stages, self._recorder, messages)
         self._log = None if options.replay is None else log_lines(options.replay)
         num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
@@ -336,7 +335,7 @@ class Trainer:
             for one in taken.values():
                 samples = llm_samples(self._mesh, one.schedule)
                 self._loader.fill([(sample, None) for sample in samples], False)
-                self._loader.fill(encoder_shares(self._mesh, one.schedule), True)
+                self._loader.fill(self._shares(one.schedule), True)
             is_recorded = step >= warmup
             pair = step - warmup if is_recorded else None
             samples, deferred = self._batches.batch(step), self._batches.deferred(step)
@@ -352,7 +351,11 @@ class Trainer:
     def _prefetch(self, turn: Turn) -> None:
         samples = llm_samples(self._mesh, turn.schedule)
         self._loader.prefetch([(sample, None) for sample in samples], False)
-        self._loader.prefetch(encoder_shares(self._mesh, turn.schedule), True)
+        self._loader.prefetch(self._shares(turn.schedule), True)
+
+    def _shares(self, schedule: Schedule) -> list[Share]:
+        """What this rank decodes."""
+        return encoder_shares(self._mesh, schedule, self._adapter)
 
     def _train(self, turn: Turn) -> bool:
         """One training step; false if the ranks agreed to stop before it."""

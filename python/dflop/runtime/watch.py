@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from dflop.runtime.mesh import place_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -80,8 +82,7 @@ class Watch:
         return self._words(late[0], second[late[0]], "is") if late else None
 
     def _words(self, rank: int, seen: list[Any], how: str) -> str:
-        component, replica, stage = self._plan.coordinates(rank)
-        place = component if component != "llm" else f"llm stage {stage}"
+        place, replica = place_of(self._plan, rank)
         _, step, action = seen
         at = "before the first step" if step is None else f"at step {step}"
         at += "" if action is None else f", action {action}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import IGNORED_LABEL
@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from dflop._native import Action, Schedule
     from dflop.data.sample import Sample
     from dflop.data.shares import Parts, Share
-    from dflop.models.adapter import EncoderInput, LlmInput
+    from dflop.models.adapter import EncoderInput, LlmInput, MediaGrid
     from dflop.runtime.mesh import Mesh
+
+
+class EncoderBorders(Protocol):
+    """What of a model's adapter says what passes between two stages of the encoder."""
+
+    runs_read_inputs: bool
+
+    def num_rows(self, media: Sequence[MediaGrid]) -> int:
+        """See `ModelAdapter.num_rows`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class MicrobatchWork:
     batch: EncoderInput | LlmInput | None
     """None where this rank has no sample of it: its actions then do nothing."""
     above: Sequence[Transfer]
-    """How what enters the stage comes, and its gradient goes; nothing for the encoder."""
+    """How what enters the stage comes, and its gradient goes; nothing for the encoder's first."""
     below: Sequence[Transfer]
     """How what leaves the stage goes, and its gradient comes; nothing for the last stage."""
     is_elsewhere: bool = False
@@ -59,9 +69,31 @@ Packed: TypeAlias = "dict[tuple[Share, ...], EncoderInput]"
 """What the encoder reads of a microbatch, by its shares."""
 
 
-def encoder_shares(mesh: Mesh, schedule: Schedule) -> list[Share]:
-    """The samples that this rank encodes, or the parts of them, microbatch after microbatch."""
-    if not mesh.holds_encoder:
+def decodes(mesh: Mesh, encoder: EncoderBorders) -> bool:
+    """Whether this rank reads media: the encoder's first stage, or each where its layers need the inputs.
+
+    Args:
+        mesh: This rank's place.
+        encoder: Of the model.
+
+    Returns:
+        False on ranks that hold LLM layers alone.
+    """
+    return 0 in mesh.stages or (encoder.runs_read_inputs and mesh.holds_encoder)
+
+
+def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> list[Share]:
+    """The samples whose media this rank decodes, or the parts of them, microbatch after microbatch.
+
+    Args:
+        mesh: This rank's place.
+        schedule: Of the step.
+        encoder: Of the model.
+
+    Returns:
+        Samples with their parts.
+    """
+    if not decodes(mesh, encoder):
         return []
     return [share for j in range(schedule.num_microbatches) for share in schedule.encoder(j, mesh.replica)]
 
@@ -79,6 +111,7 @@ def prepare(
     sample: Callable[[int], Sample],
     tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
+    encoder: EncoderBorders,
     packed: Packed | None = None,
 ) -> StepWork:
     """Packs this rank's samples and finds its transfers; waits for tiles that are not decoded yet.
@@ -87,8 +120,9 @@ def prepare(
         mesh: This rank's place.
         schedule: Of the step.
         sample: The token tensors of a sample.
-        tiles: The tiles of a share of a sample; asked for on encoder ranks only.
+        tiles: The tiles of a share of a sample; asked for on ranks that read them only.
         dtype: Of the pixels given to the model.
+        encoder: What passes between stages of the encoder.
         packed: Microbatches of the encoder that are packed already.
 
     Returns:
@@ -104,8 +138,8 @@ def prepare(
     stages: dict[int, list[MicrobatchWork]] = {}
     for stage in mesh.stages:
         stages[stage] = [
-            _encoder_work(mesh, schedule, j, sample, tiles, dtype, packed or {})
-            if stage == 0
+            _encoder_work(mesh, schedule, stage, j, sample, tiles, dtype, encoder, packed or {})
+            if mesh.is_encoder_stage(stage)
             else _llm_work(mesh, schedule, stage, j, sample)
             for j in range(schedule.num_microbatches)
         ]
@@ -119,10 +153,12 @@ def prepare(
 def _encoder_work(
     mesh: Mesh,
     schedule: Schedule,
+    stage: int,
     microbatch: int,
     sample: Callable[[int], Sample],
     tiles: Callable[[int, Parts], torch.Tensor],
     dtype: torch.dtype,
+    encoder: EncoderBorders,
     packed: Packed,
 ) -> MicrobatchWork:
     scheduled = schedule.encoder(microbatch, mesh.replica)
@@ -131,11 +167,19 @@ def _encoder_work(
         is_elsewhere = any(schedule.encoder(microbatch, other) for other in others)
         return MicrobatchWork(None, [], [], is_elsewhere)
     shares = [share_of(sample(i), parts) for i, parts in scheduled]
-    batch = packed.get(tuple(scheduled))
+    reads_inputs = stage == 0 or encoder.runs_read_inputs
+    batch = packed.get(tuple(scheduled)) if reads_inputs else None
     if batch is None:
-        batch = encoder_input(shares, [tiles(i, parts) for i, parts in scheduled], dtype)
-    below = encoder_transfers(mesh.plan, schedule, microbatch, mesh.replica, [share.rows for share in shares])
-    return MicrobatchWork(_pinned(mesh, batch), [], below)
+        inputs = [tiles(i, parts) for i, parts in scheduled] if reads_inputs else []
+        batch = encoder_input(shares, inputs, dtype)
+    plan, num_rows = mesh.plan, encoder.num_rows(batch.media)
+    above = stage_transfers(plan, mesh.replica, stage - 1, num_rows) if stage > 0 else []
+    if stage < plan.encoder_stages - 1:
+        below = stage_transfers(plan, mesh.replica, stage + 1, num_rows)
+    else:
+        rows = [share.rows for share in shares]
+        below = encoder_transfers(plan, schedule, microbatch, mesh.replica, rows)
+    return MicrobatchWork(_pinned(mesh, batch), above, below)
 
 
 def _pinned(mesh: Mesh, batch: Batch) -> Batch:
@@ -153,10 +197,10 @@ def _llm_work(
     samples = [sample(i) for i in indices]
     batch = llm_input(samples)
     num_tokens = batch.input_ids_T.shape[0]
-    if stage == 1:
+    if mesh.is_encoder_stage(stage - 1):
         above = llm_transfers(mesh.plan, schedule, microbatch, mesh.replica, {s.index: s for s in samples})
     else:
         above = stage_transfers(mesh.plan, mesh.replica, stage - 1, num_tokens)
-    is_last = stage == mesh.plan.llm_stages
+    is_last = stage == mesh.plan.num_stages - 1
     below = [] if is_last else stage_transfers(mesh.plan, mesh.replica, stage + 1, num_tokens)
     return MicrobatchWork(_pinned(mesh, batch), above, below)

@@ -1,7 +1,7 @@
 //! What a rank holds and does, by name.
 
 use crate::sharding::Sharding;
-use crate::stage::StageLayers;
+use crate::stage::{EncoderLayers, StageLayers};
 use dflop_types::{Action, MicrobatchShape, PipelineOrder, StageIndex};
 use thiserror::Error;
 
@@ -103,8 +103,17 @@ pub struct RankMicrobatch {
 pub enum RankPart {
     /// The encoder with its projector.
     Encoder,
+    /// A stage of the encoder.
+    EncoderStage(EncoderLayers),
     /// A stage of the LLM backbone.
     Stage(StageLayers),
+}
+
+impl RankPart {
+    /// Whether it belongs to the encoder.
+    pub const fn is_encoder(&self) -> bool {
+        matches!(self, Self::Encoder | Self::EncoderStage(_))
+    }
 }
 
 /// One rank's work in a step.

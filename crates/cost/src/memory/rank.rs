@@ -6,18 +6,18 @@ use crate::memory::parts::{RankMemory, RankMicrobatch, RankPart};
 use crate::memory::walk::{MicrobatchBytes, Piece};
 use crate::module::{Module, gradient_bytes};
 use crate::sharding::{Sharding, is_layer};
-use crate::stage::{StageLayers, samples_of, segments_of};
+use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
 use dflop_types::Zero;
 
 /// Bytes of a token's id, position, target (64 bits each) and mask, which every stage gets.
 const INPUT_BYTES: u64 = 25;
 
 impl CostModel {
-    /// The modules of the encoder in the order of the forward, with how many of each it has.
-    pub(crate) fn encoder_modules(&self) -> Vec<(&Module, u64)> {
-        let mut held: Vec<_> = self.encoder.iter().collect();
+    /// The modules of a stage of the encoder in the order of the forward, with how many of each it has.
+    pub(crate) fn encoder_modules(&self, stage: EncoderLayers) -> Vec<(&Module, u64)> {
+        let mut held: Vec<_> = self.encoder_modules_of(stage).filter(|held| held.2 > 0).collect();
         held.sort_by_key(|(name, ..)| *name == "projector");
-        held.into_iter().map(|(_, module, count)| (module, *count)).collect()
+        held.into_iter().map(|(_, module, count)| (module, count)).collect()
     }
 
     /// What a rank holds independently of the samples, with its optimizer states cut over `sharding_degree` ranks (at
@@ -26,6 +26,7 @@ impl CostModel {
         let sharding_degree = u64::from(sharding_degree.max(1));
         let sum = |of_one: fn(&Module) -> u64| match part {
             RankPart::Encoder => self.over_encoder(of_one),
+            RankPart::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
             RankPart::Stage(stage) => self.over_stage(stage, of_one),
         };
         let num_trained = sum(|module| module.num_trained_parameters);
@@ -91,16 +92,20 @@ impl CostModel {
     /// What is no layer on a rank of `part`, of `of_all` bytes, and two of its largest layers.
     fn gathered(&self, part: RankPart, of_all: u64, of_one: fn(&Module) -> u64) -> u64 {
         let layers: Vec<(u64, u64)> = match part {
-            RankPart::Encoder => {
-                let layers = self.encoder.iter().filter(|(name, ..)| is_layer(name));
-                layers.map(|(_, module, count)| (of_one(module), *count)).collect()
-            }
+            RankPart::Encoder => self.encoder_layers(self.whole_encoder(), of_one),
+            RankPart::EncoderStage(stage) => self.encoder_layers(stage, of_one),
             RankPart::Stage(stage) => vec![(of_one(&self.layer), u64::from(stage.num_layers))],
         };
         let all =
             layers.iter().fold(0, |sum: u64, (one, count)| sum.saturating_add(one.saturating_mul(*count)));
         let largest = layers.iter().filter(|(_, count)| *count > 0).map(|(one, _)| *one).max().unwrap_or(0);
         of_all.saturating_sub(all).saturating_add(largest.saturating_mul(2))
+    }
+
+    /// What `of_one` says of the layers of an encoder stage, with how many of each there are.
+    fn encoder_layers(&self, stage: EncoderLayers, of_one: fn(&Module) -> u64) -> Vec<(u64, u64)> {
+        let layers = self.encoder_modules_of(stage).filter(|(name, ..)| is_layer(name));
+        layers.map(|(_, module, count)| (of_one(module), count)).collect()
     }
 
     /// The memory that a microbatch needs on a rank of `part`, and whether a curve was asked outside its measured
@@ -111,37 +116,51 @@ impl CostModel {
         microbatch: &RankMicrobatch,
     ) -> (MicrobatchBytes, bool) {
         match part {
-            RankPart::Encoder => self.encoder_microbatch(microbatch),
+            RankPart::Encoder => self.encoder_microbatch(self.whole_encoder(), microbatch),
+            RankPart::EncoderStage(stage) => self.encoder_microbatch(stage, microbatch),
             RankPart::Stage(stage) => self.stage_microbatch(stage, microbatch),
         }
     }
 
-    fn encoder_microbatch(&self, microbatch: &RankMicrobatch) -> (MicrobatchBytes, bool) {
+    fn encoder_microbatch(
+        &self,
+        stage: EncoderLayers,
+        microbatch: &RankMicrobatch,
+    ) -> (MicrobatchBytes, bool) {
         let total = microbatch.shape.encoder_tokens();
         if total == 0 {
             return (MicrobatchBytes::default(), false);
         }
         let segments = segments_of(&microbatch.shape.encoder_segments);
-        let outgoing = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
-        let modules = self.encoder_modules();
+        let hidden = total.saturating_mul(self.encoder_hidden_bytes);
+        let features = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
+        let outgoing = if stage.is_last { features } else { hidden };
+        let modules = self.encoder_modules(stage);
         let bytes: Vec<(Bytes, u64)> = modules
             .into_iter()
             .map(|(module, count)| (module.footprint.at(total, segments.clone()), count))
             .collect();
-        let pieces = (0..bytes.len())
+        let mut pieces: Vec<Piece> = (0..bytes.len())
             .map(|index| {
                 let (of_one, count) = bytes[index];
                 // A module keeps at least its input, which is the result of the module before it.
                 let next = bytes.get(index + 1).map(|(next, _)| next);
-                let result = next.map_or(0, |next| next.kept);
+                // Behind the last layers of a run of them stands another layer.
+                let behind = if stage.is_last { 0 } else { hidden };
+                let result = next.map_or(behind, |next| next.kept);
                 // And it makes the gradient of that while it runs back.
-                let gradient = next.map_or(0, |next| next.kept.min(next.workspace));
+                let gradient = next.map_or(behind, |next| next.kept.min(next.workspace));
                 let own = if index + 1 == bytes.len() { outgoing } else { gradient };
                 Piece { result, gradient, ..Piece::new(&of_one, count, own) }
             })
             .collect();
         let is_extrapolated = bytes.iter().any(|(bytes, _)| bytes.is_extrapolated);
-        (MicrobatchBytes { pieces, incoming: 0, outgoing }, is_extrapolated)
+        let incoming = if stage.is_first { 0 } else { hidden };
+        // The first layer keeps its input: that is what came in, and it is named there.
+        if let Some(first) = pieces.iter_mut().find(|piece| piece.kept > 0) {
+            first.kept = first.kept.saturating_sub(incoming);
+        }
+        (MicrobatchBytes { pieces, incoming, outgoing }, is_extrapolated)
     }
 
     fn stage_microbatch(&self, stage: StageLayers, microbatch: &RankMicrobatch) -> (MicrobatchBytes, bool) {

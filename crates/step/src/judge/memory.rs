@@ -56,16 +56,18 @@ impl StepScheduler {
         };
         let (llm_dp, encoder_dp) =
             (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));
-        let encoder = {
-            let in_flight = predict::in_flight(&self.settings, 0);
+        let mut shares = vec![0; batch.len()];
+        for (stage, layers) in (0..).zip(&self.encoder_stages) {
+            let in_flight = predict::in_flight(&self.settings, stage);
+            let part = RankPart::EncoderStage(*layers);
             // One share of a microbatch on each of `encoder_dp` replicas, out of `llm_dp` buckets.
-            usable(RankPart::Encoder, in_flight).saturating_mul(encoder_dp) / llm_dp
-        };
-        let mut shares: Vec<u64> = batch
-            .iter()
-            .map(|&s| share(self.model.sample_encoder_bytes(self.shape(s), typical), encoder))
-            .collect();
-        for (stage, layers) in (1..).zip(&self.stages) {
+            let usable = usable(part, in_flight).saturating_mul(encoder_dp) / llm_dp;
+            for (most, &s) in shares.iter_mut().zip(batch) {
+                let bytes = self.model.sample_encoder_stage_bytes(self.shape(s), typical, *layers);
+                *most = share(bytes, usable).max(*most);
+            }
+        }
+        for (stage, layers) in (self.settings.layout.encoder.pp..).zip(&self.stages) {
             let in_flight = predict::in_flight(&self.settings, stage);
             let usable = usable(RankPart::Stage(*layers), in_flight);
             for (most, &s) in shares.iter_mut().zip(batch) {

@@ -8,7 +8,7 @@ use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape};
 pub struct Outlier {
     /// The sample.
     pub sample: SampleIndex,
-    /// Forward and backward on an encoder replica, in nanoseconds.
+    /// Forward and backward on an encoder replica, on the stage that takes longest, in nanoseconds.
     pub encoder_ns: u64,
     /// The same on the LLM stage that takes longest.
     pub llm_ns: u64,
@@ -76,7 +76,8 @@ impl StepScheduler {
     fn outlier(&self, sample: SampleIndex, shape: &SampleShape) -> Outlier {
         let alone = MicrobatchShape::pack([shape]);
         let sum = |p: dflop_cost::Prediction| p.forward_ns.saturating_add(p.backward_ns);
-        let encoder_ns = if shape.encoder_segments.is_empty() { 0 } else { sum(self.model.encoder(&alone)) };
+        let encoder_stages = self.encoder_stages.iter().filter(|_| !shape.encoder_segments.is_empty());
+        let encoder_ns = encoder_stages.map(|&s| sum(self.model.encoder_stage(&alone, s))).max().unwrap_or(0);
         let stages = self.stages.iter();
         let llm_ns = stages
             .map(|s| sum(self.model.llm_stage(&alone, s.num_layers, s.is_first, s.is_last)))

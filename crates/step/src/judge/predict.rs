@@ -101,24 +101,31 @@ fn column_of_profile(
         feeds,
         ..Column::default()
     };
-    for (replica, shares) in encoder.iter().enumerate().filter(|(_, shares)| !shares.is_empty()) {
+    for (replica, shares) in (0..).zip(encoder).filter(|(_, shares)| !shares.is_empty()) {
         let work = encoder_work(scheduler, shares);
-        column.predictions[replica] = model.encoder(&work.shape);
-        column.num_predictions += 1;
+        for (stage, &layers) in (0..).zip(&scheduler.encoder_stages) {
+            column.predictions[layout.row(replica, StageIndex(stage))] =
+                model.encoder_stage(&work.shape, layers);
+            column.num_predictions += 1;
+            if !layers.is_last {
+                column.num_messages += 1;
+                column.sent_tokens += model.as_hidden_tokens(work.shape.encoder_tokens());
+            }
+        }
         column.sent_tokens += work.feature_tokens;
     }
     for (replica, samples) in (0..).zip(llm).filter(|(_, samples)| !samples.is_empty()) {
         let shape = pack(scheduler, samples);
         // Stages of equal layers take equally long: most are.
         let mut last: Option<(StageLayers, Prediction)> = None;
-        for (stage, &layers) in (1..).zip(&scheduler.stages) {
-            let rank = layout.rank(replica, StageIndex(stage)).index();
+        for (stage, &layers) in (layout.encoder.pp..).zip(&scheduler.stages) {
+            let row = layout.row(replica, StageIndex(stage));
             let prediction = match last {
                 Some((equal, prediction)) if equal == layers => prediction,
                 _ => model.llm_stage(&shape, layers.num_layers, layers.is_first, layers.is_last),
             };
             last = Some((layers, prediction));
-            column.predictions[rank] = prediction;
+            column.predictions[row] = prediction;
             column.num_predictions += 1;
             if !layers.is_last {
                 column.num_messages += 1;
@@ -137,13 +144,18 @@ fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
         let tail = model.colocated_tail(Sharding::of(&layout, Component::Both));
         return (vec![tail.ns; layout.num_ranks() as usize], is_measured(tail));
     }
-    let encoder_tail = model.sharded_encoder_tail(Sharding::of(&layout, Component::Encoder));
-    let mut is_all_measured = is_measured(encoder_tail);
-    let mut tail_ns = vec![encoder_tail.ns; layout.num_ranks() as usize];
-    for (stage, layers) in (1..).zip(&scheduler.stages) {
-        let tail = model.sharded_stage_tail(*layers, Sharding::of(&layout, Component::Llm));
+    let of_encoder = Sharding::of(&layout, Component::Encoder);
+    let of_llm = Sharding::of(&layout, Component::Llm);
+    let encoder = scheduler.encoder_stages.iter();
+    let encoder =
+        encoder.map(|&stage| (model.sharded_encoder_stage_tail(stage, of_encoder), layout.encoder.dp));
+    let llm = scheduler.stages.iter();
+    let llm = llm.map(|&stage| (model.sharded_stage_tail(stage, of_llm), layout.llm.dp));
+    let mut is_all_measured = true;
+    let mut tail_ns = vec![0; layout.num_ranks() as usize];
+    for (stage, (tail, replicas)) in (0..).zip(encoder.chain(llm)) {
         is_all_measured &= is_measured(tail);
-        for replica in 0..layout.llm.dp {
+        for replica in 0..replicas {
             tail_ns[layout.rank(replica, StageIndex(stage)).index()] = tail.ns;
         }
     }
@@ -212,10 +224,14 @@ fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
     let layout = scheduler.settings.layout;
     let parts = parts(scheduler);
     let mut ranks = Vec::with_capacity(layout.num_ranks() as usize);
+    let num_encoder_stages = layout.encoder.pp as usize;
     for replica in 0..layout.encoder.dp {
         let work = schedule.encoder.iter().map(|column| encoder_work(scheduler, &column[replica as usize]));
-        let rank = layout.rank(replica, StageIndex(0));
-        ranks.push(RankWork { rank, stage: 0, part: parts[0], microbatches: work.collect() });
+        let microbatches: Vec<RankMicrobatch> = work.collect();
+        for (stage, &part) in parts[..num_encoder_stages].iter().enumerate() {
+            let rank = layout.rank(replica, StageIndex(stage as u32));
+            ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
+        }
     }
     for replica in 0..layout.llm.dp {
         let work = schedule.llm.iter().map(|column| RankMicrobatch {
@@ -223,7 +239,7 @@ fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
             feature_tokens: features(scheduler, &column[replica as usize]),
         });
         let microbatches: Vec<RankMicrobatch> = work.collect();
-        for (stage, &part) in parts.iter().enumerate().skip(1) {
+        for (stage, &part) in parts.iter().enumerate().skip(num_encoder_stages) {
             let rank = layout.rank(replica, StageIndex(stage as u32));
             ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
         }
@@ -278,12 +294,16 @@ pub(crate) fn alone_bytes(
 /// What the ranks of each stage hold, the encoder's first.
 pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
     let stages = scheduler.stages.iter().map(|&layers| RankPart::Stage(layers));
-    std::iter::once(RankPart::Encoder).chain(stages).collect()
+    let encoder: Vec<RankPart> = match scheduler.encoder_stages[..] {
+        [_] => vec![RankPart::Encoder],
+        ref several => several.iter().map(|&layers| RankPart::EncoderStage(layers)).collect(),
+    };
+    encoder.into_iter().chain(stages).collect()
 }
 
 /// How the replicas of a part's component share what they hold.
 pub(crate) fn sharding(scheduler: &StepScheduler, part: RankPart) -> Sharding {
-    let component = if part == RankPart::Encoder { Component::Encoder } else { Component::Llm };
+    let component = if part.is_encoder() { Component::Encoder } else { Component::Llm };
     Sharding::of(&scheduler.settings.layout, component)
 }
 
@@ -296,7 +316,8 @@ fn rank_peak(
 ) -> RankMemory {
     let layout = scheduler.settings.layout;
     // Between two stages of a replica all rows pass as they are.
-    let copies_rows = stage < 2 && layout.encoder.dp.max(layout.llm.dp) > 1;
+    let boundary = layout.encoder.pp as usize;
+    let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
     let steps = RankSteps { part, microbatches, actions, copies_rows, sharding: sharding(scheduler, part) };
     // The lists are our own, and name each microbatch of the step once in its turn.
     scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
@@ -318,19 +339,22 @@ impl StepScheduler {
     pub fn encoder_alone(&self, sample: &SampleShape) -> u64 {
         let (num_parts, replicas) = (sample.num_parts(), self.settings.layout.encoder.dp);
         if num_parts < 2 || replicas < 2 {
-            return self.part_alone(0, RankPart::Encoder, sample);
+            return self.encoder_part_alone(sample);
         }
         let count = num_parts.div_ceil(replicas);
         let share = |at| sample.share(PartRange { first: at * count, count });
-        (0..num_parts.div_ceil(count))
-            .map(|at| self.part_alone(0, RankPart::Encoder, &share(at)))
-            .max()
-            .unwrap_or(0)
+        (0..num_parts.div_ceil(count)).map(|at| self.encoder_part_alone(&share(at))).max().unwrap_or(0)
+    }
+
+    /// As [`StepScheduler::encoder_alone`], of what one replica encodes.
+    fn encoder_part_alone(&self, share: &SampleShape) -> u64 {
+        let stages = parts(self).into_iter().enumerate().take(self.encoder_stages.len());
+        stages.map(|(stage, part)| self.part_alone(stage, part, share)).max().unwrap_or(0)
     }
 
     /// As [`StepScheduler::alone`], of the fullest LLM rank.
     pub fn llm_alone(&self, sample: &SampleShape) -> u64 {
-        let stages = parts(self).into_iter().enumerate().skip(1);
+        let stages = parts(self).into_iter().enumerate().skip(self.encoder_stages.len());
         stages.map(|(stage, part)| self.part_alone(stage, part, sample)).max().unwrap_or(0)
     }
 

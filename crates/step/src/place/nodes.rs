@@ -98,7 +98,7 @@ impl StepScheduler {
             for (replica, by_node) in self.sent(llm, encoder).iter().enumerate() {
                 let sent: u64 = by_node.iter().sum();
                 traffic.feature_tokens += sent;
-                traffic.feature_tokens_across += sent - by_node[self.node(Rank(replica as u32))];
+                traffic.feature_tokens_across += sent - by_node[self.encoder_node(replica as u32)];
             }
         }
         Ok(traffic)
@@ -109,10 +109,17 @@ impl StepScheduler {
         self.ranks_per_node.map_or(0, |ranks| rank.index() / ranks as usize)
     }
 
+    /// Node of the rank from which features of an encoder replica leave: its last stage.
+    pub(crate) fn encoder_node(&self, replica: u32) -> usize {
+        let layout = self.settings.layout;
+        self.node(layout.rank(replica, StageIndex(layout.encoder.pp - 1)))
+    }
+
     /// Feature tokens that each encoder replica sends, by node of the LLM replica.
     fn sent(&self, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u64>> {
         let layout = self.settings.layout;
-        let first_ranks = (0..layout.llm.dp).map(|replica| self.node(layout.rank(replica, StageIndex(1))));
+        let first = StageIndex(layout.encoder.pp);
+        let first_ranks = (0..layout.llm.dp).map(|replica| self.node(layout.rank(replica, first)));
         let node_of: Vec<usize> = first_ranks.collect();
         let num_nodes = 1 + self.node(Rank(layout.num_ranks() - 1));
         let holders = predict::holders(llm);
@@ -169,7 +176,7 @@ impl StepScheduler {
         if layout.is_colocated() || self.node(Rank(layout.num_ranks() - 1)) == 0 {
             return encoder;
         }
-        let node_of: Vec<usize> = (0..layout.encoder.dp).map(|replica| self.node(Rank(replica))).collect();
+        let node_of: Vec<usize> = (0..layout.encoder.dp).map(|replica| self.encoder_node(replica)).collect();
         let mut placed = vec![Vec::new(); encoder.len()];
         for (share, replica) in encoder.iter().zip(near(&self.sent(llm, &encoder), &node_of)) {
             placed[replica].clone_from(share);

@@ -8,9 +8,10 @@ use crate::error::StepError;
 use crate::judge::predict::{self, Placement};
 use crate::place::shares::{PartCosts, Shares, fullest_ns, num_parts, spread, spread_by_speed, total, whole};
 use crate::scheduler::{BatchCosts, StepScheduler};
+use dflop_cost::Prediction;
 use dflop_schedule::{baseline, divide};
 use dflop_sim::Simulator;
-use dflop_types::{PartRange, PipelineOrder, Rank, SampleIndex, SampleShape};
+use dflop_types::{PartRange, PipelineOrder, SampleIndex, SampleShape};
 use std::cmp::Reverse;
 
 /// A way to share out the samples at these positions of a batch.
@@ -20,12 +21,13 @@ type Way<'a> = &'a dyn Fn(&[usize]) -> Shares;
 const EVEN_ENOUGH: u64 = 16;
 
 impl StepScheduler {
-    /// Time of the parts of a sample; one part where it cannot be cut.
+    /// Time of the parts of a sample on a stage of the encoder; one part where it cannot be cut.
     pub(crate) fn part_costs(
         &self,
         shape: &SampleShape,
         sample_ns: u64,
         typical: dflop_cost::Typical,
+        stage: dflop_cost::EncoderLayers,
     ) -> PartCosts {
         if shape.num_parts() < 2 {
             return vec![(1, sample_ns)];
@@ -36,7 +38,7 @@ impl StepScheduler {
             // mean is taken.
             let run = shape.share(PartRange { first, count: group.count });
             first += group.count;
-            (group.count, self.model.sample_encoder_ns(&run, typical) / u64::from(group.count))
+            (group.count, self.model.sample_encoder_stage_ns(&run, typical, stage) / u64::from(group.count))
         });
         groups.collect()
     }
@@ -73,14 +75,17 @@ impl StepScheduler {
     /// has worked least before it. Each microbatch may be even only as a whole, as where it has one image for two
     /// replicas.
     fn turned(&self, mut placement: Placement) -> Placement {
-        let replicas = self.settings.layout.encoder.dp as usize;
-        let node_of: Vec<usize> = (0..replicas as u32).map(|replica| self.node(Rank(replica))).collect();
+        let layout = self.settings.layout;
+        let (replicas, pp) = (layout.encoder.dp as usize, layout.encoder.pp as usize);
+        let node_of: Vec<usize> = (0..replicas as u32).map(|replica| self.encoder_node(replica)).collect();
         let mut worked_ns = vec![0u64; replicas];
         for (llm, encoder) in placement.llm.iter().zip(&mut placement.encoder) {
             let column = predict::column(self, llm, encoder);
             let ns = |replica: usize| {
-                let prediction = &column.predictions[replica];
-                prediction.forward_ns.saturating_add(prediction.backward_ns)
+                let stages = &column.predictions[replica * pp..(replica + 1) * pp];
+                let sum =
+                    |prediction: &Prediction| prediction.forward_ns.saturating_add(prediction.backward_ns);
+                stages.iter().map(sum).max().unwrap_or(0)
             };
             let mut longest: Vec<usize> = (0..replicas).collect();
             longest.sort_by_key(|&share| (node_of[share], Reverse(ns(share)), share));

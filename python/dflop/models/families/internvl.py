@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from torch import nn
 
     from dflop.models.media import MediaFile
 
@@ -59,8 +60,12 @@ class InternVl(TileFamily):
         """See `TileFamily.embed`."""
         return model.vision_tower.embeddings(inputs_N)
 
-    def layers(self, model: Any) -> Sequence[Any]:
-        """See `TileFamily.layers`."""
+    def before_layers(self, model: Any) -> Sequence[nn.Module]:
+        """See `FamilyAdapter.before_layers`."""
+        return [model.vision_tower.embeddings]
+
+    def tower_layers(self, model: Any) -> Any:
+        """See `FamilyAdapter.tower_layers`."""
         return model.vision_tower.encoder.layer
 
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:

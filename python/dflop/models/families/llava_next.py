@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from torch import nn
+
     from dflop.models.media import MediaFile
 
 
@@ -61,8 +63,12 @@ class LlavaNext(TileFamily):
         tower = inner_tower(model.vision_tower)
         return tower.pre_layrnorm(tower.embeddings(inputs_N))
 
-    def layers(self, model: Any) -> Sequence[Any]:
-        """See `TileFamily.layers`."""
+    def before_layers(self, model: Any) -> Sequence[nn.Module]:
+        """See `FamilyAdapter.before_layers`."""
+        return [(tower := inner_tower(model.vision_tower)).embeddings, tower.pre_layrnorm]
+
+    def tower_layers(self, model: Any) -> Any:
+        """See `FamilyAdapter.tower_layers`."""
         return inner_tower(model.vision_tower).encoder.layers
 
     def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:

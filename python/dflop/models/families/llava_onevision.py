@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from torch import nn
+
     from dflop.models.media import MediaFile
 
 
@@ -61,8 +63,12 @@ class LlavaOnevision(TileFamily):
         """See `TileFamily.embed`."""
         return inner_tower(model.vision_tower).embeddings(inputs_N)
 
-    def layers(self, model: Any) -> Sequence[Any]:
-        """See `TileFamily.layers`."""
+    def before_layers(self, model: Any) -> Sequence[nn.Module]:
+        """See `FamilyAdapter.before_layers`."""
+        return [inner_tower(model.vision_tower).embeddings]
+
+    def tower_layers(self, model: Any) -> Any:
+        """See `FamilyAdapter.tower_layers`."""
         return inner_tower(model.vision_tower).encoder.layers
 
     def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:

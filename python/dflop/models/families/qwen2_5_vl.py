@@ -24,6 +24,11 @@ class Qwen25Vl(PatchFamily):
     has_time = True
 
     @property
+    def encoder_width(self) -> int:
+        """See `PatchFamily.encoder_width`."""
+        return self.vision.hidden_size
+
+    @property
     def window_size(self) -> int | None:
         """See `PatchFamily.window_size`."""
         return self.vision.window_size

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from torch import nn
+
     from dflop.models.media import MediaFile
 
 _FRAMES_PER_TOKEN = 2
@@ -45,6 +47,7 @@ class Qwen2Audio(TileFamily):
     model_class = Qwen2AudioForConditionalGeneration
     encoder_parts = ("audio_tower", "multi_modal_projector")
     encoder_config = "audio_config"
+    runs_read_inputs = True
 
     def __init__(self, model_dir: Path) -> None:
         super().__init__(model_dir)
@@ -68,8 +71,17 @@ class Qwen2Audio(TileFamily):
         hidden_NVP = F.gelu(tower.conv2(hidden_NVF))
         return hidden_NVP.permute(0, 2, 1) + tower.embed_positions.weight
 
-    def layers(self, model: Any) -> Sequence[Any]:
-        """See `TileFamily.layers`."""
+    @property
+    def encoder_width(self) -> int:
+        """See `TileFamily.encoder_width`."""
+        return self.vision.d_model
+
+    def before_layers(self, model: Any) -> Sequence[nn.Module]:
+        """See `FamilyAdapter.before_layers`."""
+        return [(tower := model.audio_tower).conv1, tower.conv2, tower.embed_positions]
+
+    def tower_layers(self, model: Any) -> Any:
+        """See `FamilyAdapter.tower_layers`."""
         return model.audio_tower.layers
 
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:

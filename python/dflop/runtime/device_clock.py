@@ -1,0 +1,210 @@
+"""The clock of a rehearsed rank: that of the device it stands for, which its process runs ahead of.
+
+    start of an action = max(end of the action before it on the rank,
+                             end of each input's action + its predicted transfer,
+                             the moment when the process comes to it)
+    end of an action   = start + predicted duration
+
+A process that feeds a GPU issues an action while the one before it runs. So does a process here: it comes to
+an action when the one before it has begun, and what it sends carries the end that is to come. How late the
+system wakes a process, and how long a message takes on this machine, then shows only where it outlasts the
+action that runs meanwhile, as on a GPU. Between machines a message leaves when its action ends, and counts
+from its arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dflop.runtime.failure import talking
+from dflop.runtime.spans import SpanRecorder, clock_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dflop.runtime.mesh import Mesh
+
+MARGIN_NS = 2_000_000
+"""From the moment when all ranks are there to the start of a step, so that none comes late to it."""
+MARGIN_OF_RANK_NS = 500_000
+"""The same, for each rank of this machine: they wake one after the other on few cores."""
+
+
+def sleep_until(moment_ns: int) -> None:
+    """Returns at `moment_ns` of the steady clock, or at once where that is over.
+
+    Args:
+        moment_ns: As `time.monotonic_ns` has it.
+    """
+    left = moment_ns - time.monotonic_ns()
+    if left > 0:
+        time.sleep(left / 1e9)
+
+
+class DeviceClock:
+    """When the device of this rank is free and its inputs are there, in ns of this machine's steady clock."""
+
+    def __init__(
+        self,
+        clock: int,
+        clocks: Sequence[int],
+        now: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[int], None] = sleep_until,
+    ) -> None:
+        """Before the first step.
+
+        Args:
+            clock: Of this rank's machine, as `clock_number` has it.
+            clocks: Of the machine of each rank.
+            now: The steady clock.
+            sleep: Returns at a moment of it.
+        """
+        self.clock = clock
+        self._is_here = [other == clock for other in clocks]
+        self._now = now
+        self._sleep = sleep
+        self._free_ns = 0
+        self._arrived_ns = 0
+        self.start_ns = 0
+        """Of the action under way."""
+        self.end_ns = 0
+        """Of the action under way."""
+
+    @property
+    def num_here(self) -> int:
+        """Ranks of this machine."""
+        return sum(self._is_here)
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all ranks read this clock."""
+        return all(self._is_here)
+
+    def begin(self, start_ns: int) -> None:
+        """A step begins at `start_ns`."""
+        self._free_ns = self.start_ns = self.end_ns = start_ns
+        self._arrived_ns = 0
+
+    def arrive(self, sent_ns: Sequence[int], transfer_ns: int) -> None:
+        """The inputs of the next action: ends of the actions that give them, and what a transfer takes."""
+        if sent_ns:
+            self._arrived_ns = max(sent_ns) + transfer_ns
+
+    def ready(self) -> int:
+        """When the device could start the next action; it takes no time unless `run` follows."""
+        self.start_ns = self.end_ns = max(self._free_ns, self._arrived_ns)
+        return self.start_ns
+
+    def join(self, start_ns: int) -> None:
+        """Ranks start the action under way together: not before `start_ns`."""
+        self.start_ns = self.end_ns = max(self.start_ns, start_ns)
+
+    def run(self, duration_ns: int, receivers: Sequence[int] = ()) -> int:
+        """Runs the action under way, as far as its process has to do with it.
+
+        Args:
+            duration_ns: What it takes.
+            receivers: Ranks that get what it gives.
+
+        Returns:
+            Its end, which may be to come; it is over where a receiver is on another machine.
+        """
+        self.start_ns = max(self.start_ns, self._now())
+        self.end_ns = self.start_ns + duration_ns
+        is_apart = any(not self._is_here[rank] for rank in receivers)
+        self._sleep(self.end_ns if is_apart else self.start_ns)
+        return self.end_ns
+
+    def finish(self) -> None:
+        """The action under way is issued: the device is free at its end."""
+        self._free_ns = self.end_ns
+        self._arrived_ns = 0
+
+    def wait(self) -> None:
+        """Returns at the end of the action under way."""
+        self._sleep(self.end_ns)
+
+
+def clock_number() -> int:
+    """A number that ranks of one machine have alike."""
+    return int.from_bytes(clock_name().encode()[:7], "big")
+
+
+def device_clock(mesh: Mesh) -> DeviceClock:
+    """The clock of this rank. Every rank must call it; blocks until all have.
+
+    Args:
+        mesh: This rank's place.
+    """
+    own = torch.tensor([clock_number()], dtype=torch.int64)
+    gathered = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
+    with talking("tell machines apart"):
+        dist.all_gather(gathered, own, group=mesh.control)
+    return DeviceClock(int(own), [int(clock) for clock in gathered])
+
+
+def start_together(clock: DeviceClock, mesh: Mesh) -> None:
+    """Begins a step at one moment on all ranks of a machine. Every rank must call it; blocks until all have.
+
+    Args:
+        clock: Of this rank.
+        mesh: This rank's place.
+    """
+    own = torch.tensor([time.monotonic_ns(), clock.clock], dtype=torch.int64)
+    gathered = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
+    with talking("start a step together"):
+        dist.all_gather(gathered, own, group=mesh.control)
+    last_ns = max(int(one[0]) for one in gathered if int(one[1]) == clock.clock)
+    clock.begin(last_ns + MARGIN_NS + MARGIN_OF_RANK_NS * clock.num_here)
+
+
+def meet(clock: DeviceClock, group: dist.ProcessGroup) -> None:
+    """Has the action under way start when it can on all ranks of a group, each of which must call it; blocks.
+
+    Args:
+        clock: Of this rank.
+        group: The ranks.
+    """
+    if clock.is_one_machine:
+        latest = torch.tensor([clock.start_ns], dtype=torch.int64)
+        dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
+        clock.join(int(latest))
+    else:
+        # Clocks of several machines cannot be compared: all wait for the last.
+        clock.wait()
+        dist.barrier(group=group)
+        clock.join(time.monotonic_ns())
+
+
+class DeviceRecorder(SpanRecorder):
+    """Spans by the clock of the device that a rank stands for."""
+
+    def __init__(self, rank: int, clock: DeviceClock) -> None:
+        """Nothing recorded yet.
+
+        Args:
+            rank: This rank.
+            clock: Its device's.
+        """
+        super().__init__(rank, torch.device("cpu"))
+        self._device_clock = clock
+
+    def begin(self) -> None:
+        """Starts a step, at the moment at which the clock does."""
+        super().begin()
+        self._start_ns = self._device_clock.start_ns
+
+    def now(self) -> int:
+        """When the device could start the next action."""
+        return self._device_clock.ready()
+
+    def add(self, action: str, start: int | torch.cuda.Event) -> None:
+        """The action under way, as the device runs it."""
+        del start
+        clock = self._device_clock
+        self._marks.append((action, clock.start_ns, clock.end_ns))
+        clock.finish()

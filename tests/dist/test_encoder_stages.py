@@ -1,0 +1,161 @@
+"""An encoder cut into stages: the gradient is that of one process, for every family with a tower."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conformance import SETTINGS
+from lists import random_lists
+from ranks import results, run_ranks
+from test_conformance_ranks import Case, shared_out
+from test_gradients import AWARE, BLIND, SPLIT, check, one_process
+from toy_run import SEED, RankParts, make_schedule, warm_model_dir, write_plan
+
+from dflop.models import load_adapter
+from dflop.models.recipes import freeze
+
+NUM_LAYERS = 4
+
+
+def deepen(model_dir, **changes):
+    """Gives the tiny model an encoder of as many layers; `changes` go into the configuration."""
+    path = model_dir / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"]["num_hidden_layers"] = NUM_LAYERS
+    path.write_text(json.dumps({**config, **changes}))
+    return model_dir
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return deepen(warm_model_dir(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir, tmp_path_factory):
+    return one_process(model_dir, tmp_path_factory.mktemp("pretrained"))
+
+
+def name(value):
+    return "e{}xpp{}-l{}xpp{}".format(*value) if isinstance(value, tuple) else str(value)
+
+
+# Replicas and stages of the encoder, replicas and stages of the LLM.
+LAYOUTS = [(1, 2, 1, 1), (1, 3, 1, 1), (2, 2, 1, 1), (2, 3, 1, 1), (1, 2, 2, 1), (2, 2, 2, 2), (1, 4, 1, 2)]
+
+
+def plan_of(path, layout, llm, **options):
+    encoder_dp, encoder_pp, llm_dp, llm_pp = layout
+    return write_plan(
+        path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), encoder_pp=encoder_pp, **options
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name)
+@pytest.mark.parametrize("arm", ["blind", "aware"])
+def test_gradients_equal_those_of_one_process(arm, layout, model_dir, expected, tmp_path):
+    """Microbatches of uneven counts, of text alone, and an empty one, under 1F1B."""
+    llm = {"blind": BLIND, "aware": AWARE}[arm][layout[2]]
+    plan = plan_of(tmp_path, layout, llm)
+    check(plan, make_schedule(llm, layout[0]), model_dir, expected, tmp_path)
+
+
+@pytest.mark.parametrize("layout", [(1, 3, 1, 1), (2, 2, 1, 1)], ids=name)
+def test_any_action_list_gives_them(layout, model_dir, expected, tmp_path):
+    """Each rank in an order of its own, backwards in one and in two."""
+    llm = AWARE[layout[2]]
+    plan = plan_of(tmp_path, layout, llm)
+    schedule = make_schedule(llm, layout[0], actions=random_lists(plan, len(llm), 3))
+    check(plan, schedule, model_dir, expected, tmp_path)
+
+
+def test_samples_in_parts_give_them(model_dir, expected, tmp_path):
+    """A video and several images on two replicas of two stages each."""
+    llm = AWARE[1]
+    plan = plan_of(tmp_path, (2, 2, 1, 1), llm)
+    schedule = make_schedule(llm, 2, encoder=SPLIT[2, 1])
+    check(plan, schedule, model_dir, expected, tmp_path)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_states_cut_among_replicas_give_them(zero, model_dir, expected, tmp_path):
+    llm = AWARE[1]
+    plan = plan_of(tmp_path, (2, 2, 1, 1), llm, zero=zero)
+    check(plan, make_schedule(llm, 2), model_dir, expected, tmp_path)
+
+
+def test_uneven_cuts_give_them(model_dir, expected, tmp_path):
+    """Three encoder layers before one, one LLM layer before three, as the layout says."""
+    llm = AWARE[1]
+    plan = plan_of(tmp_path, (1, 2, 1, 2), llm, encoder_cut=[3, 1], llm_cut=[1, 3])
+    assert [plan.encoder_layers(stage, 4) for stage in (0, 1)] == [(0, 3), (3, 1)]
+    assert [plan.llm_layers(stage, 4) for stage in (2, 3)] == [(0, 1), (1, 3)]
+    check(plan, make_schedule(llm, 1), model_dir, expected, tmp_path)
+
+
+@pytest.mark.parametrize("layers", [[-2, -1], [1, -2]], ids=str)
+def test_older_hidden_states_reach_the_projector(layers, tmp_path):
+    """The projector reads two hidden states: the older one passes with the other from stage to stage."""
+    model_dir = deepen(warm_model_dir(tmp_path / "model"), vision_feature_layer=layers)
+    expected = one_process(model_dir, tmp_path / "pretrained")
+    llm = AWARE[1]
+    plan = plan_of(tmp_path, (1, 3, 1, 1), llm)
+    check(plan, make_schedule(llm, 1), model_dir, expected, tmp_path)
+
+
+def test_a_frozen_encoder_passes_no_gradient(model_dir, expected, tmp_path):
+    """What trains has the gradient of one process, and no stage of the tower computes any."""
+    llm = AWARE[1]
+    plan = plan_of(tmp_path, (1, 3, 1, 1), llm)
+    _, gradients = expected
+
+    def prepare(pieces):
+        for piece in pieces.values():
+            freeze(piece, "frozen-encoder")
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index, prepare_pieces=prepare)
+        loss = parts.step(make_schedule(llm, 1))
+        found = {key: p.grad.numpy() for key, p in parts.gradients.parameters.items()}
+        held = {key for piece in parts.pieces.values() for key, _ in piece.named_parameters()}
+        return loss, found, held
+
+    found = results(run_ranks(plan.num_ranks, rank, tmp_path))
+    assert sum(loss for loss, _, _ in found) == pytest.approx(expected[0], rel=1e-6)
+    assert [set(of_rank) for _, of_rank, _ in found[:2]] == [set(), set()]
+    trained = {key: torch.from_numpy(g) for _, of_rank, _ in found for key, g in of_rank.items()}
+    assert {key for key in trained if "multi_modal_projector" in key}
+    assert not {key for key in trained if "vision_tower" in key}
+    for key, gradient in trained.items():
+        error = float((gradient - gradients[key]).norm())
+        assert error <= 1e-5 * max(float(gradients[key].norm()), 1e-6), key
+    # Together the ranks hold the whole model, each parameter once.
+    held = [key for _, _, of_rank in found for key in of_rank]
+    assert sorted(held) == sorted(gradients)
+
+
+SUITE = ("llava_onevision", "qwen2_5_vl", "qwen2_audio")
+
+
+@pytest.mark.parametrize(
+    "family", [f if f in SUITE else pytest.param(f, marks=pytest.mark.layouts) for f in SETTINGS]
+)
+def test_every_family_has_them(family, tmp_path):
+    """Two encoder replicas of as many stages as the tiny tower has layers; a microbatch of text alone, an empty one."""
+    case = Case(family, tmp_path)
+    encoder_pp = load_adapter(case.model_dir).num_run_layers
+    assert encoder_pp > 1
+    last = len(case.samples) - 1
+    llm = [[[last, 0]], [[]], [list(range(1, last))]]
+    plan = write_plan(
+        tmp_path / "plan.json", 2, 1, 1, len(llm), encoder_pp=encoder_pp, global_batch_size=len(case.samples)
+    )
+    case.check(plan, llm, shared_out(case.samples, llm))
+
+
+def test_a_run_of_layers_that_is_none_is_refused(model_dir):
+    adapter = load_adapter(model_dir)
+    with pytest.raises(ValueError, match="layers 3 to 6 of an encoder of 4"):
+        adapter.build_encoder(torch.device("cpu"), torch.float32, SEED, range(3, 6))
