@@ -6,8 +6,8 @@ mod fixture;
 use dflop_cost::{CostModel, microbatches_in_flight};
 use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings};
 use dflop_types::{
-    ActionKind, Component, ComponentLayout, EncoderShare, Hint, LayerCut, Layout, ModelProfile,
-    PipelineOrder, Rank, SampleIndex, SampleShape, Schedule, StageIndex,
+    ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, ModelProfile, PipelineOrder, Rank,
+    SampleIndex, SampleShape, Schedule, StageIndex,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -18,11 +18,6 @@ fn layout(encoder_dp: u32, llm_pp: u32, replicas: u32) -> Layout {
         ComponentLayout { tp: 1, pp: 1, dp: encoder_dp },
         ComponentLayout { tp: 1, pp: llm_pp, dp: replicas },
     )
-}
-
-/// The same with so many encoder stages.
-fn with_stages(layout: Layout, pp: u32) -> Layout {
-    Layout { encoder: ComponentLayout { pp, ..layout.encoder }, ..layout }
 }
 
 fn settings(layout: Layout, num_microbatches: u32) -> StepSettings {
@@ -56,71 +51,9 @@ fn check(scheduler: &StepScheduler, schedule: &Schedule, batch: &[SampleIndex], 
     assert_eq!(timeline.makespan_ns, schedule.predicted_makespan_ns);
 }
 
-/// Two encoder stages: each action once on each of four ranks; an encoder rank holds a part of the model, and the step of
-/// one microbatch takes the encoder's whole time before its features leave.
-#[test]
-fn encoder_stages_are_ranks_of_their_own() {
-    let shapes = fixture::shapes(24, 3);
-    let batch = indices(24);
-    let whole = scheduler(settings(layout(1, 2, 1), 4), shapes.clone(), 1);
-    let staged = scheduler(settings(with_stages(layout(1, 2, 1), 2), 4), shapes.clone(), 1);
-    assert_eq!(
-        staged.encoder_stages().iter().map(|s| s.num_layers).sum::<u32>(),
-        staged.model().num_encoder_layers()
-    );
-    let schedule = staged.schedule(0, &batch, Arm::AWARE).unwrap();
-    check(&staged, &schedule, &batch, &shapes);
-    let timeline = staged.simulate(&schedule).unwrap();
-    let of_rank = |rank| timeline.spans.iter().filter(|span| span.rank == Rank(rank)).count();
-    assert_eq!([0, 1, 2, 3].map(of_rank), [8; 4]);
-    let memory = staged.memory(&schedule).unwrap();
-    assert_eq!(memory.len(), 4);
-    let parameters: u64 = memory[..2].iter().map(|peak| peak.parameter_bytes).sum();
-    let other = whole.schedule(0, &batch, Arm::AWARE).unwrap();
-    assert_eq!(parameters, whole.memory(&other).unwrap()[0].parameter_bytes);
-    // The same placement on both: a forward of the encoder takes as long in stages as in one.
-    let (one, two) = (whole.step_input(&schedule).unwrap(), staged.step_input(&schedule).unwrap());
-    for microbatch in 0..4 {
-        let of = |rows: &[Vec<u64>]| rows.iter().map(|row| row[microbatch]).sum::<u64>();
-        assert_eq!(of(&one.forward_ns[..1]), of(&two.forward_ns[..2]));
-        assert_eq!(of(&one.backward_ns[..1]), of(&two.backward_ns[..2]));
-    }
-}
-
-/// A cut that is not of the model's layers, and stages that exceed them, are refused by their numbers.
-#[test]
-fn a_cut_of_other_layers_is_refused() {
-    let model = CostModel::new(&fixture::model_profile()).unwrap();
-    let (encoder_layers, llm_layers) = (model.num_encoder_layers(), model.num_llm_layers());
-    let error = |layout| {
-        StepScheduler::new(settings(layout, 2), model.clone(), fixture::shapes(4, 1), 0)
-            .unwrap_err()
-            .to_string()
-    };
-    let cut = |layers: &[u32]| Some(LayerCut::new(layers).unwrap());
-    let too_many = llm_layers + 1;
-    assert_eq!(
-        error(Layout { llm_cut: cut(&[1, too_many]), ..layout(1, 2, 1) }),
-        format!(
-            "llm layers 1+{too_many} are {} in 2 stages, the model has {llm_layers} in the LLM backbone and the layout llm pp 2",
-            too_many + 1
-        )
-    );
-    let stages = encoder_layers + 1;
-    assert_eq!(
-        error(with_stages(layout(1, 1, 1), stages)),
-        format!("encoder pp {stages} exceeds the {encoder_layers} layers of the encoder")
-    );
-    let uneven = Layout { llm_cut: cut(&[llm_layers - 1, 1]), ..layout(1, 2, 1) };
-    let scheduler = StepScheduler::new(settings(uneven, 2), model.clone(), fixture::shapes(4, 1), 0).unwrap();
-    assert_eq!(scheduler.stages().iter().map(|s| s.num_layers).collect::<Vec<_>>(), [llm_layers - 1, 1]);
-}
-
 #[test]
 fn every_layout_and_batch_gives_a_sound_schedule() {
-    let staged = [with_stages(layout(1, 1, 1), 2), with_stages(layout(2, 2, 2), 3)];
-    let plain = [layout(1, 1, 1), layout(1, 1, 2), layout(2, 1, 1), layout(1, 2, 1), layout(2, 2, 3)];
-    let layouts = plain.into_iter().chain(staged);
+    let layouts = [layout(1, 1, 1), layout(1, 1, 2), layout(2, 1, 1), layout(1, 2, 1), layout(2, 2, 3)];
     let texts: Vec<SampleShape> = (1..20).map(|i| fixture::sample(0, 0, 30 * i)).collect();
     let batches = [
         ("mixed", fixture::shapes(37, 1)),
@@ -383,13 +316,12 @@ proptest! {
     #[test]
     fn parts_are_never_slower_than_whole_samples(
         seed: u64, count in 1usize..20, frames in prop::collection::vec(1u32..200, 0..4),
-        encoder_dp in 1u32..6, encoder_pp in 1u32..3, llm_pp in 1u32..3, llm_dp in 1u32..4, m in 1u32..5, dealt: u64
+        encoder_dp in 1u32..6, llm_pp in 1u32..3, llm_dp in 1u32..4, m in 1u32..5, dealt: u64
     ) {
         let mut shapes = fixture::shapes(count, seed);
         shapes.extend(frames.iter().map(|&frames| fixture::video(frames, 49, 30)));
         let batch = indices(shapes.len());
-        let layout = with_stages(layout(encoder_dp, llm_pp, llm_dp), encoder_pp);
-        let scheduler = scheduler(settings(layout, m), shapes.clone(), seed);
+        let scheduler = scheduler(settings(layout(encoder_dp, llm_pp, llm_dp), m), shapes.clone(), seed);
         let schedule = scheduler.schedule(0, &batch, Arm::AWARE).unwrap();
         check(&scheduler, &schedule, &batch, &shapes);
         for (deal, column) in schedule.llm.iter().enumerate() {

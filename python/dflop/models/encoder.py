@@ -50,6 +50,9 @@ def numbered(layers: Any) -> list[tuple[int, Any]]:
 
     Args:
         layers: Hugging Face's list, or of a run of them a dictionary by number.
+
+    Returns:
+        (number, layer), in order.
     """
     if isinstance(layers, nn.ModuleDict):
         return [(int(number), layer) for number, layer in layers.items()]
@@ -141,6 +144,10 @@ class RunsEncoder(Protocol):
         """See `FamilyAdapter.row_width`."""
         ...
 
+    def encoder_run(self, layers: range | None) -> EncoderRun:
+        """See `FamilyAdapter.encoder_run`."""
+        ...
+
     def layers_in_order(self, model: Any) -> list[nn.Module]:
         """See `FamilyAdapter.layers_in_order`."""
         ...
@@ -149,11 +156,11 @@ class RunsEncoder(Protocol):
 class Encoder(nn.Module):
     """The encoder with its projector, or a run of its layers; parameters have the whole model's names."""
 
-    def __init__(self, whole: nn.Module, family: RunsEncoder, run: EncoderRun) -> None:
+    def __init__(self, whole: nn.Module, family: RunsEncoder, run: EncoderRun | None = None) -> None:
         super().__init__()
         self.model = part_of(whole.get_submodule("model"), family.encoder_parts)
         self.family = family
-        self.run = run
+        self.run = run or family.encoder_run(None)
 
     def layers_in_order(self) -> list[nn.Module]:
         """Its layers that a forward runs, in their order."""

@@ -78,6 +78,9 @@ def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
     Args:
         plan: The layout.
         adapter: Of the model.
+
+    Returns:
+        By stage.
     """
     within = range(1, plan.encoder_stages)
     first_layers = [plan.encoder_layers(stage, adapter.num_run_layers)[0] for stage in within]
@@ -94,6 +97,9 @@ def stages_of(
         pieces: Frozen where the recipe says so.
         mesh: This rank's place.
         gradients: Of the pieces.
+
+    Returns:
+        Ready for the first step.
     """
     last, last_encoder = mesh.plan.num_stages - 1, mesh.plan.encoder_stages - 1
     return {
@@ -114,6 +120,9 @@ def trains_tower(piece: nn.Module) -> bool:
 
     Args:
         piece: A stage of the encoder; it has at least one layer.
+
+    Returns:
+        False where the recipe freezes the tower.
     """
     of_tower = [p for name, p in piece.named_parameters() if component_of(name) == "encoder"]
     return any(p.requires_grad for p in of_tower)

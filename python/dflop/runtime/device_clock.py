@@ -139,6 +139,9 @@ def device_clock(mesh: Mesh) -> DeviceClock:
 
     Args:
         mesh: This rank's place.
+
+    Returns:
+        Before the first step.
     """
     own = torch.tensor([clock_number()], dtype=torch.int64)
     gathered = [torch.empty_like(own) for _ in range(mesh.num_ranks)]

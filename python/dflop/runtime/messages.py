@@ -144,6 +144,9 @@ class Messages:
             is_gradient: Whether they are gradients.
             received: The messages.
             transfers: What came from where.
+
+        Returns:
+            The rows in their places.
         """
         if not received:
             width = self._width(stage, is_gradient)

@@ -3,9 +3,9 @@
     leader: schedule --simulator--> spans --broadcast--> times of each rank's actions
     rank:   0F3: message here? -> sleep to its start -> its end sent to the ranks that hold its samples
 
-`device_clock.py` says when an action starts and ends. What is real: the ranks and their groups, the scheduler,
-the action lists, the order of all messages, the agreement of the ranks before each step. What is not:
-tensors, media, times.
+`device_clock.py` says when an action starts and ends. What is real: the ranks and their groups, the
+scheduler, the action lists, the order of all messages, the agreement of the ranks before each step. What is
+not: tensors, media, times.
 """
 
 from __future__ import annotations
