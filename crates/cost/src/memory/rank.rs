@@ -149,7 +149,8 @@ impl CostModel {
                 let behind = if stage.is_last { 0 } else { hidden };
                 let result = next.map_or(behind, |next| next.kept);
                 // And it makes the gradient of that while it runs back.
-                let gradient = next.map_or(behind, |next| next.kept.min(next.workspace));
+                let gradient =
+                    next.map_or(behind.min(of_one.workspace), |next| next.kept.min(next.workspace));
                 let own = if index + 1 == bytes.len() { outgoing } else { gradient };
                 Piece { result, gradient, ..Piece::new(&of_one, count, own) }
             })

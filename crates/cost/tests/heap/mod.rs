@@ -136,8 +136,14 @@ impl Rank<'_> {
                 if stage.is_first {
                     add("encoder_embedding", 1, encoder, [270 * encoder, 130 * encoder], 130 * encoder);
                 }
-                let next = if stage.is_last { [70 * encoder, 60 * encoder] } else { [hidden; 2] };
-                add("encoder_layer", stage.num_layers, encoder, next, next[1]);
+                // A layer makes the gradient of its input in its workspace.
+                let behind = [hidden, hidden.min(60 * encoder)];
+                let (next, own) = if stage.is_last {
+                    ([70 * encoder, 60 * encoder], 60 * encoder)
+                } else {
+                    (behind, hidden)
+                };
+                add("encoder_layer", stage.num_layers, encoder, next, own);
                 if stage.is_last {
                     add("projector", 1, encoder, [0, 0], self.borders(j).1);
                 }
