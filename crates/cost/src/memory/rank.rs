@@ -68,6 +68,7 @@ impl CostModel {
         let part_of = |bytes: u64| bytes.div_ceil(u64::from(sharding.degree));
         let of_all = |of_one: fn(&Module) -> u64| match part {
             RankPart::Encoder => self.over_encoder(of_one),
+            RankPart::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
             RankPart::Stage(stage) => self.over_stage(stage, of_one),
         };
         let own_bytes = part_of(if self.holding.has_masters {
