@@ -436,14 +436,8 @@ fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
 }
 
 fn part() -> impl Strategy<Value = RankPart> {
-    (0u32..7, any::<bool>(), any::<bool>()).prop_map(|(num_layers, is_first, is_last)| match num_layers {
+    (0u32..4, any::<bool>(), any::<bool>()).prop_map(|(num_layers, is_first, is_last)| match num_layers {
         0 => RankPart::Encoder,
-        4.. => {
-            let num_layers = num_layers - 3;
-            // Three layers in all; one in the middle where the run is neither first nor last.
-            let first_layer = if is_first { 0 } else { 3 - num_layers };
-            RankPart::EncoderStage(EncoderLayers { first_layer, num_layers, is_first, is_last })
-        }
         _ => RankPart::Stage(StageLayers { num_layers, is_first, is_last }),
     })
 }

@@ -130,7 +130,9 @@ mod tests {
                 pipeline_order: PipelineOrder::OneFOneB,
                 memory_budget_bytes: None,
             };
-            let model = CostModel::new(&fixture::model_profile()).unwrap();
+            let mut profile = fixture::model_profile();
+            profile.modules.get_mut("encoder_layer").expect("it is there").count = 3;
+            let model = CostModel::new(&profile).unwrap();
             let work = BatchWork::new(&model, &shapes, &batch);
             let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();
             let bound_ns = makespan_min_ns(scheduler.model(), &candidate, scheduler.stages(), &work);

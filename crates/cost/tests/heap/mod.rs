@@ -131,23 +131,6 @@ impl Rank<'_> {
                 add("encoder_layer", 3, encoder, [70 * encoder, 60 * encoder], 60 * encoder);
                 add("projector", 1, encoder, [0, 0], self.borders(j).1);
             }
-            RankPart::EncoderStage(stage) if encoder > 0 => {
-                let hidden = HIDDEN * encoder;
-                if stage.is_first {
-                    add("encoder_embedding", 1, encoder, [270 * encoder, 130 * encoder], 130 * encoder);
-                }
-                // A layer makes the gradient of its input in its workspace.
-                let behind = [hidden, hidden.min(60 * encoder)];
-                let (next, own) = if stage.is_last {
-                    ([70 * encoder, 60 * encoder], 60 * encoder)
-                } else {
-                    (behind, hidden)
-                };
-                add("encoder_layer", stage.num_layers, encoder, next, own);
-                if stage.is_last {
-                    add("projector", 1, encoder, [0, 0], self.borders(j).1);
-                }
-            }
             RankPart::Stage(stage) if llm > 0 => {
                 let hidden = HIDDEN * llm;
                 add("llm_embedding", u32::from(stage.is_first), llm, [hidden; 2], hidden);
@@ -161,9 +144,6 @@ impl Rank<'_> {
             first.kept += INPUTS * llm;
             first.kept -= if stage.is_first { 0 } else { self.borders(j).0 };
         }
-        if let (RankPart::EncoderStage(_), Some(first)) = (self.part, layers.first_mut()) {
-            first.kept -= self.borders(j).0;
-        }
         layers
     }
 
@@ -172,13 +152,7 @@ impl Rank<'_> {
         let hidden = HIDDEN * microbatch.shape.total_llm_tokens();
         match self.part {
             RankPart::Encoder => (0, HIDDEN * microbatch.feature_tokens),
-            RankPart::EncoderStage(stage) => {
-                // Without the bytes of a layer's input, those of the LLM backbone are taken.
-                let hidden = HIDDEN * microbatch.shape.encoder_tokens();
-                let features = HIDDEN * microbatch.feature_tokens;
-                let incoming = if stage.is_first { 0 } else { hidden };
-                (incoming, if stage.is_last { features } else { hidden })
-            }
+            RankPart::EncoderStage(_) => unreachable!("stages of the encoder have tests of their own"),
             RankPart::Stage(stage) => (
                 if stage.is_first { HIDDEN * microbatch.feature_tokens } else { hidden },
                 if stage.is_last { 0 } else { hidden },
