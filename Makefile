@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-sim bench-prepare bench-loader docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-adapt bench-sim bench-prepare bench-loader docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -169,6 +169,10 @@ bench-schedule: setup $(DEV) ## Scheduler beside others: gap to the bound and ti
 bench-plan: setup $(DEV) ## The search for a plan: seconds, memory and regret by number of ranks (2 minutes, a quiet machine) -> bench/out/plan.json
 	cargo build --release --locked --quiet -p dflop-plan --example search
 	$(BIN)/python benches/plan.py bench/out/plan.json
+
+bench-adapt: setup $(DEV) ## Slow shapes and slow ranks: what correction wins back, costs and names (10 minutes) -> bench/out/adapt.json
+	cargo build --release --locked --quiet -p dflop-plan --example adapt
+	$(BIN)/python benches/adapt.py bench/out/adapt.json
 
 bench-sim: ## Simulator: time of a step by size -> bench/out/sim.json
 	$(call criterion,sim,sim)

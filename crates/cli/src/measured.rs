@@ -75,6 +75,26 @@ pub(crate) struct StepSchedule {
     pub(crate) schedule: Schedule,
 }
 
+/// One line of `events.jsonl`.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct StepEvent {
+    step: u64,
+    kind: String,
+    words: String,
+}
+
+impl StepEvent {
+    pub(crate) fn view(&self) -> dflop_report::EventView {
+        dflop_report::EventView { step: self.step, is_alarm: self.kind == "alarm", words: self.words.clone() }
+    }
+}
+
+impl Line for StepEvent {
+    fn problem(&self) -> Option<String> {
+        None
+    }
+}
+
 /// Nothing if every schedule of a run that says what it was made from was made from what stands beside the run now.
 ///
 /// `now` has the hash of each file that is there, by name: `plan` and `data_profile`.

@@ -116,6 +116,8 @@ fn report() -> Report {
         outliers: None,
         model: Some(model(&mut dice)),
         loss,
+        events: Vec::new(),
+        slow_steps: Vec::new(),
         warnings: vec![
             "3 of 1,024 predictions were outside the measured range of llm_layer and follow the last slope"
                 .to_owned(),

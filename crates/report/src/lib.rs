@@ -46,9 +46,60 @@ pub struct Report {
     pub model: Option<ModelProfile>,
     /// Training loss for each label token, by step.
     pub loss: Vec<(u64, f64)>,
+    /// Alarms and decisions, in the order in which they came.
+    pub events: Vec<EventView>,
+    /// The slowest steps, the worst first, with what made them slow.
+    pub slow_steps: Vec<SlowStep>,
     /// One sentence with a count for everything that would otherwise be done in silence (extrapolations, skipped
     /// samples).
     pub warnings: Vec<String>,
+}
+
+/// Something that happened during a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventView {
+    /// After which step.
+    pub step: u64,
+    /// Whether it is an alarm; else a decision about the correction.
+    pub is_alarm: bool,
+    /// What it was.
+    pub words: String,
+}
+
+/// A step, and what made it slow.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SlowStep {
+    /// Its number.
+    pub step: u64,
+    /// How it was scheduled.
+    pub arm: String,
+    /// What it took.
+    pub makespan_ns: u64,
+    /// Why, a sentence each.
+    pub words: Vec<String>,
+    /// Its critical path, the first action first.
+    pub path: Vec<PathLink>,
+}
+
+/// One action of a critical path.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PathLink {
+    /// Its name, as in `1F3`.
+    pub action: String,
+    /// Where it ran.
+    pub rank: u32,
+    /// Whether it is a forward.
+    pub is_forward: bool,
+    /// When it began, in nanoseconds since the start of the step.
+    pub start_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// What it was predicted to take, in nanoseconds.
+    pub predicted_ns: u64,
+    /// From the end of the action before it to its start, in nanoseconds.
+    pub gap_ns: u64,
+    /// The largest of its samples, in words.
+    pub samples: String,
 }
 
 /// What the heaviest samples do to a step of a plan. Times are forward and backward, in milliseconds.

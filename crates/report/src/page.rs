@@ -4,6 +4,7 @@ mod data;
 mod links;
 mod loss;
 mod model;
+mod path;
 mod plan;
 mod steps;
 mod times;
@@ -28,6 +29,8 @@ pub(crate) fn page(report: &Report) -> Markup {
     let sections: Vec<Section> = [
         steps::one_batch_twice(report),
         steps::idle(report),
+        path::slow_steps(report),
+        path::changes(report),
         times::pairs(report),
         times::prediction(report),
         plan::section(report),

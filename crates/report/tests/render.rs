@@ -427,3 +427,41 @@ proptest! {
         prop_assert_eq!(&drawn, &figure(&[("blind", &blind), ("aware", &aware)], "caption"));
     }
 }
+
+/// Why a step was slow and what changed: words, a drawing that names its actions, and all of it in tables.
+#[test]
+fn a_slow_step_is_explained() {
+    let link = |action: &str, rank, start_ns, end_ns| dflop_report::PathLink {
+        action: action.to_owned(),
+        rank,
+        is_forward: action.contains('F'),
+        start_ns,
+        end_ns,
+        predicted_ns: 1_000_000,
+        gap_ns: 0,
+        samples: format!("`{HOSTILE}`, a video"),
+    };
+    let step = dflop_report::SlowStep {
+        step: 412,
+        arm: "aware".to_owned(),
+        makespan_ns: 9_000_000,
+        words: vec!["It took 9.0 ms.".to_owned(), format!("rank 3 ran {HOSTILE}")],
+        path: vec![link("0F2", 3, 0, 4_000_000), link("1B2", 5, 4_000_000, 9_000_000)],
+    };
+    let event =
+        dflop_report::EventView { step: 40, is_alarm: true, words: "rank 3 takes 1.50 times".to_owned() };
+    let page = shown(&Report { slow_steps: vec![step], events: vec![event], ..Report::default() });
+    check(&page);
+    for text in [
+        "Why the slowest steps were slow",
+        "Step 412",
+        "0F2 on rank 3",
+        "Critical path of step 412: 2 actions on 2 ranks.",
+        "What changed",
+        "1 alarm",
+        "rank 3 takes 1.50 times",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(!page.contains("<script>alert") && !page.contains("5ec12e7"), "{page}");
+}

@@ -40,6 +40,7 @@ pub use adapt::watch::{Alarm, Cause, Watch};
 pub use arm::{Arm, Method, ParseArmError};
 pub use error::StepError;
 pub use giants::{GiantPolicy, GiantRule, ParseGiantPolicyError, giants};
+pub use judge::critical::Link;
 pub use judge::outlier::{Outlier, Outliers};
 pub use judge::predict::Coverage;
 pub use place::nodes::Traffic;

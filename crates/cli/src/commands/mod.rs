@@ -20,6 +20,7 @@ mod ready;
 mod rehearse;
 mod replay;
 mod report;
+mod report_path;
 mod scale;
 mod schedule;
 mod shell;

@@ -1,12 +1,13 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
 use super::counted;
+use super::report_path::slow_steps;
 use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
 use crate::comparison::{ArmSummary, Comparison, Steps, Waits};
 use crate::config;
-use crate::measured::{self, StepMetrics, StepSchedule, StepTrace};
+use crate::measured::{self, StepEvent, StepMetrics, StepSchedule, StepTrace};
 use dflop_cost::{CostModel, CostSettings};
 use dflop_data::table;
 use dflop_plan::Caveats;
@@ -39,6 +40,8 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         outliers: found.outliers(&arguments.dir)?,
         model: found.model.clone(),
         loss: found.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
+        events: found.events.iter().map(StepEvent::view).collect(),
+        slow_steps: found.slow_steps(&views)?,
         warnings: found.warnings()?,
     });
     let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
@@ -157,6 +160,7 @@ struct Found {
     metrics: Vec<StepMetrics>,
     traces: Vec<StepTrace>,
     schedules: Vec<StepSchedule>,
+    events: Vec<StepEvent>,
 }
 
 impl Found {
@@ -173,6 +177,7 @@ impl Found {
             metrics: measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default(),
             traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
             schedules: measured::read_lines(&schedules_path)?.unwrap_or_default(),
+            events: measured::read_lines(&run.join("events.jsonl"))?.unwrap_or_default(),
         };
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
             return Err(Failure::new(
@@ -240,6 +245,15 @@ impl Found {
             });
         }
         Ok(views)
+    }
+
+    /// The slowest steps, and why.
+    fn slow_steps(&self, views: &[StepView]) -> Result<Vec<dflop_report::SlowStep>, Failure> {
+        let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
+            return Ok(Vec::new());
+        };
+        let scheduler = StepScheduler::of_plan(plan, data, model, None, plan.seed)?;
+        slow_steps(&scheduler, data, views, &self.schedules, &self.metrics)
     }
 
     /// The global batch whose ratio of step times is nearest to the median: the figure shows a usual pair, not a lucky

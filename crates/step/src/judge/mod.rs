@@ -1,5 +1,6 @@
 //! Judge: the times and the memory that a schedule is predicted to take, and what measured steps say of that.
 
+pub(crate) mod critical;
 pub(crate) mod memory;
 pub(crate) mod outlier;
 pub(crate) mod predict;

@@ -1,0 +1,156 @@
+//! Why the slowest steps of a run were slow, in words: for `dflop report`.
+
+use crate::Failure;
+use crate::measured::{StepMetrics, StepSchedule};
+use dflop_report::{PathLink, SlowStep, StepView};
+use dflop_step::{Link, StepScheduler};
+use dflop_types::{ActionKind, Component, DataProfile, SampleIndex, SampleKind, Timeline, number};
+
+/// Steps that are explained.
+const NUM_SLOW: usize = 3;
+/// Steps before the first that is explained: in it ranks connect.
+const NUM_FIRST: usize = 1;
+
+/// The steps that took longest against their prediction, the worst first.
+pub(super) fn slow_steps(
+    scheduler: &StepScheduler,
+    data: &DataProfile,
+    views: &[StepView],
+    schedules: &[StepSchedule],
+    metrics: &[StepMetrics],
+) -> Result<Vec<SlowStep>, Failure> {
+    let over = |view: &StepView| {
+        let ns = |timeline: &Option<Timeline>| timeline.as_ref().map_or(0, |t| t.makespan_ns) as f64;
+        let predicted = ns(&view.predicted);
+        if predicted > 0.0 { ns(&view.measured) / predicted } else { 0.0 }
+    };
+    let mut order: Vec<&StepView> = views.iter().skip(NUM_FIRST.min(views.len().saturating_sub(1))).collect();
+    order.sort_by(|a, b| over(b).total_cmp(&over(a)).then(a.step.cmp(&b.step)));
+    let mut slow = Vec::new();
+    for view in order.into_iter().take(NUM_SLOW) {
+        let its = |s: &&StepSchedule| s.schedule.step == view.step && s.arm == view.arm;
+        let (Some(line), Some(timeline)) = (schedules.iter().find(its), &view.measured) else { continue };
+        let path = scheduler.critical_path(&line.schedule, timeline)?;
+        let told = Told { scheduler, data, line, view, timeline, path: &path };
+        let wait_ns =
+            metrics.iter().find(|m| m.step == view.step && m.arm == view.arm).map_or(0, |m| m.data_wait_ns);
+        slow.push(SlowStep {
+            step: view.step,
+            arm: view.arm.clone(),
+            makespan_ns: timeline.makespan_ns,
+            words: told.words(wait_ns),
+            path: path.iter().map(|link| told.link(link)).collect(),
+        });
+    }
+    Ok(slow)
+}
+
+struct Told<'a> {
+    scheduler: &'a StepScheduler,
+    data: &'a DataProfile,
+    line: &'a StepSchedule,
+    view: &'a StepView,
+    timeline: &'a Timeline,
+    path: &'a [Link],
+}
+
+impl Told<'_> {
+    fn words(&self, data_wait_ns: u64) -> Vec<String> {
+        let mut words = Vec::new();
+        let makespan_ns = self.timeline.makespan_ns;
+        let part = |ns: u64| number::percent(ns as f64 / makespan_ns.max(1) as f64);
+        let predicted_ns = self.view.predicted.as_ref().map_or(0, |t| t.makespan_ns);
+        let mut first =
+            format!("It took {}, {} were predicted.", number::ns(makespan_ns), number::ns(predicted_ns));
+        if data_wait_ns > makespan_ns / 20 {
+            first += &format!(" Before it all ranks waited {} for samples.", number::ns(data_wait_ns));
+        }
+        words.push(first);
+        let more_ns = |link: &Link| link.span.duration_ns().saturating_sub(link.predicted_ns);
+        let did = |kind: ActionKind| if kind == ActionKind::F { "forward" } else { "backward" };
+        let told = |link: &Link| {
+            let (action, samples) = (link.span.action, self.largest(link));
+            let what = samples.map_or_else(String::new, |sample| format!("; its largest sample is {sample}"));
+            format!(
+                "{} ran the {} of microbatch {} for {} ({} predicted){what}",
+                self.place(link),
+                did(action.kind),
+                action.microbatch,
+                number::ns(link.span.duration_ns()),
+                number::ns(link.predicted_ns),
+            )
+        };
+        if let Some(longest) = self.path.iter().max_by_key(|link| link.span.duration_ns()) {
+            words.push(format!("Longest on the critical path: {}.", told(longest)));
+        }
+        let late = self.path.iter().max_by_key(|link| more_ns(link));
+        if let Some(late) = late.filter(|link| more_ns(link) > makespan_ns / 50) {
+            let more = number::ns(more_ns(late));
+            words.push(format!("Furthest behind its prediction, by {more}: {}.", told(late)));
+        }
+        let by_rank = |rank: u32| -> u64 {
+            self.path.iter().filter(|l| l.span.rank.0 == rank).map(|l| l.span.duration_ns()).sum()
+        };
+        let busiest = self.path.iter().max_by_key(|link| (by_rank(link.span.rank.0), link.span.rank));
+        if let Some(busiest) = busiest {
+            let on_rank = part(by_rank(busiest.span.rank.0));
+            let under_way = part(self.path.iter().map(|link| link.gap_ns).sum());
+            words.push(format!(
+                "The others waited most for {}: it has {on_rank} of the step's time on the path. Messages, and what no action \
+                 explains, have {under_way}.",
+                self.place(busiest)
+            ));
+        }
+        words
+    }
+
+    fn place(&self, link: &Link) -> String {
+        let rank = link.span.rank;
+        let place = self.scheduler.settings().layout.coordinates(rank);
+        let name = place.map_or_else(String::new, |at| match at.component {
+            Component::Encoder => format!(" (encoder, replica {})", at.replica),
+            Component::Llm => format!(" (LLM stage {}, replica {})", at.stage.0, at.replica),
+            Component::Both => format!(" (stage {})", link.span.action.stage.0),
+        });
+        format!("rank {rank}{name}")
+    }
+
+    /// The sample with most tokens in an action, in words.
+    fn largest(&self, link: &Link) -> Option<String> {
+        let layout = self.scheduler.settings().layout;
+        let replica = layout.coordinates(link.span.rank)?.replica as usize;
+        let (schedule, microbatch) = (&self.line.schedule, link.span.action.microbatch as usize);
+        let is_encoder = link.span.action.stage.0 < layout.encoder.pp;
+        let tokens = |sample: SampleIndex| {
+            let shape = &self.data.samples[sample.index()].shape;
+            if is_encoder { shape.encoder_tokens() } else { u64::from(shape.llm_tokens) }
+        };
+        let samples: Vec<SampleIndex> = if is_encoder {
+            schedule.encoder.get(microbatch)?.get(replica)?.iter().map(|share| share.sample).collect()
+        } else {
+            schedule.llm.get(microbatch)?.get(replica)?.clone()
+        };
+        let largest = samples.into_iter().max_by_key(|&sample| (tokens(sample), sample))?;
+        let sample = self.data.samples.get(largest.index())?;
+        let segments: u64 = sample.shape.encoder_segments.iter().map(|s| u64::from(s.count)).sum();
+        let kind = match sample.kind {
+            SampleKind::Video => format!("a video of {}", number::counted(segments, "segment")),
+            kind => kind.to_string().replace('_', " "),
+        };
+        let of = if is_encoder { "encoder tokens" } else { "LLM tokens" };
+        Some(format!("`{}`, {kind}, {} {of}", sample.id, number::thousands(tokens(largest))))
+    }
+
+    fn link(&self, link: &Link) -> PathLink {
+        PathLink {
+            action: link.span.action.to_string(),
+            rank: link.span.rank.0,
+            is_forward: link.span.action.kind == ActionKind::F,
+            start_ns: link.span.start_ns,
+            end_ns: link.span.end_ns,
+            predicted_ns: link.predicted_ns,
+            gap_ns: link.gap_ns,
+            samples: self.largest(link).unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What has changed during a run, and why its slowest steps were slow.
+
+use super::Section;
+use crate::chart::{numbers, table, words};
+use crate::{Report, SlowStep};
+use dflop_types::number;
+use maud::{Markup, html};
+
+/// Lines of a table, at most.
+const MOST_ROWS: usize = 200;
+/// Width of a drawing, and height of a lane, in pixels.
+const WIDTH: f64 = 1060.0;
+const LANE: f64 = 16.0;
+
+/// Alarms and decisions, in the order in which they came.
+pub(super) fn changes(report: &Report) -> Option<Section> {
+    if report.events.is_empty() {
+        return None;
+    }
+    let num_alarms = report.events.iter().filter(|event| event.is_alarm).count();
+    let rows: Vec<Vec<String>> = report
+        .events
+        .iter()
+        .take(MOST_ROWS)
+        .map(|event| {
+            let what = if event.is_alarm { "alarm" } else { "correction" };
+            vec![number::thousands(event.step), what.to_owned(), event.words.clone()]
+        })
+        .collect();
+    let body = html! {
+        p {
+            (number::counted(num_alarms as u64, "alarm"))
+            ". An alarm names what is likely at fault and what mends it; a line about the correction says whether schedules are made with measured times, "
+            "and what that saves and costs."
+        }
+        (table("Alarms and decisions", &[numbers("after step"), words("what"), words("in words")], &rows))
+        (super::first_of(rows.len(), report.events.len(), "event"))
+    };
+    Some(Section { id: "changes", name: "What changed", body })
+}
+
+/// The critical path of the slowest steps, drawn and in words.
+pub(super) fn slow_steps(report: &Report) -> Option<Section> {
+    if report.slow_steps.is_empty() {
+        return None;
+    }
+    let body = html! {
+        p {
+            "The steps that took longest against their prediction. The critical path is the chain of actions, each waiting for the one before, "
+            "that made the step as long as it was: what is not on it could have taken longer without anyone noticing."
+        }
+        @for step in &report.slow_steps {
+            h3 { "Step " (number::thousands(step.step)) " (" (step.arm) "): " (number::ns(step.makespan_ns)) }
+            @for sentence in &step.words { p { (sentence) } }
+            (drawn(step))
+            (links(step))
+        }
+    };
+    Some(Section { id: "slow", name: "Why the slowest steps were slow", body })
+}
+
+/// The path over the ranks that it passes: a lane for each, a line from action to action.
+fn drawn(step: &SlowStep) -> Markup {
+    let end_ns = step.path.iter().map(|link| link.end_ns).max().unwrap_or(0).max(1);
+    let mut ranks: Vec<u32> = step.path.iter().map(|link| link.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let lane = |rank: u32| ranks.iter().position(|&r| r == rank).unwrap_or(0) as f64 * LANE;
+    let left = 70.0;
+    let x = |ns: u64| left + (WIDTH - left) * ns as f64 / end_ns as f64;
+    let height = ranks.len() as f64 * LANE + 4.0;
+    let label =
+        format!("Critical path of step {}: {} actions on {} ranks.", step.step, step.path.len(), ranks.len());
+    let corners: Vec<String> = step
+        .path
+        .iter()
+        .flat_map(|link| {
+            let y = lane(link.rank) + LANE / 2.0;
+            [format!("{:.1},{y:.1}", x(link.start_ns)), format!("{:.1},{y:.1}", x(link.end_ns))]
+        })
+        .collect();
+    html! {
+        figure {
+            svg viewBox={ "0 0 " (WIDTH) " " (format!("{height:.0}")) } role="img" aria-label=(label) {
+                @for &rank in &ranks {
+                    text x="0" y=(format!("{:.1}", lane(rank) + LANE * 0.75)) class="lane" { "rank " (rank) }
+                }
+                @for link in &step.path {
+                    rect class=(if link.is_forward { "F" } else { "B" }) x=(format!("{:.1}", x(link.start_ns)))
+                        y=(format!("{:.1}", lane(link.rank) + 2.0)) width=(format!("{:.1}", (x(link.end_ns) - x(link.start_ns)).max(0.5)))
+                        height=(LANE - 4.0) { title { (link.action) " on rank " (link.rank) ": " (number::ns(link.end_ns - link.start_ns)) } }
+                }
+                polyline class="path" fill="none" stroke="currentColor" stroke-width="1" points=(corners.join(" ")) {}
+            }
+        }
+    }
+}
+
+fn links(step: &SlowStep) -> Markup {
+    let rows: Vec<Vec<String>> = step
+        .path
+        .iter()
+        .take(MOST_ROWS)
+        .map(|link| {
+            let took = link.end_ns - link.start_ns;
+            vec![
+                link.action.clone(),
+                link.rank.to_string(),
+                number::ns(link.start_ns),
+                number::ns(took),
+                number::ns(link.predicted_ns),
+                number::ns(link.gap_ns),
+                link.samples.clone(),
+            ]
+        })
+        .collect();
+    let columns = [
+        words("action"),
+        numbers("rank"),
+        numbers("from"),
+        numbers("took"),
+        numbers("predicted"),
+        numbers("waited before"),
+        words("largest sample"),
+    ];
+    html! {
+        details {
+            summary { "Table: the critical path of step " (step.step) }
+            (table("The critical path", &columns, &rows))
+            (super::first_of(rows.len(), step.path.len(), "action"))
+        }
+    }
+}
