@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-kills bench-schedule bench-plan bench-adapt bench-sim bench-prepare bench-loader docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-adapt bench-sim bench-prepare bench-loader docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,7 +96,7 @@ test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
-	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_conformance_ranks.py -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
 
 test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile
@@ -156,6 +156,12 @@ bench-layouts: setup ## Steps of two CPU ranks by layout: colocated, disaggregat
 BATCH_SEEDS ?= 10
 CPSAT_SEEDS ?= 3
 CPSAT_SECONDS ?= 10
+
+bench-train: setup $(DEV) ## Steps of the same global batches: dflop, transformers.Trainer with DDP, FSDP2 (ROUNDS=5; a quiet machine) -> bench/out/train.json
+	$(BIN)/python benches/train.py bench/out/train.json --rounds $(or $(ROUNDS),5)
+
+bench-curves: setup $(DEV) ## 500 steps in float32, in bfloat16 and by transformers.Trainer (STEPS=500; 10 minutes) -> bench/out/curves.json, curves.svg
+	$(BIN)/python benches/curves.py bench/out/curves.json bench/out/curves.svg --steps $(or $(STEPS),500)
 
 bench-kills: setup ## Ten random ranks killed in 200 steps, restarted by the agent: each sample trained once? (10 minutes) -> bench/out/kills.json
 	$(BIN)/python benches/kills.py bench/out/kills.json --steps $(or $(STEPS),200) --kills $(or $(KILLS),10)

@@ -208,9 +208,9 @@ def test_the_norm_that_clips_is_that_of_one_process(layout, model_dir, expected,
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index)
         parts.step(schedule)
-        measured = [parts.gradients.clip(None), parts.gradients.clip(2 * norm)]
+        measured = [float(parts.gradients.clip(None)), float(parts.gradients.clip(2 * norm))]
         unclipped = {name: p.grad.clone() for name, p in parts.gradients.parameters.items()}
-        measured += [parts.gradients.clip(norm / 4), parts.gradients.clip(None)]
+        measured += [float(parts.gradients.clip(norm / 4)), float(parts.gradients.clip(None))]
         is_scaled = all(
             torch.allclose(p.grad, unclipped[name] / 4) for name, p in parts.gradients.parameters.items()
         )

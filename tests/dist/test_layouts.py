@@ -149,7 +149,7 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
         optimizer = adamw(trained.values()) if trained else None
         loss = parts.step(schedule)
         gradients = {name: whole(p.grad) for name, p in trained.items()}
-        norm = parts.gradients.clip(MAX_NORM)
+        norm = float(parts.gradients.clip(MAX_NORM))
         for step in range(3):
             if step:
                 parts.step(schedule)

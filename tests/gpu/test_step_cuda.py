@@ -49,7 +49,7 @@ def play(index, kind, plan_path, model_dir, store, llm, encoder_dp, answer):
         for _ in range(2):
             parts.gradients.zero()
             loss = parts.step(make_schedule(llm, encoder_dp))
-            norm = parts.gradients.clip(None)
+            norm = float(parts.gradients.clip(None))
             parts.recorder.add("tail", parts.recorder.now())
             spans = parts.recorder.finish()
             ends = [end for _, start, end in spans.actions for end in (start, end)]

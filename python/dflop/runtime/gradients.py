@@ -9,7 +9,6 @@ Here each of them has all of it; `sharded.py` has gradients that are cut among t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,16 +114,17 @@ class Gradients:
             for work in pending:
                 work.wait()
 
-    def clip(self, max_norm: float | None) -> float:
+    def clip(self, max_norm: float | None) -> torch.Tensor:
         """Scales all gradients of the model down to `max_norm` if their norm is above it.
 
-        Every rank must call it after `reduce`; sums one float64 over all ranks; blocks. Replicas count once.
+        Every rank must call it after `reduce`; sums one float64 over all ranks. Replicas count once.
 
         Args:
             max_norm: The largest norm allowed; none clips nothing.
 
         Returns:
-            The norm before clipping, equal on all ranks; where it is not finite, nothing was scaled.
+            The norm before clipping, on the device, equal on all ranks; where it is not finite, nothing was
+            scaled.
 
         Raises:
             RankError: Another rank has gone.
@@ -136,10 +136,11 @@ class Gradients:
 
 def clip(
     mesh: Mesh, counted: Sequence[torch.Tensor], scaled: Sequence[torch.Tensor], max_norm: float | None
-) -> float:
+) -> torch.Tensor:
     """Scales all gradients of the model down to `max_norm` if their norm is above it.
 
-    Every rank must call it; sums one float64 over all ranks; blocks.
+    Every rank must call it; sums one float64 over all ranks. On a GPU nothing is read back: whether to scale
+    is decided there.
 
     Args:
         mesh: This rank's place.
@@ -148,19 +149,26 @@ def clip(
         max_norm: The largest norm allowed; none clips nothing.
 
     Returns:
-        The norm before clipping, equal on all ranks; where it is not finite, nothing was scaled.
+        The norm before clipping, on the device, equal on all ranks; where it is not finite, nothing was
+        scaled.
 
     Raises:
         RankError: Another rank has gone.
     """
     squares = [squared_norm(gradients) for gradients in counted]
-    total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
+    nothing = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    total = torch.stack(squares).sum() if squares else nothing
     with talking("sum the gradients' norm"):
-        dist.all_reduce(total, group=mesh.control)
-    norm = float(total.sqrt())
-    if max_norm is not None and max_norm < norm < math.inf:
-        for gradients in scaled:
-            gradients.mul_(max_norm / norm)
+        # Over all ranks, where the tensors are.
+        dist.all_reduce(total)
+    norm = total.sqrt()
+    if max_norm is not None:
+        is_above = (norm > max_norm) & norm.isfinite()
+        factor = torch.where(is_above, max_norm / norm, 1.0)
+        # On a CPU it costs nothing to look, and a factor of 1 would cost a pass.
+        if mesh.device.type != "cpu" or bool(is_above):
+            for gradients in scaled:
+                gradients.mul_(factor)
     return norm
 
 

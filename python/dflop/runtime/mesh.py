@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,10 +34,11 @@ class Mesh:
     control: dist.ProcessGroup
     """All ranks, gloo: small things on the CPU."""
     downward: dist.ProcessGroup
-    """All ranks: features and hidden states, towards the loss."""
+    """All ranks: features and hidden states, towards the loss, to a rank of a higher number."""
     upward: dist.ProcessGroup
-    """All ranks: gradients, towards the encoder. Apart from `downward` on NCCL, where a communicator runs its
-    sends and receives one after the other and two neighbours would wait for each other."""
+    """All ranks: gradients, towards the encoder, to a rank of a lower number."""
+    crossing: tuple[dist.ProcessGroup, dist.ProcessGroup]
+    """The same two for messages the other way: colocated ranks encode for each other, in both directions."""
     deadline: Deadline
     """A rank that waits longer than this for another gives up."""
 
@@ -56,6 +58,23 @@ class Mesh:
     def timeout(self) -> timedelta:
         """What `deadline` is now; that of new groups."""
         return self.deadline.now
+
+    def way(self, is_gradient: bool, source: int, target: int) -> dist.ProcessGroup:
+        """The group of a message: between two ranks each has messages of one kind in one direction.
+
+        On NCCL two ranks run the sends and receives of a group one after the other: behind a receive that is
+        open ahead, a send that the other waits for would not leave.
+
+        Args:
+            is_gradient: Whether it is a gradient.
+            source: The rank that sends it.
+            target: The rank that receives it.
+
+        Returns:
+            On gloo, which has tags, the same group for all.
+        """
+        usual = self.upward if is_gradient else self.downward
+        return usual if (source > target) == is_gradient else self.crossing[is_gradient]
 
     @property
     def is_leader(self) -> bool:
@@ -137,19 +156,40 @@ def join(
         raise RankError(message)
     world = dist.group.WORLD
     assert world is not None
+    control, ways = world, [world] * 4
     if backend == "nccl":
-        control = dist.new_group(backend="gloo", timeout=timeout)
-        upward = dist.new_group(backend="nccl", timeout=timeout)
-        assert isinstance(control, dist.ProcessGroup)
-        assert isinstance(upward, dist.ProcessGroup)
-    else:
-        control = upward = world
+        made = [dist.new_group(backend=kind, timeout=timeout) for kind in ("gloo", *[message_backend()] * 4)]
+        control, *ways = [group for group in made if isinstance(group, dist.ProcessGroup)]
+    downward, upward, *crossing = ways
     component, replica, _ = plan.coordinates(rank)
     stages = tuple(plan.stages(rank))
-    mesh = Mesh(plan, rank, num_ranks, component, replica, stages, device, control, world, upward, deadline)
+    mesh = Mesh(
+        plan,
+        rank,
+        num_ranks,
+        component,
+        replica,
+        stages,
+        device,
+        control,
+        downward,
+        upward,
+        (crossing[0], crossing[1]),
+        deadline,
+    )
     if backend == "nccl":
         connect(mesh)
     return mesh
+
+
+def message_backend() -> str:
+    """The backend of groups that carry messages between GPUs.
+
+    From torch 2.15 on, `nccl` has one queue a group: an open receive holds up the sends to all other ranks.
+    `nccl-lazy` has one a pair of ranks, which is what `nccl` had before.
+    """
+    known = {entry.name for entry in entry_points(group="torch.distributed.backends")}
+    return "nccl-lazy" if "nccl-lazy" in known else "nccl"
 
 
 def neighbours(plan: Plan) -> list[tuple[int, int]]:
@@ -188,8 +228,9 @@ def connect(mesh: Mesh) -> None:
     """
     number = torch.zeros(1, device=mesh.device)
     for above, below in neighbours(mesh.plan):
-        ways = ((above, below, mesh.downward), (below, above, mesh.upward))
-        for source, target, group in ways if mesh.rank in (above, below) else ():
+        ways = ((above, below, False), (below, above, True))
+        for source, target, is_gradient in ways if mesh.rank in (above, below) else ():
+            group = mesh.way(is_gradient, source, target)
             with talking(f"connect ranks {above} and {below}"):
                 if mesh.rank == source:
                     dist.send(number, target, group=group)

@@ -62,7 +62,8 @@ class Messages:
             width = self._width(receive.stage, receive.is_gradient)
             buffer = torch.empty(num_rows, width, dtype=self._dtype, device=self._mesh.device)
             try:
-                work = dist.irecv(buffer, peer, group=self._group(receive.is_gradient), tag=self._tag(*place))
+                group = self._mesh.way(receive.is_gradient, peer, self._mesh.rank)
+                work = dist.irecv(buffer, peer, group=group, tag=self._tag(*place))
             except RuntimeError as error:
                 raise self._peer_failed(peer, "no message from") from error
             assert work is not None
@@ -126,9 +127,8 @@ class Messages:
                 self._own[place] = payload
                 continue
             try:
-                work = dist.isend(
-                    payload, transfer.peer, group=self._group(is_gradient), tag=self._tag(*place)
-                )
+                group = self._mesh.way(is_gradient, self._mesh.rank, transfer.peer)
+                work = dist.isend(payload, transfer.peer, group=group, tag=self._tag(*place))
             except RuntimeError as error:
                 raise self._peer_failed(transfer.peer, "cannot send to") from error
             assert work is not None
@@ -174,9 +174,6 @@ class Messages:
             work.wait()
         else:
             work.wait(self._mesh.deadline.now)
-
-    def _group(self, is_gradient: bool) -> dist.ProcessGroup:
-        return self._mesh.upward if is_gradient else self._mesh.downward
 
     def _peer_failed(self, peer: int, what: str) -> RankError:
         place, replica = place_of(self._mesh.plan, peer)

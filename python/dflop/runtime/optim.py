@@ -31,6 +31,8 @@ _STATES = ("exp_avg", "exp_avg_sq")
 def undecayed(modules: Iterable[nn.Module]) -> set[str]:
     """Names of parameters that do not decay: those of norms, and biases; as in transformers' `Trainer`.
 
+    That one goes by names, and decays a norm whose name does not say so: `ln_q` of Qwen2.5-VL.
+
     Args:
         modules: The pieces of a rank.
 
@@ -95,12 +97,17 @@ class Optimizer:
                 **{name: torch.zeros_like(master, requires_grad=False) for name in _STATES},
             }
 
-    def step(self, step: int) -> None:
-        """Updates all parameters by their gradients.
+    def step(self, step: int, norm: torch.Tensor | None = None) -> None:
+        """Updates all parameters by their gradients; nothing changes where their norm is no finite number.
+
+        Nothing is read from the device: it decides itself.
 
         Args:
             step: From 0; it decides the rates.
+            norm: Of the gradients of the whole model, on the device; none: they are finite.
         """
+        # As a gradient scaler tells it.
+        self._adamw.found_inf = None if norm is None else (~norm.isfinite()).float()  # pyright: ignore[reportAttributeAccessIssue]
         rates = self._rates.at(step)
         for group in self._adamw.param_groups:
             group["lr"] = rates[group["component"]]

@@ -101,14 +101,14 @@ class ShardedGradients:
             for piece in self._pieces.values():
                 piece.reduce()
 
-    def clip(self, max_norm: float | None) -> float:
+    def clip(self, max_norm: float | None) -> torch.Tensor:
         """As `Gradients.clip`: every shard counts once.
 
         Args:
             max_norm: The largest norm allowed; none clips nothing.
 
         Returns:
-            The norm before clipping, equal on all ranks.
+            The norm before clipping, on the device, equal on all ranks.
         """
         shards = {name: local(_gradient(p)) for name, p in self.parameters.items()}
         counted = [shard.reshape(-1) for name, shard in shards.items() if self._counts[name]]

@@ -384,16 +384,18 @@ class Trainer:
                 meter.phase(OPTIMIZER)
             self._gradients.reduce()
             grad_norm = self._gradients.clip(self._options.max_grad_norm)
-            if not self._guard.skips(grad_norm):
-                self._optimizer.step(turn.step)
+            self._optimizer.step(turn.step, grad_norm)
             self._gradients.zero()
             self._gradients.gather()
             self._recorder.add("tail", tail)
         peak = None if meter is None else meter.peak()
         for stage in self._stages.values():
             stage.copies_inputs = False
+        # The first to wait for the device since the step began; the norm is there then, and read for nothing.
         losses = sample_losses(self._stages, self._mesh, turn.schedule, self._loader)
         report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak, losses)
+        norm = float(grad_norm)
+        self._guard.skips(norm)
         self._clock.lap("step")
         reports: list[RankReport | None] | None = None
         if self._mesh.is_leader:
@@ -401,7 +403,7 @@ class Trainer:
         with talking("gather spans"):
             dist.gather_object(report, reports, dst=0, group=self._mesh.control)
         if reports is not None:
-            self._record(turn, grad_norm, [r for r in reports if r is not None])
+            self._record(turn, norm, [r for r in reports if r is not None])
         self._mesh.deadline.shorten()
         # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
         gc.collect(0)

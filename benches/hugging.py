@@ -1,0 +1,218 @@
+"""Hugging Face's way to train the demo's model on two CPU ranks: `transformers.Trainer` with DDP, and FSDP2.
+
+Each rank reads its part of every global batch as one packed row, in which each sample attends to itself
+alone; the parts are filled by LLM tokens, as people pack. Loss and gradient are those of the global batch:
+summed, and divided by its label tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "dist"))
+from ranks import environment, free_port
+
+NUM_RANKS = 2
+
+
+def packed_by_tokens(batch: list[int], tokens: list[int], num_parts: int) -> list[list[int]]:
+    """A global batch in parts of about equal LLM tokens: the longest sample first, to the emptiest part."""
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    loads = [0] * num_parts
+    for sample in sorted(batch, key=lambda s: -tokens[s]):
+        emptiest = loads.index(min(loads))
+        parts[emptiest].append(sample)
+        loads[emptiest] += tokens[sample]
+    return parts
+
+
+class Rows:
+    """Packed rows by position: those of one rank, decoded once and kept."""
+
+    def __init__(self, folder: Path, parts: list[list[int]]) -> None:
+        """Reads the data profile of `folder`; `parts` are the samples of each row."""
+        from dflop._native import Dataset
+        from dflop.data.dataset import SampleLoader
+        from dflop.models import load_adapter
+
+        self.data = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
+        self.loader = SampleLoader(self.data, load_adapter(folder / "model"), 1 << 32)
+        self.parts = parts
+        self.rows = {tuple(part): self.row(part) for part in parts}
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[tuple(self.parts[index])]
+
+    def row(self, part: list[int]) -> dict[str, Any]:
+        """One packed row, as the model takes it."""
+        import torch
+
+        samples = [self.loader.sample(index) for index in part]
+        lengths = [len(sample.input_ids_T) for sample in samples]
+        # `labels` are shifted by the model: what predicts the first token of a sample is masked.
+        labels = [torch.cat([torch.tensor([-100]), sample.targets_T[:-1]]) for sample in samples]
+        row: dict[str, Any] = {
+            "input_ids": torch.cat([sample.input_ids_T for sample in samples])[None],
+            "labels": torch.cat(labels)[None],
+            "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+            "cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0).int(),
+        }
+        pictures, sizes, counts, videos = [], [], [], []
+        for index, sample in zip(part, samples, strict=True):
+            tiles = self.loader.tiles(index, None).split([grid.num_inputs for grid in sample.media])
+            own = [(grid, t) for grid, t in zip(sample.media, tiles, strict=True) if grid.kind != "video"]
+            pictures += [t for _, t in own]
+            sizes += [[grid.height, grid.width] for grid, _ in own]
+            counts += [len(own)] if own else []
+            videos += [t for grid, t in zip(sample.media, tiles, strict=True) if grid.kind == "video"]
+        if pictures:
+            most = max(len(t) for t in pictures)
+            padded = [torch.cat([t, t.new_zeros(most - len(t), *t.shape[1:])]) for t in pictures]
+            row |= {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(sizes)}
+            row["batch_num_images"] = torch.tensor(counts)
+        if len({t.shape[0] for t in videos}) > 1:
+            message = (
+                "videos of one packed row must have as many frames each: set `video_max_frames` to fewer"
+            )
+            raise ValueError(message)
+        if videos:
+            row["pixel_values_videos"] = torch.stack(videos)
+        return row
+
+
+def make_model(folder: Path) -> Any:
+    """The model of the directory, with the weights that stand there, in float32."""
+    import torch
+
+    from dflop.models import load_adapter
+    from dflop.models.packing import PACKED
+
+    adapter = load_adapter(folder / "model")
+    model = adapter.model_class.from_pretrained(folder / "model", dtype=torch.float32)
+    model.config.text_config._attn_implementation = PACKED
+    model.config.text_config.use_cache = False
+    return model.train()
+
+
+def train(folder: Path, layout: str, rows: Rows, num_warmup: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Trains all rows on this rank, one a step: seconds of the steps after the warm-up, and all losses."""
+    import torch
+    from torch.utils.data import DataLoader
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+    from dflop.integrations.accelerate import keep_batches
+
+    class Clock(TrainerCallback):
+        first = last = 0.0
+        count = 0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            if self.count == num_warmup:
+                torch.distributed.barrier()
+                self.first = time.perf_counter()
+            self.count += 1
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.last = time.perf_counter()
+
+    model = make_model(folder)
+    arguments = TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        per_device_train_batch_size=1,
+        max_steps=len(rows),
+        learning_rate=settings["learning_rate"],
+        weight_decay=settings["weight_decay"],
+        max_grad_norm=settings["max_grad_norm"],
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+    if layout == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (NUM_RANKS,))
+        layers = [
+            module for name, module in model.named_modules() if name.rpartition(".")[0].endswith(".layers")
+        ]
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    clock = Clock()
+    trainer = Trainer(model, arguments, collate_row, rows, callbacks=[clock])  # type: ignore[arg-type]
+    if layout == "fsdp2":
+        # accelerate knows no FSDP on a CPU: the model comes sharded, and is not to be wrapped again.
+        trainer.accelerator.prepare_model = lambda module, **_: module
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=1, shuffle=False, collate_fn=collate_row)  # type: ignore[arg-type]
+    trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
+    # The trainer says on stdout what it logs; stdout is ours.
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"seconds": clock.last - clock.first, "losses": losses}
+
+
+def collate_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row is packed already."""
+    return rows[0]
+
+
+def run(
+    folder: Path, layout: str, parts: list[list[list[int]]], num_warmup: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Trains `parts[step][rank]` on two ranks, each a process forked from this one; what rank 0 measured.
+
+    Raises:
+        RuntimeError: A rank failed.
+    """
+    import importlib
+
+    for name in ("torch.distributed.fsdp", "transformers.trainer", "dflop.integrations.accelerate"):
+        importlib.import_module(name)
+    port, out = free_port(), folder / "hugging.json"
+    children = []
+    for rank in range(NUM_RANKS):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.environ.update(environment(rank, NUM_RANKS, port))
+                import torch
+                from transformers.utils import logging
+
+                logging.set_verbosity_error()
+                torch.set_num_threads(1)
+                rows = Rows(folder, [step[rank] for step in parts])
+                found = train(folder, layout, rows, num_warmup, settings)
+                if rank == 0:
+                    out.write_text(json.dumps(found))
+                status = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+    if failed:
+        message = f"{len(failed)} of {NUM_RANKS} ranks failed"
+        raise RuntimeError(message)
+    return json.loads(out.read_text())

@@ -1,0 +1,105 @@
+"""Three steps of every family, exported: what a plain loop of Hugging Face's model and PyTorch's AdamW gives.
+
+From a model directory with weights, over the samples that `schedules.jsonl` names, text alone among them; global batches
+leave microbatches empty. `make test` has each family once, each with another recipe, layout and recompute mode;
+`make test-layouts` has every recipe of every family.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
+from conformance import SETTINGS
+from demo_run import lines, request, run_training
+from family_run import LORA, SEED, FamilyRun, PlainLoop, trains
+from ranks import results
+from toy_run import write_colocated, write_plan
+
+import dflop.runtime.trainer  # noqa: F401
+from dflop._native.testing import load_config
+from dflop.runtime.export import export
+
+BATCH, MICROBATCHES = 5, 3
+TOLERANCE = 1e-5
+"""Of each parameter's change, in its norm: the order of sums differs, nothing else."""
+RECIPES = ("full", "projector", "frozen-encoder", "frozen-llm", "lora")
+MODES = ("none", "selective", "full")
+LAYOUTS = ((2, 1, 2), (1, 1, 1), (2, 3), (2, 0))
+IN_SUITE = [
+    ("llava_next", "lora", (2, 1, 2), "none"),
+    ("internvl", "frozen-encoder", (1, 1, 1), "full"),
+    ("qwen2_vl", "full", (2, 3), "selective"),
+    ("qwen2_5_vl", "projector", (2, 1, 2), "none"),
+    ("qwen2_audio", "frozen-llm", (2, 0), "full"),
+]
+"""LLaVA-OneVision stands in `test_weights.py`."""
+
+
+def others():
+    """All that `make test` leaves out: every family with every recipe, layouts and modes in turn."""
+    for row, name in enumerate(SETTINGS):
+        for column, recipe in enumerate(RECIPES):
+            turn = row + column
+            case = (name, recipe, LAYOUTS[turn % len(LAYOUTS)], MODES[(turn + row) % len(MODES)])
+            if case not in IN_SUITE:
+                yield pytest.param(*case, marks=pytest.mark.layouts)
+
+
+def plan_of(run, layout, recompute, recipe):
+    """The changes of a request that trains on (encoder dp, LLM dp, LLM pp), or colocated on (replicas, zero)."""
+    path = run.folder / "plan.json"
+    sizes = {"global_batch_size": BATCH, "recompute": recompute}
+    if len(layout) == 2:
+        plan = write_colocated(path, layout[0], MICROBATCHES, zero=layout[1], **sizes)
+    else:
+        plan = write_plan(path, *layout, MICROBATCHES, **sizes)
+    trains(path, recipe)
+    return {"num_ranks": plan.num_ranks, "plan": str(path)}
+
+
+@pytest.mark.parametrize(("name", "recipe", "layout", "recompute"), [*IN_SUITE, *others()], ids=str)
+def test_an_export_is_that_of_a_plain_loop(name, recipe, layout, recompute, tmp_path):
+    run = FamilyRun(name, tmp_path / "demo", BATCH, MICROBATCHES)
+    config = json.loads(load_config(str(run.folder / "dflop.yaml")))
+    config["train"] |= {"recipe": recipe, "max_grad_norm": None, "seed": SEED, **LORA}
+    out = tmp_path / "run"
+    asked = request(run.folder, out, config=json.dumps(config), **plan_of(run, layout, recompute, recipe))
+    ranks = run_training(asked, tmp_path)
+    assert set(results(ranks)) == {0}, "\n".join(rank.stderr for rank in ranks)
+    metrics, turns = (lines(out / f"{journal}.jsonl") for journal in ("metrics", "schedules"))
+    assert len(turns) == 3
+    loop = PlainLoop(run, recipe)
+    for turn, m in zip(turns, metrics, strict=True):
+        assert loop.step(turn["samples"]) == pytest.approx(m["loss"], rel=1e-5)
+    export(
+        {"run": str(out), "out": str(tmp_path / "out"), "step": None, "dtype": None, "adapter": False}
+        | {"shard_bytes_max": 1 << 30}
+    )
+    exported = run.adapter.model_class.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    expected = loop.exported()
+    found = {key: p.detach() for key, p in exported.named_parameters()}
+    assert set(found) == set(expected)
+    num_told = num_trained = 0
+    for key, wanted in expected.items():
+        value, before = found[key], loop.before.get(key)
+        if recipe == "lora" and before is None:
+            # Merged into what is frozen.
+            before = loop.before[f"{key.removesuffix('.weight')}.base_layer.weight"]
+            torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6, msg=key)
+            num_told += 1
+            num_trained += 1
+        elif key not in loop.trained:
+            assert torch.equal(value, before), f"{key} is frozen"
+        else:
+            is_told = ~loop.noise[key]
+            num_told += int(is_told.sum())
+            num_trained += value.numel()
+            way = float((wanted - before)[is_told].norm())
+            error = float((value - wanted)[is_told].norm())
+            # A float32 near 1 has no finer grain than this.
+            grain = torch.finfo(torch.float32).eps * float(wanted[is_told].norm())
+            assert error <= max(TOLERANCE * way, grain), key
+    assert num_told > 0.9 * num_trained > 0

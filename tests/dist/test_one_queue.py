@@ -1,0 +1,181 @@
+"""Lists over groups with the ways of NCCL: messages without tags, one after the other, each until both are there.
+
+`nccl-lazy`, and `nccl` before torch 2.15, have such a queue for two ranks of a group; `nccl` of 2.15 has one for
+all of a group. The executor opens receives ahead: with the latter a send waits behind them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from lists import random_lists
+from ranks import results, run_ranks
+from toy_run import (
+    RankParts,
+    has_media,
+    make_schedule,
+    warm_model_dir,
+    write_colocated,
+    write_plan,
+)
+
+from dflop.runtime import messages
+from dflop.runtime.failure import RankError
+
+LLM = [[[5]], [[7, 1, 4]], [[0]], [[3, 6, 2]]]
+THERE, TAKEN = 1, 2
+"""Tags of gloo, none of which tells one message from another."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return warm_model_dir(tmp_path_factory.mktemp("model"))
+
+
+class Work:
+    """A message under way."""
+
+    def __init__(self, run):
+        self.run, self.done = run, threading.Event()
+
+    def wait(self, timeout=None):
+        if not self.done.wait(None if timeout is None else timeout.total_seconds()):
+            message = "the queue stands still"
+            raise RuntimeError(message)
+
+    def is_completed(self):
+        return self.done.is_set()
+
+
+class Queues:
+    """`isend` and `irecv` of gloo as NCCL has them."""
+
+    def __init__(self, is_of_pair):
+        self.is_of_pair, self.queues = is_of_pair, {}
+
+    def put(self, group, peer, run):
+        key = (group.group_name, peer) if self.is_of_pair else group.group_name
+        if key not in self.queues:
+            self.queues[key] = queue.Queue()
+            threading.Thread(target=self.serve, args=[self.queues[key]], daemon=True).start()
+        work = Work(run)
+        self.queues[key].put(work)
+        return work
+
+    def serve(self, waiting):
+        while True:
+            work = waiting.get()
+            try:
+                work.run()
+            except RuntimeError:
+                # A peer has ended: so does this queue.
+                return
+            work.done.set()
+
+    def isend(self, tensor, peer, group, tag):
+        del tag
+
+        def run():
+            dist.send(tensor, peer, group=group, tag=THERE)
+            # Until the other side has come.
+            dist.recv(torch.zeros(1), peer, group=group, tag=TAKEN)
+
+        return self.put(group, peer, run)
+
+    def irecv(self, tensor, peer, group, tag):
+        del tag
+
+        def run():
+            dist.recv(tensor, peer, group=group, tag=THERE)
+            dist.send(torch.zeros(1), peer, group=group, tag=TAKEN)
+
+        return self.put(group, peer, run)
+
+
+def parts_of(plan, model_dir, directory, rank, is_of_pair, timeout_s=100.0, *, has_ways=True):
+    """A rank whose messages go through queues; without ways apart, those of a kind share a group."""
+    parts = RankParts(plan, model_dir, directory / "store", rank, timeout_s)
+    ways = [dist.new_group() for _ in range(4)]
+    crossing = (ways[2], ways[3]) if has_ways else (ways[0], ways[1])
+    mesh = replace(parts.mesh, downward=ways[0], upward=ways[1], crossing=crossing)
+    queues = Queues(is_of_pair)
+    messages.dist = SimpleNamespace(isend=queues.isend, irecv=queues.irecv)
+    parts.executor._messages._mesh = mesh
+    return parts
+
+
+def losses(plan, schedule, model_dir, tmp_path, is_of_pair=True, **more):
+    """The loss of a step, all ranks together."""
+
+    def rank(index):
+        parts = parts_of(plan, model_dir, tmp_path, index, is_of_pair, **more)
+        return parts.step(schedule)
+
+    return sum(results(run_ranks(plan.num_ranks, rank, tmp_path)))
+
+
+def expected(schedule, model_dir, tmp_path):
+    """The loss of the same samples over plain gloo."""
+    plan = write_plan(tmp_path / "plain.json", 1, 1, 1, len(LLM))
+
+    def rank(index):
+        return RankParts(plan, model_dir, tmp_path / "plain store", index).step(schedule)
+
+    return sum(results(run_ranks(plan.num_ranks, rank, tmp_path / "plain")))
+
+
+def in_turn(stages):
+    """One microbatch after the other, as in `0F0 0B0 0F1 0B1`."""
+    return [[f"{s}{letter}{j}" for j in range(len(LLM)) for letter in "FB"] for s in range(stages)]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_lists_end_with_a_queue_for_two_ranks(seed, model_dir, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
+    lists = in_turn(3) if seed is None else random_lists(plan, len(LLM), seed)
+    schedule = make_schedule(LLM, 1, actions=lists)
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
+
+
+def test_one_queue_for_all_ranks_hangs(model_dir, tmp_path):
+    """That the queues of this file are what they say: the middle rank's receive stands before its send."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
+    schedule = make_schedule(LLM, 1, actions=in_turn(3))
+
+    def rank(index):
+        parts = parts_of(plan, model_dir, tmp_path, index, False, 5.0)
+        with pytest.raises(RankError, match="it stopped or is too slow"):
+            parts.step(schedule)
+        # Those that wait for this one give up by themselves.
+        threading.Event().wait(5.0)
+
+    results(run_ranks(plan.num_ranks, rank, tmp_path))
+
+
+@pytest.mark.parametrize("has_ways", [True, False])
+def test_ranks_that_encode_for_each_other(has_ways, model_dir, tmp_path):
+    """Features go both ways between two colocated ranks: in one group each would wait for the other."""
+    plan = write_colocated(tmp_path / "plan.json", 2, len(LLM))
+    llm = [[[5], [0]], [[7, 1], [4]], [[2], [3]], [[6], []]]
+    # Each encodes what the other reads.
+    encoder = [[[s for s in held if has_media(s)] for held in replicas[::-1]] for replicas in llm]
+    schedule = make_schedule(llm, 2, encoder=encoder)
+    if has_ways:
+        plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+        assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
+        return
+
+    def rank(index):
+        parts = parts_of(plan, model_dir, tmp_path, index, True, 5.0, has_ways=False)
+        with pytest.raises(RankError, match="it stopped or is too slow"):
+            parts.step(schedule)
+        threading.Event().wait(5.0)
+
+    results(run_ranks(plan.num_ranks, rank, tmp_path))
