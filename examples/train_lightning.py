@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from tiny import Samples, collate, make_model, model_inputs
 
-from dflop.integrations import balance_encoder, num_label_tokens, token_loss
+from dflop.integrations import balance_encoder
 from dflop.integrations.lightning import BalancedData
 
 
@@ -21,10 +21,9 @@ class Module(pl.LightningModule):
     def on_fit_start(self) -> None:
         balance_encoder(self.model)
 
-    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        tokens = num_label_tokens(batch["labels"])
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         logits = self.model(**model_inputs(batch)).logits
-        return token_loss(logits, batch["labels"], tokens, self.trainer.world_size)
+        return self.trainer.datamodule.token_loss(logits, batch["labels"], batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), 1e-3)
@@ -34,6 +33,7 @@ def main() -> None:
     data = Samples()
     trainer = pl.Trainer(
         accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "2")), max_epochs=1, logger=False,
+        accumulate_grad_batches=2,
         strategy=DDPStrategy(process_group_backend="gloo"),
         use_distributed_sampler=False,  # each rank's batches are its own already
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

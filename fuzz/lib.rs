@@ -8,14 +8,19 @@ use dflop_data::probe::{DURATION_MAX_S, FRAMES_MAX, MediaKind, probe_bytes};
 use dflop_data::store::Stores;
 use dflop_data::tokens::ChatTokenizer;
 use dflop_data::{DataError, readers, table};
+use dflop_types::artifact::{self, Artifact};
+use dflop_types::{ModelProfile, Plan};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+use std::fmt::Debug;
 use std::path::Path;
 
 /// A target: its name, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 28] = [
+pub const TARGETS: [Target; 30] = [
     ("probe_adts", |bytes| probe(b"\xff\xf1\x50\x80", bytes)),
     ("probe_aiff", |bytes| probe(b"FORM\0\0\0\0AIFF", bytes)),
     ("probe_any_media", |bytes| probe(b"", bytes)),
@@ -41,6 +46,8 @@ pub const TARGETS: [Target; 28] = [
     ("conversation", conversation),
     ("family", family),
     ("mixture", mixture),
+    ("model_profile", model_profile),
+    ("plan", plan),
     ("profile", profile),
     ("template", template),
     ("tokenizer", tokenizer),
@@ -119,6 +126,37 @@ pub fn records(name: &str, bytes: &[u8]) {
             assert_eq!(count, num_records);
         }
     });
+}
+
+/// Reads `bytes` as a model profile: one that is taken has numbers that can be added up, and reads back as it is written.
+pub fn model_profile(bytes: &[u8]) {
+    let Some(profile) = artifact::<ModelProfile>("model_profile.json", bytes) else { return };
+    let modules = profile.modules.values().chain(profile.variants.iter().flat_map(|v| v.modules.values()));
+    for module in modules {
+        for point in module.linear.points.iter().chain(&module.attention.points) {
+            assert!(point.forward_ns.max(point.backward_ns) <= 10_u64.pow(13), "{point:?}");
+            assert!(point.activation_bytes.max(point.workspace_bytes) <= 1 << 50, "{point:?}");
+        }
+    }
+}
+
+/// Reads `bytes` as a plan: one that is taken has ranks that can be counted, and reads back as it is written.
+pub fn plan(bytes: &[u8]) {
+    let Some(plan) = artifact::<Plan>("plan.json", bytes) else { return };
+    let layout = plan.best.layout;
+    assert!((1..=1 << 20).contains(&layout.num_ranks()), "{layout:?}");
+}
+
+/// The artifact in `bytes`, if there is one.
+fn artifact<A: Artifact + Serialize + DeserializeOwned + PartialEq + Debug>(
+    name: &str,
+    bytes: &[u8],
+) -> Option<A> {
+    let found: A = artifact::parse(Path::new(name), std::str::from_utf8(bytes).ok()?).ok()?;
+    let again =
+        artifact::parse(Path::new(name), &artifact::to_text(&found)).expect("what was read is read again");
+    assert_eq!(found, again);
+    Some(found)
 }
 
 /// Reads `bytes` as a data profile, as it is and under a seal of its own: damage would not get past the old one.

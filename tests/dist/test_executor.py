@@ -121,7 +121,7 @@ def test_a_silent_rank_ends_the_others_at_the_timeout(model_dir, tmp_path):
     schedule = make_schedule([[[0]]], 1)
 
     def rank(index):
-        parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s=1.0)
+        parts = RankParts(plan, model_dir, tmp_path / "store", index, timeout_s=8.0)
         if index == 0:
             # Nothing else ends the other's wait; if it never gave up, both would be killed in the end.
             while not (tmp_path / "given up").exists():

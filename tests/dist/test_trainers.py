@@ -346,16 +346,19 @@ def tiny_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
 
 
-def test_lightning(samples, tmp_path, quiet):
-    """Lightning's DDP, and a second fit that goes on from a checkpoint inside the epoch."""
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_lightning(accumulation, samples, tmp_path, quiet):
+    """Lightning's DDP, and a second fit that goes on from a checkpoint inside the epoch.
+
+    Two microbatches a step have unequal label tokens: each is divided by those of both, on both ranks.
+    """
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import DDPStrategy
 
-    from dflop.integrations import num_label_tokens, token_loss
     from dflop.integrations.lightning import BalancedData
 
-    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS, 2, seed=3)
+    steps = tiny_text.global_batches(samples, BATCH_SIZE, NUM_RANKS * accumulation, 2, seed=3)
     expected = tiny_text.reference(samples, steps)
     ports = [free_port(), free_port()]
 
@@ -368,13 +371,14 @@ def test_lightning(samples, tmp_path, quiet):
                 self.model = tiny_text.make_model()
                 self.losses = []
 
-            def training_step(self, batch, _):
+            def training_step(self, batch, batch_idx):
                 logits = self.model(
                     input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
                 ).logits
-                tokens = num_label_tokens(batch["labels"])
-                loss = token_loss(logits, batch["labels"], tokens, self.trainer.world_size)
-                self.losses.append(float(self.trainer.strategy.reduce(loss.detach(), reduce_op="mean")))
+                loss = self.trainer.datamodule.token_loss(logits, batch["labels"], batch_idx)
+                mean = float(self.trainer.strategy.reduce(loss.detach(), reduce_op="mean")) / accumulation
+                # That of a step is the sum over its microbatches.
+                self.losses.extend([mean] if batch_idx % accumulation == 0 else [self.losses.pop() + mean])
                 return loss
 
             def configure_optimizers(self):
@@ -388,6 +392,7 @@ def test_lightning(samples, tmp_path, quiet):
             devices=NUM_RANKS,
             strategy=DDPStrategy(process_group_backend="gloo"),
             max_epochs=2,
+            accumulate_grad_batches=accumulation,
             use_distributed_sampler=False,
             logger=False,
             callbacks=[keep],

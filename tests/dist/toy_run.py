@@ -180,7 +180,7 @@ class RankParts:
         model_dir,
         store,
         rank,
-        timeout_s=20.0,
+        timeout_s=200.0,
         device=CPU,
         prepare_pieces=None,
         dtype=torch.float32,

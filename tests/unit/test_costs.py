@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 from pyarrow import parquet
@@ -71,6 +72,25 @@ def test_a_path_alone_takes_the_model_profile_beside_it(folder, measured):
     # Giants are named by tokens, whatever the costs are.
     limit = sorted(beside.tokens)[-3]
     assert BalancedBatchSampler(path, 6, giant_llm_cost=limit).state_dict()["num_giants"] == 2
+
+
+def test_costs_of_a_larger_model_of_the_same_family_are_told(folder, measured, tmp_path):
+    """Shapes do not say how large the LLM is: the data profile does, in layers and width; equal sizes say nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dflop.costs(measured / "data_profile.parquet")
+    path = tmp_path / "model_profile.json"
+    text = (measured / "model_profile.json").read_text()
+    path.write_text(re.sub(r'("hidden_bytes": ?)\d+', r"\g<1>28672", text))
+    size = "`llava_onevision` with {} layers of width {}, the costs are of `llava_onevision` with {} layers of width {}"
+    config = json.loads((folder / "model/config.json").read_text())["text_config"]
+    layers, width = config["num_hidden_layers"], config["hidden_size"]
+    wide = size.format(layers, width, layers, 28672 // 4)
+    with pytest.warns(UserWarning, match=wide):
+        dflop.costs(folder / "data_profile.parquet", path)
+    # Of the catalogue by name, too.
+    with pytest.warns(UserWarning, match=size.format(layers, width, 28, 3584)):
+        dflop.costs(folder / "data_profile.parquet", model="llava-onevision-7b", device="h100")
 
 
 def test_the_catalogue_needs_no_profile_of_the_model(folder):
@@ -198,4 +218,4 @@ def test_importing_dflop_leaves_torch_alone():
         "except AttributeError as error: assert 'no attribute `nothing`' in str(error)\n"
         "else: raise SystemExit(1)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -82,7 +82,7 @@ def test_verl_and_the_name_of_each_line_need_no_torch():
         "import sys, dflop.integrations, dflop.integrations.verl, dflop.integrations.energon\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_packs_are_even_and_keep_the_limit_of_tokens():

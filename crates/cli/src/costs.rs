@@ -4,7 +4,7 @@ use crate::Failure;
 use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
 use dflop_cost::{CostModel, StageLayers, Typical};
 use dflop_data::{records, table};
-use dflop_types::{MadeFrom, MicrobatchShape, ModelProfile, SampleShape, artifact, printable};
+use dflop_types::{DataProfile, MadeFrom, MicrobatchShape, ModelProfile, SampleShape, artifact, printable};
 use std::path::Path;
 
 /// What each good sample of a dataset costs, in the order of the dataset; one entry a sample in each column.
@@ -24,16 +24,25 @@ pub struct SampleTimes {
     pub num_bad: u64,
     /// Samples for which a curve was asked outside its measured range.
     pub num_extrapolated: u64,
-    /// That the sizes of the samples are those of another model family than their times; `None` where they agree.
+    /// That the sizes of the samples are those of another model family, or of a larger or smaller model, than their
+    /// times; `None` where they agree, or where an earlier data profile does not say.
     pub notice: Option<String>,
 }
 
-/// What is to be said where sizes of samples for the family `data` are costed by a model of the family `model`.
-pub(crate) fn notice_of_families(data: &str, model: &str) -> Option<String> {
-    let is_told = data != model;
-    is_told.then(|| {
-        format!("the data profile is of `{}`, the costs are of `{}`", printable(data), printable(model))
-    })
+/// What is to be said where samples whose sizes were measured for one model are costed by another: one of another family,
+/// or of the same family with an LLM backbone of another size. `None` where they agree.
+pub(crate) fn notice_of_models(data: &DataProfile, model: &ModelProfile) -> Option<String> {
+    let of = |family: &str, size: Option<&str>| {
+        let size = size.map_or_else(String::new, |size| format!(" with {}", printable(size)));
+        format!("`{}`{size}", printable(family))
+    };
+    let tell = |data, model| format!("the data profile is of {data}, the costs are of {model}");
+    if data.family != model.family {
+        return Some(tell(of(&data.family, None), of(&model.family, None)));
+    }
+    let then = data.settings.get(DataProfile::LLM_SIZE)?;
+    let now = DataProfile::llm_size(model.num_llm_layers().into(), model.hidden_size()?);
+    (*then != now).then(|| tell(of(&data.family, Some(then)), of(&model.family, Some(&now))))
 }
 
 /// The costs of the samples of the data profile at `data`, by `model`; a microbatch holds `batch_size` samples, about.
@@ -46,7 +55,7 @@ pub(crate) fn notice_of_families(data: &str, model: &str) -> Option<String> {
 pub fn of_profiles(data: &Path, model: &ModelProfile, batch_size: u32) -> Result<SampleTimes, Failure> {
     let (header, _) = table::header(data)?;
     let found = of_shapes(&mut |take| Ok(records::visit(data, take)?), model, batch_size)?;
-    Ok(SampleTimes { notice: notice_of_families(&header.family, &model.family), ..found })
+    Ok(SampleTimes { notice: notice_of_models(&header, model), ..found })
 }
 
 /// Takes the position and the shape of a sample.

@@ -3,9 +3,7 @@
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Session, snapshot};
+use crate::common::{Session, snapshot};
 use dflop_data::table;
 use dflop_types::{DataProfile, EncoderSegments, ProfiledSample, SampleKind, SampleShape};
 use serde_json::Value;

@@ -3,9 +3,7 @@
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::Session;
+use crate::common::Session;
 use serde_json::{Value, json};
 use std::fs;
 

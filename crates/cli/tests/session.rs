@@ -3,9 +3,7 @@
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Session, snapshot};
+use crate::common::{Session, snapshot};
 use std::fs;
 use std::path::Path;
 

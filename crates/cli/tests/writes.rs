@@ -3,9 +3,7 @@
 // `allow-unwrap-in-tests` knows test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::Session;
+use crate::common::Session;
 use dflop_types::Plan;
 use std::fmt::Write as _;
 use std::fs;

@@ -266,7 +266,7 @@ fn pixels_that_changed_are_noticed() {
     File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
     let notice = read(&settings).unwrap().notice.unwrap();
     assert!(
-        notice.contains("another time of change") && notice.contains("first 4096 bytes are the same"),
+        notice.contains("another time of change") && notice.contains("(4 blocks of 4096 bytes"),
         "{notice}"
     );
 
@@ -274,13 +274,33 @@ fn pixels_that_changed_are_noticed() {
     std::fs::write(&path, png(90, 60, b"other pixels")).unwrap();
     let error = read(&settings).unwrap_err();
     assert!(
-        error.to_string().contains("sample `0` is not as profiled: `media_hash (first bytes)` is "),
+        error.to_string().contains("sample `0` is not as profiled: `media_hash (sampled bytes)` is "),
         "{error}"
     );
     assert!(error.hint().unwrap().contains("data.on_changed_media: warn"));
     let warned = ProfileSettings { on_changed_media: OnChangedMedia::Warn, ..settings };
     let notice = read(&warned).unwrap().notice.unwrap();
     assert!(notice.starts_with("sample `0` has other media than profiled: "), "{notice}");
+}
+
+/// The same of what stands after the first 4 KiB, with the time of change that was profiled: any byte of a small medium,
+/// and the second half of a large one. A single byte of a large one may pass (docs/limits.md says so).
+#[test]
+fn changes_after_the_header_are_noticed() {
+    let (dir, settings) = made(&[record(0, "image", "a.png")]);
+    for (len, changed) in [(5_000, 4_999..5_000), (16_000, 9_000..9_001), (1_000_000, 500_000..1_000_000)] {
+        let path = pictures(dir.path(), &png(90, 60, &vec![7; len]));
+        let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+        let outcome = run(&settings).unwrap();
+        let dataset = Dataset::open(&settings, outcome.profile).unwrap();
+        assert_eq!(dataset.encode(SampleIndex(0)).unwrap().notice, None);
+        let mut pixels = vec![7; len];
+        pixels[changed].fill(8);
+        std::fs::write(&path, png(90, 60, &pixels)).unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        let error = dataset.encode(SampleIndex(0)).unwrap_err().to_string();
+        assert!(error.contains("`media_hash (sampled bytes)` is "), "{len}: {error}");
+    }
 }
 
 /// A shape function of one's own, which fails as `answer` says.

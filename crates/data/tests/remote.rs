@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
 
-mod loopback;
-
+use crate::loopback::{Manner, Server, VAST_BYTES};
 use bytes::Bytes;
 use dflop_data::dataset::Dataset;
 use dflop_data::demo;
@@ -12,7 +11,6 @@ use dflop_data::probe::{Probe, probe_bytes};
 use dflop_data::profile::{ProfileSettings, profile, profile_into};
 use dflop_data::store::{Stores, options_among};
 use dflop_types::{DataProfile, SampleIndex};
-use loopback::{Manner, Server, VAST_BYTES};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

@@ -290,6 +290,15 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
 }
 
 impl DataProfile {
+    /// The setting that says how large the LLM backbone is whose samples these are, in the words of
+    /// [`DataProfile::llm_size`]. Shapes do not depend on it; costs do.
+    pub const LLM_SIZE: &'static str = "llm_size";
+
+    /// An LLM backbone's size in words.
+    pub fn llm_size(num_layers: u64, hidden_size: u64) -> String {
+        format!("{num_layers} layers of width {hidden_size}")
+    }
+
     /// Hash of its content ([`ProfileHasher`]), as `sha256:...`.
     pub fn content_hash(&self) -> String {
         let mut hasher = ProfileHasher::default();

@@ -294,6 +294,15 @@ impl ModelProfile {
         self.count("llm_layer")
     }
 
+    /// Elements of a hidden state; `None` where the profile's dtype is not known.
+    pub fn hidden_size(&self) -> Option<u64> {
+        match self.device.dtype.as_str() {
+            "bfloat16" | "float16" => Some(self.hidden_bytes / 2),
+            "float32" => Some(self.hidden_bytes / 4),
+            _ => None,
+        }
+    }
+
     /// Layers of the encoder, of all kinds.
     pub fn num_encoder_layers(&self) -> u32 {
         self.count("encoder_layer") + self.count(Self::WINDOW_LAYER)

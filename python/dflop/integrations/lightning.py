@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.loader import split_options
+from dflop.integrations.loss import num_label_tokens, token_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    Labels = Callable[[Any], torch.Tensor | Iterable[torch.Tensor]]
 
 
 class _Sampler(BalancedBatchSampler):
@@ -22,37 +27,77 @@ class _Sampler(BalancedBatchSampler):
 
 
 class _Loader(DataLoader[Any]):
-    """Counts the batches it gives out: its workers are ahead, and the sampler with them."""
+    """Counts the batches it gives out: its workers are ahead, and the sampler with them.
 
-    num_given = 0
+    It takes the microbatches of a step together, so that each knows the others.
+    """
+
+    def __init__(
+        self, dataset: Any, sampler: BalancedBatchSampler, accumulation: int, **options: Any
+    ) -> None:
+        super().__init__(dataset, batch_sampler=sampler, **options)
+        self._of_place = sampler.state_dict
+        self.accumulation = accumulation
+        self.num_given = 0
+        self._steps: dict[int, _Step] = {}
+        self._first_asked: int | None = None
 
     def __iter__(self) -> Any:
-        self.num_given = 0
-        for batch in super().__iter__():
-            self.num_given += 1
-            yield batch
+        self.num_given, self._steps, self._first_asked = 0, {}, None
+        place = self._of_place()
+        # An epoch that goes on inside a global batch begins with what is left of it.
+        taken = place["buckets_taken"] * self.accumulation // place["num_buckets"]
+        size = self.accumulation - taken
+        batches = super().__iter__()
+        while microbatches := list(islice(batches, size)):
+            step = _Step(microbatches)
+            for batch in microbatches:
+                self._steps[self.num_given] = step
+                # Nobody asks for them any more: the trainer is at most one batch behind.
+                self._steps.pop(self.num_given - 2 * self.accumulation, None)
+                self.num_given += 1
+                yield batch
+            size = self.accumulation
+
+    def step_of(self, batch_index: int) -> _Step:
+        """The step of a batch by the trainer's count, which may go on from an earlier fit's."""
+        if self._first_asked is None:
+            self._first_asked = batch_index
+        return self._steps[batch_index - self._first_asked]
+
+
+class _Step:
+    """The microbatches that this rank computes before one optimizer step."""
+
+    def __init__(self, microbatches: list[Any]) -> None:
+        self.microbatches = microbatches
+        self.num_label_tokens: torch.Tensor | None = None
 
 
 class BalancedData(LightningDataModule):
     """The training data of all ranks, in batches of even work.
 
-    Make the trainer with `use_distributed_sampler=False`, and take the loss of `training_step` from
-    `dflop.integrations.token_loss` with `num_label_tokens(labels)` and `self.trainer.world_size` ranks. With
-    `accumulate_grad_batches` the label tokens of later microbatches are not known yet: see
-    docs/integrations.md.
+    Make the trainer with `use_distributed_sampler=False`, and have `training_step` return
+    `self.trainer.datamodule.token_loss(logits, labels, batch_idx)`. As many microbatches as
+    `accumulate_grad_batches` are in memory at once.
     """
 
-    def __init__(self, dataset: Any, costs: Any, batch_size: int, **options: Any) -> None:
+    def __init__(
+        self, dataset: Any, costs: Any, batch_size: int, *, labels: Labels | None = None, **options: Any
+    ) -> None:
         """Keeps what the loader is made of.
 
         Args:
             dataset: with positions from 0.
             costs: what `BalancedBatchSampler` takes.
             batch_size: samples of a microbatch, on average.
+            labels: gives the labels of a batch, as `dflop.integrations.num_label_tokens` takes them; None:
+                its entry `labels`.
             **options: of the DataLoader and of `BalancedBatchSampler`.
         """
         super().__init__()
         self._dataset, self._costs, self._batch_size = dataset, costs, batch_size
+        self._labels: Labels = labels or (lambda batch: batch["labels"])
         self._of_loader, self._of_sampler = split_options(options)
         self._sampler: BalancedBatchSampler | None = None
         self._loader: _Loader | None = None
@@ -85,8 +130,67 @@ class BalancedData(LightningDataModule):
         if self._state is not None:
             self._sampler.load_state_dict(self._state)
             self._state = None
-        self._loader = _Loader(self._dataset, batch_sampler=self._sampler, **self._of_loader)
+        accumulation = int(trainer.accumulate_grad_batches)
+        self._loader = _Loader(self._dataset, self._sampler, accumulation, **self._of_loader)
         return self._loader
+
+    def num_label_tokens(self, batch_idx: int, *, is_shifted: bool = False) -> torch.Tensor:
+        """Label tokens of the global batch that a microbatch belongs to: of all its parts, on all ranks.
+
+        For `training_step`, which every rank must have call it for each batch: at the first of a step it sums
+        one number over the ranks.
+
+        Args:
+            batch_idx: as `training_step` is given it.
+            is_shifted: the labels stand already at the position that predicts them.
+
+        Returns:
+            A number, int64, on the device of this rank.
+
+        Raises:
+            RuntimeError: no batch is being trained.
+        """
+        if self._loader is None:
+            message = (
+                "`num_label_tokens` is called before `train_dataloader`, must be called in `training_step`"
+            )
+            raise RuntimeError(message)
+        step = self._loader.step_of(batch_idx)
+        if step.num_label_tokens is None:
+            device = self.trainer.strategy.root_device  # pyright: ignore[reportOptionalMemberAccess]
+            parts: list[torch.Tensor] = []
+            for batch in step.microbatches:
+                labels = self._labels(batch)
+                parts.extend([labels] if isinstance(labels, torch.Tensor) else labels)
+            step.num_label_tokens = num_label_tokens(
+                [part.to(device) for part in parts], is_shifted=is_shifted
+            )
+            # The loader's own copies, with all their pixels.
+            step.microbatches = []
+        return step.num_label_tokens
+
+    def token_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, batch_idx: int, *, is_shifted: bool = False
+    ) -> torch.Tensor:
+        """What `training_step` returns: a microbatch's part of the mean over its global batch's label tokens.
+
+        Every rank must have it called for each batch (`num_label_tokens`). Not for `automatic_optimization =
+        False`, where Lightning does not divide: there take `dflop.integrations.token_loss`.
+
+        Args:
+            logits: [..., T, V].
+            labels: [..., T]; -100 carries no loss.
+            batch_idx: as `training_step` is given it.
+            is_shifted: the labels stand already at the position that predicts them.
+
+        Returns:
+            A number, float32, times `accumulate_grad_batches`, by which Lightning divides, and times the
+            ranks, over which DDP and FSDP average.
+        """
+        trainer: Any = self.trainer
+        tokens = self.num_label_tokens(batch_idx, is_shifted=is_shifted)
+        loss = token_loss(logits, labels, tokens, trainer.world_size, is_shifted=is_shifted)
+        return loss * int(trainer.accumulate_grad_batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands; Lightning puts it into each checkpoint."""

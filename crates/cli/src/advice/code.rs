@@ -98,7 +98,7 @@ impl Code {
             }
             Trainer::Transformers | Trainer::Trl => &["from dflop.integrations.transformers import balance"],
             Trainer::Accelerate => &[LOSS, "from dflop.integrations.accelerate import balanced"],
-            Trainer::Lightning => &[LOSS, "from dflop.integrations.lightning import BalancedData"],
+            Trainer::Lightning => &["from dflop.integrations.lightning import BalancedData"],
         }
     }
 
@@ -147,8 +147,8 @@ impl Code {
             Trainer::Lightning => vec![
                 "trainer = pl.Trainer(use_distributed_sampler=False)  # and what you have".to_owned(),
                 format!("trainer.fit(module, BalancedData(data, costs, {size}{meets}, collate_fn=collate))"),
-                "tokens = num_label_tokens(batch[\"labels\"])  # in training_step".to_owned(),
-                "loss = token_loss(logits, batch[\"labels\"], tokens, self.trainer.world_size)".to_owned(),
+                "# In training_step, which returns it:".to_owned(),
+                "loss = self.trainer.datamodule.token_loss(logits, batch[\"labels\"], batch_idx)".to_owned(),
             ],
         }
     }

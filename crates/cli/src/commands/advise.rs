@@ -9,7 +9,6 @@ use crate::advice::estimate::Estimate;
 use crate::advice::step_times::{StepTimes, Waiting};
 use crate::advice::ways::{Advice, Gains, Setup, Simulated, Way};
 use crate::args;
-use crate::costs::notice_of_families;
 use dflop_schedule::Meets;
 use dflop_types::number::{self, percent, whole_percent};
 use dflop_types::{ModelProfile, SampleKind, printable, regular, statistics, thousands};
@@ -45,7 +44,7 @@ pub(super) fn run(arguments: &args::Advise) -> Result<(), Failure> {
     if survey.num_extrapolated > 0 {
         talk!("note: {} outside the sizes that were measured", counted(survey.num_extrapolated, "sample"));
     }
-    if let Some(notice) = notice_of_families(&survey.family, &model.family) {
+    if let Some(notice) = &survey.notice {
         talk!("note: {notice}");
     }
     Ok(())

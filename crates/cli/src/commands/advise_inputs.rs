@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::advice::ways::{Mixture, Setup, units_ns};
 use crate::args::{self, RanksMeet};
 use crate::config;
-use crate::costs::{Take, of_shapes};
+use crate::costs::{Take, notice_of_models, of_shapes};
 use dflop_data::profile::check_whole;
 use dflop_data::table;
 use dflop_schedule::{Costs, Cut, Meets};
@@ -75,6 +75,8 @@ pub(super) struct Survey {
     /// Id and kind of the costliest sample.
     pub(super) largest: (String, SampleKind),
     pub(super) num_extrapolated: u64,
+    /// That the costs are of another model than the shapes.
+    pub(super) notice: Option<String>,
 }
 
 impl Survey {
@@ -134,7 +136,9 @@ impl Survey {
         };
         mixture.costs.check(&cut, ranks.global_batch_size() as usize)?;
         let num_extrapolated = times.num_extrapolated;
-        Ok(Self { family: header.family, kinds, mixture, largest: (row.id, row.kind), num_extrapolated })
+        let notice = notice_of_models(&header, model);
+        let largest = (row.id, row.kind);
+        Ok(Self { family: header.family, kinds, mixture, largest, num_extrapolated, notice })
     }
 
     /// Work of each sample, in nanoseconds.

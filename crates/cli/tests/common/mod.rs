@@ -6,8 +6,31 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
-/// A directory with a small demo in it, made by the binary itself.
+/// The files of a demo of 48 samples by their paths in its directory: made once, as each test begins with them.
+static DEMO: LazyLock<Vec<(PathBuf, Vec<u8>)>> = LazyLock::new(|| {
+    let session = Session { directory: tempfile::tempdir().unwrap() };
+    let made = session.dflop(&["demo-data", "demo", "--samples", "48"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let mut files = Vec::new();
+    read_below(session.directory.path(), Path::new("demo"), &mut files);
+    files
+});
+
+fn read_below(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
+    for entry in fs::read_dir(root.join(folder)).unwrap() {
+        let entry = entry.unwrap();
+        let path = folder.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            read_below(root, &path, files);
+        } else {
+            files.push((path, fs::read(entry.path()).unwrap()));
+        }
+    }
+}
+
+/// A directory with a small demo in it, as the binary makes it.
 pub(crate) struct Session {
     pub(crate) directory: tempfile::TempDir,
 }
@@ -15,12 +38,15 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new() -> Self {
         let session = Self { directory: tempfile::tempdir().unwrap() };
-        let made = session.dflop(&["demo-data", "demo", "--samples", "48"]);
-        assert!(made.contains("status: 0"), "{made}");
+        for (path, bytes) in DEMO.iter() {
+            let path = session.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
         session
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.directory.path().join(name)
     }
 

@@ -4,7 +4,7 @@ use super::measure::{Corpus, MeasuredSample, Media, MediaHash, Rule};
 use super::{OnChangedMedia, ProfileSettings, check_complete};
 use crate::error::DataError;
 use crate::source::location::Location;
-use crate::source::store::{self, Stores};
+use crate::source::store::{Stores, blocks};
 use crate::text::tokens::Tokens;
 use dflop_types::{DataProfile, Place, ProfiledSample, SampleIndex, printable};
 
@@ -105,7 +105,7 @@ impl Dataset {
     /// *Complexity*: O(characters and LLM tokens), and one read of each medium's header.
     ///
     /// # Errors
-    /// [`DataError::ShapeChanged`] where the sample is not what was profiled, its media by size and first bytes among it
+    /// [`DataError::ShapeChanged`] where the sample is not what was profiled, its media by size and sampled bytes among it
     /// unless the settings say otherwise; [`DataError::TurnedBad`] where it cannot
     /// be read any more; those of the reader where its file cannot.
     ///
@@ -137,7 +137,7 @@ impl Dataset {
         Ok(EncodedSample { id: measured.id, input_ids, feature_mask, labels, media: measured.media, notice })
     }
 
-    /// Whether the media of a sample are those that were profiled, as far as sizes, times of change and first bytes tell;
+    /// Whether the media of a sample are those that were profiled, as far as sizes, times of change and sampled bytes tell;
     /// what is to be told of them.
     ///
     /// # Errors
@@ -149,12 +149,14 @@ impl Dataset {
     ) -> Result<Option<String>, DataError> {
         let id = printable(&profiled.id);
         let (then, now) = (MediaHash::of(profiled.media_hash), MediaHash::of(measured.media_hash));
-        // A profile of an earlier version has no first bytes to compare.
-        let has_starts = self.profile.settings.contains_key(super::START_BYTES);
+        // A profile of another version sampled other bytes, or none.
+        let sampling = self.profile.settings.get(super::MEDIA_SAMPLING);
+        let has_contents = sampling.is_some_and(|sampling| sampling == blocks::SAMPLING);
         let changed = if measured.media_bytes != profiled.media_bytes {
             Some(("media_bytes", measured.media_bytes.to_string(), profiled.media_bytes.to_string()))
-        } else if has_starts && now.starts != then.starts {
-            Some(("media_hash (first bytes)", format!("{:08x}", now.starts), format!("{:08x}", then.starts)))
+        } else if has_contents && now.contents != then.contents {
+            let hexadecimal = |hash: u32| format!("{hash:08x}");
+            Some(("media_hash (sampled bytes)", hexadecimal(now.contents), hexadecimal(then.contents)))
         } else {
             None
         };
@@ -165,10 +167,10 @@ impl Dataset {
             (Some((what, found, expected)), OnChangedMedia::Warn) => Ok(Some(format!(
                 "sample `{id}` has other media than profiled: `{what}` is {found}, was {expected}"
             ))),
-            (None, _) if has_starts && now.versions != then.versions => Ok(Some(format!(
+            (None, _) if has_contents && now.versions != then.versions => Ok(Some(format!(
                 "the media of sample `{id}` have another time of change than when they were profiled; their sizes and \
-                 first {} bytes are the same",
-                store::START_BYTES
+                 the bytes that are compared ({}) are the same",
+                blocks::SAMPLING
             ))),
             (None, _) => Ok(None),
         }

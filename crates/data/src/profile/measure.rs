@@ -16,7 +16,7 @@ use crate::text::conversation::{Conversation, MediaReference, MediaSource};
 use crate::text::tokens::{ChatTokenizer, TokenizedConversation};
 #[cfg(doc)]
 use dflop_types::ProfiledSample;
-use dflop_types::{EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
+use dflop_types::{DataProfile, EncoderParts, Fault, Hint as _, SampleKind, SampleShape};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::borrow::Cow;
@@ -106,6 +106,8 @@ pub(crate) struct Rule {
     pub(crate) template_hash: Option<String>,
     /// Positions the LLM backbone was made for, where its configuration says.
     pub(crate) max_positions: Option<u64>,
+    /// [`DataProfile::LLM_SIZE`], where the configuration says it.
+    pub(crate) llm_size: Option<String>,
     tokenizer: ChatTokenizer,
     sampling: VideoSampling,
 }
@@ -130,6 +132,7 @@ impl Rule {
             max_positions: ["/text_config/max_position_embeddings", "/max_position_embeddings"]
                 .into_iter()
                 .find_map(|field| config.pointer(field).and_then(Value::as_u64)),
+            llm_size: llm_size(&config),
             tokenizer: ChatTokenizer::open(&files, &config, family.as_ref())?,
             family,
             sampling: VideoSampling { max_frames: settings.video_max_frames, fps: settings.video_fps },
@@ -161,7 +164,7 @@ impl Rule {
         let mut media_ms = 0;
         let mut stamp = MediaStamp::default();
         for (reference, place) in conversation.media.iter().zip(&record.places) {
-            let Look { header, version, start } = stores.look(place).map_err(|error| {
+            let Look { header, version, sampled } = stores.look(place).map_err(|error| {
                 let fault = match error {
                     DataError::Io { .. } => Fault::MediaMissing,
                     _ => Fault::MediaUnsound,
@@ -169,7 +172,7 @@ impl Rule {
                 bad(fault, error.to_string())
             })?;
             stamp.add(place, header.bytes, &version);
-            stamp.look(header.bytes, &start);
+            stamp.look(header.bytes, &sampled);
             if reference.kind != MediaKind::Image {
                 media_ms += header.duration_s.map_or(0, |seconds| (seconds * 1000.0).round() as u64);
             }
@@ -269,6 +272,15 @@ impl Rule {
         let shape = shape.map_err(Flaw::of_shape)?;
         Ok(Media { place, kind, is_one_of_several, height, width, clip: read, shape })
     }
+}
+
+/// Layers and width of the LLM backbone, where a model's configuration says both.
+fn llm_size(config: &Value) -> Option<String> {
+    let sections = ["/text_config", "/llm_config", "/thinker_config/text_config", ""];
+    sections.into_iter().filter_map(|section| config.pointer(section)).find_map(|section| {
+        let number = |name| section.get(name).and_then(Value::as_u64);
+        Some(DataProfile::llm_size(number("num_hidden_layers")?, number("hidden_size")?))
+    })
 }
 
 /// [`RawRecord::hash`], and of the names that the mixture gives its columns: other names, another sample.
@@ -376,7 +388,7 @@ pub(crate) struct MediaStamp {
     pub(crate) bytes: u64,
     num_media: usize,
     versions: Sha256,
-    starts: Sha256,
+    contents: Sha256,
 }
 
 impl MediaStamp {
@@ -399,16 +411,17 @@ impl MediaStamp {
         }
     }
 
-    /// Counts in what was seen of the last medium: its size and its first bytes.
-    fn look(&mut self, bytes: u64, start: &[u8]) {
-        self.starts.update(bytes.to_le_bytes());
-        self.starts.update(start);
+    /// Counts in what was seen of the last medium: its size and the sampled bytes.
+    fn look(&mut self, bytes: u64, sampled: &[u8]) {
+        self.contents.update(bytes.to_le_bytes());
+        self.contents.update(sampled);
     }
 
     /// The hash of media of which all were looked into: [`ProfiledSample::media_hash`].
     fn hash(&self) -> MediaHash {
-        let starts = if self.num_media == 0 { 0 } else { first_eight(&self.starts.clone().finalize()) >> 32 };
-        MediaHash { versions: self.versions(), starts: starts as u32 }
+        let contents =
+            if self.num_media == 0 { 0 } else { first_eight(&self.contents.clone().finalize()) >> 32 };
+        MediaHash { versions: self.versions(), contents: contents as u32 }
     }
 
     /// The half of the hash that is known without a look into the media; 0 of no medium.
@@ -422,17 +435,17 @@ impl MediaStamp {
 pub(crate) struct MediaHash {
     /// Of sizes and versions.
     pub(crate) versions: u32,
-    /// Of sizes and first bytes.
-    pub(crate) starts: u32,
+    /// Of sizes and sampled bytes.
+    pub(crate) contents: u32,
 }
 
 impl MediaHash {
     pub(crate) const fn of(media_hash: u64) -> Self {
-        Self { versions: (media_hash >> 32) as u32, starts: media_hash as u32 }
+        Self { versions: (media_hash >> 32) as u32, contents: media_hash as u32 }
     }
 
     pub(crate) const fn number(self) -> u64 {
-        (self.versions as u64) << 32 | self.starts as u64
+        (self.versions as u64) << 32 | self.contents as u64
     }
 }
 

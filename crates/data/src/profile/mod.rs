@@ -15,7 +15,7 @@ mod settings;
 
 use crate::error::DataError;
 use crate::source::location::Location;
-use crate::source::store;
+use crate::source::store::blocks;
 use crate::statistics::summary::Statistics;
 use crate::table::{Writer, problems};
 use chunks::Limits;
@@ -42,8 +42,8 @@ const OF_CHOICE: [&str; 3] = ["on_bad_sample", BAD_SAMPLES_MAX, "seed"];
 /// The setting that names the profiler, so that rows of another version are not taken over.
 const MEASURED_BY: &str = "measured_by";
 
-/// The setting that says how many first bytes of a medium [`ProfiledSample::media_hash`] has.
-const START_BYTES: &str = "media_start_bytes";
+/// The setting that says which bytes of a medium [`ProfiledSample::media_hash`] has.
+const MEDIA_SAMPLING: &str = "media_sampling";
 
 /// Where rows go, one by one, in the order of the mixture.
 pub trait RowSink {
@@ -175,6 +175,7 @@ fn profile_in_chunks(
         part: settings.part,
         ..DataProfile::default()
     };
+    header.settings.extend(rule.llm_size.clone().map(|size| (DataProfile::LLM_SIZE.to_owned(), size)));
     header.made_from.extend(rule.template_hash.clone().map(|hash| ("chat_template".to_owned(), hash)));
     let mut notices = Vec::new();
     if header.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
@@ -235,9 +236,9 @@ fn profile_in_chunks(
 fn settings_of(settings: &ProfileSettings) -> BTreeMap<String, String> {
     let measured_by = (MEASURED_BY.to_owned(), concat!("dflop ", env!("CARGO_PKG_VERSION")).to_owned());
     let facts = settings.facts().into_iter().map(|(name, value)| (name.to_owned(), value));
-    let start_bytes = (START_BYTES.to_owned(), store::START_BYTES.to_string());
+    let sampling = (MEDIA_SAMPLING.to_owned(), blocks::SAMPLING.to_owned());
     let max_percent = (BAD_SAMPLES_MAX.to_owned(), settings.bad_samples_max_percent.to_string());
-    facts.chain([measured_by, start_bytes, max_percent]).collect()
+    facts.chain([measured_by, sampling, max_percent]).collect()
 }
 
 /// The files of all sources, in order.

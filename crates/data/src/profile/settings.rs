@@ -32,7 +32,7 @@ pub const ESTIMATED: &str = "estimated";
 /// Another time of change alone, as of a dataset that was copied, is told and trained under either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnChangedMedia {
-    /// A medium of another size, or with other first bytes, ends training.
+    /// A medium of another size, or with other bytes among those that are compared, ends training.
     Fail,
     /// It is told and trained; its shape must be the one that was profiled all the same.
     Warn,

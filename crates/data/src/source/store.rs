@@ -6,6 +6,7 @@
 //! (store options `connect_timeout`, `read_timeout`), nor send fewer than 32 KiB in 30 s before it ends. Of the body of
 //! an error 64 KiB are read.
 
+pub(crate) mod blocks;
 mod bounds;
 mod clients;
 mod fault;
@@ -36,15 +37,12 @@ pub struct Opened {
     pub version: String,
 }
 
-/// First bytes of a medium that tell a changed one from one that was only copied.
-pub(crate) const START_BYTES: u64 = 4096;
-
 /// What is seen of a medium that is not decoded.
 pub(crate) struct Look {
     pub(crate) header: Probe,
     pub(crate) version: String,
-    /// Its first bytes, [`START_BYTES`] at most.
-    pub(crate) start: Vec<u8>,
+    /// Those of its bytes that tell its content; see [`blocks`].
+    pub(crate) sampled: Vec<u8>,
 }
 
 /// The stores that locations name. Cheap to clone and to share between threads; clones share clients and counts.
@@ -187,7 +185,7 @@ impl Stores {
         self.look(place).map(|look| (look.header, look.version))
     }
 
-    /// The same, and the first bytes of the medium. Of a remote one they came with its header.
+    /// The same, and a sample of the medium's bytes.
     ///
     /// # Errors
     /// Those of [`probe::probe`].
@@ -199,14 +197,13 @@ impl Stores {
             let source = std::io::Error::new(ErrorKind::FileTooLarge, too_large(opened.len));
             return Err(DataError::Io { act: "read", path: name, source });
         }
-        let mut start = Vec::new();
-        (&mut opened.reader).take(START_BYTES).read_to_end(&mut start).map_err(|source| DataError::Io {
+        let sampled = blocks::sample(&mut opened, is_remote(place)).map_err(|source| DataError::Io {
             act: "read",
             path: name.clone(),
             source,
         })?;
         let header = probe::probe_reader(&name, opened.reader, opened.len)?;
-        Ok(Look { header, version: opened.version, start })
+        Ok(Look { header, version: opened.version, sampled })
     }
 
     /// All bytes of a medium; of a remote one by one request.
