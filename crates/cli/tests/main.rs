@@ -8,6 +8,7 @@ mod errors;
 mod estimate_runs;
 mod families;
 mod hostile;
+mod named;
 mod schedule;
 mod session;
 mod writes;

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::Session;
+use crate::common::Session;
 use serde_json::Value;
 use std::fs;
 
