@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,6 +141,22 @@ def test_fail_ends_the_run_with_the_name(demo, tmp_path):
     ranks = run_training(wanted, tmp_path)
     assert [rank.result for rank in ranks] == [1, 1]
     assert re.search(r"step \d: sample `.*` \(\d+\): cannot decode `.*`", ranks[0].stderr)
+
+
+def test_a_file_that_is_gone_is_skipped_too(demo, tmp_path):
+    """Encoder and LLM rank both look at it, and both find it missing; it is listed once."""
+    copy = tmp_path / "demo"
+    shutil.copytree(demo, copy)
+    cut_names = set(json.loads((demo / "cut.json").read_text()))
+    gone = max(path for path in (copy / "data/media").glob("*.jpg") if path.name not in cut_names)
+    gone.unlink()
+    wanted = asked(copy, tmp_path / "run", tmp_path, (1, 1, 1), "skip")
+    assert set(results(run_training(wanted, tmp_path))) == {0}
+    listed = lines(tmp_path / "run/bad_samples.jsonl")
+    assert [gone.name in one["cause"] for one in listed].count(True) == 1
+    assert len(listed) == len({one["sample"] for one in listed})
+    trained = [s for turn in lines(tmp_path / "run/schedules.jsonl") for s in turn["samples"]]
+    assert sorted([*trained, *(one["sample"] for one in listed)]) == list(range(NUM_SAMPLES))
 
 
 def test_too_many_end_the_run_on_all_ranks(tmp_path):

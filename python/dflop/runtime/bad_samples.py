@@ -98,8 +98,13 @@ class BadSamples:
         for index in llm_samples(self._mesh, schedule):
             self._try(lambda index=index: loader.sample(index), bad)
         reads_media = decodes(self._mesh, loader.adapter)
-        for j in range(schedule.num_microbatches if reads_media else 0):
+        for j in range(schedule.num_microbatches if self._mesh.holds_encoder else 0):
             shares = tuple(schedule.encoder(j, self._mesh.replica))
+            if not reads_media:
+                # Later stages of the encoder know what media are like from the record.
+                for index, _ in shares:
+                    self._try(lambda index=index: loader.sample(index), bad)
+                continue
             if not shares or shares in packed:
                 continue
             tiles = [self._try(lambda share=share: loader.tiles(*share), bad) for share in shares]
