@@ -118,6 +118,7 @@ fn a_slow_rank_gets_less_work() {
         (Layout::colocated(4, Zero::Parameters), 4, 2),
         (apart(4, 1, 2), 4, 1),
         (apart(8, 1, 4), 4, 9),
+        (apart(8, 2, 4), 4, 11),
     ];
     for (layout, num_microbatches, rank) in cases {
         let scheduler = scheduler(layout, num_microbatches, &shapes);

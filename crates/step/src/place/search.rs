@@ -68,7 +68,7 @@ impl Search<'_> {
     /// Balanced buckets in the best order found.
     pub(crate) fn ordered(&self) -> Result<Schedule, StepError> {
         let assignment = self.even()?;
-        let bucket = self.in_best_order(&assignment, self.max_evaluations())?.bucket;
+        let bucket = self.by_speed(self.in_best_order(&assignment, self.max_evaluations())?)?;
         Ok(with_bound(self.shared(&bucket)?, &assignment))
     }
 
