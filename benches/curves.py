@@ -123,7 +123,8 @@ def main() -> int:
         )
         assert turns == others, "seed and data decide the global batches"
         tokens = tokens_of(folder)
-        parts = [hugging.packed_by_tokens(batch, tokens, hugging.NUM_RANKS) for batch in turns]
+        kinds = hugging.kinds_of(folder)
+        parts = [hugging.packed_by_tokens(batch, tokens, hugging.NUM_RANKS, kinds) for batch in turns]
         start = time.monotonic()
         curves["transformers.Trainer"] = hugging.run(folder, "ddp", parts, 1, SETTINGS)["losses"]
         seconds["transformers.Trainer"] = time.monotonic() - start

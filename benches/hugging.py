@@ -20,14 +20,39 @@ from ranks import environment, free_port
 NUM_RANKS = 2
 
 
-def packed_by_tokens(batch: list[int], tokens: list[int], num_parts: int) -> list[list[int]]:
-    """A global batch in parts of about equal LLM tokens: the longest sample first, to the emptiest part."""
+def kinds_of(folder: Path) -> list[str]:
+    """Of each sample: what its media are, `text` where it has none."""
+    from dflop._native import Dataset
+
+    data = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
+    media = [data.encode(index).media for index in range(len(data))]
+    return ["video" if any(m.kind == "video" for m in own) else "image" if own else "text" for own in media]
+
+
+def packed_by_tokens(
+    batch: list[int], tokens: list[int], num_parts: int, kinds: list[str]
+) -> list[list[int]]:
+    """A global batch in parts of about equal LLM tokens: the longest sample first, to the emptiest part.
+
+    Each part first gets one sample with images and one with a video: the model encodes images and videos by
+    calls of their own, and under FSDP2 a rank that does not come to one hangs the others.
+    """
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     loads = [0] * num_parts
-    for sample in sorted(batch, key=lambda s: -tokens[s]):
-        emptiest = loads.index(min(loads))
-        parts[emptiest].append(sample)
-        loads[emptiest] += tokens[sample]
+
+    def put(sample: int, part: int) -> None:
+        parts[part].append(sample)
+        loads[part] += tokens[sample]
+
+    left = sorted(batch, key=lambda s: -tokens[s])
+    for kind in ("image", "video"):
+        first = [sample for sample in left if kinds[sample] == kind][:num_parts]
+        order = sorted(range(num_parts), key=lambda part: loads[part])
+        for sample, part in zip(first, order, strict=False):
+            put(sample, part)
+            left.remove(sample)
+    for sample in left:
+        put(sample, loads.index(min(loads)))
     return parts
 
 

@@ -79,7 +79,8 @@ def executor_ns() -> dict[str, float]:
         backward = forward
 
     # No message leaves the rank: nothing else of it is asked for.
-    place: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    plan = SimpleNamespace(num_stages=2, encoder_stages=1, llm_stages=1)
+    place: Any = SimpleNamespace(rank=0, device=torch.device("cpu"), plan=plan)
     stages: Any = {0: Nothing(), 1: Nothing()}
     recorder = SpanRecorder(0, place.device)
     executor = Executor(place, stages, recorder, Messages(place, 8, torch.float32))
@@ -129,7 +130,8 @@ def main() -> int:
         first = ours(folder, num_steps)
         turns = [turn["samples"] for turn in lines(folder / "run/schedules.jsonl")]
         tokens = tokens_of(folder)
-        parts = [hugging.packed_by_tokens(batch, tokens, hugging.NUM_RANKS) for batch in turns]
+        kinds = hugging.kinds_of(folder)
+        parts = [hugging.packed_by_tokens(batch, tokens, hugging.NUM_RANKS, kinds) for batch in turns]
         for index in range(asked.rounds):
             found: dict[str, Any] = {}
             for arm in random.Random(SEED + index).sample(["dflop", *OTHERS], 1 + len(OTHERS)):

@@ -189,8 +189,8 @@ def test_a_signal_to_a_rank_saves(number, status, demo, tmp_path):
         if index == 1:
             step = trainer.Optimizer.step
 
-            def stepping(self, index):
-                step(self, index)
+            def stepping(self, index, *more):
+                step(self, index, *more)
                 if index == 1:
                     os.kill(os.getpid(), number)
 
