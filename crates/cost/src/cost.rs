@@ -3,12 +3,11 @@
 use crate::choice::Choice;
 use crate::error::CostError;
 use crate::memory::holding::Holding;
-use crate::module::Module;
+use crate::module::{Module, is_layer};
 use crate::network::{Group, Links, Route, Transfer};
 use crate::prediction::Prediction;
 use crate::repair::Repair;
 use crate::settings::CostSettings;
-use crate::sharding::is_layer;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
 use dflop_types::{Collective, LinkSpan, MicrobatchShape, ModelProfile, Recompute};
 

@@ -10,6 +10,11 @@ use crate::prediction::Prediction;
 use crate::repair::Repair;
 use dflop_types::{MeasuredPoint, ModuleProfile, Recompute};
 
+/// Whether a module is one of the layers that are gathered one by one; the others are gathered together.
+pub(crate) fn is_layer(name: &str) -> bool {
+    name.ends_with("_layer")
+}
+
 /// What ranks of one layer do together, where its times do not hold it.
 #[derive(Debug, Clone)]
 pub(crate) struct Collectives {

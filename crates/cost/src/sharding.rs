@@ -2,7 +2,7 @@
 
 use crate::cost::CostModel;
 use crate::mode::Runs;
-use crate::module::Module;
+use crate::module::{Module, is_layer};
 use crate::network::{Basis, Group, Spread, Transfer};
 use crate::prediction::Prediction;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
@@ -108,11 +108,6 @@ struct Pass {
     work_ns: u64,
     gather_ns: u64,
     reduce_ns: u64,
-}
-
-/// Whether a module is one of the layers that are gathered one by one; the others are gathered together.
-pub(crate) fn is_layer(name: &str) -> bool {
-    name.ends_with("_layer")
 }
 
 impl CostModel {

@@ -4,8 +4,8 @@ use crate::cost::CostModel;
 use crate::memory::footprint::Bytes;
 use crate::memory::parts::{RankMemory, RankMicrobatch, RankPart};
 use crate::memory::walk::{MicrobatchBytes, Piece};
-use crate::module::{Module, gradient_bytes};
-use crate::sharding::{Sharding, is_layer};
+use crate::module::{Module, gradient_bytes, is_layer};
+use crate::sharding::Sharding;
 use crate::stage::{EncoderLayers, StageLayers, samples_of, segments_of};
 use dflop_types::Zero;
 
