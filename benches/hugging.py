@@ -62,7 +62,7 @@ class Rows:
     def __init__(self, folder: Path, parts: list[list[int]]) -> None:
         """Reads the data profile of `folder`; `parts` are the samples of each row."""
         from dflop._native import Dataset
-        from dflop.data.dataset import SampleLoader
+        from dflop.data.loader import SampleLoader
         from dflop.models import load_adapter
 
         self.data = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
