@@ -296,6 +296,17 @@ pub(crate) struct Plan {
     /// Search what people run today too, on the same ranks and memory: Megatron, FSDP, the paper
     #[arg(long)]
     pub(crate) compare: bool,
+    /// Explain one of the plans: where its time and memory go, and what the scheduler adds to the layout
+    ///
+    /// A place in the list (1: the plan), or a candidate as for --only, as in zero=3,recompute=none: the best of those.
+    #[arg(long, value_name = "PLACE|PARTS")]
+    pub(crate) explain: Option<String>,
+    /// Price of a device and hour: what a run of --samples costs, and what the plan saves of it
+    #[arg(long, value_name = "PRICE", requires = "samples", value_parser = price)]
+    pub(crate) price_per_gpu_hour: Option<f64>,
+    /// Samples of a run: its hours on the plan and on each baseline
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) samples: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -319,6 +330,16 @@ pub(crate) enum Launcher {
     Torchrun,
     /// A job script
     Slurm,
+    /// The nearest arguments of Megatron-LM, and what it cannot express
+    Megatron,
+    /// The nearest arguments of torchtitan, and what it cannot express
+    Torchtitan,
+}
+
+/// A price, more than 0.
+fn price(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "must be a number above 0".to_owned())
 }
 
 /// A number of seconds, more than 0.

@@ -2,6 +2,7 @@
 //! words.
 
 use crate::caveats::Caveats;
+use crate::mend::Mend;
 use crate::only::recompute_name;
 use crate::rivals::Rival;
 use dflop_types::number::percent;
@@ -48,6 +49,8 @@ pub struct Outcome {
     pub ways: Vec<WayPrediction>,
     /// What people run today, each with the best of its own search; empty where it was not asked for.
     pub rivals: Vec<Rival>,
+    /// What fits where candidates lack memory; looked for where rivals are, and where no plan fits.
+    pub mends: Vec<Mend>,
     /// Mean over the global batches of all their predicted work over all ranks, in nanoseconds.
     pub work_bound_ns: u64,
     /// Seed of the sampled global batches.
@@ -445,8 +448,16 @@ fn lines(text: &mut String, header: &[&str], num_left: usize, rows: &[Vec<String
 }
 
 fn reasons(text: &mut String, outcome: &Outcome) {
+    let mend = |rejection: &Rejection| match rejection {
+        Rejection::Memory { component, .. } => outcome.mends.iter().find(|mend| mend.component == *component),
+        _ => None,
+    };
+    let cause = |rejection: &Rejection| match mend(rejection) {
+        Some(mend) => format!("{rejection}; {} fits: {} ms", mend.words, ms(mend.step_ns)),
+        None => rejection.to_string(),
+    };
     let mut others: Vec<(u64, String)> =
-        outcome.rejections.iter().map(|r| (r.count, r.rejection.to_string())).collect();
+        outcome.rejections.iter().map(|r| (r.count, cause(&r.rejection))).collect();
     let slower = outcome.num_judged - outcome.ranked.len() as u64;
     if slower > 0 {
         others.push((slower, "slower than these on the sampled global batches".to_owned()));

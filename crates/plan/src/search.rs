@@ -8,6 +8,7 @@ use crate::evaluate::{Outlook, evaluate};
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
+use crate::mend::mends;
 use crate::models::Models;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::rivals;
@@ -78,6 +79,11 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     (input.progress)(num_candidates, num_candidates);
     found.keep_best();
     let Found { ranked, rejections, num_judged, num_left } = found;
+    let mends = if input.compares || ranked.is_empty() {
+        mends(input, &models, &batches, &ranked, &rejections)?
+    } else {
+        Vec::new()
+    };
     let caveats = Caveats::of(input.model_profile, model, ranked.first());
     let ways = match ranked.first() {
         Some(best) => {
@@ -100,6 +106,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         ranked,
         ways,
         rivals,
+        mends,
         work_bound_ns: work_bound_ns(input, model, &batches),
         num_microbatches: input.num_microbatches,
         fitting_num_microbatches,
@@ -121,7 +128,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
 
 /// Mean over the batches of all their predicted work over all ranks, in nanoseconds: forward and backward of both
 /// components without recomputation, each at the rate of the whole batch. No step is shorter.
-fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> u64 {
+pub(crate) fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> u64 {
     let work_ns = |batch: &Vec<SampleIndex>| {
         let whole = MicrobatchShape::pack(batch.iter().map(|sample| &input.shapes[sample.index()]));
         let llm = model.llm_stage(&whole, model.num_llm_layers(), true, true);
@@ -196,7 +203,7 @@ fn fitting_num_microbatches(
 ///
 /// The first ones; where giants are deferred over more steps than that, as many steps spread over the first window, its
 /// last one among them: there the giants stand.
-fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, PlanError> {
+pub(crate) fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, PlanError> {
     let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
     let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;
     let batches = if num_samples < input.global_batch_size { batches } else { batches.whole_only()? };

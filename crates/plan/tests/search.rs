@@ -418,6 +418,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         num_microbatches: None,
         fitting_num_microbatches: None,
         rivals: Vec::new(),
+        mends: Vec::new(),
         work_bound_ns: 0,
         ways: vec![
             way("blind", true, Ok(1_050_000_000)),

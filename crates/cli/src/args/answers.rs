@@ -5,6 +5,7 @@
 
 use super::PlanFiles;
 use crate::advice::code::Trainer;
+use crate::commands::what_if::{Setting, setting};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -51,6 +52,18 @@ pub(crate) struct Simulate {
         value_parser = clap::value_parser!(u32).range(2..=4096)
     )]
     pub(crate) num_ranks: Vec<u32>,
+    /// Plan under other conditions, as in --set cluster.num_ranks=64,128 --set data.weights.video=0.4
+    ///
+    /// Each combination of the values is searched anew, and needs no plan. Fields: cluster.num_ranks,
+    /// cluster.ranks_per_node, cluster.device (a device of the table), cluster.memory_budget_bytes,
+    /// network.cluster_bytes_per_s, network.node_bytes_per_s, train.global_batch_size (else as many samples a rank),
+    /// train.num_microbatches, train.bucket_tokens_max, train.recipe, data.weights.KIND (the part of the samples: text,
+    /// image, multi_image, video, audio).
+    #[arg(long, value_name = "FIELD=VALUES", value_parser = setting, conflicts_with_all = ["durations", "num_ranks", "trace"])]
+    pub(crate) set: Vec<Setting>,
+    /// Write the rows of --set as CSV
+    #[arg(long, value_name = "FILE", requires = "set")]
+    pub(crate) csv: Option<PathBuf>,
     /// Also write a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,

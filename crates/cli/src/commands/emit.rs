@@ -1,5 +1,6 @@
 //! `dflop plan --emit`: the command or the job script that trains the plan on its cluster.
 
+use super::foreign;
 use crate::args::Launcher;
 use dflop_types::RankedPlan;
 use std::fmt::Write as _;
@@ -8,8 +9,15 @@ use std::path::Path;
 /// Port of the first node on which torchrun's agents meet: torchrun's own default.
 const PORT: u16 = 29_400;
 
-/// What starts the training of a plan: for torchrun the command of each node, for Slurm a job script. Ends with a line end.
-pub(super) fn launch(launcher: Launcher, plan: &RankedPlan, ranks_per_node: u32, config: &Path) -> String {
+/// What starts the training of a plan: for torchrun the command of each node, for Slurm a job script; for other trainers their
+/// nearest arguments. Ends with a line end.
+pub(super) fn launch(
+    launcher: Launcher,
+    plan: &RankedPlan,
+    global_batch_size: u32,
+    ranks_per_node: u32,
+    config: &Path,
+) -> String {
     let ranks = plan.layout.num_ranks();
     let per_node = ranks_per_node.clamp(1, ranks.max(1));
     let nodes = ranks.div_ceil(per_node);
@@ -28,6 +36,8 @@ pub(super) fn launch(launcher: Launcher, plan: &RankedPlan, ranks_per_node: u32,
                  --rdzv-endpoint \"$HEAD:{PORT}\" {train}"
             );
         }
+        Launcher::Megatron => text.push_str(&foreign::megatron(plan, global_batch_size)),
+        Launcher::Torchtitan => text.push_str(&foreign::torchtitan(plan, global_batch_size)),
         Launcher::Slurm => {
             // One agent a node; the signal reaches every rank two minutes before the time ends, and training ends in order.
             let _ = writeln!(
@@ -67,17 +77,17 @@ mod tests {
     #[test]
     fn one_node_needs_no_meeting_point() {
         assert_eq!(
-            launch(Launcher::Torchrun, &plan(4), 8, Path::new("it's/dflop.yaml")),
+            launch(Launcher::Torchrun, &plan(4), 16, 8, Path::new("it's/dflop.yaml")),
             "torchrun --standalone --nproc-per-node 4 --no-python dflop train --config 'it'\\''s/dflop.yaml'\n"
         );
     }
 
     #[test]
     fn several_nodes_meet_at_the_first() {
-        let command = launch(Launcher::Torchrun, &plan(64), 8, Path::new("dflop.yaml"));
+        let command = launch(Launcher::Torchrun, &plan(64), 256, 8, Path::new("dflop.yaml"));
         assert!(command.contains("--nnodes 8 --nproc-per-node 8"), "{command}");
         assert!(command.contains("--rdzv-endpoint \"$HEAD:29400\""), "{command}");
-        let job = launch(Launcher::Slurm, &plan(64), 8, Path::new("dflop.yaml"));
+        let job = launch(Launcher::Slurm, &plan(64), 256, 8, Path::new("dflop.yaml"));
         assert!(job.starts_with("#!/bin/bash\n#SBATCH"), "{job}");
         assert!(job.contains("#SBATCH --nodes=8\n"), "{job}");
         assert!(job.contains("srun torchrun --nnodes 8 --nproc-per-node 8"), "{job}");

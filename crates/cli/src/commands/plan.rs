@@ -1,12 +1,13 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
 use super::emit::launch;
+use super::price::Run;
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
 use crate::args;
 use dflop_analytic::{HARDWARE, Hardware};
 use dflop_data::profile::{ESTIMATED, TEXT_TOKENS};
-use dflop_plan::{Outcome, Rival, SearchEffort, SearchInput, explain, search};
+use dflop_plan::{Detail, Only, Outcome, Rival, SearchEffort, SearchInput, detail, explain, search};
 use dflop_types::{
     DataProfile, ModelProfile, ModuleProfile, PipelineOrder, Plan, RankedPlan, SampleShape, artifact,
     thousands,
@@ -23,33 +24,13 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     inputs.note_device();
     let config = &inputs.config;
     let out = out_path::<Plan>(config, arguments.out.as_ref(), "plan.json")?;
-    if !inputs.data_profile.strata.is_empty() {
-        let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
-        talk!(
-            "note: planned with a random sample: {} of {} samples; training needs the profile of all",
-            thousands(inputs.data_profile.samples.len() as u64),
-            thousands(population)
-        );
-    }
-    if inputs.data_profile.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
-        talk!(
-            "note: text tokens are estimated, no tokenizer was at hand; media are counted as the model counts them"
-        );
-    }
-    let (num_samples, asked) = (inputs.data_profile.samples.len() as u64, config.train.global_batch_size);
-    if inputs.data_profile.strata.is_empty() && num_samples < u64::from(asked) {
-        talk!(
-            "note: the data has {} samples, fewer than `train.global_batch_size` {}: every step takes all of them",
-            thousands(num_samples),
-            thousands(u64::from(asked))
-        );
-    }
+    say_what_data(&inputs);
     let made_from = [
         ("data_profile", inputs.data_profile.content_hash()),
         ("model_profile", artifact::hash_of(&inputs.model_profile)),
     ];
     let bar = progress_bar(0, "judging candidates");
-    let outcome = search(&SearchInput {
+    let input = SearchInput {
         shapes: inputs.data_profile.samples.iter().map(|s| s.shape.clone()).collect(),
         model_profile: &inputs.model_profile,
         cluster: config.cluster(),
@@ -77,11 +58,28 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             bar.set_length(total);
             bar.set_position(done);
         },
-    })?;
+    };
+    let outcome = search(&input)?;
+    let explained =
+        arguments.explain.as_deref().map(|asked| explained(&input, &outcome, asked)).transpose()?;
     bar.finish_and_clear();
+    let run = arguments.samples.map(|samples| Run {
+        samples,
+        num_ranks: config.cluster.num_ranks,
+        global_batch_size: outcome.global_batch_size.min(inputs.data_profile.samples.len() as u32),
+        price_per_gpu_hour: arguments.price_per_gpu_hour,
+    });
+    let costs = run.zip(outcome.ranked.first().map(|plan| plan.prediction.step_ns_mean));
     if arguments.json {
         let seconds = start.elapsed().as_secs_f64();
-        outln!("{:#}", as_json(&outcome, &inputs.model_profile, &inputs.data_profile, seconds));
+        let mut value = as_json(&outcome, &inputs.model_profile, &inputs.data_profile, seconds);
+        if let Some((run, ns)) = costs {
+            value["run"] = run.json(ns, &baselines(&outcome));
+        }
+        if let Some((plan, detail)) = &explained {
+            value["explained"] = detail_json(plan, detail);
+        }
+        outln!("{value:#}");
     }
     let text = explain(&outcome);
     let Some(plan) = outcome.plan() else {
@@ -90,12 +88,101 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     match arguments.emit {
         Some(launcher) => {
             let path = &arguments.files.config.config;
-            out!("{}", launch(launcher, &plan.best, config.cluster.ranks_per_node, path));
+            out!(
+                "{}",
+                launch(launcher, &plan.best, plan.global_batch_size, config.cluster.ranks_per_node, path)
+            );
         }
-        None if !arguments.json => out!("{text}"),
+        None if !arguments.json => {
+            out!("{text}");
+            if let Some((run, ns)) = costs {
+                out!("{}", run.words(ns, &baselines(&outcome)));
+            }
+            if let Some((plan, detail)) = &explained {
+                out!("\n{}: {}", plan.in_words(), detail.words().trim_start());
+            }
+        }
         None => {}
     }
     write(&out, &plan)
+}
+
+/// Says what the plan's data is not: all samples, text by the model's tokenizer, enough for a whole global batch.
+fn say_what_data(inputs: &Inputs) {
+    if !inputs.data_profile.strata.is_empty() {
+        let population: u64 = inputs.data_profile.strata.iter().map(|stratum| stratum.population).sum();
+        talk!(
+            "note: planned with a random sample: {} of {} samples; training needs the profile of all",
+            thousands(inputs.data_profile.samples.len() as u64),
+            thousands(population)
+        );
+    }
+    if inputs.data_profile.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
+        talk!(
+            "note: text tokens are estimated, no tokenizer was at hand; media are counted as the model counts them"
+        );
+    }
+    let (num_samples, asked) =
+        (inputs.data_profile.samples.len() as u64, inputs.config.train.global_batch_size);
+    if inputs.data_profile.strata.is_empty() && num_samples < u64::from(asked) {
+        talk!(
+            "note: the data has {} samples, fewer than `train.global_batch_size` {}: every step takes all of them",
+            thousands(num_samples),
+            thousands(u64::from(asked))
+        );
+    }
+}
+
+/// The plan that `--explain` asks for: one of the list by its place, or the best of some candidates.
+fn explained(
+    input: &SearchInput<'_>,
+    outcome: &Outcome,
+    asked: &str,
+) -> Result<(RankedPlan, Detail), Failure> {
+    let plan = if let Ok(place) = asked.parse::<usize>() {
+        let found = place.checked_sub(1).and_then(|at| outcome.ranked.get(at).copied());
+        found.ok_or_else(|| {
+            let message = format!("`--explain {place}`: the list has {} plans", outcome.ranked.len());
+            Failure::new(message, Some("1 is the plan".to_owned()))
+        })?
+    } else {
+        let only = asked.parse::<Only>().map_err(|error| {
+            let hint = "give a place in the list, or a candidate as for `--only`".to_owned();
+            Failure::new(format!("`--explain {asked}`: {error}"), Some(hint))
+        })?;
+        let of_those = search(&SearchInput {
+            only,
+            shapes: std::sync::Arc::clone(&input.shapes),
+            made_from: input.made_from.clone(),
+            cluster: input.cluster.clone(),
+            ..*input
+        })?;
+        let first = of_those.ranked.first().copied();
+        first.ok_or_else(|| Failure::answer(explain(&of_those), of_those.hint()))?
+    };
+    Ok((plan, detail(input, &plan)?))
+}
+
+/// Baselines with their steps: what people run today where that was searched, else the other ways of the same layout.
+fn baselines(outcome: &Outcome) -> Vec<(String, u64)> {
+    let rivals = outcome.rivals.iter().filter(|rival| rival.is_of_others);
+    let rivals: Vec<_> =
+        rivals.filter_map(|rival| Some((rival.name.to_owned(), rival.step_ns_mean?))).collect();
+    if !rivals.is_empty() {
+        return rivals;
+    }
+    let ways = outcome.ways.iter().filter(|way| way.is_baseline);
+    ways.filter_map(|way| Some((way.way.clone(), way.step_ns_mean?))).collect()
+}
+
+fn detail_json(plan: &RankedPlan, detail: &Detail) -> Value {
+    let parts = |parts: &[(&str, u64)]| {
+        parts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect::<Map<_, _>>()
+    };
+    let without: Vec<_> = detail.without.iter().map(|(way, ns)| json!({"way": way, "step_ns": ns})).collect();
+    json!({"layout": plan.layout, "step_ns": detail.step_ns, "step_ns_max": detail.step_ns_max,
+           "time_ns": parts(&detail.time_ns), "fullest_rank": detail.fullest_rank,
+           "memory_bytes": parts(&detail.memory), "without": without})
 }
 
 /// A search for programs: its plans, what people run today, why others were not chosen.
@@ -134,11 +221,16 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
         });
         (rival.name.to_owned(), value)
     };
+    let mends: Vec<_> = outcome
+        .mends
+        .iter()
+        .map(|mend| json!({"component": mend.component, "fits": mend.words, "step_ms": ms(mend.step_ns)}))
+        .collect();
     json!({
         "plans": outcome.ranked.iter().map(plan).collect::<Vec<_>>(),
         "baselines": outcome.rivals.iter().map(rival).collect::<Map<_, _>>(),
         "rejected": {"num_candidates": outcome.num_candidates, "num_judged": outcome.num_judged,
-                     "causes": outcome.rejections, "hint": outcome.hint()},
+                     "causes": outcome.rejections, "mends": mends, "hint": outcome.hint()},
         "ways": outcome.ways,
         "is_estimated": model.is_estimated,
         "is_text_estimated": data.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED),

@@ -1,6 +1,6 @@
 //! `dflop simulate`: durations of a file, or a plan on its data.
 
-use super::{Inputs, beside, scale};
+use super::{Inputs, beside, scale, what_if};
 use crate::Failure;
 use crate::args;
 use dflop_plan::{data_parallel_of, refusal};
@@ -193,6 +193,9 @@ fn ways(
 fn plan(arguments: &args::Simulate) -> Result<(), Failure> {
     let inputs = Inputs::read_to_plan(&arguments.files.inputs)?;
     inputs.note_device();
+    if !arguments.set.is_empty() {
+        return what_if::run(&inputs, &arguments.set, arguments.csv.as_deref(), arguments.json);
+    }
     let path = beside(&inputs.config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&path)?;
     inputs.check_plan(&path, &plan)?;

@@ -1,0 +1,196 @@
+//! `dflop plan --emit megatron|torchtitan`: the arguments of other trainers that come nearest to a plan, in their own names, and
+//! what of it they cannot express.
+//!
+//! Names as in Megatron-LM's `megatron/training/arguments.py` and its Megatron-FSDP guide (`docs/user-guide/features`), and in
+//! torchtitan's `config/job_config.py`, read on 2026-11-23.
+
+use dflop_types::{RankedPlan, Recompute, Zero};
+
+/// Arguments, one a line, and what they leave out as comments.
+fn lines(arguments: &[String], lacks: &[String]) -> String {
+    let lacks = lacks.iter().map(|lack| format!("# not expressed: {lack}\n"));
+    lacks.chain(arguments.iter().map(|argument| format!("{argument}\n"))).collect()
+}
+
+/// What neither of them has.
+fn of_both(plan: &RankedPlan) -> Vec<String> {
+    let mut lacks = vec![
+        "samples balanced by predicted time: their loaders take arrival order, or dflop.BalancedBatchSampler in your own".to_owned(),
+    ];
+    if !plan.layout.is_colocated() {
+        let (encoder, llm) = (plan.layout.encoder, plan.layout.llm);
+        lacks.push(format!(
+            "encoder ranks apart ({} of {}): the encoder stands before the first stage",
+            encoder.num_ranks(),
+            encoder.num_ranks() + llm.num_ranks()
+        ));
+    }
+    lacks
+}
+
+/// Replicas of the LLM backbone that all ranks of the plan make in a trainer without ranks of the encoder's own.
+fn replicas(plan: &RankedPlan) -> u32 {
+    plan.layout.num_ranks() / (plan.layout.llm.tp * plan.layout.llm.pp).max(1)
+}
+
+/// What does not divide, where ranks would be left over.
+fn left_over(plan: &RankedPlan) -> Option<String> {
+    let llm = plan.layout.llm;
+    let left = plan.layout.num_ranks() % (llm.tp * llm.pp).max(1);
+    (left > 0)
+        .then(|| format!("{left} ranks that are left over by {} x {} of the LLM backbone", llm.tp, llm.pp))
+}
+
+/// Megatron-LM's.
+pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
+    let (layout, llm) = (plan.layout, plan.layout.llm);
+    let mut lacks = of_both(plan);
+    lacks.extend(left_over(plan));
+    let microbatch = (global_batch_size / (plan.num_microbatches * replicas(plan)).max(1)).max(1);
+    let mut arguments = vec![
+        format!("--tensor-model-parallel-size {}", llm.tp),
+        format!("--pipeline-model-parallel-size {}", llm.pp),
+        format!("--global-batch-size {global_batch_size}"),
+        format!("--micro-batch-size {microbatch}"),
+        "--bf16".to_owned(),
+        "--calculate-per-token-loss".to_owned(),
+    ];
+    lacks.push(format!("microbatches of different size: each has {microbatch} samples"));
+    let strategy = match layout.zero {
+        Zero::Nothing => None,
+        Zero::States => Some("optim"),
+        Zero::Gradients => Some("optim_grads"),
+        Zero::Parameters => Some("optim_grads_params"),
+    };
+    if let Some(strategy) = strategy {
+        arguments.push("--use-distributed-optimizer".to_owned());
+        arguments.push("--overlap-grad-reduce".to_owned());
+        arguments.push("--overlap-param-gather".to_owned());
+        if layout.zero > Zero::States {
+            // As its guide requires them.
+            arguments.extend([
+                "--use-megatron-fsdp".to_owned(),
+                format!("--data-parallel-sharding-strategy {strategy}"),
+                "--no-gradient-accumulation-fusion".to_owned(),
+                "--ckpt-format fsdp_dtensor".to_owned(),
+            ]);
+        }
+        if let Some(ranks) = layout.shard_ranks {
+            arguments.push(format!(
+                "--num-distributed-optimizer-instances {}",
+                (replicas(plan) / ranks.max(1)).max(1)
+            ));
+        }
+    }
+    match plan.recompute {
+        Recompute::None => {}
+        Recompute::Selective => {
+            arguments.push("--recompute-granularity selective".to_owned());
+            lacks.push("our selective recomputation: theirs recomputes the core of attention".to_owned());
+        }
+        Recompute::Full => arguments.extend(
+            ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+                .map(str::to_owned),
+        ),
+    }
+    lines(&arguments, &lacks)
+}
+
+/// torchtitan's.
+pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
+    let (layout, llm) = (plan.layout, plan.layout.llm);
+    let mut lacks = of_both(plan);
+    lacks.extend(left_over(plan));
+    let dp = replicas(plan);
+    let shard =
+        if layout.zero == Zero::Nothing { 1 } else { layout.shard_ranks.unwrap_or(dp).min(dp).max(1) };
+    let mut arguments = vec![
+        format!("--parallelism.tensor_parallel_degree {}", llm.tp),
+        format!("--parallelism.pipeline_parallel_degree {}", llm.pp),
+        format!("--parallelism.data_parallel_replicate_degree {}", dp / shard),
+        format!("--parallelism.data_parallel_shard_degree {shard}"),
+        format!("--training.global_batch_size {global_batch_size}"),
+        format!(
+            "--training.local_batch_size {}",
+            (global_batch_size / (plan.num_microbatches * dp).max(1)).max(1)
+        ),
+    ];
+    match layout.zero {
+        Zero::Nothing | Zero::Gradients => {}
+        Zero::States => lacks.push("optimizer states cut alone: its FSDP cuts gradients too".to_owned()),
+        Zero::Parameters => arguments.push("--parallelism.fsdp_reshard_after_forward always".to_owned()),
+    }
+    if matches!(layout.zero, Zero::States | Zero::Gradients) {
+        arguments.push("--parallelism.fsdp_reshard_after_forward never".to_owned());
+    }
+    if llm.pp > 1 {
+        arguments.push("--parallelism.pipeline_parallel_schedule 1F1B".to_owned());
+    }
+    let mode = match plan.recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+    };
+    arguments.push(format!("--activation_checkpoint.mode {mode}"));
+    lines(&arguments, &lacks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::{ComponentLayout, Layout, PipelineOrder, PlanPrediction};
+
+    fn plan(layout: Layout, recompute: Recompute) -> RankedPlan {
+        RankedPlan {
+            layout,
+            num_microbatches: 4,
+            pipeline_order: PipelineOrder::OneFOneB,
+            recompute,
+            prediction: PlanPrediction::default(),
+        }
+    }
+
+    #[test]
+    fn fully_sharded_ranks_have_their_names() {
+        let hybrid = Layout { shard_ranks: Some(8), ..Layout::colocated(64, Zero::Parameters) };
+        let of = |text: &str| {
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let megatron = of(&megatron(&plan(hybrid, Recompute::Full), 256));
+        for argument in [
+            "--tensor-model-parallel-size 1",
+            "--global-batch-size 256",
+            "--micro-batch-size 1",
+            "--data-parallel-sharding-strategy optim_grads_params",
+            "--num-distributed-optimizer-instances 8",
+            "--recompute-granularity full",
+        ] {
+            assert!(megatron.contains(&argument.to_owned()), "{argument}: {megatron:?}");
+        }
+        let torchtitan = of(&torchtitan(&plan(hybrid, Recompute::Selective), 256));
+        for argument in [
+            "--parallelism.data_parallel_replicate_degree 8",
+            "--parallelism.data_parallel_shard_degree 8",
+            "--parallelism.fsdp_reshard_after_forward always",
+            "--activation_checkpoint.mode selective",
+        ] {
+            assert!(torchtitan.contains(&argument.to_owned()), "{argument}: {torchtitan:?}");
+        }
+    }
+
+    /// What they cannot do is said: an encoder on ranks of its own, ranks left over, our balance.
+    #[test]
+    fn what_they_lack_is_said() {
+        let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };
+        let apart = plan(Layout::disaggregated(degrees(1, 2), degrees(4, 3)), Recompute::None);
+        for text in [megatron(&apart, 32), torchtitan(&apart, 32)] {
+            assert!(text.contains("# not expressed: encoder ranks apart (2 of 14)"), "{text}");
+            assert!(text.contains("# not expressed: 2 ranks that are left over by 1 x 4"), "{text}");
+            assert!(text.contains("# not expressed: samples balanced"), "{text}");
+        }
+        assert!(
+            !megatron(&plan(Layout::colocated(4, Zero::Nothing), Recompute::None), 16)
+                .contains("encoder ranks apart")
+        );
+    }
+}

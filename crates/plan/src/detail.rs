@@ -1,0 +1,154 @@
+//! Where the time and the memory of a plan go.
+//!
+//! ```text
+//! step = work + recomputation + waiting by cause + end of the step + the rest
+//! ```
+//!
+//! `work` is the predicted work of the global batch over all ranks, at the rate of the whole batch and without
+//! recomputation: the work bound. `the rest` is what a microbatch takes beyond its part of that: launches, smaller products,
+//! and collectives of gathered layers that outlast the work they run beside.
+
+use crate::error::PlanError;
+use crate::input::SearchInput;
+use crate::models::Models;
+use crate::search::{sampled_batches, work_bound_ns};
+use crate::space::Candidate;
+use dflop_cost::RankMemory;
+use dflop_step::{Arm, Method, StepError};
+use dflop_types::number::percent;
+use dflop_types::{RankedPlan, memory_size};
+use std::fmt::Write as _;
+
+/// Global batches that it looks at, at most.
+const BATCHES: usize = 4;
+
+/// Where time and memory of a plan go, as means over sampled global batches, in nanoseconds and bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Detail {
+    /// Parts of the step by name; together the step.
+    pub time_ns: Vec<(&'static str, u64)>,
+    /// The mean step of these batches.
+    pub step_ns: u64,
+    /// The longest of them.
+    pub step_ns_max: u64,
+    /// The fullest rank, by what its bytes hold.
+    pub memory: Vec<(&'static str, u64)>,
+    /// Which rank that is.
+    pub fullest_rank: u32,
+    /// The same layout with less and less of what dflop does: name of the method, and its step where it fits.
+    pub without: Vec<(String, Option<u64>)>,
+}
+
+/// What each method adds to the one before it, in this order.
+const LADDER: [Method; 6] =
+    [Method::Blind, Method::Tokens, Method::Balanced, Method::Ordered, Method::Shaped, Method::Aware];
+
+/// The detail of `plan`, a plan of `input`.
+///
+/// # Errors
+/// As [`crate::search`].
+pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, PlanError> {
+    let models = Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node)?;
+    let scheduler = Candidate::from(plan).scheduler(input, &models)?;
+    let mut batches = sampled_batches(input)?;
+    batches.truncate(BATCHES);
+    let count = batches.len().max(1) as u64;
+    let ranks = u64::from(plan.layout.num_ranks()).max(1);
+    let (mut steps, mut ends, mut idle) = (Vec::new(), 0, [0_u64; 3]);
+    let (mut memory, mut fullest_rank) = (RankMemory::default(), 0);
+    for (step, batch) in (0..).zip(&batches) {
+        let schedule = scheduler.schedule_until(step, batch, Arm::AWARE, input.halt)?;
+        let timeline = scheduler.simulate(&schedule)?;
+        steps.push(timeline.makespan_ns);
+        let last = timeline.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+        ends += timeline.makespan_ns.saturating_sub(last);
+        for (sum, ns) in idle.iter_mut().zip([
+            timeline.idle_ns.ramp,
+            timeline.idle_ns.imbalance,
+            timeline.idle_ns.transfer,
+        ]) {
+            *sum += ns / ranks;
+        }
+        for (rank, of_rank) in (0..).zip(scheduler.memory(&schedule)?) {
+            if of_rank.total_bytes() > memory.total_bytes() {
+                (memory, fullest_rank) = (of_rank, rank);
+            }
+        }
+    }
+    let step_ns = steps.iter().sum::<u64>() / count;
+    let work_ns = work_bound_ns(input, models.plain(), &batches).min(step_ns);
+    let with_recomputation = work_bound_ns(input, models.of(plan.recompute), &batches);
+    let named = [
+        ("work", work_ns),
+        ("recomputation", with_recomputation.saturating_sub(work_ns)),
+        ("ramp", idle[0] / count),
+        ("imbalance", idle[1] / count),
+        ("transfer", idle[2] / count),
+        ("reduction and optimizer", ends / count),
+    ];
+    // Ranks that have ended wait for the last: of the sum no part may be more than is left.
+    let mut left = step_ns;
+    let mut time_ns: Vec<(&'static str, u64)> = named
+        .into_iter()
+        .map(|(name, ns)| {
+            let part = ns.min(left);
+            left -= part;
+            (name, part)
+        })
+        .collect();
+    time_ns.push(("launches, small products, collectives", left));
+    let mut without = Vec::new();
+    for method in LADDER {
+        let arm = Arm { method, is_ahead: false };
+        let mut sum = Some(0);
+        for (step, batch) in (0..).zip(&batches) {
+            let ns = match scheduler.schedule_until(step, batch, arm, input.halt) {
+                Ok(schedule) => Some(schedule.predicted_makespan_ns),
+                Err(error) if crate::refusal(&error).is_some() => None,
+                // Without a cap on tokens or bytes a simple method may find no places at all.
+                Err(StepError::Balance(_)) => None,
+                Err(error) => return Err(error.into()),
+            };
+            sum = sum.zip(ns).map(|(sum, ns)| sum + ns);
+        }
+        without.push((arm.to_string(), sum.map(|sum: u64| sum / count)));
+    }
+    Ok(Detail {
+        time_ns,
+        step_ns,
+        step_ns_max: steps.into_iter().max().unwrap_or(0),
+        memory: memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
+        fullest_rank,
+        without,
+    })
+}
+
+impl Detail {
+    /// The detail for people. Ends with a line end.
+    pub fn words(&self) -> String {
+        let ms = |ns: u64| format!("{:.1}", ns as f64 / 1e6);
+        let whole = self.step_ns.max(1) as f64;
+        let mut text = format!(
+            "\nwhere {} ms go (longest of these steps {} ms)\n",
+            ms(self.step_ns),
+            ms(self.step_ns_max)
+        );
+        for (name, ns) in self.time_ns.iter().filter(|(_, ns)| *ns > 0) {
+            let _ = writeln!(text, "  {:>8} ms  {:>6}  {name}", ms(*ns), percent(*ns as f64 / whole));
+        }
+        let bytes: u64 = self.memory.iter().map(|(_, bytes)| bytes).sum();
+        let _ =
+            writeln!(text, "\nwhat rank {} holds at its fullest, {}", self.fullest_rank, memory_size(bytes));
+        for (name, bytes) in &self.memory {
+            let _ = writeln!(text, "  {:>11}  {name}", memory_size(*bytes));
+        }
+        text.push_str("\nthe same layout with less of the scheduler\n");
+        for (name, ns) in &self.without {
+            let _ = match ns {
+                Some(ns) => writeln!(text, "  {:>8} ms  x{:.3}  {name}", ms(*ns), *ns as f64 / whole),
+                None => writeln!(text, "  {:>8}     does not fit  {name}", "-"),
+            };
+        }
+        text
+    }
+}

@@ -1,0 +1,84 @@
+//! What comes nearest to candidates that did not fit, with a time: "with full recomputation it fits: 1,402 ms".
+
+use crate::contender::{Contender, contenders};
+use crate::error::PlanError;
+use crate::evaluate::judge_batch;
+use crate::input::SearchInput;
+use crate::models::Models;
+use crate::only::recompute_name;
+use crate::space::{Candidate, space};
+use dflop_types::{Component, Layout, RankedPlan, Recompute, Rejection, SampleIndex};
+
+/// Recomputing pipelines that are judged until one fits.
+const TRIED: usize = 6;
+
+/// A candidate that fits where others of its kind lack memory, and its step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mend {
+    /// Whose ranks lack memory, as rejections name it.
+    pub component: Component,
+    /// The candidate in words.
+    pub words: String,
+    /// Its step, in nanoseconds.
+    pub step_ns: u64,
+}
+
+fn words(layout: &Layout, recompute: Recompute) -> String {
+    match recompute {
+        Recompute::None => layout.to_string(),
+        mode => format!("{layout}, {} recomputation", recompute_name(mode)),
+    }
+}
+
+/// For each component whose ranks lack memory somewhere, the fastest of its kind that is known to fit; of pipelines, which
+/// recompute nothing unless asked to, the fastest that recomputes in full.
+pub(crate) fn mends(
+    input: &SearchInput<'_>,
+    models: &Models,
+    batches: &[Vec<SampleIndex>],
+    ranked: &[RankedPlan],
+    rejections: &[Rejection],
+) -> Result<Vec<Mend>, PlanError> {
+    let lacks = |component: Component| {
+        rejections
+            .iter()
+            .any(|r| matches!(r, Rejection::Memory { component: found, .. } if *found == component))
+    };
+    let mut found = Vec::new();
+    if lacks(Component::Both)
+        && let Some(plan) = ranked.iter().find(|plan| plan.layout.is_colocated())
+    {
+        let words = words(&plan.layout, plan.recompute);
+        found.push(Mend { component: Component::Both, words, step_ns: plan.prediction.step_ns_mean });
+    }
+    let of_pipelines: Vec<Component> =
+        [Component::Encoder, Component::Llm].into_iter().filter(|component| lacks(*component)).collect();
+    if of_pipelines.is_empty() || !models.modes().any(|mode| mode == Recompute::Full) {
+        return Ok(found);
+    }
+    let model = models.plain();
+    let (ranks, size) = (input.cluster.num_ranks, input.global_batch_size);
+    let layers = [model.num_encoder_layers(), model.num_llm_layers()];
+    let space = space(ranks, layers, model.is_tied(), size, input.num_microbatches, &input.only);
+    let mut candidates: Vec<Candidate> = space
+        .candidates
+        .into_iter()
+        .map(|candidate| Candidate { recompute: Recompute::Full, ..candidate })
+        .collect();
+    candidates.sort_unstable();
+    candidates.dedup();
+    let mut able = contenders(input, models, &candidates, batches, &mut Vec::new())?;
+    able.retain(|contender: &Contender| !contender.rough.is_over);
+    able.sort_by_key(|contender| (contender.rough, contender.candidate));
+    for contender in able.into_iter().take(TRIED) {
+        let candidate = contender.candidate;
+        let scheduler = candidate.scheduler(input, models)?;
+        if let Ok(judged) = judge_batch(&scheduler, 0, &batches[0], &|| true)? {
+            let words = words(&candidate.layout, candidate.recompute);
+            let mend = |component| Mend { component, words: words.clone(), step_ns: judged.makespan_ns() };
+            found.extend(of_pipelines.iter().map(|component| mend(*component)));
+            break;
+        }
+    }
+    Ok(found)
+}
