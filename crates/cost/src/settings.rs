@@ -1,7 +1,7 @@
 //! How a model is run: what trains, what is recomputed, over how many ranks a layer is cut.
 
 use crate::mode::Runs;
-use dflop_types::{Recompute, Trained};
+use dflop_types::{Layout, Recompute, Trained};
 
 /// How one component is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,6 +35,14 @@ impl CostSettings {
     pub const fn recomputing(mut self, recompute: Recompute) -> Self {
         self.encoder.recompute = recompute;
         self.llm.recompute = recompute;
+        self
+    }
+
+    /// The same settings with layers cut as `layout` cuts them.
+    #[must_use]
+    pub const fn in_layout(mut self, layout: &Layout) -> Self {
+        self.encoder.tensor_parallel_degree = layout.encoder.tp;
+        self.llm.tensor_parallel_degree = layout.llm.tp;
         self
     }
 

@@ -162,8 +162,34 @@ impl Plan {
         Ok((component, at.replica, at.stage.0))
     }
 
-    fn rank(&self, replica: u32, stage: u32) -> u32 {
-        self.0.best.layout.rank(replica, StageIndex(stage)).0
+    #[pyo3(signature = (replica, stage, tensor = 0))]
+    fn rank(&self, replica: u32, stage: u32, tensor: u32) -> u32 {
+        self.0.best.layout.rank(replica, StageIndex(stage)).0 + tensor
+    }
+
+    /// Position of a rank in its tensor group.
+    fn tensor(&self, rank: u32) -> u32 {
+        self.0.best.layout.coordinates(Rank(rank)).map_or(0, |at| at.tensor)
+    }
+
+    /// The tensor group of a rank, by which schedules know it.
+    fn group(&self, rank: u32) -> u32 {
+        self.0.best.layout.group(Rank(rank)).map_or(rank, |group| group.0)
+    }
+
+    #[getter]
+    fn encoder_tensor(&self) -> u32 {
+        self.0.best.layout.encoder.tp
+    }
+
+    #[getter]
+    fn llm_tensor(&self) -> u32 {
+        self.0.best.layout.llm.tp
+    }
+
+    #[getter]
+    fn num_groups(&self) -> u32 {
+        self.0.best.layout.by_group().num_ranks()
     }
 
     fn stages(&self, rank: u32) -> Vec<u32> {
@@ -181,8 +207,9 @@ impl Plan {
     fn actions(&self, rank: u32) -> PyResult<Vec<Action>> {
         self.coordinates(rank)?;
         let best = &self.0.best;
-        let list =
-            dflop_sim::order::of_rank(&best.layout, best.pipeline_order, Rank(rank), best.num_microbatches);
+        let group = best.layout.group(Rank(rank)).unwrap_or(Rank(rank));
+        let layout = best.layout.by_group();
+        let list = dflop_sim::order::of_rank(&layout, best.pipeline_order, group, best.num_microbatches);
         let list = list.unwrap_or_default();
         Ok(list.iter().map(Action::from).collect())
     }
@@ -278,9 +305,9 @@ impl Schedule {
         Ok(shares.iter().map(|s| (s.sample.0, s.parts.map(|parts| (parts.first, parts.count)))).collect())
     }
 
-    /// The actions of a rank in this step; none where it follows the pipeline order of the plan.
-    fn actions(&self, rank: usize) -> Option<Vec<Action>> {
-        self.0.actions.get(rank).map(|list| list.iter().map(Action::from).collect())
+    /// The actions of a tensor group in this step; none where it follows the pipeline order of the plan.
+    fn actions(&self, group: usize) -> Option<Vec<Action>> {
+        self.0.actions.get(group).map(|list| list.iter().map(Action::from).collect())
     }
 
     fn digest(&self) -> String {

@@ -8,7 +8,7 @@ use dflop_step::{
     Adjustment, Arm, BinExcess, Correction, CorrectionState, Excess, Fit, GiantRule, Job, Prefetch,
     StepScheduler as Scheduler, Sum, Watch,
 };
-use dflop_types::{ActionKind, ModelProfile, Rank, SampleIndex, Span};
+use dflop_types::{ActionKind, Layout, ModelProfile, Rank, SampleIndex, Span};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +32,24 @@ fn spans(raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
             Ok(Span { rank: Rank(rank), action, start_ns, end_ns })
         })
         .collect()
+}
+
+/// What stands by tensor group, by rank.
+fn by_rank<T: Clone>(layout: &Layout, by_group: &[T]) -> Vec<T> {
+    let of_group = |(group, value): (u32, &T)| {
+        let ranks = layout.ranks_of_group(Rank(group)).count();
+        std::iter::repeat_n(value.clone(), ranks)
+    };
+    (0..).zip(by_group).flat_map(of_group).collect()
+}
+
+/// The spans of tensor groups, of each of their ranks.
+fn of_ranks(layout: &Layout, spans: &[Span]) -> Vec<(u32, String, u64, u64)> {
+    let of_group = |s: &Span| {
+        let (action, start_ns, end_ns) = (s.action.to_string(), s.start_ns, s.end_ns);
+        layout.ranks_of_group(s.rank).map(move |rank| (rank.0, action.clone(), start_ns, end_ns))
+    };
+    spans.iter().flat_map(of_group).collect()
 }
 
 /// Row, letter, predicted and measured nanoseconds and median ratio of one step's actions of a kind; and nanoseconds of
@@ -178,8 +196,8 @@ impl StepScheduler {
             Ok((timeline, self.scheduler.step_input(&schedule.0)?))
         });
         let (timeline, input) = found.map_err(map::<dflop_step::StepError>(Kind::Plan))?;
-        let span = |s: &Span| (s.rank.0, s.action.to_string(), s.start_ns, s.end_ns);
-        Ok((timeline.spans.iter().map(span).collect(), input.tail_ns, input.transfer_ns))
+        let layout = self.scheduler.settings().layout;
+        Ok((of_ranks(&layout, &timeline.spans), by_rank(&layout, &input.tail_ns), input.transfer_ns))
     }
 
     fn predict_corrected_ns(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<u64> {
@@ -197,7 +215,7 @@ impl StepScheduler {
         makespan_ns: u64,
         fitted: bool,
     ) -> PyResult<()> {
-        let spans = self::spans(spans)?;
+        let spans = self.spans(spans)?;
         let correction = &mut self.held();
         self.scheduler.observe(correction, &schedule.0, &spans, makespan_ns, fitted).map_err(map(Kind::Plan))
     }
@@ -252,6 +270,7 @@ impl StepScheduler {
 
     fn memory(&self, py: Python<'_>, schedule: &Schedule) -> PyResult<Vec<RankBytes>> {
         let peaks = py.detach(|| self.scheduler.memory(&schedule.0)).map_err(map(Kind::Plan))?;
+        let peaks = by_rank(&self.scheduler.settings().layout, &peaks);
         Ok(peaks
             .iter()
             .map(|peak| {
@@ -277,7 +296,7 @@ impl StepScheduler {
         spans: Vec<(u32, String, u64, u64)>,
         makespan_ns: u64,
     ) -> PyResult<(u64, u64, u64, u64)> {
-        let spans = self::spans(spans)?;
+        let spans = self.spans(spans)?;
         let idle =
             self.scheduler.measured(&schedule.0, &spans, makespan_ns).map_err(map(Kind::Plan))?.idle_ns;
         Ok((idle.ramp, idle.imbalance, idle.transfer, idle.data_wait))
@@ -290,7 +309,7 @@ impl StepScheduler {
         spans: Vec<(u32, String, u64, u64)>,
         tail_ns: Option<u64>,
     ) -> PyResult<u64> {
-        let spans = self::spans(spans)?;
+        let spans = self.spans(spans)?;
         self.scheduler
             .simulate_measured(&schedule.0, &spans, tail_ns)
             .map(|t| t.makespan_ns)
@@ -305,15 +324,25 @@ impl StepScheduler {
         spans: Vec<(u32, String, u64, u64)>,
         tail_ns: Option<u64>,
     ) -> PyResult<Played> {
-        let spans = self::spans(spans)?;
+        let spans = self.spans(spans)?;
         let timeline =
             self.scheduler.simulate_measured(&schedule.0, &spans, tail_ns).map_err(map(Kind::Plan))?;
-        let span = |s: &Span| (s.rank.0, s.action.to_string(), s.start_ns, s.end_ns);
-        Ok((timeline.spans.iter().map(span).collect(), timeline.makespan_ns))
+        Ok((of_ranks(&self.scheduler.settings().layout, &timeline.spans), timeline.makespan_ns))
     }
 }
 
 impl StepScheduler {
+    /// The spans of the first rank of each tensor group, by group: its ranks run the same actions at the same time.
+    fn spans(&self, raw: Vec<(u32, String, u64, u64)>) -> PyResult<Vec<Span>> {
+        let layout = self.scheduler.settings().layout;
+        let of_group = |span: Span| match layout.coordinates(span.rank) {
+            Some(at) if at.tensor > 0 => None,
+            // A rank that the plan does not have is an error of whoever reads the spans.
+            _ => Some(Span { rank: layout.group(span.rank).unwrap_or(span.rank), ..span }),
+        };
+        Ok(spans(raw)?.into_iter().filter_map(of_group).collect())
+    }
+
     fn held(&self) -> std::sync::MutexGuard<'_, Correction> {
         self.correction.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -61,11 +61,21 @@ pub enum StepError {
     },
     /// A layout that this version does not run.
     #[error(
-        "layout `{layout}` is not supported: tensor parallelism must be 1, parameters are cut (`zero` 3) only where components are colocated, and `shard_ranks` divides the replicas"
+        "layout `{layout}` is not supported: parameters are cut (`zero` 3) only where components are colocated and tensor parallelism is 1, and `shard_ranks` divides the replicas"
     )]
     Unsupported {
         /// The layout.
         layout: Layout,
+    },
+    /// A cost model of layers that are cut over another number of ranks.
+    #[error("layout has {component} tp {wanted}, the cost model predicts tp {predicted}")]
+    TensorDegree {
+        /// Whose layers.
+        component: Component,
+        /// Of the layout.
+        wanted: u32,
+        /// Of the cost model.
+        predicted: u32,
     },
     /// More pipeline stages than layers.
     #[error("{component} pp {stages} exceeds the {layers} layers of the {}", part_name(*component))]
@@ -267,6 +277,7 @@ impl Hint for StepError {
             Self::ForeignSchedule { .. }
             | Self::Unsupported { .. }
             | Self::CutLayers { .. }
+            | Self::TensorDegree { .. }
             | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",
             Self::TiedStages { .. } => {
                 "make the plan anew with `dflop plan`, or set `tie_word_embeddings` to false in `config.json`"

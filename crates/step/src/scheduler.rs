@@ -31,6 +31,9 @@ pub type Stop<'a> = &'a dyn Fn() -> bool;
 /// training. The same seed, step and batch give the same schedule on any machine.
 #[derive(Debug, Clone)]
 pub struct StepScheduler {
+    /// As it was asked for: with its tensor groups.
+    asked: StepSettings,
+    /// Each tensor group as one rank: what the rest of the crate schedules.
     pub(crate) settings: StepSettings,
     pub(crate) model: Arc<CostModel>,
     pub(crate) shapes: Arc<[SampleShape]>,
@@ -81,7 +84,8 @@ impl StepScheduler {
         let stages = settings.stages(&model)?;
         let encoder_stages = settings.encoder_stages(&model)?;
         Ok(Self {
-            settings,
+            asked: settings,
+            settings: settings.by_group(),
             model,
             shapes,
             encoder_stages,
@@ -110,7 +114,7 @@ impl StepScheduler {
         let settings = StepSettings { memory_budget_bytes, ..StepSettings::from(&plan.best) };
         let shapes: Vec<SampleShape> = data.samples.iter().map(|sample| sample.shape.clone()).collect();
         let cost = CostSettings { trained: plan.trained, ..CostSettings::default() };
-        let cost = cost.recomputing(plan.best.recompute);
+        let cost = cost.recomputing(plan.best.recompute).in_layout(&plan.best.layout);
         Self::new(settings, CostModel::with(model, &cost)?, shapes, seed)
     }
 
@@ -127,9 +131,9 @@ impl StepScheduler {
     /// # Errors
     /// As [`StepSettings::stages`].
     pub fn with_num_microbatches(&self, num_microbatches: u32) -> Result<Self, StepError> {
-        let settings = StepSettings { num_microbatches, ..self.settings };
-        settings.stages(&self.model)?;
-        Ok(Self { settings, ..self.clone() })
+        let asked = StepSettings { num_microbatches, ..self.asked };
+        asked.stages(&self.model)?;
+        Ok(Self { asked, settings: asked.by_group(), ..self.clone() })
     }
 
     /// The same scheduler with corrected times: its predictions, its balance and its lists take them for true.
@@ -147,7 +151,7 @@ impl StepScheduler {
 
     /// The settings it was made with.
     pub const fn settings(&self) -> &StepSettings {
-        &self.settings
+        &self.asked
     }
 
     /// The cost model it predicts with.

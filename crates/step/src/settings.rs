@@ -7,7 +7,7 @@ use dflop_types::{Component, Layout, PipelineOrder, RankedPlan, Zero};
 /// What of a plan the scheduler of a step needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSettings {
-    /// Degrees of both components and where they sit; tensor parallelism must be 1.
+    /// Degrees of both components and where they sit; those of tensor parallelism are the cost model's.
     pub layout: Layout,
     /// Microbatches of a step, on each LLM replica; at least 1. Colocated ranks may leave the last ones empty.
     pub num_microbatches: u32,
@@ -35,11 +35,17 @@ impl StepSettings {
         self.num_microbatches * self.layout.llm.dp
     }
 
+    /// The same settings with each tensor group as one rank.
+    #[must_use]
+    pub(crate) const fn by_group(self) -> Self {
+        Self { layout: self.layout.by_group(), ..self }
+    }
+
     /// Layers that each stage of the LLM backbone holds.
     ///
     /// # Errors
     /// [`StepError::Unsupported`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
-    /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`].
+    /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
         let layout = self.layout;
@@ -48,10 +54,14 @@ impl StepSettings {
         let is_divided = layout
             .shard_ranks
             .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));
-        if encoder.tp != 1 || llm.tp != 1 || !is_placed || !is_divided {
+        // Layers that are gathered where they run are not cut besides.
+        let is_cut_once = layout.zero < Zero::Parameters || (encoder.tp <= 1 && llm.tp <= 1);
+        if !is_placed || !is_divided || !is_cut_once {
             return Err(StepError::Unsupported { layout });
         }
         for (field, value) in [
+            ("layout.encoder.tensor_parallel_degree", encoder.tp),
+            ("layout.llm.tensor_parallel_degree", llm.tp),
             ("layout.encoder.data_parallel_degree", encoder.dp),
             ("layout.encoder.pipeline_parallel_degree", encoder.pp),
             ("layout.llm.data_parallel_degree", llm.dp),
@@ -60,6 +70,15 @@ impl StepSettings {
         ] {
             if value == 0 {
                 return Err(StepError::Zero { field });
+            }
+        }
+        for (component, wanted, settings) in [
+            (Component::Encoder, encoder.tp, model.settings().encoder),
+            (Component::Llm, llm.tp, model.settings().llm),
+        ] {
+            let predicted = settings.tensor_parallel_degree;
+            if wanted != predicted {
+                return Err(StepError::TensorDegree { component, wanted, predicted });
             }
         }
         if is_colocated && llm.pp == 1 {

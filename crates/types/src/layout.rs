@@ -133,9 +133,10 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// How many ways each component is split, and where the pieces sit.
 ///
 /// *Disaggregated*: the encoder's ranks come first, then the LLM's, replica by replica; within a replica the pipeline
-/// stages follow each other.
+/// stages follow each other, and the ranks of a stage that share its layers (tensor parallelism) lie side by side: its
+/// *tensor group*.
 ///
-/// *Colocated*: the degrees of both components are equal, `pp` is 1, and rank r holds replica r of both: stage 0, the
+/// *Colocated*: the degrees of both components are equal, `pp` is 1, and group r holds replica r of both: stage 0, the
 /// encoder, and stage 1, the LLM backbone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Layout {
@@ -170,6 +171,8 @@ pub struct Coordinates {
     pub replica: u32,
     /// Stage in the whole step: the encoder's are first. The first of the rank's stages in a colocated layout.
     pub stage: StageIndex,
+    /// Position in its tensor group, from 0.
+    pub tensor: u32,
 }
 
 impl Layout {
@@ -266,31 +269,62 @@ impl Layout {
         }
     }
 
-    /// The rank of `replica` and `stage`, for layouts without tensor parallelism.
+    /// The first rank of the tensor group that holds `stage` of `replica`; its others follow.
     pub const fn rank(&self, replica: u32, stage: StageIndex) -> Rank {
         if self.is_colocated() {
-            Rank(replica)
+            Rank(replica * self.llm.tp)
         } else if stage.0 < self.encoder.pp {
-            Rank(replica * self.encoder.pp + stage.0)
+            Rank((replica * self.encoder.pp + stage.0) * self.encoder.tp)
         } else {
-            Rank(self.encoder.num_ranks() + replica * self.llm.pp + (stage.0 - self.encoder.pp))
+            let group = replica * self.llm.pp + (stage.0 - self.encoder.pp);
+            Rank(self.encoder.num_ranks() + group * self.llm.tp)
         }
     }
 
-    /// Stages of all replicas: as many as ranks, and twice as many where each rank holds both components.
-    pub const fn num_rows(&self) -> u32 {
-        self.encoder.num_ranks() + self.llm.num_ranks()
+    /// Ranks of the tensor groups of a stage: 1 without tensor parallelism.
+    pub const fn tensor_degree(&self, stage: StageIndex) -> u32 {
+        if !self.is_colocated() && stage.0 < self.encoder.pp { self.encoder.tp } else { self.llm.tp }
     }
 
-    /// The number of a stage of a replica among those of all replicas, the encoder's first: its rank, but where
+    /// The same layout with each tensor group as one rank. Its ranks run the same actions at the same time, so this is
+    /// the layout of schedules, action lists and timelines.
+    #[must_use]
+    pub const fn by_group(&self) -> Self {
+        Self {
+            encoder: ComponentLayout { tp: 1, ..self.encoder },
+            llm: ComponentLayout { tp: 1, ..self.llm },
+            ..*self
+        }
+    }
+
+    /// The tensor group of a rank, which is its rank in [`Layout::by_group`]; `None` past the last rank.
+    pub fn group(&self, rank: Rank) -> Option<Rank> {
+        self.coordinates(rank).map(|at| self.by_group().rank(at.replica, at.stage))
+    }
+
+    /// The ranks of a tensor group, side by side; none past the last group.
+    pub fn ranks_of_group(&self, group: Rank) -> impl Iterator<Item = Rank> + use<> {
+        let at = self.by_group().coordinates(group);
+        let ranks = at.map_or(0..0, |at| {
+            let first = self.rank(at.replica, at.stage).0;
+            first..first + self.tensor_degree(at.stage)
+        });
+        ranks.map(Rank)
+    }
+
+    /// Stages of all replicas: as many as tensor groups, and twice as many where each rank holds both components.
+    pub const fn num_rows(&self) -> u32 {
+        self.encoder.pp * self.encoder.dp + self.llm.pp * self.llm.dp
+    }
+
+    /// The number of a stage of a replica among those of all replicas, the encoder's first: its tensor group, but where
     /// components are colocated.
     pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
-        let apart = Self { placement: Placement::Disaggregated, ..*self };
+        let apart = Self { placement: Placement::Disaggregated, ..self.by_group() };
         apart.rank(replica, stage).index()
     }
 
-    /// The stages that `rank` holds, in the order in which a microbatch passes them, for layouts without tensor
-    /// parallelism; none past the last rank.
+    /// The stages that `rank` holds, in the order in which a microbatch passes them; none past the last rank.
     pub fn stages(&self, rank: Rank) -> impl DoubleEndedIterator<Item = StageIndex> + use<> {
         let held = match self.coordinates(rank) {
             None => 0..0,
@@ -300,27 +334,26 @@ impl Layout {
         held.map(StageIndex)
     }
 
-    /// Where `rank` stands, for layouts without tensor parallelism; `None` past the last rank.
+    /// Where `rank` stands; `None` past the last rank.
     pub fn coordinates(&self, rank: Rank) -> Option<Coordinates> {
         let encoder_ranks = self.encoder.num_ranks();
         if rank.0 >= self.num_ranks() {
-            None
-        } else if self.is_colocated() {
-            Some(Coordinates { component: Component::Both, replica: rank.0, stage: StageIndex(0) })
-        } else if rank.0 < encoder_ranks {
-            Some(Coordinates {
-                component: Component::Encoder,
-                replica: rank.0 / self.encoder.pp,
-                stage: StageIndex(rank.0 % self.encoder.pp),
-            })
-        } else {
-            let position = rank.0 - encoder_ranks;
-            Some(Coordinates {
-                component: Component::Llm,
-                replica: position / self.llm.pp,
-                stage: StageIndex(self.encoder.pp + position % self.llm.pp),
-            })
+            return None;
         }
+        let (component, degrees, first_stage, position) = if self.is_colocated() {
+            (Component::Both, self.llm, 0, rank.0)
+        } else if rank.0 < encoder_ranks {
+            (Component::Encoder, self.encoder, 0, rank.0)
+        } else {
+            (Component::Llm, self.llm, self.encoder.pp, rank.0 - encoder_ranks)
+        };
+        let group = position / degrees.tp;
+        Some(Coordinates {
+            component,
+            replica: group / degrees.pp,
+            stage: StageIndex(first_stage + group % degrees.pp),
+            tensor: position % degrees.tp,
+        })
     }
 
     /// Adds what is wrong with the layout beyond degrees of 0, each with its field.
@@ -394,22 +427,36 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranks_and_coordinates_are_inverse(e_dp in 1u32..5, e_pp in 1u32..4, l_dp in 1u32..5, l_pp in 1u32..5) {
+        fn ranks_and_coordinates_are_inverse(
+            e_dp in 1u32..5, l_dp in 1u32..5, e_pp in 1u32..4, l_pp in 1u32..5, e_tp in 1u32..5, l_tp in 1u32..5
+        ) {
             let apart = Layout::disaggregated(
-                ComponentLayout { tp: 1, pp: e_pp, dp: e_dp },
-                ComponentLayout { tp: 1, pp: l_pp, dp: l_dp },
+                ComponentLayout { tp: e_tp, pp: e_pp, dp: e_dp },
+                ComponentLayout { tp: l_tp, pp: l_pp, dp: l_dp },
             );
-            for layout in [apart, Layout::colocated(e_dp, Zero::Parameters)] {
+            let one = ComponentLayout { tp: l_tp, pp: 1, dp: e_dp };
+            let colocated = Layout { encoder: one, llm: one, ..Layout::colocated(e_dp, Zero::Parameters) };
+            for layout in [apart, colocated] {
                 let (mut held, mut rows) = (0, std::collections::BTreeSet::new());
+                let mut groups = Vec::new();
                 for rank in (0..layout.num_ranks()).map(Rank) {
                     let at = layout.coordinates(rank).unwrap();
                     prop_assert_eq!(layout.stages(rank).next(), Some(at.stage));
+                    let group = layout.group(rank).unwrap();
+                    prop_assert_eq!(layout.ranks_of_group(group).nth(at.tensor as usize), Some(rank));
+                    prop_assert_eq!(layout.by_group().coordinates(group).unwrap(), Coordinates { tensor: 0, ..at });
+                    groups.push(group.0);
                     for stage in layout.stages(rank) {
-                        prop_assert_eq!(layout.rank(at.replica, stage), rank);
+                        prop_assert_eq!(layout.rank(at.replica, stage).0 + at.tensor, rank.0);
+                        prop_assert!(at.tensor < layout.tensor_degree(stage));
                         rows.insert(layout.row(at.replica, stage));
-                        held += 1;
+                        held += u32::from(at.tensor == 0);
                     }
                 }
+                // Groups lie side by side, and each is there.
+                prop_assert!(groups.is_sorted());
+                groups.dedup();
+                prop_assert!(groups.into_iter().eq(0..layout.by_group().num_ranks()));
                 // Each stage of each replica stands on one rank.
                 prop_assert_eq!(held, layout.encoder.pp * layout.encoder.dp + layout.llm.pp * layout.llm.dp);
                 prop_assert_eq!(held, layout.num_rows());

@@ -325,7 +325,17 @@ class Plan:
 
         In a colocated layout the component is `both`, and the stage is 0.
         """
-    def rank(self, replica: int, stage: int) -> int: ...
+    encoder_tensor: int
+    """Ranks of the encoder's tensor groups: those that share its layers."""
+    llm_tensor: int
+    num_groups: int
+    """Tensor groups of the whole layout."""
+    def rank(self, replica: int, stage: int, tensor: int = 0) -> int:
+        """The rank at position `tensor` of the tensor group that holds `stage` of `replica`."""
+    def tensor(self, rank: int) -> int:
+        """Position of `rank` in its tensor group, from 0."""
+    def group(self, rank: int) -> int:
+        """The tensor group of `rank`: by its number schedules know it."""
     def stages(self, rank: int) -> list[int]:
         """The stages that `rank` holds, in the order of the forward: both in a colocated layout, else one."""
     def llm_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
@@ -355,8 +365,8 @@ class Schedule:
     def llm(self, microbatch: int, replica: int) -> list[int]: ...
     def encoder(self, microbatch: int, replica: int) -> list[tuple[int, tuple[int, int] | None]]:
         """(sample, parts) of each share; parts are (first, count), None: all of the sample."""
-    def actions(self, rank: int) -> list[Action] | None:
-        """The actions of a rank in this step; None where the plan's pipeline order holds."""
+    def actions(self, group: int) -> list[Action] | None:
+        """The actions of a tensor group (`Plan.group`) in this step; None where the plan's pipeline order holds."""
     def digest(self) -> str: ...
 
 @final

@@ -104,8 +104,9 @@ impl StepScheduler {
         Ok(traffic)
     }
 
-    /// Node of a rank; 0 where the ranks of a node are not known.
-    pub(crate) fn node(&self, rank: Rank) -> usize {
+    /// Node of the first rank of a tensor group; 0 where the ranks of a node are not known.
+    pub(crate) fn node(&self, group: Rank) -> usize {
+        let rank = self.settings().layout.ranks_of_group(group).next().unwrap_or(group);
         self.ranks_per_node.map_or(0, |ranks| rank.index() / ranks as usize)
     }
 
