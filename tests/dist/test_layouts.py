@@ -7,6 +7,7 @@ runs here; `make test-layouts` runs the whole matrix.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import tiny_llava
@@ -28,6 +29,7 @@ from toy_run import (
 )
 
 from dflop._native import Action
+from dflop.models.tensor import slices_of
 from dflop.parallel.shard import local
 from dflop.runtime.actions import check_actions
 from dflop.runtime.failure import RankError
@@ -148,6 +150,7 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
         trained = parts.gradients.parameters
         optimizer = adamw(trained.values()) if trained else None
         loss = parts.step(schedule)
+        slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
         gradients = {name: whole(p.grad) for name, p in trained.items()}
         norm = float(parts.gradients.clip(MAX_NORM))
         for step in range(3):
@@ -157,25 +160,29 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
             if optimizer is not None:
                 optimizer.step()
             parts.gradients.zero()
-        return loss, norm, gradients, {name: whole(p.detach()) for name, p in trained.items()}
+        return loss, norm, gradients, {name: whole(p.detach()) for name, p in trained.items()}, slices
 
     found = results(run_ranks(plan.num_ranks, rank, tmp_path))
-    assert sum(loss for loss, _, _, _ in found) == pytest.approx(oracle.loss, rel=1e-6)
-    seen = set()
-    for index, (_, norm, gradients, weights) in enumerate(found):
+    assert sum(loss for loss, *_ in found) == pytest.approx(oracle.loss, rel=1e-6)
+    seen, num_seen = set(), Counter()
+    for index, (_, norm, gradients, weights, slices) in enumerate(found):
         assert norm == pytest.approx(oracle.norm, rel=1e-5)
         for name, gradient in gradients.items():
             seen.add(name)
+            part = slices[name].take if name in slices else torch.clone
+            num_seen[name] += gradient.size
             # What is nothing but rounding (those of key biases: a softmax does not see what its scores share).
             floor = 1e-5 * oracle.norm
-            assert_close(gradient, oracle.gradients[name], floor, f"gradient of {name} on rank {index}")
-            change = oracle.weights[name] - oracle.start[name]
-            found_change = torch.from_numpy(weights[name]) - oracle.start[name]
+            assert_close(gradient, part(oracle.gradients[name]), floor, f"gradient of {name} on rank {index}")
+            change = part(oracle.weights[name]) - part(oracle.start[name])
+            found_change = torch.from_numpy(weights[name]) - part(oracle.start[name])
             # A weight is rounded once a step, whatever its change.
             rounding = 3e-7 * float(oracle.start[name].norm()) / TOLERANCE
             floor = max(rounding, 1e-4 * oracle.change)
             assert_close(found_change, change, floor, f"change of {name} on rank {index}")
     assert seen == set(oracle.gradients), "every parameter is on some rank"
+    for name, gradient in oracle.gradients.items():
+        assert num_seen[name] >= gradient.numel(), f"all of {name} is on some rank"
 
 
 def whole(tensor):

@@ -9,8 +9,8 @@ from ranks import results, run_ranks
 from tiny_families import some_segments, tiny
 from torch.testing import assert_close
 
-from dflop.profiling.families.shards import Sums, add_collectives, cut_layer
-from dflop.profiling.families.vocabulary import cut_vocabulary
+from dflop.models.tensor import Sums, add_collectives, cut_layer
+from dflop.models.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import PieceSettings
 
 CPU = torch.device("cpu")

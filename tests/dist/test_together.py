@@ -12,11 +12,11 @@ from tiny_llava import write_model_dir
 
 import dflop
 import warm
+from dflop.models.tensor import Sums, add_collectives
 from dflop.profiling import exchange, model, profile_model, team
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.families import llava_onevision, load_pieces
-from dflop.profiling.families.shards import Sums, add_collectives
 from dflop.profiling.pieces import PieceSettings
 from dflop.profiling.request import Request
 from dflop.profiling.workbench import Workbench

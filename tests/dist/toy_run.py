@@ -13,6 +13,7 @@ from dflop.data.dataset import Sample
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
+from dflop.models.tensor import Sums, add_collectives
 from dflop.parallel.shard import layers_of
 from dflop.runtime.build import border_widths, stages_of
 from dflop.runtime.executor import Executor
@@ -98,12 +99,14 @@ def write_plan(
     global_batch_size=None,
     recompute="none",
     encoder_pp=1,
+    encoder_tp=1,
+    llm_tp=1,
     **sharding,
 ):
     """A plan of that layout, read by the native module; `sharding`: other fields of the layout, as in the file."""
     layout = {
-        "encoder": degrees(pp=encoder_pp, dp=encoder_dp),
-        "llm": degrees(pp=llm_pp, dp=llm_dp),
+        "encoder": degrees(pp=encoder_pp, dp=encoder_dp, tp=encoder_tp),
+        "llm": degrees(pp=llm_pp, dp=llm_dp, tp=llm_tp),
         **sharding,
     }
     prediction = {
@@ -138,8 +141,8 @@ def write_colocated(path, dp, num_microbatches, **sharding):
     return write_plan(path, dp, dp, 1, num_microbatches, placement="colocated", **sharding)
 
 
-def degrees(pp, dp):
-    return {"tensor_parallel_degree": 1, "pipeline_parallel_degree": pp, "data_parallel_degree": dp}
+def degrees(pp, dp, tp=1):
+    return {"tensor_parallel_degree": tp, "pipeline_parallel_degree": pp, "data_parallel_degree": dp}
 
 
 def make_schedule(llm, encoder_dp, step=0, actions=(), encoder=None):
@@ -194,6 +197,9 @@ class RankParts:
         self.pieces = {stage: self.build(adapter, stage).train() for stage in self.mesh.stages}
         if prepare_pieces is not None:
             prepare_pieces(self.pieces)
+        if self.mesh.tensor_group is not None:
+            for piece in self.pieces.values():
+                add_collectives(piece, Sums(self.mesh.tensor_group))
         self.gradients = gradients_of(self.pieces, self.mesh, dtype)
         self.recorder = SpanRecorder(rank, device)
         self.adapter = adapter
@@ -204,11 +210,13 @@ class RankParts:
     def build(self, adapter, stage):
         """The piece of a stage."""
         dtype = torch.float32 if is_cut(self.mesh) else self.dtype
+        tensor = self.mesh.tensor_rank
         if self.mesh.is_encoder_stage(stage):
             first, num = self.mesh.plan.encoder_layers(stage, adapter.num_run_layers)
-            return adapter.build_encoder(self.mesh.device, dtype, SEED, range(first, first + num))
+            layers = range(first, first + num)
+            return adapter.build_encoder(self.mesh.device, dtype, SEED, layers, tensor=tensor)
         first, num = self.mesh.plan.llm_layers(stage, adapter.num_llm_layers)
-        return adapter.build_llm_stage(first, num, self.mesh.device, dtype, SEED)
+        return adapter.build_llm_stage(first, num, self.mesh.device, dtype, SEED, tensor=tensor)
 
     def sample(self, index):
         """In the form of the runtime."""

@@ -366,7 +366,10 @@ class Schedule:
     def encoder(self, microbatch: int, replica: int) -> list[tuple[int, tuple[int, int] | None]]:
         """(sample, parts) of each share; parts are (first, count), None: all of the sample."""
     def actions(self, group: int) -> list[Action] | None:
-        """The actions of a tensor group (`Plan.group`) in this step; None where the plan's pipeline order holds."""
+        """The actions of a tensor group (`Plan.group`) in this step.
+
+        None where the plan's pipeline order holds.
+        """
     def digest(self) -> str: ...
 
 @final

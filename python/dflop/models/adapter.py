@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dflop.models.tensor import WHOLE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop.models.media import MediaFile
+    from dflop.models.tensor import TensorRank
 
 
 EXAMPLE_SIZE = (480, 640)
@@ -131,7 +134,13 @@ class ModelAdapter(Protocol):
         ...
 
     def build_encoder(
-        self, device: torch.device, dtype: torch.dtype, seed: int | None, layers: range | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int | None,
+        layers: range | None = None,
+        *,
+        tensor: TensorRank = WHOLE,
     ) -> nn.Module:
         """The encoder with its projector; `forward(EncoderInput) -> features_ED` [E, D].
 
@@ -139,11 +148,20 @@ class ModelAdapter(Protocol):
         memory and no values yet. With `layers` (of `num_run_layers`) it is that run of layers, with what
         stands before them where they are the first, and with the projector where they are the last:
         `forward(EncoderInput, hidden_RU) -> hidden_RU`, hidden_RU being nothing before the first run.
+        `tensor` says whose part of the layers it is: `add_collectives` then makes the ranks give the whole
+        together.
         """
         ...
 
     def build_llm_stage(
-        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int | None
+        self,
+        first_layer: int,
+        num_layers: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int | None,
+        *,
+        tensor: TensorRank = WHOLE,
     ) -> nn.Module:
         """A run of layers of the LLM backbone.
 

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from dflop.models.errors import profile_error
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
+from dflop.models.tensor import Cut, LayerPlan, cut_layer
+from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
     from dflop.models.adapter import LlmInput
+    from dflop.models.tensor import TensorRank
 
 IGNORED = -100
 """Target of a position that carries no loss, as everywhere in PyTorch."""
@@ -48,6 +52,32 @@ def backbone_rules(text: Any) -> list[Rule]:
         Rule("text_config.sliding_window", window, window is None, "null, or not in use"),
         rope_rule(text),
     ]
+
+
+def layer_plan(text: Any) -> LayerPlan:
+    """How tensor parallelism cuts a decoder layer.
+
+    Args:
+        text: configuration of the backbone.
+
+    Returns:
+        The plan.
+    """
+    heads = ("text_config.num_attention_heads", text.num_attention_heads)
+    few = ("text_config.num_key_value_heads", text.num_key_value_heads)
+    width = ("text_config.intermediate_size", text.intermediate_size)
+    return LayerPlan(
+        cuts=(
+            Cut("self_attn.q_proj", *heads),
+            Cut("self_attn.k_proj", *few, may_repeat=True),
+            Cut("self_attn.v_proj", *few, may_repeat=True),
+            Cut("self_attn.o_proj", *heads, by_input=True),
+            Cut("mlp.gate_proj", *width),
+            Cut("mlp.up_proj", *width),
+            Cut("mlp.down_proj", *width, by_input=True),
+        ),
+        entries=("self_attn", "mlp"),
+    )
 
 
 def rotate(rotary: Any, positions: torch.Tensor, like: torch.Tensor) -> Any:
@@ -87,6 +117,30 @@ class LlmStage(nn.Module):
         if self.is_last:
             stage.norm = source.norm
             self.lm_head = cast("Any", whole).lm_head
+
+    def cut(self, plan: LayerPlan, tensor: TensorRank) -> None:
+        """Leaves of its layers, and of embedding and head where it has them, the part of one rank.
+
+        Args:
+            plan: how a layer is cut.
+            tensor: whose part.
+
+        Raises:
+            ProfileError: heads, widths or the vocabulary cannot be dealt out; the message names the field.
+        """
+        for layer in self.layers_in_order():
+            cut_layer(layer, plan, tensor.degree, tensor.rank)
+        stage = cast("Any", self.model).language_model
+        if self.is_first and self.is_last and self.lm_head.weight is stage.embed_tokens.weight:
+            message = (
+                "the embedding is tied to the head (`tie_word_embeddings` is true) and the tensor parallel "
+                f"degree is {tensor.degree}, must be 1"
+            )
+            raise profile_error(message)
+        if self.is_first:
+            cut_vocabulary(stage.embed_tokens, tensor.degree, tensor.rank)
+        if self.is_last:
+            cut_vocabulary(self.lm_head, tensor.degree, tensor.rank)
 
     def layers_in_order(self) -> list[nn.Module]:
         """Its layers, in the order in which a forward runs them."""

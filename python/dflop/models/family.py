@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.adapter import AttentionShape
-from dflop.models.backbone import LlmStage, backbone_rules
+from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
 from dflop.models.errors import profile_error
 from dflop.models.packing import PACKED
 from dflop.models.parameters import materialise
 from dflop.models.rules import check_rules
+from dflop.models.tensor import WHOLE, cut_layer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dflop.models.adapter import EncoderInput, MediaGrid
     from dflop.models.media import MediaFile
     from dflop.models.rules import Rule
+    from dflop.models.tensor import LayerPlan, TensorRank
 
 _STD = 0.02
 """Standard deviation of random weights where the configuration names none."""
@@ -162,6 +164,26 @@ class FamilyAdapter(ABC):
         return EncoderRun(layers.start, layers.stop, num_layers)
 
     @abstractmethod
+    def encoder_plan(self) -> LayerPlan:
+        """How tensor parallelism cuts an encoder layer: its heads and the width of its MLP."""
+
+    def llm_plan(self) -> LayerPlan:
+        """How tensor parallelism cuts a layer of the backbone."""
+        return layer_plan(self.text)
+
+    def cut_rules(self) -> list[Rule]:
+        """What the configuration must be for the encoder's layers to be cut, beside `encoder_plan`."""
+        return []
+
+    def check_cut(self) -> None:
+        """Refuses an encoder whose layers cannot be cut.
+
+        Raises:
+            ProfileError: the configuration breaks a rule; the message names the field.
+        """
+        check_rules(self.model_dir / "config.json", self.cut_rules())
+
+    @abstractmethod
     def pixels(
         self, file: MediaFile, kind: str, frame_indices: Sequence[int], grid: MediaGrid | None = None
     ) -> torch.Tensor:
@@ -233,7 +255,13 @@ class FamilyAdapter(ABC):
         return float(getattr(self.vision if is_tower else self.text, "initializer_range", _STD))
 
     def build_encoder(
-        self, device: torch.device, dtype: torch.dtype, seed: int | None, layers: range | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int | None,
+        layers: range | None = None,
+        *,
+        tensor: TensorRank = WHOLE,
     ) -> Encoder:
         """The encoder with its projector, or a run of its layers; see `ModelAdapter.build_encoder`.
 
@@ -242,11 +270,13 @@ class FamilyAdapter(ABC):
             dtype: of its parameters.
             seed: the values depend on it and on the parameters' names alone; none: no values yet.
             layers: those of a stage, of `num_run_layers`; None: all.
+            tensor: whose part of the layers; the rest of the encoder is whole on each rank.
 
         Returns:
             `forward(EncoderInput) -> features_ED` [E, D]; of a run `forward(EncoderInput, hidden_RU)`.
 
         Raises:
+            ProfileError: its layers cannot be cut over so many ranks; the message names the field.
             ValueError: there are no such layers.
         """
         whole, _ = self.build_whole()
@@ -254,11 +284,23 @@ class FamilyAdapter(ABC):
         if not (encoder.run.is_first and encoder.run.is_last):
             model = encoder.model
             cut_to(model, encoder.run, self.tower_layers(model), self.before_layers(model))
+        if tensor.degree > 1:
+            self.check_cut()
+            plan = self.encoder_plan()
+            for layer in encoder.layers_in_order():
+                cut_layer(layer, plan, tensor.degree, tensor.rank)
         materialise(encoder, device, dtype, seed, self.std)
         return encoder
 
     def build_llm_stage(
-        self, first_layer: int, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int | None
+        self,
+        first_layer: int,
+        num_layers: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int | None,
+        *,
+        tensor: TensorRank = WHOLE,
     ) -> LlmStage:
         """A run of layers of the backbone; see `ModelAdapter.build_llm_stage`.
 
@@ -271,12 +313,14 @@ class FamilyAdapter(ABC):
             device: where its parameters shall live.
             dtype: of its parameters.
             seed: the values depend on it and on the parameters' names alone; none: no values yet.
+            tensor: whose part of layers and vocabulary.
 
         Returns:
             `forward(LlmInput, incoming) -> hidden_TD`, or the summed loss from the last stage.
 
         Raises:
             ValueError: there are no such layers.
+            ProfileError: they cannot be cut over so many ranks; the message names the field.
             ProfileError: the embedding is tied to the head of another stage.
         """
         last = first_layer + num_layers
@@ -295,6 +339,8 @@ class FamilyAdapter(ABC):
             raise profile_error(message)
         # A run of no layers at either end is that end alone.
         stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
+        if tensor.degree > 1:
+            stage.cut(self.llm_plan(), tensor)
         materialise(stage, device, dtype, seed, self.std)
         return stage
 

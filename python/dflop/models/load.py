@@ -21,6 +21,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from dflop.models.errors import hinted, profile_error
+from dflop.models.tensor import slices_of
 from dflop.models.weight_files import check_has_weights, weight_files
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
+
+    from dflop.models.tensor import Slice
 
 # Of safetensors; integers and floats of 8 bits are quantised weights, which need their scales.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -161,18 +164,23 @@ class Weights:
             ProfileError: a file cannot be read, or gives a tied parameter two values.
         """
         held: dict[str, torch.Tensor] = piece.state_dict(keep_vars=True)
+        slices = slices_of(piece)
         groups = dict.fromkeys(self._groups[name] for name in held if name in self._groups)
         filled: dict[int, str] = {}
         keys: list[str] = []
         with ExitStack() as stack:
             files: dict[Path, Any] = {}
             for group in groups:
-                tensors = {key: self._read(key, files, stack) for key, _ in group.keys}
+                # What is made of several tensors, or turned, is cut when it is made.
+                is_plain = group.converter is None
+                part = slices.get(group.name) if is_plain else None
+                tensors = {key: self._read(key, part, files, stack) for key, _ in group.keys}
                 keys += tensors
-                for name, value in group.made(self._whole, tensors).items():
+                for name, made in group.made(self._whole, tensors).items():
                     parameter = held.get(name)
                     if parameter is None:
                         continue
+                    value = made if is_plain or name not in slices else slices[name].take(made)
                     first = filled.setdefault(id(parameter), name)
                     if first == name:
                         parameter.copy_(value)
@@ -186,12 +194,19 @@ class Weights:
                         )
         return keys
 
-    def _read(self, key: str, files: dict[Path, Any], stack: ExitStack) -> torch.Tensor:
+    def _read(self, key: str, part: Slice | None, files: dict[Path, Any], stack: ExitStack) -> torch.Tensor:
         path = self._tensors[key].path
         try:
             if path not in files:
                 files[path] = stack.enter_context(safe_open(path, framework="pt"))
-            return files[path].get_tensor(key)
+            if part is None:
+                return files[path].get_tensor(key)
+            found = files[path].get_slice(key)
+            rows = [
+                found[(slice(None),) * part.dim + (slice(first, first + count),)]
+                for first, count in part.runs
+            ]
+            return torch.cat(rows, part.dim)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
 

@@ -18,8 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from dflop.models.tensor import Enter
+from dflop.models.vocabulary import cross_entropy_cut
+
 if TYPE_CHECKING:
     from torch import nn
+
+    from dflop.models.tensor import Sums
 
 LOGITS_BYTES_MAX = 256 << 20
 """Of the logits of a chunk in float32: 441 rows of the largest usual vocabulary, enough to fill a GPU."""
@@ -29,7 +34,8 @@ def summed_cross_entropy(head: nn.Module, hidden_KD: torch.Tensor, targets_K: to
     """The cross entropy of all rows, summed.
 
     Args:
-        head: Gives logits [K, V] of hidden rows [K, D]; a linear map.
+        head: Gives logits [K, V] of hidden rows [K, D]; a linear map. Of a rank's part of the vocabulary,
+            where it is cut: the ranks then find the loss together.
         hidden_KD: [K, D], after the final norm, the rows with a target.
         targets_K: [K] int64, ids.
 
@@ -43,23 +49,34 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
     """The cross entropy of each row; training takes their sum.
 
     Args:
-        head: Gives logits [K, V] of hidden rows [K, D]; a linear map.
+        head: Gives logits [K, V] of hidden rows [K, D]; a linear map. Of a rank's part of the vocabulary,
+            where it is cut: the ranks then find the losses together, and each of them has all.
         hidden_KD: [K, D], after the final norm, the rows with a target.
         targets_K: [K] int64, ids.
 
     Returns:
         [K] float32.
     """
+    sums: Sums | None = getattr(head, "vocabulary_sums", None)
+    if sums is not None:
+        # The gradient of what all ranks read is the sum of theirs.
+        hidden_KD = Enter.apply(hidden_KD, sums)
+
+    def of_logits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if sums is not None:
+            return cross_entropy_cut(logits.float(), targets, head, sums)
+        return F.cross_entropy(logits.float(), targets, reduction="none")
+
     vocab_size = int(head.weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType, reportOptionalSubscript]
     num_rows = max(1, LOGITS_BYTES_MAX // (4 * vocab_size))
 
     def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         # Past the module: a backward in two parts would keep the gradients of all logits until the second.
         logits = F.linear(rows, head.weight, head.bias)  # pyright: ignore[reportArgumentType]
-        return F.cross_entropy(logits.float(), targets, reduction="none")
+        return of_logits(logits, targets)
 
     if hidden_KD.shape[0] <= num_rows:
-        return F.cross_entropy(head(hidden_KD).float(), targets_K, reduction="none")
+        return of_logits(head(hidden_KD), targets_K)
     chunks = zip(hidden_KD.split(num_rows), targets_K.split(num_rows), strict=True)
     losses = [checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
     return torch.cat(losses)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dflop.models.tensor import slices_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -117,8 +119,16 @@ def materialise(
             setattr(module, kind, buffer.to(device))
     if seed is None:
         return
+    slices = slices_of(piece)
     for name, parameter in piece.named_parameters():
-        fill(parameter, name, seed, std(name))
+        if name in slices:
+            # The values that it has in the whole parameter.
+            whole = torch.empty(slices[name].shape, dtype=dtype)
+            fill(whole, name, seed, std(name))
+            with torch.no_grad():
+                parameter.copy_(slices[name].take(whole))
+        else:
+            fill(parameter, name, seed, std(name))
 
 
 def component_of(name: str) -> str:

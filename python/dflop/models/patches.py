@@ -25,6 +25,7 @@ from dflop.models.errors import profile_error
 from dflop.models.family import FamilyAdapter
 from dflop.models.packing import PACKED_ENCODER
 from dflop.models.processor_files import processor_fields, processor_of_videos, stacked
+from dflop.models.tensor import Cut, LayerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,6 +188,31 @@ def merge(merger: Any, hidden_TV: torch.Tensor, order: torch.Tensor | None) -> t
     """
     features_ED = merger(hidden_TV)
     return features_ED if order is None else features_ED[order.argsort()]
+
+
+def patch_plan(num_heads: int, hidden: tuple[str, ...], output: str, width: tuple[str, int]) -> LayerPlan:
+    """How tensor parallelism cuts an encoder layer.
+
+    Args:
+        num_heads: of the layer.
+        hidden: names of the MLP's first maps.
+        output: name of its last map.
+        width: of the MLP, after the name of the field that tells it.
+
+    Returns:
+        The plan.
+    """
+    heads = ("vision_config.num_heads", num_heads)
+    return LayerPlan(
+        cuts=(
+            Cut("attn.qkv", *heads, num_blocks=3),
+            Cut("attn.proj", *heads, by_input=True),
+            *(Cut(f"mlp.{name}", *width) for name in hidden),
+            Cut(f"mlp.{output}", *width, by_input=True),
+        ),
+        entries=("attn", "mlp"),
+        counts=(("attn", "num_heads"),),
+    )
 
 
 class PatchFamily(FamilyAdapter):

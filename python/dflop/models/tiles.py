@@ -18,6 +18,7 @@ from dflop.models.encoder import numbered
 from dflop.models.errors import profile_error
 from dflop.models.family import FamilyAdapter
 from dflop.models.processor_files import processor_of_videos, stacked
+from dflop.models.tensor import Cut, LayerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,40 @@ if TYPE_CHECKING:
     from dflop.models.adapter import EncoderInput, MediaGrid
     from dflop.models.encoder import EncoderRun
     from dflop.models.media import MediaFile
+
+
+def tile_plan(
+    attention: str,
+    output: str,
+    mlp: tuple[str, str, str],
+    heads: tuple[str, int],
+    width: tuple[str, int],
+    counts: Sequence[str],
+) -> LayerPlan:
+    """How a layer of queries, keys and values apart and an MLP of two maps is cut.
+
+    Args:
+        attention: its attention.
+        output: the output projection in it.
+        mlp: the first map of the MLP, the last, and the module in which the MLP begins.
+        heads: the configuration's field that counts them, and how many they are.
+        width: likewise, of the MLP.
+        counts: numbers that the attention's code reads, to be divided by the degree.
+
+    Returns:
+        The plan.
+    """
+    first, last, entry = mlp
+    return LayerPlan(
+        cuts=(
+            *(Cut(f"{attention}.{name}_proj", *heads) for name in "qkv"),
+            Cut(f"{attention}.{output}", *heads, by_input=True),
+            Cut(first, *width),
+            Cut(last, *width, by_input=True),
+        ),
+        entries=(attention, entry),
+        counts=tuple((attention, count) for count in counts),
+    )
 
 
 class TileFamily(FamilyAdapter):

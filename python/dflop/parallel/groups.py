@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
     from datetime import timedelta
 
 Ranks = tuple[int, ...]
@@ -64,8 +64,8 @@ def holder_groups(
             continue
         width = shard_degree or len(ranks)
         rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
-        shards = _own_group(rows, rank, timeout)
-        copies = _own_group(zip(*rows, strict=True), rank, timeout) if len(rows) > 1 else None
+        shards = own_group(rows, rank, timeout)
+        copies = own_group(zip(*rows, strict=True), rank, timeout) if len(rows) > 1 else None
         if shards is None:
             found[ranks] = HolderGroups(None, None)
         elif copies is None:
@@ -78,8 +78,17 @@ def holder_groups(
     return found
 
 
-def _own_group(sets: Iterable[Ranks], rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
-    """A group of each set, all made on every rank; the one that this rank is in."""
+def own_group(sets: Iterable[Sequence[int]], rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
+    """A group of each set, all made on every rank. Every rank must call it; blocks until all have.
+
+    Args:
+        sets: Of ranks, on every rank alike; none is in two.
+        rank: This one.
+        timeout: Of each collective.
+
+    Returns:
+        The group that this rank is in; none if it is in none.
+    """
     own: dist.ProcessGroup | None = None
     for ranks in sets:
         group = dist.new_group(list(ranks), timeout=timeout)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.tensor import Sums, add_collectives
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
-from dflop.profiling.families.shards import Sums, add_collectives
 from dflop.profiling.network import measure_network
 from dflop.profiling.pieces import PieceSettings
 from dflop.profiling.request import DTYPES

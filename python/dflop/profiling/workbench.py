@@ -20,8 +20,8 @@ from dflop.profiling.timer import timer_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dflop.models.tensor import Sums
     from dflop.profiling.curves import Curve
-    from dflop.profiling.families.shards import Sums
     from dflop.profiling.timer import Timing
 
 

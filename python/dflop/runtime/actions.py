@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflop.runtime.boundary import going
 from dflop.runtime.failure import RankError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class ActionLists:
 
     def _checked(self, schedule: Schedule, rank: int, num_microbatches: int) -> Sequence[Action]:
         plan = self._mesh.plan
-        actions = schedule.actions(rank)
+        actions = schedule.actions(plan.group(rank))
         if actions is None:
             if rank not in self._of_plan:
                 self._of_plan[rank] = plan.actions(rank)
@@ -199,7 +200,7 @@ def _incoming(action: Action, work: StepWork) -> Sequence[Transfer]:
     if action.letter == "W":
         return ()
     microbatch = work.of(action)
-    return microbatch.below if action.takes_gradient else microbatch.above
+    return going(microbatch.below if action.takes_gradient else microbatch.above, action.takes_gradient)
 
 
 def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int], int]:

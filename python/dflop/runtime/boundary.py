@@ -28,6 +28,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class TensorPair:
+    """Positions in the tensor groups of encoder and LLM whose ranks talk at the boundary, and what goes."""
+
+    encoder: int
+    llm: int
+    has_rows: bool
+    has_gradients: bool
+
+
+def tensor_pairs(plan: Plan) -> list[TensorPair]:
+    """Which ranks of an encoder's and an LLM's tensor group talk.
+
+    All ranks of a group have the same features and gradients: each rank takes them from one rank of the other
+    group, in turn.
+
+    Args:
+        plan: The layout.
+
+    Returns:
+        Each pair once. Where the components are colocated, a rank and itself.
+    """
+    encoders, llms = plan.encoder_tensor, plan.llm_tensor
+    pairs = [TensorPair(e, t, t % encoders == e, e % llms == t) for e in range(encoders) for t in range(llms)]
+    return [pair for pair in pairs if pair.has_rows or pair.has_gradients]
+
+
+@dataclass(frozen=True)
 class Transfer:
     """One message of a microbatch and its gradient, seen from this rank."""
 
@@ -37,10 +64,27 @@ class Transfer:
     """Rows of the message, at least 1."""
     rows: torch.Tensor | None
     """[num_rows] int64, the place of each row of the message among this rank's rows; none: all, in order."""
+    has_rows: bool = True
+    """Whether the rows go, towards the loss."""
+    has_gradients: bool = True
+    """Whether their gradients go, towards the encoder."""
+
+
+def going(transfers: Sequence[Transfer], is_gradient: bool) -> list[Transfer]:
+    """The transfers over which gradients go, or rows.
+
+    Args:
+        transfers: Of one microbatch.
+        is_gradient: Whether gradients.
+
+    Returns:
+        Those; where tensor groups are of equal size, all.
+    """
+    return [t for t in transfers if (t.has_gradients if is_gradient else t.has_rows)]
 
 
 def encoder_transfers(
-    plan: Plan, schedule: Schedule, microbatch: int, replica: int, rows: Sequence[range]
+    plan: Plan, schedule: Schedule, microbatch: int, replica: int, rows: Sequence[range], tensor: int = 0
 ) -> list[Transfer]:
     """What encoder replica `replica` sends, by LLM replica.
 
@@ -50,9 +94,11 @@ def encoder_transfers(
         microbatch: Which one.
         replica: Encoder replica of this rank.
         rows: Of each share of this rank, among the features of its sample.
+        tensor: Position of this rank in its tensor group.
 
     Returns:
-        One transfer an LLM replica that holds samples of this rank; together they cover each row once.
+        One transfer an LLM replica that holds samples of this rank, and a rank of its tensor group that talks
+        with this one; over the replicas they cover each row once.
     """
     samples = [sample for sample, _ in schedule.encoder(microbatch, replica)]
     ends = list(accumulate(map(len, rows), initial=0))
@@ -60,12 +106,20 @@ def encoder_transfers(
     for llm_replica in range(plan.llm_replicas):
         wanted = set(schedule.llm(microbatch, llm_replica))
         message = [range(*ends[k : k + 2]) for k, sample in enumerate(samples) if sample in wanted]
-        transfers += _transfer(plan.rank(llm_replica, plan.encoder_stages), message, ends[-1])
+        for pair in tensor_pairs(plan):
+            if pair.encoder == tensor:
+                peer = plan.rank(llm_replica, plan.encoder_stages, pair.llm)
+                transfers += _transfer(peer, message, ends[-1], pair)
     return transfers
 
 
 def llm_transfers(
-    plan: Plan, schedule: Schedule, microbatch: int, replica: int, samples: Mapping[int, Sample]
+    plan: Plan,
+    schedule: Schedule,
+    microbatch: int,
+    replica: int,
+    samples: Mapping[int, Sample],
+    tensor: int = 0,
 ) -> list[Transfer]:
     """What the first stage of LLM replica `replica` receives, by encoder replica.
 
@@ -75,10 +129,11 @@ def llm_transfers(
         microbatch: Which one.
         replica: LLM replica of this rank.
         samples: Those of this rank, by index.
+        tensor: Position of this rank in its tensor group.
 
     Returns:
-        One transfer an encoder replica that holds parts of samples of this rank; together they cover each row
-        once.
+        One transfer an encoder replica that holds parts of samples of this rank, and a rank of its tensor
+        group that talks with this one; over the replicas they cover each row once.
     """
     own = schedule.llm(microbatch, replica)
     ends = list(accumulate((samples[sample].num_features for sample in own), initial=0))
@@ -90,16 +145,21 @@ def llm_transfers(
             if sample in start:
                 rows = share_of(samples[sample], parts).rows
                 message.append(range(start[sample] + rows.start, start[sample] + rows.stop))
-        transfers += _transfer(plan.rank(encoder_replica, plan.encoder_stages - 1), message, ends[-1])
+        for pair in tensor_pairs(plan):
+            if pair.llm == tensor:
+                peer = plan.rank(encoder_replica, plan.encoder_stages - 1, pair.encoder)
+                transfers += _transfer(peer, message, ends[-1], pair)
     return transfers
 
 
-def stage_transfers(plan: Plan, replica: int, peer_stage: int, num_tokens: int) -> list[Transfer]:
+def stage_transfers(
+    plan: Plan, replica: int, peer_stage: int, num_tokens: int, tensor: int = 0
+) -> list[Transfer]:
     """The hidden states between two stages of a replica of one component; nothing for an empty microbatch."""
-    return [Transfer(plan.rank(replica, peer_stage), num_tokens, None)] if num_tokens else []
+    return [Transfer(plan.rank(replica, peer_stage, tensor), num_tokens, None)] if num_tokens else []
 
 
-def _transfer(peer: int, message: Sequence[range], num_own_rows: int) -> list[Transfer]:
+def _transfer(peer: int, message: Sequence[range], num_own_rows: int, pair: TensorPair) -> list[Transfer]:
     """One transfer of the rows in `message`, given by their places among the own ones; none of no rows."""
     num_rows = sum(map(len, message))
     if num_rows == 0:
@@ -108,8 +168,9 @@ def _transfer(peer: int, message: Sequence[range], num_own_rows: int) -> list[Tr
     if num_rows == num_own_rows and all(
         rows.start == start for rows, start in zip(message, starts, strict=False)
     ):
-        return [Transfer(peer, num_rows, None)]
-    return [Transfer(peer, num_rows, torch.cat([torch.arange(r.start, r.stop) for r in message]))]
+        return [Transfer(peer, num_rows, None, pair.has_rows, pair.has_gradients)]
+    rows = torch.cat([torch.arange(r.start, r.stop) for r in message])
+    return [Transfer(peer, num_rows, rows, pair.has_rows, pair.has_gradients)]
 
 
 def split(rows_RD: torch.Tensor, transfers: Sequence[Transfer]) -> list[torch.Tensor]:

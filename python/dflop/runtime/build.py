@@ -11,6 +11,8 @@ from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
 from dflop.models.parameters import component_of
 from dflop.models.recipes import freeze
+from dflop.models.tensor import Sums, add_collectives
+from dflop.runtime.failure import RankError
 from dflop.runtime.progress import say
 from dflop.runtime.stage import Stage
 
@@ -43,18 +45,26 @@ def build_pieces(
         By stage, on the device of the rank.
 
     Raises:
-        Error: The weights of `model.dir` cannot be used.
+        Error: The weights of `model.dir` cannot be used, or layers cannot be cut over the ranks of the plan.
+        RankError: Adapters on layers that are cut.
     """
+    tensor = max(mesh.plan.encoder_tensor, mesh.plan.llm_tensor)
+    if options.recipe == "lora" and tensor > 1:
+        message = f"`train.recipe` is `lora` and the plan has tensor parallel degree {tensor}, must be 1"
+        raise RankError(message, "plan again with `--only encoder.tp=1,llm.tp=1`", is_of_all=True)
     seed = options.seed if options.init == "random" else None
     pieces: dict[int, nn.Module] = {}
     for stage in mesh.stages:
         if mesh.is_encoder_stage(stage):
             first_layer, num_layers = mesh.plan.encoder_layers(stage, adapter.num_run_layers)
             layers = range(first_layer, first_layer + num_layers)
-            pieces[stage] = adapter.build_encoder(mesh.device, dtype, seed, layers)
+            tensor = mesh.tensor_rank
+            pieces[stage] = adapter.build_encoder(mesh.device, dtype, seed, layers, tensor=tensor)
         else:
             first_layer, num_layers = mesh.plan.llm_layers(stage, adapter.num_llm_layers)
-            pieces[stage] = adapter.build_llm_stage(first_layer, num_layers, mesh.device, dtype, seed)
+            pieces[stage] = adapter.build_llm_stage(
+                first_layer, num_layers, mesh.device, dtype, seed, tensor=mesh.tensor_rank
+            )
     if seed is None:
         weights = Weights(options.model_dir, adapter.build_whole()[0])
         say(f"reading weights from `{options.model_dir}` (files: {weights.num_files})")
@@ -67,6 +77,8 @@ def build_pieces(
             add_adapters(piece, options.lora_rank, options.lora_alpha, options.seed)
         freeze(piece, options.recipe)
         piece.train()
+        if mesh.tensor_group is not None:
+            add_collectives(piece, Sums(mesh.tensor_group))
     if options.recipe != "full":
         say(f"training `{options.recipe}`, all else is frozen (`train.recipe`)")
     return pieces

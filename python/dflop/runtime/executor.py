@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflop.runtime.actions import ActionLists, StepActions
+from dflop.runtime.boundary import going
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +63,8 @@ class Executor:
         self._messages = messages
         self._lists = ActionLists(mesh)
         self._num_ahead = num_ahead
+        # The ranks of a tensor group find the same loss: the first of them says it.
+        self._says_loss = mesh.tensor == 0
         self.running: str | None = None
         """The action under way, for error messages; none between steps."""
 
@@ -95,7 +98,8 @@ class Executor:
             watch: Called with the name of each action before it runs.
 
         Returns:
-            This rank's share of the loss: 0 where it does not compute the loss.
+            This rank's share of the loss: 0 where it does not compute it, or is not the first of its tensor
+            group.
 
         Raises:
             RankError: A peer stopped; the message names it.
@@ -119,7 +123,7 @@ class Executor:
             self._recorder.add(action.name, start)
         self.running = None
         self._messages.finish()
-        return sum(stage.loss for stage in self._stages.values())
+        return sum(stage.loss for stage in self._stages.values()) if self._says_loss else 0.0
 
     def _run(self, action: Action, work: StepWork, is_split: bool) -> int | torch.cuda.Event:
         """Runs one action; when all that it waits for was there."""
@@ -133,18 +137,20 @@ class Executor:
                 stage.weights(j)
             return start
         if action.takes_gradient:
-            received = self._messages.receive(action.stage, j, True, microbatch.below)
+            below = going(microbatch.below, is_gradient=True)
+            received = self._messages.receive(action.stage, j, True, below)
             start = self._recorder.now()
-            below = microbatch.below
             gradient = self._messages.joined(action.stage, True, received, below) if below else None
             outgoing = stage.backward(j, gradient)
         else:
-            received = self._messages.receive(action.stage, j, False, microbatch.above)
+            above = going(microbatch.above, is_gradient=False)
+            received = self._messages.receive(action.stage, j, False, above)
             start = self._recorder.now()
-            is_first, above = action.stage == 0, microbatch.above
+            is_first = action.stage == 0
             incoming = None if is_first else self._messages.joined(action.stage, False, received, above)
             outgoing = stage.forward(j, microbatch.batch, incoming, work.label_tokens, is_split)
         if outgoing is not None:
             transfers = microbatch.above if action.takes_gradient else microbatch.below
-            self._messages.send(action.stage, j, action.takes_gradient, outgoing, transfers)
+            is_gradient = action.takes_gradient
+            self._messages.send(action.stage, j, is_gradient, outgoing, going(transfers, is_gradient))
         return start

@@ -10,13 +10,14 @@ Here each of them has all of it; `sharded.py` has gradients that are cut among t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from dflop.models.parameters import squared_norm
-from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
+from dflop.models.tensor import slices_of
+from dflop.parallel.groups import HolderGroups, Ranks, holder_groups, own_group
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
@@ -27,8 +28,50 @@ if TYPE_CHECKING:
     from dflop.parallel.nothing import NothingPass
     from dflop.runtime.mesh import Mesh
 
+_Facts = tuple[Any, tuple[tuple[int, ...], float, float]]
+"""Which part of a parameter a rank has (none: all); tensor shape, sum and sum of squares of what it has."""
 BUCKET_BYTES = 25 << 20
 """Bytes of one all-reduce; DDP's default, large enough that latency does not count."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Which ranks hold what this rank holds of a parameter, and what of its gradient each of them has."""
+
+    replicas: Ranks
+    """Those at the same position of their tensor groups, in order: each has a summand."""
+    repeats: Ranks = ()
+    """Ranks of this one's tensor group that hold the same part of a parameter that is cut, where they are
+    several: heads of keys and values. Each has a summand."""
+    is_cut: bool = False
+    """Whether this rank has a part of the parameter alone; else all of its tensor group have the same
+    gradient."""
+
+    def counts(self, rank: int, tensor: int) -> bool:
+        """Whether the gradient is this rank's to count, among those of its tensor group.
+
+        Args:
+            rank: This one.
+            tensor: Its position in its tensor group.
+
+        Returns:
+            True on one of the ranks with the same gradient.
+        """
+        if self.is_cut:
+            return not self.repeats or self.repeats[0] == rank
+        return tensor == 0
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Who holds which parameters."""
+
+    of: Mapping[str, Held]
+    """Of this rank's parameters, by name."""
+    sets: frozenset[Ranks]
+    """All `replicas` of any rank."""
+    repeats: frozenset[Ranks]
+    """All `repeats` of any rank."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +79,7 @@ class _Flat:
     """Gradients of the parameters that the same ranks hold, in one tensor."""
 
     gradients: torch.Tensor
-    holders: tuple[int, ...]
+    held: Held
     group: dist.ProcessGroup | None
     """None where this rank is the only holder."""
 
@@ -61,13 +104,15 @@ class Gradients:
         self._mesh = mesh
         holders = find_holders(pieces.values(), mesh)
         groups = groups_of(holders, mesh)
+        self._repeats = own_group(sorted(holders.repeats), mesh.rank, mesh.timeout)
         # A parameter under two names is one parameter.
         self.held = {name: p for piece in pieces.values() for name, p in piece.named_parameters()}
         """All parameters of this rank, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
         self._flats: list[_Flat] = []
-        for ranks in sorted({holders[name] for name in self.parameters}):
-            members = [p for name, p in self.parameters.items() if holders[name] == ranks]
+        kinds = {holders.of[name] for name in self.parameters}
+        for held in sorted(kinds, key=lambda held: (held.replicas, held.repeats, held.is_cut)):
+            members = [p for name, p in self.parameters.items() if holders.of[name] == held]
             # Float32 whatever the weights are: in bfloat16 what a late microbatch adds would be lost.
             flat = torch.zeros(sum(p.numel() for p in members), dtype=torch.float32, device=mesh.device)
             offset = 0
@@ -75,7 +120,7 @@ class Gradients:
                 p.grad_dtype = torch.float32
                 p.grad = flat[offset : offset + p.numel()].view_as(p)
                 offset += p.numel()
-            self._flats.append(_Flat(flat, ranks, groups[ranks].whole))
+            self._flats.append(_Flat(flat, held, groups[held.replicas].whole))
 
     def nothing(self, stage: int) -> NothingPass | None:
         """None: no ranks meet in an action."""
@@ -101,18 +146,11 @@ class Gradients:
         Raises:
             RankError: Another rank has gone.
         """
-        pending: list[dist.Work] = []
-        for flat in self._flats:
-            if flat.group is None:
-                continue
-            for bucket in flat.gradients.split(max(1, BUCKET_BYTES // flat.gradients.element_size())):
-                with talking("sum gradients"):
-                    work = dist.all_reduce(bucket, group=flat.group, async_op=True)
-                assert work is not None
-                pending.append(work)
+        repeats = self._repeats
         with talking("sum gradients"):
-            for work in pending:
-                work.wait()
+            _sum([(flat.gradients, flat.group) for flat in self._flats if flat.group is not None])
+            if repeats is not None:
+                _sum([(flat.gradients, repeats) for flat in self._flats if flat.held.repeats])
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
         """Scales all gradients of the model down to `max_norm` if their norm is above it.
@@ -129,9 +167,22 @@ class Gradients:
         Raises:
             RankError: Another rank has gone.
         """
-        own = self._mesh.rank
-        counted = [flat.gradients for flat in self._flats if flat.holders[0] == own]
+        own, tensor = self._mesh.rank, self._mesh.tensor
+        first = [flat for flat in self._flats if flat.held.replicas[0] == own]
+        counted = [flat.gradients for flat in first if flat.held.counts(own, tensor)]
         return clip(self._mesh, counted, [flat.gradients for flat in self._flats], max_norm)
+
+
+def _sum(flats: Sequence[tuple[torch.Tensor, dist.ProcessGroup]]) -> None:
+    """Sums each tensor over its group, in buckets; blocks until all are summed."""
+    pending: list[dist.Work] = []
+    for gradients, group in flats:
+        for bucket in gradients.split(max(1, BUCKET_BYTES // gradients.element_size())):
+            work = dist.all_reduce(bucket, group=group, async_op=True)
+            assert work is not None
+            pending.append(work)
+    for work in pending:
+        work.wait()
 
 
 def clip(
@@ -172,11 +223,11 @@ def clip(
     return norm
 
 
-def groups_of(holders: Mapping[str, Ranks], mesh: Mesh) -> dict[Ranks, HolderGroups]:
+def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
     """The groups of each set of holders. Every rank must call it; blocks until all have.
 
     Args:
-        holders: Of each parameter of any rank.
+        holders: Of the parameters.
         mesh: This rank's place.
 
     Returns:
@@ -188,42 +239,61 @@ def groups_of(holders: Mapping[str, Ranks], mesh: Mesh) -> dict[Ranks, HolderGro
         for stage in range(plan.num_stages):
             is_encoder = stage < plan.encoder_stages
             replicas = plan.encoder_replicas if is_encoder else plan.llm_replicas
-            cut.add(tuple(sorted(plan.rank(replica, stage) for replica in range(replicas))))
-    return holder_groups(holders.values(), cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
+            for tensor in range(plan.encoder_tensor if is_encoder else plan.llm_tensor):
+                cut.add(tuple(sorted(plan.rank(replica, stage, tensor) for replica in range(replicas))))
+    return holder_groups(holders.sets, cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
 
 
-def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> dict[str, Ranks]:
-    """The ranks that hold each parameter of any rank, by name, in order; checks that they hold the same.
+def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
+    """The ranks that hold each parameter; checks that they hold the same.
 
     Every rank must call it; blocks until all have.
 
     Args:
-        pieces: Of this rank; whole.
+        pieces: Of this rank; whole, but for what tensor parallelism has cut.
         mesh: This rank's place.
 
     Returns:
-        Ranks by name, those of other ranks' parameters too.
+        Those of this rank's parameters, and all sets of ranks.
 
     Raises:
         RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
     """
     # Sum and sum of squares tell two initialisations apart without sending weights.
-    own = {
-        name: (tuple(p.shape), float(p.detach().double().sum()), float(p.detach().double().square().sum()))
-        for piece in pieces
-        for name, p in piece.named_parameters()
-    }
-    held: list[dict[str, tuple[tuple[int, ...], float, float]]] = [{} for _ in range(mesh.num_ranks)]
+    own: dict[str, _Facts] = {}
+    for piece in pieces:
+        slices = slices_of(piece)
+        for name, p in piece.named_parameters():
+            values, part = p.detach().double(), slices.get(name)
+            facts = (tuple(p.shape), float(values.sum()), float(values.square().sum()))
+            own[name] = (None if part is None else (part.dim, part.runs), facts)
+    held: list[dict[str, _Facts]] = [{} for _ in range(mesh.num_ranks)]
     dist.all_gather_object(held, own, group=mesh.control)
-    holders: dict[str, Ranks] = {}
-    for rank, values in enumerate(held):
-        for name, value in values.items():
-            holders[name] = (*holders.get(name, ()), rank)
-            first = holders[name][0]
-            if held[first][name] != value:
+    plan = mesh.plan
+    replicas: dict[tuple[str, int], Ranks] = {}
+    repeats: dict[tuple[str, int, Any], Ranks] = {}
+    first_with: dict[tuple[str, Any], int] = {}
+    for rank, facts in enumerate(held):
+        for name, (part, value) in facts.items():
+            place = (name, plan.tensor(rank))
+            replicas[place] = (*replicas.get(place, ()), rank)
+            if part is not None:
+                same = (name, plan.group(rank), part)
+                repeats[same] = (*repeats.get(same, ()), rank)
+            first = first_with.setdefault((name, part), rank)
+            if held[first][name][1] != value:
                 message = (
                     f"`{name}` is {value} (tensor shape, sum, sum of squares) on rank {rank} and "
-                    f"{held[first][name]} on rank {first}, must start equal"
+                    f"{held[first][name][1]} on rank {first}, must start equal"
                 )
                 raise RankError(message)
-    return holders
+
+    def of(name: str, part: Any) -> Held:
+        same = repeats.get((name, plan.group(mesh.rank), part), ())
+        return Held(replicas[name, mesh.tensor], same if len(same) > 1 else (), part is not None)
+
+    return Holders(
+        {name: of(name, part) for name, (part, _) in own.items()},
+        frozenset(replicas.values()),
+        frozenset(ranks for ranks in repeats.values() if len(ranks) > 1),
+    )

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dflop.models.tensor import WHOLE, TensorRank
+from dflop.parallel.groups import own_group
+from dflop.runtime.boundary import tensor_pairs
 from dflop.runtime.deadline import Deadline
 from dflop.runtime.failure import RankError, talking
 
@@ -41,18 +44,29 @@ class Mesh:
     """The same two for messages the other way: colocated ranks encode for each other, in both directions."""
     deadline: Deadline
     """A rank that waits longer than this for another gives up."""
+    tensor: int = 0
+    """Position in the tensor group, from 0: the ranks that share the layers of this one's stages."""
+    tensor_group: dist.ProcessGroup | None = None
+    """Those ranks; none where this rank has its layers whole."""
+
+    @property
+    def tensor_rank(self) -> TensorRank:
+        """Which part of its layers this rank has."""
+        group = self.tensor_group
+        return WHOLE if group is None else TensorRank(group.size(), self.tensor)
 
     @property
     def coordinates(self) -> str:
         """The rank in words, counted from 0: `encoder dp 1/2`, `llm pp 0/2 dp 0/1`, `colocated dp 0/4`."""
-        plan = self.plan
+        plan, group = self.plan, self.tensor_group
+        tensor = "" if group is None else f"tp {self.tensor}/{group.size()} "
         if self.component == "encoder":
             stage = f"pp {self.stages[0]}/{plan.encoder_stages} " if plan.encoder_stages > 1 else ""
-            return f"encoder {stage}dp {self.replica}/{plan.encoder_replicas}"
+            return f"encoder {tensor}{stage}dp {self.replica}/{plan.encoder_replicas}"
         replica = f"dp {self.replica}/{plan.llm_replicas}"
         if self.component == "both":
-            return f"colocated {replica}"
-        return f"llm pp {self.stages[0] - plan.encoder_stages}/{plan.llm_stages} {replica}"
+            return f"colocated {tensor}{replica}"
+        return f"llm {tensor}pp {self.stages[0] - plan.encoder_stages}/{plan.llm_stages} {replica}"
 
     @property
     def timeout(self) -> timedelta:
@@ -163,6 +177,7 @@ def join(
     downward, upward, *crossing = ways
     component, replica, _ = plan.coordinates(rank)
     stages = tuple(plan.stages(rank))
+    shared = tensor_group(plan, rank, deadline.now)
     mesh = Mesh(
         plan,
         rank,
@@ -176,6 +191,8 @@ def join(
         upward,
         (crossing[0], crossing[1]),
         deadline,
+        plan.tensor(rank),
+        shared,
     )
     if backend == "nccl":
         connect(mesh)
@@ -192,6 +209,23 @@ def message_backend() -> str:
     return "nccl-lazy" if "nccl-lazy" in known else "nccl"
 
 
+def tensor_group(plan: Plan, rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
+    """The ranks that share layers with this one. Every rank must call it; blocks until all have.
+
+    Args:
+        plan: The layout.
+        rank: This one.
+        timeout: Of each collective.
+
+    Returns:
+        Their group; none where this rank has its layers whole.
+    """
+    members: dict[int, list[int]] = {}
+    for other in range(plan.num_ranks):
+        members.setdefault(plan.group(other), []).append(other)
+    return own_group([ranks for _, ranks in sorted(members.items()) if len(ranks) > 1], rank, timeout)
+
+
 def neighbours(plan: Plan) -> list[tuple[int, int]]:
     """Ranks that may send each other messages, of two consecutive stages; no rank sends to itself.
 
@@ -203,12 +237,19 @@ def neighbours(plan: Plan) -> list[tuple[int, int]]:
     """
     encoders, replicas = range(plan.encoder_replicas), range(plan.llm_replicas)
     first_llm = plan.encoder_stages
-    pairs = [(plan.rank(e, first_llm - 1), plan.rank(r, first_llm)) for e in encoders for r in replicas]
-    for of_component, stages in (
-        (encoders, range(first_llm - 1)),
-        (replicas, range(first_llm, plan.num_stages - 1)),
+    pairs = {
+        (plan.rank(e, first_llm - 1, pair.encoder), plan.rank(r, first_llm, pair.llm))
+        for e in encoders
+        for r in replicas
+        for pair in tensor_pairs(plan)
+    }
+    for of_component, stages, tensors in (
+        (encoders, range(first_llm - 1), range(plan.encoder_tensor)),
+        (replicas, range(first_llm, plan.num_stages - 1), range(plan.llm_tensor)),
     ):
-        pairs += [(plan.rank(r, s), plan.rank(r, s + 1)) for r in of_component for s in stages]
+        pairs |= {
+            (plan.rank(r, s, t), plan.rank(r, s + 1, t)) for r in of_component for s in stages for t in tensors
+        }
     return sorted((above, below) for above, below in pairs if above != below)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.adapter import LlmInput
-from dflop.runtime.boundary import Transfer
+from dflop.runtime.boundary import TensorPair, Transfer, tensor_pairs
 from dflop.runtime.device_clock import meet
 from dflop.runtime.failure import talking
 from dflop.runtime.messages import Messages
@@ -136,8 +136,8 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
     ]
     first_llm, last = plan.encoder_stages, plan.num_stages - 1
 
-    def neighbour(peer_stage: int) -> list[int]:
-        return [plan.rank(mesh.replica, peer_stage)]
+    def neighbour(peer_stage: int) -> list[tuple[int, TensorPair | None]]:
+        return [(plan.rank(mesh.replica, peer_stage, mesh.tensor), None)]
 
     if stage < first_llm:
         own = encoded[mesh.replica]
@@ -145,23 +145,31 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
             return MicrobatchWork(None, [], [])
         above = neighbour(stage - 1) if stage > 0 else []
         fed = [r for r in range(plan.llm_replicas) if own.intersection(schedule.llm(microbatch, r))]
+        pairs = [pair for pair in tensor_pairs(plan) if pair.encoder == mesh.tensor]
         is_border = stage == first_llm - 1
-        below = [plan.rank(replica, first_llm) for replica in fed] if is_border else neighbour(stage + 1)
+        across = [(plan.rank(replica, first_llm, pair.llm), pair) for replica in fed for pair in pairs]
+        below = across if is_border else neighbour(stage + 1)
         return MicrobatchWork(_NOTHING, _one_row_each(above), _one_row_each(below))
     own = set(schedule.llm(microbatch, mesh.replica))
     if not own:
         return MicrobatchWork(None, [], [])
     if stage == first_llm:
         feeding = [replica for replica, samples in enumerate(encoded) if own & samples]
-        above = [plan.rank(replica, first_llm - 1) for replica in feeding]
+        pairs = [pair for pair in tensor_pairs(plan) if pair.llm == mesh.tensor]
+        above = [(plan.rank(replica, first_llm - 1, pair.encoder), pair) for replica in feeding for pair in pairs]
     else:
         above = neighbour(stage - 1)
     below = [] if stage == last else neighbour(stage + 1)
     return MicrobatchWork(_NOTHING, _one_row_each(above), _one_row_each(below))
 
 
-def _one_row_each(peers: Sequence[int]) -> list[Transfer]:
-    return [Transfer(peer, 1, torch.tensor([place])) for place, peer in enumerate(peers)]
+def _one_row_each(peers: Sequence[tuple[int, TensorPair | None]]) -> list[Transfer]:
+    return [
+        Transfer(
+            peer, 1, torch.tensor([place]), pair is None or pair.has_rows, pair is None or pair.has_gradients
+        )
+        for place, (peer, pair) in enumerate(peers)
+    ]
 
 
 _NOTHING = LlmInput(**{field.name: torch.empty(0, dtype=torch.int64) for field in fields(LlmInput)})
@@ -291,6 +299,10 @@ class RehearsedMessages(Messages):
         self._clock = clock
         self.transfer_ns = 0
         """Of the step under way."""
+
+    def joined(self, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]) -> torch.Tensor:
+        """The stamps of one action, in the order of their messages."""
+        return torch.cat(list(received)) if received else super().joined(received, transfers)
 
     def receive(
         self, stage: int, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]

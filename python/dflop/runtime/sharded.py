@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
+from dflop.parallel.groups import own_group
 from dflop.parallel.shard import PARAMETERS, ShardedPiece, is_first_copy, local
 from dflop.runtime.failure import RankError, talking
 from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of
@@ -37,11 +39,12 @@ class ShardedGradients:
         self._mesh = mesh
         holders = find_holders(pieces.values(), mesh)
         groups = groups_of(holders, mesh)
+        self._repeats = own_group(sorted(holders.repeats), mesh.rank, mesh.timeout)
         self._pieces: dict[int, ShardedPiece] = {}
         self._counts: dict[str, bool] = {}
         for stage, piece in pieces.items():
             names = [name for name, _ in piece.named_parameters()]
-            sets = {holders[name] for name in names}
+            sets = {holders.of[name].replicas for name in names}
             if len(sets) != 1:
                 message = (
                     f"stage {stage} shares parameters with ranks that hold another stage ({sorted(sets)})"
@@ -57,13 +60,15 @@ class ShardedGradients:
                 compute_dtype=None if dtype == torch.float32 else dtype,
                 reduce_dtype=torch.float32,
             )
-            self._counts |= dict.fromkeys(names, is_first_copy(shards))
+            is_first = is_first_copy(shards)
+            self._counts |= {n: is_first and holders.of[n].counts(mesh.rank, mesh.tensor) for n in names}
         # Those that are there between steps: what is gathered during one is no parameter of the optimizer.
         self.held: dict[str, nn.Parameter] = {
             name: p for piece in pieces.values() for name, p in piece.named_parameters()
         }
         """All parameters of this rank, trained or not; this rank's shards."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
+        self._repeated = [name for name in self.parameters if holders.of[name].repeats]
 
     def nothing(self, stage: int) -> NothingPass | None:
         """What `stage` runs for a microbatch without samples; none where ranks do not meet in each action."""
@@ -100,6 +105,9 @@ class ShardedGradients:
         with talking("sum gradients"):
             for piece in self._pieces.values():
                 piece.reduce()
+            # Equal parts are cut into equal shards: the ranks of a tensor group have the same ones.
+            for name in self._repeated:
+                dist.all_reduce(local(_gradient(self.parameters[name])), group=self._repeats)
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
         """As `Gradients.clip`: every shard counts once.

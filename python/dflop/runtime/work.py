@@ -58,7 +58,8 @@ class StepWork:
     stages: Mapping[int, Sequence[MicrobatchWork]]
     """Microbatches in their order, of each stage that this rank holds."""
     num_targets: int
-    """Positions with loss on this rank, where it computes the loss; else 0. Summed: `label_tokens`."""
+    """Positions with loss on this rank, where it computes the loss, first of its tensor group; else 0.
+    Summed: `label_tokens`."""
 
     def of(self, action: Action) -> MicrobatchWork:
         """What an action of this rank works on."""
@@ -144,7 +145,8 @@ def prepare(
             for j in range(schedule.num_microbatches)
         ]
     num_targets = 0
-    if mesh.is_last_stage:
+    # The ranks of a tensor group have the same: the first says it.
+    if mesh.is_last_stage and mesh.tensor == 0:
         for index in llm_samples(mesh, schedule):
             num_targets += int((sample(index).targets_T != IGNORED_LABEL).sum())
     return StepWork(schedule.step, schedule.label_tokens, stages, num_targets)
@@ -172,13 +174,13 @@ def _encoder_work(
     if batch is None:
         inputs = [tiles(i, parts) for i, parts in scheduled] if reads_inputs else []
         batch = encoder_input(shares, inputs, dtype)
-    plan, num_rows = mesh.plan, encoder.num_rows(batch.media)
-    above = stage_transfers(plan, mesh.replica, stage - 1, num_rows) if stage > 0 else []
+    plan, num_rows, tensor = mesh.plan, encoder.num_rows(batch.media), mesh.tensor
+    above = stage_transfers(plan, mesh.replica, stage - 1, num_rows, tensor) if stage > 0 else []
     if stage < plan.encoder_stages - 1:
-        below = stage_transfers(plan, mesh.replica, stage + 1, num_rows)
+        below = stage_transfers(plan, mesh.replica, stage + 1, num_rows, tensor)
     else:
         rows = [share.rows for share in shares]
-        below = encoder_transfers(plan, schedule, microbatch, mesh.replica, rows)
+        below = encoder_transfers(plan, schedule, microbatch, mesh.replica, rows, tensor)
     return MicrobatchWork(_pinned(mesh, batch), above, below)
 
 
@@ -197,10 +199,12 @@ def _llm_work(
     samples = [sample(i) for i in indices]
     batch = llm_input(samples)
     num_tokens = batch.input_ids_T.shape[0]
+    plan, tensor = mesh.plan, mesh.tensor
     if mesh.is_encoder_stage(stage - 1):
-        above = llm_transfers(mesh.plan, schedule, microbatch, mesh.replica, {s.index: s for s in samples})
+        by_index = {s.index: s for s in samples}
+        above = llm_transfers(plan, schedule, microbatch, mesh.replica, by_index, tensor)
     else:
-        above = stage_transfers(mesh.plan, mesh.replica, stage - 1, num_tokens)
-    is_last = stage == mesh.plan.num_stages - 1
-    below = [] if is_last else stage_transfers(mesh.plan, mesh.replica, stage + 1, num_tokens)
+        above = stage_transfers(plan, mesh.replica, stage - 1, num_tokens, tensor)
+    is_last = stage == plan.num_stages - 1
+    below = [] if is_last else stage_transfers(plan, mesh.replica, stage + 1, num_tokens, tensor)
     return MicrobatchWork(_pinned(mesh, batch), above, below)

@@ -15,7 +15,7 @@ from transformers.models.internvl import modeling_internvl as hf
 from dflop.models.adapter import MediaGrid
 from dflop.models.processor_files import processor_fields
 from dflop.models.rules import Rule
-from dflop.models.tiles import TileFamily, check_features
+from dflop.models.tiles import TileFamily, check_features, tile_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop.models.media import MediaFile
+    from dflop.models.tensor import LayerPlan
 
 
 class InternVl(TileFamily):
@@ -67,6 +68,24 @@ class InternVl(TileFamily):
     def tower_layers(self, model: Any) -> Any:
         """See `FamilyAdapter.tower_layers`."""
         return model.vision_tower.encoder.layer
+
+    def encoder_plan(self) -> LayerPlan:
+        """See `FamilyAdapter.encoder_plan`."""
+        vision = self.vision
+        return tile_plan(
+            "attention",
+            "projection_layer",
+            ("mlp.fc1", "mlp.fc2", "mlp"),
+            ("vision_config.num_attention_heads", vision.num_attention_heads),
+            ("vision_config.intermediate_size", vision.intermediate_size),
+            ("num_heads", "embed_dim"),
+        )
+
+    def cut_rules(self) -> list[Rule]:
+        """See `FamilyAdapter.cut_rules`."""
+        # The norm is over all heads of a token, which no rank has.
+        norm = self.vision.use_qk_norm
+        return [Rule("vision_config.use_qk_norm", norm, not norm, "false with tensor parallelism")]
 
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
         """See `TileFamily.layer_arguments`."""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from dflop.models.patches import PatchFamily
+from dflop.models.patches import PatchFamily, patch_plan
 from dflop.models.rules import Rule
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from dflop.models.tensor import LayerPlan
 
 
 class Qwen25Vl(PatchFamily):
@@ -37,6 +39,11 @@ class Qwen25Vl(PatchFamily):
     def full_layers(self) -> frozenset[int]:
         """See `PatchFamily.full_layers`."""
         return frozenset(self.vision.fullatt_block_indexes) & frozenset(range(self.vision.depth))
+
+    def encoder_plan(self) -> LayerPlan:
+        """See `FamilyAdapter.encoder_plan`."""
+        width = ("vision_config.intermediate_size", self.vision.intermediate_size)
+        return patch_plan(self.vision.num_heads, ("gate_proj", "up_proj"), "down_proj", width)
 
     def rules(self) -> list[Rule]:
         """See `FamilyAdapter.rules`."""

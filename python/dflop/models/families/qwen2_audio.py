@@ -20,7 +20,7 @@ from dflop.models.adapter import MediaGrid
 from dflop.models.errors import profile_error
 from dflop.models.processor_files import processor_fields
 from dflop.models.rules import Rule
-from dflop.models.tiles import TileFamily
+from dflop.models.tiles import TileFamily, tile_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dflop.models.media import MediaFile
+    from dflop.models.tensor import LayerPlan
 
 _FRAMES_PER_TOKEN = 2
 """The stride of the second convolution."""
@@ -83,6 +84,18 @@ class Qwen2Audio(TileFamily):
     def tower_layers(self, model: Any) -> Any:
         """See `FamilyAdapter.tower_layers`."""
         return model.audio_tower.layers
+
+    def encoder_plan(self) -> LayerPlan:
+        """See `FamilyAdapter.encoder_plan`."""
+        audio = self.vision
+        return tile_plan(
+            "self_attn",
+            "out_proj",
+            ("fc1", "fc2", "fc1"),
+            ("audio_config.encoder_attention_heads", audio.encoder_attention_heads),
+            ("audio_config.encoder_ffn_dim", audio.encoder_ffn_dim),
+            ("num_heads",),
+        )
 
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
         """The mask that hides silence as keys: [N, 1, P, P], true where a token is seen."""

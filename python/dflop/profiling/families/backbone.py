@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflop.models.backbone import layer_plan
+from dflop.models.tensor import cut_layer, heads_of_rank
+from dflop.models.vocabulary import cut_vocabulary
 from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer, heads_of_rank
 from dflop.profiling.families.source import (
     Fed,
     ModelPiece,
@@ -22,7 +24,6 @@ from dflop.profiling.families.source import (
     layers_at_once,
     random_states,
 )
-from dflop.profiling.families.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import AttentionKind
 
 if TYPE_CHECKING:
@@ -36,32 +37,6 @@ FEATURE_RATIO = 0.75
 """Of the tokens of a pack, those that features fill."""
 TOKENS_PER_LABEL = 3
 """Tokens of a pack with labels for each of them."""
-
-
-def layer_plan(text: Any) -> LayerPlan:
-    """How a decoder layer is cut.
-
-    Args:
-        text: configuration of the backbone.
-
-    Returns:
-        The plan.
-    """
-    heads = ("text_config.num_attention_heads", text.num_attention_heads)
-    few = ("text_config.num_key_value_heads", text.num_key_value_heads)
-    width = ("text_config.intermediate_size", text.intermediate_size)
-    return LayerPlan(
-        cuts=(
-            Cut("self_attn.q_proj", *heads),
-            Cut("self_attn.k_proj", *few, may_repeat=True),
-            Cut("self_attn.v_proj", *few, may_repeat=True),
-            Cut("self_attn.o_proj", *heads, by_input=True),
-            Cut("mlp.gate_proj", *width),
-            Cut("mlp.up_proj", *width),
-            Cut("mlp.down_proj", *width, by_input=True),
-        ),
-        entries=("self_attn", "mlp"),
-    )
 
 
 def backbone_pieces(source: Source) -> list[ModelPiece]:

@@ -13,14 +13,10 @@ from torch import nn
 
 from dflop.models.backbone import rotate
 from dflop.models.loss import summed_cross_entropy
-from dflop.profiling.families.shards import Enter
 from dflop.profiling.families.source import bounds_of
-from dflop.profiling.families.vocabulary import cross_entropy_cut, embed_cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from dflop.profiling.families.shards import Sums
 
 
 @dataclass(frozen=True)
@@ -43,8 +39,6 @@ class LlmEmbedding(nn.Module):
     def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
         self.embed_tokens, self.rotary = embed_tokens, rotary
-        # Over the ranks that have the vocabulary, where they are to give the whole: see `add_collectives`.
-        self.vocabulary_sums: Sums | None = None
 
     def forward(
         self,
@@ -65,8 +59,7 @@ class LlmEmbedding(nn.Module):
             hidden_TD.
         """
         ids_T = ids_T.masked_fill(mask_T, 0)
-        sums = self.vocabulary_sums
-        embedded_TD = self.embed_tokens(ids_T) if sums is None else embed_cut(self.embed_tokens, ids_T, sums)
+        embedded_TD = self.embed_tokens(ids_T)
         # Not of the layers, whose time is multiplied by their number: a stage does it once.
         rotate(self.rotary, positions_1T, embedded_TD)
         return embedded_TD.masked_scatter(mask_T[:, None], features_ED)
@@ -126,8 +119,6 @@ class LlmHead(nn.Module):
     def __init__(self, norm: nn.Module, lm_head: nn.Module) -> None:
         super().__init__()
         self.norm, self.lm_head = norm, lm_head
-        # As in `LlmEmbedding`.
-        self.vocabulary_sums: Sums | None = None
 
     def logits(self, hidden_TD: torch.Tensor, chosen_T: torch.Tensor) -> torch.Tensor:
         """Logits of the chosen rows.
@@ -139,10 +130,7 @@ class LlmHead(nn.Module):
         Returns:
             logits_KV; of a rank's own part of the vocabulary, where it is cut.
         """
-        normed_KD = self.norm(hidden_TD[chosen_T])
-        if self.vocabulary_sums is not None:
-            normed_KD = Enter.apply(normed_KD, self.vocabulary_sums)
-        return self.lm_head(normed_KD)
+        return self.lm_head(self.norm(hidden_TD[chosen_T]))
 
     def forward(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         """The loss.
@@ -156,7 +144,4 @@ class LlmHead(nn.Module):
         """
         chosen_T = targets_T != -100
         targets_K = targets_T[chosen_T]
-        if self.vocabulary_sums is not None:
-            logits_KV = self.logits(hidden_TD, chosen_T).float()
-            return cross_entropy_cut(logits_KV, targets_K, self.vocabulary_sums)
         return summed_cross_entropy(self.lm_head, self.norm(hidden_TD[chosen_T]), targets_K)

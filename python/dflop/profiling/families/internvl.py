@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from dflop.models.families.internvl import InternVl
-from dflop.models.rules import Rule
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces, tile_plan
+from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,26 +47,17 @@ def pieces(model_dir: Path) -> list[Piece]:
     vision = source.encoder
     height, width = vision.image_size
     tile_tokens = (height // vision.patch_size[0]) * (width // vision.patch_size[1]) + 1
-    norm = vision.use_qk_norm
     encoder = TileEncoder(
         num_layers=vision.num_hidden_layers,
         tokens=tile_tokens,
         width=vision.hidden_size,
         shape=(vision.num_channels, height, width),
-        plan=tile_plan(
-            "attention",
-            "projection_layer",
-            ("mlp.fc1", "mlp.fc2", "mlp"),
-            ("vision_config.num_attention_heads", vision.num_attention_heads),
-            ("vision_config.intermediate_size", vision.intermediate_size),
-            ("num_heads", "embed_dim"),
-        ),
+        plan=family.encoder_plan(),
         embedding=lambda whole: Part(whole, ("vision_tower.embeddings",), family.embed),
         layers=lambda whole: whole.model.vision_tower.encoder.layer,
         projector=lambda whole: Part(
             whole, ("vision_tower.layernorm", "multi_modal_projector"), project_by(family)
         ),
-        # The norm is over all heads of a token, which no rank has.
-        cut_rules=(Rule("vision_config.use_qk_norm", norm, not norm, "false with tensor parallelism"),),
+        check_cut=family.check_cut,
     )
     return [*tile_pieces(source, encoder), *backbone_pieces(source)]

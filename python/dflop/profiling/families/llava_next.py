@@ -20,12 +20,11 @@ from dflop.models.families.llava_next import LlavaNext
 from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces, tile_plan
+from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dflop.profiling.families.shards import LayerPlan
     from dflop.profiling.pieces import Piece
 
 
@@ -42,25 +41,6 @@ class _Embedding(Part):
         layer, unread = type(tower.encoder.layers[0]), family.num_encoder_layers - max(family.feature_layers)
         with torch.device("meta"):
             self.unread = nn.ModuleList([layer(family.vision) for _ in range(unread)])
-
-
-def layer_plan(vision: Any) -> LayerPlan:
-    """How an encoder layer is cut.
-
-    Args:
-        vision: configuration of the encoder.
-
-    Returns:
-        The plan.
-    """
-    return tile_plan(
-        "self_attn",
-        "out_proj",
-        ("mlp.fc1", "mlp.fc2", "mlp"),
-        ("vision_config.num_attention_heads", vision.num_attention_heads),
-        ("vision_config.intermediate_size", vision.intermediate_size),
-        ("num_heads", "embed_dim"),
-    )
 
 
 def _set_layers(vision: Any, count: int) -> None:
@@ -90,7 +70,7 @@ def pieces(model_dir: Path) -> list[Piece]:
         tokens=tile_tokens,
         width=vision.hidden_size,
         shape=(vision.num_channels, side, side),
-        plan=layer_plan(vision),
+        plan=family.encoder_plan(),
         embedding=lambda whole: _Embedding(whole, family),
         layers=lambda whole: inner_tower(whole.model.vision_tower).encoder.layers,
         projector=lambda whole: Part(whole, ("multi_modal_projector", "image_newline"), project_by(family)),

@@ -19,20 +19,18 @@ from dflop.models.backbone import IGNORED, LlmStage
 from dflop.models.encoder import Encoder
 from dflop.models.families.llava_onevision import LlavaOnevision
 from dflop.models.parameters import materialise
+from dflop.models.tensor import cut_layer, heads_of_rank
 from dflop.models.towers import inner_tower
-from dflop.profiling.families.backbone import FEATURE_RATIO, TOKENS_PER_LABEL, layer_plan
-from dflop.profiling.families.llava_next import layer_plan as tower_plan
+from dflop.models.vocabulary import cut_vocabulary
+from dflop.profiling.families.backbone import FEATURE_RATIO, TOKENS_PER_LABEL
 from dflop.profiling.families.lora import add_adapters
-from dflop.profiling.families.shards import Enter, cut_layer, heads_of_rank
 from dflop.profiling.families.source import bounds_of, layers_at_once
-from dflop.profiling.families.vocabulary import CutEmbedding, cross_entropy_cut, cut_vocabulary
 from dflop.profiling.pieces import AttentionKind, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dflop.profiling.families.shards import Sums
     from dflop.profiling.pieces import Piece, PieceSettings
 
 _STD = 0.02
@@ -157,7 +155,7 @@ class _TowerLayer(_Piece):
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         layers = nn.ModuleList(_tower(whole).encoder.layers[: self.num_layers])
         for layer in layers:
-            cut_layer(layer, tower_plan(config.vision_config), settings.tensor_parallel_degree)
+            cut_layer(layer, self.adapter.encoder_plan(), settings.tensor_parallel_degree)
         return layers
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
@@ -229,8 +227,6 @@ class _TokenEmbedding(_LlmPiece):
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         backbone = whole.model.language_model
         cut_vocabulary(backbone.embed_tokens, settings.tensor_parallel_degree)
-        if settings.tensor_parallel_degree > 1:
-            backbone.embed_tokens = CutEmbedding(backbone.embed_tokens)
         stage = LlmStage(whole, range(0), is_first=True, is_last=False)
         return stage.requires_grad_(settings.lora_rank == 0)
 
@@ -261,7 +257,7 @@ class _LlmLayer(_LlmPiece):
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         for layer in whole.model.language_model.layers[: self.num_layers]:
-            cut_layer(layer, layer_plan(config.text_config), settings.tensor_parallel_degree)
+            cut_layer(layer, self.adapter.llm_plan(), settings.tensor_parallel_degree)
         stage = LlmStage(whole, range(self.num_layers), is_first=False, is_last=False)
         if settings.lora_rank:
             add_adapters(stage, settings.lora_rank)
@@ -271,22 +267,6 @@ class _LlmLayer(_LlmPiece):
         batch = self._batch(segments, 0, 0, settings)
         hidden_TD = self._hidden(sum(segments), settings)
         return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))
-
-
-class _HeadStage(LlmStage):
-    """The last stage, whose vocabulary may be cut over ranks."""
-
-    vocabulary_sums: Sums | None = None
-    """As in `LlmEmbedding`."""
-
-    def forward(self, batch: LlmInput, incoming: torch.Tensor) -> torch.Tensor:
-        sums = self.vocabulary_sums
-        if sums is None:
-            return super().forward(batch, incoming)
-        chosen_T = batch.targets_T != IGNORED
-        normed_KD = cast("Any", self.model).language_model.norm(incoming[chosen_T])
-        logits_KV = self.lm_head(Enter.apply(normed_KD, sums))
-        return cross_entropy_cut(logits_KV.float(), batch.targets_T[chosen_T], sums)
 
 
 class _Head(_LlmPiece):
@@ -300,7 +280,7 @@ class _Head(_LlmPiece):
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
         cut_vocabulary(whole.lm_head, settings.tensor_parallel_degree)
-        stage = _HeadStage(whole, range(0), is_first=False, is_last=True)
+        stage = LlmStage(whole, range(0), is_first=False, is_last=True)
         return stage.requires_grad_(settings.lora_rank == 0)
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:

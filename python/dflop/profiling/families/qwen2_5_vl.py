@@ -16,7 +16,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from dflop.models.families.qwen2_5_vl import Qwen25Vl
 from dflop.models.packing import PACKED_ENCODER
 from dflop.profiling.families.backbone import backbone_pieces
-from dflop.profiling.families.qwen2_vl import layer_plan, set_layers, vision_pieces
+from dflop.profiling.families.qwen2_vl import set_layers, vision_pieces
 from dflop.profiling.families.source import Source
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def pieces(model_dir: Path) -> list[Piece]:
         model_dir, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, set_layers, PACKED_ENCODER
     )
     vision = source.encoder
-    width = ("vision_config.intermediate_size", vision.intermediate_size)
-    plan = layer_plan(vision.num_heads, ("gate_proj", "up_proj"), "down_proj", width)
+    plan = family.encoder_plan()
     full = len(family.full_layers)
     counts = {"encoder_layer": full, "encoder_window_layer": vision.depth - full}
     return [

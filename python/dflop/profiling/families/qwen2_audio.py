@@ -19,7 +19,7 @@ from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 from dflop.models.families.qwen2_audio import Qwen2Audio
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces, tile_plan
+from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,14 +54,7 @@ def pieces(model_dir: Path) -> list[Piece]:
         tokens=window,
         width=audio.d_model,
         shape=family.input_shape,
-        plan=tile_plan(
-            "self_attn",
-            "out_proj",
-            ("fc1", "fc2", "fc1"),
-            ("audio_config.encoder_attention_heads", audio.encoder_attention_heads),
-            ("audio_config.encoder_ffn_dim", audio.encoder_ffn_dim),
-            ("num_heads",),
-        ),
+        plan=family.encoder_plan(),
         embedding=lambda whole: Part(
             whole,
             tuple(f"audio_tower.{name}" for name in ("conv1", "conv2", "embed_positions")),

@@ -17,9 +17,9 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from dflop.models.families.qwen2_vl import Qwen2Vl
 from dflop.models.packing import PACKED_ENCODER
 from dflop.models.patches import Geometry, Patches, lay_out
+from dflop.models.tensor import cut_layer
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.qwen_vision import EncoderLayers, Merger, PatchEmbedding
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
 from dflop.profiling.families.source import (
     Fed,
     ModelPiece,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dflop.models.tensor import LayerPlan
     from dflop.profiling.pieces import Piece, PieceSettings
 
 
@@ -140,31 +141,6 @@ def _tower(whole: Any, vision: Any) -> Any:
     return tower
 
 
-def layer_plan(num_heads: int, hidden: tuple[str, ...], output: str, width: tuple[str, int]) -> LayerPlan:
-    """How an encoder layer is cut.
-
-    Args:
-        num_heads: of the layer.
-        hidden: names of the MLP's first maps.
-        output: name of its last map.
-        width: of the MLP, after the name of the field that tells it.
-
-    Returns:
-        The plan.
-    """
-    heads = ("vision_config.num_heads", num_heads)
-    return LayerPlan(
-        cuts=(
-            Cut("attn.qkv", *heads, num_blocks=3),
-            Cut("attn.proj", *heads, by_input=True),
-            *(Cut(f"mlp.{name}", *width) for name in hidden),
-            Cut(f"mlp.{output}", *width, by_input=True),
-        ),
-        entries=("attn", "mlp"),
-        counts=(("attn", "num_heads"),),
-    )
-
-
 def set_layers(vision: Any, count: int) -> None:
     """Sets the number of layers.
 
@@ -191,8 +167,6 @@ def pieces(model_dir: Path) -> list[Piece]:
     family = Qwen2Vl(model_dir)
     source = Source(model_dir, Qwen2VLConfig, Qwen2VLForConditionalGeneration, set_layers, PACKED_ENCODER)
     vision = source.encoder
-    # The field is a ratio: the product is what must be cut evenly.
-    width = ("vision_config.embed_dim x mlp_ratio", int(vision.embed_dim * vision.mlp_ratio))
-    plan = layer_plan(vision.num_heads, ("fc1",), "fc2", width)
+    plan = family.encoder_plan()
     counts = {"encoder_layer": vision.depth}
     return [*vision_pieces(source, family.geometry, plan, vision.embed_dim, counts), *backbone_pieces(source)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from dflop.models.encoder import part_of
-from dflop.profiling.families.shards import Cut, LayerPlan, cut_layer
+from dflop.models.tensor import cut_layer
 from dflop.profiling.families.source import Fed, ModelPiece, layers_at_once, random_states
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from dflop.models.rules import Rule
+    from dflop.models.tensor import LayerPlan
     from dflop.models.tiles import TileFamily
     from dflop.profiling.families.source import Source
     from dflop.profiling.pieces import PieceSettings
@@ -112,8 +112,8 @@ class TileEncoder:
     """whole -> module of the projector."""
     arguments: tuple[Any, ...] = ()
     """Of a layer, after the hidden states; the first is the mask, where there is one."""
-    cut_rules: tuple[Rule, ...] = ()
-    """What must hold where layers are cut."""
+    check_cut: Callable[[], None] = lambda: None
+    """Refuses layers that cannot be cut."""
 
 
 def tile_pieces(source: Source, encoder: TileEncoder) -> list[ModelPiece]:
@@ -130,7 +130,7 @@ def tile_pieces(source: Source, encoder: TileEncoder) -> list[ModelPiece]:
     def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
         degree = settings.tensor_parallel_degree
         if degree > 1:
-            source.check(encoder.cut_rules)
+            encoder.check_cut()
         layers = list(encoder.layers(whole))
         for layer in layers:
             cut_layer(layer, encoder.plan, degree)
@@ -159,37 +159,3 @@ def tile_pieces(source: Source, encoder: TileEncoder) -> list[ModelPiece]:
         piece("encoder_layer", encoder.num_layers, take_layers, *hidden, num_layers=at_once),
         piece("projector", 1, lambda whole, _: encoder.projector(whole), *hidden),
     ]
-
-
-def tile_plan(
-    attention: str,
-    output: str,
-    mlp: tuple[str, str, str],
-    heads: tuple[str, int],
-    width: tuple[str, int],
-    counts: Sequence[str],
-) -> LayerPlan:
-    """How a layer of queries, keys and values apart and an MLP of two maps is cut.
-
-    Args:
-        attention: its attention.
-        output: the output projection in it.
-        mlp: the first map of the MLP, the last, and the module in which the MLP begins.
-        heads: the configuration's field that counts them, and how many they are.
-        width: likewise, of the MLP.
-        counts: numbers that the attention's code reads, to be divided by the degree.
-
-    Returns:
-        The plan.
-    """
-    first, last, entry = mlp
-    return LayerPlan(
-        cuts=(
-            *(Cut(f"{attention}.{name}_proj", *heads) for name in "qkv"),
-            Cut(f"{attention}.{output}", *heads, by_input=True),
-            Cut(first, *width),
-            Cut(last, *width, by_input=True),
-        ),
-        entries=(attention, entry),
-        counts=tuple((attention, count) for count in counts),
-    )

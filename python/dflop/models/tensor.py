@@ -5,7 +5,7 @@
 
 A cut layer alone gives one summand of its result. `add_collectives` makes the ranks sum: an all-reduce at
 each (sum) in the forward, one at each (entry) in the backward. What stands between (norms, residual) runs
-whole on every rank.
+whole on every rank. What a rank has of a parameter is its `Slice`: so it is filled, saved and exported.
 """
 
 from __future__ import annotations
@@ -23,6 +23,59 @@ from dflop.models.recompute import is_replaying
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+@dataclass(frozen=True)
+class TensorRank:
+    """Which of the ranks that share layers this one is."""
+
+    degree: int = 1
+    """Ranks; 1: layers are whole."""
+    rank: int = 0
+    """From 0."""
+
+
+WHOLE = TensorRank()
+"""A rank that has layers whole."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Which part of a whole parameter a rank holds: runs of indices of one dimension."""
+
+    dim: int
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    runs: tuple[tuple[int, int], ...]
+    """(first index, number of them), ascending."""
+
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part.
+
+        Args:
+            whole: the parameter, or what is of its shape.
+
+        Returns:
+            A copy, or a view where there is one run.
+        """
+        parts = [whole.narrow(self.dim, first, count) for first, count in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+
+
+def slices_of(piece: nn.Module) -> dict[str, Slice]:
+    """The parameters of a piece that are parts of whole ones.
+
+    Args:
+        piece: as `cut_layer` and `cut_vocabulary` left it.
+
+    Returns:
+        By the parameter's name in the piece.
+    """
+    found: dict[str, Slice] = {}
+    for path, module in piece.named_modules():
+        slices: dict[str, Slice] = getattr(module, "tensor_slices", {})
+        found |= {f"{path}.{kind}" if path else kind: one for kind, one in slices.items()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -93,16 +146,32 @@ def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tupl
     return num_heads // degree, max(1, num_key_value_heads // degree)
 
 
-def _take(tensor: torch.Tensor, dim: int, cut: Cut, parts: range) -> nn.Parameter:
-    blocks = tensor.detach().unflatten(dim, (cut.num_blocks, cut.num_parts, -1))
-    own = blocks.narrow(dim + 1, parts.start, len(parts)).flatten(dim, dim + 2)
-    return nn.Parameter(own.contiguous(), requires_grad=tensor.requires_grad)
+def _slice(tensor: torch.Tensor, dim: int, cut: Cut, parts: range) -> Slice:
+    block = tensor.shape[dim] // cut.num_blocks
+    size = block // cut.num_parts
+    firsts = (index * block + parts.start * size for index in range(cut.num_blocks))
+    return Slice(dim, tuple(tensor.shape), tuple((first, len(parts) * size) for first in firsts))
+
+
+def take_slice(module: nn.Module, kind: str, part: Slice) -> None:
+    """Leaves of a module's own parameter a part, and notes which.
+
+    Args:
+        module: changed in place.
+        kind: `weight` or `bias`.
+        part: what is left.
+    """
+    whole = module.get_parameter(kind)
+    own = part.take(whole.detach()).contiguous()
+    module.register_parameter(kind, nn.Parameter(own, requires_grad=whole.requires_grad))
+    owner = cast("Any", module)
+    owner.tensor_slices = {**getattr(module, "tensor_slices", {}), kind: part}
 
 
 def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> None:
     """Leaves of a layer the part of one rank.
 
-    A bias beside cut inputs stays whole; `add_collectives` sees that it is added once.
+    A bias beside cut inputs stays whole, and the first rank alone has it: it is added once.
 
     Args:
         layer: changed in place; on any device.
@@ -118,10 +187,13 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     chosen = [(cut, cut.of_rank(degree, rank)) for cut in plan.cuts]
     for cut, parts in chosen:
         linear = cast("nn.Linear", layer.get_submodule(cut.path))
-        linear.weight = _take(linear.weight, int(cut.by_input), cut, parts)
+        take_slice(linear, "weight", _slice(linear.weight, int(cut.by_input), cut, parts))
         linear.out_features, linear.in_features = linear.weight.shape
         if linear.bias is not None and not cut.by_input:
-            linear.bias = _take(linear.bias, 0, cut, parts)
+            take_slice(linear, "bias", _slice(linear.bias, 0, cut, parts))
+        elif linear.bias is not None and rank > 0:
+            # Added once: by the first rank.
+            linear.bias = None
     for path, attribute in plan.counts:
         module = layer.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) // degree)
@@ -222,6 +294,42 @@ def _sum_hook(sums: Sums) -> Any:
     return hook
 
 
+class _EmbeddingHooks:
+    """Around the rows of an embedding that a rank has: other ids give zeros, and the ranks sum."""
+
+    def __init__(self, rows: nn.Embedding, sums: Sums) -> None:
+        self._rows, self._sums = rows, sums
+        self._is_own = torch.empty(0)
+
+    def register(self) -> None:
+        """From now on the embedding gives what the whole one gives."""
+        self._rows.register_forward_pre_hook(self._enter)
+        self._rows.register_forward_hook(self._sum)
+
+    def _enter(self, _: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        self._is_own, local = own_rows(args[0], self._rows)
+        return (local,)
+
+    def _sum(self, _: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return Sum.apply(output.masked_fill(~self._is_own[..., None], 0), self._sums)
+
+
+def own_rows(ids: torch.Tensor, owner: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which ids are of a rank's rows.
+
+    Args:
+        ids: of the whole vocabulary.
+        owner: embedding or head, as `cut_vocabulary` left it.
+
+    Returns:
+        A mask, and the ids counted from the first of the rows, 0 for others.
+    """
+    cut: Any = owner
+    local = ids - cut.first_row
+    is_own = (local >= 0) & (local < cut.weight.shape[0])
+    return is_own, local.masked_fill(~is_own, 0)
+
+
 def add_collectives(module: nn.Module, sums: Sums) -> int:
     """Makes cut layers, embeddings and heads give the whole result, on every rank of a group.
 
@@ -236,19 +344,17 @@ def add_collectives(module: nn.Module, sums: Sums) -> int:
         Layers found.
     """
     for part in module.modules():
-        if hasattr(part, "vocabulary_sums"):
+        if hasattr(part, "first_row"):
             cast("Any", part).vocabulary_sums = sums
+        if hasattr(part, "first_row") and isinstance(part, nn.Embedding):
+            _EmbeddingHooks(part, sums).register()
     layers = list(_cut_layers(module))
     for layer, plan in layers:
         for path in plan.entries:
             layer.get_submodule(path).register_forward_pre_hook(_enter_hook(sums), with_kwargs=True)
         for cut in plan.cuts:
             if cut.by_input:
-                linear = layer.get_submodule(cut.path)
-                if sums.rank > 0:
-                    # Added once: by the first rank.
-                    cast("Any", linear).bias = None
-                linear.register_forward_hook(_sum_hook(sums))
+                layer.get_submodule(cut.path).register_forward_hook(_sum_hook(sums))
     return len(layers)
 
 

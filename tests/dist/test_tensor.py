@@ -1,0 +1,154 @@
+"""Tensor parallelism: gradients and three steps of AdamW are those of one process, on either side of the boundary.
+
+The oracle and the comparison are those of `test_layouts.py`. A covering part runs here; `make test-layouts` runs the
+whole matrix.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tiny_llava
+import torch
+import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
+from lists import random_lists
+from ranks import results, run_ranks
+from test_layouts import PLACED, check, frozen_none, frozen_tower, model_dir, name, oracles, schedule_of
+from toy_run import RankParts, make_schedule, write_colocated, write_plan
+
+__all__ = ["model_dir", "oracles"]
+
+# Replicas of encoder and LLM, stages of the LLM, tensor degrees of both, what is cut among replicas.
+COVERING = [
+    ((1, 1, 1), (1, 2), {}),
+    ((1, 1, 1), (2, 1), {}),
+    # 2 heads of keys and values on 4 ranks: each on two of them. A vocabulary of 300 divides.
+    ((1, 1, 1), (1, 4), {}),
+    ((2, 1, 2), (1, 2), {}),
+    ((1, 2, 1), (2, 2), {}),
+    ((1, 2, 1), (1, 2), {"zero": 1}),
+]
+
+
+def run(layout, tensor, sharding, seed, model_dir, oracle, tmp_path, **more):
+    """One layout, with lists drawn at random: all ranks of a tensor group run the same."""
+    (encoder_dp, llm_dp, llm_pp), (encoder_tp, llm_tp) = layout, tensor
+    llm = PLACED["uneven", llm_dp]
+    degrees = {"encoder_tp": encoder_tp, "llm_tp": llm_tp}
+    plan = write_plan(
+        tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), **degrees, **sharding, **more
+    )
+    by_group = write_plan(tmp_path / "groups.json", encoder_dp, llm_dp, llm_pp, len(llm))
+    schedule = make_schedule(llm, encoder_dp, actions=random_lists(by_group, len(llm), seed))
+    check(plan, schedule, model_dir, oracle, tmp_path)
+
+
+@pytest.mark.parametrize(("layout", "tensor", "sharding"), COVERING, ids=name)
+def test_tensor_parallelism_trains_as_one_process(layout, tensor, sharding, model_dir, oracles, tmp_path):
+    """Ranks that share layers: heads, MLP, vocabulary; microbatches of text alone, of nothing; B, I and W."""
+    run(layout, tensor, sharding, 3, model_dir, oracles(frozen_none), tmp_path)
+
+
+def test_ranks_that_hold_both_components_share_their_layers(model_dir, oracles, tmp_path):
+    """Colocated, two tensor groups of two, states cut among the groups' first and among their second ranks."""
+    llm = PLACED["text", 2]
+    degrees = {"encoder_tp": 2, "llm_tp": 2}
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=1, **degrees)
+    check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_layers_that_recompute_sum_again(recompute, model_dir, oracles, tmp_path):
+    """What a layer computes again in its backward is the whole result too."""
+    run((1, 1, 1), (2, 2), {}, 4, model_dir, oracles(frozen_none), tmp_path, recompute=recompute)
+
+
+def test_a_frozen_tower_that_is_cut(model_dir, oracles, tmp_path):
+    """No rank waits for a gradient that nobody has."""
+    llm = PLACED["text", 2]
+    plan = write_plan(tmp_path / "plan.json", 1, 2, 1, len(llm), encoder_tp=2, llm_tp=2)
+    schedule = make_schedule(llm, 1)
+    check(plan, schedule, model_dir, oracles(frozen_tower), tmp_path, frozen_tower)
+
+
+def test_a_vocabulary_that_does_not_divide(oracles, tmp_path):
+    """Three ranks, 301 ids of 4 heads would not do; two ranks, 301 ids: one has a row less."""
+    model_dir = tiny_llava.write_model_dir(tmp_path / "model", vocab_size=301)
+    llm = PLACED["uneven", 1]
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(llm), llm_tp=2)
+
+    from test_layouts import Oracle
+
+    oracle = Oracle(model_dir, tmp_path / "pretrained", frozen_none)
+    check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        (
+            {"llm_tp": 3},
+            "`text_config.num_attention_heads` is 4, must be a multiple of the tensor parallel degree 3",
+        ),
+        (
+            {"encoder_tp": 4},
+            "`vision_config.num_attention_heads` is 2, must be a multiple of the tensor parallel degree 4",
+        ),
+    ],
+    ids=name,
+)
+def test_what_does_not_divide_is_named(degrees, message, model_dir, tmp_path):
+    """One error, with the field and the numbers."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 4, **degrees)
+
+    def rank(index):
+        try:
+            RankParts(plan, model_dir, tmp_path / "store", index)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    said = results(run_ranks(plan.num_ranks, rank, tmp_path))
+    assert message in said[-1] + said[0]
+
+
+def test_each_rank_keeps_its_part(model_dir, tmp_path):
+    """Of two ranks each has half of what is cut, and reads no more of the files than that."""
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, 4, llm_tp=2)
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        return {n: p.numel() for piece in parts.pieces.values() for n, p in piece.named_parameters()}
+
+    _, first, second = results(run_ranks(3, rank, tmp_path))
+    assert first == second
+    text = "model.language_model."
+    assert first[f"{text}layers.0.self_attn.q_proj.weight"] == 48 * 48 // 2
+    assert first[f"{text}layers.0.mlp.down_proj.weight"] == 48 * 96 // 2
+    assert first[f"{text}embed_tokens.weight"] == first["lm_head.weight"] == 48 * tiny_llava.VOCABULARY // 2
+    assert first[f"{text}layers.0.input_layernorm.weight"] == 48
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("tensor", [(1, 2), (2, 1), (2, 2), (1, 4), (2, 4)], ids=str)
+@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 2, 1), (2, 1, 2), (1, 1, 3)], ids=str)
+def test_every_tensor_layout(layout, tensor, zero, model_dir, oracles, tmp_path):
+    """Up to ten ranks."""
+    (encoder_dp, llm_dp, llm_pp), (encoder_tp, llm_tp) = layout, tensor
+    if encoder_dp * encoder_tp + llm_dp * llm_pp * llm_tp > 10:
+        pytest.skip("more than ten ranks")
+    run(layout, tensor, {"zero": zero} if zero else {}, 5, model_dir, oracles(frozen_none), tmp_path)
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize(
+    ("placed", "zero", "dp"), list(itertools.product(["even", "text", "uneven"], range(3), [2, 4]))
+)
+def test_every_colocated_tensor_layout(placed, zero, dp, model_dir, oracles, tmp_path):
+    """Groups of two that hold both components."""
+    llm = PLACED[placed, dp]
+    sharding = {"zero": zero} if zero else {}
+    plan = write_colocated(tmp_path / "plan.json", dp, len(llm), encoder_tp=2, llm_tp=2, **sharding)
+    check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
