@@ -14,8 +14,28 @@ import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from lists import random_lists
 from ranks import results, run_ranks
-from test_layouts import PLACED, check, frozen_none, frozen_tower, model_dir, name, oracles, schedule_of
+from test_layouts import (
+    PLACED,
+    check,
+    frozen_none,
+    frozen_tower,
+    model_dir,
+    name,
+    oracles,
+    schedule_of,
+    whole,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.tensor import DTensor
 from toy_run import RankParts, make_schedule, write_colocated, write_plan
+
+from dflop.models.tensor import slices_of
+from dflop.parallel.shard import local
+from dflop.runtime.checkpoint import Saver
+from dflop.runtime.optim import Optimizer
+from dflop.runtime.rates import COMPONENTS, Rates
+
+RATES = Rates(dict.fromkeys(COMPONENTS, 1e-3), "constant", 1, 0, 1)
 
 __all__ = ["model_dir", "oracles"]
 
@@ -128,6 +148,76 @@ def test_each_rank_keeps_its_part(model_dir, tmp_path):
     assert first[f"{text}layers.0.mlp.down_proj.weight"] == 48 * 96 // 2
     assert first[f"{text}embed_tokens.weight"] == first["lm_head.weight"] == 48 * tiny_llava.VOCABULARY // 2
     assert first[f"{text}layers.0.input_layernorm.weight"] == 48
+
+
+@pytest.mark.parametrize(
+    ("saved", "read"),
+    [
+        (((1, 1, 1), (2, 2), {}), ((1, 1, 1), (1, 1), {})),
+        (((1, 1, 1), (1, 1), {}), ((1, 2, 1), (1, 2), {"zero": 1})),
+        (((1, 2, 1), (2, 2), {"zero": 1}), ((1, 1, 2), (1, 4), {})),
+    ],
+    ids=["2-1", "1-2", "2-4"],
+)
+def test_a_checkpoint_of_one_degree_is_read_by_another(saved, read, model_dir, tmp_path):
+    """Weights and both moments, whole by their names in the files: slices, shards of slices, repeated heads."""
+    out = tmp_path / "run"
+
+    def ranks_of(case, folder, do):
+        (encoder_dp, llm_dp, llm_pp), (encoder_tp, llm_tp), sharding = case
+        degrees = {"encoder_tp": encoder_tp, "llm_tp": llm_tp}
+        path = tmp_path / folder / "plan.json"
+        plan = write_plan(path, encoder_dp, llm_dp, llm_pp, 4, **degrees, **sharding)
+
+        def rank(index):
+            parts = RankParts(plan, model_dir, tmp_path / folder / "store", index)
+            parameters = parts.gradients.parameters
+            optimizer = Optimizer(parameters, RATES, 0.1, set())
+            slices = {n: s for piece in parts.pieces.values() for n, s in slices_of(piece).items()}
+            tensors = {n: p.detach() for n, p in parameters.items()}
+            states = optimizer.states()
+            tensors |= {n: v for n, v in states.items() if not n.endswith(".step")}
+            saver = Saver(parts.mesh, out, 1, parts.gradients.held, optimizer, slices)
+            return do(saver, tensors, slices)
+
+        return results(run_ranks(plan.num_ranks, rank, tmp_path / folder))
+
+    def value(n, tensor, slices):
+        """What a tensor shall hold: numbers that tell its whole name and the place in the whole."""
+        of = slices.get(n.removesuffix(".exp_avg").removesuffix(".exp_avg_sq"))
+        shape = tensor.shape if of is None else of.shape
+        numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float32) + len(n)
+        return numbers.view(shape) if of is None else of.take(numbers.view(shape)).contiguous()
+
+    def save(saver, tensors, slices):
+        for n, tensor in tensors.items():
+            fill(tensor, value(n, tensor, slices))
+        saver.save(3, {})
+        saver.finish()
+
+    def load(saver, tensors, slices):
+        for tensor in tensors.values():
+            local(tensor).zero_()
+        saver.load(out / "checkpoints" / "step-3")
+        for n, tensor in tensors.items():
+            assert (whole(tensor) == value(n, tensor, slices).numpy()).all(), n
+        return sorted(tensors)
+
+    ranks_of(saved, "saved", save)
+    seen = {n for names in ranks_of(read, "read", load) for n in names}
+    assert "lm_head.weight.exp_avg_sq" in seen
+
+    held = FileSystemReader(out / "checkpoints" / "step-3").read_metadata().state_dict_metadata
+    assert held["model.lm_head.weight"].size == (tiny_llava.VOCABULARY, 48)
+    assert not any("@" in n for n in held)
+
+
+def fill(tensor, values):
+    """Sets a tensor, or the shard of it that this rank has."""
+    if isinstance(tensor, DTensor):
+        chunk = tensor.__create_chunk_list__()[0]
+        values = values[chunk.offsets[0] : chunk.offsets[0] + chunk.sizes[0]]
+    local(tensor).copy_(values)
 
 
 @pytest.mark.layouts

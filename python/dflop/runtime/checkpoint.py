@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from dflop.runtime.failure import RankError, talking
+from dflop.runtime.parts import PartLoadPlanner, PartSavePlanner, parts_of
 from dflop.runtime.resume import MANIFEST, VERSION, checkpoints, step_dir
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dflop.models.tensor import Slice
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.optim import Optimizer
+    from dflop.runtime.parts import Part
 
 _HASHED_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
@@ -48,7 +51,13 @@ class Saver:
     """What is saved of this rank, and the save under way."""
 
     def __init__(
-        self, mesh: Mesh, out: Path, keep: int, held: Mapping[str, nn.Parameter], optimizer: Optimizer
+        self,
+        mesh: Mesh,
+        out: Path,
+        keep: int,
+        held: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        slices: Mapping[str, Slice] | None = None,
     ) -> None:
         """Makes a group of processes for saving alone. Every rank must call it; blocks until all have.
 
@@ -58,11 +67,13 @@ class Saver:
             keep: Checkpoints to keep, the newest; at least 1.
             held: All parameters of this rank by name, trained or not; shards where they are cut.
             optimizer: Of its parameters.
+            slices: Of those that tensor parallelism has cut: which part this rank has.
         """
         self._mesh = mesh
         self._out = out
         self._keep = keep
         self._optimizer = optimizer
+        self._slices = dict(slices or {})
         # Masters where there are; what is frozen has none.
         self._weights = {name: p.detach() for name, p in held.items()}
         self._weights |= {name: p.detach() for name, p in optimizer.masters.items()}
@@ -99,7 +110,9 @@ class Saver:
         with talking("begin a checkpoint"):
             dist.barrier(group=self._mesh.control)
         with _quiet():
-            written = async_save(self._state(), checkpoint_id=fresh, process_group=self._group)
+            state, places = self._split(self._state())
+            planner = PartSavePlanner(places)
+            written = async_save(state, checkpoint_id=fresh, process_group=self._group, planner=planner)
         assert isinstance(written, Future)
         record = {"dflop": "checkpoint", "format_version": VERSION, "step": step, **about}
         self._under_way = (path, self._threads.submit(self._commit, written, fresh, path, record))
@@ -152,7 +165,8 @@ class Saver:
         if cause is None:
             try:
                 with _quiet():
-                    load(state, checkpoint_id=path, no_dist=True)
+                    parts, places = self._split(state)
+                    load(parts, checkpoint_id=path, no_dist=True, planner=PartLoadPlanner(places))
             except (CheckpointException, ValueError) as error:
                 cause = _cause(error)
         self._refuse(path, cause)
@@ -172,6 +186,20 @@ class Saver:
         state |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.states().items()}
         # Nothing draws random numbers while training; a layer that does will go on as it would have.
         return {**state, self._random: torch.get_rng_state()}
+
+    def _split(self, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Part]]:
+        """The state with tensors that are cut as parts, and where those stand in the whole ones."""
+        tensors: dict[str, torch.Tensor] = {}
+        places: dict[str, Part] = {}
+        for name, tensor in state.items():
+            kept = name.partition(".")[2]
+            part = self._slices.get(kept.removesuffix(".exp_avg").removesuffix(".exp_avg_sq"))
+            if part is None or tensor.dim() == 0:
+                tensors[name] = tensor
+                continue
+            for key, (view, place) in parts_of(name, tensor, part).items():
+                tensors[key], places[key] = view, place
+        return tensors, places
 
     def _refuse(self, path: Path, cause: str | None) -> None:
         causes: list[str | None] = [None for _ in range(self._mesh.num_ranks)]

@@ -27,6 +27,7 @@ from dflop.data.loader import SampleLoader
 from dflop.device import take_device
 from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
+from dflop.models.tensor import slices_of
 from dflop.parallel.shard import layers_of
 from dflop.runtime.ahead import Ahead, begin
 from dflop.runtime.bad_samples import BadSamples
@@ -160,7 +161,10 @@ class Trainer:
         num_turns = (options.warmup_pairs + options.steps) * max(1, len(options.compare))
         if self._log is not None:
             num_turns = len(self._log)
-        self._saver = Saver(mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer)
+        slices = {name: part for piece in pieces.values() for name, part in slices_of(piece).items()}
+        self._saver = Saver(
+            mesh, options.out, options.checkpoint_keep, self._gradients.held, self._optimizer, slices
+        )
         self._journal: Journal | None = None
         if mesh.is_leader:
             continues = self._resume is not None and self._resume.continues(options.out)
