@@ -48,23 +48,22 @@ def build_pieces(
         Error: The weights of `model.dir` cannot be used, or layers cannot be cut over the ranks of the plan.
         RankError: Adapters on layers that are cut.
     """
-    tensor = max(mesh.plan.encoder_tensor, mesh.plan.llm_tensor)
-    if options.recipe == "lora" and tensor > 1:
-        message = f"`train.recipe` is `lora` and the plan has tensor parallel degree {tensor}, must be 1"
+    degree = max(mesh.plan.encoder_tensor, mesh.plan.llm_tensor)
+    if options.recipe == "lora" and degree > 1:
+        message = f"`train.recipe` is `lora` and the plan has tensor parallel degree {degree}, must be 1"
         raise RankError(message, "plan again with `--only encoder.tp=1,llm.tp=1`", is_of_all=True)
     seed = options.seed if options.init == "random" else None
     pieces: dict[int, nn.Module] = {}
+    tensor = mesh.tensor_rank
     for stage in mesh.stages:
         if mesh.is_encoder_stage(stage):
             first_layer, num_layers = mesh.plan.encoder_layers(stage, adapter.num_run_layers)
             layers = range(first_layer, first_layer + num_layers)
-            tensor = mesh.tensor_rank
             pieces[stage] = adapter.build_encoder(mesh.device, dtype, seed, layers, tensor=tensor)
         else:
             first_layer, num_layers = mesh.plan.llm_layers(stage, adapter.num_llm_layers)
-            pieces[stage] = adapter.build_llm_stage(
-                first_layer, num_layers, mesh.device, dtype, seed, tensor=mesh.tensor_rank
-            )
+            run = (first_layer, num_layers)
+            pieces[stage] = adapter.build_llm_stage(*run, mesh.device, dtype, seed, tensor=tensor)
     if seed is None:
         weights = Weights(options.model_dir, adapter.build_whole()[0])
         say(f"reading weights from `{options.model_dir}` (files: {weights.num_files})")

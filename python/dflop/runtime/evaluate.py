@@ -193,9 +193,10 @@ def sample_losses(
         loader: Has its samples.
 
     Returns:
-        Them; nothing where this rank computes no loss.
+        Them; nothing where this rank computes no loss, or the first of its tensor group has the same.
     """
-    found = stages[mesh.stages[-1]].sample_losses if mesh.is_last_stage else {}
+    says = mesh.is_last_stage and mesh.tensor == 0
+    found = stages[mesh.stages[-1]].sample_losses if says else {}
     return [
         SampleLoss(index, loader.sample(index).kind, loss)
         for j, losses in found.items()

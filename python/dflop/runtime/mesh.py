@@ -248,7 +248,10 @@ def neighbours(plan: Plan) -> list[tuple[int, int]]:
         (replicas, range(first_llm, plan.num_stages - 1), range(plan.llm_tensor)),
     ):
         pairs |= {
-            (plan.rank(r, s, t), plan.rank(r, s + 1, t)) for r in of_component for s in stages for t in tensors
+            (plan.rank(r, s, t), plan.rank(r, s + 1, t))
+            for r in of_component
+            for s in stages
+            for t in tensors
         }
     return sorted((above, below) for above, below in pairs if above != below)
 

@@ -156,7 +156,9 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
     if stage == first_llm:
         feeding = [replica for replica, samples in enumerate(encoded) if own & samples]
         pairs = [pair for pair in tensor_pairs(plan) if pair.llm == mesh.tensor]
-        above = [(plan.rank(replica, first_llm - 1, pair.encoder), pair) for replica in feeding for pair in pairs]
+        above = [
+            (plan.rank(replica, first_llm - 1, pair.encoder), pair) for replica in feeding for pair in pairs
+        ]
     else:
         above = neighbour(stage - 1)
     below = [] if stage == last else neighbour(stage + 1)
@@ -300,9 +302,12 @@ class RehearsedMessages(Messages):
         self.transfer_ns = 0
         """Of the step under way."""
 
-    def joined(self, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]) -> torch.Tensor:
-        """The stamps of one action, in the order of their messages."""
-        return torch.cat(list(received)) if received else super().joined(received, transfers)
+    def joined(
+        self, stage: int, is_gradient: bool, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]
+    ) -> torch.Tensor:
+        """The stamps of one action, in the order of their messages: not all may go this way."""
+        del stage, is_gradient, transfers
+        return torch.cat(list(received)) if received else torch.empty(0, 2, dtype=torch.int64)
 
     def receive(
         self, stage: int, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]

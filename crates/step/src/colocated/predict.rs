@@ -13,7 +13,7 @@ pub(crate) fn column(
     encoder: &[Vec<EncoderShare>],
 ) -> Column {
     let (model, layout) = (&scheduler.model, scheduler.settings.layout);
-    let sharding = Sharding::of(&layout, Component::Both);
+    let sharding = Sharding::of(&scheduler.settings().layout, Component::Both);
     let mut column = Column {
         predictions: vec![Prediction::default(); layout.num_rows() as usize],
         feeds: feeds(llm, encoder),

@@ -139,13 +139,15 @@ fn column_of_profile(
 /// What comes after the last action, by rank, in nanoseconds, and whether all of it was measured.
 fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     let (model, layout) = (&scheduler.model, scheduler.settings.layout);
+    // Where ranks stand on the nodes is told by tensor groups too.
+    let asked = scheduler.settings().layout;
     let is_measured = |tail: Transfer| tail.basis == Basis::Measured;
     if layout.is_colocated() {
-        let tail = model.colocated_tail(Sharding::of(&layout, Component::Both));
+        let tail = model.colocated_tail(Sharding::of(&asked, Component::Both));
         return (vec![tail.ns; layout.num_ranks() as usize], is_measured(tail));
     }
-    let of_encoder = Sharding::of(&layout, Component::Encoder);
-    let of_llm = Sharding::of(&layout, Component::Llm);
+    let of_encoder = Sharding::of(&asked, Component::Encoder);
+    let of_llm = Sharding::of(&asked, Component::Llm);
     let encoder = scheduler.encoder_stages.iter();
     let encoder =
         encoder.map(|&stage| (model.sharded_encoder_stage_tail(stage, of_encoder), layout.encoder.dp));
@@ -304,7 +306,7 @@ pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
 /// How the replicas of a part's component share what they hold.
 pub(crate) fn sharding(scheduler: &StepScheduler, part: RankPart) -> Sharding {
     let component = if part.is_encoder() { Component::Encoder } else { Component::Llm };
-    Sharding::of(&scheduler.settings.layout, component)
+    Sharding::of(&scheduler.settings().layout, component)
 }
 
 fn rank_peak(
