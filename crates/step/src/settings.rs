@@ -55,7 +55,7 @@ impl StepSettings {
             .shard_ranks
             .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));
         // Layers that are gathered where they run are not cut besides.
-        let is_cut_once = layout.zero < Zero::Parameters || (encoder.tp <= 1 && llm.tp <= 1);
+        let is_cut_once = layout.zero < Zero::Parameters || !layout.cuts_layers();
         if !is_placed || !is_divided || !is_cut_once {
             return Err(StepError::Unsupported { layout });
         }

@@ -279,7 +279,7 @@ fn a_slow_component_of_a_rank_is_corrected_alone() {
         *ns *= 2;
     }
     let measured = dflop_sim::simulate_step(&input).unwrap();
-    let mut correction = Correction::default();
+    let mut correction = Correction::new(&scheduler);
     scheduler.observe(&mut correction, &schedule, &measured.spans, measured.makespan_ns, true).unwrap();
     let corrected = scheduler.simulate_corrected(&schedule, &correction).unwrap();
     assert!(corrected.makespan_ns.abs_diff(measured.makespan_ns) < 50);

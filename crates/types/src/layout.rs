@@ -286,6 +286,11 @@ impl Layout {
         if !self.is_colocated() && stage.0 < self.encoder.pp { self.encoder.tp } else { self.llm.tp }
     }
 
+    /// Whether layers of a component are cut over several ranks (tensor parallelism).
+    pub const fn cuts_layers(&self) -> bool {
+        self.encoder.tp > 1 || self.llm.tp > 1
+    }
+
     /// The same layout with each tensor group as one rank. Its ranks run the same actions at the same time, so this is
     /// the layout of schedules, action lists and timelines.
     #[must_use]
