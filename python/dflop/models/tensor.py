@@ -193,7 +193,7 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
             take_slice(linear, "bias", _slice(linear.bias, 0, cut, parts))
         elif linear.bias is not None and rank > 0:
             # Added once: by the first rank.
-            linear.bias = None
+            linear.register_parameter("bias", None)
     for path, attribute in plan.counts:
         module = layer.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) // degree)
