@@ -289,8 +289,8 @@ pub(crate) struct Plan {
     pub(crate) sampled_batches: Option<u32>,
     /// Look at a part of the candidates only, as in `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
-    /// Parts: encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute (none, selective,
-    /// full).
+    /// Parts: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute
+    /// (none, selective, full).
     #[arg(long, value_name = "PARTS")]
     pub(crate) only: Option<Only>,
     /// Search what people run today too, on the same ranks and memory: Megatron, FSDP, the paper

@@ -72,8 +72,11 @@ fn baselines(
             ways.push(predict(&tuned, batches, Arm { method, is_ahead: true })?);
         }
     }
-    for shards_states in [false, true] {
-        ways.push(data_parallel(scheduler, batches, shards_states));
+    // A cost model of layers that are cut knows none of whole ones.
+    if !scheduler.settings().layout.cuts_layers() {
+        for shards_states in [false, true] {
+            ways.push(data_parallel(scheduler, batches, shards_states));
+        }
     }
     Ok(ways)
 }

@@ -120,7 +120,7 @@ mod tests {
             // A video in parts: every replica may encode some of it.
             shapes[0] = fixture::video(1 + (seed % 300) as u32, 2, 40);
             let batch: Vec<SampleIndex> = (0..count as u32).map(SampleIndex).collect();
-            let several = (1..3).flat_map(|pp| layouts_with(ranks, pp));
+            let several = (1..3).flat_map(|pp| layouts_with(ranks, pp, [1, 1]));
             let mut layouts: Vec<_> = several.filter(|l| l.llm.pp <= 4).collect();
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
             let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: dflop_types::Recompute::None };

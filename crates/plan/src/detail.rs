@@ -16,7 +16,7 @@ use crate::space::Candidate;
 use dflop_cost::RankMemory;
 use dflop_step::{Arm, Method, StepError};
 use dflop_types::number::percent;
-use dflop_types::{RankedPlan, memory_size};
+use dflop_types::{Rank, RankedPlan, memory_size};
 use std::fmt::Write as _;
 
 /// Global batches that it looks at, at most.
@@ -48,12 +48,14 @@ const LADDER: [Method; 6] =
 /// # Errors
 /// As [`crate::search`].
 pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, PlanError> {
-    let models = Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node)?;
+    let degrees = [plan.layout.encoder.tp, plan.layout.llm.tp];
+    let models = Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node, degrees)?;
     let scheduler = Candidate::from(plan).scheduler(input, &models)?;
     let mut batches = sampled_batches(input)?;
     batches.truncate(BATCHES);
     let count = batches.len().max(1) as u64;
-    let ranks = u64::from(plan.layout.num_ranks()).max(1);
+    // Ranks of a tensor group wait at the same times, and hold as much as each other.
+    let ranks = u64::from(plan.layout.by_group().num_ranks()).max(1);
     let (mut steps, mut ends, mut idle) = (Vec::new(), 0, [0_u64; 3]);
     let (mut memory, mut fullest_rank) = (RankMemory::default(), 0);
     for (step, batch) in (0..).zip(&batches) {
@@ -71,7 +73,8 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         }
         for (rank, of_rank) in (0..).zip(scheduler.memory(&schedule)?) {
             if of_rank.total_bytes() > memory.total_bytes() {
-                (memory, fullest_rank) = (of_rank, rank);
+                let first = plan.layout.ranks_of_group(Rank(rank)).next().map_or(rank, |first| first.0);
+                (memory, fullest_rank) = (of_rank, first);
             }
         }
     }

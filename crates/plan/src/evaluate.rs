@@ -64,7 +64,8 @@ pub(crate) fn judge_batch(
     let coverage = scheduler.coverage(&aware)?;
     let timeline = scheduler.simulate(&aware)?;
     let layout = scheduler.settings().layout;
-    let encoder_ranks = if layout.is_colocated() { 0 } else { layout.encoder.num_ranks() as usize };
+    let encoder_ranks =
+        if layout.is_colocated() { 0 } else { layout.by_group().encoder.num_ranks() as usize };
     let mut peaks = [0; 2];
     for (rank, memory) in scheduler.memory(&aware)?.iter().enumerate() {
         let peak = &mut peaks[usize::from(rank >= encoder_ranks)];

@@ -57,7 +57,8 @@ pub(crate) fn mends(
         return Ok(found);
     }
     let model = models.plain();
-    let (ranks, size) = (input.cluster.num_ranks, input.global_batch_size);
+    let (cluster, size) = (&input.cluster, input.global_batch_size);
+    let ranks = [cluster.num_ranks, cluster.ranks_per_node];
     let layers = [model.num_encoder_layers(), model.num_llm_layers()];
     let space = space(ranks, layers, model.is_tied(), size, input.num_microbatches, &input.only);
     let mut candidates: Vec<Candidate> = space

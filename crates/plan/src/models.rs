@@ -1,6 +1,6 @@
 //! The cost model of each way to recompute that the profile knows.
 
-use dflop_cost::{CostError, CostModel, CostSettings};
+use dflop_cost::{ComponentSettings, CostError, CostModel, CostSettings};
 use dflop_types::{ModelProfile, Recompute, Trained};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// Those of a profile, where `trained` trains, on nodes of so many ranks.
+    /// Those of a profile, where `trained` trains, on nodes of so many ranks; layers of encoder and LLM backbone are
+    /// each cut over so many of them.
     ///
     /// # Errors
     /// As [`CostModel::with`]. A mode that was not measured is no error: there is no model of it.
@@ -21,8 +22,11 @@ impl Models {
         profile: &ModelProfile,
         trained: Trained,
         ranks_per_node: u32,
+        [encoder, llm]: [u32; 2],
     ) -> Result<Self, CostError> {
-        let settings = CostSettings { trained, ..CostSettings::default() };
+        let cut =
+            |degree| ComponentSettings { tensor_parallel_degree: degree, ..ComponentSettings::default() };
+        let settings = CostSettings { encoder: cut(encoder), llm: cut(llm), trained };
         let with = |mode| {
             let model = CostModel::with(profile, &settings.recomputing(mode))?;
             Ok::<_, CostError>(Arc::new(model.with_ranks_per_node(ranks_per_node)))

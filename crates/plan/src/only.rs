@@ -18,6 +18,7 @@ use thiserror::Error;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Only {
+    encoder_tp: Option<u32>,
     encoder_pp: Option<u32>,
     encoder_dp: Option<u32>,
     llm_tp: Option<u32>,
@@ -46,8 +47,17 @@ pub enum ParseOnlyError {
     },
 }
 
-const NAMES: [&str; 8] =
-    ["encoder.pp", "encoder.dp", "llm.tp", "llm.pp", "llm.dp", "colocated", "zero", "recompute"];
+const NAMES: [&str; 9] = [
+    "encoder.tp",
+    "encoder.pp",
+    "encoder.dp",
+    "llm.tp",
+    "llm.pp",
+    "llm.dp",
+    "colocated",
+    "zero",
+    "recompute",
+];
 
 impl FromStr for Only {
     type Err = ParseOnlyError;
@@ -66,6 +76,7 @@ impl FromStr for Only {
                 number.map(Some).ok_or_else(|| wrong("a whole number of 1 or more"))
             };
             match name {
+                "encoder.tp" => only.encoder_tp = degree()?,
                 "encoder.pp" => only.encoder_pp = degree()?,
                 "encoder.dp" => only.encoder_dp = degree()?,
                 "llm.tp" => only.llm_tp = degree()?,
@@ -100,6 +111,7 @@ impl fmt::Display for Only {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |name: &str, number: Option<u32>| number.map(|number| format!("{name}={number}"));
         let parts = [
+            number("encoder.tp", self.encoder_tp),
             number("encoder.pp", self.encoder_pp),
             number("encoder.dp", self.encoder_dp),
             number("llm.tp", self.llm_tp),
@@ -131,7 +143,8 @@ impl Only {
     /// Whether a candidate may have this layout.
     pub fn has_layout(&self, layout: &Layout) -> bool {
         let is = |wanted: Option<u32>, degree| wanted.is_none_or(|wanted| wanted == degree);
-        is(self.encoder_pp, layout.encoder.pp)
+        is(self.encoder_tp, layout.encoder.tp)
+            && is(self.encoder_pp, layout.encoder.pp)
             && is(self.encoder_dp, layout.encoder.dp)
             && is(self.llm_tp, layout.llm.tp)
             && is(self.llm_pp, layout.llm.pp)
@@ -143,6 +156,11 @@ impl Only {
     /// Stages of the encoder that pipelines are tried with: as many as asked for, else one.
     pub(crate) fn encoder_stages(&self) -> u32 {
         self.encoder_pp.unwrap_or(1)
+    }
+
+    /// Ranks that share the layers of encoder and LLM backbone in each candidate: as many as asked for, else one.
+    pub(crate) fn tensor_degrees(&self) -> [u32; 2] {
+        [self.encoder_tp.unwrap_or(1), self.llm_tp.unwrap_or(1)]
     }
 
     /// Whether candidates may recompute so.
@@ -162,8 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text =
-            "encoder.pp=3,encoder.dp=2,llm.tp=1,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full";
+        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -178,7 +195,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute"
         );
     }
 }

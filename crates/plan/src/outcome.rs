@@ -112,7 +112,9 @@ impl Outcome {
         let binds = |rejection: &Rejection| match rejection {
             Rejection::Memory { .. } | Rejection::BucketTokens { .. } => 0,
             Rejection::TooFewSamples { .. } => 1,
-            Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => 2,
+            Rejection::StagesExceedLayers { .. }
+            | Rejection::TiedStages { .. }
+            | Rejection::GroupAcrossNodes { .. } => 2,
             Rejection::Bound | Rejection::Estimate => 3,
         };
         // Among equals the most frequent, which stands first.
@@ -135,6 +137,10 @@ impl Outcome {
             Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
             }
+            Rejection::GroupAcrossNodes { .. } => Some(
+                "ask for tensor parallel degrees (`--only`) and encoder replicas that divide the ranks of a node"
+                    .to_owned(),
+            ),
             Rejection::BucketTokens { needed_tokens, .. } => Some(format!(
                 "raise `train.bucket_tokens_max` to {needed_tokens} or more, or `train.num_microbatches`, or lower `train.global_batch_size`"
             )),
@@ -190,7 +196,7 @@ fn degrees(plan: &RankedPlan) -> String {
 
 /// A pipeline of which nothing is sharded.
 fn is_plain(layout: &Layout) -> bool {
-    !layout.is_colocated() && layout.zero == Zero::Nothing
+    !layout.is_colocated() && layout.zero == Zero::Nothing && !layout.cuts_layers()
 }
 
 /// The outcome for people: the choice, the runners-up, why the others were not chosen, and what the numbers do not hold.

@@ -45,10 +45,10 @@ const WHOLE_TRIED: usize = 3;
 /// Candidates of the paper's order that are scheduled until one fits.
 const PAPER_TRIED: usize = 24;
 
-/// All rivals.
+/// All rivals; those of others have whole layers, the paper's order has the layers of `cut`.
 pub(crate) fn rivals(
     input: &SearchInput<'_>,
-    models: &Models,
+    [models, cut]: [&Models; 2],
     contenders: &[Contender],
     batches: &[Vec<SampleIndex>],
 ) -> Result<Vec<Rival>, PlanError> {
@@ -72,7 +72,7 @@ pub(crate) fn rivals(
     let mut paper = None;
     for one in at_mean.into_iter().take(PAPER_TRIED) {
         let own = [one.candidate];
-        let found = fastest("paper", true, &own, &[Method::Balanced], input, models, batches)?;
+        let found = fastest("paper", true, &own, &[Method::Balanced], input, cut, batches)?;
         let fits = found.step_ns_mean.is_some();
         paper = Some(found);
         if fits {

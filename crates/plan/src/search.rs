@@ -46,11 +46,13 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let models = Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node)?;
+    let of = |degrees| Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node, degrees);
+    let degrees = input.only.tensor_degrees();
+    let models = of(degrees)?;
     let model = models.plain();
     let batches = sampled_batches(input)?;
     let mut space = space(
-        num_ranks,
+        [num_ranks, input.cluster.ranks_per_node],
         [model.num_encoder_layers(), model.num_llm_layers()],
         model.is_tied(),
         input.global_batch_size,
@@ -71,7 +73,12 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     let progress = |found: &Found| {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
-    let rivals = if input.compares { rivals(input, &models, &contenders, &batches)? } else { Vec::new() };
+    let rivals = if input.compares {
+        // What people run today is searched with whole layers.
+        rivals(input, [&of([1, 1])?, &models], &contenders, &batches)?
+    } else {
+        Vec::new()
+    };
     match input.effort {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &batches, &mut found, &progress)?,
         SearchEffort::Whole => judge_all(input, &models, contenders, &batches, &mut found, &progress)?,
@@ -127,12 +134,16 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
 }
 
 /// Mean over the batches of all their predicted work over all ranks, in nanoseconds: forward and backward of both
-/// components without recomputation, each at the rate of the whole batch. No step is shorter.
+/// components without recomputation, each at the rate of the whole batch. No step is shorter. Where layers are cut, all
+/// ranks of a tensor group do their part at the same time.
 pub(crate) fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> u64 {
     let work_ns = |batch: &Vec<SampleIndex>| {
         let whole = MicrobatchShape::pack(batch.iter().map(|sample| &input.shapes[sample.index()]));
         let llm = model.llm_stage(&whole, model.num_llm_layers(), true, true);
-        u128::from(model.encoder(&whole).total_ns()) + u128::from(llm.total_ns())
+        let settings = model.settings();
+        let of = |ns: u64, degree: u32| u128::from(ns) * u128::from(degree);
+        of(model.encoder(&whole).total_ns(), settings.encoder.tensor_parallel_degree)
+            + of(llm.total_ns(), settings.llm.tensor_parallel_degree)
     };
     let sum: u128 = batches.iter().map(work_ns).sum();
     let over = (batches.len().max(1) as u128) * u128::from(input.cluster.num_ranks);
@@ -177,10 +188,11 @@ fn fitting_num_microbatches(
     models: &Models,
     batches: &[Vec<SampleIndex>],
 ) -> Result<Option<u32>, PlanError> {
-    let (num_ranks, model) = (input.cluster.num_ranks, models.plain());
+    let model = models.plain();
     let (num_layers, size) = (model.num_llm_layers(), input.global_batch_size);
+    let ranks = [input.cluster.num_ranks, input.cluster.ranks_per_node];
     let space =
-        space(num_ranks, [model.num_encoder_layers(), num_layers], model.is_tied(), size, None, &input.only);
+        space(ranks, [model.num_encoder_layers(), num_layers], model.is_tied(), size, None, &input.only);
     let mut contenders = contenders(input, models, &space.candidates, batches, &mut Vec::new())?;
     contenders.retain(|contender| contender.candidate.num_microbatches != own);
     let distance = |count: u32| (f64::from(count) / f64::from(own.max(1))).ln().abs();

@@ -40,29 +40,41 @@ fn encoder_counts(num_ranks: u32) -> BTreeSet<u32> {
 /// Layouts that use all `num_ranks`: encoder replicas 1..n-1, and each way to write the rest as LLM stages x
 /// replicas. Of more than 1,024 ranks, not every number of encoder replicas.
 ///
-/// Tensor parallelism and encoder stages stay at 1.
+/// Tensor parallel degrees and encoder stages stay at 1.
 ///
 /// *Complexity*: O(n sqrt n) in the ranks, at most O(512 sqrt n).
 pub fn layouts(num_ranks: u32) -> Vec<Layout> {
-    layouts_with(num_ranks, 1)
+    layouts_with(num_ranks, 1, [1, 1])
 }
 
-/// As [`layouts`], with so many encoder stages, at least 1.
-pub(crate) fn layouts_with(num_ranks: u32, encoder_pp: u32) -> Vec<Layout> {
+/// As [`layouts`], with so many encoder stages and tensor parallel degrees of encoder and LLM backbone, each at least 1.
+pub(crate) fn layouts_with(num_ranks: u32, encoder_pp: u32, [encoder_tp, llm_tp]: [u32; 2]) -> Vec<Layout> {
     let mut layouts = Vec::new();
-    let counts = encoder_counts(num_ranks);
+    let of_replica = u64::from(encoder_pp) * u64::from(encoder_tp);
     for encoder_dp in
-        counts.into_iter().take_while(|dp| u64::from(*dp) * u64::from(encoder_pp) < num_ranks.into())
+        encoder_counts(num_ranks).into_iter().take_while(|dp| u64::from(*dp) * of_replica < num_ranks.into())
     {
-        let rest = num_ranks - encoder_dp * encoder_pp;
-        for pp in divisors(rest) {
-            layouts.push(Layout::disaggregated(
-                ComponentLayout { tp: 1, pp: encoder_pp, dp: encoder_dp },
-                ComponentLayout { tp: 1, pp, dp: rest / pp },
-            ));
+        let encoder = ComponentLayout { tp: encoder_tp, pp: encoder_pp, dp: encoder_dp };
+        let rest = num_ranks - encoder.num_ranks();
+        if !rest.is_multiple_of(llm_tp) {
+            continue;
+        }
+        let groups = rest / llm_tp;
+        for pp in divisors(groups) {
+            layouts.push(Layout::disaggregated(encoder, ComponentLayout { tp: llm_tp, pp, dp: groups / pp }));
         }
     }
     layouts
+}
+
+/// Whether each tensor group of the layout stands on one node of so many ranks.
+fn groups_within_nodes(layout: &Layout, ranks_per_node: u32) -> bool {
+    let is_within = |first: u32, degrees: ComponentLayout| {
+        let node = |rank: u32| rank / ranks_per_node.max(1);
+        let mut groups = (0..degrees.pp * degrees.dp).map(|group| first + group * degrees.tp);
+        degrees.tp == 1 || groups.all(|first| node(first) == node(first + degrees.tp - 1))
+    };
+    is_within(0, layout.encoder) && is_within(layout.encoder.num_ranks(), layout.llm)
 }
 
 pub(crate) fn divisors(n: u32) -> Vec<u32> {
@@ -121,7 +133,7 @@ pub(crate) fn colocated(
 /// All pipelines, and the rejections that need no profile's times. `is_tied`: embedding and head are one matrix.
 /// `num_microbatches` is the one count to take, if given.
 pub(crate) fn space(
-    num_ranks: u32,
+    [num_ranks, ranks_per_node]: [u32; 2],
     [num_encoder_layers, num_llm_layers]: [u32; 2],
     is_tied: bool,
     global_batch_size: u32,
@@ -130,7 +142,7 @@ pub(crate) fn space(
 ) -> Space {
     let mut space = Space::default();
     let modes = only.modes();
-    let layouts = layouts_with(num_ranks, only.encoder_stages());
+    let layouts = layouts_with(num_ranks, only.encoder_stages(), only.tensor_degrees());
     for layout in layouts.into_iter().filter(|layout| only.has_layout(layout)) {
         let components = [
             (Component::Encoder, layout.encoder.pp, num_encoder_layers.max(1)),
@@ -139,6 +151,10 @@ pub(crate) fn space(
         if let Some((component, stages, layers)) = components.into_iter().find(|(_, pp, layers)| pp > layers)
         {
             space.rejections.push(Rejection::StagesExceedLayers { component, stages, layers });
+            continue;
+        }
+        if !groups_within_nodes(&layout, ranks_per_node) {
+            space.rejections.push(Rejection::GroupAcrossNodes { ranks_per_node });
             continue;
         }
         if is_tied && layout.llm.pp > 1 {
@@ -183,7 +199,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_rejected_by_name() {
         // 3 ranks, 1 layer, 1 sample: pp 2 exceeds the layers, dp 2 exceeds the samples.
-        let space = space(3, [1, 1], false, 1, None, &Only::default());
+        let space = space([3, 8], [1, 1], false, 1, None, &Only::default());
         assert_eq!(space.candidates.len(), 1);
         assert_eq!(
             space.rejections,
@@ -197,7 +213,7 @@ mod tests {
     /// Encoder stages are tried where they are asked for: 5 ranks less 2 or 4, and no more stages than layers.
     #[test]
     fn encoder_stages_are_those_asked_for() {
-        let of = |layers, only: &str| space(5, [layers, 8], false, 64, Some(4), &only.parse().unwrap());
+        let of = |layers, only: &str| space([5, 8], [layers, 8], false, 64, Some(4), &only.parse().unwrap());
         let degrees = |space: Space| -> Vec<[u32; 4]> {
             let of =
                 |c: &Candidate| [c.layout.encoder.pp, c.layout.encoder.dp, c.layout.llm.pp, c.layout.llm.dp];
@@ -212,9 +228,30 @@ mod tests {
         assert_eq!(fallen[0].to_string(), "encoder pp 4 exceeds the 3 layers of the encoder");
     }
 
+    /// Tensor groups are those asked for: 7 ranks less the encoder's, in groups of two, each inside a node.
+    #[test]
+    fn tensor_groups_are_those_asked_for_and_stand_on_one_node() {
+        let of = |node, only: &str| space([7, node], [2, 8], false, 64, Some(4), &only.parse().unwrap());
+        let degrees = |space: &Space| -> Vec<[u32; 5]> {
+            let of = |c: &Candidate| {
+                let (encoder, llm) = (c.layout.encoder, c.layout.llm);
+                assert_eq!(c.layout.num_ranks(), 7);
+                [encoder.tp, encoder.dp, llm.tp, llm.pp, llm.dp]
+            };
+            space.candidates.iter().map(of).collect()
+        };
+        let all = [[1, 1, 2, 1, 3], [1, 1, 2, 3, 1], [1, 3, 2, 1, 2], [1, 3, 2, 2, 1], [1, 5, 2, 1, 1]];
+        assert_eq!(degrees(&of(8, "llm.tp=2")), all);
+        assert_eq!(degrees(&of(8, "encoder.tp=2,llm.tp=3")), [[2, 2, 3, 1, 1]]);
+        // Nodes of four: the LLM's groups start at rank 1, 3 or 5, and one at 3.
+        let split = of(4, "llm.tp=2");
+        assert_eq!(degrees(&split), [[1, 5, 2, 1, 1]]);
+        assert_eq!(split.rejections, vec![Rejection::GroupAcrossNodes { ranks_per_node: 4 }; 4]);
+    }
+
     #[test]
     fn a_tied_head_stays_with_its_embedding() {
-        let of = |is_tied| space(5, [2, 8], is_tied, 64, Some(4), &Only::default());
+        let of = |is_tied| space([5, 8], [2, 8], is_tied, 64, Some(4), &Only::default());
         let stages: Vec<u32> = of(true).candidates.iter().map(|c| c.layout.llm.pp).collect();
         assert_eq!(stages, [1, 1, 1, 1]);
         let fallen: Vec<_> = of(true).rejections;

@@ -162,6 +162,11 @@ pub enum Rejection {
         /// Stages asked for.
         stages: u32,
     },
+    /// Ranks that share layers would stand on several nodes.
+    GroupAcrossNodes {
+        /// Ranks of a node.
+        ranks_per_node: u32,
+    },
     /// A rank would need more than its budget.
     Memory {
         /// The component whose rank is over.
@@ -202,6 +207,9 @@ impl fmt::Display for Rejection {
                 f,
                 "llm pp {stages} or more parts the embedding from the head it is tied to: llm pp must be 1"
             ),
+            Self::GroupAcrossNodes { ranks_per_node } => {
+                write!(f, "a tensor group would stand on two nodes of {ranks_per_node} ranks")
+            }
             Self::Memory { component, needed_bytes, budget_bytes } => write!(
                 f,
                 "{component} rank does not fit: needs at least {}, memory budget is {}",

@@ -403,7 +403,7 @@ impl Found {
         }
         if let (Some(plan), Some(profile)) = (&self.plan, &self.model) {
             let trains = CostSettings { trained: plan.trained, ..CostSettings::default() };
-            let model = CostModel::with(profile, &trains)?;
+            let model = CostModel::with(profile, &trains.in_layout(&plan.best.layout))?;
             warnings.extend(Caveats::of(profile, &model, Some(&plan.best)).notes(&plan.best.prediction));
         }
         warnings.extend(Steps::of(&self.metrics).and_then(|steps| steps.miss()));

@@ -180,7 +180,9 @@ fn ways(
         }
     }
     let ours = ahead.iter().map(|&is_ahead| arm(Method::Aware, is_ahead)).collect::<Result<Vec<_>, _>>()?;
-    for shards_states in [false, true] {
+    // A cost model of layers that are cut knows none of whole ones.
+    let is_cut = scheduler.settings().layout.cuts_layers();
+    for shards_states in [false, true].into_iter().filter(|_| !is_cut) {
         let plain = data_parallel_of(scheduler, shards_states);
         let step = |batch: &Vec<SampleIndex>| plain.step(batch).map(|step| (step.makespan_ns, None));
         let steps = batches.iter().map(step).collect();
