@@ -1,8 +1,8 @@
 """Global batches to measure schedulers on, drawn by seed: lognormal costs, and mixes of real shapes.
 
-A mix joins sizes and lengths of real datasets (`crates/data/demo`). The model's own shape rule turns them into
-tokens and segments, and a model profile those into nanoseconds: a measured one, or an estimated one, which
-says so.
+A mix joins sizes and lengths of real datasets (`crates/data/demo`). The model's own shape rule turns them
+into tokens and segments, and a model profile those into nanoseconds: a measured one, or an estimated one,
+which says so.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The paper's models on 8 to 1,024 A100, simulated: speed-up over each way that people run today, and idle time.
+"""The paper's models on 8 to 1,024 A100, simulated: speed-up over what people run today, and idle time.
 
-Usage: python benches/paper.py OUT.json [--ranks 8,64,256] [--models NAME,...] [--samples 2048] [--dflop EXECUTABLE]
+Usage: python benches/paper.py OUT.json [--ranks 8,64,256] [--models NAME,...] [--samples 2048]
+[--dflop EXECUTABLE]
 
-Each row is one `dflop plan --compare --explain 1 --json` on the demo data (images, several images, videos and texts by the percentiles
-of real datasets), a model of the catalogue, and A100 of 80 GB in nodes of eight: estimated and simulated, nothing is
-measured. The paper (arXiv 2603.25120) reports 1.2 to 3.6 times over the ways that it compares with, measured on A100; a row
-that is less stands as it is. Only rows whose plan fits have ratios, and a way that does not fit has none.
+Each row is one `dflop plan --compare --explain 1 --json` on the demo data (images, several images, videos and
+texts by the percentiles of real datasets), a model of the catalogue, and A100 of 80 GB in nodes of eight:
+estimated and simulated, nothing is measured. The paper (arXiv 2603.25120) reports 1.2 to 3.6 times over the
+ways that it compares with, measured on A100; a row that is less stands as it is. Only rows whose plan fits
+have ratios, and a way that does not fit has none.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ def numbers(text: str) -> list[int]:
 def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
     """A command and what it says."""
     return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "100"}
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100"},
     )
 
 
@@ -57,7 +64,9 @@ def row(dflop: str, data: Path, model: str, ranks: int) -> dict[str, Any]:
         return {**head, "fits": False, "said": (ran.stdout + ran.stderr).strip().splitlines()[-12:]}
     answer = json.loads(ran.stdout)
     best = answer["plans"][0]
-    others = {name: way for name, way in answer["baselines"].items() if way["is_of_others"] and way["step_ms"]}
+    others = {
+        name: way for name, way in answer["baselines"].items() if way["is_of_others"] and way["step_ms"]
+    }
     over = {name: way["step_ms"] / best["step_ms"] for name, way in others.items()}
     without = {one["way"]: one["step_ns"] for one in answer["explained"]["without"]}
     blind, full = without.get("blind"), answer["explained"]["step_ns"]
@@ -98,10 +107,18 @@ def main() -> None:
                 one = row(wanted.dflop, data, model, ranks)
                 rows.append(one)
                 best = one.get("speed_up_over_best")
-                says = f"x{best:.2f} over the best of others" if best else "does not fit" if not one["fits"] else "alone"
+                says = (
+                    f"x{best:.2f} over the best of others"
+                    if best
+                    else "does not fit"
+                    if not one["fits"]
+                    else "alone"
+                )
                 print(f"{model} on {ranks}: {says}", file=sys.stderr)
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted.out.write_text(json.dumps({"is_simulated": True, "device": "a100-80gb", "rows": rows}, indent=1) + "\n")
+    wanted.out.write_text(
+        json.dumps({"is_simulated": True, "device": "a100-80gb", "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
