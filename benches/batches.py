@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+TABLES = Path(__file__).parents[1] / "crates" / "data" / "demo" / "tables.json"
 TOKENS_A_WORD, TOKENS_A_SAMPLE = 1.3, 20
 """English by the tokenizers of these models, and what a chat template adds."""
 KINDS = {"text": 15, "image": 50, "multi_image": 15, "video": 20}
@@ -96,7 +97,7 @@ class Shapes:
         """Of the model and processor in `settings`."""
         files = json.loads(settings.read_text())
         self.files = json.dumps(files["config"]), json.dumps(files["preprocessor"]), "{}"
-        self.tables = json.loads((FIXTURES / "demo" / "tables.json").read_text())
+        self.tables = json.loads(TABLES.read_text())
 
     def draw(self, num_samples: int, seed: int) -> list[Shape]:
         """One global batch."""

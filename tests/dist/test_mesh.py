@@ -63,9 +63,9 @@ def parts_of(plan, model_dir, directory, rank, timeout_s):
         setattr(dist, name, meetings.wrapped(getattr(dist, name)))
     mesh = replace(parts.mesh, upward=dist.new_group())
     stages = {stage: Stage(piece, mesh.is_last_stage, CPU) for stage, piece in parts.pieces.items()}
-    width = parts.executor._messages._width
+    widths = parts.executor._messages._widths
     parts.executor = Executor(
-        mesh, stages, parts.recorder, Messages(mesh, width, parts.executor._messages._dtype)
+        mesh, stages, parts.recorder, Messages(mesh, widths, parts.executor._messages._dtype)
     )
     return parts, mesh, meetings
 

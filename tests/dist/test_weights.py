@@ -59,6 +59,7 @@ class PlainLoop(Oracle):
         self.adapter = load_adapter(demo / "model")
         self.dataset = self.dataset_of(demo)
         self.loader = SampleLoader(self.dataset, self.adapter)
+        self.losses = {}
         self.model = LlavaOnevisionForConditionalGeneration.from_pretrained(
             demo / "model", dtype=torch.float32
         ).train()
