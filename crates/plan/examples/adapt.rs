@@ -256,13 +256,13 @@ fn quiet_steps(name: &str, bench: &Bench) -> Result<Value, Box<dyn Error>> {
     let scheduler = &bench.scheduler;
     let layout = scheduler.settings().layout;
     let machine = Machine::default();
-    let schedules: Result<Vec<Schedule>, _> =
+    let batches: Result<Vec<Schedule>, _> =
         (0..16).map(|step| scheduler.schedule(step, &bench.batch(step), bench.arm)).collect();
-    let schedules = schedules?;
+    let batches = batches?;
     let (mut correction, mut watch) = (Correction::new(scheduler), Watch::new());
     let (mut num_alarms, mut num_corrected, mut learning, mut steps_ns) = (0, 0, Duration::ZERO, 0.0);
     for step in 0..1_000 {
-        let schedule = Schedule { step, ..schedules[step as usize % schedules.len()].clone() };
+        let schedule = Schedule { step, ..batches[step as usize % batches.len()].clone() };
         let run = machine.run(scheduler, &schedule)?;
         let start = Instant::now();
         scheduler.simulate_corrected(&schedule, &correction)?;

@@ -72,10 +72,10 @@ pub(crate) fn makespan_min_ns(
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
     let path = work.longest_ns(encoder_dp);
     // Of several encoder stages the fullest does at least the mean; which one that is, and so its tail, is not known.
-    let encoder_pp = u64::from(candidate.layout.encoder.pp);
+    let encoder_stages = u64::from(candidate.layout.encoder.pp);
     let sharding = Sharding::of(&candidate.layout, Component::Encoder);
-    let tail_ns = if encoder_pp == 1 { model.sharded_encoder_tail(sharding).ns } else { 0 };
-    let encoder = (work.least.encoder_ns(encoder_parts) / (encoder_dp * encoder_pp)).max(path) + tail_ns;
+    let tail_ns = if encoder_stages == 1 { model.sharded_encoder_tail(sharding).ns } else { 0 };
+    let encoder = (work.least.encoder_ns(encoder_parts) / (encoder_dp * encoder_stages)).max(path) + tail_ns;
     stages
         .iter()
         .map(|&stage| {

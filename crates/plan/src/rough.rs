@@ -176,11 +176,11 @@ pub(crate) fn rough(
         let attention_ns = batch.layer_attention_ns as f64 * f64::from(stage.num_layers) / buckets as f64;
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
-    let encoder_pp = candidate.layout.encoder.pp;
+    let encoder_stages = candidate.layout.encoder.pp;
     // Its stages are cut as evenly as layers go.
-    let encoder_stage_ns = encoder_ns / f64::from(encoder_pp);
+    let encoder_stage_ns = encoder_ns / f64::from(encoder_stages);
     let sharding = Sharding::of(&candidate.layout, Component::Encoder);
-    let encoder_tail_ns = model.sharded_encoder_tail(sharding).ns / u64::from(encoder_pp);
+    let encoder_tail_ns = model.sharded_encoder_tail(sharding).ns / u64::from(encoder_stages);
     let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, encoder_tail_ns);
     let mut last: Option<(StageLayers, f64)> = None;
     for &stage in stages {
@@ -196,7 +196,7 @@ pub(crate) fn rough(
         longest_ns = longest_ns.max(ns);
         sum_ns += ns;
     }
-    let num_stages = stages.len() as f64 + f64::from(encoder_pp);
+    let num_stages = stages.len() as f64 + f64::from(encoder_stages);
     let transfers_ns = 2.0 * (num_stages - 1.0) * model.transfer_ns(tokens) as f64;
     let in_flight = memory_budget_bytes
         .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
@@ -208,7 +208,7 @@ pub(crate) fn rough(
     let mut step_ns =
         encoder_ns + sum_ns - encoder_stage_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
     // The costliest part of a sample makes one microbatch long for the encoder.
-    let largest_ns = batch.encoder_largest_ns as f64 / f64::from(encoder_pp);
+    let largest_ns = batch.encoder_largest_ns as f64 / f64::from(encoder_stages);
     step_ns += (largest_ns - encoder_stage_ns.max(longest_ns)).max(0.0);
     batch.columns(m * llm_dp, llm_dp, |weight, count| {
         let round_ns = (encoder_ns + weight * sum_ns + transfers_ns) / in_flight;

@@ -65,7 +65,7 @@ pub enum StepError {
     )]
     Unsupported {
         /// The layout.
-        layout: Layout,
+        layout: Box<Layout>,
     },
     /// A cost model of layers that are cut over another number of ranks.
     #[error("layout has {component} tp {wanted}, the cost model predicts tp {predicted}")]
@@ -144,7 +144,7 @@ pub enum StepError {
         /// The step.
         step: u64,
         /// The layout.
-        layout: Layout,
+        layout: Box<Layout>,
     },
     /// One sample alone is over the memory budget of a rank.
     #[error(

@@ -150,6 +150,10 @@ impl StepScheduler {
     }
 
     /// The settings it was made with.
+    #[expect(
+        clippy::misnamed_getters,
+        reason = "the field of this name counts each tensor group as one rank"
+    )]
     pub const fn settings(&self) -> &StepSettings {
         &self.asked
     }
@@ -493,7 +497,7 @@ impl StepScheduler {
     pub(crate) fn check_is_ours(&self, schedule: &Schedule) -> Result<(), StepError> {
         if self.settings.layout.is_colocated() && !schedule.actions.is_empty() {
             let layout = self.settings.layout;
-            return Err(StepError::ColocatedLists { step: schedule.step, layout });
+            return Err(StepError::ColocatedLists { step: schedule.step, layout: Box::new(layout) });
         }
         let num_microbatches = self.settings.num_microbatches as usize;
         let foreign = |what, microbatch, found, expected| {

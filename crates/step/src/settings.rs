@@ -57,7 +57,7 @@ impl StepSettings {
         // Layers that are gathered where they run are not cut besides.
         let is_cut_once = layout.zero < Zero::Parameters || !layout.cuts_layers();
         if !is_placed || !is_divided || !is_cut_once {
-            return Err(StepError::Unsupported { layout });
+            return Err(StepError::Unsupported { layout: Box::new(layout) });
         }
         for (field, value) in [
             ("layout.encoder.tensor_parallel_degree", encoder.tp),

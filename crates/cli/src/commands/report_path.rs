@@ -5,6 +5,7 @@ use crate::measured::{StepMetrics, StepSchedule};
 use dflop_report::{PathLink, SlowStep, StepView};
 use dflop_step::{Link, StepScheduler};
 use dflop_types::{ActionKind, Component, DataProfile, SampleIndex, SampleKind, Timeline, number};
+use std::fmt::Write as _;
 
 /// Steps that are explained.
 const NUM_SLOW: usize = 3;
@@ -16,7 +17,7 @@ pub(super) fn slow_steps(
     scheduler: &StepScheduler,
     data: &DataProfile,
     views: &[StepView],
-    schedules: &[StepSchedule],
+    logged: &[StepSchedule],
     metrics: &[StepMetrics],
 ) -> Result<Vec<SlowStep>, Failure> {
     let over = |view: &StepView| {
@@ -29,7 +30,7 @@ pub(super) fn slow_steps(
     let mut slow = Vec::new();
     for view in order.into_iter().take(NUM_SLOW) {
         let its = |s: &&StepSchedule| s.schedule.step == view.step && s.arm == view.arm;
-        let (Some(line), Some(timeline)) = (schedules.iter().find(its), &view.measured) else { continue };
+        let (Some(line), Some(timeline)) = (logged.iter().find(its), &view.measured) else { continue };
         let path = scheduler.critical_path(&line.schedule, timeline)?;
         let told = Told { scheduler, data, line, view, timeline, path: &path };
         let wait_ns =
@@ -63,7 +64,7 @@ impl Told<'_> {
         let mut first =
             format!("It took {}, {} were predicted.", number::ns(makespan_ns), number::ns(predicted_ns));
         if data_wait_ns > makespan_ns / 20 {
-            first += &format!(" Before it all ranks waited {} for samples.", number::ns(data_wait_ns));
+            let _ = write!(first, " Before it all ranks waited {} for samples.", number::ns(data_wait_ns));
         }
         words.push(first);
         let more_ns = |link: &Link| link.span.duration_ns().saturating_sub(link.predicted_ns);
