@@ -48,13 +48,17 @@ pub fn layouts(num_ranks: u32) -> Vec<Layout> {
 }
 
 /// As [`layouts`], with so many encoder stages and tensor parallel degrees of encoder and LLM backbone, each at least 1.
-pub(crate) fn layouts_with(num_ranks: u32, encoder_pp: u32, [encoder_tp, llm_tp]: [u32; 2]) -> Vec<Layout> {
+pub(crate) fn layouts_with(
+    num_ranks: u32,
+    encoder_stages: u32,
+    [encoder_tp, llm_tp]: [u32; 2],
+) -> Vec<Layout> {
     let mut layouts = Vec::new();
-    let of_replica = u64::from(encoder_pp) * u64::from(encoder_tp);
+    let of_replica = u64::from(encoder_stages) * u64::from(encoder_tp);
     for encoder_dp in
         encoder_counts(num_ranks).into_iter().take_while(|dp| u64::from(*dp) * of_replica < num_ranks.into())
     {
-        let encoder = ComponentLayout { tp: encoder_tp, pp: encoder_pp, dp: encoder_dp };
+        let encoder = ComponentLayout { tp: encoder_tp, pp: encoder_stages, dp: encoder_dp };
         let rest = num_ranks - encoder.num_ranks();
         if !rest.is_multiple_of(llm_tp) {
             continue;
