@@ -46,7 +46,7 @@ class _Loader(DataLoader[Any]):
         self.num_given, self._steps, self._first_asked = 0, {}, None
         place = self._of_place()
         # An epoch that goes on inside a global batch begins with what is left of it.
-        taken = place["buckets_taken"] * self.accumulation // place["num_buckets"]
+        taken = int(place["buckets_taken"]) * self.accumulation // int(place["num_buckets"])
         size = self.accumulation - taken
         batches = super().__iter__()
         while microbatches := list(islice(batches, size)):

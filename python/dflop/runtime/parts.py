@@ -134,6 +134,9 @@ class PartLoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads.
 
+        Returns:
+            The plan: tensors that are whole as DCP reads them, and the parts of others.
+
         Raises:
             ValueError: A tensor has another shape in the checkpoint.
         """
