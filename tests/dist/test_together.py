@@ -319,7 +319,10 @@ def compare_vocabulary(name, rank, directory):
     cut = piece.build(PieceSettings(cpu, torch.float32, tensor_parallel_degree=2))
     weights = {"llm_embedding": "model.language_model.embed_tokens", "llm_head": "lm_head"}[name]
     rows = whole.get_submodule(weights).weight.detach().mul_(50.0)
-    own = cut.get_submodule(weights + (".rows" if name == "llm_embedding" else "")).weight
+    owner = cut.get_submodule(weights)
+    own = owner.weight
+    # A piece is the first rank's part, wherever it is timed.
+    owner.first_row = rank * len(own)
     with torch.no_grad():
         own.copy_(rows.chunk(2)[rank])
     add_collectives(cut, Sums(dist.group.WORLD))
