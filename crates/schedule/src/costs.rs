@@ -14,9 +14,9 @@ pub struct Costs {
     pub encoder_ns: Vec<u64>,
     /// Time of each sample on the LLM backbone, forward and backward, in nanoseconds.
     pub llm_ns: Vec<u64>,
-    /// Memory of each sample, in bytes; needed only where [`Limits::bucket_bytes_max`] is set.
+    /// Memory of each sample, in bytes; needed only where [`Limits::bucket_bytes_max`](crate::Limits::bucket_bytes_max) is set.
     pub bytes: Option<Vec<u64>>,
-    /// Tokens of each sample; needed only where [`Limits::bucket_tokens_max`] is set.
+    /// Tokens of each sample; needed only where [`Limits::bucket_tokens_max`](crate::Limits::bucket_tokens_max) is set.
     pub tokens: Option<Vec<u64>>,
 }
 
