@@ -415,6 +415,7 @@ mod tests {
             step: pair,
             arm: arm.to_owned(),
             loss: Some(1.0),
+            loss_by: crate::measured::Groups::new(),
             step_ns,
             predicted_ns,
             corrected_ns: Some(step_ns + step_ns / 20),

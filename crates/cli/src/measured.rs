@@ -1,10 +1,22 @@
-//! What a training run left: `metrics.jsonl`, `trace.jsonl`, `schedules.jsonl`.
+//! What a training run left: `metrics.jsonl`, `trace.jsonl`, `schedules.jsonl`, `events.jsonl`, `evaluations.jsonl`.
 
 use crate::Failure;
 use dflop_types::artifact::MadeFrom;
 use dflop_types::{Action, Rank, SampleIndex, Schedule, Span, artifact};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Losses by `kind` and by `source`, then by name.
+pub(crate) type Groups = BTreeMap<String, BTreeMap<String, GroupEntry>>;
+
+/// What some samples lost.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct GroupEntry {
+    /// Mean over label tokens; `None` where it was no finite number.
+    pub(crate) loss: Option<f64>,
+    pub(crate) label_tokens: u64,
+}
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
@@ -13,6 +25,9 @@ pub(crate) struct StepMetrics {
     pub(crate) arm: String,
     /// `None` where it was no finite number.
     pub(crate) loss: Option<f64>,
+    /// Empty in runs of earlier versions.
+    #[serde(default)]
+    pub(crate) loss_by: Groups,
     /// Start of the first action to the end of the optimizer, in nanoseconds.
     pub(crate) step_ns: u64,
     /// Predicted by the simulator before the step ran, in nanoseconds.
@@ -90,6 +105,25 @@ impl StepEvent {
 }
 
 impl Line for StepEvent {
+    fn problem(&self) -> Option<String> {
+        None
+    }
+}
+
+/// One line of `evaluations.jsonl`.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Evaluation {
+    /// The last that was trained before it.
+    pub(crate) step: u64,
+    /// Mean over label tokens; `None` where it was no finite number.
+    pub(crate) loss: Option<f64>,
+    pub(crate) label_tokens: u64,
+    pub(crate) loss_by: Groups,
+    /// Samples left out, each with its cause.
+    pub(crate) bad: Vec<(u64, String)>,
+}
+
+impl Line for Evaluation {
     fn problem(&self) -> Option<String> {
         None
     }

@@ -105,6 +105,41 @@ fn a_report_without_traces_knows_the_ranks() {
     assert!(said.contains("On 2 ranks and 3 global batches"), "{said}");
 }
 
+/// Evaluations and the losses of kinds and sources are on the page; what an evaluation could not read is a warning.
+#[test]
+fn losses_of_a_run_are_reported_by_kind_and_source() {
+    let session = Session::new();
+    let group = |loss: serde_json::Value| serde_json::json!({"loss": loss, "label_tokens": 8, "samples": 2});
+    let by = |loss: serde_json::Value| serde_json::json!({"kind": {"image": group(loss.clone())}, "source": {"captions": group(loss)}});
+    let step = serde_json::json!({"step": 0, "arm": "aware", "loss": 2.5, "loss_by": by(2.5.into()), "step_ns": 9,
+        "predicted_ns": 9, "bubble_ratio": 0.5});
+    let evaluation = |step: u64, loss: serde_json::Value, bad: serde_json::Value| {
+        serde_json::json!({"step": step, "loss": loss, "label_tokens": 8, "samples": 2, "loss_by": by(loss), "bad": bad,
+            "seconds": 0.5})
+    };
+    let lines = [
+        evaluation(0, 1.25.into(), serde_json::json!([[3, "cut short"]])),
+        evaluation(1, serde_json::Value::Null, serde_json::json!([])),
+    ];
+    fs::create_dir_all(session.path("demo/run")).unwrap();
+    fs::write(session.path("demo/run/metrics.jsonl"), format!("{step}\n")).unwrap();
+    fs::write(session.path("demo/run/evaluations.jsonl"), lines.map(|line| format!("{line}\n")).concat())
+        .unwrap();
+    let said = session.dflop(&["report", "demo"]);
+    assert!(said.contains("status: 0"), "{said}");
+    let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
+    for text in [
+        "Held out (2 evaluations): from 1.25 after step 0 to - after step 1; the lowest is 1.25 after step 0.",
+        "Loss by kind",
+        "<td>image</td><td class=\"n\">8</td><td class=\"n\">2.50</td><td class=\"n\">2.50</td><td class=\"n\">1.25</td><td class=\"n\">-</td>",
+        "Loss by source",
+        "<td>captions</td>",
+        "1 sample of the evaluation could not be read: left out of its loss",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+}
+
 /// A run is shown beside the plan and the data that it was trained with, or not at all.
 #[test]
 fn a_run_of_another_plan_is_not_reported() {

@@ -3,7 +3,7 @@
 //! Nothing here was measured. Sizes are drawn from a fixed seed, times follow from sizes, and a small 1F1B
 //! walk turns times into timelines, so that the page has the looks of a real one.
 
-use dflop_report::{ArmView, Comparison, Report, StepView, figure, render};
+use dflop_report::{ArmView, Comparison, GroupLoss, LossPoint, Report, StepView, figure, render};
 use dflop_types::{
     Action, ActionKind, Collective, Component, ComponentLayout, DataProfile, Device, EncoderSegments, Idle,
     Layout, LinkProfile, LinkSpan, MadeFrom, MeasuredCurve, MeasuredPoint, MessagePoint, ModelProfile,
@@ -116,6 +116,9 @@ fn report() -> Report {
         outliers: None,
         model: Some(model(&mut dice)),
         loss,
+        held_out: falling(&mut dice, 16, 2.3, 9),
+        loss_by_kind: ["text", "image", "video"].map(|name| group(&mut dice, name)).into(),
+        loss_by_source: ["captions", "questions"].map(|name| group(&mut dice, name)).into(),
         events: Vec::new(),
         slow_steps: Vec::new(),
         warnings: vec![
@@ -123,6 +126,21 @@ fn report() -> Report {
                 .to_owned(),
             "1 sample was left out: its JPEG is cut short (policy: skip)".to_owned(),
         ],
+    }
+}
+
+/// A falling loss every `every` steps of 64.
+fn falling(dice: &mut Dice, every: usize, floor: f64, label_tokens: u64) -> Vec<LossPoint> {
+    let loss = |step: u64, dice: &mut Dice| 6.0 * (-(step as f64) / 40.0).exp() + floor + 0.2 * dice.normal();
+    (0..64).step_by(every).map(|step| LossPoint { step, loss: loss(step, dice), label_tokens }).collect()
+}
+
+fn group(dice: &mut Dice, name: &str) -> GroupLoss {
+    let floor = 1.8 + 0.2 * name.len() as f64;
+    GroupLoss {
+        name: name.to_owned(),
+        trained: falling(dice, 1, floor, 40_000 / name.len() as u64),
+        held_out: falling(dice, 16, floor + 0.2, 9_000),
     }
 }
 

@@ -17,9 +17,11 @@
 mod arm;
 mod chart;
 mod figure;
+mod loss;
 mod page;
 
 pub use figure::figure;
+pub use loss::{GroupLoss, LossPoint};
 
 use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
 
@@ -46,6 +48,12 @@ pub struct Report {
     pub model: Option<ModelProfile>,
     /// Training loss for each label token, by step.
     pub loss: Vec<(u64, f64)>,
+    /// Loss of samples that are held out, by evaluation.
+    pub held_out: Vec<LossPoint>,
+    /// Both by the kind of the samples.
+    pub loss_by_kind: Vec<GroupLoss>,
+    /// Both by the source of the samples.
+    pub loss_by_source: Vec<GroupLoss>,
     /// Alarms and decisions, in the order in which they came.
     pub events: Vec<EventView>,
     /// The slowest steps, the worst first, with what made them slow.

@@ -22,6 +22,7 @@ mod ready;
 mod rehearse;
 mod replay;
 mod report;
+mod report_loss;
 mod report_path;
 mod scale;
 mod schedule;

@@ -1,13 +1,14 @@
 //! `dflop report`: whatever a directory holds, as one page.
 
 use super::counted;
+use super::report_loss;
 use super::report_path::slow_steps;
 use super::simulate::write_trace;
 use crate::Failure;
 use crate::args;
 use crate::comparison::{ArmSummary, Comparison, Steps, Waits};
 use crate::config;
-use crate::measured::{self, StepEvent, StepMetrics, StepSchedule, StepTrace};
+use crate::measured::{self, Evaluation, StepEvent, StepMetrics, StepSchedule, StepTrace};
 use dflop_cost::{CostModel, CostSettings};
 use dflop_data::table;
 use dflop_plan::Caveats;
@@ -40,6 +41,9 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         outliers: found.outliers(&arguments.dir)?,
         model: found.model.clone(),
         loss: found.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
+        held_out: report_loss::held_out(&found.evaluations),
+        loss_by_kind: report_loss::groups("kind", &found.metrics, &found.evaluations),
+        loss_by_source: report_loss::groups("source", &found.metrics, &found.evaluations),
         events: found.events.iter().map(StepEvent::view).collect(),
         slow_steps: found.slow_steps(&views)?,
         warnings: found.warnings()?,
@@ -161,6 +165,7 @@ struct Found {
     traces: Vec<StepTrace>,
     schedules: Vec<StepSchedule>,
     events: Vec<StepEvent>,
+    evaluations: Vec<Evaluation>,
 }
 
 impl Found {
@@ -178,6 +183,7 @@ impl Found {
             traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
             schedules: measured::read_lines(&schedules_path)?.unwrap_or_default(),
             events: measured::read_lines(&run.join("events.jsonl"))?.unwrap_or_default(),
+            evaluations: measured::read_lines(&run.join("evaluations.jsonl"))?.unwrap_or_default(),
         };
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
             return Err(Failure::new(
@@ -407,6 +413,14 @@ impl Found {
             warnings.extend(Caveats::of(profile, &model, Some(&plan.best)).notes(&plan.best.prediction));
         }
         warnings.extend(Steps::of(&self.metrics).and_then(|steps| steps.miss()));
+        // The same samples each time: the evaluation that lacked most says how many there are.
+        let num_unread = self.evaluations.iter().map(|one| one.bad.len()).max().unwrap_or(0);
+        if num_unread > 0 {
+            warnings.push(format!(
+                "{} of the evaluation could not be read: left out of its loss",
+                counted(num_unread as u64, "sample")
+            ));
+        }
         let num_stopped = self.metrics.iter().filter(|step| step.was_stopped).count();
         if num_stopped > 0 {
             warnings.push(format!(

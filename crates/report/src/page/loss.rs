@@ -1,31 +1,50 @@
-//! The loss over steps.
+//! The loss over steps: in training and of samples that are held out, over all and by kind and source.
 
-use super::Section;
-use crate::Report;
-use crate::chart::{Frame, Line, LinePlot, line_plot, numbers, partly, spread, table};
-use dflop_types::number;
-use maud::html;
+use super::{Section, plotted};
+use crate::chart::{
+    Frame, Line, LinePlot, Show, legend, line_plot, numbers, partly, spread, table, table_below, words,
+};
+use crate::loss::mean;
+use crate::{GroupLoss, LossPoint, Report};
+use dflop_types::{clipped, number};
+use maud::{Markup, html};
 
 /// Points of the curve, drawn at most.
 const MOST_POINTS: usize = 1_000;
-/// Rows of the table below the plot.
+/// Points of a line that say their value when pointed at.
+const MOST_TITLES: usize = 60;
+/// Points of a group's line: of more steps each is a mean, as a few samples say little.
+const MOST_MEANS: usize = 60;
+/// Groups that are drawn.
+const MOST_LINES: usize = 8;
+/// Rows of a table.
 const MOST_ROWS: usize = 200;
+/// Letters of a name.
+const MOST_NAME: usize = 40;
+/// Colours and dashes of groups.
+const CLASSES: [&str; MOST_LINES] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7"];
 
 /// The section.
 pub(super) fn section(report: &Report) -> Option<Section> {
-    let all = &report.loss;
-    if all.is_empty() {
+    let groups = [("kind", &report.loss_by_kind), ("source", &report.loss_by_source)];
+    if report.loss.is_empty() && report.held_out.is_empty() && groups.iter().all(|(_, all)| all.is_empty()) {
         return None;
     }
+    let body = html! {
+        (whole(&report.loss, &report.held_out))
+        @for (by, all) in groups { (grouped(by, all)) }
+    };
+    Some(Section { id: "loss", name: "Loss", body })
+}
+
+/// Over all samples.
+fn whole(all: &[(u64, f64)], held_out: &[LossPoint]) -> Markup {
+    let (Some(first), Some(last)) = (all.first(), all.last()) else {
+        return evaluations(held_out);
+    };
     let points: Vec<(f64, f64)> =
         spread(all.len(), MOST_POINTS).into_iter().map(|i| (all[i].0 as f64, all[i].1)).collect();
     let num_broken = all.iter().filter(|(_, loss)| !loss.is_finite()).count() as u64;
-    let (first, last) = (all[0], all[all.len() - 1]);
-    let titles = if points.len() <= 60 {
-        points.iter().map(|p| format!("step {}: {}", number::tick(p.0), number::number(p.1))).collect()
-    } else {
-        Vec::new()
-    };
     let label = format!(
         "Loss over steps, from {} at step {} to {} at step {}.",
         number::number(first.1),
@@ -33,28 +52,147 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         number::number(last.1),
         last.0
     );
-    let plot = LinePlot {
-        label: &label,
-        frame: Frame { width: 760.0, height: 220.0, ..Frame::small() },
-        is_log: false,
-        show_x: number::tick,
-        show_y: number::tick,
-        name_x: "step",
-        name_y: "loss a label token",
-    };
     let rows: Vec<Vec<String>> = spread(all.len(), MOST_ROWS)
         .into_iter()
         .map(|i| vec![all[i].0.to_string(), number::number(all[i].1)])
         .collect();
-    let body = html! {
+    let held = spread(held_out.len(), MOST_POINTS).into_iter().map(|i| place(&held_out[i])).collect();
+    let mut lines = vec![line("m-loss", "", points.clone())];
+    if !held_out.is_empty() {
+        lines.push(line("m-held", "held out, ", held));
+    }
+    html! {
         p { (label) @if num_broken > 0 { " " strong { "Not finite at " (number::counted(num_broken, "step")) "." } } }
-        figure class="wide" { div class="scroll" tabindex="0" role="region" aria-label="Loss over steps" { (line_plot(&plot, &[Line { class: "m-loss", points: points.clone(), titles }])) } }
+        figure class="wide" {
+            div class="scroll" tabindex="0" role="region" aria-label="Loss over steps" { (drawn(&label, Frame { width: 760.0, height: 220.0, ..Frame::small() }, &lines)) }
+            @if !held_out.is_empty() { (legend([("m-loss", "training"), ("m-held", "held out")])) }
+        }
         @if let Some(text) = partly(points.len(), all.len(), "step") { p class="note" { (text) } }
         details {
             summary { "Table: loss by step" }
             (table("Loss by step", &[numbers("step"), numbers("loss")], &rows))
             @if let Some(text) = partly(rows.len(), all.len(), "step") { p class="note" { (text) } }
         }
+        (evaluations(held_out))
+    }
+}
+
+/// The loss of samples that are held out.
+fn evaluations(all: &[LossPoint]) -> Markup {
+    let (Some(first), Some(last)) = (all.first(), all.last()) else { return html! {} };
+    let best = all.iter().filter(|point| point.loss.is_finite()).min_by(|a, b| a.loss.total_cmp(&b.loss));
+    let shown = spread(all.len(), MOST_ROWS);
+    let rows: Vec<Vec<String>> = shown
+        .iter()
+        .map(|&i| {
+            let point = &all[i];
+            vec![point.step.to_string(), number::number(point.loss), number::thousands(point.label_tokens)]
+        })
+        .collect();
+    let columns = [numbers("step"), numbers("loss"), numbers("label tokens")];
+    html! {
+        p {
+            "Held out (" (number::counted(all.len() as u64, "evaluation")) "): from " (number::number(first.loss))
+            " after step " (first.step) " to " (number::number(last.loss)) " after step " (last.step)
+            @if let Some(best) = best { "; the lowest is " (number::number(best.loss)) " after step " (best.step) }
+            "."
+        }
+        (table_below("loss of samples that are held out", &columns, &rows))
+        @if let Some(text) = partly(rows.len(), all.len(), "evaluation") { p class="note" { (text) } }
+    }
+}
+
+/// By kind or by source: a drawing of the largest, and a table.
+fn grouped(by: &'static str, groups: &[GroupLoss]) -> Markup {
+    if groups.is_empty() {
+        return html! {};
+    }
+    let mut order: Vec<&GroupLoss> = groups.iter().collect();
+    order.sort_by(|a, b| b.label_tokens().cmp(&a.label_tokens()).then_with(|| a.name.cmp(&b.name)));
+    let num_steps = order.iter().map(|group| group.trained.len()).max().unwrap_or(0);
+    let per_point = num_steps.div_ceil(MOST_MEANS).max(1);
+    let largest = || order.iter().take(MOST_LINES).zip(CLASSES);
+    let training: Vec<Line> = largest()
+        .map(|(group, class)| line(class, &format!("{}, ", named(group)), means(&group.trained, per_point)))
+        .collect();
+    let held_out: Vec<Line> = largest()
+        .map(|(group, class)| {
+            let shown = spread(group.held_out.len(), MOST_POINTS);
+            line(
+                class,
+                &format!("{}, ", named(group)),
+                shown.iter().map(|&i| place(&group.held_out[i])).collect(),
+            )
+        })
+        .collect();
+    let rows: Vec<Vec<String>> = order.iter().take(MOST_ROWS).map(|group| row(group)).collect();
+    let columns = [
+        words(by),
+        numbers("label tokens"),
+        numbers("first tenth of steps"),
+        numbers("last tenth of steps"),
+        numbers("held out, first"),
+        numbers("held out, last"),
+    ];
+    let caption = format!("Loss by {by}");
+    let label = |what: &str| format!("Loss {what} by {by} over steps, as in the table below.");
+    let below = html! {
+        @if per_point > 1 { p class="note" { "Each point is the mean over the label tokens of " (number::counted(per_point as u64, "step")) "." } }
     };
-    Some(Section { id: "loss", name: "Loss", body })
+    let names: Vec<(&str, String)> = largest().map(|(group, class)| (class, named(group))).collect();
+    html! {
+        h3 { (caption) }
+        (legend(names.iter().map(|(class, name)| (*class, name.as_str()))))
+        div class="row" {
+            (plotted("In training", &drawn(&label("in training"), Frame::small(), &training), &below))
+            @if held_out.iter().any(|line| !line.points.is_empty()) {
+                (plotted("Held out", &drawn(&label("of samples that are held out"), Frame::small(), &held_out), &html! {}))
+            }
+        }
+        @if let Some(text) = partly(order.len().min(MOST_LINES), order.len(), by) { p class="note" { (text) ", those with the most label tokens" } }
+        (table(&caption, &columns, &rows))
+        @if let Some(text) = partly(rows.len(), order.len(), by) { p class="note" { (text) } }
+    }
+}
+
+fn named(group: &GroupLoss) -> String {
+    clipped(&group.name, MOST_NAME)
+}
+
+/// What the table says of a group: means over label tokens.
+fn row(group: &GroupLoss) -> Vec<String> {
+    let (trained, tenth) = (&group.trained, group.trained.len().div_ceil(10));
+    let held =
+        |point: Option<&LossPoint>| point.map_or_else(|| number::NONE.to_owned(), |p| number::number(p.loss));
+    vec![
+        named(group),
+        number::thousands(group.label_tokens()),
+        number::number(mean(&trained[..tenth])),
+        number::number(mean(&trained[trained.len() - tenth..])),
+        held(group.held_out.first()),
+        held(group.held_out.last()),
+    ]
+}
+
+/// One point of so many, at the last of their steps.
+fn means(all: &[LossPoint], per_point: usize) -> Vec<(f64, f64)> {
+    let last = |part: &[LossPoint]| part.last().map_or(0.0, |point| point.step as f64);
+    all.chunks(per_point).map(|part| (last(part), mean(part))).collect()
+}
+
+fn place(point: &LossPoint) -> (f64, f64) {
+    (point.step as f64, point.loss)
+}
+
+/// A line whose points say their values, where they are few.
+fn line(class: &'static str, name: &str, points: Vec<(f64, f64)>) -> Line {
+    let title = |p: &(f64, f64)| format!("{name}step {}: {}", number::tick(p.0), number::number(p.1));
+    let titles = if points.len() <= MOST_TITLES { points.iter().map(title).collect() } else { Vec::new() };
+    Line { class, points, titles }
+}
+
+fn drawn(label: &str, frame: Frame, lines: &[Line]) -> Markup {
+    let (show_x, show_y): (Show, Show) = (number::tick, number::tick);
+    let name_y = "loss a label token";
+    line_plot(&LinePlot { label, frame, is_log: false, show_x, show_y, name_x: "step", name_y }, lines)
 }

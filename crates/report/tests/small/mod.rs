@@ -225,6 +225,9 @@ pub(crate) fn small() -> Report {
             ..ModelProfile::default()
         }),
         loss: vec![(0, 6.0), (1, 5.5), (2, 5.25)],
+        held_out: Vec::new(),
+        loss_by_kind: Vec::new(),
+        loss_by_source: Vec::new(),
         events: Vec::new(),
         slow_steps: Vec::new(),
         warnings: vec!["2 of 90 predictions were outside the measured range".to_owned()],
