@@ -1,11 +1,12 @@
 //! The aware arm: the search for places and lists, within the memory budget, against arrival order.
 
 use crate::arm::{Arm, Method};
+use crate::costs::BatchCosts;
 use crate::error::StepError;
 use crate::judge::memory::{SHARE_ONE, least};
 use crate::lists::within::Making;
 use crate::place::search::{Effort, Search};
-use crate::scheduler::{BatchCosts, Pair, StepScheduler, Stop};
+use crate::scheduler::{Pair, StepScheduler, Stop};
 use dflop_types::{PipelineOrder, SampleIndex, Schedule};
 use std::cell::Cell;
 

@@ -17,6 +17,7 @@ mod arm;
 mod aware;
 pub mod batches;
 mod colocated;
+mod costs;
 mod error;
 #[cfg(test)]
 #[path = "../tests/fixture/mod.rs"]

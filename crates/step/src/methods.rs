@@ -1,10 +1,11 @@
 //! The simpler methods of an arm: arrival order, token LPT, balanced buckets as they come.
 
+use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
-use crate::judge::predict::Placement;
 use crate::place::columns;
+use crate::place::placement::Placement;
 use crate::place::shares::{self, Shares};
-use crate::scheduler::{BatchCosts, StepScheduler, loads};
+use crate::scheduler::StepScheduler;
 use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, baseline};
 use dflop_types::{SampleIndex, Schedule};

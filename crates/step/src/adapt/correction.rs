@@ -6,7 +6,8 @@ use crate::adapt::fit::{BinExcess, Fit, Observed};
 use crate::adapt::rows::{RowStep, Rows, Sum, median};
 use crate::adapt::watch::{Alarm, Watch};
 use crate::error::StepError;
-use crate::scheduler::{StepScheduler, play, play_measured};
+use crate::judge::timeline::{play, play_measured};
+use crate::scheduler::StepScheduler;
 use dflop_types::{ActionKind, Layout, Schedule, Span, Timeline};
 use std::collections::BTreeMap;
 

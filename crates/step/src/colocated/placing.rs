@@ -2,11 +2,12 @@
 
 use crate::arm::Method;
 use crate::colocated::memory;
+use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::judge::memory::{SHARE_ONE, least};
 use crate::place::columns;
 use crate::place::shares;
-use crate::scheduler::{BatchCosts, Pair, StepScheduler, Stop, loads};
+use crate::scheduler::{Pair, StepScheduler, Stop};
 use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, Meets, NEAR, baseline, schedule_for};
 use dflop_types::{EncoderShare, SampleIndex, Schedule, Zero};

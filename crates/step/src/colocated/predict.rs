@@ -1,6 +1,6 @@
 //! Times of one microbatch on colocated ranks.
 
-use crate::judge::predict::{Column, encoder_work, feeds, holder, holders, pack};
+use crate::judge::work::{Column, encoder_work, feeds, holder, holders, pack};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Prediction, Sharding};
 use dflop_types::{Component, EncoderShare, MicrobatchShape, SampleIndex, StageIndex};

@@ -2,7 +2,7 @@
 //! does not hold.
 
 use crate::error::StepError;
-use crate::judge::predict;
+use crate::judge::{peaks, predict};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{RankPart, Sharding, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
@@ -51,7 +51,7 @@ impl StepScheduler {
             return Some(batch.iter().map(|sample| share(bytes(sample), usable)).collect());
         }
         let usable = |part: RankPart, in_flight: u32| {
-            let fixed = self.model.sharded_memory(part, predict::sharding(self, part));
+            let fixed = self.model.sharded_memory(part, peaks::sharding(self, part));
             free_beside(fixed.static_bytes()) / u64::from(in_flight.max(1))
         };
         let (llm_dp, encoder_dp) =
@@ -100,7 +100,7 @@ impl StepScheduler {
 
     /// The component of the fullest rank and its predicted peak, in bytes.
     fn fullest(&self, schedule: &Schedule) -> (Component, u64) {
-        let peaks = predict::memory(self, schedule);
+        let peaks = peaks::memory(self, schedule);
         let fullest = (0..).zip(&peaks).max_by_key(|(_, memory)| memory.total_bytes());
         fullest.map_or((Component::Encoder, 0), |(rank, memory)| {
             let at = self.settings.layout.coordinates(Rank(rank));

@@ -3,4 +3,7 @@
 pub(crate) mod critical;
 pub(crate) mod memory;
 pub(crate) mod outlier;
+pub(crate) mod peaks;
 pub(crate) mod predict;
+pub(crate) mod timeline;
+pub(crate) mod work;

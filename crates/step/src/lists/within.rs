@@ -2,7 +2,7 @@
 
 use crate::arm::{Arm, Method};
 use crate::error::StepError;
-use crate::judge::predict;
+use crate::judge::{peaks, predict};
 use crate::lists::{Holding, data_aware_within};
 use crate::place::search::Effort;
 use crate::scheduler::StepScheduler;
@@ -61,7 +61,7 @@ impl StepScheduler {
         making: &Making,
     ) -> Result<Option<Schedule>, StepError> {
         let Some(budget) = self.settings.memory_budget_bytes else { return Ok(None) };
-        let (held, fixed) = predict::alone_bytes(self, schedule, making.is_split);
+        let (held, fixed) = peaks::alone_bytes(self, schedule, making.is_split);
         for eighths in FILLED_EIGHTHS {
             let cap_of = |(held, fixed): (&Vec<u64>, &u64)| {
                 let most = held.iter().copied().max().unwrap_or(0);

@@ -2,6 +2,7 @@
 
 pub(crate) mod columns;
 pub(crate) mod nodes;
+pub(crate) mod placement;
 mod ramp;
 mod refine;
 pub(crate) mod search;

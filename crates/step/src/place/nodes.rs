@@ -1,7 +1,7 @@
 //! Nodes: what crosses the boundary between encoder and LLM replicas, and how much of it leaves a node.
 
 use crate::error::StepError;
-use crate::judge::predict;
+use crate::judge::work;
 use crate::scheduler::StepScheduler;
 use dflop_cost::CostModel;
 use dflop_types::{EncoderShare, Rank, SampleIndex, Schedule, StageIndex};
@@ -80,7 +80,7 @@ impl StepScheduler {
         self.check_is_ours(schedule)?;
         let mut traffic = Traffic::default();
         for (llm, encoder) in schedule.llm.iter().zip(&schedule.encoder) {
-            let feeds = predict::feeds(llm, encoder);
+            let feeds = work::feeds(llm, encoder);
             let is_message = |e: usize, r: usize| !self.settings.layout.is_colocated() || e != r;
             let messages = feeds.iter().enumerate().map(|(e, row)| {
                 row.iter().enumerate().filter(|&(r, &feeds)| feeds && is_message(e, r)).count()
@@ -123,11 +123,11 @@ impl StepScheduler {
         let first_ranks = (0..layout.llm.dp).map(|replica| self.node(layout.rank(replica, first)));
         let node_of: Vec<usize> = first_ranks.collect();
         let num_nodes = 1 + self.node(Rank(layout.num_ranks() - 1));
-        let holders = predict::holders(llm);
+        let holders = work::holders(llm);
         let of_replica = |(replica, shares): (usize, &Vec<EncoderShare>)| {
             let mut by_node = vec![0; num_nodes];
             for share in shares {
-                let held = predict::holder(&holders, share.sample);
+                let held = work::holder(&holders, share.sample);
                 // What a colocated replica encodes for itself is not sent.
                 if let Some(holder) = held.filter(|&holder| !layout.is_colocated() || holder != replica) {
                     by_node[node_of[holder]] += self.feature_tokens(share);
@@ -148,11 +148,11 @@ impl StepScheduler {
 
     /// The shares of each colocated rank on ranks that hold many of their samples: what stays is not sent.
     pub(crate) fn at_home(&self, llm: &[Vec<SampleIndex>], encoder: &mut [Vec<EncoderShare>]) {
-        let holders = predict::holders(llm);
+        let holders = work::holders(llm);
         let of_rank = |shares: &Vec<EncoderShare>| {
             let mut by_rank = vec![0; llm.len()];
             for share in shares {
-                if let Some(holder) = predict::holder(&holders, share.sample) {
+                if let Some(holder) = work::holder(&holders, share.sample) {
                     by_rank[holder] += self.feature_tokens(share);
                 }
             }

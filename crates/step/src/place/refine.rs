@@ -5,11 +5,12 @@
 //! before. Only the simulator sees that.
 
 use crate::batches::below;
+use crate::costs::BatchCosts;
 use crate::error::StepError;
 use crate::judge::memory::SHARE_ONE;
-use crate::judge::predict::{self, Column};
+use crate::judge::predict;
+use crate::judge::work::Column;
 use crate::place::search::{Effort, Search};
-use crate::scheduler::BatchCosts;
 use dflop_sim::{MicrobatchDurations, Simulator};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;

@@ -1,13 +1,14 @@
 //! The search for places: balanced buckets, the shape and the order of the microbatches that the simulator finds
 //! shortest.
 
+use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::judge::memory::SHARE_ONE;
 use crate::judge::predict;
 use crate::methods::with_bound;
 use crate::place::columns::{self, Columns};
 use crate::place::ramp::Ramp;
-use crate::scheduler::{BatchCosts, StepScheduler, Stop, loads};
+use crate::scheduler::{StepScheduler, Stop};
 use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, Meets, Slowness, order_microbatches_from, small_ends};
 use dflop_sim::Simulator;

@@ -4,10 +4,12 @@
 //! replica is cut into runs of parts. It is cut into as few runs as the room on the replicas allows, because each run
 //! is a message of its own.
 
+use crate::costs::BatchCosts;
 use crate::error::StepError;
-use crate::judge::predict::{self, Placement};
+use crate::judge::{peaks, predict};
+use crate::place::placement::Placement;
 use crate::place::shares::{PartCosts, Shares, fullest_ns, num_parts, spread, spread_by_speed, total, whole};
-use crate::scheduler::{BatchCosts, StepScheduler};
+use crate::scheduler::StepScheduler;
 use dflop_cost::Prediction;
 use dflop_schedule::{baseline, divide};
 use dflop_sim::Simulator;
@@ -137,7 +139,7 @@ impl StepScheduler {
             let input = predict::predict(self, &placement.llm, &placement.encoder, order).input;
             let makespan_ns = Simulator::new(&input)?.makespan_ns();
             let is_over = self.settings.memory_budget_bytes.is_some_and(|budget| {
-                let peaks = predict::memory(self, &self.as_schedule(0, batch, placement.clone()));
+                let peaks = peaks::memory(self, &self.as_schedule(0, batch, placement.clone()));
                 peaks.iter().any(|memory| memory.total_bytes() > budget)
             });
             if best.as_ref().is_none_or(|b| (is_over, makespan_ns) < (b.0, b.1)) {

@@ -1,0 +1,122 @@
+//! What the samples of a batch cost, and what a bucket of them costs together.
+
+use crate::adapt::bins::{ENCODER, LLM};
+use crate::error::StepError;
+use crate::place::shares::PartCosts;
+use crate::scheduler::StepScheduler;
+use dflop_cost::{EncoderLayers, StageLayers, Typical};
+use dflop_schedule::Costs;
+use dflop_types::{SampleIndex, SampleShape};
+
+/// What one batch costs, sample by sample, in comparable time.
+pub(crate) struct BatchCosts {
+    pub(crate) costs: Costs,
+    /// Time of each sample on an encoder replica, in nanoseconds, to share a microbatch out by.
+    pub(crate) encoder_ns: Vec<u64>,
+    /// The same, part by part.
+    pub(crate) part_ns: Vec<PartCosts>,
+    pub(crate) typical: Typical,
+}
+
+impl StepScheduler {
+    /// Costs of a batch's samples in comparable time: what a bucket takes on the busiest stage of its LLM
+    /// replica, and its part of what its microbatch takes on the busiest stage of an encoder replica.
+    ///
+    /// ```text
+    /// llm_i     = F + B of sample i on the stage with the most work
+    /// encoder_i = (F + B of sample i on that with the most work) * llm replicas / encoder replicas
+    /// ```
+    pub(crate) fn costs(&self, batch: &[SampleIndex]) -> Result<BatchCosts, StepError> {
+        self.costs_in(batch, self.settings.num_microbatches)
+    }
+
+    /// As [`StepScheduler::costs`], around the size of microbatches of which a replica has so many.
+    pub(crate) fn costs_in(
+        &self,
+        batch: &[SampleIndex],
+        num_microbatches: u32,
+    ) -> Result<BatchCosts, StepError> {
+        let num_samples = self.shapes.len();
+        if let Some(&sample) = batch.iter().find(|s| s.index() >= num_samples) {
+            return Err(StepError::UnknownSample { sample, num_samples });
+        }
+        let (llm_dp, encoder_dp) =
+            (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));
+        let filled = |replicas: u64| (u64::from(num_microbatches) * replicas).min(batch.len() as u64).max(1);
+        let sum = |of: fn(&SampleShape) -> u64| batch.iter().map(|&s| of(self.shape(s))).sum::<u64>();
+        let typical = Typical {
+            encoder_tokens: sum(SampleShape::encoder_tokens) / filled(encoder_dp),
+            llm_tokens: sum(|s| u64::from(s.llm_tokens)) / filled(llm_dp),
+            label_tokens: sum(|s| u64::from(s.label_tokens)) / filled(llm_dp),
+        };
+        let stage_ns = |stage: &StageLayers| -> Vec<u64> {
+            let of_sample = |&s: &SampleIndex| {
+                let ns = self.model.sample_stage_ns(self.shape(s), typical, *stage);
+                self.corrected(LLM, s, ns)
+            };
+            batch.iter().map(of_sample).collect()
+        };
+        // Of stages with equal layers one is enough.
+        let mut different: Vec<&StageLayers> = Vec::new();
+        for stage in &self.stages {
+            if !different.contains(&stage) {
+                different.push(stage);
+            }
+        }
+        let llm_ns = different
+            .into_iter()
+            .map(stage_ns)
+            .max_by_key(|costs| costs.iter().map(|&ns| u128::from(ns)).sum::<u128>())
+            .unwrap_or_default();
+        let busiest = self.busiest_encoder_stage(batch, typical);
+        let encoder_ns: Vec<u64> = batch
+            .iter()
+            .map(|&s| self.model.sample_encoder_stage_ns(self.shape(s), typical, busiest))
+            .collect();
+        let part_ns = batch
+            .iter()
+            .zip(&encoder_ns)
+            .map(|(&s, &sample_ns)| {
+                let parts = self.part_costs(self.shape(s), sample_ns, typical, busiest).into_iter();
+                parts.map(|(count, ns)| (count, self.corrected(ENCODER, s, ns))).collect()
+            })
+            .collect();
+        let encoder_ns: Vec<u64> =
+            batch.iter().zip(encoder_ns).map(|(&s, ns)| self.corrected(ENCODER, s, ns)).collect();
+        let scaled = encoder_ns.iter().map(|&ns| ns.saturating_mul(llm_dp) / encoder_dp).collect();
+        let costs = Costs { encoder_ns: scaled, llm_ns, bytes: None, tokens: self.capped_tokens(batch) };
+        Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
+    }
+
+    /// What a sample costs a component, as measured steps have corrected it.
+    fn corrected(&self, component: usize, sample: SampleIndex, ns: u64) -> u64 {
+        match &self.adjusted {
+            None => ns,
+            Some(adjusted) => adjusted.sample_ns(component, self.shape(sample), ns),
+        }
+    }
+
+    /// The stage of the encoder on which the samples of a batch take longest together.
+    fn busiest_encoder_stage(&self, batch: &[SampleIndex], typical: Typical) -> EncoderLayers {
+        let sum_ns = |stage: &EncoderLayers| -> u128 {
+            let ns = |&s| u128::from(self.model.sample_encoder_stage_ns(self.shape(s), typical, *stage));
+            batch.iter().map(ns).sum()
+        };
+        match self.encoder_stages[..] {
+            [stage] => stage,
+            ref stages => *stages.iter().max_by_key(|stage| sum_ns(stage)).expect("at least one stage"),
+        }
+    }
+}
+
+/// Load of each bucket on both resources, in nanoseconds.
+pub(crate) fn loads(costs: &Costs, bucket: &[u32], num_buckets: u32) -> (Vec<u64>, Vec<u64>) {
+    let sum = |cost_ns: &[u64]| {
+        let mut load_ns = vec![0u64; num_buckets as usize];
+        for (&bucket, &ns) in bucket.iter().zip(cost_ns) {
+            load_ns[bucket as usize] = load_ns[bucket as usize].saturating_add(ns);
+        }
+        load_ns
+    };
+    (sum(&costs.encoder_ns), sum(&costs.llm_ns))
+}

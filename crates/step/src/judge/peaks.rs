@@ -1,0 +1,167 @@
+//! Predicted memory of every rank: at its peak, and for one microbatch or one sample alone.
+
+use crate::colocated::memory;
+use crate::judge::work::{encoder_work, features, pack};
+use crate::scheduler::StepScheduler;
+use dflop_cost::{RankMemory, RankMicrobatch, RankPart, RankSteps, Sharding};
+use dflop_sim::order;
+use dflop_types::{
+    Action, ActionKind, Component, MicrobatchShape, PartRange, Rank, SampleShape, Schedule, StageIndex,
+};
+
+/// What each rank computes, microbatch by microbatch, with its stage and the part of the model it holds.
+struct RankWork {
+    rank: Rank,
+    stage: usize,
+    part: RankPart,
+    microbatches: Vec<RankMicrobatch>,
+}
+
+/// The work of every rank, in their order. Degrees and samples have been checked.
+fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
+    let layout = scheduler.settings.layout;
+    let parts = parts(scheduler);
+    let mut ranks = Vec::with_capacity(layout.num_ranks() as usize);
+    let num_encoder_stages = layout.encoder.pp as usize;
+    for replica in 0..layout.encoder.dp {
+        let work = schedule.encoder.iter().map(|column| encoder_work(scheduler, &column[replica as usize]));
+        let microbatches: Vec<RankMicrobatch> = work.collect();
+        for (stage, &part) in parts[..num_encoder_stages].iter().enumerate() {
+            let rank = layout.rank(replica, StageIndex(stage as u32));
+            ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
+        }
+    }
+    for replica in 0..layout.llm.dp {
+        let work = schedule.llm.iter().map(|column| RankMicrobatch {
+            shape: pack(scheduler, &column[replica as usize]),
+            feature_tokens: features(scheduler, &column[replica as usize]),
+        });
+        let microbatches: Vec<RankMicrobatch> = work.collect();
+        for (stage, &part) in parts.iter().enumerate().skip(num_encoder_stages) {
+            let rank = layout.rank(replica, StageIndex(stage as u32));
+            ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
+        }
+    }
+    ranks.sort_by_key(|work| work.rank);
+    ranks
+}
+
+/// Predicted peak of every rank. Degrees, samples and action lists have been checked.
+pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankMemory> {
+    let settings = &scheduler.settings;
+    if settings.layout.is_colocated() {
+        return memory::peaks(scheduler, &schedule.llm, &schedule.encoder);
+    }
+    let (p, m) = (settings.layout.num_stages(), settings.num_microbatches);
+    let by_stage: Vec<Vec<Action>> =
+        (0..p).map(|stage| order::actions(settings.pipeline_order, StageIndex(stage), p, m)).collect();
+    let peak = |work: RankWork| {
+        let list = schedule.actions.get(work.rank.index()).unwrap_or(&by_stage[work.stage]);
+        rank_peak(scheduler, work.stage, work.part, &work.microbatches, list)
+    };
+    ranks(scheduler, schedule).into_iter().map(peak).collect()
+}
+
+/// Bytes that each microbatch takes on `[rank][microbatch]` if it is the only one in flight, beside what the rank
+/// holds in any case; and the latter, by rank. Degrees and samples have been checked.
+pub(crate) fn alone_bytes(
+    scheduler: &StepScheduler,
+    schedule: &Schedule,
+    is_split: bool,
+) -> (Vec<Vec<u64>>, Vec<u64>) {
+    let kinds: &[ActionKind] = if is_split {
+        &[ActionKind::F, ActionKind::I, ActionKind::W]
+    } else {
+        &[ActionKind::F, ActionKind::B]
+    };
+    let list: Vec<Action> =
+        kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
+    let of = |work: RankWork| {
+        let sharding = sharding(scheduler, work.part);
+        let fixed_bytes = scheduler.model.sharded_memory(work.part, sharding).total_bytes();
+        let alone = |microbatch: &RankMicrobatch| {
+            let one = std::slice::from_ref(microbatch);
+            let peak = rank_peak(scheduler, work.stage, work.part, one, &list);
+            peak.total_bytes().saturating_sub(fixed_bytes)
+        };
+        (work.microbatches.iter().map(alone).collect::<Vec<u64>>(), fixed_bytes)
+    };
+    ranks(scheduler, schedule).into_iter().map(of).unzip()
+}
+
+/// What the ranks of each stage hold, the encoder's first.
+pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
+    let stages = scheduler.stages.iter().map(|&layers| RankPart::Stage(layers));
+    let encoder: Vec<RankPart> = match scheduler.encoder_stages[..] {
+        [_] => vec![RankPart::Encoder],
+        ref several => several.iter().map(|&layers| RankPart::EncoderStage(layers)).collect(),
+    };
+    encoder.into_iter().chain(stages).collect()
+}
+
+/// How the replicas of a part's component share what they hold.
+pub(crate) fn sharding(scheduler: &StepScheduler, part: RankPart) -> Sharding {
+    let component = if part.is_encoder() { Component::Encoder } else { Component::Llm };
+    Sharding::of(&scheduler.settings().layout, component)
+}
+
+fn rank_peak(
+    scheduler: &StepScheduler,
+    stage: usize,
+    part: RankPart,
+    microbatches: &[RankMicrobatch],
+    actions: &[Action],
+) -> RankMemory {
+    let layout = scheduler.settings.layout;
+    // Between two stages of a replica all rows pass as they are.
+    let boundary = layout.encoder.pp as usize;
+    let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
+    let steps = RankSteps { part, microbatches, actions, copies_rows, sharding: sharding(scheduler, part) };
+    // The lists are our own, and name each microbatch of the step once in its turn.
+    scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+impl StepScheduler {
+    /// The component of the fullest rank when one sample is all there is, and what that rank needs, in bytes: the
+    /// least that any schedule with this sample needs, its parts being divided over the encoder replicas in equal
+    /// counts.
+    pub fn alone(&self, sample: &SampleShape) -> (Component, u64) {
+        if self.settings.layout.is_colocated() {
+            return (Component::Both, memory::alone(self, sample));
+        }
+        let (encoder, llm) = (self.encoder_alone(sample), self.llm_alone(sample));
+        if llm > encoder { (Component::Llm, llm) } else { (Component::Encoder, encoder) }
+    }
+
+    /// As [`StepScheduler::alone`], of the fullest encoder rank; the LLM's part of the layout does not matter.
+    pub fn encoder_alone(&self, sample: &SampleShape) -> u64 {
+        let (num_parts, replicas) = (sample.num_parts(), self.settings.layout.encoder.dp);
+        if num_parts < 2 || replicas < 2 {
+            return self.encoder_part_alone(sample);
+        }
+        let count = num_parts.div_ceil(replicas);
+        let share = |at| sample.share(PartRange { first: at * count, count });
+        (0..num_parts.div_ceil(count)).map(|at| self.encoder_part_alone(&share(at))).max().unwrap_or(0)
+    }
+
+    /// As [`StepScheduler::encoder_alone`], of what one replica encodes.
+    fn encoder_part_alone(&self, share: &SampleShape) -> u64 {
+        let stages = parts(self).into_iter().enumerate().take(self.encoder_stages.len());
+        stages.map(|(stage, part)| self.part_alone(stage, part, share)).max().unwrap_or(0)
+    }
+
+    /// As [`StepScheduler::alone`], of the fullest LLM rank.
+    pub fn llm_alone(&self, sample: &SampleShape) -> u64 {
+        let stages = parts(self).into_iter().enumerate().skip(self.encoder_stages.len());
+        stages.map(|(stage, part)| self.part_alone(stage, part, sample)).max().unwrap_or(0)
+    }
+
+    fn part_alone(&self, stage: usize, part: RankPart, sample: &SampleShape) -> u64 {
+        let microbatch = [RankMicrobatch {
+            shape: MicrobatchShape::pack([sample]),
+            feature_tokens: u64::from(sample.feature_tokens),
+        }];
+        let list = order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1);
+        rank_peak(self, stage, part, &microbatch, &list).total_bytes()
+    }
+}

@@ -1,0 +1,67 @@
+//! What the samples of one microbatch give each rank to do, and who sends features to whom.
+
+use crate::scheduler::StepScheduler;
+use dflop_cost::{Prediction, RankMicrobatch};
+use dflop_types::{EncoderShare, MicrobatchShape, SampleIndex};
+use std::borrow::Cow;
+
+/// One microbatch on all ranks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Column {
+    /// By row: a rank, or the encoder's and then the LLM's part of all colocated ranks.
+    pub(crate) predictions: Vec<Prediction>,
+    /// Encoder replica to LLM replica.
+    pub(crate) feeds: Vec<Vec<bool>>,
+    pub(crate) num_predictions: u64,
+    pub(crate) num_messages: u64,
+    pub(crate) sent_tokens: u64,
+}
+
+pub(crate) fn pack(scheduler: &StepScheduler, samples: &[SampleIndex]) -> MicrobatchShape {
+    MicrobatchShape::pack(samples.iter().map(|&sample| scheduler.shape(sample)))
+}
+
+pub(crate) fn features(scheduler: &StepScheduler, samples: &[SampleIndex]) -> u64 {
+    samples.iter().map(|&sample| u64::from(scheduler.shape(sample).feature_tokens)).sum()
+}
+
+/// What an encoder replica does for its shares of one microbatch.
+pub(crate) fn encoder_work(scheduler: &StepScheduler, shares: &[EncoderShare]) -> RankMicrobatch {
+    let mut work = RankMicrobatch { shape: MicrobatchShape::default(), feature_tokens: 0 };
+    for share in shares {
+        let whole = scheduler.shape(share.sample);
+        let shape = share.parts.map_or(Cow::Borrowed(whole), |parts| Cow::Owned(whole.share(parts)));
+        work.shape.encoder_segments.extend_from_slice(&shape.encoder_segments);
+        work.feature_tokens += u64::from(shape.feature_tokens);
+    }
+    work
+}
+
+/// The LLM replica of each sample of a microbatch, by sample.
+pub(crate) fn holders(llm: &[Vec<SampleIndex>]) -> Vec<(SampleIndex, usize)> {
+    let of_replica = |(replica, samples): (usize, &Vec<SampleIndex>)| -> Vec<(SampleIndex, usize)> {
+        samples.iter().map(|&sample| (sample, replica)).collect()
+    };
+    let mut holders: Vec<_> = llm.iter().enumerate().flat_map(of_replica).collect();
+    holders.sort_unstable();
+    holders
+}
+
+/// The LLM replica that holds `sample`.
+pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> Option<usize> {
+    let at = holders.binary_search_by_key(&sample, |&(held, _)| held).ok()?;
+    Some(holders[at].1)
+}
+
+/// Who holds samples of whom, in one microbatch: `[encoder replica][llm replica]`.
+pub(crate) fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<bool>> {
+    let holders = holders(llm);
+    let fed = |shares: &Vec<EncoderShare>| {
+        let mut row = vec![false; llm.len()];
+        for replica in shares.iter().filter_map(|share| holder(&holders, share.sample)) {
+            row[replica] = true;
+        }
+        row
+    };
+    encoder.iter().map(fed).collect()
+}

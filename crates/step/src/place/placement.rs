@@ -1,0 +1,93 @@
+//! Samples in their places: from the bucket of each sample to the microbatches of both components.
+
+use crate::costs::BatchCosts;
+use crate::place::shares::Shares;
+use crate::scheduler::StepScheduler;
+use dflop_types::{EncoderShare, PartRange, SampleIndex, Schedule};
+
+/// Samples of `[microbatch][replica]`.
+pub(crate) type Side = Vec<Vec<Vec<SampleIndex>>>;
+
+/// Shares of samples of `[microbatch][encoder replica]`.
+pub(crate) type EncoderSide = Vec<Vec<Vec<EncoderShare>>>;
+
+/// Samples in their places on both sides of the boundary.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Placement {
+    pub(crate) llm: Side,
+    pub(crate) encoder: EncoderSide,
+}
+
+impl StepScheduler {
+    /// Samples in their places, the encoder's part of each microbatch shared out as a search can afford it.
+    pub(crate) fn place_quickly(
+        &self,
+        batch: &[SampleIndex],
+        costs: &BatchCosts,
+        bucket: &[u32],
+    ) -> Placement {
+        self.place(batch, bucket, |column| self.share_quickly(costs, column))
+    }
+
+    /// Samples in the places that `bucket` names, microbatch * replicas + replica.
+    pub(crate) fn place(
+        &self,
+        batch: &[SampleIndex],
+        bucket: &[u32],
+        share: impl Fn(&[usize]) -> Shares,
+    ) -> Placement {
+        let mut positions = vec![Vec::new(); self.settings.num_microbatches as usize];
+        for (position, &bucket) in bucket.iter().enumerate() {
+            positions[(bucket / self.settings.layout.llm.dp) as usize].push(position);
+        }
+        let mut placement = Placement::default();
+        for positions in positions {
+            let (llm, encoder) = self.place_column(batch, bucket, &positions, &share);
+            placement.llm.push(llm);
+            placement.encoder.push(encoder);
+        }
+        placement
+    }
+
+    /// The samples of one microbatch, at `positions` of the batch, on each LLM and each encoder replica:
+    /// `share` gives the encoder replicas their parts of those that have segments.
+    pub(crate) fn place_column(
+        &self,
+        batch: &[SampleIndex],
+        bucket: &[u32],
+        positions: &[usize],
+        share: impl Fn(&[usize]) -> Shares,
+    ) -> (Vec<Vec<SampleIndex>>, Vec<Vec<EncoderShare>>) {
+        let layout = self.settings.layout;
+        let mut llm = vec![Vec::new(); layout.llm.dp as usize];
+        let mut with_segments = Vec::with_capacity(positions.len());
+        for &position in positions {
+            llm[(bucket[position] % layout.llm.dp) as usize].push(batch[position]);
+            if !self.shape(batch[position]).encoder_segments.is_empty() {
+                with_segments.push(position);
+            }
+        }
+        let of_replica = |shares: Vec<(usize, Option<PartRange>)>| -> Vec<EncoderShare> {
+            let share = |(at, parts)| EncoderShare { sample: batch[with_segments[at]], parts };
+            shares.into_iter().map(share).collect()
+        };
+        let encoder = share(&with_segments).into_iter().map(of_replica).collect();
+        let encoder = self.near(&llm, encoder);
+        (llm, encoder)
+    }
+
+    pub(crate) fn as_schedule(&self, step: u64, batch: &[SampleIndex], placement: Placement) -> Schedule {
+        Schedule {
+            step,
+            llm: placement.llm,
+            encoder: placement.encoder,
+            label_tokens: batch.iter().map(|&s| u64::from(self.shape(s).label_tokens)).sum(),
+            actions: Vec::new(),
+            giants: Vec::new(),
+            was_stopped: false,
+            predicted_makespan_ns: 0,
+            max_load_ns: 0,
+            lower_bound_ns: 0,
+        }
+    }
+}
