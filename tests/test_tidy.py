@@ -107,3 +107,12 @@ def test_no_two_test_files_have_one_name() -> None:
     """By it pytest imports them: the second would end the whole run, while each folder by itself passes."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("main", [p.relative_to(ROOT).as_posix() for p in tracked("crates/*/tests/main.rs")])
+def test_every_file_of_a_test_binary_is_named_in_it(main: str) -> None:
+    """Cargo builds no other file of the folder (`autotests = false`): one that is not named would not run."""
+    folder = (ROOT / main).parent
+    assert "autotests = false\n" in (folder.parent / "Cargo.toml").read_text()
+    named = set(re.findall(r"^mod (\w+);$", (ROOT / main).read_text(), flags=re.M))
+    assert {path.stem for path in folder.glob("*.rs")} - {"main"} <= named

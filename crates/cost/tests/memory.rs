@@ -1,17 +1,14 @@
-//! The memory model against closed forms, and against a plain simulation that allocates and frees named buffers.
+//! The memory model against closed forms worked out by hand.
 
-mod heap;
-
+use crate::heap::{HIDDEN, INPUTS, MODULES, Row};
 use dflop_cost::{
     ComponentSettings, CostModel, CostSettings, EncoderLayers, MemoryError, Moment, RankMemory,
     RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers, Trained,
 };
 use dflop_types::{
-    Action, ActionKind, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape,
-    ModelProfile, ModuleProfile, Recompute, RecomputePoint, SplitBytes, StageIndex, Variant,
+    Action, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape, ModelProfile,
+    ModuleProfile, Recompute, RecomputePoint, SplitBytes, Variant,
 };
-use heap::{HIDDEN, INPUTS, MODULES, Rank, Row};
-use proptest::prelude::*;
 
 const LAYERS: [(&str, u32); 2] = [("encoder_layer", 3), ("llm_layer", 7)];
 
@@ -63,13 +60,13 @@ fn profile() -> ModelProfile {
     profile_with(true)
 }
 
-fn model_with(kind: &str, is_split_counted: bool) -> CostModel {
+pub(crate) fn model_with(kind: &str, is_split_counted: bool) -> CostModel {
     let mut profile = profile_with(is_split_counted);
     kind.clone_into(&mut profile.device.kind);
     CostModel::new(&profile).expect("the profile is sound")
 }
 
-fn model(kind: &str) -> CostModel {
+pub(crate) fn model(kind: &str) -> CostModel {
     model_with(kind, true)
 }
 
@@ -78,7 +75,7 @@ fn list(text: &str) -> Vec<Action> {
 }
 
 /// A microbatch of one sample.
-fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> RankMicrobatch {
+pub(crate) fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> RankMicrobatch {
     let segments = vec![EncoderSegments { count: 2, tokens: llm_tokens }];
     let shape = MicrobatchShape {
         encoder_segments: if feature_tokens == 0 { vec![] } else { segments },
@@ -91,7 +88,12 @@ fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> RankMicrobatc
 const MIDDLE: RankPart = RankPart::Stage(StageLayers { num_layers: 2, is_first: false, is_last: false });
 const LAST: RankPart = RankPart::Stage(StageLayers { num_layers: 2, is_first: false, is_last: true });
 
-fn peak(model: &CostModel, part: RankPart, microbatches: &[RankMicrobatch], actions: &str) -> RankMemory {
+pub(crate) fn peak(
+    model: &CostModel,
+    part: RankPart,
+    microbatches: &[RankMicrobatch],
+    actions: &str,
+) -> RankMemory {
     let actions = list(actions);
     model
         .rank_peak(&RankSteps {
@@ -405,43 +407,6 @@ fn lists_that_cannot_run_are_refused() {
     }
 }
 
-/// Any order in which each backward, whole or in two parts, follows its forward.
-fn any_list(num_microbatches: u32, choices: &[u8]) -> Vec<Action> {
-    let waiting: Vec<_> = (0..num_microbatches).map(|microbatch| (ActionKind::F, microbatch)).collect();
-    // What may come next: all forwards, backwards of those, the W of what had its I.
-    let mut next = [waiting, Vec::new(), Vec::new()];
-    let mut actions = Vec::new();
-    for choice in choices.iter().cycle() {
-        let open: Vec<usize> = (0..3).filter(|&stack| !next[stack].is_empty()).collect();
-        let Some(&stack) = open.get(usize::from(choice % 3) % open.len().max(1)) else { break };
-        let at = usize::from(choice / 3) % next[stack].len();
-        let (kind, microbatch) = next[stack].remove(at);
-        actions.push(Action { stage: StageIndex(0), kind, microbatch });
-        match kind {
-            ActionKind::F if choice % 5 < 2 => next[1].push((ActionKind::B, microbatch)),
-            ActionKind::F => next[1].push((ActionKind::I, microbatch)),
-            ActionKind::I => next[2].push((ActionKind::W, microbatch)),
-            ActionKind::B | ActionKind::W => {}
-        }
-    }
-    actions
-}
-
-fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
-    (0u32..400, prop_oneof![1 => Just(0u64), 4 => 1u64..200], 0u64..300).prop_map(
-        |(llm, labels, features)| {
-            if llm == 0 { RankMicrobatch::default() } else { one(llm, labels, features) }
-        },
-    )
-}
-
-fn part() -> impl Strategy<Value = RankPart> {
-    (0u32..4, any::<bool>(), any::<bool>()).prop_map(|(num_layers, is_first, is_last)| match num_layers {
-        0 => RankPart::Encoder,
-        _ => RankPart::Stage(StageLayers { num_layers, is_first, is_last }),
-    })
-}
-
 /// Stages of the encoder together hold what the whole of it does, and each is a part of it in time.
 #[test]
 fn stages_of_the_encoder_are_parts_of_it() {
@@ -469,80 +434,4 @@ fn stages_of_the_encoder_are_parts_of_it() {
         of(stage(0, 1)) < of(stage(0, 2))
             && of(stage(0, 3)) == peak(&model, RankPart::Encoder, &microbatch, "F0 B0").total_bytes()
     );
-}
-
-proptest! {
-    #[test]
-    fn the_walk_is_a_heap_that_allocates_and_frees(
-        part in part(), microbatches in prop::collection::vec(microbatch(), 1..8),
-        choices in prop::collection::vec(any::<u8>(), 24), copies_rows: bool, is_cuda: bool, is_split_counted: bool
-    ) {
-        let model = model_with(if is_cuda { "cuda" } else { "cpu" }, is_split_counted);
-        let actions = any_list(microbatches.len() as u32, &choices);
-        let steps = RankSteps { part, microbatches: &microbatches, actions: &actions, copies_rows, sharding: Sharding::NONE };
-        let found = model.rank_peak(&steps).unwrap();
-        let fixed = model.fixed_memory(part, 1);
-        let rank = Rank { part, microbatches: &microbatches, copies: copies_rows, keeps: !is_cuda, is_split_counted };
-        let most = rank.most(&actions);
-        prop_assert_eq!(found.total_bytes(), fixed.static_bytes() + most.max(fixed.workspace_bytes));
-        prop_assert_eq!(found.total_bytes(), found.parts().iter().map(|part| part.1).sum::<u64>());
-        // A lower bound: any one microbatch alone, its backward as in the list.
-        for index in 0..microbatches.len() {
-            let is_split = actions.iter().any(|a| a.microbatch as usize == index && a.kind == ActionKind::I);
-            let alone = peak(
-                &model, part, &microbatches[index..=index], if is_split { "F0 I0 W0" } else { "F0 B0" }
-            );
-            // Over NCCL what was sent is held until the next message goes, which may be a smaller one.
-            let sent = if is_cuda { alone.boundary_bytes } else { 0 };
-            prop_assert!(alone.total_bytes() <= found.total_bytes() + sent);
-        }
-    }
-
-    #[test]
-    fn a_sample_more_never_frees_anything(
-        part in part(), microbatches in prop::collection::vec(microbatch(), 1..6), at in 0usize..6,
-        extra in 1u32..400, choices in prop::collection::vec(any::<u8>(), 12)
-    ) {
-        let model = model("cpu");
-        let actions = any_list(microbatches.len() as u32, &choices);
-        let total = |microbatches: &[RankMicrobatch]| {
-            let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: true, sharding: Sharding::NONE };
-            model.rank_peak(&steps).unwrap().total_bytes()
-        };
-        let mut more = microbatches.clone();
-        let index = at % more.len();
-        let changed = &mut more[index];
-        changed.shape.llm_tokens.push(extra);
-        changed.shape.encoder_segments.push(EncoderSegments { count: 1, tokens: extra });
-        changed.shape.label_tokens += u64::from(extra / 3);
-        changed.feature_tokens += u64::from(extra / 4);
-        prop_assert!(total(&microbatches) <= total(&more));
-    }
-
-    #[test]
-    fn a_later_w_frees_later(
-        num_layers in 1u32..4, mut microbatches in prop::collection::vec(microbatch(), 1..6),
-        choices in prop::collection::vec(any::<u8>(), 24), is_split_counted: bool, to in 0usize..18
-    ) {
-        // Text on a stage that is the whole backbone: a W among the next actions keeps no message from being open.
-        let part = RankPart::Stage(StageLayers { num_layers, is_first: true, is_last: true });
-        for microbatch in &mut microbatches {
-            microbatch.feature_tokens = 0;
-        }
-        let model = model_with("cuda", is_split_counted);
-        let actions = any_list(microbatches.len() as u32, &choices);
-        let Some(from) = actions.iter().position(|action| action.kind == ActionKind::W) else { return Ok(()) };
-        let mut late = actions.clone();
-        let moved = late.remove(from);
-        late.insert(to.clamp(from, late.len()), moved);
-        let total = |actions: &[Action]| {
-            let steps = RankSteps { part, microbatches: &microbatches, actions, copies_rows: false, sharding: Sharding::NONE };
-            model.rank_peak(&steps).unwrap()
-        };
-        let early = total(&actions);
-        // What W itself takes for a while may come at a better time.
-        if early.moment != Moment::Action(moved) {
-            prop_assert!(early.total_bytes() <= total(&late).total_bytes());
-        }
-    }
 }

@@ -1,12 +1,9 @@
 //! Times of messages and collectives: exact where measured, by latency and bandwidth elsewhere, and marked.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-mod fixture;
-
+use crate::fixture;
+use crate::fixture::profile;
 use dflop_cost::{Basis, CostError, CostModel, StageLayers, Transfer};
 use dflop_types::{Collective, LinkSpan, MessagePoint, Network};
-use fixture::profile;
 
 fn model(network: Network) -> CostModel {
     CostModel::new(&dflop_types::ModelProfile { network, ..profile() }).unwrap()

@@ -1,16 +1,13 @@
 //! How a model is run decides what is predicted: closed forms by hand for what trains, what is recomputed, and layers cut
 //! over ranks.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-mod fixture;
-
+use crate::fixture;
+use crate::fixture::profile;
 use dflop_cost::{
     ComponentSettings, CostError, CostModel, CostSettings, Prediction, RankPart, StageLayers, Trained,
     Typical,
 };
 use dflop_types::{Hint, MicrobatchShape, ModelProfile, Network, Recompute};
-use fixture::profile;
 use proptest::prelude::*;
 
 const WHOLE: StageLayers = StageLayers { num_layers: 4, is_first: true, is_last: true };

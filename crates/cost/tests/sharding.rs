@@ -1,10 +1,7 @@
 //! Sharded replicas by sums worked out by hand, and against a walk layer by layer: collectives beside the work and after
 //! it, and what a rank holds.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-mod fixture;
-
+use crate::fixture;
 use dflop_cost::{CostModel, RankMicrobatch, RankPart, Sharding, StageLayers, Transfer};
 use dflop_types::{
     Collective, Component, ComponentLayout, EncoderSegments, Layout, LinkSpan, MicrobatchShape, ModelProfile,

@@ -1,12 +1,8 @@
 //! The part of the page that shows losses.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
-mod soundness;
-
+use crate::soundness::{check, shown};
 use dflop_report::{GroupLoss, LossPoint, Report};
 use proptest::prelude::*;
-use soundness::{check, shown};
 
 fn point(step: u64, loss: f64, label_tokens: u64) -> LossPoint {
     LossPoint { step, loss, label_tokens }

@@ -1,16 +1,12 @@
 //! The part of the page that shows a model profile.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
-mod soundness;
-
+use crate::soundness::{check, shown};
 use dflop_report::Report;
 use dflop_types::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, Variant,
 };
 use proptest::prelude::*;
-use soundness::{check, shown};
 
 fn point(size: u64) -> MeasuredPoint {
     MeasuredPoint {

@@ -1,18 +1,13 @@
 //! The page and the figure through the crate's two functions: what people see, and what must hold for any input.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
-mod small;
-mod soundness;
-
+use crate::small::{arm, sample, small, span, timeline};
+use crate::soundness::{check, shown, without};
 use dflop_report::{Comparison, Measured, Report, StepView, figure, render};
 use dflop_types::{
     Action, ActionKind, DataProfile, EncoderSegments, Idle, MeasuredCurve, MeasuredPoint, ModelProfile,
     ModuleProfile, Problem, ProfiledSample, Rank, SampleKind, SampleShape, Span, StageIndex, Timeline,
 };
 use proptest::prelude::*;
-use small::{arm, sample, small, span, timeline};
-use soundness::{check, shown, without};
 
 const HOSTILE: &str = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp; \u{1b}[2J\u{202e}\u{7f} \
                        https://user:5ec12e7@host/a.jpg?X-Signature=5ec12e7";

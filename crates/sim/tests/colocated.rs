@@ -1,7 +1,5 @@
 //! Colocated ranks by sums worked out by hand and by a walk that knows no graph: once a step, or in each action.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
 use dflop_sim::{Simulator, StepInput, durations_of, measured_timeline, simulate_lists, simulate_step};
 use dflop_types::{Layout, PipelineOrder, Rank, Zero};
 use proptest::prelude::*;

@@ -1,7 +1,5 @@
 //! The example in `docs/simulator.md` is what the simulator answers.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
 use dflop_sim::{Durations, simulate};
 use dflop_types::PipelineOrder;
 use serde_json::{Value, json};

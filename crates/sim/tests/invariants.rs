@@ -1,10 +1,6 @@
 //! What must hold of every step: against an oracle, against each other, and by themselves.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-mod common;
-
-use common::{ORDERS, duration_ns, inputs, lists, mixed, relax, steps};
+use crate::common::{ORDERS, duration_ns, inputs, lists, mixed, relax, steps};
 use dflop_sim::{
     Durations, MicrobatchDurations, Simulator, StepInput, durations_of, idle_of, measured_lists,
     measured_timeline, simulate, simulate_lists, simulate_step,

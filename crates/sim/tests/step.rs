@@ -1,10 +1,6 @@
 //! Steps with replicas: by hand, and what is refused.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-mod common;
-
-use common::layout;
+use crate::common::layout;
 use dflop_sim::{
     SimError, StepInput, durations_of, idle_of, measured_timeline, perfetto, simulate_lists, simulate_step,
 };

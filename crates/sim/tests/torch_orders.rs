@@ -1,7 +1,5 @@
 //! Our lists are the lists that PyTorch's own schedules run; `torch_orders.py` recorded them.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
 use dflop_sim::order;
 use dflop_types::{Action, PipelineOrder, Rank};
 

@@ -1,7 +1,5 @@
 //! The trace of timelines, read back.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
 use dflop_sim::{Durations, perfetto, simulate};
 use dflop_types::{PipelineOrder, Rank, Span, Timeline};
 use serde_json::Value;

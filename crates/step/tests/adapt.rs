@@ -1,9 +1,6 @@
 //! Correction on a made-up machine whose truth is known: what slow shapes and slow ranks cost, and what of it comes back.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests alone")]
-
-mod fixture;
-
+use crate::fixture;
 use dflop_cost::CostModel;
 use dflop_sim::{StepInput, simulate_lists, simulate_step};
 use dflop_step::{Arm, Correction, StepScheduler, StepSettings};

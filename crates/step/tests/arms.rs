@@ -1,15 +1,13 @@
 //! The arms of a step: each gives a sound schedule, each is predicted no slower than what it is built on, and lists
 //! keep the memory that was promised.
 
-mod fixture;
-#[path = "fixture/scheduling.rs"]
-mod scheduling;
-
+use crate::fixture;
+use crate::scheduling;
+use crate::scheduling::{all_arms, batch, split_profile};
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, Method, StepError, StepScheduler};
 use dflop_types::{ActionKind, SampleIndex, SampleShape, Schedule};
 use proptest::prelude::*;
-use scheduling::{all_arms, batch, split_profile};
 
 fn scheduler(
     (encoder_dp, llm_pp, replicas): (u32, u32, u32),

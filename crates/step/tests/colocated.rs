@@ -1,13 +1,9 @@
 //! The step scheduler on colocated ranks: sound schedules in every arm and degree of sharding, their times by sums, the
 //! best by brute force at tiny size, and memory.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-mod fixture;
 #[allow(dead_code, reason = "each test file takes what it needs")]
-#[path = "fixture/scheduling.rs"]
-mod scheduling;
-
+use crate::fixture;
+use crate::scheduling::{all_arms, batch};
 use dflop_cost::{CostModel, RankMemory, RankMicrobatch, Sharding};
 use dflop_step::{Arm, Correction, Method, StepError, StepScheduler, StepSettings};
 use dflop_types::{
@@ -15,7 +11,6 @@ use dflop_types::{
     Schedule, Zero,
 };
 use proptest::prelude::*;
-use scheduling::{all_arms, batch};
 
 fn scheduler_of(
     profile: &ModelProfile,

@@ -1,7 +1,6 @@
 //! Encoders of several stages, and cuts of layers that the layout names.
 
-mod fixture;
-
+use crate::fixture;
 use dflop_cost::CostModel;
 use dflop_step::{Arm, StepScheduler, StepSettings};
 use dflop_types::{ComponentLayout, LayerCut, Layout, PipelineOrder, Rank, SampleIndex, SampleShape};

@@ -1,11 +1,7 @@
 //! Lists made for the durations: whole, within the cap, without deadlock, never slower than the pipeline orders.
 
-#![allow(clippy::unwrap_used, reason = "tests may give up, their helpers too")]
-
-#[path = "../../sim/tests/common/mod.rs"]
-mod common;
-
-use common::{layout, relax, steps};
+use crate::common;
+use crate::common::{layout, relax, steps};
 use dflop_sim::{Durations, SimError, StepInput, simulate, simulate_lists, simulate_step};
 use dflop_step::lists::{Holding, data_aware, data_aware_within, simulate_pipeline};
 use dflop_types::{Action, ActionKind, PipelineOrder};

@@ -1,15 +1,12 @@
 //! The cap on LLM tokens: no bucket passes it whatever is returned, a cap that nobody reaches changes nothing, and what
 //! cannot keep it is refused by name.
 
-mod fixture;
-#[path = "fixture/scheduling.rs"]
-#[allow(dead_code, reason = "each test file takes what it needs")]
-mod scheduling;
-
+use crate::fixture;
+use crate::scheduling;
+use crate::scheduling::{Sizes, all_arms, batch};
 use dflop_step::{Arm, Method, StepError, StepScheduler};
 use dflop_types::{Hint, SampleIndex, SampleShape, Schedule};
 use proptest::prelude::*;
-use scheduling::{Sizes, all_arms, batch};
 
 fn scheduler(sizes: Sizes, shapes: &[SampleShape], memory_budget_bytes: Option<u64>) -> StepScheduler {
     scheduling::scheduler(&fixture::model_profile(), sizes, shapes, memory_budget_bytes)

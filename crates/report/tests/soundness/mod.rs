@@ -1,6 +1,5 @@
 //! What must hold for every page and figure, whatever they show.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use dflop_report::{Report, render};

@@ -1,0 +1,17 @@
+//! The tests of one step, as one binary: each one more would be linked again.
+
+#![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
+
+mod adapt;
+mod arms;
+mod colocated;
+#[path = "../../sim/tests/common/mod.rs"]
+mod common;
+mod encoder_stages;
+mod fixture;
+mod lists;
+mod parts;
+#[path = "fixture/scheduling.rs"]
+mod scheduling;
+mod step;
+mod tokens;
