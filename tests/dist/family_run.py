@@ -175,11 +175,16 @@ class FamilyRun:
             for name, count in counts.items()
         }
         profile = made_up_profile(hash_config(model_dir), 4 * self.adapter.hidden_size, modules)
-        own = copy.deepcopy(modules)
+        adapted = copy.deepcopy(modules)
         # Adapters on the layers.
-        own["llm_layer"] |= {"num_parameters": 1100, "parameter_bytes": 4400}
-        variant = {"tensor_parallel_degree": 1, "lora_rank": 4, "has_collectives": True, "modules": own}
-        return {**profile, "family": self.adapter.family, "variants": [variant]}
+        adapted["llm_layer"] |= {"num_parameters": 1100, "parameter_bytes": 4400}
+        variants = [
+            {"tensor_parallel_degree": degree, "lora_rank": rank, "has_collectives": True, "modules": own}
+            for degree in (1, 2)
+            for rank, own in ((0, modules), (4, adapted))
+            if (degree, rank) != (1, 0)
+        ]
+        return {**profile, "family": self.adapter.family, "variants": variants}
 
     def dataset(self):
         """Its samples, as the run reads them."""
