@@ -64,8 +64,8 @@ pub(crate) struct ConfigArgument {
 
 /// Make a small multimodal dataset, a tiny model and a dflop.yaml to try everything on.
 ///
-/// Text, images, several images and video clips as real encoded files, with sizes, durations and text lengths
-/// drawn from percentiles of public datasets; the same seed gives the same bytes.
+/// The samples are text, images, several images and video clips, as real encoded files. Sizes, durations and text lengths
+/// are drawn from percentiles of public datasets. The same seed gives the same bytes.
 #[derive(Debug, Args)]
 pub(crate) struct DemoData {
     /// Where to write; made if missing
@@ -76,18 +76,18 @@ pub(crate) struct DemoData {
     /// Seed of everything that is drawn
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Overwrite files of the same names, as those of an earlier demo
+    /// Overwrite files of the same names, such as those of an earlier demo
     ///
-    /// What it named demo_* in data/media is removed first, so that none is left that no sample refers to. All other
-    /// files stay, profiles and plans too.
+    /// Files named demo_* in data/media are removed first, so that no file is left that no sample refers to. All other
+    /// files stay, also profiles and plans.
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 /// List the families and what can be done with each, and the models and devices that times can be estimated for.
 ///
-/// Each number has its source. `--write` gives the configuration files of one of the models, to fill `model.dir` with:
-/// no weights and no tokenizer.
+/// Each number has its source. `--write` writes the configuration files of one model, which can serve as `model.dir` for
+/// planning. It writes no weights and no tokenizer.
 #[derive(Debug, Args)]
 pub(crate) struct Models {
     /// Print JSON
@@ -122,8 +122,8 @@ pub(crate) struct PlanFiles {
 
 /// Choose the layout and the microbatches, and say why.
 ///
-/// A rough estimate orders all candidates. Those in front are judged by the scheduler that trains, on global batches
-/// drawn from the data profile, and by the simulator. What does not fit is counted with its cause.
+/// A rough estimate orders all candidates. The best of them are judged by the scheduler that training uses, on global
+/// batches drawn from the data profile, and by the simulator. Candidates that do not fit are counted by cause.
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     #[command(flatten)]
@@ -136,38 +136,39 @@ pub(crate) struct Plan {
     /// [default: as many as hold 2,048 samples together, from 2 to 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) sampled_batches: Option<u32>,
-    /// Look at a part of the candidates only, as in `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
+    /// Look at a part of the candidates only, for example `--only encoder.dp=2,llm.pp=4` or `--only colocated=true,zero=3`
     ///
-    /// Parts: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute
+    /// Fields: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated (true, false), zero (0 to 3), recompute
     /// (none, selective, full).
-    #[arg(long, value_name = "PARTS")]
+    #[arg(long, value_name = "FIELD=VALUE,...")]
     pub(crate) only: Option<Only>,
-    /// Search what people run today too, on the same ranks and memory: Megatron, FSDP, the paper
+    /// Also search what people run today, on the same ranks and memory: Megatron, FSDP and the paper's system
     #[arg(long)]
     pub(crate) compare: bool,
     /// Explain one of the plans: where its time and memory go, and what the scheduler adds to the layout
     ///
-    /// A place in the list (1: the plan), or a candidate as for --only, as in zero=3,recompute=none: the best of those.
-    #[arg(long, value_name = "PLACE|PARTS")]
+    /// Give the plan's number in the printed list (1 is the plan that is written), or fields as for --only, for example
+    /// zero=3,recompute=none: the best plan that has them is explained.
+    #[arg(long, value_name = "NUMBER|FIELD=VALUE,...")]
     pub(crate) explain: Option<String>,
-    /// Price of a device and hour: what a run of --samples costs, and what the plan saves of it
+    /// Price of one device for one hour; prints what a run of --samples costs, and what the plan saves
     #[arg(long, value_name = "PRICE", requires = "samples", value_parser = price)]
     pub(crate) price_per_gpu_hour: Option<f64>,
-    /// Samples of a run: its hours on the plan and on each baseline
+    /// Number of samples of a run; prints how many hours it takes with the plan and with each baseline
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) samples: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print what starts the training of the plan on its cluster, instead of the reasons
+    /// Print what starts the training on the cluster, instead of the reasons for the plan
     #[arg(long, value_enum, value_name = "LAUNCHER", conflicts_with = "json")]
     pub(crate) emit: Option<Launcher>,
-    /// Make do with the best plan found in this many seconds
+    /// Stop after this many seconds and take the best plan found
     ///
-    /// Without it a search is the same on any machine.
+    /// Without a limit the search gives the same answer on any machine.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) time_limit: Option<f64>,
-    /// Judge every candidate that no certified bound rules out: minutes for 64 ranks
+    /// Judge every candidate that no certified bound rules out; takes minutes for 64 ranks
     #[arg(long)]
     pub(crate) exhaustive: bool,
 }
@@ -199,12 +200,16 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Train as planned (starts torchrun itself, or runs under one).
 ///
-/// On one machine it starts torchrun itself; under an external torchrun (RANK and WORLD_SIZE are set) it runs as
-/// that rank. Ctrl-C, SIGTERM and SIGHUP let the running step end; SIGHUP under nohup, and Ctrl-C in a script's
-/// background job, were ignored when it started and stay so: end it with SIGTERM. A run that ends, or is ended so, leaves a
-/// checkpoint in OUT/checkpoints, from which --resume goes on. The schedule of the next step is computed while this one trains. Metrics go to OUT/metrics.jsonl
-/// and TensorBoard, spans to OUT/trace.jsonl, the samples of every microbatch to OUT/schedules.jsonl, from which
-/// --replay trains the same again.
+/// On one machine the command starts torchrun itself. Under an external torchrun (RANK and WORLD_SIZE are set) it runs as
+/// that rank.
+///
+/// Ctrl-C, SIGTERM and SIGHUP end the run after the step that is running. A signal that was ignored when the command
+/// started stays ignored (SIGHUP under nohup, Ctrl-C for a background job of a script); end such a run with SIGTERM. A run
+/// that ends in one of these ways leaves a checkpoint in OUT/checkpoints, from which --resume goes on.
+///
+/// The schedule of the next step is computed while the current step trains. Metrics go to OUT/metrics.jsonl and
+/// TensorBoard, spans to OUT/trace.jsonl, and the samples of every microbatch to OUT/schedules.jsonl. With --replay the
+/// same schedules are trained again.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a flag of the command line is a bool")]
 pub(crate) struct Train {
@@ -221,16 +226,16 @@ pub(crate) struct Train {
     pub(crate) steps: Option<u64>,
     /// Benchmark: train every global batch with each of --arms, interleaved
     ///
-    /// Each batch is then trained several times. The order of the arms changes from batch to batch, so that none always
-    /// follows the same other.
+    /// Each batch is then trained several times. The order of the arms changes from batch to batch, so that no arm always
+    /// comes after the same other arm.
     #[arg(long)]
     pub(crate) compare: bool,
     /// Ways to schedule, with --compare: blind, tokens, balanced, ordered, shaped, aware; each also with -ahead
     ///
-    /// Each does what the one before it does, and more: arrival order in equal counts; LLM tokens alone; predicted
-    /// times of encoder and LLM; the order of the microbatches; their sizes; action lists made for the step. With
-    /// -ahead, forwards run ahead as far as memory allows. `dflop report` holds the faster of aware and aware-ahead
-    /// against the fastest of blind, tokens and their -ahead.
+    /// blind takes arrival order in equal counts; tokens balances LLM tokens; balanced balances the predicted times of
+    /// encoder and LLM; ordered also searches the order of the microbatches, shaped also their sizes; aware also makes
+    /// action lists for the step. With -ahead, forwards run ahead as far as memory allows. `dflop report` compares the
+    /// faster of aware and aware-ahead with the fastest of blind, tokens, blind-ahead and tokens-ahead.
     #[arg(
         long,
         value_name = "ARMS",
@@ -239,39 +244,39 @@ pub(crate) struct Train {
         requires = "compare"
     )]
     pub(crate) arms: Vec<Arm>,
-    /// Pairs (rounds, with more arms than two) to run before measuring, with --compare
+    /// Rounds to train before measuring, with --compare; a round trains one global batch with every arm
     #[arg(long, value_name = "N", default_value_t = 2, requires = "compare")]
     pub(crate) warmup_pairs: u32,
     /// Train with the schedules of an earlier run, from its schedules.jsonl, instead of computing them
     ///
-    /// Samples, microbatches and actions of every step are those of the log, its comparison too; the plan and the data
-    /// must be those of that run. With the same configuration, losses on a CPU are equal bit by bit.
+    /// Samples, microbatches and actions of every step are those of the log; if that run compared arms, this one does, too.
+    /// The plan and the data must be those of that run. With the same configuration, losses on a CPU are equal bit by bit.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "steps"])]
     pub(crate) replay: Option<PathBuf>,
-    /// Go on from a checkpoint: `auto`, the newest of OUT (from the start where it has none), or a directory
+    /// Go on from a checkpoint: `auto` is the newest one in OUT (or the first step if there is none); or name a directory
     ///
-    /// The next samples are those that would have come next, on any layout: each sample stands in schedules.jsonl exactly
-    /// once an epoch. Steps that were trained after the checkpoint are trained again; what the journals say of them moves to
+    /// Training continues with the samples that would have come next, on any layout: each sample stands in schedules.jsonl
+    /// exactly once an epoch. Steps that were trained after the checkpoint are trained again; their lines move to
     /// OUT/*.undone.jsonl. Data, seed and global batch size must be those of the checkpoint; the plan may be another.
     #[arg(long, value_name = "auto|DIR", conflicts_with_all = ["compare", "replay"])]
     pub(crate) resume: Option<PathBuf>,
-    /// Start the ranks again where one dies or hangs, and go on from the newest checkpoint, N times in a row
+    /// If a rank dies or hangs, start all ranks again from the newest checkpoint, at most N times in a row
     ///
-    /// [default: 3 where checkpoint.every is set, else 0]. A new checkpoint in between counts as success: the next N begin.
-    /// What all ranks refuse alike (a damaged checkpoint, a full disk, gradients that are no numbers, a bad sample) is not tried
-    /// again. Under an external torchrun its own --max-restarts counts: pass `--resume auto` there.
+    /// [default: 3 where checkpoint.every is set, else 0]. After a new checkpoint the count begins again at 0. Failures that
+    /// would only repeat themselves (a damaged checkpoint, a full disk, gradients that are not finite, a bad sample) are not
+    /// tried again. Under an external torchrun use torchrun's own --max-restarts, and `--resume auto` here.
     #[arg(long, value_name = "N", conflicts_with_all = ["compare", "replay"])]
     pub(crate) max_restarts: Option<u32>,
-    /// Count the memory of each rank in this step and hold it against the prediction
+    /// Count the memory of each rank in this step and compare it with the prediction
     ///
-    /// Steps count from 0, those of a warm-up too; the least is 1, as the first update makes the
+    /// Steps count from 0, those of a warm-up included. The step must be at least 1, because the first update makes the
     /// optimizer's states. Slow on a CPU.
     #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) measure_memory_step: Option<u64>,
-    /// Allow more ranks than cores on a CPU; times then mean nothing
+    /// Allow more ranks than cores on a CPU; the measured times then mean nothing
     #[arg(long)]
     pub(crate) oversubscribe: bool,
-    /// Allow a model profile of another processor or GPU; predicted times are then those of the other
+    /// Allow a model profile of another processor or GPU; predicted times are then times of that device
     #[arg(long)]
     pub(crate) other_device: bool,
     /// Overwrite an earlier run in the same directory
@@ -286,11 +291,12 @@ const REHEARSE_EXAMPLE: &str = r"Examples:
 
 /// Run a plan's real ranks, schedules and messages without computing: each action takes its predicted time.
 ///
-/// Needs no GPU: ranks sleep instead of computing, so 32 of them run on two cores. What is real: torchrun, process
-/// groups, the scheduler, the action lists, the order of all messages, and the files of the run. A message carries
-/// a time stamp instead of features, and is used when its predicted transfer time has passed. A list that cannot
-/// end, a rank that cannot be reached, a schedule that comes too late: all show here before a GPU is paid for. Writes
-/// the files that `dflop train` writes, marked as rehearsed; `dflop report` reads them.
+/// A rehearsal needs no GPU: ranks sleep instead of computing, so 32 of them run on two cores. Torchrun, the process
+/// groups, the scheduler, the action lists, the order of all messages and the files of the run are real. A message carries
+/// a time stamp instead of features, and is used when its predicted transfer time has passed.
+///
+/// So you see before you pay for a GPU whether a list cannot end, a rank cannot be reached, or a schedule comes too late.
+/// The command writes the files that `dflop train` writes, marked as rehearsed; `dflop report` reads them.
 #[derive(Debug, Args)]
 #[command(after_long_help = REHEARSE_EXAMPLE)]
 pub(crate) struct Rehearse {
@@ -302,18 +308,18 @@ pub(crate) struct Rehearse {
     /// Global batches to rehearse
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: u64,
-    /// How much faster than predicted to run, as in 10; what is written is multiplied back
+    /// How many times faster than predicted to run, for example 10; before times are written, they are multiplied by it
     ///
-    /// The faster, the more the machine's own delays count: each action is late by a fraction of a millisecond.
+    /// At a higher speed the machine's own delays count more: each action is late by a fraction of a millisecond.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) speed: f64,
-    /// A rank that takes longer than predicted, as in 3:1.3; may be given several times
+    /// A rank that takes longer than predicted, for example 3:1.3; may be given several times
     #[arg(long, value_name = "RANK:FACTOR")]
     pub(crate) slow_rank: Vec<SlowRank>,
     /// Milliseconds that each message takes beyond its predicted time
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub(crate) network_latency: f64,
-    /// End a rank with SIGKILL in the middle of a step, as in 5:4 (rank 5, step 4)
+    /// End a rank with SIGKILL in the middle of a step, for example 5:4 (rank 5, step 4)
     #[arg(long, value_name = "RANK:STEP")]
     pub(crate) kill: Option<KilledRank>,
     /// Print JSON: ranks, steps, step_ms_median, simulated_ms_median, error_median, error_p95
@@ -369,28 +375,28 @@ fn pair<'a>(text: &'a str, form: &str) -> Result<(u32, &'a str), String> {
 
 /// Write the weights of a training run as a model directory that `from_pretrained` reads.
 ///
-/// Reads a checkpoint of the run, on any machine and without ranks, and writes safetensors files; configuration, tokenizer,
-/// processor and chat template are copied from the model that the run started from. The directory can be the model.dir of
-/// the next run, as in the stages of a recipe: dflop export run --out model-2.
+/// The command reads a checkpoint of the run, on any machine and without ranks, and writes safetensors files. Configuration,
+/// tokenizer, processor and chat template are copied from the model that the run started from. The directory can be the
+/// model.dir of the next run, to train in several stages: dflop export run --out model-2.
 ///
-/// With train.recipe lora, the adapters are merged into the weights; --adapter writes them alone, as peft does.
+/// With train.recipe lora, the adapters are merged into the weights. --adapter writes only the adapters, as peft does.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// Directory of the run, as in run
+    /// Directory of the run, for example `run`
     pub(crate) run: PathBuf,
     /// Where to write; made if missing
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Steps trained, as in checkpoints/step-N [default: the last checkpoint]
+    /// Export checkpoints/step-N, the weights after N steps [default: the last checkpoint]
     #[arg(long, value_name = "N")]
     pub(crate) step: Option<u64>,
     /// Dtype of the weights [default: that of the run: model.dtype]
     #[arg(long, value_name = "DTYPE", value_parser = ["float32", "bfloat16", "float16"])]
     pub(crate) dtype: Option<String>,
-    /// Bytes of one file at most, as in 5000000000 (a larger tensor has a file of its own)
+    /// The most bytes of one file (a larger tensor has a file of its own)
     #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) shard_bytes_max: u64,
-    /// Write the LoRA adapters alone, as peft does, not merged
+    /// Write only the LoRA adapters, as peft does, instead of merging them
     #[arg(long)]
     pub(crate) adapter: bool,
     /// Write into a directory that holds other files; files of the same names are overwritten
@@ -400,14 +406,14 @@ pub(crate) struct Export {
 
 /// Draw what is in a directory as one HTML page.
 ///
-/// Takes whatever of data_profile.parquet, model_profile.json, plan.json and run/ (or rehearsal/) is there. The page is one file and
-/// works offline. After `dflop train --compare`, also writes summary.json.
+/// The page shows whatever the directory has of data_profile.parquet, model_profile.json, plan.json and run/ (or
+/// rehearsal/). It is one file and works offline. After `dflop train --compare` the command also writes summary.json.
 #[derive(Debug, Args)]
 pub(crate) struct Report {
     /// The directory
     #[arg(default_value = ".")]
     pub(crate) dir: PathBuf,
-    /// Directory of the steps to show [default: DIR/run, or DIR/rehearsal where nothing was trained]
+    /// Directory of the run to show [default: DIR/run, or DIR/rehearsal if nothing was trained]
     #[arg(long, value_name = "DIR")]
     pub(crate) run: Option<PathBuf>,
     /// Where to write the page [default: DIR/report.html]
@@ -416,19 +422,20 @@ pub(crate) struct Report {
     /// Also write a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Also write the figure of one global batch by the baselines and by ours, as SVG
+    /// Also draw one global batch as the baselines and as dflop train it, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
 }
 
 /// Say what an artifact holds, for people.
 ///
-/// Of a model profile: the device, and per module the time a token of forward (F), backward (B), and its parts for
-/// inputs (I) and weights (W), spread and memory; recomputation, variants, links between ranks, and whether it was
-/// measured or estimated. Of a plan and a data profile: what the verbs that make them print.
+/// For a model profile it prints the device, recomputation, variants, links between ranks, and whether the profile was
+/// measured or estimated; and for each module the time for each token, its spread and the memory. Times are those of the
+/// forward (F), the backward (B), and the two halves of the backward, for inputs (I) and for weights (W). For a plan and a
+/// data profile it prints what `dflop plan` and `dflop profile data` print.
 #[derive(Debug, Args)]
 pub(crate) struct Show {
-    /// The file; or model_profile, data_profile or plan: the one beside the configuration
+    /// The file; or one of the words model_profile, data_profile and plan, for the file beside the configuration
     pub(crate) artifact: PathBuf,
     #[command(flatten)]
     pub(crate) config: ConfigArgument,
@@ -446,17 +453,17 @@ pub(crate) struct Probe {
     /// The files
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Print one line of JSON a file
+    /// Print one line of JSON for each file
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also give the shape that the model in this directory makes of it
+    /// Also print the shape that the file has for the model in this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Also give the shape that a model family makes of it, with the settings it has where no file sets them:
-    /// llava_onevision, qwen2_vl or qwen2_5_vl (a model of another family has settings of its own: --model)
+    /// Also print the shape that the file has for a model family with its default settings: llava_onevision, qwen2_vl or
+    /// qwen2_5_vl (other families have no default settings: use --model)
     #[arg(long, value_name = "MODEL_TYPE")]
     pub(crate) family: Option<String>,
-    /// Frames taken of a video, at most, with --model or --family [default: as the family has it]
+    /// The most frames taken of a video, with --model or --family [default: the family's rule]
     #[arg(long, value_name = "N", requires = "rule",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(dflop_data::family::FRAMES_MAX)))]
     pub(crate) video_max_frames: Option<u32>,

@@ -16,34 +16,35 @@ const SIMULATE_EXAMPLE: &str = r#"Example, with times of I and W for the orders 
 
 /// Time a step without running it: a plan on its data, or durations from a file.
 ///
-/// With `--durations`, one pipeline whose durations a file gives, one rank a stage or, interleaved, on `--ranks`. Without,
-/// the plan beside the configuration on global batches of its data, data-aware against data-blind.
+/// Without `--durations` the command simulates the plan beside the configuration, on global batches of its data, scheduled
+/// by dflop and by the baselines. With `--durations` it simulates one pipeline whose durations a file gives. That pipeline
+/// has one rank for each stage; an interleaved one has `--ranks` ranks.
 ///
-/// Idle time is split by cause: ramp is fill and drain, what the same order idles when every action of a kind takes its
-/// mean time; imbalance is what the real durations add; transfer is waiting for data under way. `ideal` is the work of the
-/// busiest rank: no order of the same actions is faster.
+/// Idle time has these causes. Ramp is filling and draining the pipeline: the idle time that the same order has if every
+/// action of a kind takes its mean time. Imbalance is what the real durations add. Transfer is waiting for data that is
+/// under way between ranks. `ideal` is the work of the busiest rank: no order of the same actions is faster.
 #[derive(Debug, Args)]
 #[command(after_long_help = SIMULATE_EXAMPLE)]
 pub(crate) struct Simulate {
     #[command(flatten)]
     pub(crate) files: PlanFiles,
-    /// JSON file {"forward_ns": [[per microbatch] per stage], "backward_ns": same, "transfer_ns": n}, and "input_ns" and
-    /// "weight_ns" for backwards that can be split
+    /// JSON file {"forward_ns": [[one time for each microbatch] for each stage], "backward_ns": same, "transfer_ns": n};
+    /// also "input_ns" and "weight_ns" where the backward can be split
     #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "data_profile", "model_profile", "plan", "steps"])]
     pub(crate) durations: Option<PathBuf>,
     /// Pipeline order, with --durations
     #[arg(long, value_enum, default_value_t = Order::OneFOneB, requires = "durations")]
     pub(crate) order: Order,
-    /// Ranks over which the stages are dealt round, with --order interleaved-1f1b
+    /// Number of ranks, with --order interleaved-1f1b: stage s is on rank s modulo N
     #[arg(long, value_name = "N", requires = "durations", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) ranks: Option<u32>,
     /// Global batches to simulate, without --durations
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) steps: u32,
-    /// Simulate clusters of these numbers of ranks instead, with as many samples a rank and step as the plan has
+    /// Simulate clusters with these numbers of ranks instead, for example 8,16,32; samples for each rank stay as in the plan
     ///
-    /// For each number a quick search chooses the layout, with the microbatches of the plan. Links between ranks are taken
-    /// as the model profile has them.
+    /// For each number a quick search chooses the layout, with the plan's number of microbatches. Links between ranks are
+    /// those of the model profile.
     #[arg(
         long,
         value_name = "RANKS",
@@ -52,13 +53,13 @@ pub(crate) struct Simulate {
         value_parser = clap::value_parser!(u32).range(2..=4096)
     )]
     pub(crate) num_ranks: Vec<u32>,
-    /// Plan under other conditions, as in --set cluster.num_ranks=64,128 --set data.weights.video=0.4
+    /// Plan under other conditions, for example --set cluster.num_ranks=64,128 --set data.weights.video=0.4
     ///
-    /// Each combination of the values is searched anew, and needs no plan. Fields: cluster.num_ranks,
-    /// cluster.ranks_per_node, cluster.device (a device of the table), cluster.memory_budget_bytes,
-    /// network.cluster_bytes_per_s, network.node_bytes_per_s, train.global_batch_size (else as many samples a rank),
-    /// train.num_microbatches, train.bucket_tokens_max, train.recipe, data.weights.KIND (the part of the samples: text,
-    /// image, multi_image, video, audio).
+    /// A new plan is searched for each combination of the values; plan.json is not needed. Fields: cluster.num_ranks,
+    /// cluster.ranks_per_node, cluster.device (a device that dflop models lists), cluster.memory_budget_bytes,
+    /// network.cluster_bytes_per_s, network.node_bytes_per_s, train.global_batch_size (without it, the number of samples
+    /// for each rank stays), train.num_microbatches, train.bucket_tokens_max, train.recipe, data.weights.KIND (which fraction of
+    /// the samples is text, image, multi_image, video or audio).
     #[arg(long, value_name = "FIELD=VALUES", value_parser = setting, conflicts_with_all = ["durations", "num_ranks", "trace"])]
     pub(crate) set: Vec<Setting>,
     /// Write the rows of --set as CSV
@@ -80,23 +81,24 @@ pub(crate) enum Order {
     /// One forward, one backward
     #[value(name = "1f1b")]
     OneFOneB,
-    /// 1F1B over several stages a rank; needs --ranks
+    /// 1F1B with several stages on each rank; needs --ranks
     #[value(name = "interleaved-1f1b")]
     Interleaved,
-    /// 1F1B with the backward split, W filling the drain; needs "input_ns" and "weight_ns"
+    /// 1F1B with the backward in two halves, whose second half (W) fills idle time; needs "input_ns" and "weight_ns"
     #[value(name = "zero-bubble")]
     ZeroBubble,
-    /// Lists made for these durations, with 1F1B's microbatches in flight; splits the backward where the file can
+    /// Lists made for these durations, with at most as many microbatches in flight as 1F1B; splits the backward if the file
+    /// has "input_ns" and "weight_ns"
     #[value(name = "data-aware")]
     DataAware,
 }
 
-/// What each sample costs on the encoder and on the LLM: a CSV on stdout.
+/// Print what each sample costs on the encoder and on the LLM, as CSV.
 ///
-/// From a data profile and the model profile beside it, or a model of the catalogue on a device of the table (dflop
-/// models lists both). Its columns are those that dflop schedule --costs reads, and the position of each sample in the
-/// dataset. A time is forward and backward of what the sample adds to a microbatch of mean samples, in nanoseconds;
-/// bytes are its activations on a rank with both components.
+/// The costs come from a data profile and the model profile beside it, or from a model of the catalogue and a device
+/// (dflop models lists both). The columns are those that dflop schedule --costs reads, and the position of each sample in
+/// the dataset. A time is what the sample adds to forward and backward of a microbatch of mean samples, in nanoseconds.
+/// Bytes are the activations that the sample adds to a rank with both components.
 #[derive(Debug, Args)]
 pub(crate) struct Costs {
     /// The data profile
@@ -104,7 +106,7 @@ pub(crate) struct Costs {
     pub(crate) data_profile: PathBuf,
     #[command(flatten)]
     pub(crate) source: CostSource,
-    /// Samples of a microbatch, about: what a sample adds is read around that size
+    /// About how many samples a microbatch has; the cost of a sample is what it adds to a microbatch of that size
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch_size: u32,
 }
@@ -115,13 +117,13 @@ pub(crate) struct CostSource {
     /// The model profile [default: model_profile.json beside the data profile]
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     pub(crate) model_profile: Option<PathBuf>,
-    /// A model of the catalogue, as in qwen2.5-vl-7b, instead of a model profile
+    /// A model of the catalogue, for example qwen2.5-vl-7b, instead of a model profile
     #[arg(long, value_name = "NAME", requires = "hardware")]
     pub(crate) model: Option<String>,
-    /// The device to estimate, as in h100
+    /// The device to estimate, for example h100
     #[arg(long, visible_alias = "device", value_name = "NAME", requires = "model")]
     pub(crate) hardware: Option<String>,
-    /// Of parameters and activations, with --model
+    /// Dtype of parameters and activations, with --model
     #[arg(long, value_name = "DTYPE", default_value = "bfloat16", value_parser = ["bfloat16", "float16", "float32"])]
     pub(crate) dtype: String,
 }
@@ -147,13 +149,13 @@ memory_rank_stage [the fullest rank].
 A table with attention_backend is taken as one of Megatron-Core, else as one of Megatron-DeepSpeed of 2022, whose host starts
 kernels more slowly.";
 
-/// Predict step time and memory of runs of text-only GPT models: a CSV in, the same CSV with predictions out.
+/// Predict step time and memory of runs of text-only GPT models: read a CSV, write it with predictions.
 ///
-/// Each row is one run: a model, a number of GPUs, and how Megatron cuts it over them. dflop estimates the modules (dflop
-/// models has the sources), simulates the pipeline, and fills in predicted_ms, predicted_peak_bytes (as PyTorch's
-/// allocator counts: without context and fragmentation) and predicted_basis, which says `estimated`. Where the table also
-/// holds what was measured (iteration_ms or step_ms_median, peak_allocated_bytes), the error is printed. A run that
-/// Megatron could not do (layers that do not divide, heads that do not divide) is left blank and counted.
+/// Each row is one run: a model, a number of GPUs, and how Megatron cuts the model over them. dflop estimates the modules
+/// (dflop models has the sources) and simulates the pipeline. It fills in predicted_ms, predicted_peak_bytes (as PyTorch's
+/// allocator counts: without context and fragmentation) and predicted_basis, which says `estimated`. If the table also
+/// holds measurements (iteration_ms or step_ms_median, peak_allocated_bytes), the error is printed. A run that
+/// Megatron cannot do (layers or heads that cannot be divided evenly) is left blank and counted.
 #[derive(Debug, Args)]
 #[command(after_long_help = ESTIMATE_EXAMPLE)]
 pub(crate) struct EstimateRuns {
@@ -163,7 +165,7 @@ pub(crate) struct EstimateRuns {
     /// Where to write the table with predictions
     #[arg(short, long, value_name = "FILE", requires = "runs")]
     pub(crate) out: Option<PathBuf>,
-    /// Device of rows that name none, as in A100 or H100; `list` prints the known ones
+    /// Device for rows that name none, for example A100 or H100; `list` prints the known devices
     #[arg(long, visible_alias = "hardware", value_name = "NAME")]
     pub(crate) device: Option<String>,
 }
@@ -176,12 +178,13 @@ const ADVISE_EXAMPLE: &str = r"Examples:
 
 /// Say what balanced batches would give your data-parallel trainer, before you change it.
 ///
-/// From a data profile and what its samples cost (a model profile, or a model of the catalogue: see dflop costs), it
-/// simulates the steps of your ranks with each way to deal out samples: in arrival order, grouped by length, packed by
-/// tokens, by dflop's first line (balanced batches), and by both lines (the encoder's work shared out as well). It prints
-/// each step over the work bound, the gain over the best of the three other ways, and the lines of code to add.
+/// The command needs a data profile and the costs of its samples (from a model profile or a model of the catalogue, see
+/// dflop costs). It simulates the steps of your ranks with each way to distribute samples: in arrival order, grouped by
+/// length, packed by tokens, by dflop's first line (balanced batches), and by both lines (the encoder's work shared out as
+/// well). It prints each step over the work bound, the gain over the best of the first three ways, and the lines of code to
+/// add.
 ///
-/// From a log of step times alone (--step-times) it says how long the ranks wait for the slowest, and no more.
+/// From a log of step times alone (--step-times) it only says how long the ranks wait for the slowest one.
 #[derive(Debug, Args)]
 #[command(after_long_help = ADVISE_EXAMPLE)]
 pub(crate) struct Advise {
@@ -193,7 +196,7 @@ pub(crate) struct Advise {
     /// Data-parallel ranks [default: cluster.num_ranks of a dflop.yaml, else 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100_000))]
     pub(crate) num_ranks: Option<u32>,
-    /// Samples of a microbatch on a rank [default: as train.global_batch_size of a dflop.yaml has it, else 4]
+    /// Samples of a microbatch on a rank [default: by train.global_batch_size of a dflop.yaml, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) batch_size: Option<u32>,
     /// Microbatches of a rank in a step (gradient accumulation)
@@ -234,8 +237,8 @@ const SCHEDULE_EXAMPLE: &str = r"Example, two buckets of 32,768 tokens at most:
 
 /// Balance samples with given costs into buckets.
 ///
-/// The largest load of any bucket, on the encoder or on the LLM, is made as small as possible; the answer comes
-/// with a lower bound that no assignment can beat. Where caps cannot be kept, the answer is no: exit status 1.
+/// The largest load of any bucket, on the encoder or on the LLM, is made as small as possible. The answer comes
+/// with a lower bound that no assignment can beat. If the caps cannot be kept, the exit status is 1.
 #[derive(Debug, Args)]
 #[command(after_long_help = SCHEDULE_EXAMPLE)]
 pub(crate) struct Schedule {
@@ -245,16 +248,17 @@ pub(crate) struct Schedule {
     /// Number of buckets: microbatches x LLM replicas
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) buckets: u32,
-    /// Bytes a bucket may hold at most; needs the column `bytes` [default: no cap]
+    /// The most bytes in a bucket; needs the column `bytes` [default: no cap]
     #[arg(long, value_name = "BYTES")]
     pub(crate) bucket_bytes_max: Option<u64>,
-    /// LLM tokens a bucket may hold at most, as in 32768; needs the column `tokens` [default: no cap]
+    /// The most LLM tokens in a bucket, for example 32768; needs the column `tokens` [default: no cap]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000))]
     pub(crate) bucket_tokens_max: Option<u64>,
-    /// Search on, about a second at most (one core), where a gap is left, to prove the answer optimal
+    /// If a gap is left, search on to prove the answer optimal: about a second at most on one core
     ///
-    /// For small batches (up to 160 samples, six a bucket; up to 48 are proven without it, mostly); for larger ones the same
-    /// work goes to further exchanges, which prove nothing but may lower the load. Work is counted, not timed: the same seed gives the same answer.
+    /// This is for small batches: up to 160 samples, and up to six in a bucket. (Most batches of up to 48 samples are proven
+    /// without it.) For larger batches the same work goes to further exchanges, which prove nothing but may lower the load.
+    /// Work is counted, not timed: the same seed gives the same answer.
     #[arg(long)]
     pub(crate) exact: bool,
     /// Seed of the search; the same seed gives the same answer

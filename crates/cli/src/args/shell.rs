@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// Print the completions of a shell.
 ///
-/// Then Tab completes verbs, options and their values, in new shells:
+/// Put them where your shell looks for them. Then Tab completes verbs, options and their values in new shells:
 ///   bash: dflop completions bash > ~/.local/share/bash-completion/completions/dflop
 ///   zsh:  dflop completions zsh > a directory of $fpath, as _dflop
 ///   fish: dflop completions fish > ~/.config/fish/completions/dflop.fish
