@@ -38,9 +38,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What starts ranks of the tests starts those of the benchmark.
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "dist"))
-from ranks import environment, free_port
+from forked import run_forked
 
 NUM_RANKS, BATCH_SIZE, SEED = 2, 4, 11
 OTHERS = ("arrival", "grouped", "rebalanced", "packed")
@@ -314,11 +312,6 @@ def run_arm(layout: str, arm: str, data: Samples, batches: list[list[int]], fold
 
 def work(rank: int, asked: argparse.Namespace, sizes: Any, costs: Any, out: Path, folder: str) -> None:
     """All rounds of all layouts on one rank; rank 0 writes what it measured."""
-    import torch
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    torch.set_num_threads(1)
     data = Samples(sizes)
     rows = []
     for layout in asked.layouts:
@@ -348,30 +341,9 @@ def launch(asked: argparse.Namespace, sizes: Any, costs: Any) -> list[dict[str, 
     """What the ranks measured, each a process forked from this one after one import."""
     for name in ("torch.distributed.fsdp", "transformers.trainer", "dflop.integrations.encoder"):
         importlib.import_module(name)
-    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        children = []
-        for rank in range(NUM_RANKS):
-            child = os.fork()
-            if child == 0:
-                status = 1
-                try:
-                    os.environ.update(environment(rank, NUM_RANKS, port))
-                    work(rank, asked, sizes, costs, out, folder)
-                    status = 0
-                except BaseException:
-                    import traceback
-
-                    traceback.print_exc()
-                finally:
-                    sys.stderr.flush()
-                    os._exit(status)
-            children.append(child)
-        failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
-        if failed:
-            message = f"{len(failed)} of {NUM_RANKS} ranks failed"
-            raise RuntimeError(message)
+        run_forked(NUM_RANKS, lambda rank: work(rank, asked, sizes, costs, out, folder))
         return json.loads(out.read_text())
 
 

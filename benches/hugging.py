@@ -8,14 +8,11 @@ summed, and divided by its label tokens.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "dist"))
-from ranks import environment, free_port
+from forked import run_forked
 
 NUM_RANKS = 2
 
@@ -210,34 +207,13 @@ def run(
 
     for name in ("torch.distributed.fsdp", "transformers.trainer", "dflop.integrations.accelerate"):
         importlib.import_module(name)
-    port, out = free_port(), folder / "hugging.json"
-    children = []
-    for rank in range(NUM_RANKS):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                os.environ.update(environment(rank, NUM_RANKS, port))
-                import torch
-                from transformers.utils import logging
+    out = folder / "hugging.json"
 
-                logging.set_verbosity_error()
-                torch.set_num_threads(1)
-                rows = Rows(folder, [step[rank] for step in parts])
-                found = train(folder, layout, rows, num_warmup, settings)
-                if rank == 0:
-                    out.write_text(json.dumps(found))
-                status = 0
-            except BaseException:
-                import traceback
+    def work(rank: int) -> None:
+        rows = Rows(folder, [step[rank] for step in parts])
+        found = train(folder, layout, rows, num_warmup, settings)
+        if rank == 0:
+            out.write_text(json.dumps(found))
 
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
-    if failed:
-        message = f"{len(failed)} of {NUM_RANKS} ranks failed"
-        raise RuntimeError(message)
+    run_forked(NUM_RANKS, work)
     return json.loads(out.read_text())

@@ -62,6 +62,25 @@ def tile_plan(
     )
 
 
+def clip_plan(vision: Any) -> LayerPlan:
+    """How a layer of CLIP or SigLIP is cut, whose modules have the same names.
+
+    Args:
+        vision: `vision_config`, with `num_attention_heads` and `intermediate_size`.
+
+    Returns:
+        The plan.
+    """
+    return tile_plan(
+        "self_attn",
+        "out_proj",
+        ("mlp.fc1", "mlp.fc2", "mlp"),
+        ("vision_config.num_attention_heads", vision.num_attention_heads),
+        ("vision_config.intermediate_size", vision.intermediate_size),
+        ("num_heads", "embed_dim"),
+    )
+
+
 class TileFamily(FamilyAdapter):
     """A family whose encoder reads tiles or windows."""
 

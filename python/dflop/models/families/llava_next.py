@@ -17,7 +17,7 @@ from transformers.models.llava_next import modeling_llava_next as hf
 from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
 from dflop.models.processor_files import processor_fields, processor_file
 from dflop.models.rules import Rule
-from dflop.models.tiles import TileFamily, check_features, check_pinpoints, tile_plan
+from dflop.models.tiles import TileFamily, check_features, check_pinpoints, clip_plan
 from dflop.models.towers import inner_tower
 
 if TYPE_CHECKING:
@@ -74,15 +74,7 @@ class LlavaNext(TileFamily):
 
     def encoder_plan(self) -> LayerPlan:
         """See `FamilyAdapter.encoder_plan`."""
-        vision = self.vision
-        return tile_plan(
-            "self_attn",
-            "out_proj",
-            ("mlp.fc1", "mlp.fc2", "mlp"),
-            ("vision_config.num_attention_heads", vision.num_attention_heads),
-            ("vision_config.intermediate_size", vision.intermediate_size),
-            ("num_heads", "embed_dim"),
-        )
+        return clip_plan(self.vision)
 
     def project(self, model: Any, hidden_NPV: torch.Tensor, media: Sequence[MediaGrid]) -> torch.Tensor:
         """See `TileFamily.project`."""
