@@ -16,6 +16,8 @@ from lists import random_lists
 from ranks import results, run_ranks
 from test_layouts import (
     PLACED,
+    Oracle,
+    assert_close,
     check,
     frozen_none,
     frozen_tower,
@@ -27,8 +29,10 @@ from test_layouts import (
 )
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
-from toy_run import RankParts, make_schedule, write_colocated, write_plan
+from toy_run import SEED, RankParts, make_schedule, write_colocated, write_plan
 
+from dflop.models.adapters import add_adapters
+from dflop.models.recipes import freeze
 from dflop.models.tensor import slices_of
 from dflop.parallel.shard import local
 from dflop.runtime.checkpoint import Saver
@@ -98,10 +102,72 @@ def test_a_vocabulary_that_does_not_divide(oracles, tmp_path):
     llm = PLACED["uneven", 1]
     plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(llm), llm_tp=2)
 
-    from test_layouts import Oracle
-
     oracle = Oracle(model_dir, tmp_path / "pretrained", frozen_none)
     check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
+
+
+@pytest.mark.parametrize("vocab_size", [300, 301])
+def test_a_head_tied_to_the_embedding(vocab_size, tmp_path):
+    """One matrix, cut once: its gradient is that of both of its uses, of each rank's rows."""
+    model_dir = tiny_llava.write_model_dir(
+        tmp_path / "model", vocab_size=vocab_size, tie_word_embeddings=True
+    )
+    llm = PLACED["uneven", 1]
+    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(llm), llm_tp=2)
+    oracle = Oracle(model_dir, tmp_path / "pretrained", frozen_none)
+    assert "lm_head.weight" not in oracle.gradients
+    check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
+
+
+@pytest.mark.parametrize(("layout", "sharding"), [((1, 1, 1), {}), ((1, 2, 1), {"zero": 1})], ids=name)
+def test_adapters_of_cut_layers(layout, sharding, model_dir, tmp_path):
+    """LoRA: what is whole beside a cut layer has a summand on each rank; two hold each head of keys and values."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = PLACED["uneven", llm_dp]
+    rank_of_adapters, alpha = 3, 5.0
+
+    def adapt(pieces):
+        for piece in pieces.values():
+            add_adapters(piece, rank_of_adapters, alpha, SEED)
+            with torch.no_grad():
+                fill_b(piece)
+            freeze(piece, "lora")
+
+    def gradients(plan, folder):
+        def rank(index):
+            parts = RankParts(plan, model_dir, tmp_path / folder / "store", index, prepare_pieces=adapt)
+            loss = parts.step(make_schedule(llm, encoder_dp))
+            found = {n: whole(p.grad) for n, p in parts.gradients.parameters.items()}
+            slices = {n: s for piece in parts.pieces.values() for n, s in slices_of(piece).items()}
+            return loss, float(parts.gradients.clip(1e-3)), found, slices
+
+        return results(run_ranks(plan.num_ranks, rank, tmp_path / folder))
+
+    one = gradients(write_plan(tmp_path / "one.json", 1, llm_dp, 1, len(llm)), "one")
+    plan = write_plan(tmp_path / "plan.json", *layout, len(llm), llm_tp=4, **sharding)
+    expected = {n: torch.from_numpy(g) for _, _, found, _ in one for n, g in found.items()}
+    cut = gradients(plan, "cut")
+    assert sum(loss for loss, *_ in cut) == pytest.approx(sum(loss for loss, *_ in one), rel=1e-6)
+    largest = max(float(g.norm()) for g in expected.values())
+    seen = set()
+    for _, norm, found, slices in cut:
+        assert norm == pytest.approx(one[0][1], rel=1e-5)
+        for n, gradient in found.items():
+            wanted = slices[n].take(expected[n]) if n in slices else expected[n]
+            assert_close(gradient, wanted, 1e-4 * largest, n)
+            seen.add(n)
+    assert seen == set(expected)
+    assert sum(".lora_" in n for n in seen) >= 14
+
+
+def fill_b(piece):
+    """Gives B values, by its name alone: zeros would leave A without a gradient."""
+    slices = slices_of(piece)
+    for n, parameter in piece.named_parameters():
+        if ".lora_B." in n:
+            shape = slices[n].shape if n in slices else parameter.shape
+            values = 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(len(n)))
+            parameter.copy_(slices[n].take(values) if n in slices else values)
 
 
 @pytest.mark.parametrize(

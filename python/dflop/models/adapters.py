@@ -8,12 +8,13 @@ for W, `q_proj.lora_A.default.weight` and `q_proj.lora_B.default.weight` for the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dflop.models.parameters import component_of, name_seed
+from dflop.models.tensor import Slice, slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,8 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
     """Puts adapters on a piece or a whole model; without any change to what it computes, as B is zeros.
 
     Args:
-        model: changed in place; a piece without layers of the LLM is left as it is.
+        model: changed in place; a piece without layers of the LLM is left as it is. Beside layers that tensor
+            parallelism has cut each rank gets its part of the adapters of the whole ones.
         rank: of the adapters, at least 1.
         alpha: their product is multiplied by `alpha / rank`.
         seed: A depends on it and on its name alone, in any layout.
@@ -82,15 +84,39 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
     # Those train as they are; peft would keep a copy of each beside it.
     config.modules_to_save = None
     inject_adapter_in_model(config, model)
+    _slice(model)
+    slices = slices_of(model)
     for name, parameter in model.named_parameters():
         if ".lora_A." in name:
+            part = slices.get(name)
+            shape = parameter.shape if part is None else part.shape
             # Kaiming's uniform distribution with a = sqrt(5), as peft has it.
-            bound = parameter.shape[1] ** -0.5
+            bound = shape[1] ** -0.5
             generator = torch.Generator().manual_seed(name_seed(seed, name))
-            values = torch.empty(parameter.shape, dtype=torch.float32)
-            parameter.copy_(values.uniform_(-bound, bound, generator=generator))
+            values = torch.empty(shape, dtype=torch.float32)
+            values.uniform_(-bound, bound, generator=generator)
+            parameter.copy_(values if part is None else part.take(values))
         elif ".lora_B." in name:
             parameter.zero_()
+
+
+def _slice(model: nn.Module) -> None:
+    """Notes which part adapters are of those of whole layers, where tensor parallelism has cut the layers.
+
+    Beside cut outputs B is cut, beside cut inputs A. The other of the two is whole on all ranks, and each has
+    a summand of its gradient: it is a part that they share, from the first index to the last.
+    """
+    for module in model.modules():
+        adapted: Any = module
+        part: Slice | None = getattr(getattr(module, "base_layer", None), "tensor_slices", {}).get("weight")
+        if part is None:
+            continue
+        outputs, inputs = part.shape
+        (a,), (b,) = adapted.lora_A.values(), adapted.lora_B.values()
+        rank = a.weight.shape[0]
+        runs_a, runs_b = (((0, rank),), part.runs) if part.dim == 0 else (part.runs, ((0, outputs),))
+        a.tensor_slices = {"weight": Slice(part.dim, (rank, inputs), runs_a)}
+        b.tensor_slices = {"weight": Slice(0, (outputs, rank), runs_b)}
 
 
 def merged(parameters: Mapping[str, torch.Tensor], rank: int, alpha: float) -> dict[str, torch.Tensor]:

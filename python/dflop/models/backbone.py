@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from dflop.models.errors import profile_error
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
 from dflop.models.tensor import Cut, LayerPlan, cut_layer
@@ -131,16 +130,14 @@ class LlmStage(nn.Module):
         for layer in self.layers_in_order():
             cut_layer(layer, plan, tensor.degree, tensor.rank)
         stage = cast("Any", self.model).language_model
-        if self.is_first and self.is_last and self.lm_head.weight is stage.embed_tokens.weight:
-            message = (
-                "the embedding is tied to the head (`tie_word_embeddings` is true) and the tensor parallel "
-                f"degree is {tensor.degree}, must be 1"
-            )
-            raise profile_error(message)
-        if self.is_first:
-            cut_vocabulary(stage.embed_tokens, tensor.degree, tensor.rank)
-        if self.is_last:
-            cut_vocabulary(self.lm_head, tensor.degree, tensor.rank)
+        ends = [stage.embed_tokens] if hasattr(stage, "embed_tokens") else []
+        ends += [self.lm_head] if self.is_last else []
+        is_tied = len({end.weight for end in ends}) < len(ends)
+        for end in ends:
+            cut_vocabulary(end, tensor.degree, tensor.rank)
+        if is_tied:
+            # Both have the same rows, and were cut apart.
+            self.lm_head.weight = stage.embed_tokens.weight
 
     def layers_in_order(self) -> list[nn.Module]:
         """Its layers, in the order in which a forward runs them."""

@@ -240,24 +240,24 @@ class Sum(torch.autograd.Function):
     """Forward: the sum over the ranks; backward: nothing.
 
     Where a layer is computed again in mode `selective`, the result of the linear map was kept, and with it
-    the sum that took its place. (That of a map with adapters beside it is computed again without the sum.)
+    the sum that took its place. That of a map with adapters beside it was not: it is summed again.
     """
 
     @staticmethod
-    def forward(ctx: Any, summand: torch.Tensor, sums: Sums) -> torch.Tensor:
+    def forward(ctx: Any, summand: torch.Tensor, sums: Sums, is_kept: bool = True) -> torch.Tensor:
         """The sum, in the place of the summand."""
         del ctx
         # In place, as Megatron does: nothing keeps the result of a linear map for its backward.
         total = summand.contiguous()
-        if not is_replaying():
+        if not (is_kept and is_replaying()):
             sums.add(total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Each summand's gradient is that of the sum."""
         del ctx
-        return gradients[0], None
+        return gradients[0], None, None
 
 
 class Enter(torch.autograd.Function):
@@ -288,8 +288,8 @@ def _enter_hook(sums: Sums) -> Any:
 
 
 def _sum_hook(sums: Sums) -> Any:
-    def hook(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> Any:
-        return Sum.apply(output, sums)
+    def hook(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> Any:
+        return Sum.apply(output, sums, isinstance(module, nn.Linear))
 
     return hook
 

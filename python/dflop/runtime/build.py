@@ -12,7 +12,6 @@ from dflop.models.load import Weights
 from dflop.models.parameters import component_of
 from dflop.models.recipes import freeze
 from dflop.models.tensor import Sums, add_collectives
-from dflop.runtime.failure import RankError
 from dflop.runtime.progress import say
 from dflop.runtime.stage import Stage
 
@@ -46,12 +45,7 @@ def build_pieces(
 
     Raises:
         Error: The weights of `model.dir` cannot be used, or layers cannot be cut over the ranks of the plan.
-        RankError: Adapters on layers that are cut.
     """
-    degree = max(mesh.plan.encoder_tensor, mesh.plan.llm_tensor)
-    if options.recipe == "lora" and degree > 1:
-        message = f"`train.recipe` is `lora` and the plan has tensor parallel degree {degree}, must be 1"
-        raise RankError(message, "plan again with `--only encoder.tp=1,llm.tp=1`", is_of_all=True)
     seed = options.seed if options.init == "random" else None
     pieces: dict[int, nn.Module] = {}
     tensor = mesh.tensor_rank

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from dflop.models.parameters import squared_norm
 from dflop.models.tensor import slices_of
-from dflop.parallel.groups import HolderGroups, Ranks, holder_groups, own_group
+from dflop.parallel.groups import HolderGroups, Ranks, holder_groups
 from dflop.runtime.failure import RankError, talking
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Held:
     """Those at the same position of their tensor groups, in order: each has a summand."""
     repeats: Ranks = ()
     """Ranks of this one's tensor group that hold the same part of a parameter that is cut, where they are
-    several: heads of keys and values. Each has a summand."""
+    several: heads of keys and values, that one of two adapters which is whole. Each has a summand."""
     is_cut: bool = False
     """Whether this rank has a part of the parameter alone; else all of its tensor group have the same
     gradient."""
@@ -104,7 +104,7 @@ class Gradients:
         self._mesh = mesh
         holders = find_holders(pieces.values(), mesh)
         groups = groups_of(holders, mesh)
-        self._repeats = own_group(sorted(holders.repeats), mesh.rank, mesh.timeout)
+        self._repeats = repeat_groups(holders, mesh)
         # A parameter under two names is one parameter.
         self.held = {name: p for piece in pieces.values() for name, p in piece.named_parameters()}
         """All parameters of this rank, trained or not."""
@@ -146,11 +146,10 @@ class Gradients:
         Raises:
             RankError: Another rank has gone.
         """
-        repeats = self._repeats
+        repeated = [flat for flat in self._flats if flat.held.repeats]
         with talking("sum gradients"):
             _sum([(flat.gradients, flat.group) for flat in self._flats if flat.group is not None])
-            if repeats is not None:
-                _sum([(flat.gradients, repeats) for flat in self._flats if flat.held.repeats])
+            _sum([(flat.gradients, self._repeats[flat.held.repeats]) for flat in repeated])
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
         """Scales all gradients of the model down to `max_norm` if their norm is above it.
@@ -242,6 +241,20 @@ def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
             for tensor in range(plan.encoder_tensor if is_encoder else plan.llm_tensor):
                 cut.add(tuple(sorted(plan.rank(replica, stage, tensor) for replica in range(replicas))))
     return holder_groups(holders.sets, cut, mesh.rank, plan.shard_ranks, mesh.device, mesh.timeout)
+
+
+def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup]:
+    """The groups of ranks that hold the same part. Every rank must call it; blocks until all have.
+
+    Args:
+        holders: Of the parameters.
+        mesh: This rank's place.
+
+    Returns:
+        By `Held.repeats`; those that this rank is in.
+    """
+    made = holder_groups(holders.repeats, (), mesh.rank, None, mesh.device, mesh.timeout)
+    return {ranks: groups.whole for ranks, groups in made.items() if groups.whole is not None}
 
 
 def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from dflop.parallel.groups import own_group
 from dflop.parallel.shard import PARAMETERS, ShardedPiece, is_first_copy, local
 from dflop.runtime.failure import RankError, talking
-from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of
+from dflop.runtime.gradients import Gradients, clip, find_holders, groups_of, repeat_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +38,7 @@ class ShardedGradients:
         self._mesh = mesh
         holders = find_holders(pieces.values(), mesh)
         groups = groups_of(holders, mesh)
-        self._repeats = own_group(sorted(holders.repeats), mesh.rank, mesh.timeout)
+        repeats = repeat_groups(holders, mesh)
         self._pieces: dict[int, ShardedPiece] = {}
         self._counts: dict[str, bool] = {}
         for stage, piece in pieces.items():
@@ -68,7 +67,8 @@ class ShardedGradients:
         }
         """All parameters of this rank, trained or not; this rank's shards."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
-        self._repeated = [name for name in self.parameters if holders.of[name].repeats]
+        # Equal parts are cut into equal shards: the ranks of a tensor group have the same ones.
+        self._repeated = {n: repeats[ranks] for n in self.parameters if (ranks := holders.of[n].repeats)}
 
     def nothing(self, stage: int) -> NothingPass | None:
         """What `stage` runs for a microbatch without samples; none where ranks do not meet in each action."""
@@ -105,9 +105,8 @@ class ShardedGradients:
         with talking("sum gradients"):
             for piece in self._pieces.values():
                 piece.reduce()
-            # Equal parts are cut into equal shards: the ranks of a tensor group have the same ones.
-            for name in self._repeated:
-                dist.all_reduce(local(_gradient(self.parameters[name])), group=self._repeats)
+            for name, group in self._repeated.items():
+                dist.all_reduce(local(_gradient(self.parameters[name])), group=group)
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
         """As `Gradients.clip`: every shard counts once.
