@@ -155,6 +155,7 @@ impl Parts<'_> {
                 context_bytes: CONTEXT_BYTES,
                 allocator_overhead_permille: ALLOCATOR_OVERHEAD_PERMILLE,
             },
+            renewed: None,
         })
     }
 }

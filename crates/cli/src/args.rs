@@ -14,6 +14,7 @@ use dflop_step::Arm;
 pub(crate) use profile::{Profile, ProfileData, ProfileDiff, ProfileMerge, ProfileModel};
 use serde::Serialize;
 pub(crate) use shell::{Completions, Man};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -128,7 +129,7 @@ pub(crate) struct PlanFiles {
 pub(crate) struct Plan {
     #[command(flatten)]
     pub(crate) files: InputFiles,
-    /// Where to write [default: plan.json beside the configuration]
+    /// Where to write [default: plan.json beside the configuration, with --from-run plan.live.json]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Global batches to judge each candidate on
@@ -142,6 +143,16 @@ pub(crate) struct Plan {
     /// (none, selective, full).
     #[arg(long, value_name = "FIELD=VALUE,...")]
     pub(crate) only: Option<Only>,
+    /// Plan with the times that a run's steps took, and say what a change to the best plan gains, less the restart
+    ///
+    /// DIR is the run of the plan beside the configuration. Its spans renew the model profile (a factor for each component and
+    /// kind of action); slow ranks and sizes of samples count too. The plan and the renewed profile are written to
+    /// plan.live.json and model_profile.live.json, so that the run can go on as it is.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) from_run: Option<PathBuf>,
+    /// With --from-run: what it takes to start the ranks again and load the checkpoint [default: 60, assumed]
+    #[arg(long, value_name = "SECONDS", requires = "from_run", value_parser = seconds)]
+    pub(crate) restart_seconds: Option<f64>,
     /// Also search what people run today, on the same ranks and memory: Megatron, FSDP and the paper's system
     #[arg(long)]
     pub(crate) compare: bool,
@@ -425,6 +436,15 @@ pub(crate) struct Report {
     /// Also draw one global batch as the baselines and as dflop train it, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
+    /// Serve the page of a job that runs instead of writing it: it follows the run until Ctrl-C
+    ///
+    /// Nothing is written, and nothing but the page is served. Only this machine reaches it, unless --listen says otherwise; from
+    /// elsewhere a tunnel does: ssh -L 8765:127.0.0.1:8765 HOST
+    #[arg(long, conflicts_with_all = ["out", "trace", "figure"])]
+    pub(crate) watch: bool,
+    /// With --watch: address and port; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8765", requires = "watch")]
+    pub(crate) listen: SocketAddr,
 }
 
 /// Say what an artifact holds, for people.

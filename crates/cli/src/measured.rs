@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use dflop_types::artifact::MadeFrom;
-use dflop_types::{Action, Rank, SampleIndex, Schedule, Span, artifact};
+use dflop_types::{Action, Layout, Rank, SampleIndex, Schedule, Span, artifact};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -69,11 +69,16 @@ impl StepTrace {
         self.spans.iter().map(|span| span.0 + 1).max().unwrap_or(0)
     }
 
-    pub(crate) fn spans(&self) -> Vec<Span> {
-        self.spans
-            .iter()
-            .map(|&(rank, action, start_ns, end_ns)| Span { rank: Rank(rank), action, start_ns, end_ns })
-            .collect()
+    /// The spans by tensor group, whose ranks run the same actions at the same time: those of the first rank of each.
+    pub(crate) fn spans(&self, layout: &Layout) -> Vec<Span> {
+        let of_group = |&(rank, action, start_ns, end_ns): &(u32, Action, u64, u64)| {
+            let rank = Rank(rank);
+            let is_other = layout.coordinates(rank).is_some_and(|at| at.tensor > 0);
+            // A rank that the plan does not have is an error of whoever reads the spans.
+            let group = layout.group(rank).unwrap_or(rank);
+            (!is_other).then_some(Span { rank: group, action, start_ns, end_ns })
+        };
+        self.spans.iter().filter_map(of_group).collect()
     }
 }
 

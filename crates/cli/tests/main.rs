@@ -3,12 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
 
 mod advise;
+mod browser;
 mod common;
 mod errors;
 mod estimate_runs;
 mod families;
+mod from_run;
 mod hostile;
 mod named;
 mod schedule;
 mod session;
+mod watch;
 mod writes;

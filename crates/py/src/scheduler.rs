@@ -228,6 +228,19 @@ impl StepScheduler {
         alarms.iter().map(|a| (a.cause.name(), a.to_string(), a.cause.mend(), a.times)).collect()
     }
 
+    /// What the watch knows, as JSON.
+    fn watched(&self) -> PyResult<String> {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        serde_json::to_string(&*watch).map_err(|error| raise(Kind::Schedule, &error.to_string(), None))
+    }
+
+    fn watch_from(&self, text: &str) -> PyResult<()> {
+        let read = serde_json::from_str(text)
+            .map_err(|error| raise(Kind::Schedule, &format!("not the state of a watch: {error}"), None))?;
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = read;
+        Ok(())
+    }
+
     fn adjustment(&self) -> PyResult<Option<String>> {
         let adjustment = self.held().adjustment(&self.scheduler);
         (!adjustment.is_nothing()).then(|| json(&adjustment)).transpose()

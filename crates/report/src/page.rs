@@ -1,6 +1,7 @@
 //! The page: what stands where, in the order in which a reader asks.
 
 mod data;
+mod encode;
 mod links;
 mod loss;
 mod model;
@@ -8,6 +9,7 @@ mod path;
 mod plan;
 mod steps;
 mod times;
+mod viewer;
 
 use crate::Report;
 use crate::chart::{table, words};
@@ -16,6 +18,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("../assets/style.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
+const VIEWER: &str = include_str!("../assets/viewer.js");
 
 /// One part of the page: its anchor, its name in the list of contents, and what it shows.
 pub(crate) struct Section {
@@ -29,6 +32,7 @@ pub(crate) fn page(report: &Report) -> Markup {
     let sections: Vec<Section> = [
         steps::one_batch_twice(report),
         steps::idle(report),
+        viewer::section(report),
         path::slow_steps(report),
         path::changes(report),
         times::pairs(report),
@@ -80,7 +84,7 @@ pub(crate) fn page(report: &Report) -> Markup {
                     }
                 }
                 footer { p { "Made by dflop " (env!("CARGO_PKG_VERSION")) ". This file needs no network and no other file." } }
-                script { (PreEscaped(SCRIPT)) }
+                script { (PreEscaped(SCRIPT)) @if sections.iter().any(|section| section.id == "steps") { (PreEscaped(VIEWER)) } }
             }
         }
     }

@@ -36,6 +36,7 @@ pub use adapt::adjustment::{Adjustment, RowFactor, ShapeFactor};
 pub use adapt::bins::ShapeBins;
 pub use adapt::correction::{Correction, CorrectionState};
 pub use adapt::fit::{BinExcess, Excess, Fit};
+pub use adapt::live::Live;
 pub use adapt::rows::Sum;
 pub use adapt::watch::{Alarm, Cause, Watch};
 pub use arm::{Arm, Method, ParseArmError};

@@ -179,3 +179,59 @@ fn a_schedule_is_made_again_from_its_adjustment() {
     let foreign = dflop_step::Adjustment { rows: vec![dflop_step::RowFactor::ONE; 3], ..adjustment };
     assert!(matches!(scheduler.adjusted(foreign), Err(dflop_step::StepError::Adjustment { .. })));
 }
+
+/// A machine that is slower as a whole, with one rank slower still: a renewed profile and an adjustment of the layout predict it,
+/// and a layout that puts the slow rank elsewhere has it there.
+#[test]
+fn live_times_are_those_of_the_machine() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let layout = apart(4, 2, 3);
+    let scheduler = scheduler(layout, 4, &shapes);
+    let num_encoder = layout.encoder.num_ranks() as usize;
+    let slow_rank = num_encoder + 3;
+    let machine = Machine { slow_rank: Some((slow_rank, 1.4)), noise: 0.01, ..Machine::default() };
+    let measured = |schedule: &Schedule| {
+        let mut input = machine.input(&scheduler, schedule);
+        for rows in [&mut input.forward_ns, &mut input.backward_ns] {
+            for ns in rows[num_encoder..].iter_mut().flatten() {
+                *ns = *ns * 5 / 4;
+            }
+        }
+        let is_listed = !schedule.actions.is_empty();
+        if is_listed { simulate_lists(&input, &schedule.actions) } else { simulate_step(&input) }.unwrap()
+    };
+    let mut correction = Correction::new(&scheduler);
+    for step in 0..12 {
+        let schedule = scheduler.schedule(step, &batch(step), Arm::AWARE).unwrap();
+        let run = measured(&schedule);
+        scheduler.observe(&mut correction, &schedule, &run.spans, run.makespan_ns, true).unwrap();
+    }
+    let live = scheduler.live(&correction);
+    let near = |found: f64, truth: f64| (found / truth - 1.0).abs() < 0.02;
+    assert!(near(live.encoder.forward, 1.0) && near(live.encoder.backward, 1.0), "{live:?}");
+    assert!(near(live.llm.forward, 1.25) && near(live.llm.backward, 1.25), "{live:?}");
+    for (rank, &slowness) in live.slowness.iter().enumerate() {
+        assert!(near(slowness, if rank == slow_rank { 1.4 } else { 1.0 }), "rank {rank}: {slowness}");
+    }
+    let renewed = live.renewed(&fixture::model_profile(), 12, 11);
+    assert_eq!(renewed.renewed.map(|r| (r.num_steps, r.last_step)), Some((12, 11)));
+    assert_eq!(renewed.optimizer_ns_per_million, fixture::model_profile().optimizer_ns_per_million);
+    let model = CostModel::new(&renewed).unwrap();
+    let settings = *scheduler.settings();
+    let of_run = StepScheduler::new(settings, model, shapes.clone(), 3).unwrap();
+    let of_run = of_run.adjusted(live.adjustment(&layout)).unwrap();
+    let schedule = scheduler.schedule(20, &batch(20), Arm::AWARE).unwrap();
+    let predicted = |by: &StepScheduler| by.simulate(&schedule).unwrap().makespan_ns as f64;
+    let truth = measured(&schedule).makespan_ns as f64;
+    assert!(near(predicted(&of_run), truth), "{} {truth}", predicted(&of_run));
+    assert!(truth > 1.1 * predicted(&scheduler), "{truth} {}", predicted(&scheduler));
+    // Rank 7 alone is slow: of four tensor groups of two it is in the last, of one stage and replica.
+    let cut = Layout::disaggregated(
+        ComponentLayout { tp: 2, pp: 1, dp: 1 },
+        ComponentLayout { tp: 2, pp: 1, dp: 4 },
+    );
+    let rows: Vec<f64> = live.adjustment(&cut).rows.iter().map(|row| row.forward).collect();
+    assert_eq!(slow_rank, 7);
+    let slow: Vec<usize> = (0..rows.len()).filter(|&row| rows[row] > 1.3).collect();
+    assert_eq!((rows.len(), slow), (5, vec![3]));
+}

@@ -60,6 +60,7 @@ pub mod number;
 mod plan;
 mod recipe;
 pub mod regular;
+mod renewal;
 mod schedule;
 mod shape;
 pub mod statistics;
@@ -87,6 +88,7 @@ pub use plan::{
     SearchedSpace, WayPrediction,
 };
 pub use recipe::{Recipe, Trained};
+pub use renewal::{Renewal, RenewedTimes};
 pub use schedule::{EncoderShare, Schedule, ScheduleError};
 pub use shape::{EncoderParts, EncoderSegments, MicrobatchShape, PartRange, SampleShape};
 pub use text::{clipped, printable, printable_lines, shown, shown_lines, without_secrets};

@@ -1,6 +1,7 @@
 //! The model profile: measured time and memory of each module over a grid of sizes.
 
 use crate::artifact::{Artifact, MadeFrom};
+use crate::renewal::Renewal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -263,6 +264,9 @@ pub struct ModelProfile {
     /// Memory beside the modules'.
     #[serde(default)]
     pub memory: MemoryReserve,
+    /// The run that brought its times up to date; `None`: they are as measured or estimated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewed: Option<Renewal>,
 }
 
 impl ModelProfile {

@@ -444,6 +444,13 @@ class StepScheduler:
         Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are what ranks waited on the
         mean for samples and for messages, as parts of the step. To be asked once a step.
         """
+    def watched(self) -> str:
+        """What `alarms` remembers, as JSON, for a checkpoint."""
+    def watch_from(self, text: str) -> None:
+        """Goes on from what `watched` gave, of the same plan.
+
+        Raises ScheduleError where it is something else.
+        """
     def adjustment(self) -> str | None:
         """What would correct a schedule now, as JSON; None: nothing."""
     def shape_excesses(self) -> list[tuple[str, int, int, float, float, float]]:

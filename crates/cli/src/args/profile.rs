@@ -102,6 +102,12 @@ pub(crate) struct ProfileModel {
     /// Data profile that says up to which sizes to measure [default: data_profile.parquet beside the configuration]
     #[arg(long, value_name = "FILE")]
     pub(crate) data_profile: Option<PathBuf>,
+    /// Renew the profile by the steps of a run instead of measuring [writes model_profile.live.json unless --out says otherwise]
+    ///
+    /// DIR is the run of the plan beside the configuration. Each module takes what its component took in the last steps, by kind
+    /// of action; memory, links and optimizer stay. The profile says so, wherever it is shown.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["estimate", "fresh", "network"])]
+    pub(crate) from_run: Option<PathBuf>,
     /// Time to spend on measuring
     ///
     /// A few sizes are measured first, then more where a straight line between them is most likely wrong. If you stop

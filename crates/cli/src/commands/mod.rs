@@ -9,6 +9,7 @@ mod estimate;
 mod estimate_runs;
 mod export;
 mod foreign;
+mod from_run;
 mod models;
 pub(crate) mod models_write;
 mod plan;
@@ -20,10 +21,12 @@ mod profile_merge;
 mod python;
 mod ready;
 mod rehearse;
+mod renew;
 mod replay;
 mod report;
 mod report_loss;
 mod report_path;
+mod report_watch;
 mod scale;
 mod schedule;
 mod shell;
@@ -56,6 +59,9 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Profile(Profile::Model(arguments)) if arguments.estimate.is_wanted => {
             done(estimate::run(&arguments))
         }
+        Verb::Profile(Profile::Model(arguments)) if arguments.from_run.is_some() => {
+            done(renew::run(&arguments))
+        }
         Verb::Profile(Profile::Model(arguments)) => python::profile_model(&arguments),
         Verb::Profile(Profile::Merge(arguments)) => done(profile_merge::run(&arguments)),
         Verb::Profile(Profile::Diff(arguments)) => profile_diff::run(&arguments).map(Outcome::Done),
@@ -68,6 +74,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Rehearse(arguments) => rehearse::run(&arguments),
         Verb::Export(arguments) => export::run(&arguments),
+        Verb::Report(arguments) if arguments.watch => done(report_watch::run(&arguments)),
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),
         Verb::Show(arguments) => done(show::run(&arguments)),

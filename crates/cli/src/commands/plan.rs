@@ -1,6 +1,7 @@
 //! `dflop plan`: profiles and cluster in, the plan and its reasons out.
 
 use super::emit::launch;
+use super::from_run::FromRun;
 use super::price::Run;
 use super::{Inputs, out_path, progress_bar, write};
 use crate::Failure;
@@ -20,10 +21,12 @@ const SAMPLES: u32 = 2_048;
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     let start = Instant::now();
-    let inputs = Inputs::read_to_plan(&arguments.files)?;
+    let mut inputs = Inputs::read_to_plan(&arguments.files)?;
     inputs.note_device();
+    let from_run = FromRun::asked(arguments.from_run.as_deref(), &mut inputs)?;
     let config = &inputs.config;
-    let out = out_path::<Plan>(config, arguments.out.as_ref(), "plan.json")?;
+    let name = if from_run.is_some() { "plan.live.json" } else { "plan.json" };
+    let out = out_path::<Plan>(config, arguments.out.as_ref(), name)?;
     say_what_data(&inputs);
     let made_from = [
         ("data_profile", inputs.data_profile.content_hash()),
@@ -59,7 +62,11 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             bar.set_position(done);
         },
     };
-    let outcome = search(&input)?;
+    let mut outcome = search(&input)?;
+    let change = match &from_run {
+        Some(found) => Some((found, found.change(&inputs, &mut outcome.ranked, arguments.restart_seconds)?)),
+        None => None,
+    };
     let explained =
         arguments.explain.as_deref().map(|asked| explained(&input, &outcome, asked)).transpose()?;
     bar.finish_and_clear();
@@ -73,11 +80,14 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     if arguments.json {
         let seconds = start.elapsed().as_secs_f64();
         let mut value = as_json(&outcome, &inputs.model_profile, &inputs.data_profile, seconds);
-        if let Some((run, ns)) = costs {
-            value["run"] = run.json(ns, &baselines(&outcome));
-        }
-        if let Some((plan, detail)) = &explained {
-            value["explained"] = detail_json(plan, detail);
+        let parts = [
+            ("run", costs.map(|(run, ns)| run.json(ns, &baselines(&outcome)))),
+            ("explained", explained.as_ref().map(|(plan, detail)| detail_json(plan, detail))),
+            ("from_run", change.as_ref().map(|(found, _)| found.json())),
+            ("change", change.as_ref().map(|(_, change)| change.json())),
+        ];
+        for (name, part) in parts.into_iter().filter_map(|(name, part)| Some((name, part?))) {
+            value[name] = part;
         }
         outln!("{value:#}");
     }
@@ -103,6 +113,9 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             }
         }
         None => {}
+    }
+    if let Some((found, change)) = &change {
+        found.tell(change, &arguments.files.config.config, &out, arguments.json)?;
     }
     write(&out, &plan)
 }

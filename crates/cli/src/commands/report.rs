@@ -24,30 +24,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
     let found = Found::read(&arguments.dir, arguments.run.as_deref())?;
     let comparison = found.comparison();
     let views = found.step_views()?;
-    let page = dflop_report::render(&Report {
-        title: title(&arguments.dir),
-        facts: found.facts(),
-        steps: views.clone(),
-        measured: Steps::of(&found.metrics).map(|steps| dflop_report::Measured {
-            num_steps: steps.count as u64,
-            is_rehearsed: found.is_rehearsed(),
-            step_ms_median: steps.step_ms_median,
-            over_predicted_median: steps.over_predicted_median,
-            idle_ratio: steps.idle_ratio,
-        }),
-        comparison: comparison.as_ref().map(for_page),
-        plan: found.plan.clone(),
-        data: found.data.clone(),
-        outliers: found.outliers(&arguments.dir)?,
-        model: found.model.clone(),
-        loss: found.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
-        held_out: report_loss::held_out(&found.evaluations),
-        loss_by_kind: report_loss::groups("kind", &found.metrics, &found.evaluations),
-        loss_by_source: report_loss::groups("source", &found.metrics, &found.evaluations),
-        events: found.events.iter().map(StepEvent::view).collect(),
-        slow_steps: found.slow_steps(&views)?,
-        warnings: found.warnings()?,
-    });
+    let page = found.page(&arguments.dir, comparison.as_ref(), &views)?;
     let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
     artifact::write_text(&out, "report", &page)?;
     if let Some(path) = &arguments.trace {
@@ -168,12 +145,55 @@ struct Found {
     evaluations: Vec<Evaluation>,
 }
 
+/// The page of a directory as it is now, for `--watch`.
+pub(super) fn page(dir: &Path, run: Option<&Path>) -> Result<String, Failure> {
+    let found = Found::read(dir, run)?;
+    found.page(dir, found.comparison().as_ref(), &found.step_views()?)
+}
+
+/// The directory of the run that is shown: `run`, or `run` in `dir`, or `rehearsal` where nothing was trained.
+pub(super) fn run_dir(dir: &Path, run: Option<&Path>) -> PathBuf {
+    let of_dir = ["run", "rehearsal"].map(|name| dir.join(name));
+    let holds_steps = |run: &&PathBuf| run.join("metrics.jsonl").exists();
+    run.map_or_else(|| of_dir.iter().find(holds_steps).unwrap_or(&of_dir[0]).clone(), Path::to_owned)
+}
+
 impl Found {
+    fn page(
+        &self,
+        dir: &Path,
+        comparison: Option<&Comparison>,
+        views: &[StepView],
+    ) -> Result<String, Failure> {
+        Ok(dflop_report::render(&Report {
+            title: title(dir),
+            facts: self.facts(),
+            steps: views.to_vec(),
+            measured: Steps::of(&self.metrics).map(|steps| dflop_report::Measured {
+                num_steps: steps.count as u64,
+                is_rehearsed: self.is_rehearsed(),
+                step_ms_median: steps.step_ms_median,
+                over_predicted_median: steps.over_predicted_median,
+                idle_ratio: steps.idle_ratio,
+            }),
+            comparison: comparison.map(for_page),
+            plan: self.plan.clone(),
+            data: self.data.clone(),
+            outliers: self.outliers(dir)?,
+            model: self.model.clone(),
+            loss: self.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
+            held_out: report_loss::held_out(&self.evaluations),
+            loss_by_kind: report_loss::groups("kind", &self.metrics, &self.evaluations),
+            loss_by_source: report_loss::groups("source", &self.metrics, &self.evaluations),
+            events: self.events.iter().map(StepEvent::view).collect(),
+            slow_steps: self.slow_steps(views)?,
+            warnings: self.warnings()?,
+        }))
+    }
+
     /// `run`: the directory of the run; `None`: `run` in `dir`, or `rehearsal` where nothing was trained.
     fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
-        let of_dir = ["run", "rehearsal"].map(|name| dir.join(name));
-        let holds_steps = |run: &&PathBuf| run.join("metrics.jsonl").exists();
-        let run = run.unwrap_or_else(|| of_dir.iter().find(holds_steps).unwrap_or(&of_dir[0]));
+        let run = run_dir(dir, run);
         let schedules_path = run.join("schedules.jsonl");
         let found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
@@ -245,7 +265,11 @@ impl Found {
                 step: trace.step,
                 arm: trace.arm.clone(),
                 predicted: Some(scheduler.simulate(&schedule.schedule)?),
-                measured: Some(scheduler.measured(&schedule.schedule, &trace.spans(), trace.makespan_ns)?),
+                measured: Some(scheduler.measured(
+                    &schedule.schedule,
+                    &trace.spans(&plan.best.layout),
+                    trace.makespan_ns,
+                )?),
                 is_rehearsed: metrics.is_some_and(|m| m.is_rehearsed),
                 data_wait_ns: metrics.map_or(0, |m| m.data_wait_ns),
             });

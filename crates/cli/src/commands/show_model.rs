@@ -1,7 +1,10 @@
 //! A model profile in words: what was measured on what, and what a token costs.
 
-use dflop_types::number::{memory_size, percent, unit_ns};
-use dflop_types::{Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Recompute};
+use dflop_types::number::{memory_size, percent, times, unit_ns};
+use dflop_types::{
+    Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Recompute, Renewal,
+    RenewedTimes,
+};
 use dflop_types::{counted, thousands};
 use std::fmt::Write as _;
 
@@ -32,6 +35,7 @@ pub(super) fn notices(profile: &ModelProfile) -> Vec<String> {
     if profile.is_estimated {
         notices.push("every time and size is ESTIMATED by the analytic model, none was measured".to_owned());
     }
+    notices.extend(profile.renewed.map(|renewal| renewed(&renewal)));
     if profile.network.is_assumed {
         notices.push("the links are ASSUMED from a table of hardware, none was measured".to_owned());
     }
@@ -51,6 +55,22 @@ pub(super) fn notices(profile: &ModelProfile) -> Vec<String> {
         }
     }
     notices
+}
+
+/// Where renewed times come from, in words.
+pub(super) fn renewed(renewal: &Renewal) -> String {
+    let of_component = |of: &RenewedTimes| {
+        let ratio = |permille: u32| times(f64::from(permille) / 1_000.0);
+        format!("{} (forward) and {} (backward)", ratio(of.forward_permille), ratio(of.backward_permille))
+    };
+    format!(
+        "renewed by {} of a run, the last is step {}: the encoder's times are {} those of the profile before, the LLM's {}; \
+         memory, links and optimizer are as they were",
+        counted(renewal.num_steps, "step"),
+        renewal.last_step,
+        of_component(&renewal.encoder),
+        of_component(&renewal.llm)
+    )
 }
 
 fn header(text: &mut String, profile: &ModelProfile) {

@@ -1,6 +1,6 @@
 //! Stacked horizontal bars on one scale.
 
-use super::{Frame, Scale, Show, axis_x, px, svg};
+use super::{Frame, Scale, Show, axis_x, px, svg, text_width};
 use maud::{Markup, html};
 
 /// One coloured piece of a bar.
@@ -23,14 +23,13 @@ pub(crate) struct Bar {
 /// The drawing: `bars` from top to bottom, from 0 to the longest.
 pub(crate) fn bars(label: &str, width: f64, bars: &[Bar], show: Show, unit: &str) -> Markup {
     const ROW: f64 = 32.0;
-    // Pixels of a letter, about: names stand left of the axis, whole.
-    const LETTER: f64 = 5.4;
-    let letters = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
+    // Names stand left of the axis, whole.
+    let longest_name = bars.iter().map(|bar| text_width(&bar.name)).fold(0.0, f64::max);
     let bottom = if unit.is_empty() { 20.0 } else { 36.0 };
     let frame = Frame {
         width,
         height: 6.0 + ROW * bars.len() as f64 + bottom,
-        left: (LETTER * letters as f64).max(118.0),
+        left: (longest_name + 8.0).max(118.0),
         right: 60.0,
         top: 6.0,
         bottom,

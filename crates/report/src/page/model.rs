@@ -45,6 +45,16 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         @if model.is_estimated {
             p class="note" { strong { "Estimated, not measured:" } " every time and size below comes from the analytic model." }
         }
+        @if let Some(renewal) = &model.renewed {
+            p class="note" {
+                strong { "Renewed by a run:" } " the times are those of an earlier profile, multiplied by what "
+                (number::counted(renewal.num_steps, "step")) " up to step " (number::thousands(renewal.last_step)) " took of it: "
+                @for (name, of) in [("encoder", &renewal.encoder), ("LLM", &renewal.llm)] {
+                    (name) " " (number::times(f64::from(of.forward_permille) / 1_000.0)) " (forward), "
+                    (number::times(f64::from(of.backward_permille) / 1_000.0)) " (backward). "
+                }
+            }
+        }
         (device(model))
         (legend(legend_of(model)))
         @for group in ["Encoder", "LLM", "Other"] {

@@ -81,7 +81,7 @@ fn drawn(step: &SlowStep) -> Markup {
         .collect();
     html! {
         figure {
-            svg viewBox={ "0 0 " (WIDTH) " " (format!("{height:.0}")) } role="img" aria-label=(label) {
+            svg class="chart timeline" viewBox={ "0 0 " (WIDTH) " " (format!("{height:.0}")) } role="img" aria-label=(label) {
                 @for &rank in &ranks {
                     text x="0" y=(format!("{:.1}", lane(rank) + LANE * 0.75)) class="lane" { "rank " (rank) }
                 }

@@ -50,7 +50,7 @@ impl RowFactor {
     }
 
     /// That of all work of a row: a backward takes about twice its forward.
-    fn of_all(&self) -> f64 {
+    pub(crate) fn of_all(&self) -> f64 {
         (self.forward + 2.0 * self.backward) / 3.0
     }
 }

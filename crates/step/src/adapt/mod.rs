@@ -10,5 +10,6 @@ pub(crate) mod adjustment;
 pub(crate) mod bins;
 pub(crate) mod correction;
 pub(crate) mod fit;
+pub(crate) mod live;
 pub(crate) mod rows;
 pub(crate) mod watch;

@@ -14,6 +14,7 @@ use crate::adapt::bins::{ENCODER, LLM};
 use crate::adapt::fit::BinExcess;
 use crate::adapt::rows::{Sum, median};
 use dflop_types::{Layout, StageIndex};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -136,7 +137,8 @@ impl fmt::Display for Alarm {
 }
 
 /// One quantity.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Change {
     /// None until it is learned.
     usual: Option<f64>,
@@ -194,8 +196,10 @@ fn difference(value: f64, usual: f64) -> f64 {
     value - usual
 }
 
-/// All quantities of a run.
-#[derive(Debug, Clone, Default)]
+/// All quantities of a run. A checkpoint keeps it, so that a run that goes on neither learns anew what is usual nor raises an
+/// alarm twice.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Watch {
     rows: BTreeMap<usize, Change>,
     clocks: [Change; 2],
@@ -356,6 +360,45 @@ mod tests {
             assert_eq!(cause, Cause::Rank { rank: 21, is_encoder: false });
             assert!((100..120).contains(&step) && (named - times).abs() < 4.0 * noise, "{found:?}");
         }
+    }
+
+    /// A watch that was kept and read again goes on as the one that was not: the same alarms at the same steps, none twice.
+    #[test]
+    fn a_kept_watch_goes_on_where_it_was() {
+        let layout = layout();
+        let sums = |step: u64| -> Vec<Sum> {
+            let noise = |row: usize| 1.0 + 0.01 * ((step * 7 + row as u64 * 13) % 5) as f64;
+            let slow = |row: usize| if row == 21 && step >= 30 { 1.4 } else { 1.0 };
+            let of_row = |row| Sum {
+                row,
+                kind: ActionKind::F,
+                predicted_ns: 1_000,
+                measured_ns: 0,
+                median: noise(row) * slow(row),
+            };
+            (0..layout.num_rows() as usize).map(of_row).collect()
+        };
+        let waits = |step: u64| (if step >= 60 { 0.4 } else { 0.02 }, 0.05);
+        let run = |kept_at: &[u64]| {
+            let mut watch = Watch::new();
+            let mut found = Vec::new();
+            for step in 0..100 {
+                if kept_at.contains(&step) {
+                    let text = serde_json::to_string(&watch).unwrap();
+                    let read: Watch = serde_json::from_str(&text).unwrap();
+                    assert_eq!(read, watch);
+                    watch = read;
+                }
+                let raised = watch.step(&layout, &sums(step), waits(step), &[]);
+                found.extend(raised.into_iter().map(|alarm| (step, alarm)));
+            }
+            found
+        };
+        let whole = run(&[]);
+        let causes: Vec<&str> = whole.iter().map(|(_, alarm)| alarm.cause.name()).collect();
+        assert_eq!(causes, ["rank", "loader"]);
+        assert_eq!(run(&[5, 33, 40, 62, 90]), whole);
+        assert!(serde_json::from_str::<Watch>("{\"rows\": 3}").is_err());
     }
 
     #[test]

@@ -1,0 +1,341 @@
+//! The page in a headless Chromium: nothing goes wrong, nothing leaves it, and what can be moved moves.
+//!
+//! Any Chromium of the machine will do (`CHROMIUM` names another); where there is none the tests say so and pass. It is spoken to
+//! over a pipe, in the `DevTools` protocol. `SCREENSHOTS=DIR` keeps pictures to look at.
+
+use crate::from_run::with_run;
+use crate::watch::Server;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// How long the browser may take for anything.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+struct Browser {
+    process: Child,
+    to: ChildStdin,
+    from: Receiver<Value>,
+    session: String,
+    num_sent: u64,
+    /// What the page said since it was opened: exceptions, errors of the console, requests.
+    problems: Vec<String>,
+    requests: Vec<String>,
+    _profile: tempfile::TempDir,
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The command of a Chromium of this machine.
+fn chromium() -> Option<String> {
+    let named = std::env::var("CHROMIUM").ok().into_iter();
+    let usual = ["chromium", "chromium-browser", "google-chrome", "chrome"].map(str::to_owned);
+    let runs = |name: &String| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    named.chain(usual).find(runs)
+}
+
+impl Browser {
+    #[allow(clippy::print_stderr, reason = "who runs the tests shall know what was not tested")]
+    /// `None`, and why on stderr, where the machine has none.
+    fn start() -> Option<Self> {
+        let Some(name) = chromium() else {
+            eprintln!("skipped: this machine has no Chromium (chromium, google-chrome, or CHROMIUM=...)");
+            return None;
+        };
+        let profile = tempfile::tempdir().unwrap();
+        // The protocol's two pipes are numbers 3 and 4.
+        let script = "exec \"$0\" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --window-size=1280,900 \
+                      --disable-background-networking --disable-component-update --hide-scrollbars \
+                      --user-data-dir=\"$1\" --remote-debugging-pipe about:blank 3<&0 4>&1 >/dev/null";
+        let mut process = Command::new("sh")
+            .args(["-c", script, &name, profile.path().to_str().unwrap()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let to = process.stdin.take().unwrap();
+        let mut pipe = BufReader::new(process.stdout.take().unwrap());
+        let (sender, from) = channel();
+        std::thread::spawn(move || {
+            let mut message = Vec::new();
+            while pipe.read_until(0, &mut message).is_ok_and(|count| count > 0) {
+                message.pop();
+                let Ok(value) = serde_json::from_slice(&message) else { break };
+                if sender.send(value).is_err() {
+                    break;
+                }
+                message.clear();
+            }
+        });
+        let (session, problems, requests) = (String::new(), Vec::new(), Vec::new());
+        let mut browser =
+            Self { process, to, from, session, num_sent: 0, problems, requests, _profile: profile };
+        let target = browser.ask("Target.createTarget", &json!({"url": "about:blank"}));
+        let attached =
+            browser.ask("Target.attachToTarget", &json!({"targetId": target["targetId"], "flatten": true}));
+        attached["sessionId"].as_str().unwrap().clone_into(&mut browser.session);
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            browser.ask(&format!("{domain}.enable"), &json!({}));
+        }
+        Some(browser)
+    }
+
+    fn next(&mut self) -> Value {
+        let message = self.from.recv_timeout(PATIENCE).expect("the browser answers");
+        let (params, text) = (&message["params"], |value: &Value| value.to_string());
+        match message["method"].as_str() {
+            Some("Runtime.exceptionThrown") => self.problems.push(text(&params["exceptionDetails"])),
+            Some("Runtime.consoleAPICalled") if params["type"] == "error" || params["type"] == "warning" => {
+                self.problems.push(text(&params["args"]));
+            }
+            Some("Log.entryAdded") if params["entry"]["level"] == "error" => {
+                self.problems.push(text(&params["entry"]));
+            }
+            Some("Network.requestWillBeSent") => {
+                self.requests.push(params["request"]["url"].as_str().unwrap_or_default().to_owned());
+            }
+            _ => {}
+        }
+        message
+    }
+
+    fn ask(&mut self, method: &str, params: &Value) -> Value {
+        self.num_sent += 1;
+        let id = self.num_sent;
+        let mut message = json!({"id": id, "method": method, "params": params});
+        if !self.session.is_empty() {
+            message["sessionId"] = self.session.clone().into();
+        }
+        self.to.write_all(message.to_string().as_bytes()).unwrap();
+        self.to.write_all(&[0]).unwrap();
+        self.to.flush().unwrap();
+        loop {
+            let answer = self.next();
+            if answer["id"] == id {
+                assert!(answer["error"].is_null(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+        }
+    }
+
+    fn open(&mut self, url: &str) {
+        (self.problems, self.requests) = (Vec::new(), Vec::new());
+        self.ask("Page.navigate", &json!({"url": url}));
+        while self.next()["method"] != "Page.loadEventFired" {}
+    }
+
+    fn value(&mut self, expression: &str) -> Value {
+        let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
+        let answer = self.ask("Runtime.evaluate", &asked);
+        assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
+        answer["result"]["value"].clone()
+    }
+
+    fn key(&mut self, key: &str) {
+        for kind in ["keyDown", "keyUp"] {
+            let mut event = json!({"type": kind, "key": key});
+            if key.chars().count() == 1 && kind == "keyDown" {
+                event["text"] = key.into();
+            }
+            // A slider listens to the number of a key.
+            let number = match key {
+                "ArrowRight" => 39,
+                "ArrowLeft" => 37,
+                "PageDown" => 34,
+                "PageUp" => 33,
+                _ => 0,
+            };
+            if number > 0 {
+                event["windowsVirtualKeyCode"] = number.into();
+            }
+            self.ask("Input.dispatchKeyEvent", &event);
+        }
+    }
+
+    fn mouse(&mut self, kind: &str, (x, y): (f64, f64), buttons: u32) {
+        let button = if buttons > 0 || kind == "mouseReleased" { "left" } else { "none" };
+        let event =
+            json!({"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1});
+        self.ask("Input.dispatchMouseEvent", &event);
+    }
+
+    /// Left, top, width and height of an element, which is brought into view.
+    fn place(&mut self, selector: &str) -> (f64, f64, f64, f64) {
+        let found = self.value(&format!(
+            "(() => {{ const e = document.querySelector('{selector}'); e.scrollIntoView({{block: 'center', behavior: \
+             'instant'}}); const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()"
+        ));
+        let number = |at: usize| found[at].as_f64().unwrap();
+        (number(0), number(1), number(2), number(3))
+    }
+
+    /// What the viewer shows: step, and the ends of its window in nanoseconds.
+    fn shown(&mut self) -> (u64, f64, f64) {
+        let found = self.value("(() => { const d = document.getElementById('viewer').dataset; return [+d.step, +d.from, +d.to]; })()");
+        (found[0].as_u64().unwrap(), found[1].as_f64().unwrap(), found[2].as_f64().unwrap())
+    }
+
+    /// Colours of the canvas, by how many of its points have them.
+    fn colours(&mut self) -> Vec<String> {
+        // Two frames later what was asked for is drawn.
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))");
+        let found = self.value(
+            "(() => { const c = document.getElementById('viewer-canvas'); const d = c.getContext('2d').getImageData(0, 0, \
+             c.width, c.height).data; const n = {}; for (let i = 0; i < d.length; i += 4) { const k = d[i] + ',' + d[i+1] + ',' \
+             + d[i+2] + ',' + d[i+3]; n[k] = (n[k] || 0) + 1; } return Object.entries(n).filter(e => e[1] > 500).map(e => e[0]).sort(); })()",
+        );
+        found.as_array().unwrap().iter().map(|c| c.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn picture(&mut self, name: &str) {
+        let Ok(dir) = std::env::var("SCREENSHOTS") else { return };
+        let size =
+            self.value("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]");
+        let clip = json!({"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1});
+        let asked = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
+        let picture = self.ask("Page.captureScreenshot", &asked);
+        // Base 64, as the protocol has it: `base64 -d` makes a picture of it.
+        fs::write(Path::new(&dir).join(format!("{name}.b64")), picture["data"].as_str().unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn the_page_works_in_a_browser() {
+    let Some(mut browser) = Browser::start() else { return };
+    let session = with_run(1.2);
+    let made = session.dflop(&["report", "demo"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let url = format!("file://{}", session.path("demo/report.html").canonicalize().unwrap().display());
+    browser.ask(
+        "Emulation.setEmulatedMedia",
+        &json!({"features": [{"name": "prefers-color-scheme", "value": "light"}]}),
+    );
+    browser.open(&url);
+
+    // Charts draw: each has a size and marks, and no name of a bar or lane reaches into its axis.
+    let charts = browser.value(
+        "[...document.querySelectorAll('svg.chart')].filter(s => !s.closest('details:not([open])')).map(s => { const b = \
+         s.getBoundingClientRect(); return [b.width > 100, b.height > 20, s.querySelectorAll('rect,path,circle,line,polyline').length > 0]; })",
+    );
+    assert!(charts.as_array().unwrap().len() >= 6, "{charts}");
+    assert!(charts.as_array().unwrap().iter().all(|chart| *chart == json!([true, true, true])), "{charts}");
+    let overlaps = browser.value(
+        "[...document.querySelectorAll('svg.chart')].flatMap(s => { const lines = [...s.querySelectorAll('.axis \
+         line')].map(l => l.getBBox().x); return [...s.querySelectorAll('text.lane')].filter(t => t.getBBox().x + \
+         t.getBBox().width > Math.min(...lines)).map(t => t.textContent); })",
+    );
+    assert_eq!(overlaps, json!([]), "names that reach into their axis");
+    browser.picture("light");
+    let light = browser.colours();
+    assert!(light.len() >= 4, "the timeline is drawn: {light:?}");
+
+    // The slider, by keyboard; the reading follows.
+    assert_eq!(browser.shown().0, 0);
+    browser.value("document.getElementById('viewer-step').focus()");
+    browser.key("ArrowRight");
+    browser.key("ArrowRight");
+    assert_eq!(browser.shown().0, 2);
+    let reading = browser.value("document.getElementById('viewer-reading').textContent");
+    assert!(reading.as_str().unwrap().starts_with("Step 2, aware, measured: "), "{reading}");
+
+    // Zoom by button, by drag over a part, by key; and back to the whole.
+    let (_, from, whole) = browser.shown();
+    assert!(from == 0.0 && whole > 0.0);
+    browser.value("document.querySelector('[data-do=in]').click()");
+    let (_, from, to) = browser.shown();
+    assert!(((to - from) / whole - 0.5).abs() < 0.01, "{from} {to} {whole}");
+    browser.value("document.querySelector('[data-do=all]').click()");
+    let (left, top, width, _) = browser.place("#viewer-canvas");
+    let lanes = 118.0;
+    let at = |share: f64| (left + lanes + share * (width - lanes - 8.0), top + 30.0);
+    browser.mouse("mouseMoved", at(0.25), 0);
+    browser.mouse("mousePressed", at(0.25), 1);
+    browser.mouse("mouseMoved", at(0.75), 1);
+    browser.mouse("mouseReleased", at(0.75), 0);
+    let (_, from, to) = browser.shown();
+    assert!((from / whole - 0.25).abs() < 0.02 && (to / whole - 0.75).abs() < 0.02, "{from} {to} {whole}");
+    browser.value("document.getElementById('viewer-canvas').focus()");
+    browser.key("PageDown");
+    assert_eq!(browser.shown().0, 3, "the part stays while steps change");
+    browser.key("ArrowRight");
+    assert!(browser.shown().1 > from);
+    browser.key("0");
+    browser.key("PageUp");
+    let (step, from, to) = browser.shown();
+    assert!(step == 2 && from == 0.0 && (to / whole - 1.0).abs() < 1e-6);
+
+    // Hover: some block of the first lane tells what it is.
+    let mut told = Vec::new();
+    for part in 0..20 {
+        browser.mouse("mouseMoved", at(f64::from(part) / 20.0 + 0.01), 0);
+        let tip = browser.value(
+            "(() => { const t = document.querySelector('.tip'); return t.hidden ? '' : t.textContent; })()",
+        );
+        told.push(tip.as_str().unwrap().to_owned());
+    }
+    assert!(
+        told.iter().any(|tip| tip.contains("rank 0 encoder: 0F") && tip.contains("forward of microbatch")),
+        "{told:?}"
+    );
+    assert!(told.iter().any(|tip| tip.contains("waits")), "{told:?}");
+
+    // Dark has other colours, paper has no controls.
+    browser.ask(
+        "Emulation.setEmulatedMedia",
+        &json!({"features": [{"name": "prefers-color-scheme", "value": "dark"}]}),
+    );
+    let dark = browser.colours();
+    assert!(dark.len() >= 4 && dark != light, "{dark:?}");
+    browser.picture("dark");
+    browser.ask("Emulation.setEmulatedMedia", &json!({"media": "print"}));
+    assert_eq!(browser.value("getComputedStyle(document.querySelector('.controls')).display"), "none");
+    browser.ask("Emulation.setEmulatedMedia", &json!({"media": ""}));
+
+    assert_eq!(browser.problems, Vec::<String>::new());
+    assert_eq!(browser.requests, std::slice::from_ref(&url), "a request leaves the page");
+
+    // Without scripts: no dead control, and all numbers in tables.
+    browser.ask("Emulation.setScriptExecutionDisabled", &json!({"value": true}));
+    browser.open(&url);
+    let found = browser.value(
+        "[document.getElementById('viewer').hidden, [...document.querySelectorAll('#steps tbody tr')].length, \
+         document.querySelector('#steps noscript') !== null]",
+    );
+    assert_eq!(found, json!([true, 12, true]));
+    browser.picture("plain");
+}
+
+/// The served page shows the newest step, and a step that has come since.
+#[test]
+fn a_watched_page_follows_its_run_in_a_browser() {
+    let Some(mut browser) = Browser::start() else { return };
+    let session = with_run(1.0);
+    let trace = session.path("demo/run/trace.jsonl");
+    let whole = fs::read_to_string(&trace).unwrap();
+    let lines: Vec<&str> = whole.split_inclusive('\n').collect();
+    fs::write(&trace, lines[..10].concat()).unwrap();
+    let server = Server::of(&session);
+    let url = format!("http://{}/", server.address);
+    browser.open(&url);
+    assert_eq!(browser.shown().0, 9);
+    fs::write(&trace, &whole).unwrap();
+    let begun = Instant::now();
+    while browser.value("document.getElementById('viewer')?.dataset.step") != "11" {
+        assert!(begun.elapsed() < PATIENCE, "the page does not follow");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(browser.problems, Vec::<String>::new());
+    assert!(browser.requests.iter().all(|request| request.starts_with(&url)), "{:?}", browser.requests);
+}

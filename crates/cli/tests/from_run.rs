@@ -1,0 +1,110 @@
+//! A run's spans renew the profile and the plan, of the real binary.
+
+use crate::common::Session;
+use dflop_data::table;
+use dflop_step::batches::GlobalBatches;
+use dflop_step::{Arm, StepScheduler};
+use dflop_types::{DataProfile, ModelProfile, Plan, artifact};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::fs;
+
+/// A demo, planned, with a run of 12 steps on a machine whose LLM ranks take `times` of the profiled time.
+pub(crate) fn with_run(times: f64) -> Session {
+    let session = Session::new();
+    session.profile_data();
+    session.record_model_profile();
+    let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let plan: Plan = artifact::read(&session.path("demo/plan.json")).unwrap();
+    let model: ModelProfile = artifact::read(&session.path("demo/model_profile.json")).unwrap();
+    let data: DataProfile = table::read(&session.path("demo/data_profile.parquet")).unwrap();
+    let scheduler = StepScheduler::of_plan(&plan, &data, &model, None, plan.seed).unwrap();
+    let batches = GlobalBatches::new(data.samples.len() as u32, plan.global_batch_size, plan.seed).unwrap();
+    let made_from = json!({"plan": artifact::hash_of(&plan), "data_profile": data.content_hash()});
+    let (mut logged, mut traces, mut metrics) = (String::new(), String::new(), String::new());
+    for step in 0..12 {
+        let samples = batches.batch(step);
+        let schedule = scheduler.schedule(step, &samples, Arm::AWARE).unwrap();
+        let mut measured = scheduler.simulate(&schedule).unwrap();
+        // The same order of actions on a slower machine: all its times are longer, LLM ranks' work as told.
+        for span in &mut measured.spans {
+            let longer = if span.rank.0 < plan.best.layout.encoder.num_ranks() { 1.0 } else { times };
+            let start_ns = (span.start_ns as f64 * times) as u64;
+            *span = dflop_types::Span {
+                start_ns,
+                end_ns: start_ns + (span.duration_ns() as f64 * longer) as u64,
+                ..*span
+            };
+        }
+        let end_ns = measured.spans.iter().map(|span| span.end_ns).max().unwrap();
+        let spans: Vec<Value> = measured
+            .spans
+            .iter()
+            .map(|s| json!([s.rank.0, s.action.to_string(), s.start_ns, s.end_ns]))
+            .collect();
+        let turn = json!({"step": step, "arm": "aware", "made_from": made_from, "samples": samples, "schedule": schedule});
+        writeln!(logged, "{turn}").unwrap();
+        writeln!(traces, "{}", json!({"step": step, "arm": "aware", "makespan_ns": end_ns, "spans": spans}))
+            .unwrap();
+        let line = json!({"step": step, "arm": "aware", "loss": 1.0, "step_ns": end_ns,
+                          "predicted_ns": schedule.predicted_makespan_ns, "bubble_ratio": 0.5});
+        writeln!(metrics, "{line}").unwrap();
+    }
+    fs::create_dir_all(session.path("demo/run")).unwrap();
+    for (name, text) in [("schedules", logged), ("trace", traces), ("metrics", metrics)] {
+        fs::write(session.path(format!("demo/run/{name}.jsonl")), text).unwrap();
+    }
+    session
+}
+
+#[test]
+fn a_plan_from_a_run_takes_its_times_and_says_what_a_change_gains() {
+    let session = with_run(1.5);
+    let files = ["demo/plan.json", "demo/model_profile.json"];
+    let read = || files.map(|name| fs::read(session.path(name)).unwrap());
+    let before = read();
+    let said = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--from-run", "demo/run", "--json"]);
+    assert!(said.contains("status: 0"), "{said}");
+    let text = said.split("--- stdout\n").nth(1).unwrap().split("--- stderr").next().unwrap();
+    let answer: Value = serde_json::from_str(text).unwrap();
+    let near = |value: &Value, truth: f64| (value.as_f64().unwrap() / truth - 1.0).abs() < 0.02;
+    assert!(near(&answer["from_run"]["llm"]["forward"], 1.5), "{}", answer["from_run"]);
+    assert!(near(&answer["from_run"]["encoder"]["backward"], 1.0), "{}", answer["from_run"]);
+    let change = &answer["change"];
+    // By hand: what a step saves, over the steps left, less an assumed minute.
+    let saved_ns = change["step_ns"].as_f64().unwrap() - change["best_step_ns"].as_f64().unwrap();
+    let net = saved_ns / 1e9 * change["steps_left"].as_f64().unwrap() - 60.0;
+    let is_same = change["is_same"].as_bool().unwrap();
+    assert!(is_same || (change["net_seconds"].as_f64().unwrap() - net).abs() < 1e-6, "{change}");
+    assert!(saved_ns >= 0.0 && change["steps_left"] == 12, "{change}");
+    assert!(read() == before, "the run's own plan or profile was replaced");
+    let plan: Plan = artifact::read(&session.path("demo/plan.live.json")).unwrap();
+    let profile: ModelProfile = artifact::read(&session.path("demo/model_profile.live.json")).unwrap();
+    assert_eq!(plan.made_from["model_profile"], artifact::hash_of(&profile));
+    let renewal = profile.renewed.unwrap();
+    assert_eq!((renewal.num_steps, renewal.last_step, renewal.llm.forward_permille), (12, 11, 1_500));
+    let said =
+        session.dflop(&["plan", "-c", "demo/dflop.yaml", "--from-run", "demo/run", "--restart-seconds", "5"]);
+    assert!(said.contains("LLM ranks take 1.500x (forward)"), "{said}");
+    assert!(said.contains("stays the best") || said.contains("5 s for a restart:"), "{said}");
+}
+
+#[test]
+fn a_renewed_profile_says_so_and_a_foreign_run_is_refused() {
+    let session = with_run(1.25);
+    let renew = ["profile", "model", "-c", "demo/dflop.yaml", "--from-run", "demo/run"];
+    let said = session.dflop(&renew);
+    assert!(said.contains("status: 0") && said.contains("wrote demo/model_profile.live.json"), "{said}");
+    let shown = session.dflop(&["show", "demo/model_profile.live.json"]);
+    let note =
+        "note: renewed by 12 steps of a run, the last is step 11: the encoder's times are 1.000x (forward)";
+    assert!(shown.contains(note), "{shown}");
+    session.edit("demo/run/schedules.jsonl", |text| text.replace("sha256:", "sha256:0"));
+    let said = session.dflop(&renew);
+    assert!(said.contains("status: 2") && said.contains("was made from another `data_profile`"), "{said}");
+    fs::remove_file(session.path("demo/run/trace.jsonl")).unwrap();
+    fs::remove_file(session.path("demo/run/schedules.jsonl")).unwrap();
+    let said = session.dflop(&renew);
+    assert!(said.contains("`demo/run` holds 0 measured steps, must be at least 4"), "{said}");
+}

@@ -1,0 +1,185 @@
+//! The spans of all steps as text that a page can hold: some two letters a span.
+//!
+//! ```text
+//! a step   for each rank: the list of its actions by number, then two numbers a span: the gap before it, and how long it took
+//! a time   in parts of the step's makespan: 65,536 parts, or fewer where there are many spans
+//! a number one letter below 56; two letters below 1,896; else a mark and three letters
+//! ```
+//!
+//! `assets/viewer.js` reads it.
+
+use dflop_types::{ActionKind, Span, Timeline};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Letters that neither HTML nor a string of JSON gives a meaning, and no URL begins with.
+const LETTERS: &[u8; 80] =
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%()*+,-.;[]^_{|";
+const BASE: u64 = 80;
+/// Numbers of one letter.
+const SHORT: u64 = 56;
+/// First letters of numbers of two; the last letter is the mark.
+const MIDDLE: u64 = BASE - 1 - SHORT;
+
+/// Parts of a makespan that times are rounded to, finest first.
+pub(super) const RESOLUTIONS: [u64; 3] = [65_536, 8_192, 2_048];
+
+/// Lists of actions that occur, each once, and timelines that refer to them.
+#[derive(Debug, Default)]
+pub(super) struct Encoder {
+    numbers: BTreeMap<Vec<(ActionKind, u32, u32)>, usize>,
+    /// Each as `F0.3 B0.3`: letter, stage, microbatch.
+    pub(super) lists: Vec<String>,
+}
+
+impl Encoder {
+    /// The spans of a timeline, rank by rank.
+    pub(super) fn timeline(&mut self, timeline: &Timeline, num_ranks: u32, parts: u64) -> String {
+        let mut by_rank: Vec<Vec<Span>> = vec![Vec::new(); num_ranks as usize];
+        for span in &timeline.spans {
+            if let Some(spans) = by_rank.get_mut(span.rank.index()) {
+                spans.push(*span);
+            }
+        }
+        let makespan = u128::from(timeline.makespan_ns.max(1));
+        let part = |ns: u64| {
+            let rounded = (u128::from(ns) * u128::from(parts) + makespan / 2) / makespan;
+            u64::try_from(rounded).unwrap_or(parts).min(parts)
+        };
+        let mut text = String::new();
+        for spans in &mut by_rank {
+            spans.sort_by_key(|s| (s.start_ns, s.end_ns));
+            let list = spans.iter().map(|s| (s.action.kind, s.action.stage.0, s.action.microbatch)).collect();
+            number(&mut text, self.list(list) as u64);
+            let mut at = 0;
+            for span in spans {
+                // Spans of one rank follow each other; what a broken file lets overlap begins where the last one ended.
+                let start = part(span.start_ns).max(at);
+                let end = part(span.end_ns).max(start);
+                number(&mut text, start - at);
+                number(&mut text, end - start);
+                at = end;
+            }
+        }
+        text
+    }
+
+    fn list(&mut self, actions: Vec<(ActionKind, u32, u32)>) -> usize {
+        let next = self.lists.len();
+        if let Some(&known) = self.numbers.get(&actions) {
+            return known;
+        }
+        let names: Vec<String> =
+            actions.iter().map(|(kind, stage, microbatch)| format!("{kind:?}{stage}.{microbatch}")).collect();
+        self.lists.push(names.join(" "));
+        self.numbers.insert(actions, next);
+        next
+    }
+
+    /// Letters of all lists.
+    pub(super) fn num_bytes(&self) -> usize {
+        self.lists.iter().map(|list| list.len() + 3).sum()
+    }
+}
+
+fn number(text: &mut String, value: u64) {
+    let mut letter = |at: u64| text.push(char::from(LETTERS[at as usize]));
+    if value < SHORT {
+        letter(value);
+    } else if value < SHORT + MIDDLE * BASE {
+        letter(SHORT + (value - SHORT) / BASE);
+        letter((value - SHORT) % BASE);
+    } else {
+        letter(BASE - 1);
+        let value = value.min(BASE * BASE * BASE - 1);
+        letter(value / (BASE * BASE));
+        letter(value / BASE % BASE);
+        letter(value % BASE);
+    }
+}
+
+/// A string of JSON that a `script` element can hold: no letter of it ends the element.
+pub(super) fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for letter in text.chars() {
+        match letter {
+            ' '..='~' if !matches!(letter, '"' | '\\' | '<' | '>' | '&') => out.push(letter),
+            letter => {
+                for unit in letter.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::Rank;
+
+    /// As `viewer.js` reads it.
+    fn numbers(text: &str) -> Vec<u64> {
+        let mut values = text.bytes().map(|b| LETTERS.iter().position(|&l| l == b).unwrap() as u64);
+        let mut found = Vec::new();
+        while let Some(first) = values.next() {
+            let mut next = || values.next().unwrap();
+            found.push(if first < SHORT {
+                first
+            } else if first < BASE - 1 {
+                SHORT + (first - SHORT) * BASE + next()
+            } else {
+                (next() * BASE + next()) * BASE + next()
+            });
+        }
+        found
+    }
+
+    #[test]
+    fn a_number_is_read_as_it_was_written() {
+        let all: Vec<u64> = (0..3_000).chain([65_536, 511_999]).collect();
+        let mut text = String::new();
+        for &value in &all {
+            number(&mut text, value);
+        }
+        assert_eq!(numbers(&text), all);
+        let mut letters = LETTERS.to_vec();
+        letters.sort_unstable();
+        letters.dedup();
+        assert_eq!(letters.len(), 80);
+    }
+
+    #[test]
+    fn spans_are_gaps_and_durations_in_parts_of_the_step() {
+        let span = |rank, action: &str, start_ns, end_ns| Span {
+            rank: Rank(rank),
+            action: action.parse().unwrap(),
+            start_ns,
+            end_ns,
+        };
+        let timeline = Timeline {
+            num_ranks: 2,
+            makespan_ns: 1_000,
+            spans: vec![span(1, "1F0", 100, 350), span(0, "0F0", 0, 100), span(1, "1B0", 350, 600)],
+            ..Timeline::default()
+        };
+        let mut encoder = Encoder::default();
+        let text = encoder.timeline(&timeline, 3, 1_000);
+        // Rank 0: list 0, a span; rank 1: list 1, two spans; rank 2: list 2, none.
+        assert_eq!(numbers(&text), [0, 0, 100, 1, 100, 250, 0, 250, 2]);
+        assert_eq!(encoder.lists, ["F0.0", "F1.0 B1.0", ""]);
+        assert_eq!(encoder.timeline(&timeline, 3, 1_000), text, "lists are known by now");
+        assert_eq!(encoder.lists.len(), 3);
+    }
+
+    #[test]
+    fn a_string_ends_no_script() {
+        assert_eq!(
+            quoted("a</script>\"\\\n\u{1f600}"),
+            "\"a\\u003c/script\\u003e\\u0022\\u005c\\u000a\\ud83d\\ude00\""
+        );
+    }
+}

@@ -1,0 +1,267 @@
+//! Every step, one at a time: a timeline with a slider over the steps, drawn by the page's script, and their table.
+
+use super::Section;
+use super::encode::{Encoder, RESOLUTIONS, quoted};
+use super::times::error_of;
+use crate::chart::{names, numbers, partly, spread, table, words};
+use crate::{Report, StepView};
+use dflop_types::{Timeline, number};
+use maud::{Markup, PreEscaped, html};
+use std::fmt::Write as _;
+
+/// Bytes of spans that a page holds at most: with all else it stays below 5 MB.
+const MOST_BYTES: usize = 4_000_000;
+/// Ranks with lanes, at most.
+const MOST_RANKS: u32 = 1_024;
+/// Rows of the table.
+const MOST_ROWS: usize = 1_000;
+
+/// Steps whose spans the page holds.
+struct Held<'a> {
+    steps: Vec<(&'a StepView, &'a Timeline)>,
+    texts: Vec<String>,
+    lists: Vec<String>,
+    parts: u64,
+    num_all: usize,
+}
+
+/// The measured timeline, or what was predicted where nothing was measured.
+fn shown(step: &StepView) -> Option<(&StepView, &Timeline)> {
+    let timeline = step.measured.as_ref().or(step.predicted.as_ref())?;
+    (!timeline.spans.is_empty()).then_some((step, timeline))
+}
+
+/// Ranks of the steps, however many.
+fn all_ranks(steps: &[(&StepView, &Timeline)]) -> u32 {
+    let of = |timeline: &Timeline| {
+        let known = timeline.spans.iter().map(|s| s.rank.0.saturating_add(1)).max().unwrap_or(0);
+        known.max(timeline.num_ranks)
+    };
+    steps.iter().map(|(_, timeline)| of(timeline)).max().unwrap_or(0)
+}
+
+/// Ranks that get a lane.
+fn num_ranks(steps: &[(&StepView, &Timeline)]) -> u32 {
+    all_ranks(steps).min(MOST_RANKS)
+}
+
+/// As finely as the page has room for; where it has none for all steps, some evenly spread ones.
+fn held<'a>(all: &[(&'a StepView, &'a Timeline)], most_bytes: usize) -> Held<'a> {
+    let ranks = num_ranks(all);
+    let encoded = |steps: &[(&StepView, &Timeline)], parts: u64| {
+        let mut encoder = Encoder::default();
+        let texts: Vec<String> =
+            steps.iter().map(|(_, timeline)| encoder.timeline(timeline, ranks, parts)).collect();
+        let num_bytes = encoder.num_bytes() + texts.iter().map(|text| text.len() + 100).sum::<usize>();
+        (texts, encoder.lists, num_bytes)
+    };
+    let mut steps = all.to_vec();
+    let mut parts = RESOLUTIONS[0];
+    let (mut texts, mut lists, mut num_bytes) = encoded(&steps, parts);
+    for coarser in RESOLUTIONS.into_iter().skip(1) {
+        if num_bytes > most_bytes {
+            parts = coarser;
+            (texts, lists, num_bytes) = encoded(&steps, parts);
+        }
+    }
+    while num_bytes > most_bytes && steps.len() > 1 {
+        // A tenth fewer than would fit on the mean: steps differ.
+        let most = (steps.len() * 9 / 10).min(steps.len() * (most_bytes / 10 * 9) / num_bytes).max(1);
+        steps = spread(steps.len(), most).into_iter().map(|at| steps[at]).collect();
+        (texts, lists, num_bytes) = encoded(&steps, parts);
+    }
+    if num_bytes > most_bytes {
+        (steps, texts, lists) = (Vec::new(), Vec::new(), Vec::new());
+    }
+    Held { steps, texts, lists, parts, num_all: all.len() }
+}
+
+impl Held<'_> {
+    /// What `viewer.js` reads.
+    fn json(&self) -> String {
+        let mut text = format!("{{\"parts\":{},\"ranks\":{},\"lists\":[", self.parts, num_ranks(&self.steps));
+        let lists: Vec<String> = self.lists.iter().map(|list| quoted(list)).collect();
+        text.push_str(&lists.join(","));
+        text.push_str("],\"steps\":[");
+        for (index, ((step, timeline), spans)) in self.steps.iter().zip(&self.texts).enumerate() {
+            let tail_from = timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0);
+            let predicted = step.measured.as_ref().and(step.predicted.as_ref()).map_or(0, |p| p.makespan_ns);
+            let how = if step.measured.is_some() { step.how() } else { "predicted" };
+            let _ = write!(
+                text,
+                "{}{{\"step\":{},\"arm\":{},\"how\":\"{how}\",\"ns\":{},\"tail\":{},\"predicted\":{predicted},\
+                 \"idle\":\"{}\",\"spans\":\"{spans}\"}}",
+                if index == 0 { "" } else { "," },
+                step.step,
+                quoted(&step.arm),
+                timeline.makespan_ns,
+                timeline.makespan_ns.saturating_sub(tail_from),
+                number::percent(timeline.bubble_ratio()),
+            );
+        }
+        text.push_str("]}");
+        text
+    }
+}
+
+/// The section; nothing where no step has spans.
+pub(super) fn section(report: &Report) -> Option<Section> {
+    let all: Vec<(&StepView, &Timeline)> = report.steps.iter().filter_map(shown).collect();
+    if all.is_empty() {
+        return None;
+    }
+    let held = held(&all, MOST_BYTES);
+    let body = html! {
+        p {
+            "Each step as it ran" @if num_ranks(&held.steps) > 1 { ", a lane a rank" } ". The slider goes through the steps; drag over the timeline to look at a part of "
+            "it, and point at a block for its times. "
+            span class="note" {
+                "Keys on the timeline: + and - zoom, left and right move, 0 shows all, page up and page down go to the step before and after."
+            }
+        }
+        noscript { p class="note" { "The timelines are drawn by a script of this page; without it the table below has each step's numbers." } }
+        @if !held.steps.is_empty() { (viewer(&held)) }
+        (left_out(&held))
+        (summary(&all))
+    };
+    Some(Section { id: "steps", name: "Step by step", body })
+}
+
+fn viewer(held: &Held<'_>) -> Markup {
+    let last = (held.steps.len() - 1).to_string();
+    html! {
+        div class="viewer" id="viewer" hidden {
+            div class="controls" {
+                button type="button" data-do="before" aria-label="the step before" { "\u{2039}" }
+                label { "step " input type="range" id="viewer-step" min="0" max=(last) value="0" step="1"; }
+                button type="button" data-do="after" aria-label="the next step" { "\u{203a}" }
+                button type="button" data-do="slowest" { "slowest" }
+                span class="gap" {}
+                button type="button" data-do="in" aria-label="zoom in" { "+" }
+                button type="button" data-do="out" aria-label="zoom out" { "\u{2212}" }
+                button type="button" data-do="all" { "whole step" }
+            }
+            p class="reading" id="viewer-reading" role="status" {}
+            canvas id="viewer-canvas" tabindex="0" role="img" aria-label="timeline" {}
+        }
+        script type="application/json" id="viewer-data" { (PreEscaped(held.json())) }
+    }
+}
+
+fn left_out(held: &Held<'_>) -> Markup {
+    let mut said: Vec<String> = partly(held.steps.len(), held.num_all, "step").into_iter().collect();
+    let (lanes, ranks) = (num_ranks(&held.steps), all_ranks(&held.steps));
+    said.extend((lanes < ranks).then(|| {
+        let ranks = number::counted(ranks.into(), "rank");
+        format!("showing the first {} of {ranks}", number::thousands(lanes.into()))
+    }));
+    if held.parts < RESOLUTIONS[0] {
+        said.push(format!("times of spans are rounded to 1/{} of their step", number::thousands(held.parts)));
+    }
+    html! { @if !said.is_empty() { p class="note" { (said.join("; ")) } } }
+}
+
+/// The steps in numbers.
+fn summary(all: &[(&StepView, &Timeline)]) -> Markup {
+    let rows: Vec<Vec<String>> = spread(all.len(), MOST_ROWS)
+        .into_iter()
+        .map(|at| {
+            let (step, timeline) = all[at];
+            let both = step.measured.as_ref().zip(step.predicted.as_ref());
+            let none = || number::NONE.to_owned();
+            let ranks = f64::from(timeline.num_ranks.max(1));
+            let idle = timeline.idle_ns;
+            let mut row = vec![
+                number::thousands(step.step),
+                step.arm.clone(),
+                if step.measured.is_some() { step.how() } else { "predicted" }.to_owned(),
+                number::ns(timeline.makespan_ns),
+                both.map_or_else(none, |(_, predicted)| number::ns(predicted.makespan_ns)),
+                both.and_then(|(m, p)| error_of(p, m)).map_or_else(none, number::signed_percent),
+                number::percent(timeline.bubble_ratio()),
+            ];
+            let by_cause = [idle.ramp, idle.imbalance, idle.transfer];
+            row.extend(by_cause.map(|ns| number::ms(ns as f64 / ranks / 1e6)));
+            row
+        })
+        .collect();
+    let columns = [
+        numbers("step"),
+        names("arm"),
+        words("how"),
+        numbers("makespan"),
+        numbers("predicted"),
+        numbers("off"),
+        numbers("idle"),
+        numbers("ramp a rank"),
+        numbers("imbalance"),
+        numbers("transfer"),
+    ];
+    html! {
+        details {
+            summary { "Table: the steps in numbers" }
+            (table("The steps in numbers", &columns, &rows))
+            @if let Some(text) = partly(rows.len(), all.len(), "step") { p class="note" { (text) } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::{Rank, Span};
+
+    fn steps(num_steps: u64, num_ranks: u32, num_microbatches: u32) -> Vec<StepView> {
+        let step = |step: u64| {
+            let mut spans = Vec::new();
+            for rank in 0..num_ranks {
+                let mut at = 1_000 * u64::from(rank) + step * 17 % 911;
+                for action in 0..2 * num_microbatches {
+                    let kind = if action % 2 == 0 { "F" } else { "B" };
+                    let name = format!("{}{kind}{}", rank % 4, action / 2);
+                    let duration = 90_000 + (step * 7_919 + u64::from(rank * 31 + action) * 104_729) % 50_000;
+                    spans.push(Span {
+                        rank: Rank(rank),
+                        action: name.parse().unwrap(),
+                        start_ns: at,
+                        end_ns: at + duration,
+                    });
+                    at += duration + if action % 5 == 0 { 20_000 } else { 0 };
+                }
+            }
+            let makespan_ns = spans.iter().map(|s| s.end_ns).max().unwrap() + 50_000;
+            let measured = Timeline { num_ranks, makespan_ns, spans, ..Timeline::default() };
+            StepView { step, arm: "aware".to_owned(), measured: Some(measured), ..StepView::default() }
+        };
+        (0..num_steps).map(step).collect()
+    }
+
+    /// A thousand steps of 64 ranks, 16 microbatches each: all are held, and the page stays below 5 MB.
+    #[test]
+    fn a_thousand_steps_of_64_ranks_are_a_page_of_five_megabytes() {
+        let report = Report { steps: steps(1_000, 64, 8), ..Report::default() };
+        let page = crate::render(&report);
+        assert!(page.len() < 5_000_000, "{} bytes", page.len());
+        let all: Vec<_> = report.steps.iter().filter_map(shown).collect();
+        assert_eq!(held(&all, MOST_BYTES).steps.len(), 1_000);
+    }
+
+    #[test]
+    fn what_has_no_room_is_left_out_evenly_and_said() {
+        let steps = steps(40, 8, 8);
+        let all: Vec<_> = steps.iter().filter_map(shown).collect();
+        let whole = held(&all, MOST_BYTES);
+        assert_eq!((whole.steps.len(), whole.parts), (40, RESOLUTIONS[0]));
+        assert_eq!(left_out(&whole).into_string(), "");
+        let part = held(&all, 8_000);
+        let shown: Vec<u64> = part.steps.iter().map(|(step, _)| step.step).collect();
+        assert!(
+            shown.len() > 5 && shown.len() < 40 && shown[0] == 0 && shown[shown.len() - 1] > 30,
+            "{shown:?}"
+        );
+        assert!(part.json().len() < 9_000);
+        let said = left_out(&part).into_string();
+        assert!(said.contains("of 40 steps; times of spans are rounded to 1/2,048 of their step"), "{said}");
+        assert!(held(&all, 10).steps.is_empty());
+    }
+}
