@@ -5,6 +5,7 @@ They run against the installed wheel: what users get is what is tested.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -31,7 +32,16 @@ def pytest_collection_finish(session):
     if session.items and not session.config.option.collectonly:
         import warm
 
+        # Millions of objects of torch and transformers, which outlive all tests: a collection in this process, or in one
+        # of hundreds of forks, would look at each again, and a fork would copy the pages that they are on.
+        gc.collect()
+        gc.freeze()
         warm.start()
+
+
+def pytest_unconfigure():
+    """What is frozen cannot be freed, and native modules would report it as leaked at the end."""
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -88,6 +89,8 @@ def _fork(rank, function, directory):
         return process
     status = 1
     try:
+        # What it inherits is not its own to collect.
+        gc.freeze()
         # Its own stderr: pytest's is the parent's.
         file = os.open(directory / f"stderr{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(file, 2)
