@@ -151,6 +151,24 @@ def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
     assert kept(out) == kept(whole)
 
 
+def test_what_was_watched_goes_on(demo, whole, tmp_path):
+    """A run that goes on neither learns anew what is usual nor raises an alarm twice: its checkpoints say so."""
+    out = tmp_path / "run"
+    run(demo, out, tmp_path, steps=2)
+    run(demo, out, tmp_path, resume="auto")
+
+    def manifest(run):
+        return json.loads((run / "checkpoints" / "step-4" / "checkpoint.json").read_bytes())
+
+    ours, theirs = manifest(out), manifest(whole)
+    assert ours["population"] == theirs["population"]
+    assert any(side["num_steps"] > 2 for sides in ours["population"].values() for side in sides.values())
+    for found in (ours, theirs):
+        # Steps of which the usual time of a component is learned, before and after the checkpoint of step 2.
+        assert [len(clock["first"]) for clock in json.loads(found["watch"])["clocks"]] == [4, 4]
+        assert found["adaptation"]["mode"] == "off"
+
+
 @pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3)], ids=str)
 def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dflop.runtime.adaptation import REST, WINDOW, Adaptation
@@ -55,6 +57,24 @@ def test_an_alarm_ends_a_rest():
     adaptation.wake()
     assert [name for _, name, _ in run(adaptation, 1, 0, 0, WINDOW)] == ["watch"]
     assert adaptation.asks()[0]
+
+
+@pytest.mark.parametrize("saved_ns", [30_000, 500_000])
+def test_a_run_that_goes_on_decides_as_one_that_never_ended(saved_ns):
+    """Kept through JSON between any two steps, in a window and in a rest."""
+    whole = run(Adaptation("auto"), 3 * WINDOW + REST, saved_ns, 40_000)
+    adaptation, parts, first = Adaptation("auto"), [], 0
+    for num_steps in (5, WINDOW, 40, 3 * WINDOW + REST - 45 - WINDOW):
+        parts += run(adaptation, num_steps, saved_ns, 40_000, first)
+        first += num_steps
+        state = json.loads(json.dumps(adaptation.state()))
+        adaptation = Adaptation("auto")
+        adaptation.load(state)
+    assert parts == whole
+    # Who asks for something else decides anew.
+    other = Adaptation("on")
+    other.load(state)
+    assert other.asks() == (True, False)
 
 
 @pytest.mark.parametrize(("mode", "is_on"), [("on", True), ("off", False)])

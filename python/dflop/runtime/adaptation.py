@@ -11,7 +11,10 @@ One leader decides; the others get schedules. Every decision is an event, with i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 WINDOW = 32
 """Steps between two decisions."""
@@ -58,6 +61,32 @@ class Adaptation:
         """An alarm: what did not pay may pay now."""
         if self._mode == "auto" and self.is_resting:
             self._left = 0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: a run that goes on decides as one that was never ended."""
+        return {
+            "mode": self._mode,
+            "left": self._left,
+            "num_asked": self._num_asked,
+            "saved_ns": self._saved_ns,
+            "learned_ns": self._costs_ns[True],
+            "other_ns": self._costs_ns[False],
+            "steps_ns": self._steps_ns,
+            "is_resting": self.is_resting,
+        }
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave, unless it was asked to decide otherwise then.
+
+        Args:
+            kept: Through JSON.
+        """
+        if kept["mode"] != self._mode:
+            return
+        self._left, self._num_asked = kept["left"], kept["num_asked"]
+        self._saved_ns, self._steps_ns = list(kept["saved_ns"]), list(kept["steps_ns"])
+        self._costs_ns = {True: list(kept["learned_ns"]), False: list(kept["other_ns"])}
+        self.is_resting = kept["is_resting"]
 
     def after(
         self,

@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dflop._native import Dataset, StepScheduler
     from dflop.runtime.adaptation import Adaptation
+    from dflop.runtime.population import Population
     from dflop.runtime.spans import Span
     from dflop.runtime.turns import Turn
 
@@ -94,13 +95,57 @@ def step_metrics(
     return line, events
 
 
-def restore_correction(scheduler: StepScheduler, kept: Any) -> None:
-    """Goes on from the correction of a checkpoint; one of an earlier version is left out.
+def kept(
+    scheduler: StepScheduler, adaptation: Adaptation | None, population: Population | None
+) -> dict[str, Any]:
+    """What a checkpoint keeps of what was learned from steps: a run that goes on raises no alarm twice.
 
     Args:
         scheduler: That of the run.
-        kept: As `StepScheduler.correction` gave it, through JSON.
+        adaptation: Decides whether schedules are corrected.
+        population: Watches which samples come.
+
+    Returns:
+        Parts of the manifest.
     """
+    return {
+        "correction": scheduler.correction(),
+        "watch": scheduler.watched(),
+        "adaptation": None if adaptation is None else adaptation.state(),
+        "population": None if population is None else population.state(),
+    }
+
+
+def restore(
+    manifest: Mapping[str, Any],
+    scheduler: StepScheduler,
+    adaptation: Adaptation | None,
+    population: Population | None,
+) -> None:
+    """Goes on from what `kept` gave, of the same plan and data.
+
+    What an earlier version did not keep begins anew.
+
+    Args:
+        manifest: Of the checkpoint, through JSON.
+        scheduler: That of the run.
+        adaptation: Decides whether schedules are corrected.
+        population: Watches which samples come.
+
+    Raises:
+        ScheduleError: The checkpoint holds something else.
+    """
+    _restore_correction(scheduler, manifest["correction"])
+    if manifest.get("watch") is not None:
+        scheduler.watch_from(manifest["watch"])
+    if adaptation is not None and manifest.get("adaptation") is not None:
+        adaptation.load(manifest["adaptation"])
+    if population is not None and manifest.get("population") is not None:
+        population.load(manifest["population"])
+
+
+def _restore_correction(scheduler: StepScheduler, kept: Any) -> None:
+    """Goes on from the correction of a checkpoint; one of an earlier version is left out."""
     if len(kept) != 2 or (kept[0] and len(kept[0][0]) and kept[0][0][0] and len(kept[0][0][0][0]) != 5):
         return
     steps, shapes = kept

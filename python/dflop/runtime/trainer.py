@@ -48,8 +48,9 @@ from dflop.runtime.optim import Optimizer, undecayed
 from dflop.runtime.options import Arm, Options
 from dflop.runtime.pack import Packer
 from dflop.runtime.peak import OPTIMIZER, PeakMeter, StepPeak, compare, summary
+from dflop.runtime.population import Population
 from dflop.runtime.progress import say
-from dflop.runtime.records import restore_correction, step_metrics
+from dflop.runtime.records import kept, restore, step_metrics
 from dflop.runtime.resume import Resume, find
 from dflop.runtime.schedules import Schedules, Taken
 from dflop.runtime.sharded import gradients_of, is_cut
@@ -125,6 +126,7 @@ class Trainer:
         self._resume = self._found()
         self._first_step = 0 if self._resume is None else self._resume.step
         self._schedules = Schedules(mesh, options, self._batches)
+        self._population = None if self._schedules.adaptation is None else Population(self._dataset)
         adapter = load_adapter(options.model_dir)
         self._ahead = Ahead() if ahead is None else ahead
         self._loader = SampleLoader(
@@ -304,7 +306,7 @@ class Trainer:
         scheduler = self._schedules.scheduler
         # What ranks took says nothing of those of another plan.
         if scheduler is not None and resume.manifest["made_from"] == self._options.made_from:
-            restore_correction(scheduler, resume.manifest["correction"])
+            restore(resume.manifest, scheduler, self._schedules.adaptation, self._population)
 
     def _save(self, num_trained: int) -> None:
         """A checkpoint, unless there is that one. Every rank must call it between the same two steps."""
@@ -322,7 +324,7 @@ class Trainer:
                 "precision": self._options.dtype,
                 "learning_rates": self._options.rates.at(num_trained),
                 "guard": self._guard.state(),
-                "correction": scheduler.correction(),
+                **kept(scheduler, self._schedules.adaptation, self._population),
             }
         self._saver.save(num_trained, about)
 
@@ -448,6 +450,8 @@ class Trainer:
             "clock_ns": clock_ns,
             **self._utilization.of(self._dataset, turn.samples, clock_ns),
         }
+        if self._population is not None:
+            events += self._population.step(turn.samples)
         journal.events(turn.step, events)
         if metrics["deferred"]:
             waited = ", ".join(f"{sample} ({steps})" for sample, steps in metrics["deferred"])
