@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 """Of each parameter's change, in its norm: the order of sums differs, nothing else."""
 RECIPES = ("full", "projector", "frozen-encoder", "frozen-llm", "lora")
 MODES = ("none", "selective", "full")
-TENSOR = ((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2))
+TENSOR = ((1, 1, 1, 2, 2), (2, 1, 2, "colocated"), (1, 1, 2, 1, 2), (2, 3, 2, "colocated"))
 """Layouts whose ranks share layers."""
 LAYOUTS = ((2, 1, 2), (1, 1, 1), (2, 3), (2, 0))
 IN_SUITE = [
@@ -39,7 +39,7 @@ IN_SUITE = [
     ("qwen2_audio", "frozen-llm", (2, 0), "full"),
     # Layers cut over two ranks.
     ("internvl", "full", (1, 1, 1, 2, 2), "none"),
-    ("qwen2_vl", "lora", (1, 1, 1, 1, 2), "selective"),
+    ("qwen2_vl", "lora", (2, 3, 2, "colocated"), "selective"),
 ]
 """LLaVA-OneVision stands in `test_weights.py`."""
 

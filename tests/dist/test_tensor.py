@@ -82,6 +82,15 @@ def test_ranks_that_hold_both_components_share_their_layers(model_dir, oracles, 
     check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
 
 
+@pytest.mark.parametrize("placed", ["text", "uneven"])
+def test_layers_gathered_one_by_one_are_cut_as_well(placed, model_dir, oracles, tmp_path):
+    """ZeRO-3: replicas x tensor group; a rank without samples meets its replicas, and nobody of its group sums."""
+    llm = PLACED[placed, 2]
+    degrees = {"encoder_tp": 2, "llm_tp": 2}
+    plan = write_colocated(tmp_path / "plan.json", 2, len(llm), zero=3, **degrees)
+    check(plan, schedule_of(llm), model_dir, oracles(frozen_none), tmp_path)
+
+
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_layers_that_recompute_sum_again(recompute, model_dir, oracles, tmp_path):
     """What a layer computes again in its backward is the whole result too."""
@@ -222,8 +231,10 @@ def test_each_rank_keeps_its_part(model_dir, tmp_path):
         (((1, 1, 1), (2, 2), {}), ((1, 1, 1), (1, 1), {})),
         (((1, 1, 1), (1, 1), {}), ((1, 2, 1), (1, 2), {"zero": 1})),
         (((1, 2, 1), (2, 2), {"zero": 1}), ((1, 1, 2), (1, 4), {})),
+        (((2, 2, 1), (2, 2), {"zero": 3, "placement": "colocated"}), ((1, 1, 1), (1, 4), {})),
+        (((1, 1, 1), (1, 4), {}), ((2, 2, 1), (2, 2), {"zero": 3, "placement": "colocated"})),
     ],
-    ids=["2-1", "1-2", "2-4"],
+    ids=["2-1", "1-2", "2-4", "2 gathered-4", "4-2 gathered"],
 )
 def test_a_checkpoint_of_one_degree_is_read_by_another(saved, read, model_dir, tmp_path):
     """Weights and both moments, whole by their names in the files: slices, shards of slices, repeated heads."""
@@ -300,7 +311,7 @@ def test_every_tensor_layout(layout, tensor, zero, model_dir, oracles, tmp_path)
 
 @pytest.mark.layouts
 @pytest.mark.parametrize(
-    ("placed", "zero", "dp"), list(itertools.product(["even", "text", "uneven"], range(3), [2, 4]))
+    ("placed", "zero", "dp"), list(itertools.product(["even", "text", "uneven"], range(4), [2, 4]))
 )
 def test_every_colocated_tensor_layout(placed, zero, dp, model_dir, oracles, tmp_path):
     """Groups of two that hold both components."""

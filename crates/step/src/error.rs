@@ -61,7 +61,7 @@ pub enum StepError {
     },
     /// A layout that this version does not run.
     #[error(
-        "layout `{layout}` is not supported: parameters are cut (`zero` 3) only where components are colocated and tensor parallelism is 1, and `shard_ranks` divides the replicas"
+        "layout `{layout}` is not supported: parameters are cut (`zero` 3) only where components are colocated, and `shard_ranks` divides the replicas"
     )]
     Unsupported {
         /// The layout.

@@ -54,9 +54,7 @@ impl StepSettings {
         let is_divided = layout
             .shard_ranks
             .is_none_or(|ranks| encoder.dp.is_multiple_of(ranks) && llm.dp.is_multiple_of(ranks));
-        // Layers that are gathered where they run are not cut besides.
-        let is_cut_once = layout.zero < Zero::Parameters || !layout.cuts_layers();
-        if !is_placed || !is_divided || !is_cut_once {
+        if !is_placed || !is_divided {
             return Err(StepError::Unsupported { layout: Box::new(layout) });
         }
         for (field, value) in [
