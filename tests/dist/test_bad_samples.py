@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -227,3 +228,28 @@ def test_a_sound_that_ends_early_is_bad_where_its_header_says_more(ending, tmp_p
     else:
         with pytest.raises(ValueError, match="sound.flac"):
             adapter.pixels(path, "audio", (), grid)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_decoder_that_hangs_is_named_with_file_rank_and_step(workers, demo, tmp_path):
+    """Under `skip` too: it may be the disk. Before the others give up."""
+    wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip")
+    config = json.loads(wanted["config"])
+    config["train"]["workers"] = workers
+    wanted |= {"config": json.dumps(config), "timeout_s": 16.0, "first_timeout_s": 16.0}
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def before(_):
+        def pixels(self, file, kind, frame_indices, grid=None):
+            # Nobody writes into it.
+            fifo.read_bytes()
+
+        type(load_adapter(demo / "model")).pixels = pixels
+
+    assert set(results(run_training(wanted, tmp_path, before))) == {1}
+    said = (tmp_path / "stderr0").read_text()
+    place = r"error: \[encoder dp 0/1\] step 0: sample `\S+` \(\d+\), file `(\S+)`"
+    found = re.search(place + ": reading and decoding has not ended in 12 s\nhint: look at the file", said)
+    assert found, said
+    assert Path(found[1]).exists()

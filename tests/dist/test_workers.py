@@ -13,7 +13,7 @@ import torch
 from ranks import results, run_ranks
 
 from dflop.data.arena import Arena, ArenaClosedError, Block
-from dflop.data.loader import BadSampleError, SampleLoader
+from dflop.data.loader import BadSampleError, HangingDecoderError, SampleLoader
 from dflop.data.workers import WorkerError, Workers
 
 SIZE = 4
@@ -71,6 +71,9 @@ class NumberAdapter:
         name = file.name
         if name == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if name == "hang":
+            # A FIFO that nobody writes into.
+            return torch.full((1, *self.input_shape), float(file.read_text()))
         if name == "process":
             return torch.full((1, *self.input_shape), float(os.getpid()))
         number, _, count = name.partition("x")
@@ -80,7 +83,7 @@ class NumberAdapter:
         return torch.full((int(count or 1), *self.input_shape), float(number))
 
 
-def loader_of(names, arena_bytes, num_workers, cache_bytes=0):
+def loader_of(names, arena_bytes, num_workers, cache_bytes=0, limit_s=None):
     """A loader of samples with one file each, as (name, tiles)."""
     samples = [encoded(k, medium(name, tiles)) for k, (name, tiles) in enumerate(names)]
     arena = Arena(arena_bytes)
@@ -92,6 +95,7 @@ def loader_of(names, arena_bytes, num_workers, cache_bytes=0):
         num_threads=max(1, num_workers),
         arena=arena,
         workers=workers,
+        limit_s=limit_s,
     )
     return loader, arena, workers
 
@@ -226,6 +230,53 @@ def test_a_worker_that_is_killed_is_an_error_with_the_sample(tmp_path):
     assert message.startswith("sample `s1` (1): the process that decodes it (")
     assert message.endswith("was killed by SIGKILL")
     assert "out-of-memory" in hints[0]
+
+
+@pytest.mark.parametrize("where", ["worker", "thread", "without a turn", "no arena holds it"])
+def test_a_decoder_that_hangs_is_named_with_its_file(where, tmp_path):
+    """Within the limit, whoever decodes; no worker is left."""
+    fifo = tmp_path / "hang"
+    os.mkfifo(fifo)
+
+    def run():
+        room = 1 if where == "no arena holds it" else 8 * TILE_BYTES
+        num_workers = 1 if where == "worker" else 0
+        loader, _, workers = loader_of([("1", 1), (str(fifo), 1)], room, num_workers, limit_s=lambda: 0.5)
+        shares = [(0, None), (1, None)]
+        loader.prefetch(shares[:1] if where == "without a turn" else shares, True)
+        good = loader.tiles(0).unique().item()
+        ids = [] if workers is None else list(workers.processes.values())
+        try:
+            loader.tiles(1)
+        except HangingDecoderError as error:
+            said = str(error), error.__notes__
+        loader.close()
+        if workers is not None:
+            workers.close()
+        return good, said, [process for process in ids if is_running(process)]
+
+    good, (message, hints), left = in_a_rank(run, tmp_path)
+    assert good == 1.0
+    assert message == f"sample `s1` (1), file `{fifo}`: reading and decoding has not ended in 0.5 s"
+    assert "`train.timeout_seconds`" in hints[0]
+    assert left == []
+
+
+def test_a_record_that_cannot_be_read_in_time_is_named(tmp_path):
+    class SlowDataset(ListDataset):
+        def encode(self, index):
+            threading.Event().wait()
+
+    def run():
+        loader = SampleLoader(SlowDataset([]), NumberAdapter(), limit_s=lambda: 0.5)
+        with pytest.raises(
+            HangingDecoderError, match=r"^sample 3: reading and decoding has not ended in 0.5 s"
+        ):
+            loader.sample(3)
+        loader.close()
+        return True
+
+    assert in_a_rank(run, tmp_path)
 
 
 def test_workers_end_with_a_rank_that_is_killed_and_not_by_the_signals_of_a_terminal(tmp_path):

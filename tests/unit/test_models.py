@@ -265,7 +265,7 @@ def test_features_and_places_must_agree(adapter):
         stage(llm_input, torch.zeros(3, 48))
 
 
-def test_tied_embeddings_share_one_tensor_and_refuse_a_cut(tmp_path):
+def test_tied_embeddings_share_one_tensor_and_a_name_on_two_stages(tmp_path):
     adapter = load_adapter(write_model_dir(tmp_path, tie_word_embeddings=True))
     sample = SAMPLES["image"]
     reference = adapter.reference_model(seed=1)
@@ -283,8 +283,20 @@ def test_tied_embeddings_share_one_tensor_and_refuse_a_cut(tmp_path):
     loss.backward()
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-6)
     assert relative_error(gradients([encoder, *stages]), gradients([reference])) <= 1e-5
-    with pytest.raises(dflop.ProfileError, match="tie_word_embeddings"):
-        adapter.build_llm_stage(0, 2, CPU, FLOAT, 0)
+    # Apart, both ends have it under the name of the embedding, and the same values.
+    encoder, stages = build(adapter, (2, 2), seed=1)
+    name = "model.language_model.embed_tokens.weight"
+    ends = [dict(stage.named_parameters()) for stage in stages]
+    assert [sorted(n for n in end if "layers" not in n) for end in ends] == [
+        [name],
+        [name, "model.language_model.norm.weight"],
+    ]
+    assert torch.equal(ends[0][name], ends[1][name])
+    run(encoder, stages, [sample]).backward()
+    whole = reference.get_parameter(name).grad
+    parts = [end[name].grad for end in ends]
+    assert relative_error({name: parts[0] + parts[1]}, {name: whole}) <= 1e-5
+    assert all(relative_error({name: part}, {name: whole}) > 0.1 for part in parts)
 
 
 def test_an_unknown_family_is_named_with_those_known(tmp_path):

@@ -307,9 +307,26 @@ impl CostModel {
         self.sharded_tail(self.held_by_encoder(stage), sharding)
     }
 
-    /// As [`CostModel::sharded_encoder_tail`], of a rank of one stage of the LLM backbone.
+    /// As [`CostModel::sharded_encoder_tail`], of a rank of one stage of the LLM backbone. The first and the last of several
+    /// stages also sum the gradient of a matrix that embedding and head share, over the replicas of both.
     pub fn sharded_stage_tail(&self, stage: StageLayers, sharding: Sharding) -> Transfer {
-        self.sharded_tail(self.held_by_stage(stage), sharding)
+        let mut held = self.held_by_stage(stage);
+        if !self.is_tied || stage.is_first == stage.is_last {
+            return self.sharded_tail(held, sharding);
+        }
+        let shared_bytes = self.embedding.gradient_bytes;
+        let mut both = Group { first: sharding.first, num_ranks: 2, stride: sharding.stride };
+        if sharding.zero == Zero::Nothing {
+            held.gradient_bytes -= shared_bytes.min(held.gradient_bytes);
+            both.num_ranks *= sharding.replicas;
+        }
+        let mut tail = self.sharded_tail(held, sharding);
+        if shared_bytes > 0 {
+            let shared = self.meeting(Collective::AllReduce, both, shared_bytes);
+            tail.ns = tail.ns.saturating_add(shared.ns);
+            tail.basis = tail.basis.max(shared.basis);
+        }
+        tail
     }
 
     /// As [`CostModel::sharded_encoder_tail`], of a rank that holds the whole model.

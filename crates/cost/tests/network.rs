@@ -2,8 +2,8 @@
 
 use crate::fixture;
 use crate::fixture::profile;
-use dflop_cost::{Basis, CostError, CostModel, StageLayers, Transfer};
-use dflop_types::{Collective, LinkSpan, MessagePoint, Network};
+use dflop_cost::{Basis, CostError, CostModel, CostSettings, Sharding, StageLayers, Transfer};
+use dflop_types::{Collective, LinkSpan, MessagePoint, ModelProfile, Network, Trained};
 
 fn model(network: Network) -> CostModel {
     CostModel::new(&dflop_types::ModelProfile { network, ..profile() }).unwrap()
@@ -57,6 +57,29 @@ fn the_tail_reduces_what_trains_over_the_replicas() {
     assert_eq!(model.stage_tail(stage, 1), Transfer { ns: 5_000, basis: Basis::Measured });
     let reduced = Transfer { ns: 5_000 + 10_300 + 10_000, basis: Basis::Extrapolated };
     assert_eq!(model.stage_tail(stage, 2), reduced);
+}
+
+/// The ends of a pipeline sum the gradient of a matrix that they share over the replicas of both, and nothing else there.
+#[test]
+fn ends_that_share_a_matrix_sum_its_gradient() {
+    let tied = ModelProfile { is_tied: true, network: fixture::network(), ..profile() };
+    let trained = Trained { llm: false, ..Trained::default() };
+    let frozen = CostModel::with(&tied, &CostSettings { trained, ..CostSettings::default() }).unwrap();
+    let (apart, shared_bytes) = (model(fixture::network()), 4 * tied.modules["llm_embedding"].num_parameters);
+    let tied = CostModel::new(&tied).unwrap();
+    let ring = |num_ranks, bytes| all_reduce(&apart, LinkSpan::Node, num_ranks, bytes).0;
+    let end = StageLayers { num_layers: 0, is_first: true, is_last: false };
+    let tail = |model: &CostModel, stage, dp| model.sharded_stage_tail(stage, Sharding::replicated(dp)).ns;
+    for dp in [1, 2] {
+        // The embedding alone: all of it is shared. Its optimizer has one replica's part of the tail.
+        let expected = tail(&apart, end, 1) + ring(2 * dp, shared_bytes);
+        assert_eq!(tail(&tied, end, dp), expected);
+    }
+    let layers = StageLayers { num_layers: 1, is_first: false, is_last: false };
+    let whole = StageLayers { is_first: true, is_last: true, ..layers };
+    assert_eq!(tail(&tied, layers, 2), tail(&apart, layers, 2));
+    assert!(tail(&tied, whole, 2) <= tail(&apart, whole, 2));
+    assert_eq!(tail(&frozen, end, 2), 0);
 }
 
 #[test]

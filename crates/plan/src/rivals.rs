@@ -178,10 +178,9 @@ fn megatron(
     is_balanced: bool,
 ) -> Rival {
     let (ranks, model) = (input.cluster.num_ranks, models.plain());
-    let most = if model.is_tied() { 1 } else { model.num_llm_layers() };
     let ways: Vec<Pipelines> = divisors(ranks)
         .into_iter()
-        .filter(|&pp| pp <= most)
+        .filter(|&pp| pp <= model.num_llm_layers())
         .flat_map(|pp| {
             let dp = ranks / pp;
             let counts = input

@@ -161,7 +161,7 @@ pub(crate) fn space(
             space.rejections.push(Rejection::GroupAcrossNodes { ranks_per_node });
             continue;
         }
-        if is_tied && layout.llm.pp > 1 {
+        if is_tied && layout.llm.pp > 1 && layout.llm.tp > 1 {
             space.rejections.push(Rejection::TiedStages { stages: layout.llm.pp });
             continue;
         }
@@ -254,13 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tied_head_stays_with_its_embedding() {
-        let of = |is_tied| space([5, 8], [2, 8], is_tied, 64, Some(4), &Only::default());
-        let stages: Vec<u32> = of(true).candidates.iter().map(|c| c.layout.llm.pp).collect();
-        assert_eq!(stages, [1, 1, 1, 1]);
-        let fallen: Vec<_> = of(true).rejections;
-        assert_eq!(fallen, [2, 4, 3, 2].map(|stages| Rejection::TiedStages { stages }));
-        assert_eq!(of(false).candidates.len(), 8);
+    fn a_tied_head_that_is_cut_stays_with_its_embedding() {
+        let of = |is_tied, only: &str| space([7, 8], [2, 8], is_tied, 64, Some(4), &only.parse().unwrap());
+        let stages = |space: &Space| space.candidates.iter().map(|c| c.layout.llm.pp).collect::<Vec<_>>();
+        let cut = of(true, "llm.tp=2");
+        assert_eq!(stages(&cut), [1, 1, 1]);
+        assert_eq!(cut.rejections, [3, 2].map(|stages| Rejection::TiedStages { stages }));
+        assert_eq!(stages(&of(true, "")), stages(&of(false, "")));
     }
 
     #[test]

@@ -91,7 +91,9 @@ impl StepSettings {
         }
         let component = Component::Llm;
         self.check_cut(component, model.num_llm_layers())?;
-        if llm.pp > 1 && model.is_tied() {
+        // Whole on both ends it is summed over them; a part of it has its like on one end alone.
+        let is_whole = llm.tp == 1 && (layout.zero == Zero::Nothing || llm.dp == 1);
+        if llm.pp > 1 && model.is_tied() && !is_whole {
             return Err(StepError::TiedStages { stages: llm.pp });
         }
         let cut = layout.stage_layers(component, model.num_llm_layers());

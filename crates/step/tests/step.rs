@@ -6,7 +6,7 @@ use dflop_cost::{CostModel, microbatches_in_flight};
 use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings};
 use dflop_types::{
     ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, ModelProfile, PipelineOrder, Rank,
-    SampleIndex, SampleShape, Schedule, StageIndex,
+    SampleIndex, SampleShape, Schedule, StageIndex, Zero,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -300,14 +300,15 @@ fn wrong_inputs_are_named() {
         "llm pp 9 exceeds the 4 layers of the LLM backbone"
     );
     assert_eq!(message(of(settings(layout(1, 1, 1), 0))), "`num_microbatches` is 0, must be at least 1");
+    let cut = Layout { zero: Zero::States, ..layout(1, 2, 2) };
     let tied = CostModel::new(&ModelProfile { is_tied: true, ..fixture::model_profile() }).unwrap();
     assert_eq!(
-        message(
-            StepScheduler::new(settings(layout(1, 2, 1), 2), tied.clone(), shapes.clone(), 0).unwrap_err()
-        ),
-        "llm pp 2 parts the embedding from the head it is tied to: llm pp must be 1"
+        message(StepScheduler::new(settings(cut, 2), tied.clone(), shapes.clone(), 0).unwrap_err()),
+        "llm pp 2 parts the embedding from the head it is tied to: llm pp must be 1 where tensor groups or ZeRO cut them"
     );
-    assert!(StepScheduler::new(settings(layout(1, 1, 1), 2), tied, shapes.clone(), 0).is_ok());
+    for layout in [layout(1, 1, 1), layout(1, 2, 2), Layout { zero: Zero::States, ..layout(1, 2, 1) }] {
+        assert!(StepScheduler::new(settings(layout, 2), tied.clone(), shapes.clone(), 0).is_ok());
+    }
     let mut tensor_parallel = layout(1, 1, 1);
     tensor_parallel.llm.tp = 2;
     assert_eq!(

@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -28,17 +28,25 @@ from dflop.data.cache import ByteBoundedCache
 from dflop.data.dataset import sample_from_encoded
 from dflop.data.decoding import Job, decode
 from dflop.data.shares import share_of
-from dflop.data.workers import UndecodableError
+from dflop.data.workers import UndecodableError, WorkerError
+from dflop.models.errors import hinted
 from dflop.models.media import MediaBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dflop._native import Dataset
     from dflop.data.sample import Sample
     from dflop.data.shares import MediumRun, Parts, Share
     from dflop.data.workers import Workers
     from dflop.models.adapter import ModelAdapter
+
+
+Result = TypeVar("Result")
+
+
+class HangingDecoderError(WorkerError):
+    """A decoder, or the disk or network that it reads from, has not ended in time."""
 
 
 class BadSampleError(ProfileError):
@@ -78,6 +86,7 @@ class SampleLoader:
         *,
         arena: Arena | None = None,
         workers: Workers | None = None,
+        limit_s: Callable[[], float] | None = None,
     ) -> None:
         """Starts no work.
 
@@ -89,17 +98,21 @@ class SampleLoader:
             num_threads: Threads that decode ahead; with workers, one for each of them.
             arena: Where tiles wait that are decoded ahead; none: memory without a limit.
             workers: Processes that decode into the arena; none: the threads decode.
+            limit_s: Seconds that `sample` and `tiles` wait at most; none: as long as it takes.
         """
         assert workers is None or arena is not None, "workers decode into an arena"
         self._dataset = dataset
         self.adapter = adapter
         self._arena = arena
         self._workers = workers
+        self._limit_s = limit_s
         self._told = threading.Lock()
         self._noticed: set[int] = set()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         # Apart: a thread that waits for room in the arena must not hold up text, which needs none.
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="read")
+        # For what nobody does ahead, where there is a limit: a thread cannot stop itself.
+        self._here = ThreadPoolExecutor(1, thread_name_prefix="here")
         self._samples: ByteBoundedCache[int, Sample] = ByteBoundedCache(token_bytes)
         self._tiles: ByteBoundedCache[Share, torch.Tensor] = ByteBoundedCache(cache_bytes)
         # Decoded or decoding and not yet asked for. Apart from the cache, so that a cache smaller than a step
@@ -118,7 +131,16 @@ class SampleLoader:
         Raises:
             BadSampleError: Its record or media cannot be read any more; the message names it.
             ProfileError: It is not what was profiled; the message names it.
+            HangingDecoderError: Reading it has not ended within the limit; the message names it.
         """
+        if (known := self._samples.get(index)) is not None:
+            return known
+        if self._limit_s is None:
+            return self._read(index)
+        return self._awaited(self._here.submit(self._read, index), (index, None))
+
+    def _read(self, index: int) -> Sample:
+        """As `sample`, in this thread."""
         if (known := self._samples.get(index)) is not None:
             return known
         try:
@@ -150,13 +172,18 @@ class SampleLoader:
             BadSampleError: A file cannot be decoded, or gives another number of tiles than profiled; the
                 message names sample and file.
             WorkerError: The process that decoded it has ended; the message names the sample.
+            HangingDecoderError: Decoding has not ended within the limit; the message names sample and file.
         """
         share = (index, parts)
         if (known := self._tiles.get(share)) is not None:
             return known
         future = self._ahead.pop(share, None)
-        ready = _Ready(None, None) if future is None else future.result()
-        tiles = self._decode_here(share) if ready.tiles is None else ready.tiles
+        ready = _Ready(None, None) if future is None else self._awaited(future, share)
+        tiles = ready.tiles
+        if tiles is None and self._limit_s is None:
+            tiles = self._decode_here(share)
+        elif tiles is None:
+            tiles = self._awaited(self._here.submit(self._decode_here, share), share)
         num_bytes = tiles.numel() * tiles.element_size()
         if ready.block is not None and self._arena is not None:
             free = self._arena.free
@@ -212,7 +239,7 @@ class SampleLoader:
             if future is None:
                 continue
             try:
-                ready = future.result()
+                ready = self._awaited(future, share)
             except ProfileError:
                 continue
             if ready.block is not None and self._arena is not None:
@@ -222,7 +249,7 @@ class SampleLoader:
         """Stops the threads; what they have not begun is given up."""
         if self._arena is not None:
             self._arena.close()
-        for pool in (self._pool, self._readers):
+        for pool in (self._pool, self._readers, self._here):
             pool.shutdown(wait=False, cancel_futures=True)
         if len(self._noticed) > 1:
             print(f"warning: {len(self._noticed)} samples have such media", file=sys.stderr)
@@ -237,9 +264,25 @@ class SampleLoader:
     def _read_quietly(self, index: int) -> None:
         # The error comes again, with its sample named, when the sample is asked for: nothing is lost here.
         try:
-            self.sample(index)
+            self._read(index)
         except Exception:  # noqa: BLE001
             return
+
+    def _awaited(self, future: Future[Result], share: Share) -> Result:
+        """What it comes to, within the limit."""
+        limit_s = None if self._limit_s is None else self._limit_s()
+        if wait([future], limit_s).done:
+            return future.result()
+        index, parts = share
+        # Known here where it was read; else the record itself is what hangs.
+        sample = self._samples.get(index)
+        where = f"sample {index}"
+        if sample is not None:
+            paths = [f"`{sample.files[run.medium].path}`" for run in share_of(sample, parts).runs]
+            where = f"{_name(sample)}, file {' or '.join(dict.fromkeys(paths))}"
+        message = f"{where}: reading and decoding has not ended in {limit_s:g} s"
+        hint = "look at the file and at the disk or network that holds it, or raise `train.timeout_seconds`"
+        raise hinted(HangingDecoderError(message), hint)
 
     def _decode_ahead(self, share: Share, turn: int | None) -> _Ready:
         """In a thread of the pool."""
@@ -289,7 +332,7 @@ class SampleLoader:
 
     def _jobs(self, share: Share) -> tuple[Sample, Sequence[MediumRun], list[Job]]:
         index, parts = share
-        sample = self.sample(index)
+        sample = self._read(index)
         runs = share_of(sample, parts).runs
         jobs: list[Job] = []
         for run in runs:

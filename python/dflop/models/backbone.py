@@ -107,7 +107,10 @@ class LlmStage(nn.Module):
         """Loss of each position with a target of the last forward, [K] float32; of the last stage only."""
         self.model = nn.Module()
         stage = self.model.language_model = nn.Module()
-        if self.is_first:
+        is_tied = cast("Any", whole).lm_head.weight is source.embed_tokens.weight
+        if self.is_first or (self.is_last and is_tied):
+            # A tied head has the embedding's matrix, and its name: by it the two ends of a pipeline find each
+            # other, draw the same values and sum their gradients.
             stage.embed_tokens = source.embed_tokens
         # A dictionary, since the keys of a list would start at 0 in every stage.
         stage.layers = nn.ModuleDict({str(index): source.layers[index] for index in layers})

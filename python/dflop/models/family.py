@@ -16,7 +16,6 @@ import torch
 from dflop.models.adapter import AttentionShape
 from dflop.models.backbone import LlmStage, backbone_rules, layer_plan
 from dflop.models.encoder import Encoder, EncoderRun, cut_to, numbered
-from dflop.models.errors import profile_error
 from dflop.models.packing import PACKED
 from dflop.models.parameters import materialise
 from dflop.models.rules import check_rules
@@ -321,22 +320,12 @@ class FamilyAdapter(ABC):
         Raises:
             ValueError: there are no such layers.
             ProfileError: they cannot be cut over so many ranks; the message names the field.
-            ProfileError: the embedding is tied to the head of another stage.
         """
         last = first_layer + num_layers
         if not 0 <= first_layer <= last <= self.num_llm_layers:
             message = f"layers {first_layer} to {last} of a backbone of {self.num_llm_layers}"
             raise ValueError(message)
-        whole: Any
         whole, _ = self.build_whole()
-        is_whole = first_layer == 0 and last == self.num_llm_layers
-        is_tied = whole.lm_head.weight is whole.model.language_model.embed_tokens.weight
-        if is_tied and num_layers > 0 and not is_whole:
-            message = (
-                f"layers {first_layer} to {last} of {self.num_llm_layers} are one stage of several, but the "
-                "embedding is tied to the head: set `tie_word_embeddings` to false, or use one LLM stage"
-            )
-            raise profile_error(message)
         # A run of no layers at either end is that end alone.
         stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
         if tensor.degree > 1:

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+DECODING_RATIO = 0.75
+"""Of the time that others wait for a rank; the rest is for the steps before, which end apart."""
+
 
 class Deadline:
     """The time after which a rank that waits for another gives up."""
@@ -26,6 +29,10 @@ class Deadline:
         """What holds at present."""
         self._later = timedelta(seconds=later_s)
         self._kept: set[dist.ProcessGroup] = set()
+
+    def decoding_s(self) -> float:
+        """Seconds that a rank waits for its decoders: less than others wait for it, so that it says why."""
+        return DECODING_RATIO * self.now.total_seconds()
 
     def keep(self, group: dist.ProcessGroup) -> None:
         """Leaves a group that waits for something else than steps, as for disks, with the longer time."""

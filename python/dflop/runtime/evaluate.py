@@ -72,6 +72,7 @@ class Evaluation:
             num_threads=max(1, options.workers or 2),
             arena=ahead.evaluation_arena,
             workers=ahead.workers,
+            limit_s=mesh.deadline.decoding_s,
         )
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
         self._packer = Packer(mesh, self._dataset, self._loader, bad, dtype)

@@ -136,6 +136,7 @@ class Trainer:
             num_threads=options.workers or 2,
             arena=self._ahead.arena,
             workers=self._ahead.workers,
+            limit_s=mesh.deadline.decoding_s,
         )
         percent_max = options.bad_samples_max_percent
         self._bad = BadSamples(mesh, self._dataset, options.on_bad_sample, percent_max)

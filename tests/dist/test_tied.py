@@ -1,0 +1,133 @@
+"""A head tied to the embedding, on the first and the last of several stages: one matrix, held twice, trained as one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_llava
+import torch
+import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
+from demo_run import lines, request, run_training
+from lists import random_lists
+from ranks import results, run_ranks
+from test_gradients import AWARE, check, name, one_process
+from test_training import config_with, keep_weights, layout_of, make
+from test_weights import DECAY, RATE, PlainLoop, export
+from toy_run import RankParts, make_schedule, warm_model_dir, write_plan
+from transformers import LlavaOnevisionForConditionalGeneration
+
+from dflop.models import load_adapter
+from dflop.runtime.failure import RankError
+
+TOLERANCE = 2e-5
+"""Of each parameter's change, in its norm. Its gradients are smaller than without the tie, so that more of them is rounding,
+which AdamW makes steps of; a gradient without the other end's part is off by more than a tenth."""
+EMBEDDING = "model.language_model.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """Of a tied model."""
+    warm_model_dir(tmp_path_factory.mktemp("warm"))
+    return tiny_llava.write_model_dir(tmp_path_factory.mktemp("model"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir, tmp_path_factory):
+    """What Hugging Face's model gives."""
+    return one_process(model_dir, tmp_path_factory.mktemp("pretrained"))
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4), (1, 3, 2)], ids=name)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_the_gradient_is_the_sum_of_both_ends(seed, layout, model_dir, expected, tmp_path):
+    """Of the plan's lists and of any others, weights apart among them."""
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = AWARE[llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm))
+    lists = () if seed is None else random_lists(plan, len(llm), seed)
+    assert "lm_head.weight" not in expected[1]
+    check(plan, make_schedule(llm, encoder_dp, actions=lists), model_dir, expected, tmp_path)
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2)], ids=name)
+def test_the_norm_counts_it_once(layout, model_dir, expected, tmp_path):
+    encoder_dp, llm_dp, llm_pp = layout
+    llm = AWARE[llm_dp]
+    plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm))
+    norm = float(torch.stack([g.norm() for g in expected[1].values()]).norm())
+
+    def rank(index):
+        parts = RankParts(plan, model_dir, tmp_path / "store", index)
+        parts.step(make_schedule(llm, encoder_dp))
+        ends = parts.mesh.stages[0] in (1, llm_pp)
+        assert (EMBEDDING in parts.gradients.parameters) == ends
+        return float(parts.gradients.clip(None))
+
+    assert results(run_ranks(plan.num_ranks, rank, tmp_path)) == pytest.approx(
+        [norm] * plan.num_ranks, rel=1e-5
+    )
+
+
+def test_states_that_are_cut_refuse_it(model_dir, tmp_path):
+    """ZeRO cuts a stage among its own replicas, which the other end is none of."""
+    plan = write_plan(tmp_path / "plan.json", 1, 2, 2, 4, zero=1)
+
+    def rank(index):
+        if index == 0:
+            # The encoder's, with nothing to share.
+            RankParts(plan, model_dir, tmp_path / "store", index)
+            return
+        with pytest.raises(RankError, match="stage . shares parameters with ranks that hold another stage"):
+            RankParts(plan, model_dir, tmp_path / "store", index)
+
+    assert len(results(run_ranks(plan.num_ranks, rank, tmp_path))) == 5
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A demo whose model is tied, with weights that its seed would not draw."""
+
+    def tie(directory):
+        config = directory / "model/config.json"
+        held = json.loads(config.read_text())
+        held["text_config"]["tie_word_embeddings"] = held["tie_word_embeddings"] = True
+        config.write_text(json.dumps(held))
+
+    demo = make(tmp_path_factory.mktemp("demo"), 20, tie)
+    model = load_adapter(demo / "model").reference_model(77)
+    model.save_pretrained(demo / "pretrained")
+    for path in (demo / "pretrained").glob("*.safetensors*"):
+        path.rename(demo / "model" / path.name)
+    return demo
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2)], ids=str)
+def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path):
+    """Both ends hold the same bits after it, and `from_pretrained` reads one matrix."""
+    settings = {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": None}
+    asked = request(
+        demo,
+        tmp_path / "run",
+        **layout_of(demo, tmp_path, layout),
+        config=config_with(demo, init="pretrained", **settings),
+    )
+    assert set(results(run_training(asked, tmp_path, keep_weights(tmp_path)))) == {0}
+    held = [torch.load(tmp_path / f"weights {rank}") for rank in range(asked["num_ranks"])]
+    copies = [weights[EMBEDDING] for weights in held if EMBEDDING in weights]
+    assert len(copies) == 2 * layout[1]
+    assert all(torch.equal(copies[0], copy) for copy in copies[1:])
+    loop = PlainLoop(demo, "full")
+    export(tmp_path, "out")
+    exported = LlavaOnevisionForConditionalGeneration.from_pretrained(tmp_path / "out")
+    assert exported.lm_head.weight is exported.model.language_model.embed_tokens.weight
+    metrics, turns = (lines(tmp_path / f"run/{name}.jsonl") for name in ("metrics", "schedules"))
+    for turn, m in zip(turns, metrics, strict=True):
+        assert loop.step(turn["samples"]) == pytest.approx(m["loss"], rel=1e-5)
+    for key, found in exported.named_parameters():
+        before, wanted = loop.before[key], loop.model.get_parameter(key).detach()
+        is_told = ~loop.noise[key]
+        way = float((wanted - before)[is_told].norm())
+        grain = torch.finfo(torch.float32).eps * float(wanted[is_told].norm())
+        assert float((found.detach() - wanted)[is_told].norm()) <= max(TOLERANCE * way, grain), key
