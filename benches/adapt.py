@@ -1,4 +1,4 @@
-"""What correction wins back where reality parts from the profile, and what it costs.
+"""How much time correction wins back when steps differ from the profile, and what it costs.
 
 Usage: python benches/adapt.py OUT.json [--example EXECUTABLE] [--steps 48] [--without-rehearsal]
 

@@ -1,4 +1,4 @@
-"""What a search for a plan takes, and what it gives away, by the number of ranks.
+"""How long a search for a plan takes, and how far its plan is from the best, by the number of ranks.
 
 Usage: python benches/plan.py OUT.json [--ranks 64,1024,16384] [--whole 4,8,16] [--search EXECUTABLE]
 

@@ -1,7 +1,7 @@
 """The command `dflop`: Rust parses and checks everything.
 
-Four verbs come back here, as they need PyTorch; so does `profile data` where a function of Python gives the
-shapes.
+Four verbs are carried out here, because they need PyTorch. So is `profile data` if a function of Python gives
+the shapes.
 """
 
 from __future__ import annotations

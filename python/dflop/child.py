@@ -1,4 +1,4 @@
-"""Processes that hear of each other's end: a signal goes down, and none outlives the one it works for.
+"""Child processes that get our signals, and that never outlive the process they work for.
 
 signal to us          what the child gets
 SIGINT, SIGTERM       SIGINT, once; it may end its step, or write what it has

@@ -1,4 +1,4 @@
-"""Action lists as no pipeline order has them: any that can run, drawn at random."""
+"""Action lists that no pipeline order has, drawn at random among all lists that can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation: the loss of one process on samples that are held out, and a training that does not notice."""
+"""Evaluation: its loss equals that of one process on the held-out samples, and training is not affected by it."""
 
 from __future__ import annotations
 

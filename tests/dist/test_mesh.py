@@ -1,4 +1,4 @@
-"""Ranks are connected before the first step: as on NCCL, where the first message of two ranks makes them meet."""
+"""Ranks are connected before the first step, because on NCCL the first message between two ranks waits for both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor parallel degrees measured with their sums: ranks in lockstep, and what becomes of it when one fails."""
+"""Tensor parallel degrees measured with their sums: ranks run in lockstep, and what happens when one fails."""
 
 import json
 import os

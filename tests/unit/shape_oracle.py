@@ -1,4 +1,4 @@
-"""What the tests of shape rules against Hugging Face's processors lend each other."""
+"""Functions that the tests of shape rules against Hugging Face's processors share."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The clock of a rehearsed rank's device: what is predicted counts as predicted, and what is really late shows."""
+"""The clock of a rehearsed rank's device: predicted times count as predicted, and a process that is late shows."""
 
 from __future__ import annotations
 

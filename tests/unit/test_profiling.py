@@ -1,4 +1,4 @@
-"""What is measured, what is counted, and what an interruption leaves."""
+"""Profiling: what is measured, what is counted, and what is kept after an interruption."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A stage runs backwards in one and in two parts, of several microbatches at a time."""
+"""A stage runs the backward whole or in two halves, with several microbatches in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`BalancedStream`: a window at a time, each sample once, in order, restorable."""
+"""`BalancedStream`: a window at a time, each sample once, in order, with a state that can be loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trackers are told of steps; Weights & Biases without a network."""
+"""What trackers get of each step; Weights & Biases without a network."""
 
 from __future__ import annotations
 

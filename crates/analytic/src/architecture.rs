@@ -145,7 +145,7 @@ pub struct Llm {
 /// A model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Architecture {
-    /// Its family, as in `llava_onevision`.
+    /// Its family, for example `llava_onevision`.
     pub family: String,
     /// The encoder.
     pub encoder: Encoder,

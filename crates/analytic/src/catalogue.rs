@@ -13,9 +13,9 @@ use std::sync::LazyLock;
 /// A model of the catalogue.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CatalogueModel {
-    /// Its name, as in `qwen2.5-vl-7b`.
+    /// Its name, for example `qwen2.5-vl-7b`.
     pub name: String,
-    /// Its family, as in `qwen2_5_vl`.
+    /// Its family, for example `qwen2_5_vl`.
     pub family: String,
     /// Name of its encoder in the catalogue.
     pub encoder: String,

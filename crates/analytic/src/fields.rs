@@ -55,7 +55,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Nothing if `field` is absent or one of `known`.
+    /// `Ok` if `field` is absent or one of `known`.
     pub(super) fn must_be(&self, field: &str, known: &[&str]) -> Result<(), AnalyticError> {
         match self.get(field) {
             Some(value) if !known.iter().any(|known| value == known) => {

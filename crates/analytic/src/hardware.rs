@@ -274,7 +274,7 @@ impl Hardware {
         })
     }
 
-    /// The device that a driver calls by that name, as in `NVIDIA H100 80GB HBM3`; `None` where the table lacks it. A variant
+    /// The device that a driver calls by that name, for example `NVIDIA H100 80GB HBM3`; `None` where the table lacks it. A variant
     /// with other peak rates (`PCIe`, NVL, GH200) is another device.
     pub fn of_device(name: &str) -> Option<&'static Self> {
         const NAMES: [(&str, &str); 8] = [

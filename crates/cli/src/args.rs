@@ -26,7 +26,7 @@ use std::str::FromStr;
 #[command(
     name = "dflop",
     version,
-    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop export run --out trained      its weights, for from_pretrained\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or files, or an internal error."
+    after_help = "The usual order:\n  dflop demo-data demo && cd demo     data, a tiny model and a dflop.yaml to start from\n  dflop profile data                  what each sample costs, no pixel decoded\n  dflop profile model                 how fast this machine runs the model\n  dflop plan                          which layout, how many microbatches, and why\n  dflop train                         train it\n  dflop export run --out trained      its weights, for from_pretrained\n  dflop report .                      look at it\n\nExit status: 0 done; 1 the inputs are valid but the answer is no; 2 wrong arguments or files, or an internal error."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -179,7 +179,7 @@ impl Config {
 pub struct ConfigProblem {
     /// Line, from 1; 0 where the file as a whole is at fault.
     pub line: usize,
-    /// Path of the field, as in `train.steps`.
+    /// Path of the field, for example `train.steps`.
     pub field: String,
     /// Value, rule.
     pub message: String,
@@ -246,7 +246,7 @@ impl Hint for ConfigError {
                 Some("save it as UTF-8".to_owned())
             }
             Self::Syntax { .. } => Some(
-                "mend that line: indent with spaces, quote text that holds `: ` or ` #`, close what is open"
+                "fix that line: indent with spaces, quote text that holds `: ` or ` #`, close what is open"
                     .to_owned(),
             ),
             Self::Io { .. } => None,
@@ -271,7 +271,7 @@ pub fn load_data(path: &Path) -> Result<Config, ConfigError> {
     load_for(Scope::Data, path)
 }
 
-/// The configuration at `path`, for a verb that plans: what of `train` decides no plan is not asked for, and
+/// The configuration at `path`, for a verb that plans: fields of `train` that do not decide a plan need not be there, and
 /// `train.global_batch_size` is [`SAMPLES_A_RANK`] samples a rank.
 ///
 /// # Errors
@@ -299,7 +299,7 @@ fn load_for(scope: Scope, path: &Path) -> Result<Config, ConfigError> {
 enum Scope {
     /// All four.
     All,
-    /// `model` and `data`: what the others lack is not missed, and stands at the least value that it may have.
+    /// `model` and `data`: the other sections may be missing; their fields then have the least value that is allowed.
     Data,
     /// All but what of `train` decides no plan.
     Plan,
@@ -525,7 +525,7 @@ mod tests {
         let text = error.to_string();
         for expected in [
             "line 1: model.dtyp: unknown key, did you mean `dtype`?",
-            "line 1: model.family: `rules.py`, must be a function of Python, as in `module:function`",
+            "line 1: model.family: `rules.py`, must name a function of Python, for example `module:function`",
             "line 3: data.mixture: 3, must be text",
             "line 4: data.on_bad_sample: `drop`, must be one of: fail, skip, substitute",
             "line 5: cluster.num_ranks: 0, must be an integer from 1 to 100000",

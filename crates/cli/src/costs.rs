@@ -29,7 +29,7 @@ pub struct SampleTimes {
     pub notice: Option<String>,
 }
 
-/// What is to be said where samples whose sizes were measured for one model are costed by another: one of another family,
+/// The note where the sizes of samples were measured for one model and the costs are of another: one of another family,
 /// or of the same family with an LLM backbone of another size. `None` where they agree.
 pub(crate) fn notice_of_models(data: &DataProfile, model: &ModelProfile) -> Option<String> {
     let of = |family: &str, size: Option<&str>| {
@@ -111,7 +111,7 @@ fn is_extrapolated(cost: &CostModel, num_layers: u32, shape: &SampleShape) -> bo
 /// The model profile of a model of the catalogue on a device of the table: counted from its configuration, not measured.
 ///
 /// # Errors
-/// A name that is in neither, with those that are; a dtype that the device has no rate for.
+/// An error if a name is in neither catalogue, with the known names, or if the device has no rate for the dtype.
 pub fn estimated(model: &str, device: &str, dtype: &str) -> Result<ModelProfile, Failure> {
     let model = catalogue_model(model)?;
     let hash = artifact::hash_parts([model.config.to_string().as_bytes()]);

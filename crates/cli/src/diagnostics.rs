@@ -10,7 +10,7 @@ pub struct Failure {
     pub message: String,
     /// The act that mends it.
     pub hint: Option<String>,
-    /// 1: the inputs are sound but the answer is no; 2: wrong arguments or files.
+    /// 1: the inputs are valid but the answer is no; 2: wrong arguments or files.
     pub status: i32,
 }
 
@@ -20,7 +20,7 @@ impl Failure {
         Self { message: message.into(), hint, status: 2 }
     }
 
-    /// A sound question whose answer is no.
+    /// The inputs are valid, and the answer is no.
     pub fn answer(message: impl Into<String>, hint: Option<String>) -> Self {
         Self { message: message.into(), hint, status: 1 }
     }

@@ -4,7 +4,7 @@
 //! PyTorch, `profile model`, `train` and `export`, are parsed and checked here and handed to Python as a [`Request`]; so is
 //! `profile data` where `model.family` names a function of Python.
 //!
-//! Exit status, chosen here only: 0 done; 1 the inputs are sound but the answer is no; 2 wrong arguments or
+//! Exit status, chosen here only: 0 done; 1 the inputs are valid but the answer is no; 2 wrong arguments or
 //! files, or an internal error.
 
 #[macro_use]

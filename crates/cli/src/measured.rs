@@ -134,7 +134,7 @@ impl Line for Evaluation {
     }
 }
 
-/// Nothing if every schedule of a run that says what it was made from was made from what stands beside the run now.
+/// `Ok` if every schedule of a run that says what it was made from was made from what stands beside the run now.
 ///
 /// `now` has the hash of each file that is there, by name: `plan` and `data_profile`.
 ///
@@ -152,7 +152,7 @@ pub(crate) fn check_run(path: &Path, schedules: &[StepSchedule], now: &MadeFrom)
                         index + 1
                     ),
                     Some(format!(
-                        "put back the {name} that the run was trained with, or train anew with `dflop train --force`"
+                        "put back the {name} that the run was trained with, or train again with `dflop train --force`"
                     )),
                 ));
             }

@@ -1,6 +1,6 @@
-//! What is said: lines of data to stdout, talk to stderr.
+//! What the command prints: data on stdout, messages for people on stderr.
 //!
-//! The standard macros panic where their reader has gone, as in `dflop models | head -1`. Here a reader that left is
+//! The standard macros panic where their reader has gone, for example `dflop models | head -1`. Here a reader that left is
 //! no fault: the verb goes on and its files are written. Any other failure of stdout, a full disk among them, is kept
 //! and told at the end. Control characters, which names in a dataset may have, are written out; passwords and signatures
 //! of URLs are left out.

@@ -132,11 +132,14 @@ fn a_giant_is_named() {
     // Of 31 x 200 and 8,000 tokens it has 56 %; attention's squares add a little.
     let share = found["largest"]["step_share"].as_f64().unwrap();
     assert!((0.56..0.62).contains(&share), "{share}");
-    // Alone on its rank it takes 4 x its share of the even part.
+    // Alone on its rank it takes 4 x an even share.
     assert!((over_bound(&found, "line") - 4.0 * share).abs() < 1e-6, "{found}");
     let said = screen(&session, &arguments).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("1 giant has more work than a rank's even part"), "{said}");
-    assert!(said.contains("`sample 5` (text), has") && said.contains("even part is 25.0 %"), "{said}");
+    assert!(said.contains("1 giant has more work than an even share of a rank"), "{said}");
+    assert!(
+        said.contains("`sample 5` (text), has") && said.contains("an even share of a rank is 25.0 %"),
+        "{said}"
+    );
 }
 
 /// Steps of 100 | 300 and 200 | 200: 1.5 and 1 times the mean; 200 of the 1,000 are lost.

@@ -26,14 +26,14 @@ pub(crate) struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// The module of the encoder by this name, as the settings run it.
+    /// The module of the encoder with this name, as it runs under the settings.
     pub(crate) fn encoder(&self, name: &'static str) -> Result<Module, CostError> {
         let component = self.settings.encoder;
         let chosen = self.choose(name, component.tensor_parallel_degree, 0)?;
         self.module(name, component, &chosen, self.settings.encoder_runs(name))
     }
 
-    /// The module of the LLM backbone by this name, as the settings run it.
+    /// The module of the LLM backbone with this name, as it runs under the settings.
     pub(crate) fn llm(&self, name: &'static str) -> Result<Module, CostError> {
         let (component, trained) = (self.settings.llm, self.settings.trained);
         if trained.lora_rank > 0 && !trained.llm {

@@ -147,7 +147,7 @@ impl CostModel {
         self.is_tied
     }
 
-    /// Whether the profile holds I and W apart, for every module that has a backward.
+    /// Whether the profile holds I and W separately, for every module that has a backward.
     pub fn has_split(&self) -> bool {
         self.modules().all(|(_, module)| module.has_split)
     }

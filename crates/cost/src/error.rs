@@ -54,7 +54,7 @@ pub enum CostError {
         /// Those that were measured.
         measured: Vec<&'static str>,
     },
-    /// The settings cut layers, or train adapters, as nobody measured it.
+    /// The settings cut layers, or train adapters, in a way that was not measured.
     #[error(
         "model profile: {} was not measured{}",
         variant((*.degree, *.lora_rank)),
@@ -74,9 +74,9 @@ pub enum CostError {
         /// LoRA rank asked for.
         lora_rank: u32,
     },
-    /// The settings freeze a module whose gradient of the input was not measured apart.
+    /// The settings freeze a module whose gradient of the input was not measured separately.
     #[error(
-        "model profile, module `{module}`, curve `{part}`: the gradient of the input was not measured apart, \
+        "model profile, module `{module}`, curve `{part}`: the gradient of the input was not measured separately, \
          must be to freeze it"
     )]
     NoInputGradient {
@@ -88,7 +88,7 @@ pub enum CostError {
     /// The points of a link break a rule.
     #[error("model profile, network, `{collective}` over {num_ranks} ranks: {source}")]
     Link {
-        /// The collective, as in `all_reduce`.
+        /// The collective, for example `all_reduce`.
         collective: &'static str,
         /// Ranks that take part.
         num_ranks: u32,
@@ -100,7 +100,7 @@ pub enum CostError {
         "model profile, network, `{collective}` over {num_ranks} ranks: bandwidth is 0 bytes/s, must be more"
     )]
     Bandwidth {
-        /// The collective, as in `all_reduce`.
+        /// The collective, for example `all_reduce`.
         collective: &'static str,
         /// Ranks that take part.
         num_ranks: u32,

@@ -42,7 +42,7 @@ pub(crate) struct Module {
     /// Bytes of their gradients, which are added up and summed over ranks in float32, whatever type layers compute in.
     pub(crate) gradient_bytes: u64,
     pub(crate) footprint: Footprint,
-    /// Whether I and W were measured apart.
+    /// Whether I and W were measured separately.
     pub(crate) has_split: bool,
     pub(crate) repairs: Vec<Repair>,
 }

@@ -1,4 +1,4 @@
-//! Transfers between ranks: what a message or a collective takes, by what was measured, and marked where nothing was.
+//! Transfers between ranks: how long a message or a collective takes by the measurements, marked where nothing was measured.
 
 use crate::error::CostError;
 use crate::grid::{Curve, scale};
@@ -14,7 +14,7 @@ pub enum Basis {
     Measured,
     /// Measurements of the same collective over other sizes or another number of ranks.
     Extrapolated,
-    /// No measurement of it: a table of hardware, another collective, another span; or nothing at all is known, and
+    /// It was not measured: the time is from a table of hardware, another collective or another span; or nothing is known, and
     /// the time is taken as 0.
     Assumed,
 }

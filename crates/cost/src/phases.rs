@@ -18,7 +18,7 @@ pub(crate) struct Phases {
     weight: Option<Curve>,
     /// Longer backward because of recomputation.
     extra: Option<Curve>,
-    /// To whom `extra` falls where I and W run apart: to I, unless it does not run.
+    /// Which half has `extra` if I and W run separately: I, unless it does not run.
     extra_is_of_weight: bool,
     /// `None`: nothing is kept.
     pub(crate) activation: Option<Curve>,

@@ -14,7 +14,7 @@ pub enum DataError {
     /// The operating system refused.
     #[error("cannot {act} `{}`: {source}", path.display())]
     Io {
-        /// What was tried, as in `read`.
+        /// What was tried, for example `read`.
         act: &'static str,
         /// The file.
         path: PathBuf,
@@ -31,11 +31,11 @@ pub enum DataError {
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
     /// A media file breaks the rules of its format, or ends before its header does.
-    #[error("`{}` is not a sound {format} file: {cause}", path.display())]
+    #[error("`{}` is not a valid {format} file: {cause}", path.display())]
     Media {
         /// The file.
         path: PathBuf,
-        /// Format its first bytes claim, as in `jpeg`.
+        /// Format its first bytes claim, for example `jpeg`.
         format: &'static str,
         /// Value and rule.
         cause: String,
@@ -53,7 +53,7 @@ pub enum DataError {
     Config {
         /// `config.json` or `preprocessor_config.json`.
         file: &'static str,
-        /// Path of the field, as in `vision_config.image_size`.
+        /// Path of the field, for example `vision_config.image_size`.
         field: String,
         /// Its value, as JSON; "missing" where it is not there.
         value: String,
@@ -63,9 +63,9 @@ pub enum DataError {
     /// An image or video of a size that the family's processor refuses too.
     #[error("no {family} shape for {media}: {rule}")]
     Shape {
-        /// Model family, as in `llava_onevision`.
+        /// Model family, for example `llava_onevision`.
         family: &'static str,
-        /// Sizes, as in "an image of 1 x 100000 pixels (height x width)".
+        /// Sizes, for example "an image of 1 x 100000 pixels (height x width)".
         media: String,
         /// The rule it breaks.
         rule: String,
@@ -73,7 +73,7 @@ pub enum DataError {
     /// A shape rule of the user's own failed.
     #[error("no python shape for {media}: {cause}")]
     Function {
-        /// Sizes, as in "an image of 1 x 100000 pixels (height x width)".
+        /// Sizes, for example "an image of 1 x 100000 pixels (height x width)".
         media: String,
         /// The function, and what it raised or gave.
         cause: String,
@@ -103,7 +103,7 @@ pub enum DataError {
         files: Vec<SourceFile>,
     },
     /// The mixture breaks rules; all of them are listed.
-    #[error("`{}` is not a sound mixture{}", path.display(), list(problems, problems.len()))]
+    #[error("`{}` is not a valid mixture{}", path.display(), list(problems, problems.len()))]
     Mixture {
         /// The mixture.
         path: PathBuf,
@@ -138,7 +138,7 @@ pub enum DataError {
     },
     /// A sample that was sound when it was profiled cannot be read any more.
     #[error(
-        "sample `{}` of `{file}` was sound when it was profiled, now it cannot be read ({fault}): {cause}",
+        "sample `{}` of `{file}` could be read when it was profiled, now it cannot be read ({fault}): {cause}",
         printable(id)
     )]
     TurnedBad {
@@ -213,7 +213,7 @@ pub enum DataError {
         mend: &'static str,
     },
     /// Sources of the mixture cannot be opened; all of them are listed.
-    #[error("`{}` is not a sound mixture{}", path.display(), list(problems, problems.len()))]
+    #[error("`{}` is not a valid mixture{}", path.display(), list(problems, problems.len()))]
     Sources {
         /// The mixture.
         path: PathBuf,
@@ -292,7 +292,7 @@ pub(crate) fn line(problem: &Problem) -> String {
 fn none_left(num_bad: usize) -> String {
     match num_bad {
         0 => "0 samples, at least 1 is needed".to_owned(),
-        n => format!("no sample that can be used, at least 1 is needed: {n} of {n} cannot"),
+        n => format!("no usable sample, at least 1 is needed: {n} of {n} are bad"),
     }
 }
 
@@ -353,19 +353,19 @@ impl Hint for DataError {
                     .to_owned(),
             ),
             Self::Samples { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
-                Some("mend them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`".to_owned())
+                Some("fix them, or set `data.on_bad_sample` to `skip` (left out) or `substitute`".to_owned())
             }),
             Self::OfSettings { .. } => Some(
-                "mend the model's configuration, tokenizer or chat template, or the function of `model.family`; a function \
+                "fix the model's configuration, tokenizer or chat template, or the function of `model.family`; a function \
                  refuses a medium by `ValueError`"
                     .to_owned(),
             ),
             Self::TooManyBad { problems, num_samples, .. } => elsewhere(problems, *num_samples).or_else(|| {
-                Some("mend them, or raise `data.bad_samples_max_percent`".to_owned())
+                Some("fix them, or raise `data.bad_samples_max_percent`".to_owned())
             }),
             Self::NoSamples { problems, .. } => elsewhere(problems, problems.len() as u64),
             Self::TurnedBad { .. } => Some(
-                "mend it, or make the data profile anew with `dflop profile data` and `data.on_bad_sample` set to \
+                "fix it, or make the data profile again with `dflop profile data` and `data.on_bad_sample` set to \
                  `skip` or `substitute`"
                     .to_owned(),
             ),
@@ -378,16 +378,16 @@ impl Hint for DataError {
                     .to_owned(),
             ),
             Self::Uncounted { .. } => {
-                Some("mend the source and run `dflop profile data` again, or give a cost for each sample of your dataset".to_owned())
+                Some("fix the source and run `dflop profile data` again, or give a cost for each sample of your dataset".to_owned())
             }
             Self::Changed { .. } => Some("run `dflop profile data` again".to_owned()),
             Self::ShapeChanged { what, .. } if what.starts_with("media_") => Some(
-                "make the data profile anew with `dflop profile data`, or train with what is there now: \
+                "make the data profile again with `dflop profile data`, or train with what is there now: \
                  `data.on_changed_media: warn`"
                     .to_owned(),
             ),
             Self::ShapeChanged { .. } | Self::Stale { .. } => {
-                Some("make the data profile anew with `dflop profile data`".to_owned())
+                Some("make the data profile again with `dflop profile data`".to_owned())
             }
             Self::NoTemplate { .. } => {
                 Some("put `chat_template.jinja` there, or set `data.chat_template` to such a file".to_owned())
@@ -402,7 +402,7 @@ impl Hint for DataError {
                 )
             }
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Some(
-                "name what is there: paths in `dflop.yaml` start at its directory, those in a mixture at the mixture's"
+                "check the path: paths in `dflop.yaml` start at its directory, those in a mixture at the mixture's"
                     .to_owned(),
             ),
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::InvalidData => {

@@ -1,8 +1,8 @@
-//! Decoders of other crates, held to our promise: a damaged file is an error.
+//! Calls of other crates' decoders, so that our promise holds: a damaged file is an error.
 //!
-//! Those of Arrow, Parquet, tokenizers and templates check most of what they read, and panic on the rest: a division by
-//! a count of zero, an offset cut in the middle, a number past its type. We cannot check all of it before without a
-//! decoder of our own, so every call of one goes through [`guarded`].
+//! The decoders of Arrow, Parquet, tokenizers and templates check most of what they read, and panic on the rest: a division
+//! by a count of zero, an offset cut in the middle, a number too large for its type. We could check all of this before only
+//! with a decoder of our own. So every call of such a decoder goes through [`guarded`].
 
 use std::any::Any;
 use std::cell::Cell;

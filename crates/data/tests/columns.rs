@@ -174,7 +174,7 @@ fn packed_text_is_refused_with_the_way_out() {
     let path = directory.path().join("a.jsonl.gz");
     std::fs::write(&path, b"\x1f\x8b\x08").unwrap();
     let error = readers::open(&source(&path), &Stores::default()).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("it is packed") && error.contains("gzip -d"), "{error}");
+    assert!(error.contains("it is compressed") && error.contains("gzip -d"), "{error}");
 }
 
 /// What reading `bytes` as a file of this name gives: rows in all, or the error.

@@ -199,10 +199,10 @@ fn errors_before_the_first_sample() {
     errors.push(error(&good));
     insta::assert_snapshot!(errors.join("\n"), @r"
     cannot read `DEMO/no.json`: No such file or directory (os error 2)
-    `DEMO/data/mixture.yaml` is not a sound mixture
+    `DEMO/data/mixture.yaml` is not a valid mixture
       cannot read `DEMO/data/no.json`: No such file or directory (os error 2)
     `DEMO/data/mixture.yaml` has 0 samples, at least 1 is needed
-    `DEMO/data/mixture.yaml` is not a sound mixture
+    `DEMO/data/mixture.yaml` is not a valid mixture
       line 1: datasets[0].sampling: unknown key, known are path, json_path, sampling_strategy, media_root, image_folder, format, split, columns, ignore
     `DEMO/data/videos.json`: it begins with `{`, must be an array of samples (one a line is `.jsonl`: rename it, or set `format: jsonl`)
     `DEMO/model/config.json`: `model_type` is `mammoth_vl`, known are internvl, llava_next, llava_onevision, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen2_audio

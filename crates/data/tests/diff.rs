@@ -152,7 +152,7 @@ fn another_tokenizer_is_drift_another_seed_is_not() {
     assert_eq!(drift.differing, [("seed".to_owned(), "0".to_owned(), "1".to_owned())]);
     b.made_from.insert("tokenizer".to_owned(), "sha256:b".to_owned());
     let drift = compared(&a, &b);
-    assert_eq!(drift.findings, ["the tokenizer is another one: a plan made before is refused"]);
+    assert_eq!(drift.findings, ["the tokenizer differs: a plan made before is refused"]);
 }
 
 /// A drawn sample counts for what it stands for: 1 of 9 and 1 of 1 give a mean of (9 x 10 + 20) / 10.

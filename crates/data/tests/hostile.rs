@@ -266,7 +266,7 @@ fn pixels_that_changed_are_noticed() {
     File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
     let notice = read(&settings).unwrap().notice.unwrap();
     assert!(
-        notice.contains("another time of change") && notice.contains("(4 blocks of 4096 bytes"),
+        notice.contains("a different time of change") && notice.contains("(4 blocks of 4096 bytes"),
         "{notice}"
     );
 
@@ -369,7 +369,7 @@ fn too_many_bad_samples_end_the_profile() {
         let mut rows = Vec::new();
         let error = profile_into(&settings, None, &mut rows, &|_| {}).unwrap_err();
         assert!(error.to_string().starts_with("6 of 100 samples cannot be used, more than 5 %\n"), "{error}");
-        assert_eq!(error.hint().unwrap(), "mend them, or raise `data.bad_samples_max_percent`");
+        assert_eq!(error.hint().unwrap(), "fix them, or raise `data.bad_samples_max_percent`");
         settings.bad_samples_max_percent = 6.0;
         assert_eq!(run(&settings).unwrap().profile.problems.len(), 6);
         for (num_good, num_bad) in [(95, 5), (4, 4)] {

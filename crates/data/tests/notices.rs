@@ -27,8 +27,8 @@ fn samples_that_are_missing_silent_or_long_are_told() {
         profile(&settings, &|_, _| {}).unwrap().notices,
         [
             "`t.jsonl` has 2 samples, 5 are asked for: all are taken",
-            "1 sample has no label token: what has none costs time and teaches nothing",
-            "2 samples have more LLM tokens than the model's `max_position_embeddings` 3: each is kept whole",
+            "1 sample has no label token: such samples cost time, but the model learns nothing from them",
+            "2 samples have more LLM tokens than the model's `max_position_embeddings` 3: none of them is cut",
         ]
     );
 }

@@ -240,7 +240,7 @@ fn a_truncated_jpeg_is_answered_from_its_frame_header_on() {
     assert_eq!(size(&whole[..frame_at + 19]), (360, 480));
     let error = read(&whole[..frame_at]).unwrap_err().to_string();
     let expected = format!(
-        "`file` is not a sound jpeg file: it has {frame_at} bytes and no frame header before its first scan"
+        "`file` is not a valid jpeg file: it has {frame_at} bytes and no frame header before its first scan"
     );
     assert_eq!(error, expected);
 }
@@ -311,7 +311,7 @@ fn counts_that_no_file_could_hold_are_refused() {
     let mut broken = mp4.clone();
     broken[at + 8..at + 12].fill(0xff);
     let error = read(&broken).unwrap_err().to_string();
-    assert_eq!(error, "`file` is not a sound mp4 file: box `stts` is too small for its 4294967295 entries");
+    assert_eq!(error, "`file` is not a valid mp4 file: box `stts` is too small for its 4294967295 entries");
 }
 
 /// Of frames that last for weeks the rate rounds to nothing: it is then that of the whole. Centuries are refused.

@@ -257,7 +257,7 @@ fn files_of_another_kind_are_refused_by_name() {
     let refused = |text: &str| {
         std::fs::write(&path, text).unwrap();
         let error = table::read(&path).unwrap_err();
-        assert_eq!(error.hint().unwrap(), "make it anew with `dflop profile data`");
+        assert_eq!(error.hint().unwrap(), "make it again with `dflop profile data`");
         error.to_string().replace(&*path.to_string_lossy(), "P")
     };
     assert_eq!(

@@ -46,7 +46,7 @@ fn made(family: &Bound<'_, PyAny>) -> PyResult<GivenFamily> {
     })))
 }
 
-/// What an exception says, as in `raised ValueError: too thin`.
+/// What an exception says, for example `raised ValueError: too thin`.
 fn said(py: Python<'_>, error: &PyErr) -> String {
     let kind = error.get_type(py).name().map_or_else(|_| "an exception".to_owned(), |name| name.to_string());
     format!("raised {kind}: {}", error.value(py))

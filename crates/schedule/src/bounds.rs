@@ -1,7 +1,7 @@
 //! Lower bounds of the worst bucket: what no assignment can beat, each with its proof.
 //!
-//! Every bound is of one column of costs, and holds for the encoder alone, the LLM alone, and for both added up
-//! and halved, since the worse of two loads is at least their mean. The largest of all counts.
+//! Every bound looks at one column of costs. It is computed for the encoder, for the LLM, and for half of their sum, because
+//! the worse of two loads is at least their mean. The largest of all these bounds is used.
 
 use crate::sorted_batch::{SortedBatch, plus, worse};
 

@@ -26,7 +26,7 @@ impl Costs {
         self.encoder_ns.len()
     }
 
-    /// Nothing if the columns agree in length and no sum passes [`TOTAL_MAX`].
+    /// `Ok` if the columns agree in length and no sum passes [`TOTAL_MAX`].
     ///
     /// # Errors
     /// [`BalanceError::Lengths`], [`BalanceError::TooMany`], [`BalanceError::Overflow`].
@@ -54,7 +54,7 @@ impl Costs {
         ]
     }
 
-    /// Nothing if the columns agree in length, and 32 bits can name each sample.
+    /// `Ok` if the columns agree in length, and 32 bits can name each sample.
     pub(crate) fn check_lengths(&self) -> Result<(), BalanceError> {
         let num_samples = self.num_samples();
         if u32::try_from(num_samples).is_err() {

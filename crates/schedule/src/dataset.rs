@@ -43,7 +43,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The limits of the search. In a pipeline they are those of `dflop.balance`, as they ever were.
+    /// The limits of the search. In a pipeline they are those of `dflop.balance`.
     fn limits(&self, num_samples: usize) -> Limits {
         let limits = match self.meets {
             Meets::Pipeline => Limits::patient(num_samples, self.num_buckets),
@@ -79,7 +79,7 @@ impl DatasetCosts {
         self.columns.num_samples()
     }
 
-    /// Nothing if every global batch of `num_samples` samples can be cut so.
+    /// `Ok` if every global batch of `num_samples` samples can be cut so.
     ///
     /// *Complexity*: O(number of samples).
     ///
@@ -171,7 +171,7 @@ impl DatasetCosts {
     }
 }
 
-/// Nothing if the sum of the `num_samples` largest values fits the arithmetic.
+/// `Ok` if the sum of the `num_samples` largest values fits the arithmetic.
 fn check_largest(
     column: &'static str,
     values: impl ExactSizeIterator<Item = u128> + Clone,
@@ -192,7 +192,7 @@ fn check_largest(
     Err(BalanceError::BatchOverflow { column, num_samples: count, sum, limit: TOTAL_MAX })
 }
 
-/// Costs that are no integers as integers of one unit: the largest of both columns becomes 10^9.
+/// Turns costs that are not integers into integers of one unit: the largest of both columns becomes 10^9.
 ///
 /// Zeros where all costs are 0.
 pub fn scaled(encoder: Vec<f64>, llm: Vec<f64>) -> [Vec<u64>; 2] {

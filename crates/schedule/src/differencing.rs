@@ -13,8 +13,8 @@ struct Part {
     last: u32,
 }
 
-/// Bucket of each sample: the two partial assignments whose buckets differ most are laid over each other, the
-/// fullest of the one on the emptiest of the other, until one assignment is left.
+/// Bucket of each sample. The two partial assignments whose buckets differ most are merged, the fullest bucket of one with
+/// the emptiest bucket of the other, and so on, until one assignment is left.
 ///
 /// Buckets are compared by their worse resource. Caps play no part: the caller looks whether they hold. `None` if
 /// `stop` strikes.

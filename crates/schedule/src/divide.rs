@@ -14,7 +14,7 @@ const MOVES_PER_SAMPLE: u64 = 400;
 
 /// Part of each of the `cost_ns` such that the largest sum of a part is small: LPT, then exchanges.
 ///
-/// No parts are taken as one. Costs whose sum passes [`TOTAL_MAX`] are compared without their lowest bits.
+/// 0 parts count as 1. Costs whose sum passes [`TOTAL_MAX`] are compared without their lowest bits.
 /// The same costs give the same parts, always; the part with the costliest sample is the first, and so on.
 ///
 /// *Complexity*: O(n log n + n p), with a bounded search after it.

@@ -12,7 +12,7 @@ pub enum BalanceError {
         /// Samples that were given.
         num_samples: usize,
     },
-    /// Two columns of the costs tell of different numbers of samples.
+    /// Two columns of the costs have different lengths.
     #[error("costs disagree: `encoder_ns` has {encoder} samples, `{other}` has {found}, they must be equal")]
     Lengths {
         /// Length of `encoder_ns`.

@@ -68,7 +68,7 @@ impl Limits {
         }
     }
 
-    /// Nothing if there is a bucket, and each cap can be kept by each sample alone.
+    /// `Ok` if there is a bucket, and each cap can be kept by each sample alone.
     ///
     /// # Errors
     /// [`BalanceError::ZeroBuckets`], [`BalanceError::TooMany`], [`BalanceError::NoSizes`],

@@ -267,10 +267,10 @@ impl Hint for StepError {
             Self::NoWholeBatch { .. } => "take smaller global batches, or keep the last one of an epoch",
             Self::UnsupportedOrder { .. } => "set `train.pipeline_order` to `1f1b` or `data-aware`",
             Self::NoSplit { .. } => {
-                "measure the model anew with `dflop profile model`, or set `train.pipeline_order` to `1f1b`"
+                "measure the model again with `dflop profile model`, or set `train.pipeline_order` to `1f1b`"
             }
             Self::Zero { field } => return Some(format!("set `{field}` to 1 or more")),
-            Self::UnknownSample { .. } => "make the data profile anew with `dflop profile data`",
+            Self::UnknownSample { .. } => "make the data profile again with `dflop profile data`",
             Self::RepeatedSample { .. } => "take each sample once a step, as `GlobalBatches` does",
             Self::Adjustment { .. } => {
                 "train with `train.correction: off`, or take the correction of a run of this plan"

@@ -20,19 +20,19 @@ use thiserror::Error;
 /// Hashes of what an artifact was made from, by name, as `sha256:...`.
 pub type MadeFrom = BTreeMap<String, String>;
 
-/// An act that mends an error, apart from its message.
+/// What to do about an error, separate from its message.
 pub trait Hint {
-    /// A flag, a field or a command, as one sentence; `None` where no act helps.
+    /// One sentence that names a flag, a field or a command; `None` if there is nothing to do.
     fn hint(&self) -> Option<String>;
 }
 
 /// A file between the verbs.
 pub trait Artifact {
-    /// What the file says it is, as in `plan`.
+    /// What the file says it is, for example `plan`.
     const KIND: &'static str;
     /// Raised when a reader of the old version would misread the new one.
     const FORMAT_VERSION: u32;
-    /// The command that makes it anew.
+    /// The command that makes it again.
     const MEND: &'static str;
 
     /// Hashes of what it was made from.
@@ -68,7 +68,7 @@ pub enum ArtifactError {
     /// What stands where a file is to be written must not be replaced by it.
     #[error("cannot write a {kind} to `{}`: it is {found}, must be {rule}", path.display())]
     Taken {
-        /// What is to be written, as in `plan`.
+        /// What is to be written, for example `plan`.
         kind: String,
         /// Where it was to be written.
         path: PathBuf,
@@ -104,7 +104,7 @@ pub enum ArtifactError {
         mend: &'static str,
     },
     /// The file breaks rules of its kind; all of them are listed.
-    #[error("`{}` is not a sound {kind}{}", path.display(), list(problems))]
+    #[error("`{}` is not a valid {kind}{}", path.display(), list(problems))]
     Unsound {
         /// The artifact.
         kind: &'static str,
@@ -126,7 +126,7 @@ pub enum ArtifactError {
         found: String,
         /// Hash of what is there now.
         expected: String,
-        /// The command that makes it anew.
+        /// The command that makes it again.
         mend: &'static str,
     },
 }
@@ -145,7 +145,7 @@ impl Hint for ArtifactError {
             Self::Malformed { mend, .. }
             | Self::Version { mend, .. }
             | Self::Unsound { mend, .. }
-            | Self::Stale { mend, .. } => Some(format!("make it anew with `{mend}`")),
+            | Self::Stale { mend, .. } => Some(format!("make it again with `{mend}`")),
             Self::Taken { .. } | Self::Io { act: "write", .. } => {
                 Some("choose another place with `--out`".to_owned())
             }
@@ -344,7 +344,7 @@ fn said_first(start: &str) -> Option<String> {
     (name.trim() == "\"dflop\"").then(|| kind.to_owned())
 }
 
-/// The same of a field that stands anywhere, as in a file that another program wrote anew.
+/// The same for a field that stands anywhere, for example in a file that another program has written again.
 fn said_anywhere(path: &Path) -> Option<String> {
     #[derive(Deserialize)]
     struct Said {
@@ -430,7 +430,7 @@ fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     Ok(value)
 }
 
-/// What an error says, after the field that it speaks of, as in `modules.llm_layer.linear.points[3].forward_ns`.
+/// What an error says, after the field that it speaks of, for example `modules.llm_layer.linear.points[3].forward_ns`.
 fn placed(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
     let path = error.path();
     if path.iter().next().is_none() {
@@ -453,7 +453,7 @@ fn cause_of<A: DeserializeOwned>(
     }
 }
 
-/// Nothing if the artifact was made from the `name` whose hash is `expected`.
+/// `Ok` if the artifact was made from the `name` whose hash is `expected`.
 ///
 /// # Errors
 /// [`ArtifactError::Stale`] with both hashes.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Devices and their memory budget.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cluster {
-    /// Ranks in all, one device each; at least 2, as encoder and LLM ranks are apart.
+    /// Number of ranks in all, one device each; at least 1.
     pub num_ranks: u32,
     /// Ranks inside one node, where links are fast.
     pub ranks_per_node: u32,

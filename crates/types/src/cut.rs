@@ -8,7 +8,7 @@ const STAGES_MAX: usize = 63;
 
 /// Layers of each stage of a component, by stage: where they are not as even as they can be.
 ///
-/// Files hold a list, as in `[5, 6, 6, 3]`.
+/// Files hold a list, for example `[5, 6, 6, 3]`.
 ///
 /// # Examples
 /// ```

@@ -170,9 +170,9 @@ pub struct Stratum {
 pub struct DataProfile {
     /// Hashes of what it was made from: `dataset`, `tokenizer`, `processor`.
     pub made_from: MadeFrom,
-    /// Model family whose shape rule was applied, as in `llava_onevision`.
+    /// Model family whose shape rule was applied, for example `llava_onevision`.
     pub family: String,
-    /// Settings that decide shapes and the choice of samples, by name, as in `video_max_frames`.
+    /// Settings that decide shapes and the choice of samples, by name, for example `video_max_frames`.
     pub settings: BTreeMap<String, String>,
     /// Names of the sources, in the order of the mixture.
     pub sources: Vec<String>,
@@ -189,7 +189,7 @@ pub struct DataProfile {
 }
 
 impl ProfiledSample {
-    /// Nothing if the sample is sound in a profile of `num_sources` sources, else the first rule it breaks, as "field:
+    /// `Ok` if the sample is sound in a profile of `num_sources` sources, else the first rule it breaks, as "field:
     /// value, rule".
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FamilyRecord {
-    /// Its `model_type`, as in `llava_onevision`.
+    /// Its `model_type`, for example `llava_onevision`.
     pub model_type: &'static str,
     /// Kinds of media that its models read.
     pub media: &'static [&'static str],

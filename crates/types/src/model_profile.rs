@@ -236,7 +236,7 @@ pub struct MemoryReserve {
 pub struct ModelProfile {
     /// Hashes of what it was made from: `model_config`.
     pub made_from: MadeFrom,
-    /// Model family, as in `llava_onevision`.
+    /// Model family, for example `llava_onevision`.
     pub family: String,
     /// Name for people: the model's folder, or its name in the catalogue.
     #[serde(default)]

@@ -249,7 +249,7 @@ pub struct RejectionCount {
 pub const BUCKETS_MAX: u32 = 1 << 20;
 
 impl RankedPlan {
-    /// The layout, the microbatches and the order for people, as in `encoder tp 1 pp 1 dp 1, llm tp 1 pp 1 dp 1, 4
+    /// The layout, the microbatches and the order for people, for example `encoder tp 1 pp 1 dp 1, llm tp 1 pp 1 dp 1, 4
     /// microbatches, 1f1b`. What is as in a plain pipeline is not said.
     ///
     /// # Examples

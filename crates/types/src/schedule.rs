@@ -136,7 +136,7 @@ impl Schedule {
         self.llm.len() as u32
     }
 
-    /// Nothing if each sample of `batch` stands once, on both sides of its microbatch where it has encoder
+    /// `Ok` if each sample of `batch` stands once, on both sides of its microbatch where it has encoder
     /// segments, on the LLM side alone where it has none, and if each of its parts (`num_parts`, 0 without segments) is
     /// encoded once.
     ///

@@ -11,7 +11,7 @@ pub struct EncoderSegments {
     pub tokens: u32,
 }
 
-/// `count` parts in a row that are alike. A part is the smallest run of segments that can be encoded apart from the
+/// `count` parts in a row that are alike. A part is the smallest run of segments that can be encoded separately from the
 /// others, since its features are made of them alone: an image with all its tiles, a frame of a video.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EncoderParts {
@@ -85,7 +85,7 @@ impl SampleShape {
         self.encoder_segments.iter().map(of_group).fold(0, u64::saturating_add)
     }
 
-    /// Number of parts that can be encoded apart; 0 for a text-only sample.
+    /// Number of parts that can be encoded separately; 0 for a text-only sample.
     ///
     /// *Not modelled*: more than `u32::MAX` parts; they count as `u32::MAX`.
     pub fn num_parts(&self) -> u32 {
@@ -139,7 +139,7 @@ impl SampleShape {
         share
     }
 
-    /// Nothing if the invariants hold, else the first that does not, as "value, rule".
+    /// `Ok` if the invariants hold, else the first that does not, as "value, rule".
     ///
     /// # Errors
     /// The broken invariant in words.

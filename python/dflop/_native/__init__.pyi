@@ -17,22 +17,23 @@ __version__: str
 def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, str | None]:
     """Runs the command line.
 
-    Returns the exit status and, for `train` and `profile model`, a JSON request that Python carries out; for
-    `profile data` where the configuration has a `model.family`, the request to come back with that function
-    as `family`.
+    Returns the exit status. For `train` and `profile model` it also returns a JSON request that Python
+    carries out. For `profile data` of a configuration with `model.family` the request asks to be called
+    again with that function as `family`.
     """
 
 def write_text(path: str | PathLike[str], kind: str, text: str) -> None:
-    """Writes `text`, an artifact of this kind, whole to `path` or where links lead, or leaves the old file.
+    """Writes `text`, an artifact of this kind, to `path` or to the file that a link there leads to.
 
-    ArtifactError where it cannot be written, or a directory, a device or a file of another kind stands there.
+    The file is replaced as a whole or not at all. ArtifactError if it cannot be written, or if `path` is a
+    directory, a device or a file of another kind.
     """
 
 def serve_chat_templates() -> None:
     """Renders chat templates for the process at the other end of standard input and output, until that ends.
 
-    Templates are programs from outside, and one may end its process: this module starts a Python for each
-    thread that renders, within a limit on memory, and calls this in it.
+    A template is a program that somebody else wrote, and may crash its process. So this module starts a
+    Python for each thread that renders, with a limit on memory, and calls this function in it.
     """
 
 def families() -> dict[str, dict[str, bool]]:
@@ -62,7 +63,7 @@ class Balance:
     lower_bound_ns: int
     """No assignment makes them wait less."""
     gap: float
-    """How far the first is above the second, as a ratio of it."""
+    """(`max_load_ns` - `lower_bound_ns`) / `lower_bound_ns`."""
     proven_optimal: bool
 
 def balance(
@@ -79,18 +80,18 @@ def balance(
     tokens: Sequence[int] | _Array | None = None,
     bucket_tokens_max: int | None = None,
 ) -> Balance:
-    """Samples in buckets such that ranks wait for each other as little as the search finds.
+    """Puts samples into buckets so that ranks wait for each other as little as possible.
 
-    `meets` is what they wait for. `step` (DDP, ZeRO-1, ZeRO-2): the largest sum of encoder and LLM work that
+    `meets` says for what. `step` (DDP, ZeRO-1, ZeRO-2): the largest sum of encoder and LLM work that
     a rank has in a step. `phase` (ZeRO-3, FSDP): the largest encoder load and the largest LLM load of each
     microbatch. `pipeline`: the largest load of a bucket on either component. A rank takes
-    `num_microbatches` buckets in a step; `num_buckets` counts the buckets of all ranks. With None it is the
-    smallest multiple of `num_microbatches` for which a packing under the caps is found.
+    `num_microbatches` buckets in a step; `num_buckets` counts the buckets of all ranks. If it is None, the
+    answer has the smallest multiple of `num_microbatches` for which a packing under the caps is found.
 
     `exact` adds an exact search where few samples share a bucket; it takes about a second at most. Batches
     of up to 48 samples get a short exact search without it. The caps are hard. A cap on bytes needs
-    `bytes`, a cap on tokens needs `tokens`. Raises ScheduleError where the caps cannot be kept, or for
-    unsound input, such as a number out of its range; TypeError for an entry that is not an integer. Each
+    `bytes`, a cap on tokens needs `tokens`. Raises ScheduleError if the caps cannot be kept or the input is
+    not valid, for example a number out of its range, and TypeError for an entry that is not an integer. Each
     error says which entry. Ctrl-C ends the search with KeyboardInterrupt.
     """
 
@@ -133,7 +134,7 @@ class EncodedSample:
     """The id at each position that carries loss, -100 elsewhere; not shifted."""
     media: list[Media]
     notice: str | None
-    """What a person may not expect of its media: they changed after they were profiled, or may have."""
+    """A sentence for people if its media changed, or may have changed, after they were profiled."""
 
 @final
 class Dataset:
@@ -148,7 +149,7 @@ class Dataset:
         """
     def __len__(self) -> int: ...
     def encode(self, sample: int) -> EncodedSample:
-        """ProfileError where it is not what was profiled; `is_of_sample` tells one that has turned bad."""
+        """ProfileError if it is not as profiled; its `is_of_sample` is true if the sample is bad now."""
     def kind(self, sample: int) -> Literal["text", "image", "multi_image", "video", "audio"]: ...
     def source(self, sample: int) -> str:
         """Name of the source in the mixture that it comes from."""
@@ -164,9 +165,9 @@ class ModelFlops:
     """Floating point operations that training a model takes, as `torch.utils.flop_counter` counts them."""
 
     def __init__(self, config: str, recipe: str) -> None:
-        """`config` is the text of `config.json`; ProfileError where it is of no family that is counted.
+        """`config` is the text of `config.json`; ProfileError if the operations of its family are not known.
 
-        `recipe` as in `train.recipe`: what is frozen takes less.
+        `recipe` is a value of `train.recipe`: frozen parts take fewer operations.
         """
     def of(self, dataset: Dataset, samples: Sequence[int]) -> int:
         """Forward and backward of the samples, encoder and projector included; nothing is recomputed."""
@@ -181,8 +182,8 @@ def peak_gflops(device: str, dtype: str) -> int | None:
 def profile_shapes(data_profile_path: str) -> tuple[list[tuple[int, int, int]], int]:
     """(index, encoder tokens, LLM tokens) of each good sample of a data profile, in order; how many are bad.
 
-    The index counts all records, bad ones too, source after source. Raises FileNotFoundError where there is
-    no profile, ArtifactError where it is not of a whole dataset or passes over records.
+    The index counts all records, bad ones too, source after source. Raises FileNotFoundError if there is no
+    profile, and ArtifactError if the profile leaves out records of the dataset.
     """
 
 @final
@@ -216,7 +217,7 @@ class SampleCosts:
         estimated: tuple[str, str, str] | None,
         batch_size: int,
     ) -> tuple[SampleCosts, int, str | None]:
-        """By a model profile, or (model, device, dtype) of the catalogue; how many extrapolated; a note."""
+        """Costs by a model profile or (model, device, dtype) of the catalogue; num_extrapolated; a note."""
     @staticmethod
     def of_state(columns: Sequence[bytes | None], unit: float | None, num_bad: int) -> SampleCosts:
         """What was pickled."""
@@ -237,7 +238,7 @@ class SampleCosts:
     def check(self, cut: _Cut, num_samples: int) -> None:
         """Nothing, or ScheduleError where a global batch of so many samples could not be cut."""
     def buckets(self, samples: Sequence[int], cut: _Cut) -> list[list[int]]:
-        """Positions in the dataset of the samples in each bucket; none is empty that need not be."""
+        """Positions in the dataset of the samples in each bucket; empty only with too few samples."""
     def fitting(self, samples: Sequence[int], cut: _Cut) -> int:
         """How many of the first of `samples` fit one global batch under its caps."""
 
@@ -265,7 +266,7 @@ class GlobalBatches:
     ) -> None: ...
     def batch(self, step: int) -> list[int]: ...
     def samples(self, epoch: int, first: int, count: int) -> list[int]:
-        """At most `count` samples of an epoch from place `first` of its order on; none behind its end."""
+        """At most `count` samples of an epoch, from position `first` of its order on; fewer at its end."""
     def deferred(self, step: int) -> list[tuple[int, int]]:
         """Samples that stand in the batch of `step` instead of an earlier one, with the steps they waited."""
     def epoch(self, step: int) -> int: ...
@@ -277,16 +278,16 @@ class Action:
 
     @staticmethod
     def parse(text: str) -> Action:
-        """The action of that name, as in `2F0`; ScheduleError if there is none."""
+        """The action of that name, for example `2F0`; ScheduleError if there is none."""
     @property
     def name(self) -> str:
-        """Stage, letter and microbatch, as in `2F0`."""
+        """Stage, letter and microbatch, for example `2F0`."""
     @property
     def stage(self) -> int:
         """0 is the encoder, LLM stages count from 1."""
     @property
     def letter(self) -> Literal["F", "B", "I", "W"]:
-        """Forward; backward; or in its two parts, the gradient of what came in and those of the weights."""
+        """F: forward. B: backward. I and W: its two halves, the gradients of the input and of the weights."""
     @property
     def microbatch(self) -> int: ...
     @property
@@ -315,9 +316,9 @@ class Plan:
     placement: Literal["disaggregated", "colocated"]
     """`colocated`: every rank holds both components, and `encoder_replicas` equals `llm_replicas`."""
     zero: int
-    """What replicas keep only a part of: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """What is cut over replicas: 1 optimizer states, 2 also gradients, 3 also parameters; 0 nothing."""
     shard_ranks: int | None
-    """Replicas, following each other, over which that is cut; None: all replicas of a component."""
+    """Over how many consecutive replicas that is cut; None: over all replicas of a component."""
     recompute: Literal["none", "selective", "full"]
     """What the layers of both components recompute in the backward."""
     def coordinates(self, rank: int) -> tuple[Literal["encoder", "llm", "both"], int, int]:
@@ -335,7 +336,7 @@ class Plan:
     def tensor(self, rank: int) -> int:
         """Position of `rank` in its tensor group, from 0."""
     def group(self, rank: int) -> int:
-        """The tensor group of `rank`: by its number schedules know it."""
+        """The number of the tensor group of `rank`; schedules and action lists use this number."""
     def stages(self, rank: int) -> list[int]:
         """The stages that `rank` holds, in the order of the forward: both in a colocated layout, else one."""
     def llm_layers(self, stage: int, num_layers: int) -> tuple[int, int]:
@@ -366,10 +367,7 @@ class Schedule:
     def encoder(self, microbatch: int, replica: int) -> list[tuple[int, tuple[int, int] | None]]:
         """(sample, parts) of each share; parts are (first, count), None: all of the sample."""
     def actions(self, group: int) -> list[Action] | None:
-        """The actions of a tensor group (`Plan.group`) in this step.
-
-        None where the plan's pipeline order holds.
-        """
+        """The actions of a tensor group (`Plan.group`); None: those of the plan's pipeline order."""
     def digest(self) -> str: ...
 
 @final
@@ -389,7 +387,7 @@ class StepScheduler:
         giants: str = "alone",
         bucket_tokens_max: int | None = None,
     ) -> None:
-        """A schedule that takes longer than `schedule_seconds_max` is the best found by then.
+        """After `schedule_seconds_max` the search ends, and the best schedule so far is taken.
 
         With `giants` `refuse`, a sample that fits a rank alone but not beside others is a ScheduleError.
         No bucket (a microbatch on one LLM replica) has more than `bucket_tokens_max` LLM tokens; PlanError
@@ -406,21 +404,21 @@ class StepScheduler:
     ) -> None:
         """Queues the global batch of `step`; returns at once.
 
-        If `corrected`, the schedule is made with times as observed steps have corrected them up to now; if
-        `compared`, the same batch is also scheduled without, and both are simulated with corrected times.
+        If `corrected`, the schedule is made with times that the steps observed up to now have corrected. If
+        `compared`, the batch is also scheduled without, and both are simulated with corrected times.
         """
     def take(self, step: int, arm: str) -> tuple[Schedule, int, str | None, tuple[int, int] | None]:
-        """The schedule and the nanoseconds waited for it; blocks without the GIL, and Ctrl-C ends the wait.
+        """(schedule, ns waited for it, correction, makespans); blocks without the GIL; Ctrl-C ends the wait.
 
-        Then what corrected its times, as JSON (None: nothing did), and, if compared, the corrected makespans
-        in ns without and with it. ScheduleError where no schedule can be made.
+        The correction is JSON, or None if nothing was corrected. Makespans are there if `compared`: in ns,
+        by corrected times, without and with the correction. ScheduleError if no schedule can be made.
         """
     def schedule(
         self, step: int, samples: Sequence[int], arm: str, adjustment: str | None = None
     ) -> Schedule:
-        """The schedule of a global batch, made at once; `adjustment` as `take` gives it and a log keeps it.
+        """The schedule of a global batch, made at once, with the correction that `take` gave or a log keeps.
 
-        ScheduleError for an adjustment that is none, or is of another layout.
+        ScheduleError if `adjustment` is not valid, or is of another layout.
         """
     def predict_makespan_ns(self, schedule: Schedule) -> int:
         """Makespan in ns that the simulator gives from the model profile, optimizer included."""
@@ -437,12 +435,12 @@ class StepScheduler:
         *,
         fitted: bool = True,
     ) -> None:
-        """Learns from a measured step; spans as for `idle_by_cause`. Unless `fitted`, of ranks alone."""
+        """Learns from a measured step; spans as for `idle_by_cause`. Not `fitted`: of ranks only."""
     def alarms(self, loader_wait: float, network_wait: float) -> list[tuple[str, str, str, float]]:
-        """What has become sure with the step observed last: (cause, words, what mends it, size).
+        """Alarms that the last observed step raised: (cause, words, what to do, size).
 
-        Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are what ranks waited on the
-        mean for samples and for messages, as parts of the step. To be asked once a step.
+        Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are the mean times that ranks
+        waited for samples and for messages, as fractions of the step. Call it once a step.
         """
     def watched(self) -> str:
         """What `alarms` remembers, as JSON, for a checkpoint."""
@@ -454,8 +452,8 @@ class StepScheduler:
     def adjustment(self) -> str | None:
         """What would correct a schedule now, as JSON; None: nothing."""
     def shape_excesses(self) -> list[tuple[str, int, int, float, float, float]]:
-        """By shape bin: component, fewest and most tokens, measured over predicted time less 1, its standard
-        error, and from 0 to 1 what part of it is used."""
+        """For each shape bin: component, fewest and most tokens, measured / predicted time - 1, its standard
+        error, and which fraction of it is used (0 to 1)."""
     def correction(
         self,
     ) -> tuple[
@@ -472,14 +470,14 @@ class StepScheduler:
         steps: Sequence[tuple[Sequence[tuple[int, str, int, int, float]], int]],
         shapes: Sequence[tuple[Sequence[float], Sequence[float], tuple[float, float], Sequence[int]]],
     ) -> None:
-        """Remembers that instead; ScheduleError for a letter of no action.
+        """Replaces what is remembered by this; ScheduleError for a letter that no action has.
 
         Evidence on shapes of other data is left out.
         """
     def memory(self, schedule: Schedule) -> list[tuple[list[tuple[str, int]], int, int, str]]:
         """The predicted peak of each rank: bytes by part, bytes of tensors, all bytes, and when it is.
 
-        The moment is an action, as in `1F3`, or `optimizer`.
+        The moment is an action, for example `1F3`, or `optimizer`.
         """
     def traffic(self, schedule: Schedule) -> tuple[int, int, int, int]:
         """What crosses the boundary in a forward pass: messages, feature tokens, those to another node, and

@@ -1,9 +1,9 @@
-"""Memory that decoded media wait in: of one size, shared with the processes that decode, given out in turn.
+"""Memory in which decoded media wait: of a fixed size, shared with the decoding processes, given out in turn.
 
     turn 3 reserves --> waits for turns 1 and 2, then for room --> a block --> free --> room for turn 4
 
-Whoever needs media asks for them in the order of the turns. So what fills the arena is what is asked for
-next, and a reservation that waits gets its room: no later turn can take it away.
+Media are asked for in the order of the turns. So the media that fill the arena are those that are asked for
+next, and a reservation that waits gets its room in the end: no later turn can take it away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the samples of a dataset cost: pairs, shapes, arrays, profiles and functions in, two columns out.
+"""What the samples of a dataset cost, from pairs, shapes, arrays, profiles or functions: two columns.
 
 source --> Costs(encoder_ns, llm_ns, tokens) --> BalancedBatchSampler, balance
 """
@@ -121,9 +121,9 @@ def costs(
             nanoseconds. By default, for a path, the `model_profile.json` beside the data profile, if there
             is one; without any, a data profile's samples are shapes.
         model_dir: The directory of the model whose processor decides the sizes of a `datasets.Dataset`.
-        model: A model of the catalogue, as in `qwen2.5-vl-7b` (`dflop models` lists them), instead of a model
+        model: A model that `dflop models` lists, for example `qwen2.5-vl-7b`, instead of a model
             profile: times are then estimated.
-        device: The device they are estimated for, as in `h100`.
+        device: The device they are estimated for, for example `h100`.
         dtype: Its numbers: `bfloat16`, `float16` or `float32`.
         cost: Gives `(encoder cost, LLM cost)` for each entry of `source`, or for each (encoder tokens, LLM
             tokens) of a data profile.

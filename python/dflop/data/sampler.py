@@ -2,8 +2,8 @@
 
     order of an epoch --> global batches --> buckets, balanced by cost --> every replica its share
 
-A place in an epoch is a global batch and the buckets of it that all replicas have taken. It holds no replica,
-so that a state goes on with any number of them.
+A state is a position in an epoch: a global batch, and how many of its buckets all replicas have taken. It
+names no replica, so it can be loaded with any number of replicas.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class BalancedBatchSampler:
     no batch is ever empty.
 
     An iterator keeps the epoch that it was made for: `set_epoch` and other iterators do not touch it. A
-    sampler can be copied and pickled; the copy starts where the last state was loaded, or at the epoch's
-    begin.
+    sampler can be copied and pickled; the copy starts where the last state was loaded, or at the start of
+    the epoch.
 
     An index is a position in the user's dataset. With costs or shapes it is the position of their entry.
     With a data profile it is the position of the record among all records of its mixture, source after
@@ -104,7 +104,7 @@ class BalancedBatchSampler:
             num_samples: Samples of the dataset, where `source` is a function of the index.
             giant_llm_cost: Samples whose LLM cost (as given; `llm_tokens` for shapes and profiles) is above
                 this are giants, which wait for each other; None: no sample is a giant.
-            giant_steps_max: Global batches that a giant may be late, at most.
+            giant_steps_max: The most global batches that a giant may be late.
 
         Raises:
             ValueError: A number or entry that breaks one of the rules above, a sample over a cap, costs too

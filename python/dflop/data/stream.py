@@ -1,8 +1,8 @@
-"""Balanced batches of a stream: of a bounded window at a time, in order, restorable.
+"""Balanced batches of a stream: a window of samples at a time, in order, with a state that can be loaded.
 
     stream --> window of batch_size * num_buckets samples --> buckets of even cost --> every replica its share
 
-Needs torch, as `torch.utils.data.IterableDataset` is what a DataLoader takes streams as.
+Needs torch, because a DataLoader takes streams as `torch.utils.data.IterableDataset`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class BalancedStream(IterableDataset):
     With DataLoader workers each reads the whole stream and yields every n-th batch of its replica, so that
     batches come in the same order as without.
 
-    A state holds no replica. It goes on inside a global batch on as many replicas as its remaining buckets
-    divide among. Where the stream or its iterator has `state_dict` and `load_state_dict`, it is not read
-    again from its begin.
+    A state names no replica, so it loads on another number of replicas; inside a global batch, the buckets
+    that remain must divide evenly among them. If the stream or its iterator has `state_dict` and
+    `load_state_dict`, it is not read again from its start.
     """
 
     def __init__(

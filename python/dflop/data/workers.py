@@ -4,8 +4,8 @@
                             <--done, or what is wrong----
 
 They are forked before the rank starts threads, joins process groups or touches its GPU. They know the model's
-processor and the arena, nothing of the dataset: what they decode is sent as files' names, or bytes. A worker
-ends with its rank, whatever ends that; it ignores the signals of a terminal, which are the rank's to answer.
+processor and the arena, but not the dataset: they are sent names of files, or bytes, to decode. A worker ends
+when its rank ends, whatever the reason. It ignores the signals of a terminal, which the rank handles.
 """
 
 from __future__ import annotations

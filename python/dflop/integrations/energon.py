@@ -1,7 +1,7 @@
 """Even packs with Megatron-Energon: grouping inside a task encoder.
 
-Energon deals its shards out to the ranks, so that no rank can hand samples to another. What can be even is
-the packs: of one work on every rank and at every step, instead of one number of samples or tokens.
+Energon distributes its shards over the ranks, so no rank can give samples to another. What can be made even
+is the packs: each has the same work on every rank and at every step, instead of the same number of samples.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A pass through modules without any input: what waits for them on other ranks finds them.
+"""A pass through modules without any input, so that other ranks do not wait for this rank in vain.
 
 FSDP gathers a module's parameters when it is called, and sums its gradients when its backward has run; DDP
-waits for the gradient of each parameter. A rank with nothing to compute must do both. It calls every module
-in its place, which hands on one number, zero, that depends on each parameter.
+waits for the gradient of each parameter. A rank with nothing to compute must take part in both. So it calls
+every module in its turn; each hands on one number, zero, that depends on every parameter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loss that does not depend on which rank holds which sample.
 
-Buckets hold unequal numbers of samples and of label tokens. A mean a bucket would weigh the tokens of small
-buckets more. So: the sum over a bucket, over the label tokens of the whole global batch, times the number of
-ranks where gradients are averaged over them (DDP, FSDP).
+Buckets hold unequal numbers of samples and of label tokens. The mean over each bucket would give the tokens
+of small buckets too much weight. So the loss is summed over a bucket and divided by the label tokens of the
+whole global batch. Where gradients are averaged over ranks (DDP, FSDP), it is multiplied by their number.
 """
 
 from __future__ import annotations

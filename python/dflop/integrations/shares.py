@@ -1,4 +1,4 @@
-"""Which rank encodes which unit: even work, and as little travel as that leaves.
+"""Which rank encodes which unit: first the work is made even, then as few units as possible travel.
 
 A unit is what an encoder can read alone: a tile of an image, a frame of a video, a window of sound.
 """

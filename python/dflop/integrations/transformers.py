@@ -1,7 +1,6 @@
-"""Balanced batches in `transformers.Trainer` and what is made of it, as TRL's `SFTTrainer`: one line.
+"""Balanced batches in `transformers.Trainer` and its subclasses, such as TRL's `SFTTrainer`: one line.
 
-The trainer's own DataLoader is asked for its dataset, collator and workers; only the choice of samples is
-ours.
+Dataset, collator and workers are those of the trainer's own DataLoader; dflop only chooses the samples.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def part_of(source: nn.Module, names: Sequence[str]) -> nn.Module:
 
     Args:
         source: a module.
-        names: paths below it, as in `multi_modal_projector`.
+        names: paths below it, for example `multi_modal_projector`.
 
     Returns:
         A module that has these and nothing else; they are shared with `source`.

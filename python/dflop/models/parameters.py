@@ -32,7 +32,7 @@ def name_seed(seed: int, name: str) -> int:
 
     Args:
         seed: the seed of the run.
-        name: full Hugging Face name, as in `model.image_newline`.
+        name: full Hugging Face name, for example `model.image_newline`.
 
     Returns:
         The first 8 bytes of a SHA-256, without the sign bit.

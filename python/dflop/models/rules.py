@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-# Of fields, as in `attention_dropout`, `layerdrop`, `drop_path_rate`, `resid_pdrop`.
+# Of fields, for example `attention_dropout`, `layerdrop`, `drop_path_rate`, `resid_pdrop`.
 _DROPS = ("dropout", "layerdrop", "drop_path", "pdrop")
 
 

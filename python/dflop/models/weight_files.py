@@ -39,7 +39,7 @@ def weight_files(model_dir: Path) -> list[Path]:
             message = (
                 f"`{model_dir / name}` is no safetensors file, weights must be `{WHOLE}` or shards of it"
             )
-            hint = "load the model with transformers once, and write it anew with `save_pretrained`"
+            hint = "load the model with transformers once, and write it again with `save_pretrained`"
             raise hinted(profile_error(message), hint)
     return []
 

@@ -5,7 +5,7 @@
 
 Ranks that meet in every layer hang if one of them leaves a layer out. A microbatch of text alone has nothing
 for the encoder; a rank may have no sample of a microbatch at all. Such a rank runs this instead. FSDP2 meets
-in hooks around the forward of each unit, and those run here too: only the forward within is another one.
+in hooks around the forward of each unit. Those hooks run here too; only the forward within does nothing.
 """
 
 from __future__ import annotations

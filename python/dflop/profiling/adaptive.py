@@ -1,9 +1,9 @@
 """Where to measure next: between which sizes a straight line is most likely wrong, and how much that matters.
 
-Each inner point of a curve tells how far it lies from the line through its neighbours, and so how far the
-lines beside it may stray. Where the measuring's own scatter explains that, more points would say nothing.
+The distance of an inner point of a curve from the line through its neighbours shows how wrong the lines
+beside it may be. Where the scatter of the measurements explains that distance, more points would not help.
 
-Nothing here measures or knows what is measured.
+This file measures nothing and does not know what is measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What is run under the clock: one part of one piece at one size, in each way the training may run it.
 
-    joint       forward, backward                         F, B
-    split       forward, input and weight gradients apart F, I, W
-    selective   forward, backward with recomputation      F, B
-    full        likewise, all of a layer computed again   F, B
+    joint       forward, backward                          F, B
+    split       forward, input gradients, weight gradients F, I, W
+    selective   forward, backward with recomputation       F, B
+    full        the same, all of a layer computed again    F, B
 
 Backward is `torch.autograd.backward` from an incoming gradient, into parameter gradients that are already
 there. Attention is timed alone where the piece says so, over one segment; the rest over packs of segments.

@@ -2,7 +2,7 @@
 
     encoder_embedding      pixels or sound -> hidden        over encoder tokens
     encoder_layer          hidden          -> hidden        one layer of the stack
-    encoder_window_layer   hidden          -> hidden        likewise, its attention within windows
+    encoder_window_layer   hidden          -> hidden        the same, with attention within windows
     projector              hidden          -> features      over encoder tokens
     llm_embedding          ids, features   -> hidden        over LLM tokens
     llm_layer              hidden          -> hidden        one layer of the stack

@@ -17,7 +17,7 @@ class Progress(Protocol):
 
         Args:
             ratio: from 0 to 1; never falls.
-            label: what was just measured, as in `llm_layer 256`.
+            label: what was just measured, for example `llm_layer 256`.
         """
         ...
 

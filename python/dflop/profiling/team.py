@@ -3,10 +3,10 @@
     rank 0    act, arguments -->    the same act on ranks 0 .. n-1    --> one answer a rank
     others    wait for an act, do it, answer
 
-Messages go over gloo from rank to rank, whatever the acts themselves send. An act is either done by each
-rank on its own, and may fail on any of them: the answer says so, and nobody waits. Or the ranks do it
-together, waiting for each other inside: then a rank that fails cannot go on, leaves word of why in the store,
-and ends; the others see their connection to it close.
+Messages go over gloo from rank to rank, whatever the acts themselves send. Some acts each rank does on its
+own. Such an act may fail on any rank; the answer says so, and no rank waits. Other acts the ranks do
+together, and wait for each other inside. There a rank that fails cannot go on: it writes the reason to the
+store and ends, and the others see that their connection to it is closed.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _measure_network(request: dict[str, Any]) -> int:
 
 
 def _say(lines: list[str]) -> None:
-    """Prints lines; a reader that left, as in `dflop profile model | head -1`, is no error."""
+    """Prints lines; a reader that left, for example `dflop profile model | head -1`, is no error."""
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:

@@ -208,7 +208,7 @@ class Saver:
         found = [cause for cause in causes if cause is not None]
         if found:
             earlier = [step for step, _ in checkpoints(path.parent.parent) if step < _step(path)]
-            hint = "no checkpoint before it is left: train anew with `--force`, or name another directory"
+            hint = "no checkpoint before it is left: train again with `--force`, or name another directory"
             if earlier:
                 before = step_dir(path.parent.parent, max(earlier))
                 hint = f"go on from the checkpoint before it: `--resume {before}`"

@@ -29,7 +29,7 @@ impl fmt::Display for Trainer {
 }
 
 impl Trainer {
-    /// What its ranks wait for, unless told.
+    /// What its ranks wait for, by default.
     pub(crate) const fn meets(self) -> Meets {
         if matches!(self, Self::Fsdp2) { Meets::Phase } else { Meets::Step }
     }

@@ -88,7 +88,7 @@ pub(crate) struct Mixture {
     pub(crate) costs: DatasetCosts,
     /// The same without the encoder's.
     pub(crate) llm_alone: DatasetCosts,
-    /// Encoder work of what can be encoded apart (a tile, a frame), of each sample of the batches that has some.
+    /// Encoder work of what can be encoded separately (a tile, a frame), of each sample of the batches that has some.
     pub(crate) units_ns: HashMap<u32, Vec<u64>>,
     /// The samples of each global batch, in arrival order, from the first step of an epoch on.
     pub(crate) batches: Vec<Vec<u32>>,

@@ -59,7 +59,7 @@ struct Advised {
     lacks_family: bool,
     /// Mean work of a step divided evenly over the ranks, in nanoseconds.
     bound_ns: f64,
-    /// Samples whose work is more than a rank's even part of a mean step.
+    /// Samples that have more work than an even share of a rank in a mean step.
     num_giants: usize,
     /// Work of the costliest sample, in nanoseconds.
     largest_ns: f64,
@@ -187,20 +187,20 @@ impl Advised {
         let shown: String = printable(id).chars().take(ID_LETTERS).collect();
         let name = if shown.is_empty() { "without an id".to_owned() } else { format!("`{shown}`") };
         let largest = format!(
-            "{name} ({kind}), has {:.1} % of a mean step's work, a rank's even part is {:.1} %",
-            100.0 * self.largest_share(),
-            100.0 / f64::from(self.ranks.num_ranks)
+            "{name} ({kind}), has {} of a mean step's work, an even share of a rank is {}",
+            percent(self.largest_share()),
+            percent(1.0 / f64::from(self.ranks.num_ranks))
         );
         if self.num_giants > 0 {
             let giants = counted(self.num_giants as u64, "giant");
             let have = if self.num_giants == 1 { "has" } else { "have" };
             return format!(
-                "it pays less in steps with a giant, for which ranks wait however samples are dealt out: {giants} {have} more work \
-                 than a rank's even part; the largest, {largest}."
+                "it pays less in steps with a giant, because the other ranks wait for it however samples are distributed: {giants} \
+                 {have} more work than an even share of a rank; the largest, {largest}."
             );
         }
         format!(
-            "it would not pay if all samples were alike, or if one had more work than a rank's even part; here the largest, \
+            "it would not pay if all samples were alike, or if one had more work than an even share of a rank; here the largest, \
              {largest}."
         )
     }

@@ -121,7 +121,7 @@ impl Survey {
         let work = |at: usize| u128::from(costs.encoder_ns[at]) + u128::from(costs.llm_ns[at]);
         let largest = (0..costs.num_samples()).rev().max_by_key(|&at| work(at)).unwrap_or(0);
         if work(largest) == 0 {
-            let hint = Some("measure the model anew with `dflop profile model`".to_owned());
+            let hint = Some("measure the model again with `dflop profile model`".to_owned());
             return Err(Failure::new("no sample costs anything: 0 ns, must be above that".to_owned(), hint));
         }
         let row = table::rows(data)?.nth(largest).transpose()?.unwrap_or_default();

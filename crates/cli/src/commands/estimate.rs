@@ -6,7 +6,7 @@ use crate::Failure;
 use crate::args;
 use crate::config::{self, Config};
 use dflop_analytic::{Architecture, EstimateSettings, Hardware, catalogue_model, estimate};
-use dflop_types::thousands;
+use dflop_types::number::{self, thousands};
 use dflop_types::{MadeFrom, ModelProfile, artifact, regular};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -136,15 +136,14 @@ fn summary(architecture: &Architecture, profile: &ModelProfile) -> String {
         let Some(measured) = profile.modules.get(module.name) else { continue };
         let points = &measured.linear.points;
         let Some(point) = points.iter().find(|p| p.size >= SHOWN_TOKENS).or(points.last()) else { continue };
-        let ms = |ns: u64| format!("{:.3} ms", ns as f64 / 1e6);
         let _ = writeln!(
             text,
             "{:<22}{:>6}{:>16}{:>14}{:>14}  {} tokens{}",
             module.name,
             measured.count,
             thousands(measured.num_parameters),
-            ms(point.forward_ns),
-            ms(point.backward_ns),
+            number::ns(point.forward_ns),
+            number::ns(point.backward_ns),
             thousands(point.size),
             if measured.attention.points.is_empty() { "" } else { ", without attention" }
         );

@@ -131,7 +131,7 @@ impl Inputs {
         Ok(Self { config, data_profile_path, data_profile, model_profile_path, model_profile })
     }
 
-    /// Nothing if the model profile is of this machine's kind of device, as training asks; a CPU's name is compared too. That
+    /// `Ok` if the model profile is of this machine's kind of device, as training asks; a CPU's name is compared too. That
     /// of a GPU is known to PyTorch alone, and compared by the rank that trains on it.
     fn check_device(&self) -> Result<(), Failure> {
         let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
@@ -171,7 +171,7 @@ impl Inputs {
         let (configured, profiled) = (&self.config.cluster.device, &self.model_profile.device);
         if *configured != profiled.kind {
             talk!(
-                "note: for {} ({}), as the model profile is; `cluster.device` is `{configured}`, which `dflop train` will not accept with it",
+                "note: the plan is for {} ({}), the device of the model profile; `cluster.device` is `{configured}`, so `dflop train` will refuse this profile",
                 profiled.name,
                 profiled.kind
             );
@@ -186,7 +186,7 @@ impl Inputs {
         Ok(batches.with_giants(self.config.giants(), samples.iter().map(|sample| &sample.shape))?)
     }
 
-    /// Nothing if the plan at `path` was made from these profiles and this configuration.
+    /// `Ok` if the plan at `path` was made from these profiles and this configuration.
     fn check_plan(&self, path: &Path, plan: &Plan) -> Result<(), Failure> {
         artifact::check_made_from(path, plan, "data_profile", &self.data_profile.content_hash())?;
         artifact::check_made_from(path, plan, "model_profile", &artifact::hash_of(&self.model_profile))?;
@@ -211,7 +211,7 @@ impl Inputs {
     }
 }
 
-/// Nothing if each field, as (name, its value in the configuration, its value in the file at `path`), is the same.
+/// `Ok` if each field, as (name, its value in the configuration, its value in the file at `path`), is the same.
 fn differs(path: &Path, mend: &str, fields: &[(&str, String, String)]) -> Result<(), Failure> {
     let problems: Vec<String> = fields
         .iter()
@@ -223,7 +223,7 @@ fn differs(path: &Path, mend: &str, fields: &[(&str, String, String)]) -> Result
     }
     Err(Failure::new(
         format!("`{}` was made with another configuration{}", path.display(), problems.concat()),
-        Some(format!("make it anew with `{mend}`")),
+        Some(format!("make it again with `{mend}`")),
     ))
 }
 

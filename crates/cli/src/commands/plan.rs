@@ -16,7 +16,7 @@ use dflop_types::{
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
-/// Samples of the global batches that candidates are judged on, unless told.
+/// Samples of the global batches that candidates are judged on, by default.
 const SAMPLES: u32 = 2_048;
 
 pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
@@ -132,7 +132,7 @@ fn say_what_data(inputs: &Inputs) {
     }
     if inputs.data_profile.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
         talk!(
-            "note: text tokens are estimated, no tokenizer was at hand; media are counted as the model counts them"
+            "note: text tokens are estimated, because no tokenizer was given; media are counted as the model counts them"
         );
     }
     let (num_samples, asked) =

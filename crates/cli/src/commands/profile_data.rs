@@ -22,8 +22,8 @@ pub(super) fn run(arguments: &args::ProfileData, family: Option<&GivenFamily>) -
     profile(arguments, family, &|text| out!("{text}"))
 }
 
-/// The data profile with nothing on stdout, which is another command's, but what is to be known of it on stderr. A
-/// configuration whose shapes a function gives is refused: only Python can call it.
+/// Makes the data profile for another command: its stdout stays free, and notes go to stderr. A configuration whose shapes
+/// a function gives is refused, because only Python can call it.
 pub(super) fn run_quietly(arguments: &args::ProfileData) -> Result<(), Failure> {
     match profile(arguments, None, &|_| ())? {
         Outcome::Done(_) => Ok(()),
@@ -95,7 +95,7 @@ fn default_name(whole: &str, part: Option<ProfilePart>) -> String {
     format!("{stem}-{}-of-{}.parquet", part.index, part.num_parts)
 }
 
-/// The profile at `path`, to take rows over; one that cannot be read is no reason not to make it anew.
+/// The profile at `path`, to take rows over; one that cannot be read is no reason not to make it again.
 fn read_previous(path: &Path) -> Option<Previous<'static>> {
     if !path.is_file() {
         return None;

@@ -135,12 +135,12 @@ impl Sizes {
     }
 }
 
-/// Nothing if the model has a directory: what is known by name alone can be planned, and neither measured nor trained.
+/// `Ok` if the model has a directory: what is known by name alone can be planned, and neither measured nor trained.
 fn has_directory(config: &config::Config) -> Result<(), Failure> {
     let Some(name) = &config.model.name else { return Ok(()) };
     let hint = "set `model.dir` to a directory with its config.json, weights and tokenizer, as `huggingface-cli download` \
                 makes it, in place of `model.name`";
-    let message = format!("`model.name` is `{name}`: enough to plan, not to measure or train");
+    let message = format!("`model.name` is `{name}`, which is enough to plan, but not to measure or train");
     Err(Failure::new(message, Some(hint.to_owned())))
 }
 
@@ -244,7 +244,7 @@ fn held_out(
     Ok(Some(path))
 }
 
-/// Nothing if there are arms to compare, each once.
+/// `Ok` if there are arms to compare, each once.
 fn check_arms(arms: &[Arm]) -> Result<(), Failure> {
     if arms.len() < 2 {
         return Err(Failure::new(format!("`--arms` names {}, must be at least 2", arms.len()), None));
@@ -257,7 +257,7 @@ fn check_arms(arms: &[Arm]) -> Result<(), Failure> {
     }
 }
 
-/// Nothing if the step whose memory is counted is one of the run.
+/// `Ok` if the step whose memory is counted is one of the run.
 fn check_measured_step(step: Option<u64>, num_steps: u64) -> Result<(), Failure> {
     match step {
         Some(step) if step >= num_steps => Err(Failure::new(
@@ -270,13 +270,13 @@ fn check_measured_step(step: Option<u64>, num_steps: u64) -> Result<(), Failure>
     }
 }
 
-/// Nothing if each rank on this machine has a core of its own.
+/// `Ok` if each rank on this machine has a core of its own.
 fn check_cores(plan: &Plan, config: &config::Config, oversubscribe: bool) -> Result<(), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let ranks = plan.best.layout.num_ranks().min(config.cluster.ranks_per_node) as usize;
     if config.cluster.device == "cpu" && ranks > cores && !oversubscribe {
         return Err(Failure::new(
-            format!("{ranks} ranks on this machine, it has {cores} cores: ranks that share a core wait for each other"),
+            format!("{ranks} ranks on this machine, which has {cores} cores: ranks that share a core wait for each other"),
             Some("lower `cluster.num_ranks` and plan again, or pass `--oversubscribe` (times then mean nothing)".to_owned()),
         ));
     }
@@ -297,7 +297,7 @@ fn continues(out: &Path, resume: Option<&Path>) -> Result<bool, Failure> {
     Ok(out.canonicalize().is_ok_and(|out| found.starts_with(out)))
 }
 
-/// Nothing if `out` holds no earlier run, or may be overwritten. A run that ended before its first step is none.
+/// `Ok` if `out` holds no earlier run, or may be overwritten. A run that ended before its first step is none.
 pub(super) fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
     // Every rank of an external torchrun comes here, and only the first may find the directory without its own files.
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
@@ -306,7 +306,7 @@ pub(super) fn check_empty(out: &Path, force: bool) -> Result<(), Failure> {
         return Err(Failure::new(
             format!("`{}` holds an earlier run, it would be overwritten", out.display()),
             Some(
-                "go on with it by `--resume auto`, choose another directory with `--out`, or pass `--force`"
+                "continue it with `--resume auto`, choose another directory with `--out`, or pass `--force`"
                     .to_owned(),
             ),
         ));

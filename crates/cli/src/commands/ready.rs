@@ -40,7 +40,7 @@ pub(super) fn make_missing(config: &Config, files: &InputFiles) -> Result<(), Fa
         }
         if !found.is_estimated {
             let hint = format!(
-                "name another with `--model-profile FILE`, or move it away: {name} is estimated anew"
+                "name another with `--model-profile FILE`, or move it away: one for {name} is then estimated"
             );
             return Err(Failure::new(
                 format!(
@@ -51,7 +51,7 @@ pub(super) fn make_missing(config: &Config, files: &InputFiles) -> Result<(), Fa
                 Some(hint),
             ));
         }
-        talk!("the model profile was estimated for {}: making it anew", found.device.name);
+        talk!("the model profile was estimated for {}: making it again", found.device.name);
     }
     let profile = estimate::configured(config, hardware)?;
     talk!("estimated, not measured: {} on {}", profile.model, hardware.title);

@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
     }))
 }
 
-/// Nothing if the numbers make sense for this plan.
+/// `Ok` if the numbers make sense for this plan.
 fn check_numbers(arguments: &args::Rehearse, num_ranks: u32) -> Result<(), Failure> {
     let fail = |text: String| Err(Failure::new(text, None));
     if !(arguments.speed > 0.0 && arguments.speed <= 1e6) {
@@ -80,7 +80,7 @@ fn check_numbers(arguments: &args::Rehearse, num_ranks: u32) -> Result<(), Failu
     }
 }
 
-/// Nothing if this machine has the memory for the ranks it starts; an external torchrun has seen to that itself.
+/// `Ok` if this machine has the memory for the ranks it starts; an external torchrun has seen to that itself.
 fn check_memory(num_ranks: u32) -> Result<(), Failure> {
     if std::env::var_os("RANK").is_some() {
         return Ok(());

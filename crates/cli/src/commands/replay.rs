@@ -85,7 +85,7 @@ fn check_order(turns: &[(u64, &str)]) -> Result<u64, (usize, String)> {
     Ok(expected)
 }
 
-/// Nothing if `record` was made from what `made_from` has.
+/// `Ok` if `record` was made from what `made_from` has.
 fn is_of(path: &Path, record: &StepSchedule, made_from: &MadeFrom) -> Result<(), Failure> {
     for (name, now) in made_from {
         let then = record.made_from.get(name).map_or("none", String::as_str);

@@ -378,7 +378,7 @@ impl Found {
             .into_iter()
             .filter(|(name, hash)| hash.is_some() && plan.made_from.get(*name) != hash.as_ref())
             .map(|(name, _)| {
-                format!("the plan was made from another {name} than the one shown: plan and train anew")
+                format!("the plan was made from another {name} than the one shown: plan and train again")
             })
             .collect()
     }
@@ -421,12 +421,12 @@ impl Found {
                 }),
             );
             if !data.strata.is_empty() {
-                warnings.push("the data profile is of a random sample: no one trains with it".to_owned());
+                warnings.push("the data profile is of a random sample: `dflop train` refuses it".to_owned());
             }
             let num_silent = data.samples.iter().filter(|sample| sample.shape.label_tokens == 0).count();
             if num_silent > 0 {
                 warnings.push(format!(
-                    "{} without a label token: they cost time and teach nothing",
+                    "{} without a label token: they cost time, but the model learns nothing from them",
                     counted(num_silent as u64, "sample")
                 ));
             }

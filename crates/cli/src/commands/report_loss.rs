@@ -30,7 +30,7 @@ pub(super) fn groups(by: &str, metrics: &[StepMetrics], evaluations: &[Evaluatio
     groups.into_iter().map(|(name, group)| GroupLoss { name: name.to_owned(), ..group }).collect()
 }
 
-/// The entries of one way to group, but for those that had nothing to lose.
+/// The entries of one way to group, without those that had no label tokens.
 fn points<'a>(
     losses: &'a Groups,
     by: &str,

@@ -96,11 +96,11 @@ pub(super) fn run(inputs: &Inputs, plan: &Plan, num_ranks: &[u32], is_json: bool
         }
     }
     outln!(
-        "layout: encoder replicas, llm stages x replicas; the last two columns are the best baseline over ours"
+        "layout: encoder replicas, then LLM stages x replicas; the last two columns divide the best baseline's time by ours"
     );
     if rows.iter().any(|(_, _, copies, _)| *copies > 1) {
         outln!(
-            "note: the data has fewer samples than some of these steps take: there each comes more than once"
+            "note: some of these steps take more samples than the data has: there samples come more than once"
         );
     }
     Ok(())

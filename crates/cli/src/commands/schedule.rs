@@ -100,7 +100,7 @@ fn sums(sizes: &[u64], assignment: &Assignment) -> Vec<u64> {
     held
 }
 
-/// Nothing if there is no cap, or the file has the column that it needs.
+/// `Ok` if there is no cap, or the file has the column that it needs.
 fn check_sizes(path: &Path, unit: &str, cap: Option<u64>, sizes: Option<&Vec<u64>>) -> Result<(), Failure> {
     if cap.is_none() || sizes.is_some() {
         return Ok(());

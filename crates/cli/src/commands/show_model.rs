@@ -1,6 +1,6 @@
 //! A model profile in words: what was measured on what, and what a token costs.
 
-use dflop_types::number::{memory_size, percent, times, unit_ns};
+use dflop_types::number::{self, memory_size, percent, times, unit_ns};
 use dflop_types::{
     Collective, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, ModelProfile, Recompute, Renewal,
     RenewedTimes,
@@ -41,14 +41,15 @@ pub(super) fn notices(profile: &ModelProfile) -> Vec<String> {
     }
     if profile.network.point_to_point().is_none() {
         notices.push(
-            "no link was measured: transfers are taken as free; `dflop profile model --network`".to_owned(),
+            "no link was measured, so transfers count as free; `dflop profile model --network` measures them"
+                .to_owned(),
         );
     }
     for (name, module) in &profile.modules {
         for (part, curve) in [("linear", &module.linear), ("attention", &module.attention)] {
             if let Some(size) = curve.out_of_memory_at {
                 notices.push(format!(
-                    "{name} {part}: out of memory at {} tokens, where its sizes end",
+                    "{name} {part}: out of memory at {} tokens; no larger size was measured",
                     thousands(size)
                 ));
             }
@@ -120,9 +121,9 @@ fn header(text: &mut String, profile: &ModelProfile) {
     if reserve.context_bytes > 0 || reserve.allocator_overhead_permille > 0 {
         let _ = writeln!(
             text,
-            "  reserve    {} of context, {:.1} % more than tensors take by the allocator",
+            "  reserve    {} of context; the allocator takes {} more than the tensors",
             memory_size(reserve.context_bytes),
-            f64::from(reserve.allocator_overhead_permille) / 10.0
+            percent(f64::from(reserve.allocator_overhead_permille) / 1_000.0)
         );
     }
 }
@@ -142,7 +143,7 @@ fn shown(curve: &MeasuredCurve) -> Vec<&MeasuredPoint> {
 
 fn linear(text: &mut String, profile: &ModelProfile) {
     text.push_str(
-        "\ntime and memory a token of one of each: forward F, backward B; inputs I and weights W apart\n",
+        "\ntime and memory for each token, of one module of each kind: forward F, backward B; of its halves inputs I, weights W\n",
     );
     let _ = writeln!(
         text,
@@ -217,7 +218,7 @@ fn recompute(text: &mut String, profile: &ModelProfile) {
     if !rows.is_empty() {
         let _ = writeln!(
             text,
-            "\nwith recomputation, a token\n  {:<21}{:<12}{:>17}{:>15}{:>15}",
+            "\nwith recomputation, for each token\n  {:<21}{:<12}{:>17}{:>15}{:>15}",
             "module", "mode", "tokens", "backward", "kept"
         );
         let _ = writeln!(text, "{}", rows.join("\n"));
@@ -281,7 +282,7 @@ fn links(text: &mut String, profile: &ModelProfile) {
             },
             link.num_ranks,
             unit_ns(link.latency_ns as f64),
-            format!("{:.3} GB/s", link.bandwidth_bytes_per_s as f64 / 1e9),
+            format!("{} GB/s", number::number(link.bandwidth_bytes_per_s as f64 / 1e9)),
             sizes(link)
         );
     }

@@ -15,7 +15,7 @@ pub struct ClusterSection {
     pub memory_budget_bytes: Option<u64>,
     /// `cpu` or `cuda`.
     pub device: String,
-    /// The device of the hardware table whose times are estimated, as in `h100`; `null`: the one that is measured.
+    /// The device of the hardware table whose times are estimated, for example `h100`; `null`: the one that is measured.
     pub hardware: Option<String>,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn cluster_section(section: &mut Section<'_, '_>) -> ClusterSection {
         device: if hardware.is_some() { "cuda".to_owned() } else { device },
         hardware,
     };
-    // Links are measured and times predicted for nodes of one size. A number that is wrong by itself stands for nothing.
+    // Links are measured, and times predicted, for nodes of one size. A number that is already a problem is not compared.
     if section.problems.len() == num_problems && !cluster.num_ranks.is_multiple_of(cluster.ranks_per_node) {
         let rule = format!("must divide `cluster.num_ranks`, {num_ranks}");
         section.problem_at("ranks_per_node", format!("{}, {rule}", cluster.ranks_per_node));

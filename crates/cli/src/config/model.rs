@@ -16,7 +16,7 @@ pub struct ModelSection {
     pub tokenizer: Option<PathBuf>,
     /// `float32` or `bfloat16`.
     pub dtype: String,
-    /// A function of Python that gives the shapes of media, as in `module:function`; `null`: the rule of the model's
+    /// A function of Python that gives the shapes of media, for example `module:function`; `null`: the rule of the model's
     /// `model_type`.
     pub family: Option<String>,
 }

@@ -10,7 +10,7 @@ use strsim::levenshtein;
 /// Integers up to this, 2^53, are told apart by a 64-bit floating-point number.
 const INTEGERS_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// One mapping of the file, read key by key; what is wrong goes to `problems`, and reading goes on.
+/// One mapping of the file, read key by key. What is wrong is added to `problems`, and reading goes on.
 pub(super) struct Section<'p, 'y> {
     name: &'static str,
     line: usize,
@@ -129,7 +129,7 @@ impl<'p, 'y> Section<'p, 'y> {
         }
     }
 
-    /// The name of a function of Python, as in `package.module:function`.
+    /// The name of a function of Python, for example `package.module:function`.
     pub(super) fn function(&mut self, key: &'static str) -> Option<String> {
         let text = self.optional_text(key)?;
         let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_alphanumeric());
@@ -138,7 +138,11 @@ impl<'p, 'y> Section<'p, 'y> {
             return Some(text);
         }
         let line = self.scalar(key).map_or(0, |(_, line)| line);
-        self.problem(line, key, format!("`{text}`, must be a function of Python, as in `module:function`"));
+        self.problem(
+            line,
+            key,
+            format!("`{text}`, must name a function of Python, for example `module:function`"),
+        );
         None
     }
 

@@ -106,7 +106,7 @@ pub(crate) fn snapshot(name: &str, text: &str) {
         filters => vec![
             (r"/[^ `]*\.tmp[A-Za-z0-9]+", "[TMP]"),
             (r"sha256:[0-9a-f]{64}", "sha256:[HASH]"),
-            (r"it has \d+ cores", "it has [N] cores"),
+            (r"which has \d+ cores", "which has [N] cores"),
             (r"\d[\d,]*(\.\d+)? (s|ms|us)\b", "[TIME]"),
             (r"[\d.]+ samples/s", "[RATE] samples/s"),
         ],

@@ -23,7 +23,7 @@ pub(crate) struct Holding {
     pub(crate) optimizer_bytes_per_parameter: u64,
     /// `None`: as many as a parameter has.
     pub(crate) gradient_bytes_per_parameter: Option<u64>,
-    /// With gloo only waiting for a message tells that it has left, and the runtime waits at the end of the step.
+    /// With gloo a rank knows that a message has left only if it waits for it, and the runtime waits at the end of the step.
     keeps_sent: bool,
     /// Whether collectives run while the device computes. With gloo the same cores do both.
     pub(crate) sends_beside_work: bool,

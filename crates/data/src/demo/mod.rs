@@ -1,8 +1,8 @@
 //! The demo: a small multimodal dataset, a tiny model and a `dflop.yaml`, made from a seed.
 //!
 //! Sizes, durations and text lengths are drawn from percentiles of real datasets (`tables`), the media are drawn and
-//! encoded here (`picture`), and the words are of a small vocabulary (`text`). A sample joins a size of one dataset
-//! with a text of another: the mix is synthetic.
+//! encoded here (`picture`), and the words come from a small vocabulary (`text`). A sample combines a size from one dataset
+//! with a text length from another, so the mix is synthetic.
 
 mod model;
 mod picture;
@@ -62,7 +62,7 @@ const FILES: [&str; 9] = [
     "model/tokenizer_config.json",
 ];
 
-/// Nothing if [`write()`] would overwrite no file in `dir`.
+/// `Ok` if [`write()`] would overwrite no file in `dir`.
 ///
 /// # Errors
 /// [`DataError::Exists`] with the first file that it would.

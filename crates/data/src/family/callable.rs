@@ -1,4 +1,4 @@
-//! A shape rule that somebody else computes, as a function of Python for a family that dflop does not know.
+//! A shape rule that somebody else wrote, for example a function of Python for a family that dflop does not know.
 //!
 //! ```text
 //! Question (kind, sizes) -> memo -> function -> MediaShape, checked
@@ -200,7 +200,7 @@ impl Family for Callable {
     }
 }
 
-/// Nothing if the shape keeps the rules of [`MediaShape`]; else the rule it breaks.
+/// `Ok` if the shape keeps the rules of [`MediaShape`]; else the rule it breaks.
 fn check(question: &Question, shape: &MediaShape) -> Result<(), String> {
     let broken = |rule: &str| Err(format!("gave a shape that breaks a rule: {rule}"));
     if shape.segments.is_empty() || shape.segments.iter().any(|s| s.count == 0 || s.tokens == 0) {

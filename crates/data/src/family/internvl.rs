@@ -206,7 +206,7 @@ fn downsampled(config: &Fields<'_>, tile_side: u32) -> Result<u32, DataError> {
         })
 }
 
-/// Nothing if `image_seq_length`, `default` where it is missing, is the model's own number of features.
+/// `Ok` if `image_seq_length`, `default` where it is missing, is the model's own number of features.
 fn seq_length_must_be(fields: &Fields<'_>, tile_features: u32, default: u32) -> Result<(), DataError> {
     let field = "image_seq_length";
     if fields.get(field).map_or(Some(u64::from(default)), Value::as_u64) == Some(u64::from(tile_features)) {

@@ -7,8 +7,8 @@
 //!
 //! n is `num_frames`, or `floor(total / fps of the file x fps)`; without `do_sample_frames` every frame is read.
 //!
-//! Not modelled: how torch rounds positions to float32 depends on the width of the machine's vectors. Of clips longer
-//! than some ten thousand frames of which hundreds are read, a position may be the neighbour of torch's; their number
+//! Not modelled: how torch rounds positions to float32 depends on the width of the machine's vectors. In clips longer
+//! than some ten thousand frames of which hundreds are read, a position may be next to that of torch; their number
 //! never differs.
 
 use super::fields::Fields;

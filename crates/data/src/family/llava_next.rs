@@ -6,9 +6,9 @@
 //!                                  -> + the features of the base tile
 //! ```
 //!
-//! Where LLaVA-OneVision shrinks the grid and gives one of several images one tile, LLaVA-NeXT does neither. Its
-//! encoder is CLIP, of which each tile's CLS is read and dropped (`vision_feature_select_strategy: default`), or
-//! SigLIP, which has none (`full`); with the other strategy the model cannot lay the features out as a grid.
+//! LLaVA-OneVision shrinks the grid, and gives each of several images one tile; LLaVA-NeXT does neither. Its encoder is
+//! CLIP or SigLIP. CLIP reads a CLS token for each tile, which is then dropped (`vision_feature_select_strategy: default`).
+//! SigLIP has no CLS token (`full`). With the other strategy the model could not lay the features out as a grid.
 //!
 //! The arithmetic is that of Hugging Face transformers 5.23.0 (`LlavaNextProcessor`, `LlavaNextModel`).
 
@@ -174,7 +174,7 @@ fn encoder_has_cls(config: &Fields<'_>) -> Result<bool, DataError> {
     Ok(has_cls)
 }
 
-/// Nothing if the fields of the processor itself are those of the model.
+/// `Ok` if the fields of the processor itself are those of the model.
 fn agree(processor: &Fields<'_>, patch_size: u32, has_cls: bool) -> Result<(), DataError> {
     let strategy = if has_cls { "default" } else { "full" };
     processor.must_be("vision_feature_select_strategy", &[strategy], false)?;
@@ -188,7 +188,7 @@ fn agree(processor: &Fields<'_>, patch_size: u32, has_cls: bool) -> Result<(), D
     Ok(())
 }
 
-/// Nothing if `size` and `crop_size` are both `image_size`: a tile is cut by one and counted by the other.
+/// `Ok` if `size` and `crop_size` are both `image_size`: a tile is cut by one and counted by the other.
 fn tiles_must_be(preprocessor: &Fields<'_>, image_size: u32) -> Result<(), DataError> {
     let rule = || format!("the encoder reads tiles of {image_size} pixels");
     for name in ["size", "crop_size"] {

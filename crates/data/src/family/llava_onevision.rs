@@ -13,8 +13,8 @@
 //! `select_best_resolution`, `LlavaOnevisionProcessor._get_unpadded_features` and
 //! `LlavaOnevisionModel.pack_image_features`. `fixtures/shapes` holds what those return.
 //!
-//! The newline after a video is in every version alike: 5.17 adds it in the model's `forward`, 5.23 already in
-//! `get_video_features`, and the processor of both counts it.
+//! The newline after a video is the same in every version: 5.17 adds it in the model's `forward`, 5.23 already in
+//! `get_video_features`, and the processors of both versions count it.
 
 use super::anyres::{Pinpoints, unpadded};
 use super::fields::{CONFIG, Fields, PREPROCESSOR, SIDE_MAX};

@@ -97,7 +97,7 @@ pub struct MediaShape {
     pub pieces: Vec<Piece>,
     /// Frames that are read of a video, ascending from 0; empty for images and sounds.
     pub frame_indices: Vec<u32>,
-    /// How the segments form parts that can be encoded apart; empty: they are one part.
+    /// How the segments form parts that can be encoded separately; empty: they are one part.
     pub parts: Vec<EncoderParts>,
     /// Rows and columns of patches of a tile, where pictures keep their own resolution.
     pub patches: Option<(u32, u32)>,
@@ -144,7 +144,7 @@ pub struct Marks {
 
 /// The shape rule of a model family with the settings of one model.
 pub trait Family: Send + Sync + fmt::Debug {
-    /// Its `model_type`, as in `llava_onevision`.
+    /// Its `model_type`, for example `llava_onevision`.
     fn name(&self) -> &str;
 
     /// How media of this kind are written; `None` where the family does not read them.

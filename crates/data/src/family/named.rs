@@ -1,4 +1,5 @@
-//! A model that is known by name alone: its published configuration, and text tokens of a local tokenizer or estimated.
+//! A model that is known only by name: its published configuration, with text tokens counted by a local tokenizer or
+//! estimated.
 //!
 //! Without a tokenizer, tokens are counted by one that knows no words, made of the pre-tokens that the tokenizers of Qwen2
 //! and Llama-3 split a text into before they merge bytes:
@@ -11,7 +12,7 @@
 //! ```
 //!
 //! Vocabularies of 100,000 tokens and more hold most words of European languages of up to nine letters. On English prose it
-//! is about the usual 100 tokens for 75 words. It stands in for counts where a plan is tried, and is marked; nothing is
+//! is about the usual 100 tokens for 75 words. It replaces counts where a plan is tried out, and is marked; nothing is
 //! trained with it.
 
 use crate::family::{Family, Marks};

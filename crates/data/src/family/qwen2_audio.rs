@@ -10,12 +10,12 @@
 //! `<|audio_eos|>` around it come from the chat template. The arithmetic is that of `WhisperFeatureExtractor` and
 //! `Qwen2AudioProcessor` of Hugging Face transformers 5.23.0. `fixtures/shapes` holds what those return.
 //!
-//! Two sounds that transformers takes are refused here: one longer than the window, of which it would read the first 30
-//! seconds and say nothing; and one of at most two frames (20 ms), which would fill no token.
+//! Two kinds of sounds that transformers accepts are refused here. Of a sound longer than the window transformers would read
+//! the first 30 seconds and say nothing. A sound of at most two frames (20 ms) would fill no token.
 //!
-//! A file tells seconds, the extractor wants samples at its own rate: `n = round(seconds x rate)` samples of the file,
-//! which is exact where the file counts samples, and `ceil(n x 16,000 / rate)` after resampling, as librosa and soxr
-//! count. Other resamplers may give a sample more or less, which decides a token only where it begins a frame.
+//! A file gives seconds, but the extractor needs samples at its own rate. The file has `n = round(seconds x rate)` samples,
+//! which is exact where the file counts samples. After resampling there are `ceil(n x 16,000 / rate)`, as librosa and soxr
+//! count. Other resamplers may give one sample more or less; that changes the tokens only where it begins a frame.
 
 use super::fields::{CONFIG, Fields, PREPROCESSOR};
 use super::{Clip, Family, FamilyFiles, Marks, MediaShape, Piece, Size, Sound, VideoSampling, unread};

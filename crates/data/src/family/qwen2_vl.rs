@@ -14,11 +14,11 @@
 //! index_k = floor(k total / n),  k = 0 .. n - 1
 //! ```
 //!
-//! What the user asks ([`VideoSampling`]) turns sampling on: `fps` takes the place of `fps` and `num_frames`,
-//! `max_frames` that of `max_frames`; `max_frames` alone, where the settings name no rate, reads so many frames of
-//! longer clips and all of others. Two things differ from transformers. It computes indices in 32-bit floats, which from
-//! 2^15 frames on may be 1 off. And for some lengths (17 frames of which 14 are read; 4 % of 60,000 random ones) it asks
-//! for a frame past the end, and then fails: here the n frames that exist are read.
+//! What the user asks for ([`VideoSampling`]) turns sampling on. The user's `fps` replaces `fps` and `num_frames`, and the
+//! user's `max_frames` replaces `max_frames`. With `max_frames` alone, and no rate in the settings, that many frames are
+//! read of longer clips, and all frames of shorter ones. Two things differ from transformers. It computes indices in 32-bit
+//! floats, which from 2^15 frames on may be 1 off. And for some lengths (17 frames of which 14 are read; 4 % of 60,000
+//! random ones) it asks for a frame past the end, and then fails; here the n frames that exist are read.
 
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
 use super::qwen_vl::{Generation, Settings, VideoRule};

@@ -14,9 +14,9 @@
 //! segment. The arithmetic is that of Hugging Face transformers 5.23.0: `Qwen3VLVideoProcessor`, `Qwen3VLProcessor`.
 //! `fixtures/shapes` holds what those return.
 //!
-//! What the user asks ([`VideoSampling`]) turns sampling on and takes the place of the processor's `fps` and
-//! `max_frames`. Where a file tells no rate, transformers takes it for 24 frames a second; we take frames over
-//! duration, and refuse a clip that tells neither.
+//! What the user asks for ([`VideoSampling`]) turns sampling on and replaces the processor's `fps` and `max_frames`. If a
+//! file gives no rate, transformers assumes 24 frames a second; we take frames over duration, and refuse a clip that gives
+//! neither.
 
 use super::patches::{Depth, Patches, PixelRange, TOO_MANY_TOKENS, fit};
 use super::qwen_vl::{Generation, Settings, VideoRule};

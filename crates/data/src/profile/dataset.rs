@@ -138,7 +138,7 @@ impl Dataset {
     }
 
     /// Whether the media of a sample are those that were profiled, as far as sizes, times of change and sampled bytes tell;
-    /// what is to be told of them.
+    /// and what to say of them.
     ///
     /// # Errors
     /// [`DataError::ShapeChanged`] where they are not, under [`OnChangedMedia::Fail`].
@@ -168,7 +168,7 @@ impl Dataset {
                 "sample `{id}` has other media than profiled: `{what}` is {found}, was {expected}"
             ))),
             (None, _) if has_contents && now.versions != then.versions => Ok(Some(format!(
-                "the media of sample `{id}` have another time of change than when they were profiled; their sizes and \
+                "the media of sample `{id}` have a different time of change than when they were profiled; their sizes and \
                  the bytes that are compared ({}) are the same",
                 blocks::SAMPLING
             ))),

@@ -125,18 +125,18 @@ impl<'s> Decision<'s> {
         self.sink.push(sample)
     }
 
-    /// What a person may not expect of the rows.
+    /// Sentences for people about rows that may surprise them.
     pub(crate) fn notices(&self) -> Vec<String> {
         let mut notices = Vec::new();
         if self.num_silent > 0 {
             notices.push(format!(
-                "{} no label token: what has none costs time and teaches nothing",
+                "{} no label token: such samples cost time, but the model learns nothing from them",
                 samples_have(self.num_silent)
             ));
         }
         if let Some(max) = self.max_positions.filter(|_| self.num_long > 0) {
             notices.push(format!(
-                "{} more LLM tokens than the model's `max_position_embeddings` {max}: each is kept whole",
+                "{} more LLM tokens than the model's `max_position_embeddings` {max}: none of them is cut",
                 samples_have(self.num_long)
             ));
         }

@@ -180,7 +180,7 @@ fn profile_in_chunks(
     let mut notices = Vec::new();
     if header.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED) {
         notices.push(
-            "text tokens are estimated: no tokenizer was at hand (`model.tokenizer` names a directory with one)".to_owned(),
+            "text tokens are estimated, because no tokenizer was given (`model.tokenizer` names a directory with one)".to_owned(),
         );
     }
     let known = known_samples(previous, &header, &mut notices);
@@ -254,7 +254,7 @@ fn files_of(corpus: &Corpus) -> Result<Vec<SourceFile>, DataError> {
         .collect()
 }
 
-/// Nothing if the local files are those that were looked at first. A look at remote ones would cost a request each.
+/// `Ok` if the local files are those that were looked at first. A look at remote ones would cost a request each.
 fn check_unchanged(corpus: &Corpus, files: &[SourceFile]) -> Result<(), DataError> {
     let locations = corpus.readers.iter().flat_map(|reader| reader.files());
     for (before, location) in files.iter().zip(locations) {

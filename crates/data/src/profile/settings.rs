@@ -29,12 +29,12 @@ pub const ESTIMATED: &str = "estimated";
 
 /// What is done where a medium is no longer the one that was profiled.
 ///
-/// Another time of change alone, as of a dataset that was copied, is told and trained under either.
+/// If only the time of change differs, as in a copied dataset, both say so and train the sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnChangedMedia {
     /// A medium of another size, or with other bytes among those that are compared, ends training.
     Fail,
-    /// It is told and trained; its shape must be the one that was profiled all the same.
+    /// Training says so and goes on; the shape must still be the one that was profiled.
     Warn,
 }
 
@@ -69,7 +69,7 @@ pub struct ProfileSettings {
     pub sample: Option<u64>,
     /// Profile only this part of the dataset: a contiguous block of each source; `None`: the whole.
     pub part: Option<ProfilePart>,
-    /// Options of remote stores by the names of `object_store`, as in `("aws_region", "eu-west-1")`.
+    /// Options of remote stores by the names of `object_store`, for example `("aws_region", "eu-west-1")`.
     pub store_options: Vec<(String, String)>,
 }
 
@@ -128,7 +128,7 @@ impl ProfileSettings {
         facts
     }
 
-    /// Nothing if what is asked can be done.
+    /// `Ok` if what is asked can be done.
     pub(super) fn check(&self) -> Result<(), DataError> {
         let asked = |option, rule: String| Err(DataError::Asked { option, rule });
         match (self.sample, self.part) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub enum Location {
     /// A path.
     Local(PathBuf),
-    /// A URL with scheme, as in `s3://bucket/key`.
+    /// A URL with scheme, for example `s3://bucket/key`.
     Remote(String),
 }
 

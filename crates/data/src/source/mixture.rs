@@ -8,13 +8,13 @@
 //!     sampling_strategy: random:10%   # all, first:N, end:N, random:N; N a count or a percentage, rounded up
 //!     media_root: images              # optional; relative to the mixture
 //!   - path: data/charts               # any source: a file, a directory, a URL, a pattern of shards
-//!     format: huggingface             # optional: told by the name otherwise
+//!     format: huggingface             # optional: else recognised by the name
 //!     split: train                    # where the source has several
 //!     columns: {image: img}           # our name: theirs
 //!     ignore: [thumbnail]             # fields that are not to be read, without a word
 //! ```
 //!
-//! A source alone, as a `.jsonl` file or a directory, is a mixture of one.
+//! A single source, for example a `.jsonl` file or a directory, is a mixture of one.
 
 mod reading;
 
@@ -46,13 +46,13 @@ pub struct Source {
     pub media_root: Location,
     /// Which of its samples are taken.
     pub sampling: Sampling,
-    /// Its form; `None`: told by its name.
+    /// Its form; `None`: recognised by its name.
     pub format: Option<Format>,
     /// Which of its splits is read, where it has several.
     pub split: Option<String>,
     /// Our name of a field, and theirs.
     pub columns: BTreeMap<String, String>,
-    /// Their names of fields that are not read, and not told of.
+    /// Fields of the data that are not read, and that no notice names.
     pub ignore: BTreeSet<String>,
 }
 
@@ -184,7 +184,7 @@ impl Source {
     }
 }
 
-/// Where relative media paths start if nothing else is said: beside a file, inside a directory.
+/// Where relative media paths start by default: for a file its directory, for a directory itself.
 fn media_root(location: &Location, format: Option<Format>) -> Location {
     let is_file = matches!(format, Some(Format::Json | Format::Jsonl))
         || ENDINGS.contains(&location.extension().as_str());

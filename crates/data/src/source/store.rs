@@ -59,7 +59,7 @@ impl fmt::Debug for Stores {
 }
 
 impl Stores {
-    /// Stores with these options, as in `("aws_access_key_id", "...")`; names are those of `object_store`. Of two
+    /// Stores with these options, for example `("aws_access_key_id", "...")`; names are those of `object_store`. Of two
     /// values of one name the last holds.
     ///
     /// An option that no store knows is an error of the first remote read, but for `aws_...` and `google_...`: an
@@ -252,8 +252,8 @@ fn is_remote(place: &MediaPlace) -> bool {
 
 /// The options of remote stores among these variables of an environment.
 ///
-/// Those that begin with `AWS_` or `GOOGLE_` and that `object_store` knows, as in `AWS_ACCESS_KEY_ID`; and every option
-/// by its own name behind `DFLOP_STORE_`, as in `DFLOP_STORE_ALLOW_HTTP`, which holds over the former.
+/// Those that begin with `AWS_` or `GOOGLE_` and that `object_store` knows, for example `AWS_ACCESS_KEY_ID`; and every option
+/// by its own name behind `DFLOP_STORE_`, for example `DFLOP_STORE_ALLOW_HTTP`, which holds over the former.
 pub fn options_among(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
     let (mut theirs, mut ours) = (Vec::new(), Vec::new());
     for (name, value) in variables {

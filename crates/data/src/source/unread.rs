@@ -1,5 +1,5 @@
-//! Fields of records that are not read: they are counted and told, and media among them are an error, so that a sample
-//! with an image does not become one of text without a word.
+//! Fields of records that are not read. They are counted, and a notice names them. Media among them are an error, because
+//! otherwise a sample with an image would become a sample of text in silence.
 
 use crate::media::MediaKind;
 use dflop_types::counted;

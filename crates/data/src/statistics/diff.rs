@@ -1,15 +1,16 @@
 //! What changed between two data profiles, and whether a plan made from one still suits the other.
 //!
 //! Sizes are compared by the Kolmogorov-Smirnov distance: the largest difference between the shares of samples up to a
-//! size. A size drifts where that is above [`DISTANCE_MAX`], or its mean moved by more than [`MEAN_MAX`], and chance
-//! alone would not do so in 19 of 20 draws of as many samples. The mean of a whole dataset drifts in any case where it moved
-//! by more than [`MEAN_SURE`]: three videos of 120 samples may be a third of the encoder's work. A kind drifts where its share
-//! moved by more than [`SHARE_MAX`] and chance, or where it is gone or new and chance would not have it so.
+//! size. A size drifts if that distance is above [`DISTANCE_MAX`], or its mean moved by more than [`MEAN_MAX`], and if chance
+//! alone would not cause the change in 19 of 20 draws of as many samples. The mean of a whole dataset drifts in any case if
+//! it moved by more than [`MEAN_SURE`]: three videos among 120 samples may be a third of the encoder's work. A kind drifts if
+//! its share moved by more than [`SHARE_MAX`] and by more than chance explains, or if it is gone or new and chance does not
+//! explain that.
 
 use crate::error::DataError;
 use crate::table;
 use crate::width;
-use dflop_types::{DataProfile, ProfiledSample};
+use dflop_types::{DataProfile, ProfiledSample, number};
 use serde::Serialize;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -315,7 +316,7 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
     for (name, _, _) in
         differing.iter().filter(|(n, ..)| ["family", "tokenizer", "processor"].contains(&&**n))
     {
-        findings.push(format!("the {name} is another one: a plan made before is refused"));
+        findings.push(format!("the {name} differs: a plan made before is refused"));
     }
     let all = &groups[0];
     if all.samples.contains(&0) {
@@ -329,9 +330,9 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
         let rule = if size.distance > size.distance_max {
             format!("distance {:.2}, above {:.2} is drift", size.distance, size.distance_max)
         } else if (after - before).abs() > MEAN_SURE * before {
-            format!("above {:.0} % is drift", MEAN_SURE * 100.0)
+            format!("above {} is drift", number::whole_percent(MEAN_SURE))
         } else {
-            format!("above {:.0} % and beyond chance is drift", MEAN_MAX * 100.0)
+            format!("above {} and beyond chance is drift", number::whole_percent(MEAN_MAX))
         };
         findings.push(format!("{}: mean {} ({}), {rule}", size.name, change(size.mean), percent(size.mean)));
     }
@@ -356,10 +357,10 @@ fn findings(groups: &[Group], differing: &[(String, String, String)]) -> Vec<Str
             });
         } else if (q - p).abs() > SHARE_MAX.max(chance) {
             findings.push(format!(
-                "{} samples: {:.1} % before, {:.1} % after, a change above {:.0} points is drift",
+                "{} samples: {} before, {} after, a change above {:.0} points is drift",
                 kind.name,
-                p * 100.0,
-                q * 100.0,
+                number::percent(p),
+                number::percent(q),
                 SHARE_MAX.max(chance) * 100.0
             ));
         }
@@ -410,9 +411,9 @@ pub fn text(drift: &Drift) -> String {
         }
         let _ = writeln!(
             text,
-            "\nalike: over all samples nothing passes both chance and its limit\n       (distance {DISTANCE_MAX:.2}, mean \
-             {:.0} %, share of a kind {:.0} points)\nno new plan is needed",
-            MEAN_MAX * 100.0,
+            "\nalike: over all samples no change is both beyond chance and above its limit\n       (distance {DISTANCE_MAX:.2}, mean \
+             {}, share of a kind {:.0} points)\nno new plan is needed",
+            number::whole_percent(MEAN_MAX),
             SHARE_MAX * 100.0
         );
     }

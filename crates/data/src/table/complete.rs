@@ -3,7 +3,7 @@
 use crate::error::DataError;
 use dflop_types::DataProfile;
 
-/// Nothing if `profile` is of a whole dataset: its samples may be planned for.
+/// `Ok` if `profile` is of a whole dataset: its samples may be planned for.
 ///
 /// # Errors
 /// [`DataError::IsPart`].
@@ -11,7 +11,7 @@ pub fn check_whole(profile: &DataProfile) -> Result<(), DataError> {
     profile.part.map_or(Ok(()), |part| Err(DataError::IsPart { part }))
 }
 
-/// Nothing if `profile` holds every sample of its dataset: it may be trained on.
+/// `Ok` if `profile` holds every sample of its dataset: it may be trained on.
 ///
 /// # Errors
 /// [`DataError::IsPart`] and [`DataError::IsSample`].

@@ -142,7 +142,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<(DataProfile, Expected), 
     Ok((profile, Expected { problems, content_hash, num_rows }))
 }
 
-/// Nothing if the file does not begin as JSON does: profiles of format 1 were JSON, and so are the other artifacts.
+/// `Ok` if the file does not begin as JSON does: profiles of format 1 were JSON, and so are the other artifacts.
 pub(super) fn refuse_json(path: &Path, file: &mut File) -> Result<(), ArtifactError> {
     let mut first = [0];
     match file.read(&mut first).map_err(|source| cannot_read(path, source))? {

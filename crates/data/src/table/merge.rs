@@ -1,4 +1,4 @@
-//! The parts of a data profile, made by several processes, as one: the same that one process would have written.
+//! Joins the parts of a data profile that several processes made: the result is what one process would have written.
 
 use crate::error::DataError;
 use crate::table;
@@ -84,7 +84,7 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Merged, DataError> {
 /// Where a sample stands in the order of the mixture: source, position.
 type Key = (u32, u64);
 
-/// Nothing if the parts are all those of one profile.
+/// `Ok` if the parts are all those of one profile.
 fn check(parts: &[PathBuf], headers: &[(DataProfile, u64)]) -> Result<(), DataError> {
     let wrong = |cause: String| Err(DataError::Record(cause));
     let Some((first, _)) = headers.first() else { return wrong("0 parts, at least 1 is needed".to_owned()) };
@@ -144,7 +144,7 @@ fn difference(a: &DataProfile, b: &DataProfile) -> Option<String> {
         return say("sources", Some(&sources[0]), Some(&sources[1])).or(Some("sources".to_owned()));
     }
     if a.strata != b.strata {
-        return Some("their samples are drawn otherwise".to_owned());
+        return Some("their samples are drawn differently".to_owned());
     }
     // Copies of a file differ in their times of change. Their contents must be the same.
     let facts = |file: Option<&dflop_types::SourceFile>| {

@@ -1,8 +1,8 @@
 //! The file of a data profile: a Parquet table, one row a sample, that pandas, pyarrow and `DuckDB` read too.
 //!
-//! Rows stand in groups of 65,536, compressed by zstd. What is not a sample is one JSON object in the footer's metadata
-//! under `dflop`; problems stand in a table of their own beside it ([`crate::table::problems`]). A write goes to a neighbour
-//! file, is synced, and takes the name in one move. Each byte is under a seal, so that a damaged file is an error, and
+//! Rows stand in groups of 65,536, compressed by zstd. All other information is one JSON object in the footer's metadata
+//! under `dflop`; problems stand in a table of their own beside it ([`crate::table::problems`]). A write goes to a temporary
+//! file, which is synced and then renamed. A seal covers each byte, so that a damaged file is an error, and
 //! the content hash that plans carry is computed while writing and compared while reading.
 
 mod columns;

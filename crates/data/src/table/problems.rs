@@ -1,4 +1,4 @@
-//! The samples that could not be read, as a table for a person who mends them: `NAME.problems.csv` beside a profile.
+//! The samples that could not be read, as a table for a person who repairs them: `NAME.problems.csv` beside a profile.
 
 use crate::error::DataError;
 use dflop_types::{
@@ -83,7 +83,7 @@ pub(crate) fn put(path: &Path, prepared: Option<Neighbour>) -> io::Result<()> {
 /// Bad samples that no share is formed of: of a few samples, one is a large share.
 const FEW: usize = 4;
 
-/// Nothing if few enough samples are bad to go on without them: at most `percent_max` of all, or a handful.
+/// `Ok` if few enough samples are bad to go on without them: at most `percent_max` of all, or a handful.
 ///
 /// # Errors
 /// [`DataError::TooManyBad`] with every one.

@@ -1,7 +1,7 @@
 //! Which record of the dataset each row of a data profile is.
 //!
-//! Bad samples have no row of their own, so the rows are not the records of the dataset. Who indexes into all
-//! records, as a loader of batches does, needs their count before each row.
+//! Bad samples have no row of their own, so a row's position is not the position of its record in the dataset. Code that
+//! indexes into all records, such as a loader of batches, needs the number of records before each row.
 
 use crate::error::DataError;
 use crate::table;

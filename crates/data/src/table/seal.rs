@@ -76,7 +76,7 @@ pub(super) struct Sealed {
 }
 
 impl Sealed {
-    /// Nothing if the bytes before the footer are as they were sealed. *Complexity*: O(bytes).
+    /// `Ok` if the bytes before the footer are as they were sealed. *Complexity*: O(bytes).
     ///
     /// # Errors
     /// [`Broken`].

@@ -1,7 +1,7 @@
 //! A record as a conversation: turns of text with places for images, videos and sounds.
 //!
-//! A record says its turns in one of these ways, the first that it has a field of; its other fields are not read, which
-//! is told, and refused where they hold media and nothing else of the record does.
+//! A record gives its turns in one of these ways; the first way of which the record has a field is taken. Its other fields
+//! are not read. A notice names them. If they hold media and the record has no other media, the record is refused.
 //!
 //! | way | fields |
 //! |---|---|
@@ -17,16 +17,16 @@
 //!
 //! *Content* is text, or a list of parts: `{"type": "text", "text"}` and media of the types `image`, `image_url`,
 //! `input_image`, `video`, `video_url`, `audio`, `audio_url` and `input_audio`. A medium is named under its type, its
-//! kind, its kind with `_url`, `url` or `path`, as text or as an object of `url` or `path`; one without a name is the
-//! next of the record's. The texts of an assistant's turn are one text.
+//! kind, its kind with `_url`, `url` or `path`, as text or as an object with `url` or `path`. A medium without a name is
+//! the next one of the record's media. The texts of an assistant's turn are joined to one text.
 //!
 //! *Media* of the record stand under `image` or `images`, `video` or `videos`, `audio` or `audios`: a path or URL, an
 //! object of `path` or `url`, or a list of these. `data:` URLs and base64 are refused.
 //!
-//! *Places.* `<image>`, `<video>` and `<audio>` in a text mark where the record's media stand, in order, unless parts
-//! do; there must be as many places as media. Customs kept: a single medium without any place stands before the first
-//! question, on a line of its own, and so do all media before a question with an answer; where there are videos, no
-//! images, and as many `<image>` as videos, those mean the videos.
+//! *Places.* `<image>`, `<video>` and `<audio>` in a text mark where the record's media stand, in order, unless the
+//! content is a list of parts. There must be as many places as media. Three customs of existing datasets are kept. A single
+//! medium without any place stands before the first question, on a line of its own. All media without places stand before
+//! a question with an answer. Where there are videos, no images, and as many `<image>` as videos, `<image>` means a video.
 
 mod media;
 mod places;

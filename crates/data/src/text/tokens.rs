@@ -349,7 +349,7 @@ impl ChatTokenizer {
     }
 }
 
-/// Nothing if texts of these lengths are together short enough to be tokenised.
+/// `Ok` if texts of these lengths are together short enough to be tokenised.
 fn check_length(lengths: impl IntoIterator<Item = usize>) -> Result<(), String> {
     let num_bytes = lengths.into_iter().fold(0, usize::saturating_add);
     if num_bytes <= TEXT_BYTES_MAX {

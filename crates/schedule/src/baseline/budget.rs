@@ -1,8 +1,8 @@
 //! Token budgets: a microbatch takes samples until its budget of tokens is spent. Most trainers fill microbatches
 //! this way.
 //!
-//! A trainer sets the budget and lets the number of microbatches follow. Here the number is given, for all that
-//! is compared must have as many: the budget is the smallest at which the samples take no more buckets.
+//! A trainer sets the budget, and the number of microbatches follows from it. Here the number is given, because all
+//! baselines must have the same number. So the budget is the smallest at which the samples fit that many buckets.
 
 /// Bucket of each sample when consecutive samples share a bucket up to a token budget.
 ///

@@ -83,7 +83,7 @@ pub(crate) fn can_take(batch: &SortedBatch) -> bool {
     m > 1 && n <= SAMPLES_MAX && batch.are_few()
 }
 
-/// The part of `work` that goes to exchanges first: where lists are too long to find better assignments by covers.
+/// The part of `work` that goes to exchanges first, for batches whose lists are too long to find better assignments by covers.
 pub(crate) fn moves_before(batch: &SortedBatch, work: u64) -> u64 {
     if is_large(batch) { work / MOVES_SHARE } else { 0 }
 }

@@ -28,7 +28,7 @@ pub use crate::media::MediaKind;
 pub struct Probe {
     /// What the file shows.
     pub kind: MediaKind,
-    /// Format of the file, as in `jpeg`, `mp4`, `webm`.
+    /// Format of the file, for example `jpeg`, `mp4`, `webm`.
     pub format: &'static str,
     /// Width in pixels as displayed: rotation by EXIF or by the container is applied. A pixel that the container
     /// declares not square is counted once.
@@ -142,7 +142,7 @@ impl Probe {
 
 /// What the headers of the media file at `path` say.
 ///
-/// The format is told by the first bytes, never by the name. Pictures and sound behind a sound header are not
+/// The format is recognised by the first bytes, never by the name. Pictures and sound behind a sound header are not
 /// looked at: a file cut after its header is answered.
 ///
 /// *Complexity*: one read of 4 KiB for most images; proportional to the number of blocks where blocks are walked.

@@ -7,7 +7,7 @@ use std::io::{self, SeekFrom};
 pub(super) const STEPS_MAX: u32 = 1 << 22;
 /// Bytes read at once: the headers of most images, in one call.
 const WINDOW_BYTES: usize = 4096;
-/// Bytes by which formats are told apart.
+/// Bytes by which formats are recognised.
 pub(super) const PREFIX_BYTES: usize = 16;
 
 /// Why a header gives no answer.

@@ -93,7 +93,7 @@ fn named(location: &Location, failure: Failure) -> DataError {
     match failure {
         Failure::Io(source) => DataError::Io { act: "read", path: location.path(), source },
         Failure::Unsound(cause) => {
-            DataError::Record(format!("`{location}` is not a sound Arrow file: {cause}"))
+            DataError::Record(format!("`{location}` is not a valid Arrow file: {cause}"))
         }
     }
 }

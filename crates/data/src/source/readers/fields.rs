@@ -328,7 +328,7 @@ impl Cells<'_> {
     }
 }
 
-/// A number; text where JSON has none, as in "NaN".
+/// A number; text where JSON has none, for example "NaN".
 fn float(value: f64) -> Value {
     Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number)
 }

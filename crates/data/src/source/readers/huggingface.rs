@@ -3,7 +3,7 @@
 //! - `dataset_dict.json`: a directory a split, each saved by `save_to_disk`.
 //! - `state.json` beside `data-*.arrow`: one dataset, saved by `save_to_disk`.
 //! - else `.parquet` or `.arrow` files, in the directory itself, in its `data`, or in a directory a split; a file's split
-//!   is told by its name, as in `train-00000-of-00003.parquet`.
+//!   is recognised by its name, for example `train-00000-of-00003.parquet`.
 
 use crate::error::DataError;
 use crate::source::location::Location;
@@ -91,7 +91,7 @@ fn saved(directory: &Location, split: Option<&str>, stores: &Stores) -> Result<V
     }
     if ["_indices_data_files", "_indices_files"].iter().any(|key| !state[key].is_null()) {
         return Err(unsound(
-            "it has indices beside its data, save it anew with `flatten_indices`".to_owned(),
+            "it has indices beside its data, save it again with `flatten_indices`".to_owned(),
         ));
     }
     let mut files = Vec::new();

@@ -181,7 +181,7 @@ impl Scan {
 fn text_start(head: &[u8]) -> Result<usize, String> {
     let packed = |format, tool| {
         Err(format!(
-            "it is {format}, must be plain text, since records are sought by their bytes: unpack it with `{tool}`"
+            "it is {format}, must be plain text, because records are found by their position in bytes: unpack it with `{tool}`"
         ))
     };
     match head {

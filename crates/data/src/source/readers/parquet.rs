@@ -111,7 +111,7 @@ impl TableFile for ParquetFile {
 }
 
 fn unsound(location: &Location, cause: impl fmt::Display) -> DataError {
-    DataError::Record(format!("`{location}` is not a sound Parquet file: {cause}"))
+    DataError::Record(format!("`{location}` is not a valid Parquet file: {cause}"))
 }
 
 impl Footer {

@@ -26,7 +26,7 @@ const REACH_BYTES: [usize; 2] = [4 << 10, 256 << 10];
 pub(super) struct Member {
     /// First byte of its first header, an extended one where it has that.
     pub(super) header: u64,
-    /// Path in the archive; bytes that are not UTF-8 are escaped, as in `\xe9`.
+    /// Path in the archive; bytes that are not UTF-8 are escaped, for example `\xe9`.
     pub(super) name: String,
     /// First byte of its body.
     pub(super) start: u64,
@@ -119,9 +119,9 @@ impl<'a> Tar<'a> {
     /// The error for what is wrong at byte `at`.
     pub(super) fn unsound(&self, at: u64, cause: &str) -> DataError {
         let mend = if cause == GZIP {
-            "unpack it with `gzip -d`: records are sought by their bytes"
+            "unpack it with `gzip -d`: records are found by their position in bytes"
         } else {
-            "copy or download the archive again, or write it anew"
+            "copy or download the archive again, or write it again"
         };
         DataError::Damaged { cause: format!("`{}`: at byte {at}: {cause}", self.location), mend }
     }

@@ -1,4 +1,4 @@
-//! The bytes of a medium that tell another content from one that was only copied, without reading all of it.
+//! The bytes of a medium that show whether its content changed or it was only copied, without reading all of it.
 
 use super::Opened;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,7 +15,7 @@ pub(crate) const SAMPLING: &str = "4 blocks of 4096 bytes; of a remote medium it
 
 /// The bytes of an open medium that count: all of a small one; else four blocks of 4 KiB, its first and its last among
 /// them, at equal distances. Of a remote one the first block alone: it comes with the header, the others would cost a
-/// request each, and the store's tag tells versions apart.
+/// request each, and the store's tag distinguishes versions.
 ///
 /// # Errors
 /// Those of the reader.

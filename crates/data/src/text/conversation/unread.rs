@@ -49,7 +49,7 @@ pub(super) fn of_record(record: &Value, read: [&str; 2], has_no_media: bool) -> 
     found.into_iter().map(named).collect()
 }
 
-/// Nothing if no field beside those that are read is one of media by its name and by its value.
+/// `Ok` if no field beside those that are read is one of media by its name and by its value.
 pub(super) fn refuse_media(record: &Value) -> Result<(), String> {
     let mut refused = None;
     // Whichever list says the turns, media have no place in them.

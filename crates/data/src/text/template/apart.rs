@@ -1,9 +1,9 @@
 //! Chat templates in a process of their own.
 //!
-//! A template is a program from outside, and the engine that runs it is made for templates of one's own: a list that
-//! holds itself overflows the stack, a text that is doubled forty times asks for all memory, and both end the process.
-//! So the command line and the Python module name a command ([`render_templates_with`]) which answers by [`serve_templates`]
-//! what it is asked. Where a template ends that process, by its memory limit too, this one gives an error.
+//! A template is a program that somebody else wrote, and the engine that runs it is made for trusted templates. A list that
+//! holds itself overflows the stack, and a text that is doubled forty times takes all memory; both end the process. So the
+//! command line and the Python module name a command ([`render_templates_with`]) that renders in a child process
+//! ([`serve_templates`]). If a template ends the child, for example at its memory limit, the parent gives an error.
 //!
 //! ```text
 //! this process                               a child, one for each thread that renders at the same time

@@ -7,7 +7,7 @@ const PATTERN_BYTES_MAX: usize = 4096;
 
 /// Every name that `pattern` stands for, in order; itself where it has no brace.
 ///
-/// Ranges count up or down, keep leading zeros and may have a step, as in `{0..8..2}`; braces may stand side by side
+/// Ranges count up or down, keep leading zeros and may have a step, for example `{0..8..2}`; braces may stand side by side
 /// and within lists.
 ///
 /// # Errors

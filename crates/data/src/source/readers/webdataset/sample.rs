@@ -50,7 +50,7 @@ pub(in crate::source::readers) fn is_text(part: &str) -> bool {
 /// One member of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::source::readers) struct Part {
-    /// Its name behind the key, as in `jpg` or `img1.jpg`.
+    /// Its name behind the key, for example `jpg` or `img1.jpg`.
     pub(in crate::source::readers) suffix: String,
     /// Its body, where it is text and was asked for.
     pub(in crate::source::readers) text: Option<Vec<u8>>,
