@@ -191,6 +191,8 @@ pub(crate) enum Launcher {
     Torchrun,
     /// A job script
     Slurm,
+    /// A manifest: a Job whose pods are the nodes
+    Kubernetes,
     /// The nearest arguments of Megatron-LM, and what it cannot express
     Megatron,
     /// The nearest arguments of torchtitan, and what it cannot express
