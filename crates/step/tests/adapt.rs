@@ -235,3 +235,14 @@ fn live_times_are_those_of_the_machine() {
     let slow: Vec<usize> = (0..rows.len()).filter(|&row| rows[row] > 1.3).collect();
     assert_eq!((rows.len(), slow), (5, vec![3]));
 }
+
+/// Of two ranks the faster is the usual one, whatever kind of action each is faster at.
+#[test]
+fn of_two_ranks_the_faster_is_usual() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let scheduler = scheduler(Layout::colocated(2, Zero::Nothing), 4, &shapes);
+    let machine = Machine { slow_rank: Some((1, 1.3)), noise: 0.04, ..Machine::default() };
+    let (_, _, _, correction) = means(&scheduler, &machine, 12);
+    let slowness = scheduler.live(&correction).slowness;
+    assert!(slowness[0].total_cmp(&1.0).is_eq() && (slowness[1] - 1.3).abs() < 0.05, "{slowness:?}");
+}

@@ -83,6 +83,11 @@ impl Correction {
         self.with_rows(scheduler, Rows::used)
     }
 
+    /// What rows took in the last steps, by the median: no sum that one accident moves, nothing shrunk.
+    pub(crate) fn typical(&self, scheduler: &StepScheduler) -> Vec<RowFactor> {
+        self.with_rows(scheduler, Rows::median).rows
+    }
+
     /// What the next step is predicted with: ranks as they were in the last steps, however uncertain.
     fn of_prediction(&self, scheduler: &StepScheduler) -> Adjustment {
         self.with_rows(scheduler, Rows::factor)

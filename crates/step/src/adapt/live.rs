@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! times of a component = median of its rows, by kind of action     -> the curves of a renewed model profile
-//! slowness of a rank   = its rows against that                     -> wherever another layout puts the rank
+//! slowness of a rank   = its rows against the median row           -> wherever another layout puts the rank
 //! excess of a bin      = as it is                                  -> samples of these sizes in any layout
 //! ```
 
@@ -20,7 +20,7 @@ use dflop_types::{
 /// A rank nearer than this to its peers is as fast as they are.
 const EQUAL: f64 = 0.05;
 
-/// What the last steps of a run took of the predicted times.
+/// What the last eight steps of a run took of the predicted times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Live {
     /// Of the encoder's ranks: the median over them.
@@ -40,32 +40,36 @@ impl StepScheduler {
     pub fn live(&self, correction: &Correction) -> Live {
         let Adjustment { encoder, llm, rows } = correction.adjustment(self);
         let layout = self.settings().layout;
-        let of_row = |row: usize| rows.get(row).copied().unwrap_or(RowFactor::ONE);
-        let usual = [ENCODER, LLM].map(|component| {
-            let rows: Vec<RowFactor> =
-                rows_of(&layout, component).into_iter().flatten().map(of_row).collect();
-            let middle = |of: fn(&RowFactor) -> f64| {
-                median(&mut rows.iter().map(of).collect::<Vec<f64>>()).unwrap_or(1.0)
+        let typical = correction.typical(self);
+        let row_of = |rows: &[RowFactor], row: usize| rows.get(row).copied().unwrap_or(RowFactor::ONE);
+        let middle = |rows: &[RowFactor], of: fn(&RowFactor) -> f64| {
+            median(&mut rows.iter().map(of).collect::<Vec<f64>>()).unwrap_or(1.0)
+        };
+        let of_component = [ENCODER, LLM].map(|component| {
+            let all: Vec<usize> = rows_of(&layout, component).into_iter().flatten().collect();
+            let taken: Vec<RowFactor> = all.iter().map(|&row| row_of(&typical, row)).collect();
+            let usual = RowFactor {
+                forward: middle(&taken, |row| row.forward),
+                backward: middle(&taken, |row| row.backward),
+                input: middle(&taken, |row| row.input),
+                weight: middle(&taken, |row| row.weight),
             };
-            RowFactor {
-                forward: middle(|row| row.forward),
-                backward: middle(|row| row.backward),
-                input: middle(|row| row.input),
-                weight: middle(|row| row.weight),
-            }
+            // Whether a rank is slower than its peers is asked of what is no chance.
+            let sure: Vec<RowFactor> = all.iter().map(|&row| row_of(&rows, row)).collect();
+            (usual, middle(&sure, RowFactor::of_all))
         });
         let slowness = (0..layout.num_ranks()).map(|rank| {
             let Some(at) = layout.coordinates(Rank(rank)) else { return 1.0 };
             let of_stage = layout.stages(Rank(rank)).map(|stage| {
                 let component = if stage.0 < layout.encoder.pp { ENCODER } else { LLM };
-                of_row(layout.row(at.replica, stage)).of_all() / usual[component].of_all()
+                row_of(&rows, layout.row(at.replica, stage)).of_all() / of_component[component].1
             });
             let taken: Vec<f64> = of_stage.collect();
             let mean = taken.iter().sum::<f64>() / taken.len().max(1) as f64;
             if (mean - 1.0).abs() < EQUAL { 1.0 } else { mean }
         });
         let slowness = slowness.collect();
-        let [of_encoder, of_llm] = usual;
+        let [(of_encoder, _), (of_llm, _)] = of_component;
         Live { encoder: of_encoder, llm: of_llm, slowness, encoder_shapes: encoder, llm_shapes: llm }
     }
 }
