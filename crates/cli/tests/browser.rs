@@ -243,7 +243,7 @@ fn the_page_works_in_a_browser() {
 
     // The slider, by keyboard; the reading follows.
     assert_eq!(browser.shown().0, 0);
-    browser.value("document.getElementById('viewer-step').focus()");
+    browser.value("document.getElementById('viewer-step').focus({preventScroll: true})");
     browser.key("ArrowRight");
     browser.key("ArrowRight");
     assert_eq!(browser.shown().0, 2);
@@ -257,16 +257,19 @@ fn the_page_works_in_a_browser() {
     let (_, from, to) = browser.shown();
     assert!(((to - from) / whole - 0.5).abs() < 0.01, "{from} {to} {whole}");
     browser.value("document.querySelector('[data-do=all]').click()");
-    let (left, top, width, _) = browser.place("#viewer-canvas");
-    let lanes = 118.0;
-    let at = |share: f64| (left + lanes + share * (width - lanes - 8.0), top + 30.0);
+    // A point of the first lane, at a part of the time that is shown.
+    let point = |place: (f64, f64, f64, f64)| {
+        let (left, top, width, _) = place;
+        move |share: f64| (left + 118.0 + share * (width - 126.0), top + 30.0)
+    };
+    let at = point(browser.place("#viewer-canvas"));
     browser.mouse("mouseMoved", at(0.25), 0);
     browser.mouse("mousePressed", at(0.25), 1);
     browser.mouse("mouseMoved", at(0.75), 1);
     browser.mouse("mouseReleased", at(0.75), 0);
     let (_, from, to) = browser.shown();
     assert!((from / whole - 0.25).abs() < 0.02 && (to / whole - 0.75).abs() < 0.02, "{from} {to} {whole}");
-    browser.value("document.getElementById('viewer-canvas').focus()");
+    browser.value("document.getElementById('viewer-canvas').focus({preventScroll: true})");
     browser.key("PageDown");
     assert_eq!(browser.shown().0, 3, "the part stays while steps change");
     browser.key("ArrowRight");
@@ -278,6 +281,8 @@ fn the_page_works_in_a_browser() {
 
     // Hover: some block of the first lane tells what it is.
     let mut told = Vec::new();
+    // Keys may have scrolled the page.
+    let at = point(browser.place("#viewer-canvas"));
     for part in 0..20 {
         browser.mouse("mouseMoved", at(f64::from(part) / 20.0 + 0.01), 0);
         let tip = browser.value(
