@@ -115,14 +115,14 @@ def test_a_vocabulary_that_does_not_divide(oracles, tmp_path):
     check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
 
 
-@pytest.mark.parametrize("vocab_size", [300, 301])
-def test_a_head_tied_to_the_embedding(vocab_size, tmp_path):
-    """One matrix, cut once: its gradient is that of both of its uses, of each rank's rows."""
+@pytest.mark.parametrize(("vocab_size", "llm_pp"), [(300, 1), (301, 2)])
+def test_a_head_tied_to_the_embedding(vocab_size, llm_pp, tmp_path):
+    """One matrix, cut once: its gradient is that of both of its uses, of each rank's rows, on whichever stages."""
     model_dir = tiny_llava.write_model_dir(
         tmp_path / "model", vocab_size=vocab_size, tie_word_embeddings=True
     )
     llm = PLACED["uneven", 1]
-    plan = write_plan(tmp_path / "plan.json", 1, 1, 1, len(llm), llm_tp=2)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, llm_pp, len(llm), llm_tp=2)
     oracle = Oracle(model_dir, tmp_path / "pretrained", frozen_none)
     assert "lm_head.weight" not in oracle.gradients
     check(plan, make_schedule(llm, 1), model_dir, oracle, tmp_path)
