@@ -120,3 +120,35 @@ def run_training(asked, directory, before=None):
 def lines(path):
     """The records of a journal."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_run(out, num_records, num_ranks=2, num_microbatches=4):
+    """The three files agree with each other and with the plan's actions; the metrics."""
+    metrics, traces, turns = (lines(out / f"{n}.jsonl") for n in ("metrics", "trace", "schedules"))
+    schedules = [turn for turn in turns if turn["is_recorded"]]
+    assert len(metrics) == len(traces) == len(schedules) == num_records
+    for m, trace, schedule in zip(metrics, traces, schedules, strict=True):
+        key = (m["step"], m["arm"])
+        assert (trace["step"], trace["arm"]) == (schedule["step"], schedule["arm"]) == key
+        assert trace["makespan_ns"] == m["step_ns"] >= max(span[3] for span in trace["spans"])
+        assert len(trace["spans"]) == num_ranks * 2 * num_microbatches
+        busy = sum(end - start for _, _, start, end in trace["spans"])
+        idle = sum(m["idle_ns"][cause] for cause in ("ramp", "imbalance", "transfer"))
+        # Before the clock of the step starts, and on all ranks: each waits for the last to have its samples.
+        assert m["idle_ns"]["data_wait"] == num_ranks * m["data_wait_ns"] > 0
+        assert abs(m["bubble_ratio"] - idle / (num_ranks * m["step_ns"])) < 1e-9
+        assert 0 < m["bubble_ratio"] < 1
+        # One encoder replica feeds one LLM replica: at most a message a microbatch, and nothing is cut.
+        crossing = m["boundary"]
+        assert 0 < crossing["messages"] <= num_microbatches
+        assert crossing["feature_tokens"] > 0 == crossing["cut_samples"]
+        assert (m["giants"], m["was_stopped"]) == ([], False)
+        assert busy + idle <= num_ranks * m["step_ns"]
+        llm = schedule["schedule"]["llm"]
+        placed = [s for microbatch in llm for replica in microbatch for s in replica]
+        assert sorted(placed) == sorted(schedule["samples"])
+        assert m["samples"] == len(placed)
+        assert m["predicted_ns"] > 0
+        assert m["tokens"] > 0
+        assert 0 < m["grad_norm"] < 1e3
+    return metrics, schedules

@@ -47,6 +47,7 @@ mod buckets;
 mod caps;
 mod costs;
 mod dataset;
+mod dealing;
 mod differencing;
 mod divide;
 mod error;

@@ -49,6 +49,7 @@
 
 pub mod artifact;
 mod cluster;
+mod component;
 mod cut;
 mod data_profile;
 mod family;
@@ -69,6 +70,7 @@ mod timeline;
 
 pub use artifact::{Artifact, ArtifactError, Hint, MadeFrom};
 pub use cluster::Cluster;
+pub use component::{Component, ComponentLayout, Placement, Zero};
 pub use cut::{LayerCut, cut_layers};
 pub use data_profile::{
     DataProfile, DatasetHasher, Fault, Place, Problem, ProfileHasher, ProfilePart, ProfiledSample,
@@ -76,7 +78,7 @@ pub use data_profile::{
 };
 pub use family::{FAMILIES, FamilyRecord};
 pub use index::{Rank, SampleIndex, StageIndex};
-pub use layout::{Component, ComponentLayout, Coordinates, Layout, Placement, Zero};
+pub use layout::{Coordinates, Layout};
 pub use model_profile::{
     Collective, Device, LinkProfile, LinkSpan, MeasuredCurve, MeasuredPoint, MemoryReserve, MessagePoint,
     ModelProfile, ModuleProfile, Network, Recompute, RecomputePoint, SplitBytes, Variant,

@@ -1,7 +1,8 @@
 //! The plan: the chosen layout, what it is expected to do, and why the others were not chosen.
 
 use crate::artifact::{Artifact, MadeFrom};
-use crate::layout::{Component, Layout, Zero};
+use crate::component::{Component, Zero};
+use crate::layout::Layout;
 use crate::model_profile::Recompute;
 use crate::number::memory_size;
 use crate::recipe::Trained;

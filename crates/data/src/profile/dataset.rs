@@ -1,6 +1,7 @@
 //! The samples of a data profile, read again for training, and held to what was profiled.
 
-use super::measure::{Corpus, MeasuredSample, Media, MediaHash, Rule};
+use super::measure::{Corpus, MeasuredSample, Media, Rule};
+use super::stamp::MediaHash;
 use super::{OnChangedMedia, ProfileSettings, check_complete};
 use crate::error::DataError;
 use crate::source::location::Location;

@@ -12,6 +12,7 @@ mod previous;
 mod run;
 mod selection;
 mod settings;
+mod stamp;
 
 use crate::error::DataError;
 use crate::source::location::Location;

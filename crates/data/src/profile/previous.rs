@@ -6,7 +6,7 @@
 //! 0.45 GB). Lists of segments with their parts are held once each; a dataset has few different ones. A row
 //! with media whose parts are not known, of a profile made before there were parts, is not found.
 
-use super::measure::MediaHash;
+use super::stamp::MediaHash;
 use crate::digest::first_eight;
 use crate::error::DataError;
 use dflop_types::{DataProfile, EncoderParts, EncoderSegments, ProfiledSample, SampleShape};
