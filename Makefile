@@ -96,7 +96,7 @@ test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
-	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_tensor.py tests/dist/test_encoder_stages.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
 
 test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile

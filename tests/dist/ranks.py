@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import pickle
@@ -95,6 +96,8 @@ def _fork(rank, function, directory):
         file = os.open(directory / f"stderr{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(file, 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
+        # A rank that ends by a signal says where it was; pytest's own handler writes to the parent's stderr.
+        faulthandler.enable(sys.stderr)
         result = function(rank)
         (directory / f"result{rank}").write_bytes(pickle.dumps(result))
         status = 0
