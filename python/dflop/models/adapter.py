@@ -15,8 +15,10 @@ model as a whole, so that weights, references and checkpoints speak of the same 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from dflop.models.tensor import WHOLE
 
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import torch
     from torch import nn
 
     from dflop.models.media import MediaFile
     from dflop.models.tensor import TensorRank
 
 
+IGNORED = -100
+"""Target of a position that carries no loss, as everywhere in PyTorch."""
 EXAMPLE_SIZE = (480, 640)
 """Height and width in pixels of a usual photograph (the commonest size of COCO), for measuring."""
 
@@ -87,6 +90,24 @@ class LlmInput:
     """[M + 1] int32; sample m holds rows cu_seqlens[m]:cu_seqlens[m + 1]."""
     targets_T: torch.Tensor
     """[T] int64; the id that position t must predict (the next token), -100 where there is no loss."""
+    # What a forward must know on the host. A device that is asked answers when all before it is done:
+    # it is found where the batch is packed, and goes along.
+    segment_tokens: tuple[int, ...] = ()
+    """Rows of each sample; found from `cu_seqlens`."""
+    num_features: int = -1
+    """Places of `feature_mask_T`; found from it."""
+    target_rows_K: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """[K] int64; positions with a target, in order; found from `targets_T`."""
+
+    def __post_init__(self) -> None:
+        if self.num_features < 0:
+            found = {
+                "segment_tokens": tuple(self.cu_seqlens.diff().tolist()),
+                "num_features": int(self.feature_mask_T.sum()),
+                "target_rows_K": (self.targets_T != IGNORED).nonzero().squeeze(1),
+            }
+            for name, value in found.items():
+                object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from dflop.models.adapter import LlmInput
     from dflop.models.tensor import TensorRank
 
-IGNORED = -100
-"""Target of a position that carries no loss, as everywhere in PyTorch."""
-
 TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
 """`model_type` of the backbones whose layers are called as `LlmStage` calls them."""
 
@@ -192,7 +189,6 @@ class LlmStage(nn.Module):
         # [T] becomes [1, T]; [3, T] of M-RoPE becomes [3, 1, T].
         positions = batch.positions_T.unsqueeze(-2)
         position_embeddings = rotate(stage.rotary_emb, positions, hidden_1TD)
-        segment_tokens = batch.cu_seqlens.diff().tolist()
         for layer in stage.layers.values():
             hidden_1TD = layer(
                 hidden_1TD,
@@ -201,14 +197,14 @@ class LlmStage(nn.Module):
                 use_cache=False,
                 position_embeddings=position_embeddings,
                 cu_seq_lens_q=batch.cu_seqlens,
-                segment_tokens=segment_tokens,
+                segment_tokens=batch.segment_tokens,
             )
         return hidden_1TD[0]
 
     def _embed(self, batch: LlmInput, features_ED: torch.Tensor) -> torch.Tensor:
         """Text embeddings with the features in their places, [T, D]."""
         mask_T = batch.feature_mask_T
-        places = int(mask_T.sum())
+        places = batch.num_features
         if places != features_ED.shape[0]:
             message = f"{features_ED.shape[0]} features for {places} places"
             raise ValueError(message)
@@ -247,6 +243,6 @@ class LlmStage(nn.Module):
         Returns:
             Rows [K, D] after the final norm, and targets_K [K], of the K positions with a target, in order.
         """
-        chosen_T = batch.targets_T != IGNORED
-        normed_KD = cast("Any", self.model).language_model.norm(hidden_TD[chosen_T])
-        return normed_KD, batch.targets_T[chosen_T]
+        rows_K = batch.target_rows_K
+        normed_KD = cast("Any", self.model).language_model.norm(hidden_TD.index_select(0, rows_K))
+        return normed_KD, batch.targets_T.index_select(0, rows_K)

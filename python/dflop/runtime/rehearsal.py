@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,7 +174,8 @@ def _one_row_each(peers: Sequence[tuple[int, TensorPair | None]]) -> list[Transf
     ]
 
 
-_NOTHING = LlmInput(**{field.name: torch.empty(0, dtype=torch.int64) for field in fields(LlmInput)})
+_EMPTY = torch.empty(0, dtype=torch.int64)
+_NOTHING = LlmInput(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
 """The batch of a microbatch that is there: without tensors."""
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from dflop.models.adapter import LlmInput
-from dflop.models.backbone import IGNORED, LlmStage
+from dflop.models.adapter import IGNORED, LlmInput
+from dflop.models.backbone import LlmStage
 from dflop.models.encoder import Encoder
 from dflop.models.families.llava_onevision import LlavaOnevision
 from dflop.models.parameters import materialise
@@ -216,7 +216,8 @@ class _LlmPiece(_Piece):
         mask[:num_features] = True
         targets = torch.full((total,), IGNORED)
         targets[total - num_labels :] = ids[total - num_labels :]
-        return LlmInput(*(part.to(settings.device) for part in (ids, mask, positions, bounds, targets)))
+        parts = [part.to(settings.device) for part in (ids, mask, positions, bounds, targets)]
+        return LlmInput(parts[0], parts[1], parts[2], parts[3], parts[4])
 
 
 class _TokenEmbedding(_LlmPiece):
