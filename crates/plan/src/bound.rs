@@ -3,7 +3,7 @@
 
 use crate::space::Candidate;
 use dflop_cost::{CostModel, Sharding, StageLayers, WorkMin};
-use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape};
+use dflop_types::{Component, ComponentLayout, Layout, MicrobatchShape, SampleIndex, SampleShape};
 
 /// What every layout must do for one global batch.
 #[derive(Debug, Clone)]
@@ -85,6 +85,15 @@ pub(crate) fn makespan_min_ns(
         .fold(encoder, u64::max)
 }
 
+/// No pipeline of these degrees has a smaller makespan, in nanoseconds, whatever its microbatches and cuts into stages: the
+/// work of a component over its tensor groups.
+pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, work: &BatchWork) -> u64 {
+    let over = |ns: u64, degrees: ComponentLayout| ns / u64::from(degrees.pp * degrees.dp).max(1);
+    let encoder_ns = work.least.encoder_ns(layout.encoder.dp.into());
+    let llm_ns = work.least.stage_ns(model.whole_stage(), layout.llm.dp.into());
+    over(encoder_ns, layout.encoder).max(over(llm_ns, layout.llm))
+}
+
 /// As [`makespan_min_ns`], of ranks that hold both components.
 ///
 /// ```text
@@ -92,7 +101,7 @@ pub(crate) fn makespan_min_ns(
 /// makespan >= F and B of one sample + tail; of its encoder work one rank's share, where it is in parts
 /// ```
 fn colocated_min_ns(model: &CostModel, candidate: &Candidate, microbatches: u64, work: &BatchWork) -> u64 {
-    let ranks = u64::from(candidate.layout.num_ranks());
+    let ranks = u64::from(candidate.layout.llm.dp);
     let parts = ranks.saturating_mul(microbatches);
     let all_ns = work.least.encoder_ns(parts).saturating_add(work.least.stage_ns(model.whole_stage(), parts));
     let tail = model.colocated_tail(Sharding::of(&candidate.layout, Component::Both));
@@ -105,7 +114,7 @@ mod tests {
     use crate::fixture;
     use crate::space::layouts_with;
     use dflop_step::{Method, StepScheduler, StepSettings};
-    use dflop_types::{Layout, PipelineOrder, Zero};
+    use dflop_types::{PipelineOrder, Zero};
     use proptest::prelude::*;
 
     proptest! {

@@ -5,13 +5,14 @@ use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
 use crate::feasible::Alone;
 use crate::input::SearchInput;
-use crate::models::Models;
+use crate::models::{Models, Way};
 use crate::rough::{BatchSizes, Rough, rough};
 use crate::space::Candidate;
+use dflop_cost::CostModel;
 use dflop_step::{StepScheduler, StepSettings};
-use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Recompute, Rejection, SampleIndex};
+use dflop_types::{PipelineOrder, PlanPrediction, RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Global batches that the rough estimate looks at: it is no better than that.
@@ -55,7 +56,7 @@ impl Candidate {
     ) -> Result<StepScheduler, PlanError> {
         let scheduler = StepScheduler::new(
             self.settings(input),
-            Arc::clone(models.of(self.recompute)),
+            Arc::clone(models.of(self)),
             Arc::clone(&input.shapes),
             input.seed,
         )?;
@@ -83,22 +84,41 @@ impl From<&RankedPlan> for Candidate {
     }
 }
 
-/// What is known of the global batches under one mode of recomputation.
-struct Known {
-    works: Vec<BatchWork>,
-    sizes: Vec<BatchSizes>,
+/// What is known of the global batches under one way to run the components.
+#[derive(Debug)]
+pub(crate) struct KnownOfWay {
+    pub(crate) works: Vec<BatchWork>,
+    pub(crate) sizes: Vec<BatchSizes>,
 }
 
-impl Known {
-    fn new(input: &SearchInput<'_>, models: &Models, mode: Recompute, batches: &[Vec<SampleIndex>]) -> Self {
-        let (model, shapes) = (models.of(mode), &input.shapes);
+impl KnownOfWay {
+    fn new(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> Self {
+        let shapes = &input.shapes;
         Self {
-            works: batches.par_iter().map(|batch| BatchWork::new(model, shapes, batch)).collect(),
-            sizes: batches[..batches.len().min(ROUGH_BATCHES)]
-                .par_iter()
+            works: batches.iter().map(|batch| BatchWork::new(model, shapes, batch)).collect(),
+            sizes: batches
+                .iter()
+                .take(ROUGH_BATCHES)
                 .map(|batch| BatchSizes::new(model, shapes, batch))
                 .collect(),
         }
+    }
+}
+
+/// What is known of the global batches, by the way to run the components.
+#[derive(Debug)]
+pub(crate) struct Known(BTreeMap<Way, KnownOfWay>);
+
+impl Known {
+    pub(crate) fn new(input: &SearchInput<'_>, models: &Models, batches: &[Vec<SampleIndex>]) -> Self {
+        let ways: Vec<_> = models.ways().collect();
+        let of = |(way, model): &(Way, &CostModel)| (*way, KnownOfWay::new(input, model, batches));
+        Self(ways.par_iter().map(of).collect())
+    }
+
+    /// That of a candidate of which there is a model.
+    pub(crate) fn of(&self, candidate: &Candidate) -> &KnownOfWay {
+        &self.0[&Way::from(candidate)]
     }
 }
 
@@ -106,26 +126,25 @@ impl Known {
 pub(crate) fn contenders(
     input: &SearchInput<'_>,
     models: &Models,
+    known: &Known,
     candidates: &[Candidate],
-    batches: &[Vec<SampleIndex>],
     rejections: &mut Vec<Rejection>,
 ) -> Result<Vec<Contender>, PlanError> {
-    let named: BTreeSet<Recompute> = candidates.iter().map(|candidate| candidate.recompute).collect();
-    let known: BTreeMap<Recompute, Known> =
-        named.into_iter().map(|mode| (mode, Known::new(input, models, mode, batches))).collect();
     let alone = Alone::new(input, models, candidates)?;
     let of = |candidate: &Candidate| -> Result<Result<Contender, Rejection>, PlanError> {
         if let Some(rejection) = alone.rejection(candidate) {
             return Ok(Err(rejection));
         }
-        let (model, known) = (models.of(candidate.recompute), &known[&candidate.recompute]);
+        let (model, known) = (models.of(candidate), known.of(candidate));
         let stages = candidate.settings(input).stages(model)?;
         let least_ns = |work| bound::makespan_min_ns(model, candidate, &stages, work);
         let budget = input.memory_budget_bytes();
         let roughs = known.sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));
         let count = known.sizes.len() as u64;
-        let sum = roughs.fold(Rough { is_over: false, step_ns: 0, at_mean_ns: 0 }, |sum, one| Rough {
+        let none = Rough { is_over: false, step_ns: 0, at_mean_ns: 0, is_tight: false };
+        let sum = roughs.fold(none, |sum, one| Rough {
             is_over: sum.is_over | one.is_over,
+            is_tight: sum.is_tight | one.is_tight,
             step_ns: sum.step_ns.saturating_add(one.step_ns / count),
             at_mean_ns: sum.at_mean_ns.saturating_add(one.at_mean_ns / count),
         });

@@ -16,7 +16,7 @@ use crate::space::Candidate;
 use dflop_cost::RankMemory;
 use dflop_step::{Arm, Method, StepError};
 use dflop_types::number::percent;
-use dflop_types::{Rank, RankedPlan, memory_size};
+use dflop_types::{Rank, RankedPlan, Recompute, memory_size};
 use std::fmt::Write as _;
 
 /// Global batches that it looks at, at most.
@@ -48,9 +48,9 @@ const LADDER: [Method; 6] =
 /// # Errors
 /// As [`crate::search`].
 pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, PlanError> {
-    let degrees = [plan.layout.encoder.tp, plan.layout.llm.tp];
-    let models = Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node, degrees)?;
-    let scheduler = Candidate::from(plan).scheduler(input, &models)?;
+    let candidate = Candidate::from(plan);
+    let models = Models::cut_over(input, [Some(plan.layout.encoder.tp), Some(plan.layout.llm.tp)])?;
+    let scheduler = candidate.scheduler(input, &models)?;
     let mut batches = sampled_batches(input)?;
     batches.truncate(BATCHES);
     let count = batches.len().max(1) as u64;
@@ -80,10 +80,15 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
     }
     let step_ns = steps.iter().sum::<u64>() / count;
     let work_ns = work_bound_ns(input, models.plain(), &batches).min(step_ns);
-    let with_recomputation = work_bound_ns(input, models.of(plan.recompute), &batches);
+    let without = Candidate { recompute: Recompute::None, ..candidate };
+    let recomputed_ns = work_bound_ns(input, models.of(&candidate), &batches).saturating_sub(work_bound_ns(
+        input,
+        models.of(&without),
+        &batches,
+    ));
     let named = [
         ("work", work_ns),
-        ("recomputation", with_recomputation.saturating_sub(work_ns)),
+        ("recomputation", recomputed_ns),
         ("ramp", idle[0] / count),
         ("imbalance", idle[1] / count),
         ("transfer", idle[2] / count),

@@ -5,7 +5,9 @@ use crate::input::SearchInput;
 use crate::models::Models;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, RankPart, StageLayers};
-use dflop_types::{Component, MicrobatchShape, Recompute, Rejection, SampleShape};
+use dflop_types::{
+    Component, ComponentLayout, LayerCut, MicrobatchShape, Recompute, Rejection, SampleShape, Zero,
+};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,28 +32,33 @@ fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
 
 /// What the fullest rank needs for one sample of [`heaviest`] alone.
 ///
-/// An encoder rank's need depends on the encoder's degrees alone, an LLM rank's on the number of stages: so it is
-/// counted once for each of those. Where replicas are several, rows are copied, and that takes bytes.
+/// An encoder rank's need depends on the encoder's degrees alone, an LLM rank's on its stages: so it is counted once for
+/// each of those. Where replicas are several, rows are copied, and that takes bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Alone {
     budget_bytes: Option<u64>,
-    /// By encoder replicas and stages.
+    /// By what decides it.
     encoder: BTreeMap<Key, u64>,
-    /// By stages.
+    /// Likewise.
     llm: BTreeMap<Key, u64>,
     /// Colocated ones, each.
     both: BTreeMap<Candidate, u64>,
 }
 
-/// Degrees, whether a component has several replicas, and what is recomputed.
-type Key = ((u32, u32), bool, Recompute);
+/// Degrees, the cut into stages, whether a component has several replicas, what those keep only a part of, and what is
+/// recomputed.
+type Key = (ComponentLayout, Option<LayerCut>, bool, Zero, Recompute);
 
 fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
-    let (encoder, llm) = (candidate.layout.encoder, candidate.layout.llm);
+    let layout = candidate.layout;
+    let (encoder, llm) = (layout.encoder, layout.llm);
     let copies = encoder.dp.max(llm.dp) > 1;
+    // Replicas of the LLM backbone are all alike, but where they keep a part each.
+    let dp = if layout.zero == Zero::Nothing { 1 } else { llm.dp };
+    let of_llm = ComponentLayout { dp, ..llm };
     [
-        (Component::Encoder, ((encoder.dp, encoder.pp), copies, candidate.recompute)),
-        (Component::Llm, ((1, llm.pp), copies, candidate.recompute)),
+        (Component::Encoder, (encoder, layout.encoder_cut, copies, layout.zero, candidate.recompute)),
+        (Component::Llm, (of_llm, layout.llm_cut, copies, layout.zero, candidate.recompute)),
     ]
 }
 
@@ -65,7 +72,6 @@ impl Alone {
         let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(Self::default()) };
         let heaviest = heaviest(models.plain(), &input.shapes);
         let mut seen = BTreeSet::new();
-        // One candidate for each number of encoder replicas, and for each number of stages.
         let pipelines = candidates.iter().filter(|candidate| !candidate.layout.is_colocated());
         let asks: Vec<(Component, Key, &Candidate)> = pipelines
             .flat_map(|candidate| keys(candidate).map(|(component, key)| (component, key, candidate)))

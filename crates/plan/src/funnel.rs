@@ -35,6 +35,10 @@ pub(crate) const WHOLE_SAMPLES_MAX: usize = 8_192;
 /// looks for a schedule that fits where its first answer does not.
 const PATIENT_SAMPLES_MAX: usize = 128;
 
+/// Samples in one batch up to which the whole search takes some milliseconds, and a first answer says little: it is up to half
+/// as long again.
+const TINY_SAMPLES_MAX: usize = 16;
+
 /// Candidates tried at most until one fits.
 const TRIED_MAX: usize = 192;
 
@@ -180,14 +184,16 @@ fn sort_out(verdicts: Vec<(Contender, Verdict)>, judged: &mut Vec<Judgement>, fo
     }
 }
 
-/// The scheduler's first answer for one batch; where that does not fit and the batch is small, that of its whole search.
+/// The scheduler's first answer for one batch; where the batch is tiny, or that does not fit and the batch is small, that of its
+/// whole search.
 fn first_answer(
     input: &SearchInput<'_>,
     scheduler: &StepScheduler,
     step: u64,
     batch: &[SampleIndex],
 ) -> Result<Verdict, PlanError> {
-    let verdict = judge_batch(scheduler, step, batch, &|| true)?;
+    let is_tiny = batch.len() <= TINY_SAMPLES_MAX;
+    let verdict = judge_batch(scheduler, step, batch, &|| !is_tiny || (input.halt)())?;
     let is_worth = batch.len() <= PATIENT_SAMPLES_MAX && !(input.halt)();
     match verdict {
         Err(Rejection::Memory { .. }) if is_worth => judge_batch(scheduler, step, batch, &|| (input.halt)()),
@@ -246,10 +252,14 @@ fn polish(
     while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
         let best_ns = found.ranked.first().map_or(0, |plan| plan.prediction.step_ns_mean);
         let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
-        // In front, or so near that the whole search may put it there.
-        let near_ns = if is_small { best_ns.saturating_add(best_ns / 8) } else { best_ns };
-        let next = found.ranked.iter().position(is_open);
-        let Some(at) = next.filter(|&at| found.ranked[at].prediction.step_ns_mean <= near_ns) else { break };
+        // In front, or so near that the whole search may put it there: of colocated ranks it makes more than of pipelines.
+        let is_near = |plan: &RankedPlan| {
+            let part = if plan.layout.is_colocated() { 4 } else { 8 };
+            let near_ns = if is_small { best_ns.saturating_add(best_ns / part) } else { best_ns };
+            plan.prediction.step_ns_mean <= near_ns
+        };
+        let next = found.ranked.iter().position(|plan| is_open(plan) && is_near(plan));
+        let Some(at) = next else { break };
         let candidate = Candidate::from(&found.ranked[at]);
         polished.push(candidate);
         let scheduler = candidate.scheduler(input, models)?;

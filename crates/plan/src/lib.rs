@@ -15,6 +15,7 @@ mod baseline;
 mod bound;
 mod caveats;
 mod contender;
+mod cut;
 mod data_parallel;
 mod detail;
 mod error;
@@ -34,6 +35,7 @@ mod rivals;
 mod rough;
 mod search;
 mod space;
+mod wide;
 
 pub use baseline::{compare, data_parallel_of, refusal};
 pub use caveats::Caveats;

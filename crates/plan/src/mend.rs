@@ -1,12 +1,12 @@
 //! What comes nearest to candidates that did not fit, with a time: "with full recomputation it fits: 1,402 ms".
 
-use crate::contender::{Contender, contenders};
+use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
 use crate::evaluate::judge_batch;
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::only::recompute_name;
-use crate::space::{Candidate, space};
+use crate::space::{Candidate, Rules};
 use dflop_types::{Component, Layout, RankedPlan, Recompute, Rejection, SampleIndex};
 
 /// Recomputing pipelines that are judged until one fits.
@@ -30,11 +30,12 @@ fn words(layout: &Layout, recompute: Recompute) -> String {
     }
 }
 
-/// For each component whose ranks lack memory somewhere, the fastest of its kind that is known to fit; of pipelines, which
-/// recompute nothing unless asked to, the fastest that recomputes in full.
+/// For each component whose ranks lack memory somewhere, the fastest of its kind that is known to fit; of pipelines, where
+/// none is, the fastest that recomputes in full.
 pub(crate) fn mends(
     input: &SearchInput<'_>,
     models: &Models,
+    known: &Known,
     batches: &[Vec<SampleIndex>],
     ranked: &[RankedPlan],
     rejections: &[Rejection],
@@ -53,14 +54,18 @@ pub(crate) fn mends(
     }
     let of_pipelines: Vec<Component> =
         [Component::Encoder, Component::Llm].into_iter().filter(|component| lacks(*component)).collect();
-    if of_pipelines.is_empty() || !models.modes().any(|mode| mode == Recompute::Full) {
+    if of_pipelines.is_empty() || !models.modes().contains(&Recompute::Full) {
         return Ok(found);
     }
-    let model = models.plain();
-    let (cluster, size) = (&input.cluster, input.global_batch_size);
-    let ranks = [cluster.num_ranks, cluster.ranks_per_node];
-    let layers = [model.num_encoder_layers(), model.num_llm_layers()];
-    let space = space(ranks, layers, model.is_tied(), size, input.num_microbatches, &input.only);
+    if let Some(plan) = ranked.iter().find(|plan| !plan.layout.is_colocated()) {
+        let words = words(&plan.layout, plan.recompute);
+        let mend =
+            |component| Mend { component, words: words.clone(), step_ns: plan.prediction.step_ns_mean };
+        found.extend(of_pipelines.into_iter().map(mend));
+        return Ok(found);
+    }
+    let rules = Rules::of(input, models.plain());
+    let space = rules.pipelines(rules.plain(), |layout| vec![*layout]);
     let mut candidates: Vec<Candidate> = space
         .candidates
         .into_iter()
@@ -68,7 +73,7 @@ pub(crate) fn mends(
         .collect();
     candidates.sort_unstable();
     candidates.dedup();
-    let mut able = contenders(input, models, &candidates, batches, &mut Vec::new())?;
+    let mut able = contenders(input, models, known, &candidates, &mut Vec::new())?;
     able.retain(|contender: &Contender| !contender.rough.is_over);
     able.sort_by_key(|contender| (contender.rough, contender.candidate));
     for contender in able.into_iter().take(TRIED) {

@@ -1,55 +1,140 @@
-//! The cost model of each way to recompute that the profile knows.
+//! The cost model of each way to run the components that the profile knows.
 
-use dflop_cost::{ComponentSettings, CostError, CostModel, CostSettings};
-use dflop_types::{ModelProfile, Recompute, Trained};
+use crate::error::PlanError;
+use crate::input::SearchInput;
+use crate::space::Candidate;
+use dflop_cost::{ComponentSettings, CostModel, CostSettings};
+use dflop_step::tensor_degrees;
+use dflop_types::Recompute;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One cost model for each mode of recomputation that was measured.
+/// How encoder and LLM backbone are run: ranks that each layer is cut over, and what it recomputes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Way {
+    pub(crate) encoder: (u32, Recompute),
+    pub(crate) llm: (u32, Recompute),
+}
+
+impl Way {
+    const PLAIN: Self = Self { encoder: (1, Recompute::None), llm: (1, Recompute::None) };
+
+    fn new([encoder, llm]: [u32; 2], mode: Recompute) -> Self {
+        Self { encoder: (encoder, mode), llm: (llm, mode) }
+    }
+}
+
+impl From<&Candidate> for Way {
+    fn from(candidate: &Candidate) -> Self {
+        let layout = &candidate.layout;
+        Self::new([layout.encoder.tp, layout.llm.tp], candidate.recompute)
+    }
+}
+
+/// One cost model for each way that was measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Models {
-    plain: Arc<CostModel>,
-    others: BTreeMap<Recompute, Arc<CostModel>>,
+    by_way: BTreeMap<Way, Arc<CostModel>>,
+    /// Ranks that the layers of encoder and LLM backbone are cut over, of each pair that is asked for.
+    degrees: Vec<[u32; 2]>,
+    modes: Vec<Recompute>,
 }
 
 impl Models {
-    /// Those of a profile, where `trained` trains, on nodes of so many ranks; layers of encoder and LLM backbone are
-    /// each cut over so many of them.
+    /// Those of all degrees and modes that a search is asked for and training can run.
     ///
     /// # Errors
-    /// As [`CostModel::with`]. A mode that was not measured is no error: there is no model of it.
-    pub(crate) fn new(
-        profile: &ModelProfile,
-        trained: Trained,
-        ranks_per_node: u32,
-        [encoder, llm]: [u32; 2],
-    ) -> Result<Self, CostError> {
-        let cut =
-            |degree| ComponentSettings { tensor_parallel_degree: degree, ..ComponentSettings::default() };
-        let settings = CostSettings { encoder: cut(encoder), llm: cut(llm), trained };
-        let with = |mode| {
-            let model = CostModel::with(profile, &settings.recomputing(mode))?;
-            Ok::<_, CostError>(Arc::new(model.with_ranks_per_node(ranks_per_node)))
+    /// As [`CostModel::with`], of whole layers, and of degrees and modes that are asked for by name. Another way that was not measured
+    /// is no error: there is no model of it.
+    pub(crate) fn new(input: &SearchInput<'_>) -> Result<Self, PlanError> {
+        Self::cut_over(input, input.only.tensor_degrees())
+    }
+
+    /// As [`Models::new`], of the degrees that are asked for of encoder and LLM backbone.
+    ///
+    /// # Errors
+    /// As [`Models::new`].
+    pub(crate) fn cut_over(input: &SearchInput<'_>, asked: [Option<u32>; 2]) -> Result<Self, PlanError> {
+        let nodes = input.cluster.ranks_per_node;
+        let able = tensor_degrees(input.model_profile, input.trained, nodes);
+        let [of_encoder, of_llm] =
+            [0, 1].map(|at| asked[at].map_or_else(|| able[at].clone(), |degree| vec![degree]));
+        let with = |way: Way| {
+            let of =
+                |(tensor_parallel_degree, recompute)| ComponentSettings { tensor_parallel_degree, recompute };
+            let settings =
+                CostSettings { encoder: of(way.encoder), llm: of(way.llm), trained: input.trained };
+            let model = CostModel::with(input.model_profile, &settings)?;
+            Ok::<_, PlanError>(Arc::new(model.with_ranks_per_node(nodes)))
         };
-        let of = |mode| Some((mode, with(mode).ok()?));
-        Ok(Self {
-            plain: with(Recompute::None)?,
-            others: [Recompute::Selective, Recompute::Full].into_iter().filter_map(of).collect(),
-        })
+        let mut by_way = BTreeMap::from([(Way::PLAIN, with(Way::PLAIN)?)]);
+        let mut modes = vec![Recompute::None];
+        for mode in [Recompute::Selective, Recompute::Full] {
+            let way = Way::new([1, 1], mode);
+            match with(way) {
+                Err(error) if input.only.first_mode() == mode => return Err(error),
+                Err(_) => {}
+                Ok(found) => {
+                    by_way.insert(way, found);
+                    modes.push(mode);
+                }
+            }
+        }
+        let pairs = of_encoder.iter().flat_map(|&encoder| of_llm.iter().map(move |&llm| [encoder, llm]));
+        let mut degrees = Vec::new();
+        for pair in pairs {
+            let is_asked = (0..2).all(|at| pair[at] == 1 || asked[at].is_some());
+            match with(Way::new(pair, Recompute::None)) {
+                Err(error) if is_asked => return Err(error),
+                Err(_) => continue,
+                Ok(found) => by_way.insert(Way::new(pair, Recompute::None), found),
+            };
+            for &mode in modes.iter().filter(|mode| **mode != Recompute::None) {
+                match with(Way::new(pair, mode)) {
+                    Err(error) if is_asked => return Err(error),
+                    Err(_) => {}
+                    Ok(found) => {
+                        by_way.insert(Way::new(pair, mode), found);
+                    }
+                }
+            }
+            degrees.push(pair);
+        }
+        Ok(Self { by_way, degrees, modes })
     }
 
     /// The modes there are, none first.
-    pub(crate) fn modes(&self) -> impl Iterator<Item = Recompute> + '_ {
-        std::iter::once(Recompute::None).chain(self.others.keys().copied())
+    pub(crate) fn modes(&self) -> &[Recompute] {
+        &self.modes
     }
 
-    /// The model where nothing is recomputed.
-    pub(crate) const fn plain(&self) -> &Arc<CostModel> {
-        &self.plain
+    /// Ranks that the layers of encoder and LLM backbone can be cut over, by pair.
+    pub(crate) fn degrees(&self) -> &[[u32; 2]] {
+        &self.degrees
     }
 
-    /// The model of a mode; of one that was not measured, that of none.
-    pub(crate) fn of(&self, recompute: Recompute) -> &Arc<CostModel> {
-        self.others.get(&recompute).unwrap_or(&self.plain)
+    /// The model where nothing is cut or recomputed.
+    pub(crate) fn plain(&self) -> &Arc<CostModel> {
+        &self.by_way[&Way::PLAIN]
+    }
+
+    /// All models there are, by way.
+    pub(crate) fn ways(&self) -> impl Iterator<Item = (Way, &CostModel)> + '_ {
+        self.by_way.iter().map(|(&way, model)| (way, &**model))
+    }
+
+    /// Whether there is a model of a candidate.
+    pub(crate) fn has(&self, candidate: &Candidate) -> bool {
+        self.by_way.contains_key(&Way::from(candidate))
+    }
+
+    /// The model of a candidate; of one that was not measured, that of the plain way.
+    pub(crate) fn of(&self, candidate: &Candidate) -> &Arc<CostModel> {
+        self.by_way.get(&Way::from(candidate)).unwrap_or_else(|| self.plain())
+    }
+
+    /// The model of whole layers in a mode; of one that was not measured, that of none.
+    pub(crate) fn whole(&self, mode: Recompute) -> &Arc<CostModel> {
+        self.by_way.get(&Way::new([1, 1], mode)).unwrap_or_else(|| self.plain())
     }
 }

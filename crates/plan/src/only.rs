@@ -27,6 +27,14 @@ pub struct Only {
     placement: Option<Placement>,
     zero: Option<Zero>,
     recompute: Option<Recompute>,
+    cut: Option<Cut>,
+}
+
+/// How layers are cut into stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Even,
+    Uneven,
 }
 
 /// A text that is no choice of candidates.
@@ -47,7 +55,7 @@ pub enum ParseOnlyError {
     },
 }
 
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "encoder.tp",
     "encoder.pp",
     "encoder.dp",
@@ -57,6 +65,7 @@ const NAMES: [&str; 9] = [
     "colocated",
     "zero",
     "recompute",
+    "cut",
 ];
 
 impl FromStr for Only {
@@ -93,6 +102,13 @@ impl FromStr for Only {
                     let zero = value.parse().ok().and_then(|number: u8| Zero::try_from(number).ok());
                     only.zero = Some(zero.ok_or_else(|| wrong("0, 1, 2 or 3"))?);
                 }
+                "cut" => {
+                    only.cut = Some(match value {
+                        "even" => Cut::Even,
+                        "uneven" => Cut::Uneven,
+                        _ => return Err(wrong("`even` or `uneven`")),
+                    });
+                }
                 _ => {
                     only.recompute = Some(match value {
                         "none" => Recompute::None,
@@ -120,6 +136,7 @@ impl fmt::Display for Only {
             self.placement.map(|placement| format!("colocated={}", placement == Placement::Colocated)),
             number("zero", self.zero.map(|zero| u32::from(u8::from(zero)))),
             self.recompute.map(|recompute| format!("recompute={}", recompute_name(recompute))),
+            self.cut.map(|cut| format!("cut={}", if cut == Cut::Even { "even" } else { "uneven" })),
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(","))
     }
@@ -142,6 +159,14 @@ impl Only {
 
     /// Whether a candidate may have this layout.
     pub fn has_layout(&self, layout: &Layout) -> bool {
+        let is_even = layout.encoder_cut.is_none() && layout.llm_cut.is_none();
+        self.has_degrees(layout)
+            && self.zero.is_none_or(|zero| zero == layout.zero)
+            && self.cut.is_none_or(|cut| (cut == Cut::Even) == is_even)
+    }
+
+    /// Whether a candidate may have the degrees and the placement of this layout.
+    pub(crate) fn has_degrees(&self, layout: &Layout) -> bool {
         let is = |wanted: Option<u32>, degree| wanted.is_none_or(|wanted| wanted == degree);
         is(self.encoder_tp, layout.encoder.tp)
             && is(self.encoder_pp, layout.encoder.pp)
@@ -150,17 +175,21 @@ impl Only {
             && is(self.llm_pp, layout.llm.pp)
             && is(self.llm_dp, layout.llm.dp)
             && self.placement.is_none_or(|placement| placement == layout.placement)
-            && self.zero.is_none_or(|zero| zero == layout.zero)
     }
 
-    /// Stages of the encoder that pipelines are tried with: as many as asked for, else one.
-    pub(crate) fn encoder_stages(&self) -> u32 {
-        self.encoder_pp.unwrap_or(1)
+    /// What replicas keep only a part of, where that is asked for.
+    pub(crate) const fn zero(&self) -> Option<Zero> {
+        self.zero
     }
 
-    /// Ranks that share the layers of encoder and LLM backbone in each candidate: as many as asked for, else one.
-    pub(crate) fn tensor_degrees(&self) -> [u32; 2] {
-        [self.encoder_tp.unwrap_or(1), self.llm_tp.unwrap_or(1)]
+    /// Stages of the encoder that are asked for.
+    pub(crate) const fn encoder_stages(&self) -> Option<u32> {
+        self.encoder_pp
+    }
+
+    /// Ranks that share the layers of encoder and LLM backbone, where they are asked for.
+    pub(crate) const fn tensor_degrees(&self) -> [Option<u32>; 2] {
+        [self.encoder_tp, self.llm_tp]
     }
 
     /// Whether candidates may recompute so.
@@ -168,9 +197,9 @@ impl Only {
         self.recompute.is_none_or(|wanted| wanted == recompute)
     }
 
-    /// The modes of recomputation that a pipeline is tried with: the one asked for, else none.
-    pub(crate) fn modes(&self) -> Vec<Recompute> {
-        vec![self.recompute.unwrap_or(Recompute::None)]
+    /// The mode of recomputation that a pipeline is tried with first: the one asked for, else none.
+    pub(crate) fn first_mode(&self) -> Recompute {
+        self.recompute.unwrap_or(Recompute::None)
     }
 }
 
@@ -180,7 +209,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full";
+        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full,cut=even";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -195,7 +224,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute, cut"
         );
     }
 }

@@ -45,18 +45,17 @@ const WHOLE_TRIED: usize = 3;
 /// Candidates of the paper's order that are scheduled until one fits.
 const PAPER_TRIED: usize = 24;
 
-/// All rivals; those of others have whole layers, the paper's order has the layers of `cut`.
+/// All rivals. What Megatron and FSDP run has whole layers; the paper's order has all candidates, those with cut layers too.
 pub(crate) fn rivals(
     input: &SearchInput<'_>,
-    [models, cut]: [&Models; 2],
+    models: &Models,
     contenders: &[Contender],
     batches: &[Vec<SampleIndex>],
 ) -> Result<Vec<Rival>, PlanError> {
-    let recomputes: Vec<Recompute> = models.modes().collect();
     let (ranks, nodes) = (input.cluster.num_ranks, input.cluster.ranks_per_node);
     let every = Only::default();
     let together =
-        colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, &recomputes, &every);
+        colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, models.modes(), &every);
     let mut rivals = Vec::new();
     for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {
         rivals.push(megatron(name, input, models, batches, is_balanced));
@@ -72,7 +71,7 @@ pub(crate) fn rivals(
     let mut paper = None;
     for one in at_mean.into_iter().take(PAPER_TRIED) {
         let own = [one.candidate];
-        let found = fastest("paper", true, &own, &[Method::Balanced], input, cut, batches)?;
+        let found = fastest("paper", true, &own, &[Method::Balanced], input, models, batches)?;
         let fits = found.step_ns_mean.is_some();
         paper = Some(found);
         if fits {
@@ -187,12 +186,12 @@ fn megatron(
                 .num_microbatches
                 .map_or_else(|| microbatch_counts(input.global_batch_size, dp), |count| vec![count]);
             counts.into_iter().flat_map(move |num_microbatches| {
-                models.modes().map(move |recompute| Pipelines { pp, dp, num_microbatches, recompute })
+                models.modes().iter().map(move |&recompute| Pipelines { pp, dp, num_microbatches, recompute })
             })
         })
         .collect();
     let step = |way: &Pipelines| -> Option<u64> {
-        let model = models.of(way.recompute);
+        let model = models.whole(way.recompute);
         let steps = batches.iter().map(|batch| pipelines_ns(input, model, way, batch, is_balanced));
         steps.sum::<Option<u64>>().map(|sum| sum / batches.len().max(1) as u64)
     };

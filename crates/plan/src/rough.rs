@@ -4,9 +4,10 @@
 //! takes milliseconds to seconds. It decides nothing alone: candidates that it puts in front are judged by the
 //! scheduler and the simulator (`funnel.rs`).
 
+use crate::cut::shortest_cut;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, EncoderLayers, RankPart, Sharding, StageLayers, Typical};
-use dflop_types::{Component, EncoderSegments, MicrobatchShape, SampleIndex, SampleShape};
+use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, SampleIndex, SampleShape};
 
 /// What the estimate needs to know of one global batch.
 #[derive(Debug, Clone)]
@@ -92,6 +93,55 @@ impl BatchSizes {
         }
     }
 
+    /// Mean times of one module in microbatches of a usual size, in nanoseconds: of a layer, and of what stands before and
+    /// behind the layers. First those of the encoder.
+    fn module_ns(&self, model: &CostModel, layout: &Layout) -> [(u64, [u64; 2]); 2] {
+        // The cost of a token hardly depends on the number of microbatches.
+        let parts = |dp: u32| (8 * u64::from(dp)).min(self.num_samples).max(1);
+        let (shares, buckets) = (parts(layout.encoder.dp), parts(layout.llm.dp));
+        let tokens = self.encoder_tokens / shares;
+        let ends = [true, false].map(|is_first| {
+            let bare = EncoderLayers { first_layer: 0, num_layers: 0, is_first, is_last: !is_first };
+            model.encoder_stage_linear(tokens, bare).total_ns()
+        });
+        let all_ns = model.encoder_linear(tokens).total_ns() + self.encoder_attention_ns / shares;
+        let encoder_ns =
+            all_ns.saturating_sub(ends[0] + ends[1]) / u64::from(model.num_encoder_layers().max(1));
+        let (tokens, labels) = (self.llm_tokens / buckets, self.label_tokens / buckets);
+        let layer_ns = model.stage_linear(tokens, 0, LAYER).total_ns() + self.layer_attention_ns / buckets;
+        let llm_ends = [EMBEDDING, HEAD].map(|end| model.stage_linear(tokens, labels, end).total_ns());
+        [(encoder_ns, ends), (layer_ns, llm_ends)]
+    }
+
+    /// The layout with the cuts that make the longest stage of each component shortest.
+    pub(crate) fn shortest_cut(&self, model: &CostModel, layout: &Layout) -> Layout {
+        let [encoder, llm] = self.module_ns(model, layout);
+        let cut = |layers, stages, (ns, ends)| shortest_cut(layers, stages, ns, ends);
+        Layout {
+            encoder_cut: cut(model.num_encoder_layers(), layout.encoder.pp, encoder),
+            llm_cut: cut(model.num_llm_layers(), layout.llm.pp, llm),
+            ..*layout
+        }
+    }
+
+    /// The part of the encoder's time that its longest stage takes.
+    fn longest_share(&self, model: &CostModel, layout: &Layout) -> f64 {
+        if layout.encoder.pp == 1 {
+            return 1.0;
+        }
+        let [(layer_ns, [first_ns, last_ns]), _] = self.module_ns(model, layout);
+        let mut stages: Vec<u64> = layout
+            .stage_layers(Component::Encoder, model.num_encoder_layers())
+            .into_iter()
+            .map(|layers| u64::from(layers) * layer_ns)
+            .collect();
+        let last = stages.len() - 1;
+        stages[0] += first_ns;
+        stages[last] += last_ns;
+        let longest = stages.iter().copied().max().unwrap_or(0);
+        longest as f64 / stages.iter().sum::<u64>().max(1) as f64
+    }
+
     /// The largest load of each microbatch of `replicas` buckets, over the mean load of a bucket, the largest first:
     /// `each` gets it with the number of microbatches that are alike.
     ///
@@ -143,6 +193,8 @@ pub(crate) struct Rough {
     /// The step of a pipeline if every sample were the mean one: (microbatches + stages - 1) x the longest stage, in
     /// nanoseconds (DFLOP, Algorithm 1).
     pub(crate) at_mean_ns: u64,
+    /// Whether a pipeline would hold more microbatches at once than memory allows.
+    pub(crate) is_tight: bool,
 }
 
 /// The estimated step of a candidate for one batch.
@@ -177,8 +229,7 @@ pub(crate) fn rough(
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
     let encoder_stages = candidate.layout.encoder.pp;
-    // Its stages are cut as evenly as layers go.
-    let encoder_stage_ns = encoder_ns / f64::from(encoder_stages);
+    let encoder_stage_ns = encoder_ns * batch.longest_share(model, &candidate.layout);
     let sharding = Sharding::of(&candidate.layout, Component::Encoder);
     let encoder_tail_ns = model.sharded_encoder_tail(sharding).ns / u64::from(encoder_stages);
     let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, encoder_tail_ns);
@@ -215,7 +266,8 @@ pub(crate) fn rough(
         step_ns += encoder_stage_ns.max(weight * longest_ns).max(round_ns) * count as f64;
     });
     let at_mean_ns = (m as f64 + num_stages - 1.0) * encoder_stage_ns.max(longest_ns);
-    Rough { is_over, step_ns: (step_ns * bound_factor) as u64, at_mean_ns: at_mean_ns as u64 }
+    let is_tight = bound_factor > 1.0;
+    Rough { is_over, step_ns: (step_ns * bound_factor) as u64, at_mean_ns: at_mean_ns as u64, is_tight }
 }
 
 /// As [`rough`], of ranks that hold both components: even work, in as many microbatches as memory asks for.
@@ -230,7 +282,8 @@ fn colocated(
     batch: &BatchSizes,
 ) -> Rough {
     let sharding = Sharding::of(&candidate.layout, Component::Both);
-    let ranks = u64::from(candidate.layout.num_ranks());
+    // Tensor groups: the model's times and bytes are those of a rank of one.
+    let ranks = u64::from(candidate.layout.llm.dp);
     let stage = model.whole_stage();
     let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into())
         + batch.embedding_bytes
@@ -263,7 +316,12 @@ fn colocated(
     let work_ns = m as f64 * (mean_ns + with.saturating_sub(without) as f64);
     let largest_ns = batch.encoder_largest_ns as f64 + batch.largest_ns;
     let tail_ns = model.colocated_tail(sharding).ns as f64;
-    Rough { is_over, step_ns: (work_ns.max(largest_ns) + tail_ns) as u64, at_mean_ns: 0 }
+    let step_ns = (work_ns.max(largest_ns) + tail_ns) as u64;
+    Rough { is_over, step_ns, at_mean_ns: 0, is_tight: m > 1 }
+}
+
+const fn of_component(part: RankPart) -> Component {
+    if matches!(part, RankPart::Stage(_)) { Component::Llm } else { Component::Encoder }
 }
 
 /// Mean microbatches that the fullest rank may hold, its part of the model beside them.
@@ -277,7 +335,8 @@ fn in_flight(
     let m = u64::from(candidate.num_microbatches);
     // All that are in flight are of mean size, but for one that holds the largest sample.
     let of = |part: RankPart, bytes: u64, replicas: u32| {
-        let free = budget_bytes.saturating_sub(model.fixed_memory(part, 1).total_bytes());
+        let sharding = Sharding::of(&candidate.layout, of_component(part));
+        let free = budget_bytes.saturating_sub(model.sharded_memory(part, sharding).total_bytes());
         let of_one = (bytes / (m * u64::from(replicas)).min(batch.num_samples).max(1)).max(1) as f64;
         let of_largest = (bytes as f64 / batch.num_samples as f64 * batch.largest).max(of_one);
         (free as f64 - of_largest) / of_one + 1.0
@@ -286,7 +345,8 @@ fn in_flight(
     let encoder = if degrees.pp == 1 {
         of(RankPart::Encoder, batch.encoder_bytes, degrees.dp)
     } else {
-        let num_layers = model.num_encoder_layers().div_ceil(degrees.pp);
+        let layers = candidate.layout.stage_layers(Component::Encoder, model.num_encoder_layers());
+        let num_layers = layers.first().copied().unwrap_or(0);
         let first = EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: false };
         of(RankPart::EncoderStage(first), batch.encoder_bytes / u64::from(degrees.pp), degrees.dp)
     };

@@ -2,7 +2,7 @@
 
 use crate::baseline::compare_with;
 use crate::caveats::Caveats;
-use crate::contender::{Contender, contenders};
+use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
 use crate::evaluate::{Outlook, evaluate};
 use crate::found::Found;
@@ -12,11 +12,12 @@ use crate::mend::mends;
 use crate::models::Models;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::rivals;
-use crate::space::{Candidate, colocated, space};
+use crate::space::{Candidate, Rules, Space, colocated};
+use crate::wide::{colocated_groups, recomputing, ways, wide};
 use dflop_cost::CostModel;
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{GiantPolicy, GiantRule, check_samples};
-use dflop_types::{MicrobatchShape, SampleIndex};
+use dflop_types::{Layout, MicrobatchShape, Rejection, SampleIndex};
 
 /// The best plans for the cluster, and why the others were not chosen.
 ///
@@ -46,48 +47,32 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         }
     }
     check_samples(&input.shapes, input.bucket_tokens_max)?;
-    let of = |degrees| Models::new(input.model_profile, input.trained, input.cluster.ranks_per_node, degrees);
-    let degrees = input.only.tensor_degrees();
-    let models = of(degrees)?;
+    let models = Models::new(input)?;
     let model = models.plain();
     let batches = sampled_batches(input)?;
-    let mut space = space(
-        [num_ranks, input.cluster.ranks_per_node],
-        [model.num_encoder_layers(), model.num_llm_layers()],
-        model.is_tied(),
-        input.global_batch_size,
-        input.num_microbatches,
-        &input.only,
-    );
-    space.candidates.extend(colocated(
-        num_ranks,
-        input.cluster.ranks_per_node,
-        input.global_batch_size,
-        input.num_microbatches,
-        &models.modes().collect::<Vec<_>>(),
-        &input.only,
-    ));
-    let num_candidates = (space.candidates.len() + space.rejections.len()) as u64;
-    let mut found = Found { rejections: space.rejections, ..Found::default() };
-    let contenders = contenders(input, &models, &space.candidates, &batches, &mut found.rejections)?;
+    let known = Known::new(input, &models, &batches);
+    let Candidates { contenders, rejections, left_out_ns, number: num_candidates } =
+        candidates(input, &models, &known)?;
+    let mut found = Found { rejections, ..Found::default() };
     let progress = |found: &Found| {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
-    let rivals = if input.compares {
-        // What people run today is searched with whole layers.
-        rivals(input, [&of([1, 1])?, &models], &contenders, &batches)?
-    } else {
-        Vec::new()
-    };
+    let rivals = if input.compares { rivals(input, &models, &contenders, &batches)? } else { Vec::new() };
     match input.effort {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &batches, &mut found, &progress)?,
         SearchEffort::Whole => judge_all(input, &models, contenders, &batches, &mut found, &progress)?,
     }
+    // Of whole degrees that were left out it is known now which are slower for certain.
+    let cutoff_ns = found.cutoff_ns();
+    found.rejections.extend(left_out_ns.into_iter().map(|least_ns| match cutoff_ns {
+        Some(cutoff) if least_ns > cutoff => Rejection::Bound,
+        _ => Rejection::Estimate,
+    }));
     (input.progress)(num_candidates, num_candidates);
     found.keep_best();
     let Found { ranked, rejections, num_judged, num_left } = found;
     let mends = if input.compares || ranked.is_empty() {
-        mends(input, &models, &batches, &ranked, &rejections)?
+        mends(input, &models, &known, &batches, &ranked, &rejections)?
     } else {
         Vec::new()
     };
@@ -106,7 +91,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         None => Vec::new(),
     };
     let fitting_num_microbatches = match input.num_microbatches {
-        Some(own) if ranked.is_empty() => fitting_num_microbatches(input, own, &models, &batches)?,
+        Some(own) if ranked.is_empty() => fitting_num_microbatches(input, own, &models, &known, &batches)?,
         _ => None,
     };
     Ok(Outcome {
@@ -131,6 +116,38 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         trained: input.trained,
         made_from: input.made_from.clone(),
     })
+}
+
+/// All candidates of a search: those that may fit, and why others cannot be the plan.
+struct Candidates {
+    contenders: Vec<Contender>,
+    rejections: Vec<Rejection>,
+    /// Least steps of degrees that were left out as a whole, in nanoseconds.
+    left_out_ns: Vec<u64>,
+    number: u64,
+}
+
+/// First colocated ranks and plain pipelines, then pipelines of other degrees, at last those that recompute.
+fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
+    let rules = Rules::of(input, models.plain());
+    let of_layout = |layout: &Layout| {
+        let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: input.only.first_mode() };
+        ways(input, models.of(&probe), &known.of(&probe).sizes[0], layout)
+    };
+    let Space { mut candidates, mut rejections } = rules.pipelines(rules.plain(), of_layout);
+    let [num_ranks, ranks_per_node] = rules.ranks;
+    let (size, own) = (rules.global_batch_size, rules.num_microbatches);
+    candidates.extend(colocated(num_ranks, ranks_per_node, size, own, models.modes(), &input.only));
+    candidates.extend(colocated_groups(&rules, models));
+    let mut all = contenders(input, models, known, &candidates, &mut rejections)?;
+    let wide = wide(input, &rules, models, known, &all);
+    rejections.extend(wide.space.rejections);
+    all.extend(contenders(input, models, known, &wide.space.candidates, &mut rejections)?);
+    candidates.extend(wide.space.candidates);
+    let more = recomputing(input, models, known, &candidates, &all);
+    all.extend(contenders(input, models, known, &more, &mut rejections)?);
+    let number = (all.len() + rejections.len() + wide.left_out_ns.len()) as u64;
+    Ok(Candidates { contenders: all, rejections, left_out_ns: wide.left_out_ns, number })
 }
 
 /// Mean over the batches of all their predicted work over all ranks, in nanoseconds: forward and backward of both
@@ -186,14 +203,12 @@ fn fitting_num_microbatches(
     input: &SearchInput<'_>,
     own: u32,
     models: &Models,
+    known: &Known,
     batches: &[Vec<SampleIndex>],
 ) -> Result<Option<u32>, PlanError> {
-    let model = models.plain();
-    let (num_layers, size) = (model.num_llm_layers(), input.global_batch_size);
-    let ranks = [input.cluster.num_ranks, input.cluster.ranks_per_node];
-    let space =
-        space(ranks, [model.num_encoder_layers(), num_layers], model.is_tied(), size, None, &input.only);
-    let mut contenders = contenders(input, models, &space.candidates, batches, &mut Vec::new())?;
+    let rules = Rules { num_microbatches: None, ..Rules::of(input, models.plain()) };
+    let space = rules.pipelines(rules.plain(), |layout| vec![*layout]);
+    let mut contenders = contenders(input, models, known, &space.candidates, &mut Vec::new())?;
     contenders.retain(|contender| contender.candidate.num_microbatches != own);
     let distance = |count: u32| (f64::from(count) / f64::from(own.max(1))).ln().abs();
     contenders.sort_by(|a, b| {

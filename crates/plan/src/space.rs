@@ -1,7 +1,10 @@
 //! The candidates: every layout over all ranks of the cluster that this version runs, with its microbatch
 //! counts.
 
+use crate::input::SearchInput;
 use crate::only::Only;
+use dflop_cost::CostModel;
+use dflop_step::has_llm_stages;
 use dflop_types::{Component, ComponentLayout, Layout, Recompute, Rejection, Zero};
 use std::collections::BTreeSet;
 
@@ -25,14 +28,19 @@ pub(crate) struct Space {
 
 /// Ranks up to which every number of encoder replicas is a candidate.
 const DENSE_RANKS: u32 = 1_024;
+/// As [`DENSE_RANKS`], where layers are cut over several ranks or the encoder has several stages.
+const DENSE_WIDE_RANKS: u32 = 128;
 
-/// Numbers of encoder replicas to try on `num_ranks` ranks: all up to [`DENSE_RANKS`]; beyond them 512 that are evenly
-/// spread, and the powers of two with their neighbours.
-fn encoder_counts(num_ranks: u32) -> BTreeSet<u32> {
-    if num_ranks <= DENSE_RANKS {
+/// Numbers of encoder replicas to try on `num_ranks` ranks: all up to `dense` ranks; beyond them half as many that are
+/// evenly spread, and the powers of two with their neighbours.
+fn encoder_counts(num_ranks: u32, dense: u32) -> BTreeSet<u32> {
+    if num_ranks <= dense {
         return (1..num_ranks).collect();
     }
-    let spread = (1..512).map(|part| u64::from(num_ranks) * part / 512).filter_map(|n| u32::try_from(n).ok());
+    let parts = dense / 2;
+    let spread = (1..parts)
+        .map(|part| u64::from(num_ranks) * u64::from(part) / u64::from(parts))
+        .filter_map(|n| u32::try_from(n).ok());
     let powers = (0..31).map(|power| 1_u32 << power).flat_map(|power| [power - 1, power, power + 1]);
     spread.chain(powers).filter(|&count| (1..num_ranks).contains(&count)).collect()
 }
@@ -54,10 +62,10 @@ pub(crate) fn layouts_with(
     [encoder_tp, llm_tp]: [u32; 2],
 ) -> Vec<Layout> {
     let mut layouts = Vec::new();
-    let of_replica = u64::from(encoder_stages) * u64::from(encoder_tp);
-    for encoder_dp in
-        encoder_counts(num_ranks).into_iter().take_while(|dp| u64::from(*dp) * of_replica < num_ranks.into())
-    {
+    let of_replica = encoder_stages.saturating_mul(encoder_tp);
+    let dense = if of_replica.saturating_mul(llm_tp) > 1 { DENSE_WIDE_RANKS } else { DENSE_RANKS };
+    let counts = encoder_counts(num_ranks / of_replica.max(1) + 1, dense).into_iter();
+    for encoder_dp in counts.take_while(|dp| u64::from(*dp) * u64::from(of_replica) < num_ranks.into()) {
         let encoder = ComponentLayout { tp: encoder_tp, pp: encoder_stages, dp: encoder_dp };
         let rest = num_ranks - encoder.num_ranks();
         if !rest.is_multiple_of(llm_tp) {
@@ -73,8 +81,12 @@ pub(crate) fn layouts_with(
 
 /// Whether each tensor group of the layout stands on one node of so many ranks.
 fn groups_within_nodes(layout: &Layout, ranks_per_node: u32) -> bool {
+    let ranks_per_node = ranks_per_node.max(1);
     let is_within = |first: u32, degrees: ComponentLayout| {
-        let node = |rank: u32| rank / ranks_per_node.max(1);
+        if ranks_per_node.is_multiple_of(degrees.tp) && first.is_multiple_of(degrees.tp) {
+            return true;
+        }
+        let node = |rank: u32| rank / ranks_per_node;
         let mut groups = (0..degrees.pp * degrees.dp).map(|group| first + group * degrees.tp);
         degrees.tp == 1 || groups.all(|first| node(first) == node(first + degrees.tp - 1))
     };
@@ -99,7 +111,7 @@ pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u3
 }
 
 /// Microbatches that a colocated rank may have at most, unless told: each takes the fewest that fit its memory.
-const COLOCATED_MICROBATCHES: u32 = 16;
+pub(crate) const COLOCATED_MICROBATCHES: u32 = 16;
 
 /// All colocated candidates: both components on every rank, with each sharding and each mode of recomputation. Parameters
 /// are also cut over the ranks of a node alone, where there are several nodes: groups of them hold copies.
@@ -134,57 +146,113 @@ pub(crate) fn colocated(
         .collect()
 }
 
-/// All pipelines, and the rejections that need no profile's times. `is_tied`: embedding and head are one matrix.
-/// `num_microbatches` is the one count to take, if given.
-pub(crate) fn space(
-    [num_ranks, ranks_per_node]: [u32; 2],
-    [num_encoder_layers, num_llm_layers]: [u32; 2],
-    is_tied: bool,
-    global_batch_size: u32,
-    num_microbatches: Option<u32>,
-    only: &Only,
-) -> Space {
-    let mut space = Space::default();
-    let modes = only.modes();
-    let layouts = layouts_with(num_ranks, only.encoder_stages(), only.tensor_degrees());
-    for layout in layouts.into_iter().filter(|layout| only.has_layout(layout)) {
+/// What pipelines must keep that needs no times.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules<'a> {
+    /// Ranks of the cluster, and of a node.
+    pub(crate) ranks: [u32; 2],
+    /// Layers of encoder and LLM backbone.
+    pub(crate) layers: [u32; 2],
+    /// Whether embedding and head are one matrix.
+    pub(crate) is_tied: bool,
+    /// Samples of a global batch.
+    pub(crate) global_batch_size: u32,
+    /// The one number of microbatches to take, if given.
+    pub(crate) num_microbatches: Option<u32>,
+    /// What is asked for.
+    pub(crate) only: &'a Only,
+}
+
+impl<'a> Rules<'a> {
+    /// Those of a search, whose model has so many layers.
+    pub(crate) fn of(input: &'a SearchInput<'_>, model: &CostModel) -> Self {
+        Self {
+            ranks: [input.cluster.num_ranks, input.cluster.ranks_per_node],
+            layers: [model.num_encoder_layers(), model.num_llm_layers()],
+            is_tied: model.is_tied(),
+            global_batch_size: input.global_batch_size,
+            num_microbatches: input.num_microbatches,
+            only: &input.only,
+        }
+    }
+
+    /// Pipelines of whole layers with encoders of one stage; where other degrees are asked for, of those.
+    pub(crate) fn plain(&self) -> Vec<Layout> {
+        let [encoder, llm] = self.only.tensor_degrees().map(|degree| degree.unwrap_or(1));
+        layouts_with(self.ranks[0], self.only.encoder_stages().unwrap_or(1), [encoder, llm])
+    }
+
+    /// The candidates of such degrees, and the rejections that need no profile's times. `ways` are a layout's shardings and
+    /// cuts into stages.
+    pub(crate) fn pipelines(
+        &self,
+        layouts: Vec<Layout>,
+        mut ways: impl FnMut(&Layout) -> Vec<Layout>,
+    ) -> Space {
+        let mut space = Space::default();
+        for layout in layouts.into_iter().filter(|layout| self.only.has_degrees(layout)) {
+            if let Some(rejection) = self.rejection(&layout) {
+                space.rejections.push(rejection);
+                continue;
+            }
+            let counts = self.num_microbatches.map_or_else(
+                || microbatch_counts(self.global_batch_size, layout.llm.dp),
+                |count| vec![count],
+            );
+            let layouts = ways(&layout);
+            for layout in layouts.into_iter().filter(|layout| self.only.has_layout(layout)) {
+                let of = |&num_microbatches| Candidate {
+                    layout,
+                    num_microbatches,
+                    recompute: self.only.first_mode(),
+                };
+                space.candidates.extend(counts.iter().map(of));
+            }
+        }
+        space
+    }
+
+    fn rejection(&self, layout: &Layout) -> Option<Rejection> {
         let components = [
-            (Component::Encoder, layout.encoder.pp, num_encoder_layers.max(1)),
-            (Component::Llm, layout.llm.pp, num_llm_layers),
+            (Component::Encoder, layout.encoder.pp, self.layers[0].max(1)),
+            (Component::Llm, layout.llm.pp, self.layers[1]),
         ];
         if let Some((component, stages, layers)) = components.into_iter().find(|(_, pp, layers)| pp > layers)
         {
-            space.rejections.push(Rejection::StagesExceedLayers { component, stages, layers });
-            continue;
+            return Some(Rejection::StagesExceedLayers { component, stages, layers });
         }
-        if !groups_within_nodes(&layout, ranks_per_node) {
-            space.rejections.push(Rejection::GroupAcrossNodes { ranks_per_node });
-            continue;
+        let ranks_per_node = self.ranks[1];
+        if !groups_within_nodes(layout, ranks_per_node) {
+            return Some(Rejection::GroupAcrossNodes { ranks_per_node });
         }
-        if is_tied && layout.llm.pp > 1 && layout.llm.tp > 1 {
-            space.rejections.push(Rejection::TiedStages { stages: layout.llm.pp });
-            continue;
+        if !has_llm_stages(self.is_tied, layout) {
+            return Some(Rejection::TiedStages { stages: layout.llm.pp });
         }
-        let counts = num_microbatches
-            .map_or_else(|| microbatch_counts(global_batch_size, layout.llm.dp), |count| vec![count]);
-        let fewest = u64::from(counts.first().copied().unwrap_or(1)) * u64::from(layout.llm.dp);
-        if fewest > u64::from(global_batch_size) {
-            let buckets = u32::try_from(fewest).unwrap_or(u32::MAX);
-            space.rejections.push(Rejection::TooFewSamples { global_batch_size, buckets });
-            continue;
-        }
-        for num_microbatches in counts {
-            let of = |&recompute| Candidate { layout, num_microbatches, recompute };
-            space.candidates.extend(modes.iter().map(of));
-        }
+        let fewest = u64::from(self.num_microbatches.unwrap_or(1)) * u64::from(layout.llm.dp);
+        let buckets = u32::try_from(fewest).unwrap_or(u32::MAX);
+        let global_batch_size = self.global_batch_size;
+        (fewest > u64::from(global_batch_size))
+            .then_some(Rejection::TooFewSamples { global_batch_size, buckets })
     }
-    space
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn space(
+        ranks: [u32; 2],
+        layers: [u32; 2],
+        is_tied: bool,
+        global_batch_size: u32,
+        num_microbatches: Option<u32>,
+        only: &str,
+    ) -> Space {
+        let only = only.parse().unwrap();
+        let rules = Rules { ranks, layers, is_tied, global_batch_size, num_microbatches, only: &only };
+        rules.pipelines(rules.plain(), |layout| vec![*layout])
+    }
 
     #[test]
     fn three_ranks_have_three_layouts() {
@@ -203,7 +271,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_rejected_by_name() {
         // 3 ranks, 1 layer, 1 sample: pp 2 exceeds the layers, dp 2 exceeds the samples.
-        let space = space([3, 8], [1, 1], false, 1, None, &Only::default());
+        let space = space([3, 8], [1, 1], false, 1, None, "");
         assert_eq!(space.candidates.len(), 1);
         assert_eq!(
             space.rejections,
@@ -217,7 +285,7 @@ mod tests {
     /// Encoder stages are tried where they are asked for: 5 ranks less 2 or 4, and no more stages than layers.
     #[test]
     fn encoder_stages_are_those_asked_for() {
-        let of = |layers, only: &str| space([5, 8], [layers, 8], false, 64, Some(4), &only.parse().unwrap());
+        let of = |layers, only: &str| space([5, 8], [layers, 8], false, 64, Some(4), only);
         let degrees = |space: Space| -> Vec<[u32; 4]> {
             let of =
                 |c: &Candidate| [c.layout.encoder.pp, c.layout.encoder.dp, c.layout.llm.pp, c.layout.llm.dp];
@@ -235,7 +303,7 @@ mod tests {
     /// Tensor groups are those asked for: 7 ranks less the encoder's, in groups of two, each inside a node.
     #[test]
     fn tensor_groups_are_those_asked_for_and_stand_on_one_node() {
-        let of = |node, only: &str| space([7, node], [2, 8], false, 64, Some(4), &only.parse().unwrap());
+        let of = |node, only: &str| space([7, node], [2, 8], false, 64, Some(4), only);
         let degrees = |space: &Space| -> Vec<[u32; 5]> {
             let of = |c: &Candidate| {
                 let (encoder, llm) = (c.layout.encoder, c.layout.llm);
@@ -255,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_tied_head_that_is_cut_stays_with_its_embedding() {
-        let of = |is_tied, only: &str| space([7, 8], [2, 8], is_tied, 64, Some(4), &only.parse().unwrap());
+        let of = |is_tied, only: &str| space([7, 8], [2, 8], is_tied, 64, Some(4), only);
         let stages = |space: &Space| space.candidates.iter().map(|c| c.layout.llm.pp).collect::<Vec<_>>();
         let cut = of(true, "llm.tp=2");
         assert_eq!(stages(&cut), [1, 1, 1]);

@@ -7,11 +7,11 @@
 //! schedule can be compared. [`batches::GlobalBatches`] says which samples form the batch of a step; [`Prefetch`]
 //! computes schedules in a thread beside the training. The planner and the training use the same code.
 //!
-//! *Not modelled*: tensor parallelism (its degrees stay at 1). See
-//! `docs/step.md`.
+//! See `docs/step.md`.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, for balancing both components by predicted time.
 
+mod abilities;
 mod adapt;
 mod arm;
 mod aware;
@@ -32,6 +32,7 @@ mod scheduler;
 mod settings;
 mod tokens;
 
+pub use abilities::{PIPELINE_SHARDINGS, has_llm_stages, tensor_degrees};
 pub use adapt::adjustment::{Adjustment, RowFactor, ShapeFactor};
 pub use adapt::bins::ShapeBins;
 pub use adapt::correction::{Correction, CorrectionState};

@@ -1,5 +1,6 @@
 //! Settings: what of a plan the scheduler of a step needs to know.
 
+use crate::abilities::has_llm_stages;
 use crate::error::StepError;
 use dflop_cost::{CostModel, EncoderLayers, StageLayers};
 use dflop_types::{Component, Layout, PipelineOrder, RankedPlan, Zero};
@@ -91,9 +92,7 @@ impl StepSettings {
         }
         let component = Component::Llm;
         self.check_cut(component, model.num_llm_layers())?;
-        // Whole on both ends it is summed over them; a part of it has its like on one end alone.
-        let is_whole = llm.tp == 1 && (layout.zero == Zero::Nothing || llm.dp == 1);
-        if llm.pp > 1 && model.is_tied() && !is_whole {
+        if !has_llm_stages(model.is_tied(), &layout) {
             return Err(StepError::TiedStages { stages: llm.pp });
         }
         let cut = layout.stage_layers(component, model.num_llm_layers());

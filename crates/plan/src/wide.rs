@@ -1,0 +1,199 @@
+//! Beyond plain pipelines: layers cut over the ranks of a tensor group, encoders of several stages, states cut over
+//! replicas, layers cut unevenly into stages, recomputation where memory is tight.
+//!
+//! They are many times the plain ones. So they come in after those: degrees whose least work alone takes longer than the
+//! best estimate of a plain pipeline are left out as a whole.
+
+use crate::bound::work_min_ns;
+use crate::contender::{Contender, Known};
+use crate::input::{SearchEffort, SearchInput};
+use crate::models::Models;
+use crate::rough::BatchSizes;
+use crate::space::{Candidate, Rules, Space, layouts_with};
+use dflop_cost::{CostModel, RankPart, Sharding};
+use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
+use dflop_types::{Component, ComponentLayout, Layout, Recompute, Zero};
+use std::collections::BTreeSet;
+
+/// Numbers of encoder stages that are tried where none is asked for.
+const ENCODER_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
+
+/// Candidates beyond the plain ones, and the least steps of degrees that were left out, in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Wide {
+    pub(crate) space: Space,
+    pub(crate) left_out_ns: Vec<u64>,
+}
+
+/// Pipelines with cut layers or several encoder stages. `plain` are the contenders without.
+pub(crate) fn wide(
+    input: &SearchInput<'_>,
+    rules: &Rules<'_>,
+    models: &Models,
+    known: &Known,
+    plain: &[Contender],
+) -> Wide {
+    let limit_ns = limit_ns(input, plain);
+    let of_encoder: Vec<u32> = rules.only.encoder_stages().map_or_else(
+        || ENCODER_STAGES.into_iter().filter(|&stages| stages <= rules.layers[0].max(1)).collect(),
+        |stages| vec![stages],
+    );
+    let mut wide = Wide::default();
+    let is_plain: BTreeSet<Layout> = rules.plain().into_iter().collect();
+    for &degrees in models.degrees() {
+        for &stages in &of_encoder {
+            let layouts = layouts_with(rules.ranks[0], stages, degrees);
+            let layouts = layouts.into_iter().filter(|layout| !is_plain.contains(layout)).collect();
+            let mut left_out_ns = Vec::new();
+            let space = rules.pipelines(layouts, |layout| {
+                let recompute = rules.only.first_mode();
+                let probe = Candidate { layout: *layout, num_microbatches: 1, recompute };
+                let (model, known) = (models.of(&probe), known.of(&probe));
+                let least_ns = work_min_ns(model, layout, &known.works[0]);
+                if limit_ns.is_some_and(|limit| least_ns > limit) {
+                    left_out_ns.push(least_ns);
+                    return Vec::new();
+                }
+                ways(input, model, &known.sizes[0], layout)
+            });
+            wide.space.candidates.extend(space.candidates);
+            wide.space.rejections.extend(space.rejections);
+            wide.left_out_ns.extend(left_out_ns);
+        }
+    }
+    wide
+}
+
+/// Colocated layouts whose layers are cut over several ranks, with each mode of recomputation there is.
+pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candidate> {
+    let [num_ranks, ranks_per_node] = rules.ranks;
+    let mut candidates = Vec::new();
+    for &[encoder, tp] in models.degrees() {
+        let is_within = num_ranks.is_multiple_of(tp) && ranks_per_node.is_multiple_of(tp);
+        if encoder != tp || tp == 1 || !is_within {
+            continue;
+        }
+        let dp = num_ranks / tp;
+        let degrees = ComponentLayout { tp, pp: 1, dp };
+        let of_rank = 2 * rules.global_batch_size.div_ceil(dp.max(1));
+        let most = rules.num_microbatches.unwrap_or_else(|| {
+            of_rank.max(crate::space::COLOCATED_MICROBATCHES).min(rules.global_batch_size)
+        });
+        // ZeRO-2 is ZeRO-1 in time and memory.
+        let shardings = Zero::ALL.into_iter().filter(|&zero| match zero {
+            Zero::Nothing => true,
+            Zero::Gradients => dp > 1 && rules.only.zero() == Some(zero),
+            _ => dp > 1,
+        });
+        for zero in shardings {
+            let layout = Layout { encoder: degrees, llm: degrees, ..Layout::colocated(dp, zero) };
+            if !rules.only.has_layout(&layout) {
+                continue;
+            }
+            let of = |&recompute| Candidate { layout, num_microbatches: most, recompute };
+            let able = models.modes().iter().filter(|&&mode| rules.only.has_mode(mode)).map(of);
+            candidates.extend(able.filter(|candidate| models.has(candidate)));
+        }
+    }
+    candidates
+}
+
+/// The step that a pipeline must promise to be looked at: the shortest estimate of those that fit, in nanoseconds.
+fn limit_ns(input: &SearchInput<'_>, contenders: &[Contender]) -> Option<u64> {
+    let fitting = contenders.iter().filter(|one| !one.candidate.layout.is_colocated() && !one.rough.is_over);
+    match input.effort {
+        SearchEffort::Quick => fitting.map(|one| one.rough.step_ns).min(),
+        SearchEffort::Whole => None,
+    }
+}
+
+/// Pipelines of `candidates` that recompute: all but those whose memory is ample without, as `contenders` say, and those
+/// whose least work takes too long then.
+pub(crate) fn recomputing(
+    input: &SearchInput<'_>,
+    models: &Models,
+    known: &Known,
+    candidates: &[Candidate],
+    contenders: &[Contender],
+) -> Vec<Candidate> {
+    if input.memory_budget_bytes().is_none() {
+        return Vec::new();
+    }
+    let is_ample = |one: &&Contender| input.effort == SearchEffort::Quick && !one.rough.is_tight;
+    let ample: BTreeSet<&Candidate> =
+        contenders.iter().filter(is_ample).map(|contender| &contender.candidate).collect();
+    let tight = candidates
+        .iter()
+        .filter(|candidate| !candidate.layout.is_colocated() && candidate.recompute == Recompute::None)
+        .filter(|candidate| !ample.contains(candidate));
+    let limit_ns = limit_ns(input, contenders);
+    let is_able = |candidate: &Candidate| {
+        models.has(candidate)
+            && limit_ns.is_none_or(|limit| {
+                let work = &known.of(candidate).works[0];
+                work_min_ns(models.of(candidate), &candidate.layout, work) <= limit
+            })
+    };
+    tight
+        .flat_map(|candidate| models.modes().iter().map(|&recompute| Candidate { recompute, ..*candidate }))
+        .filter(|candidate| {
+            candidate.recompute != Recompute::None && input.only.has_mode(candidate.recompute)
+        })
+        .filter(is_able)
+        .collect()
+}
+
+/// The shardings and cuts of a pipeline that are worth a look: of two shardings that one whose ends of the step and whose
+/// memory are both less; the even cut, and the one that makes the longest stage shortest.
+pub(crate) fn ways(
+    input: &SearchInput<'_>,
+    model: &CostModel,
+    sizes: &BatchSizes,
+    layout: &Layout,
+) -> Vec<Layout> {
+    let uneven = sizes.shortest_cut(model, layout);
+    let cuts = std::iter::once(*layout).chain((uneven != *layout).then_some(uneven));
+    cuts.flat_map(|layout| shardings(input, model, &layout)).collect()
+}
+
+/// The layout with each sharding that is asked for; where none is, with those that no other beats in time and memory.
+fn shardings(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<Layout> {
+    let of = |zero| Layout { zero, ..*layout };
+    let is_able = |layout: &Layout| has_llm_stages(model.is_tied(), layout);
+    if let Some(zero) = input.only.zero() {
+        return PIPELINE_SHARDINGS.into_iter().filter(|&able| able == zero).map(of).filter(is_able).collect();
+    }
+    // ZeRO-2 is ZeRO-1 here.
+    let [whole, cut] = [of(Zero::Nothing), of(Zero::States)];
+    if layout.encoder.dp.max(layout.llm.dp) == 1 || !is_able(&cut) {
+        return vec![whole];
+    }
+    let [of_whole, of_cut] = [ends(input, model, &whole), ends(input, model, &cut)];
+    let is_less = |a: &[u64], b: &[u64]| a.iter().zip(b).all(|(a, b)| a <= b);
+    if is_less(&of_whole, &of_cut) {
+        vec![whole]
+    } else if is_less(&of_cut, &of_whole) {
+        vec![cut]
+    } else {
+        vec![whole, cut]
+    }
+}
+
+/// The end of the step, in nanoseconds, and what is held whatever the samples, in bytes, of each stage of a layout.
+fn ends(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<u64> {
+    let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: Recompute::None };
+    let settings = probe.settings(input);
+    let [encoder, llm] = [Component::Encoder, Component::Llm].map(|of| Sharding::of(layout, of));
+    let mut values = Vec::new();
+    for stage in settings.encoder_stages(model).unwrap_or_default() {
+        values.push(model.sharded_encoder_stage_tail(stage, encoder).ns);
+        values.push(model.sharded_memory(RankPart::EncoderStage(stage), encoder).static_bytes());
+    }
+    let mut last = None;
+    let stages = settings.stages(model).unwrap_or_default();
+    for stage in stages.into_iter().filter(|stage| last.replace(*stage) != Some(*stage)) {
+        values.push(model.sharded_stage_tail(stage, llm).ns);
+        values.push(model.sharded_memory(RankPart::Stage(stage), llm).static_bytes());
+    }
+    values
+}

@@ -1,0 +1,85 @@
+//! The search over all that training runs: layers cut over ranks and unevenly into stages, encoder stages, sharded states.
+
+#[path = "../../step/tests/fixture/mod.rs"]
+mod fixture;
+
+use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_step::GiantRule;
+use dflop_types::{MadeFrom, ModelProfile, PipelineOrder, SampleShape, Trained, Variant, Zero};
+
+fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
+    SearchInput {
+        shapes: shapes.into(),
+        model_profile,
+        cluster: fixture::cluster(num_ranks, None),
+        global_batch_size: 16,
+        num_microbatches: None,
+        giants: GiantRule::default(),
+        bucket_tokens_max: None,
+        order: PipelineOrder::OneFOneB,
+        trained: Trained::default(),
+        num_sampled_batches: 2,
+        only: "colocated=false".parse().expect("it is a part of a plan"),
+        compares: false,
+        effort: SearchEffort::Whole,
+        halt: &|| false,
+        seed: 11,
+        made_from: MadeFrom::from([("data_profile".to_owned(), "sha256:0".to_owned())]),
+        progress: &|_, _| {},
+    }
+}
+
+/// The model of the fixture with an encoder of four layers, a head as long as two layers, and layers cut over two and four
+/// ranks.
+fn cuttable() -> ModelProfile {
+    let mut profile = fixture::model_profile();
+    profile.modules.get_mut("encoder_layer").expect("it is there").count = 4;
+    for degree in [2, 4] {
+        let mut variant = Variant { tensor_parallel_degree: degree, ..Variant::default() };
+        for name in ["encoder_layer", "llm_layer", "llm_embedding", "llm_head"] {
+            let mut module = profile.modules[name].clone();
+            let part = |ns: u64| ns.div_ceil(degree.into());
+            for point in module.linear.points.iter_mut().chain(&mut module.attention.points) {
+                (point.forward_ns, point.backward_ns) = (part(point.forward_ns), part(point.backward_ns));
+                point.activation_bytes = part(point.activation_bytes);
+            }
+            module.num_parameters = part(module.num_parameters);
+            module.parameter_bytes = part(module.parameter_bytes);
+            variant.modules.insert(name.to_owned(), module);
+        }
+        profile.variants.push(variant);
+    }
+    profile
+}
+
+/// The same with layers that can be cut over ranks, encoders of several stages, uneven cuts and sharded states: the search
+/// looks at all of them without being asked, and loses no more.
+#[test]
+fn the_quick_search_finds_every_layout_that_training_runs() {
+    let model_profile = cuttable();
+    let only: Only = "colocated=false".parse().unwrap();
+    let mut kinds = [false; 4];
+    // A rank with less memory than a whole LLM backbone takes must share it.
+    for (num_ranks, seed, budget) in [(4, 1, None), (4, 2, Some(160 << 20)), (6, 3, Some(110 << 20))] {
+        let shapes = fixture::shapes(64, seed);
+        let search = |effort| {
+            let cluster = fixture::cluster(num_ranks, budget);
+            let input = input(&shapes, &model_profile, num_ranks);
+            let only = only.clone();
+            search(&SearchInput { effort, cluster, only, ..input }).unwrap()
+        };
+        let (quick, whole) = (search(SearchEffort::Quick), search(SearchEffort::Whole));
+        let ns = |outcome: &Outcome| outcome.ranked[0].prediction.step_ns_mean;
+        assert!(ns(&quick) <= ns(&whole) + ns(&whole) / 100, "{num_ranks}: {} {}", ns(&quick), ns(&whole));
+        let fallen: u64 = quick.rejections.iter().map(|r| r.count).sum();
+        assert_eq!(fallen + quick.num_judged, quick.num_candidates, "{num_ranks} ranks");
+        for plan in quick.ranked.iter().chain(&whole.ranked) {
+            let layout = plan.layout;
+            kinds[0] |= layout.encoder.tp.max(layout.llm.tp) > 1;
+            kinds[1] |= layout.encoder.pp > 1;
+            kinds[2] |= layout.llm_cut.is_some() || layout.encoder_cut.is_some();
+            kinds[3] |= layout.zero == Zero::States;
+        }
+    }
+    assert_eq!(kinds, [true; 4]);
+}

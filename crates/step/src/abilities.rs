@@ -1,0 +1,69 @@
+//! What training runs: the one list from which candidates are made. What it lacks is not proposed.
+//!
+//! [`crate::StepSettings::stages`] and [`crate::StepSettings::encoder_stages`] refuse layouts that no schedule is made for;
+//! here stands what the model and its recipe allow beyond that.
+
+use dflop_types::{Layout, ModelProfile, Trained, Zero};
+
+/// What replicas of a pipeline's component may keep only a part of. ZeRO-2 is ZeRO-1 there: gradients are cut once a step.
+pub const PIPELINE_SHARDINGS: [Zero; 3] = [Zero::Nothing, Zero::States, Zero::Gradients];
+
+/// Tensor parallel degrees that encoder and LLM backbone can have, ascending from 1: those that the profile was measured
+/// with, which divide heads and widths, up to the ranks of a node.
+///
+/// # Examples
+/// ```
+/// use dflop_types::{ModelProfile, Trained};
+/// let degrees = dflop_step::tensor_degrees(&ModelProfile::default(), Trained::default(), 8);
+/// assert_eq!(degrees, [vec![1], vec![1]]);
+/// ```
+pub fn tensor_degrees(profile: &ModelProfile, trained: Trained, ranks_per_node: u32) -> [Vec<u32>; 2] {
+    let of = |layer: &str, lora_rank: u32| {
+        let cut = profile.variants.iter().filter(|variant| {
+            // A degree that does not divide the heads has no such layer.
+            variant.lora_rank == lora_rank && variant.modules.contains_key(layer)
+        });
+        let cut = cut.map(|variant| variant.tensor_parallel_degree).filter(|&degree| degree > 1);
+        let mut degrees: Vec<u32> = cut.filter(|&degree| degree <= ranks_per_node).collect();
+        degrees.push(1);
+        degrees.sort_unstable();
+        degrees.dedup();
+        degrees
+    };
+    // Adapters are on the LLM backbone alone.
+    [of("encoder_layer", 0), of("llm_layer", trained.lora_rank)]
+}
+
+/// Whether the LLM backbone can have the stages of this layout. A head that is tied to the embedding is summed over the first
+/// and the last stage where it is whole on both; a part of it has its like on one of them alone.
+pub fn has_llm_stages(is_tied: bool, layout: &Layout) -> bool {
+    let llm = layout.llm;
+    let is_whole = llm.tp == 1 && (layout.zero == Zero::Nothing || llm.dp == 1);
+    llm.pp == 1 || !is_tied || is_whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use dflop_types::Variant;
+
+    #[test]
+    fn degrees_are_those_with_cut_layers_inside_a_node() {
+        let mut profile = fixture::model_profile();
+        let layer = profile.modules["llm_layer"].clone();
+        for degree in [2, 4, 16] {
+            let mut variant = Variant { tensor_parallel_degree: degree, ..Variant::default() };
+            variant.modules.insert("llm_layer".to_owned(), layer.clone());
+            if degree == 2 {
+                variant.modules.insert("encoder_layer".to_owned(), layer.clone());
+            }
+            profile.variants.push(variant);
+        }
+        let all = Trained::default();
+        assert_eq!(tensor_degrees(&profile, all, 8), [vec![1, 2], vec![1, 2, 4]]);
+        assert_eq!(tensor_degrees(&profile, all, 2), [vec![1, 2], vec![1, 2]]);
+        // Of adapters on cut layers nothing was measured.
+        assert_eq!(tensor_degrees(&profile, Trained { lora_rank: 8, ..all }, 8), [vec![1, 2], vec![1]]);
+    }
+}
