@@ -8,9 +8,10 @@ import re
 import pytest
 import test_train
 import torch
+from demo_run import python
 from memory_profile import memory_profile
 from ranks import results
-from test_train import lines, python, request, run_training
+from test_train import lines, request, run_training
 
 from dflop.models import load_adapter
 from dflop.profiling.artifact import hash_config

@@ -133,8 +133,8 @@ impl Models {
         self.by_way.get(&Way::from(candidate)).unwrap_or_else(|| self.plain())
     }
 
-    /// The model of whole layers in a mode; of one that was not measured, that of none.
-    pub(crate) fn whole(&self, mode: Recompute) -> &Arc<CostModel> {
-        self.by_way.get(&Way::new([1, 1], mode)).unwrap_or_else(|| self.plain())
+    /// The model of layers cut over so many ranks, in a mode; `None` where it was not measured.
+    pub(crate) fn cut(&self, degrees: [u32; 2], mode: Recompute) -> Option<&Arc<CostModel>> {
+        self.by_way.get(&Way::new(degrees, mode))
     }
 }

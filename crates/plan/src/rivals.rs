@@ -2,9 +2,9 @@
 //!
 //! | name | what it does |
 //! |---|---|
-//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage; arrival order, equal counts |
+//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage, layers cut over tensor groups where the profile has them; arrival order, equal counts |
 //! | `megatron-balanced` | the same; samples by predicted time of both components, longest first (LPT) |
-//! | `fsdp` | both components on every rank, with each sharding and recomputation; arrival order |
+//! | `fsdp` | both components on every rank or tensor group, with each sharding and recomputation; arrival order |
 //! | `fsdp-tokens` | the same; samples packed by LLM tokens, longest first |
 //! | `fsdp-dflop` | the same, with our balance |
 //! | `paper` | the layout that is shortest at the mean sample (DFLOP, Algorithm 1), its balance of two resources |
@@ -15,7 +15,8 @@ use crate::funnel::WHOLE_SAMPLES_MAX;
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::only::recompute_name;
-use crate::space::{Candidate, colocated, divisors, microbatch_counts};
+use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
+use crate::wide::colocated_groups;
 use crate::{baseline::refusal, only::Only};
 use dflop_cost::{CostModel, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
@@ -54,8 +55,18 @@ pub(crate) fn rivals(
 ) -> Result<Vec<Rival>, PlanError> {
     let (ranks, nodes) = (input.cluster.num_ranks, input.cluster.ranks_per_node);
     let every = Only::default();
-    let together =
+    // Their search is whole, whatever ours was restricted to.
+    let whole;
+    let models = if input.only.tensor_degrees() == every.tensor_degrees() {
+        models
+    } else {
+        whole = Models::cut_over(input, every.tensor_degrees())?;
+        &whole
+    };
+    let mut together =
         colocated(ranks, nodes, input.global_batch_size, input.num_microbatches, models.modes(), &every);
+    let rules = Rules { only: &every, ..Rules::of(input, models.plain()) };
+    together.extend(colocated_groups(&rules, models));
     let mut rivals = Vec::new();
     for (name, is_balanced) in [("megatron", false), ("megatron-balanced", true)] {
         rivals.push(megatron(name, input, models, batches, is_balanced));
@@ -161,6 +172,8 @@ fn fastest(
 /// One way to run all ranks as pipelines of one shape.
 #[derive(Debug, Clone, Copy)]
 struct Pipelines {
+    /// Ranks that each layer of encoder and LLM backbone is cut over. An encoder that cannot be cut is whole on each.
+    tp: [u32; 2],
     pp: u32,
     dp: u32,
     num_microbatches: u32,
@@ -176,22 +189,32 @@ fn megatron(
     batches: &[Vec<SampleIndex>],
     is_balanced: bool,
 ) -> Rival {
-    let (ranks, model) = (input.cluster.num_ranks, models.plain());
-    let ways: Vec<Pipelines> = divisors(ranks)
-        .into_iter()
-        .filter(|&pp| pp <= model.num_llm_layers())
-        .flat_map(|pp| {
-            let dp = ranks / pp;
+    let (ranks, num_layers) = (input.cluster.num_ranks, models.plain().num_llm_layers());
+    let groups = models.degrees().iter().filter(|&&[encoder, tp]| {
+        let is_cut = models.degrees().contains(&[tp, tp]);
+        ranks.is_multiple_of(tp) && encoder == if is_cut { tp } else { 1 }
+    });
+    let ways: Vec<Pipelines> = groups
+        .flat_map(|&tp| divisors(ranks / tp[1]).into_iter().map(move |pp| (tp, pp)))
+        .filter(|&(_, pp)| pp <= num_layers)
+        .flat_map(|(tp, pp)| {
+            let dp = ranks / tp[1] / pp;
             let counts = input
                 .num_microbatches
                 .map_or_else(|| microbatch_counts(input.global_batch_size, dp), |count| vec![count]);
             counts.into_iter().flat_map(move |num_microbatches| {
-                models.modes().iter().map(move |&recompute| Pipelines { pp, dp, num_microbatches, recompute })
+                models.modes().iter().map(move |&recompute| Pipelines {
+                    tp,
+                    pp,
+                    dp,
+                    num_microbatches,
+                    recompute,
+                })
             })
         })
         .collect();
     let step = |way: &Pipelines| -> Option<u64> {
-        let model = models.whole(way.recompute);
+        let model = models.cut(way.tp, way.recompute)?;
         let steps = batches.iter().map(|batch| pipelines_ns(input, model, way, batch, is_balanced));
         steps.sum::<Option<u64>>().map(|sum| sum / batches.len().max(1) as u64)
     };
@@ -200,7 +223,7 @@ fn megatron(
     best.map_or_else(
         || none(name),
         |(way, ns)| Rival {
-            layout: words(&format!("tp 1 pp {} dp {}, zero 1", way.pp, way.dp), way.recompute),
+            layout: words(&format!("tp {} pp {} dp {}, zero 1", way.tp[1], way.pp, way.dp), way.recompute),
             num_microbatches: way.num_microbatches,
             step_ns_mean: Some(ns),
             ..none(name)
