@@ -3,7 +3,7 @@
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 
-use dflop_plan::{Only, Outcome, SearchEffort, SearchInput, search};
+use dflop_plan::{Only, Outcome, Rival, SearchEffort, SearchInput, search};
 use dflop_step::GiantRule;
 use dflop_types::{MadeFrom, ModelProfile, PipelineOrder, SampleShape, Trained, Variant, Zero};
 
@@ -82,4 +82,32 @@ fn the_quick_search_finds_every_layout_that_training_runs() {
         }
     }
     assert_eq!(kinds, [true; 4]);
+}
+
+/// Whoever is compared with a plan that may cut layers may cut them too, whatever the plan itself is restricted to.
+#[test]
+fn rivals_may_cut_layers_too() {
+    let cut = cuttable();
+    let whole = ModelProfile { variants: Vec::new(), ..cut.clone() };
+    let shapes = fixture::shapes(64, 4);
+    let rivals = |model_profile: &ModelProfile, only: &str| {
+        let only = only.parse().expect("these are parts of a plan");
+        let input = input(&shapes, model_profile, 4);
+        // Too little for whole layers.
+        let cluster = fixture::cluster(4, Some(300 << 20));
+        search(&SearchInput { only, cluster, compares: true, effort: SearchEffort::Quick, ..input })
+            .unwrap()
+            .rivals
+    };
+    let (of_cut, of_whole) = (rivals(&cut, "colocated=true"), rivals(&whole, "colocated=true"));
+    for name in ["megatron", "fsdp"] {
+        let of = |rivals: &[Rival]| rivals.iter().find(|rival| rival.name == name).unwrap().clone();
+        let (cut, whole) = (of(&of_cut), of(&of_whole));
+        assert_eq!(whole.step_ns_mean, None, "{whole:?}");
+        assert!(["tp 2", "tp 4"].iter().any(|tp| cut.layout.contains(tp)), "{cut:?}");
+        assert!(cut.step_ns_mean.is_some(), "{cut:?}");
+    }
+    let of_others =
+        |rivals: Vec<Rival>| rivals.into_iter().filter(|rival| rival.name != "paper").collect::<Vec<_>>();
+    assert_eq!(of_others(rivals(&cut, "encoder.tp=1,llm.tp=1")), of_others(of_cut));
 }
