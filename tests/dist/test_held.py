@@ -16,6 +16,7 @@ from ranks import results
 from toy_run import write_colocated
 
 from dflop.models import load_adapter
+from dflop.models.parameters import component_of
 from dflop.parallel.shard import local
 from dflop.runtime import gradients, sharded, trainer
 
@@ -44,14 +45,21 @@ def write_profile(demo, path, dtype):
             # Measured apart, as of what is frozen.
             point |= {"input_ns": 25_000, "weight_ns": 25_000}
     profile["hidden_bytes"] = BYTES[dtype] * adapter.hidden_size
-    others = {"encoder": "projector", "llm": "llm_head"}
     for component, piece in pieces.items():
         layer, count = f"{component}_layer", profile["modules"][f"{component}_layer"]["count"]
-        named = dict(piece.named_parameters())
-        of_layers = sum(p.numel() for name, p in named.items() if ".layers." in name)
-        assert of_layers % count == 0
-        rest = sum(p.numel() for p in named.values()) - of_layers
-        sizes = {layer: of_layers // count, others[component]: rest, f"{component}_embedding": 0}
+        sizes = dict.fromkeys((layer, f"{component}_embedding", "projector", "llm_head"), 0)
+        del sizes["llm_head" if component == "encoder" else "projector"]
+        for name, parameter in piece.named_parameters():
+            if ".layers." in name:
+                sizes[layer] += parameter.numel()
+            elif component == "llm":
+                sizes["llm_head"] += parameter.numel()
+            else:
+                # A recipe may train the projector and leave what stands before the layers.
+                part = "projector" if component_of(name) == "projector" else "encoder_embedding"
+                sizes[part] += parameter.numel()
+        assert sizes[layer] % count == 0
+        sizes[layer] //= count
         for name, size in sizes.items():
             profile["modules"][name] |= {"num_parameters": size, "parameter_bytes": BYTES[dtype] * size}
     path.write_text(json.dumps(profile))
