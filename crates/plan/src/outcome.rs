@@ -194,9 +194,11 @@ fn degrees(plan: &RankedPlan) -> String {
     text
 }
 
-/// A pipeline of which nothing is sharded.
+/// A pipeline of one encoder stage and even cuts, of which nothing is sharded: three numbers say it all.
 fn is_plain(layout: &Layout) -> bool {
-    !layout.is_colocated() && layout.zero == Zero::Nothing && !layout.cuts_layers()
+    let is_even = layout.encoder_cut.is_none() && layout.llm_cut.is_none();
+    let is_whole = layout.zero == Zero::Nothing && !layout.cuts_layers();
+    !layout.is_colocated() && layout.encoder.pp == 1 && is_even && is_whole
 }
 
 /// The outcome for people: the choice, the runners-up, why the others were not chosen, and what the numbers do not hold.

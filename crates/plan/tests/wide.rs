@@ -3,7 +3,7 @@
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 
-use dflop_plan::{Only, Outcome, Rival, SearchEffort, SearchInput, search};
+use dflop_plan::{Only, Outcome, Rival, SearchEffort, SearchInput, explain, search};
 use dflop_step::GiantRule;
 use dflop_types::{MadeFrom, ModelProfile, PipelineOrder, SampleShape, Trained, Variant, Zero};
 
@@ -75,6 +75,8 @@ fn the_quick_search_finds_every_layout_that_training_runs() {
         assert_eq!(fallen + quick.num_judged, quick.num_candidates, "{num_ranks} ranks");
         for plan in quick.ranked.iter().chain(&whole.ranked) {
             let layout = plan.layout;
+            let text = explain(&Outcome { ranked: vec![plan.clone()], ..quick.clone() });
+            assert!(text.contains(&layout.to_string()) || layout.encoder.pp == 1, "{layout}: {text}");
             kinds[0] |= layout.encoder.tp.max(layout.llm.tp) > 1;
             kinds[1] |= layout.encoder.pp > 1;
             kinds[2] |= layout.llm_cut.is_some() || layout.encoder_cut.is_some();
