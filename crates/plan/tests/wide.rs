@@ -75,7 +75,7 @@ fn the_quick_search_finds_every_layout_that_training_runs() {
         assert_eq!(fallen + quick.num_judged, quick.num_candidates, "{num_ranks} ranks");
         for plan in quick.ranked.iter().chain(&whole.ranked) {
             let layout = plan.layout;
-            let text = explain(&Outcome { ranked: vec![plan.clone()], ..quick.clone() });
+            let text = explain(&Outcome { ranked: vec![*plan], ..quick.clone() });
             assert!(text.contains(&layout.to_string()) || layout.encoder.pp == 1, "{layout}: {text}");
             kinds[0] |= layout.encoder.tp.max(layout.llm.tp) > 1;
             kinds[1] |= layout.encoder.pp > 1;
