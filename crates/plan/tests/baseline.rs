@@ -1,17 +1,13 @@
 //! What a plan is held against: data parallelism by its own sums, ways that cannot run, and no ratio formed with them.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
-#[path = "../../step/tests/fixture/mod.rs"]
-mod fixture;
-
+use crate::{asked, fixture};
 use dflop_cost::{CostModel, RankMicrobatch};
-use dflop_plan::{DataParallel, SearchEffort, SearchInput, compare, explain, search};
+use dflop_plan::{DataParallel, SearchInput, compare, explain, search};
 use dflop_step::batches::GlobalBatches;
-use dflop_step::{Arm, GiantRule, Method, StepScheduler, StepSettings};
+use dflop_step::{Arm, Method, StepScheduler, StepSettings};
 use dflop_types::{
     ComponentLayout, Layout, MadeFrom, MicrobatchShape, ModelProfile, PipelineOrder, Refusal, SampleIndex,
-    SampleShape, Trained, WayPrediction,
+    SampleShape, WayPrediction,
 };
 
 fn data_parallel<'a>(model: &'a CostModel, shapes: &'a [SampleShape], num_ranks: u32) -> DataParallel<'a> {
@@ -182,23 +178,11 @@ fn baselines_may_choose_their_microbatches() {
 
 fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, budget: Option<u64>) -> SearchInput<'a> {
     SearchInput {
-        shapes: shapes.into(),
-        model_profile: profile,
         cluster: fixture::cluster(2, budget),
-        global_batch_size: 32,
-        num_microbatches: None,
-        giants: GiantRule::default(),
-        bucket_tokens_max: None,
-        order: PipelineOrder::OneFOneB,
-        trained: Trained::default(),
         num_sampled_batches: 2,
-        only: "colocated=false".parse().expect("it is a part of a plan"),
-        compares: false,
-        effort: SearchEffort::Whole,
-        halt: &|| false,
         seed: 1,
         made_from: MadeFrom::new(),
-        progress: &|_, _| {},
+        ..asked::input(shapes, profile, 2)
     }
 }
 

@@ -1,10 +1,6 @@
 //! The scheduler of colocated ranks against the closed form of data parallelism: packed by tokens, they are the same step.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
-#[path = "../../step/tests/fixture/mod.rs"]
-mod fixture;
-
+use crate::fixture;
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::DataParallel;
 use dflop_step::{Arm, Method, StepScheduler, StepSettings};

@@ -1,38 +1,21 @@
 //! What must hold of every search: more of anything never makes the best plan slower, and a baseline is what it says by sums
 //! worked out apart.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test may give up as a test may")]
-
-#[path = "../../step/tests/fixture/mod.rs"]
-mod fixture;
-
+use crate::{asked, fixture};
 use dflop_cost::{CostModel, Sharding};
 use dflop_plan::{Only, SearchEffort, SearchInput, search};
-use dflop_step::GiantRule;
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{
-    Cluster, MadeFrom, MicrobatchShape, ModelProfile, PipelineOrder, SampleIndex, SampleShape, Trained, Zero,
-};
+use dflop_types::{Cluster, MadeFrom, MicrobatchShape, ModelProfile, SampleIndex, SampleShape, Zero};
 
 fn input<'a>(shapes: &[SampleShape], profile: &'a ModelProfile, cluster: Cluster) -> SearchInput<'a> {
     SearchInput {
-        shapes: shapes.into(),
-        model_profile: profile,
-        cluster,
-        global_batch_size: 32,
-        num_microbatches: None,
-        giants: GiantRule::default(),
-        bucket_tokens_max: None,
-        order: PipelineOrder::OneFOneB,
-        trained: Trained::default(),
         num_sampled_batches: 2,
         only: Only::default(),
-        compares: false,
         effort: SearchEffort::Quick,
-        halt: &|| false,
         seed: 5,
         made_from: MadeFrom::new(),
-        progress: &|_, _| {},
+        cluster,
+        ..asked::input(shapes, profile, 1)
     }
 }
 

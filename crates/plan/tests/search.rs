@@ -1,9 +1,8 @@
 //! The search through its verb: agreement with brute force, memory, pruning, determinism, errors, and its
 //! words.
 
-#[path = "../../step/tests/fixture/mod.rs"]
-mod fixture;
-
+use crate::asked::input;
+use crate::fixture;
 use dflop_cost::{CostModel, RankMemory};
 use dflop_plan::{
     Caveats, Only, Outcome, PlanError, SearchEffort, SearchInput, StopReason, explain, layouts, search,
@@ -11,33 +10,10 @@ use dflop_plan::{
 use dflop_step::batches::GlobalBatches;
 use dflop_step::{Arm, GiantPolicy, GiantRule, StepScheduler, StepSettings};
 use dflop_types::{
-    Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, ModelProfile, PipelineOrder,
-    PlanPrediction, RankedPlan, Recipe, Recompute, Refusal, Rejection, RejectionCount, SampleShape, Trained,
-    WayPrediction,
+    Artifact, Component, ComponentLayout, Hint, Layout, MadeFrom, PipelineOrder, PlanPrediction, RankedPlan,
+    Recipe, Recompute, Refusal, Rejection, RejectionCount, Trained, WayPrediction,
 };
 use std::sync::Mutex;
-
-fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
-    SearchInput {
-        shapes: shapes.into(),
-        model_profile,
-        cluster: fixture::cluster(num_ranks, None),
-        global_batch_size: 32,
-        num_microbatches: None,
-        giants: GiantRule::default(),
-        bucket_tokens_max: None,
-        order: PipelineOrder::OneFOneB,
-        trained: Trained::default(),
-        num_sampled_batches: 4,
-        only: "colocated=false".parse().expect("it is a part of a plan"),
-        compares: false,
-        effort: SearchEffort::Whole,
-        halt: &|| false,
-        seed: 11,
-        made_from: MadeFrom::from([("data_profile".to_owned(), "sha256:0".to_owned())]),
-        progress: &|_, _| {},
-    }
-}
 
 fn settings(outcome: &Outcome, position: usize) -> StepSettings {
     StepSettings {

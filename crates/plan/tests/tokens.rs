@@ -1,11 +1,9 @@
 //! The cap on LLM tokens in a search: what cannot keep it falls by name, and what is ranked keeps it in training.
 
-#[path = "../../step/tests/fixture/mod.rs"]
-mod fixture;
-
-use dflop_plan::{PlanError, SearchEffort, SearchInput, search};
-use dflop_step::{GiantRule, StepError};
-use dflop_types::{PipelineOrder, Rejection, SampleShape, Trained};
+use crate::{asked, fixture};
+use dflop_plan::{PlanError, SearchInput, search};
+use dflop_step::StepError;
+use dflop_types::{MadeFrom, Rejection, SampleShape};
 
 fn tokens(shapes: &[SampleShape]) -> u64 {
     shapes.iter().map(|shape| u64::from(shape.llm_tokens)).sum()
@@ -21,23 +19,11 @@ fn the_planner_plans_within_the_cap() {
     let shapes = fixture::shapes(96, 4);
     let model_profile = fixture::model_profile();
     let input = |bucket_tokens_max| SearchInput {
-        shapes: shapes.clone().into(),
-        model_profile: &model_profile,
-        cluster: fixture::cluster(3, None),
-        global_batch_size: 32,
-        num_microbatches: None,
         bucket_tokens_max,
-        giants: GiantRule::default(),
-        order: PipelineOrder::OneFOneB,
-        trained: Trained::default(),
         num_sampled_batches: 3,
-        only: "colocated=false".parse().expect("it is a part of a plan"),
-        compares: false,
-        effort: SearchEffort::Whole,
-        halt: &|| false,
         seed: 1,
-        made_from: std::collections::BTreeMap::default(),
-        progress: &|_, _| {},
+        made_from: MadeFrom::new(),
+        ..asked::input(&shapes, &model_profile, 3)
     };
     let cap = longest(&shapes) + 400;
     let outcome = search(&input(Some(cap))).unwrap();

@@ -1,31 +1,14 @@
 //! The search over all that training runs: layers cut over ranks and unevenly into stages, encoder stages, sharded states.
 
-#[path = "../../step/tests/fixture/mod.rs"]
-mod fixture;
-
+use crate::{asked, fixture};
 use dflop_plan::{Only, Outcome, Rival, SearchEffort, SearchInput, explain, search};
-use dflop_step::GiantRule;
-use dflop_types::{MadeFrom, ModelProfile, PipelineOrder, SampleShape, Trained, Variant, Zero};
+use dflop_types::{ModelProfile, SampleShape, Variant, Zero};
 
 fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
     SearchInput {
-        shapes: shapes.into(),
-        model_profile,
-        cluster: fixture::cluster(num_ranks, None),
         global_batch_size: 16,
-        num_microbatches: None,
-        giants: GiantRule::default(),
-        bucket_tokens_max: None,
-        order: PipelineOrder::OneFOneB,
-        trained: Trained::default(),
         num_sampled_batches: 2,
-        only: "colocated=false".parse().expect("it is a part of a plan"),
-        compares: false,
-        effort: SearchEffort::Whole,
-        halt: &|| false,
-        seed: 11,
-        made_from: MadeFrom::from([("data_profile".to_owned(), "sha256:0".to_owned())]),
-        progress: &|_, _| {},
+        ..asked::input(shapes, model_profile, num_ranks)
     }
 }
 

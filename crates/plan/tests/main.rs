@@ -1,0 +1,13 @@
+//! The tests of the search, as one binary: each one more would be linked again.
+
+#![allow(clippy::unwrap_used, reason = "a test may give up, its helpers too")]
+
+mod asked;
+mod baseline;
+mod colocated;
+#[path = "../../step/tests/fixture/mod.rs"]
+mod fixture;
+mod properties;
+mod search;
+mod tokens;
+mod wide;
