@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 
 import pytest
@@ -18,7 +19,12 @@ SPEED = 20.0
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return write_demo(tmp_path_factory.mktemp("rehearse") / "demo", NUM_SAMPLES, BATCH, 4)
+    demo = write_demo(tmp_path_factory.mktemp("rehearse") / "demo", NUM_SAMPLES, BATCH, 4)
+    # A rehearsal asks for no section `train`: it is told how many steps.
+    text = (demo / "dflop.yaml").read_text()
+    (demo / "no_train.yaml").write_text(re.sub(r"^train:\n(  .*\n)*", "", text, flags=re.MULTILINE))
+    assert "steps" not in (demo / "no_train.yaml").read_text()
+    return demo
 
 
 def with_layout(demo, encoder_dp, llm_pp, llm_dp):
@@ -42,6 +48,7 @@ def rehearsal(demo, out, layout, steps, **asked):
         steps=steps,
         rehearsal=wanted,
         plan=str(with_layout(demo, *layout)),
+        config_path=str(demo / "no_train.yaml"),
     )
 
 

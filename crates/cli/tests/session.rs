@@ -374,6 +374,24 @@ fn data_is_profiled_without_cluster_and_train() {
     assert!(said.contains("cluster.num_ranks: is missing") && !said.contains("train."), "{said}");
 }
 
+/// What plans also rehearses: no field of `train` that decides no plan is asked for.
+#[test]
+fn a_plan_is_rehearsed_without_train() {
+    let session = Session::new();
+    let sections = "model: {dir: model}\ndata: {mixture: data/mixture.yaml}\ncluster: {num_ranks: 2}\n";
+    fs::write(session.path("demo/dflop.yaml"), sections).unwrap();
+    session.profile_data();
+    session.record_model_profile();
+    let config = ["-c", "demo/dflop.yaml"];
+    let said = session.dflop(&[&["plan"][..], &config].concat());
+    assert!(said.contains("status: 0"), "{said}");
+    // Nothing is missing but Python.
+    let said = session.dflop(&[&["rehearse", "--steps", "2"][..], &config].concat());
+    assert!(said.contains("error: `dflop rehearse` needs PyTorch"), "{said}");
+    let said = session.dflop(&[&["train", "--steps", "2"][..], &config].concat());
+    assert!(said.contains("train.steps: is missing"), "{said}");
+}
+
 /// The files of a model that is not at hand: times can be estimated from them, and sizes with a tokenizer beside them.
 #[test]
 fn a_model_of_the_catalogue_has_files() {

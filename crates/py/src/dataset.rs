@@ -94,7 +94,7 @@ impl Dataset {
         family: Option<Bound<'_, PyAny>>,
         evaluation: bool,
     ) -> PyResult<Self> {
-        let config = dflop_cli::config::load(&config_path).map_err(map(Kind::Profile))?;
+        let config = dflop_cli::config::load_data(&config_path).map_err(map(Kind::Profile))?;
         let family = crate::family::find(py, family, config.model.family.as_deref(), &config.directory)?;
         let settings = if evaluation {
             config.evaluation_settings().map_err(|rule| raise(Kind::Profile, &rule, None))?

@@ -110,6 +110,11 @@ impl Inputs {
         Self::of(config, files)
     }
 
+    /// Those beside the configuration, to rehearse a plan with: as for planning, what trains nothing need not be there.
+    fn read_to_rehearse(files: &InputFiles) -> Result<Self, Failure> {
+        Self::of(config::load_plan(&files.config.config)?, files)
+    }
+
     fn of(config: Config, files: &InputFiles) -> Result<Self, Failure> {
         let data_profile_path = beside(&config, files.data_profile.as_ref(), table::FILE_NAME);
         let data_profile = table::read(&data_profile_path)?;

@@ -15,7 +15,7 @@ const RANK_BYTES: u64 = 320 << 20;
 
 /// The request for `dflop rehearse`, with the plan checked against what is there now.
 pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
-    let inputs = Inputs::read(&arguments.files.inputs)?;
+    let inputs = Inputs::read_to_rehearse(&arguments.files.inputs)?;
     let config = &inputs.config;
     let plan_path = beside(config, arguments.files.plan.as_ref(), "plan.json");
     let plan: Plan = artifact::read(&plan_path)?;
