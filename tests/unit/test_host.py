@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import tiny_llava
 import torch
+from conformance import CPU, FLOAT, SETTINGS, conversations, write_model
 from test_models import SAMPLES, pack
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from dflop.data.collate import encoder_input
 from dflop.data.pin import pinned
+from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.adapter import LlmInput
 from dflop.runtime.stage import to_device
 
-CPU = torch.device("cpu")
 NAMES = ("text", "image", "video")
 
 
@@ -35,6 +38,69 @@ def test_no_forward_or_backward_of_the_backbone_reads_a_value(layers, adapter):
         torch.autograd.backward(outgoing, torch.empty_like(outgoing))
     assert incoming.grad is not None
     assert incoming.grad.shape == incoming.shape
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def family(request, tmp_path_factory):
+    """(adapter, what its encoder reads of samples of every kind)."""
+    folder = tmp_path_factory.mktemp("family")
+    adapter = load_adapter(write_model(folder, request.param))
+    samples = conversations(folder / "media", adapter, request.param).values()
+    with_media = [sample for sample in samples if sample.media]
+    shares = [share_of(sample.sample) for sample in with_media]
+    return adapter, encoder_input(shares, [sample.tiles() for sample in with_media], FLOAT)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_no_forward_or_backward_of_an_encoder_reads_a_value(family):
+    """As above, for the encoder of every family; where patches lie is found on the host, before the step."""
+    adapter, batch = family
+    encoder = adapter.build_encoder(CPU, FLOAT, 0)
+    expected = encoder(batch)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        features = encoder(to_device(batch, CPU, is_copied=True))
+        torch.autograd.backward(features, torch.empty_like(features))
+    assert features.shape == expected.shape
+    trained = [p for p in encoder.parameters() if p.requires_grad]
+    assert any(p.grad is not None for p in trained)
+
+
+class _Copies(TorchDispatchMode):
+    """Takes down each copy from the host to a device during which the host would wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocking = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = operator(*args, **kwargs)
+        if operator is torch.ops.aten._to_copy.default:
+            is_sent = args[0].device.type == "cpu" and result.device.type == "cuda"
+            if is_sent and not kwargs.get("non_blocking", False):
+                self.blocking.append(tuple(result.shape))
+        return result
+
+
+@pytest.mark.usefixtures("quiet")
+def test_no_forward_of_an_encoder_waits_for_a_copy_to_its_device(family, monkeypatch):
+    """On a device that has no values and that this machine need not have."""
+    adapter, batch = family
+    encoder = adapter.build_encoder(CPU, FLOAT, 0)
+    encoder(batch)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        for module in encoder.modules():
+            for tensors in (module._parameters, module._buffers):
+                there = {
+                    name: torch.empty_like(t, device="cuda") for name, t in tensors.items() if t is not None
+                }
+                tensors.update(there)
+        batch = to_device(batch, torch.device("cuda"))
+        with _Copies() as copies:
+            features = encoder(batch)
+    assert features.device.type == "cuda"
+    assert not copies.blocking
 
 
 def test_what_the_host_must_know_is_found_once(adapter):

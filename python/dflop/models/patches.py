@@ -9,8 +9,9 @@ attend within windows, patches lie window by window between embedding and projec
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -89,7 +90,7 @@ class Patches:
 
 
 def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device: torch.device) -> Patches:
-    """Where patches lie, by Hugging Face's own functions.
+    """Where patches lie, by Hugging Face's own functions on the host: the device is asked nothing.
 
     Args:
         pictures: (frame pairs, rows, columns) each, in patches.
@@ -99,15 +100,30 @@ def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device
     Returns:
         Positions, order and segments.
     """
+    found = _lay_out(tuple(pictures), geometry)
+    order = None if found.order is None else _sent(found.order, device)
+    return replace(found, positions_T2=_sent(found.positions_T2, device), order=order)
+
+
+# The forward that a backward runs again, and each encoder stage of a rank, ask for the same microbatch.
+@functools.lru_cache(maxsize=16)
+def _lay_out(pictures: tuple[tuple[int, int, int], ...], geometry: Geometry) -> Patches:
+    """As `lay_out`, on the CPU."""
     grid = torch.tensor(pictures)
-    positions_T2 = get_vision_position_ids(grid, geometry.merge).to(device)
+    positions_T2 = get_vision_position_ids(grid, geometry.merge)
     segments = tuple(rows * columns for pairs, rows, columns in pictures for _ in range(pairs))
     if geometry.window_size is None:
         return Patches(positions_T2, None, segments, ())
     order, bounds = get_vision_window_index(
         grid, geometry.merge, window_size=geometry.window_size, patch_size=geometry.patch_size
     )
-    return Patches(positions_T2, order.to(device), segments, tuple(bounds.diff().tolist()))
+    return Patches(positions_T2, order, segments, tuple(bounds.diff().tolist()))
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on `device`, by way of page-locked memory: else the copy waits for the device."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def reorder(rows: torch.Tensor, order: torch.Tensor | None, feature_patches: int) -> torch.Tensor:
@@ -151,8 +167,8 @@ def bounds_of_patches(
     tokens: Sequence[int], angles: tuple[torch.Tensor, ...], device: torch.device
 ) -> Bounds:
     """What layers must know of segments or windows of so many tokens each."""
-    ends = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32).to(device)
-    return Bounds(ends, tuple(tokens), angles)
+    ends = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32)
+    return Bounds(_sent(ends, device), tuple(tokens), angles)
 
 
 def run_layer(layer: Any, hidden_TV: torch.Tensor, bounds: Bounds) -> torch.Tensor:

@@ -246,6 +246,21 @@ class TileFamily(FamilyAdapter):
         return found["pixel_values_videos"][0].to(torch.float32)
 
 
+class CountedOnHost(list[torch.Tensor]):
+    """Features of media, for Hugging Face's packing, which is asked for no counts.
+
+    It puts them on the device of the first of its features, and so would wait for that device.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        """No features: a tensor of the host."""
+        del index
+        return _OF_HOST
+
+
+_OF_HOST = torch.empty(0)
+
+
 def check_features(features_ED: torch.Tensor, grid: MediaGrid) -> torch.Tensor:
     """The features of one medium, which must be as many as profiled.
 

@@ -17,7 +17,7 @@ from transformers.models.llava_next import modeling_llava_next as hf
 from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
 from dflop.models.processor_files import processor_fields, processor_file
 from dflop.models.rules import Rule
-from dflop.models.tiles import TileFamily, check_features, check_pinpoints, clip_plan
+from dflop.models.tiles import CountedOnHost, TileFamily, check_features, check_pinpoints, clip_plan
 from dflop.models.towers import inner_tower
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class LlavaNext(TileFamily):
         packed, _ = hf.LlavaNextModel.pack_image_features(
             # A method that reads nothing but the configuration of its model.
             cast("Any", SimpleNamespace(config=self.config)),
-            list(features_NPD.split([grid.num_tiles for grid in media])),
-            torch.tensor([[grid.height, grid.width] for grid in media]),
+            CountedOnHost(features_NPD.split([grid.num_tiles for grid in media])),
+            # A list: of a tensor each size would be asked for.
+            cast("Any", [[grid.height, grid.width] for grid in media]),
             vision_feature_select_strategy="default",
             image_newline=model.image_newline,
         )

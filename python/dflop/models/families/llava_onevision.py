@@ -18,7 +18,7 @@ from dflop.models.adapter import EXAMPLE_SIZE, MediaGrid
 from dflop.models.errors import profile_error
 from dflop.models.processor_files import processor_fields, processor_file
 from dflop.models.rules import Rule
-from dflop.models.tiles import TileFamily, check_features, check_pinpoints, clip_plan
+from dflop.models.tiles import CountedOnHost, TileFamily, check_features, check_pinpoints, clip_plan
 from dflop.models.towers import inner_tower
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class LlavaOnevision(TileFamily):
             )
         features_ED = hf.LlavaOnevisionModel.pack_image_features(
             shell,
-            [features_nPD],
+            CountedOnHost([features_nPD]),
             [[grid.height, grid.width]],
             image_newline=newline_D,
             vision_aspect_ratio=self.config.vision_aspect_ratio,
