@@ -429,6 +429,12 @@ pub(crate) struct Report {
     /// Directory of the run to show [default: DIR/run, or DIR/rehearsal if nothing was trained]
     #[arg(long, value_name = "DIR")]
     pub(crate) run: Option<PathBuf>,
+    /// Hold the run against another one: numbers with differences and intervals, and the steps both trained, side by side
+    ///
+    /// DIR is another directory, or the directory of another run, for example run.before. Where layouts, data or steps differ, the
+    /// report says so.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
     /// Where to write the page [default: DIR/report.html]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,

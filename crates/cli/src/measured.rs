@@ -18,6 +18,15 @@ pub(crate) struct GroupEntry {
     pub(crate) label_tokens: u64,
 }
 
+/// Idle time of all ranks in a step by cause, in nanoseconds; the wait for data before the step is in `data_wait`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct IdleNs {
+    pub(crate) ramp: u64,
+    pub(crate) imbalance: u64,
+    pub(crate) transfer: u64,
+    pub(crate) data_wait: u64,
+}
+
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct StepMetrics {
@@ -37,6 +46,15 @@ pub(crate) struct StepMetrics {
     pub(crate) corrected_ns: Option<u64>,
     /// Idle time over ranks x makespan.
     pub(crate) bubble_ratio: f64,
+    /// By cause, over all ranks; `None` in runs of earlier versions, as the two below.
+    #[serde(default)]
+    pub(crate) idle_ns: Option<IdleNs>,
+    /// LLM tokens of the global batch.
+    #[serde(default)]
+    pub(crate) tokens: Option<u64>,
+    /// Samples of the global batch.
+    #[serde(default)]
+    pub(crate) samples: Option<u64>,
     /// Until the last rank had its samples, before the step, in nanoseconds.
     #[serde(default)]
     pub(crate) data_wait_ns: u64,
@@ -136,27 +154,35 @@ impl Line for Evaluation {
 
 /// `Ok` if every schedule of a run that says what it was made from was made from what stands beside the run now.
 ///
-/// `now` has the hash of each file that is there, by name: `plan` and `data_profile`.
+/// `now` has the hash of each file that is there, by name: `plan` and `data_profile`; more than once where there are several plans.
 ///
 /// # Errors
 /// The first line that was made from something else, with both hashes.
-pub(crate) fn check_run(path: &Path, schedules: &[StepSchedule], now: &MadeFrom) -> Result<(), Failure> {
+pub(crate) fn check_run(path: &Path, schedules: &[StepSchedule], now: &[MadeFrom]) -> Result<(), Failure> {
     for (index, line) in schedules.iter().enumerate().filter(|(_, line)| !line.made_from.is_empty()) {
-        for (name, hash) in now {
-            let found = line.made_from.get(name).map_or("none", String::as_str);
-            if found != hash {
-                return Err(Failure::new(
-                    format!(
-                        "`{}` line {} was made from another `{name}`: {found}, the one beside it is {hash}",
-                        path.display(),
-                        index + 1
-                    ),
-                    Some(format!(
-                        "put back the {name} that the run was trained with, or train again with `dflop train --force`"
-                    )),
-                ));
-            }
+        let other = |now: &MadeFrom| {
+            let found = |name: &String| line.made_from.get(name).map_or("none", String::as_str);
+            let differs = |(name, hash): &(&String, &String)| found(name) != hash.as_str();
+            now.iter().find(differs).map(|(name, hash)| (name.clone(), hash.clone(), found(name).to_owned()))
+        };
+        if now.iter().any(|now| other(now).is_none()) {
+            continue;
         }
+        // Of several plans the one that differs in least is told: in the data, where the plan is among them.
+        let Some((name, hash, found)) = now.iter().filter_map(other).min_by_key(|(name, ..)| name == "plan")
+        else {
+            continue;
+        };
+        return Err(Failure::new(
+            format!(
+                "`{}` line {} was made from another `{name}`: {found}, the one beside it is {hash}",
+                path.display(),
+                index + 1
+            ),
+            Some(format!(
+                "put back the {name} that the run was trained with, or train again with `dflop train --force`"
+            )),
+        ));
     }
     Ok(())
 }

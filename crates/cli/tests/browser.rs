@@ -3,7 +3,7 @@
 //! Any Chromium of the machine will do (`CHROMIUM` names another); where there is none the tests say so and pass. It is spoken to
 //! over a pipe, in the `DevTools` protocol. `SCREENSHOTS=DIR` keeps pictures to look at.
 
-use crate::from_run::with_run;
+use crate::from_run::{train, with_run};
 use crate::watch::Server;
 use serde_json::{Value, json};
 use std::fs;
@@ -320,6 +320,63 @@ fn the_page_works_in_a_browser() {
     );
     assert_eq!(found, json!([true, 12, true]));
     browser.picture("plain");
+}
+
+/// Both runs of a step are on one canvas: the slider, the window and the pointer serve both.
+#[test]
+fn two_runs_are_drawn_one_above_the_other() {
+    let Some(mut browser) = Browser::start() else { return };
+    let session = with_run(1.5);
+    train(&session, "demo/quick", ["plan.json", "model_profile.json"], 0..9, 1.0);
+    let made = session.dflop(&["report", "demo", "--against", "demo/quick"]);
+    assert!(made.contains("status: 0"), "{made}");
+    let url = format!("file://{}", session.path("demo/report.html").canonicalize().unwrap().display());
+    let set_colours = |browser: &mut Browser, value: &str| {
+        let features = json!({"features": [{"name": "prefers-color-scheme", "value": value}]});
+        browser.ask("Emulation.setEmulatedMedia", &features);
+    };
+    set_colours(&mut browser, "light");
+    browser.open(&url);
+    let reading = "document.getElementById('viewer-reading').textContent";
+    let told = browser.value(reading);
+    assert!(told.as_str().unwrap().starts_with("Step 0, aware, measured: "), "it was left out: {told}");
+    let height = |browser: &mut Browser| browser.place("#viewer-canvas").3;
+    let alone = height(&mut browser);
+    browser.value("document.querySelector('[data-do=after]').click()");
+    let told = browser.value(reading);
+    let told = told.as_str().unwrap();
+    assert!(
+        told.starts_with("Step 1, run, aware, measured: ") && told.contains(". Below it quick, aware"),
+        "{told}"
+    );
+    assert!(height(&mut browser) > 1.7 * alone, "the other run has lanes of its own");
+    let (left, top, width, tall) = browser.place("#viewer-canvas");
+    // The last lane is of the other run, which has ended where this one goes on.
+    let mut tips = Vec::new();
+    for share in [0.4, 0.5, 0.6, 0.97] {
+        browser.mouse("mouseMoved", (left + 118.0 + share * (width - 126.0), top + tall - 12.0), 0);
+        let tip = browser.value(
+            "(() => { const t = document.querySelector('.tip'); return t.hidden ? '' : t.textContent; })()",
+        );
+        tips.push(tip.as_str().unwrap().to_owned());
+    }
+    assert!(tips[..3].iter().all(|tip| tip.starts_with("quick, rank ")) && tips[3].is_empty(), "{tips:?}");
+    browser.picture("against-light");
+    set_colours(&mut browser, "dark");
+    browser.picture("against-dark");
+    let narrow = json!({"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": true});
+    browser.ask("Emulation.setDeviceMetricsOverride", &narrow);
+    let wide = browser.value(
+        "[...document.querySelectorAll('body *')].filter(e => !e.parentElement.closest('.scroll') && e.getBoundingClientRect().right > 421).map(e => \
+         (e.closest('section') || {}).id + ': ' + e.tagName).slice(0, 5)",
+    );
+    assert_eq!(wide, json!([]), "what a narrow window cuts off");
+    browser.picture("against-narrow");
+    browser.ask("Emulation.clearDeviceMetricsOverride", &json!({}));
+    browser.ask("Emulation.setEmulatedMedia", &json!({"media": "print"}));
+    browser.picture("against-print");
+    assert_eq!(browser.problems, Vec::<String>::new());
+    assert_eq!(browser.requests, [url]);
 }
 
 /// The served page shows the newest step, and a step that has come since.

@@ -8,6 +8,7 @@ use dflop_types::{DataProfile, ModelProfile, Plan, artifact};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
+use std::ops::Range;
 
 /// A demo, planned, with a run of 12 steps on a machine whose LLM ranks take `times` of the profiled time.
 pub(crate) fn with_run(times: f64) -> Session {
@@ -16,14 +17,22 @@ pub(crate) fn with_run(times: f64) -> Session {
     session.record_model_profile();
     let made = session.dflop(&["plan", "-c", "demo/dflop.yaml", "--only", "colocated=false"]);
     assert!(made.contains("status: 0"), "{made}");
-    let plan: Plan = artifact::read(&session.path("demo/plan.json")).unwrap();
-    let model: ModelProfile = artifact::read(&session.path("demo/model_profile.json")).unwrap();
+    train(&session, "demo/run", ["plan.json", "model_profile.json"], 0..12, times);
+    session
+}
+
+/// Adds steps to a run of a demo, as `dflop train` would write them: trained with the plan and the model profile of these names, on a
+/// machine as told of [`with_run`].
+pub(crate) fn train(session: &Session, run: &str, files: [&str; 2], steps: Range<u64>, times: f64) {
+    let [plan, model] = files.map(|name| session.path("demo").join(name));
+    let plan: Plan = artifact::read(&plan).unwrap();
+    let model: ModelProfile = artifact::read(&model).unwrap();
     let data: DataProfile = table::read(&session.path("demo/data_profile.parquet")).unwrap();
     let scheduler = StepScheduler::of_plan(&plan, &data, &model, None, plan.seed).unwrap();
     let batches = GlobalBatches::new(data.samples.len() as u32, plan.global_batch_size, plan.seed).unwrap();
     let made_from = json!({"plan": artifact::hash_of(&plan), "data_profile": data.content_hash()});
     let (mut logged, mut traces, mut metrics) = (String::new(), String::new(), String::new());
-    for step in 0..12 {
+    for step in steps {
         let samples = batches.batch(step);
         let schedule = scheduler.schedule(step, &samples, Arm::AWARE).unwrap();
         let mut measured = scheduler.simulate(&schedule).unwrap();
@@ -51,11 +60,12 @@ pub(crate) fn with_run(times: f64) -> Session {
                           "predicted_ns": schedule.predicted_makespan_ns, "bubble_ratio": 0.5});
         writeln!(metrics, "{line}").unwrap();
     }
-    fs::create_dir_all(session.path("demo/run")).unwrap();
+    fs::create_dir_all(session.path(run)).unwrap();
     for (name, text) in [("schedules", logged), ("trace", traces), ("metrics", metrics)] {
-        fs::write(session.path(format!("demo/run/{name}.jsonl")), text).unwrap();
+        let path = session.path(format!("{run}/{name}.jsonl"));
+        let before = fs::read_to_string(&path).unwrap_or_default();
+        fs::write(path, before + &text).unwrap();
     }
-    session
 }
 
 #[test]

@@ -19,8 +19,9 @@
   const context = canvas.getContext("2d");
   const LEFT = 118;
   const TOP = 22;
+  const GAP = 20;
 
-  /// The lanes of a step: of each rank its spans, in nanoseconds.
+  /// The spans of a step, rank by rank, in nanoseconds.
   const lanesOf = (step) => {
     const text = step.spans;
     let at = 0;
@@ -49,15 +50,27 @@
   };
 
   let index = 0;
+  // Those of the step, then those of the other run's step where there is one: each with its rank, its spans and its step.
   let lanes = [];
   // The whole of a step, however long.
   let shown = { from: 0, to: Infinity };
   let drag = null;
   let colours = {};
   let hatch = null;
-  let numStages = 1;
   const step = () => data.steps[index];
-  const pitch = () => Math.max(3, Math.min(22, Math.floor(900 / data.ranks)));
+  // Time that is drawn: the longer of two steps.
+  const whole = () => Math.max(1, step().ns, step().other ? step().other.ns : 0);
+  const pitch = () => Math.max(3, Math.min(22, Math.floor(900 / Math.max(1, lanes.length))));
+  // Pixels above a lane: the other run's lanes stand apart.
+  const above = (at) => TOP + at * pitch() + (lanes[at] && lanes[at].run > 0 ? GAP : 0);
+  const lanesFor = (of, run) => {
+    const ranks = lanesOf(of);
+    const numStages = 1 + Math.max(0, ...ranks.map((spans) => (spans[0] ? spans[0].action.stage : 0)));
+    // A run of fewer ranks has no lanes for those that it lacks.
+    let last = ranks.length;
+    while (run > 0 && last > 0 && ranks[last - 1].length === 0) last -= 1;
+    return ranks.slice(0, last).map((spans, rank) => ({ spans, rank, run, of, numStages }));
+  };
   const x = (time) => LEFT + ((time - shown.from) / (shown.to - shown.from)) * (canvas.clientWidth - LEFT - 8);
   const time = (pixel) => shown.from + ((pixel - LEFT) / Math.max(1, canvas.clientWidth - LEFT - 8)) * (shown.to - shown.from);
 
@@ -83,8 +96,8 @@
     hatch = context.createPattern(tile, "repeat");
   };
 
-  const laneName = (rank) => {
-    const first = lanes[rank][0];
+  const laneName = ({ spans, rank, numStages }) => {
+    const first = spans[0];
     if (!first) return `rank ${rank}`;
     const stage = first.action.stage;
     if (stage === 0) return `rank ${rank} encoder`;
@@ -102,7 +115,7 @@
   };
 
   const draw = () => {
-    const height = TOP + pitch() * data.ranks + 4;
+    const height = above(lanes.length - 1) + pitch() + 4;
     const scale = window.devicePixelRatio || 1;
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(canvas.clientWidth * scale);
@@ -125,12 +138,17 @@
     context.textAlign = "left";
     context.fillStyle = colours.soft;
     context.fillText("ms", 0, 8);
-    const tail = step().ns - step().tail;
-    lanes.forEach((spans, rank) => {
-      const y = TOP + rank * pitch();
+    lanes.forEach((shownLane, at) => {
+      const { spans, rank, run, of } = shownLane;
+      const tail = of.ns - of.tail;
+      const y = above(at);
+      if (run > 0 && rank === 0) {
+        context.fillStyle = colours.soft;
+        context.fillText(`${data.names[1]}, ${of.arm}`, 0, y - GAP / 2 - 1);
+      }
       if (pitch() >= 11 || rank % Math.ceil(11 / pitch()) === 0) {
         context.fillStyle = colours.ink;
-        context.fillText(laneName(rank), 0, y + lane / 2);
+        context.fillText(laneName(shownLane), 0, y + lane / 2);
       }
       context.save();
       context.beginPath();
@@ -143,7 +161,7 @@
         context.fillRect(left, y, width > 3 ? width - 0.6 : width, lane);
       };
       block(0, tail, hatch);
-      if (step().tail > 0) block(tail, step().ns, colours.tail);
+      if (of.tail > 0) block(tail, of.ns, colours.tail);
       context.font = `10.5px ${font}`;
       context.textAlign = "center";
       for (const span of spans) {
@@ -171,9 +189,8 @@
 
   /// Shows the whole step, or a part of it that lies within.
   const window_ = (from, to) => {
-    const whole = step().ns || 1;
-    const width = Math.max(whole / 2000, Math.min(whole, to - from));
-    const start = Math.max(0, Math.min(whole - width, from));
+    const width = Math.max(whole() / 2000, Math.min(whole(), to - from));
+    const start = Math.max(0, Math.min(whole() - width, from));
     shown = { from: start, to: start + width };
     draw();
   };
@@ -183,17 +200,20 @@
     window_(middle - share * width, middle + (1 - share) * width);
   };
   const show = (next) => {
-    const isWhole = shown.from === 0 && shown.to >= (step().ns || 1);
+    const isWhole = shown.from === 0 && shown.to >= whole();
     index = Math.max(0, Math.min(data.steps.length - 1, next));
     slider.value = String(index);
-    lanes = lanesOf(step());
-    numStages = 1 + Math.max(0, ...lanes.map((spans) => (spans[0] ? spans[0].action.stage : 0)));
-    const { step: number, arm, how, ns: took, predicted, idle } = step();
-    const off = predicted > 0 ? `; ${ns(predicted)} predicted` : "";
-    reading.textContent = `Step ${number.toLocaleString("en")}, ${arm}, ${how}: ${ns(took)}, idle ${idle}${off}`;
+    const { other } = step();
+    lanes = other ? [...lanesFor(step(), 0), ...lanesFor(other, 1)] : lanesFor(step(), 0);
+    const told = ({ arm, how, ns: took, predicted, idle }) =>
+      `${arm}, ${how}: ${ns(took)}, idle ${idle}${predicted > 0 ? `; ${ns(predicted)} predicted` : ""}`;
+    const number = step().step.toLocaleString("en");
+    reading.textContent = other
+      ? `Step ${number}, ${data.names[0]}, ${told(step())}. Below it ${data.names[1]}, ${told(other)}`
+      : `Step ${number}, ${told(step())}`;
     slider.setAttribute("aria-valuetext", reading.textContent);
     canvas.setAttribute("aria-label", `Timeline of ${reading.textContent}. The table below has all steps.`);
-    if (isWhole) window_(0, step().ns || 1);
+    if (isWhole) window_(0, whole());
     else window_(shown.from, shown.to);
   };
   const slowest = () => data.steps.reduce((best, one, at) => (one.ns > data.steps[best].ns ? at : best), 0);
@@ -203,7 +223,7 @@
     slowest: () => show(slowest()),
     in: () => zoom(0.5),
     out: () => zoom(2),
-    all: () => window_(0, step().ns || 1),
+    all: () => window_(0, whole()),
   };
   holder.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-do]");
@@ -223,18 +243,18 @@
 
   const tip = document.querySelector("div.tip");
   const said = (pixel, y) => {
-    const rank = Math.floor((y - TOP) / pitch());
+    const lane = lanes.find((_, index) => y >= above(index) && y < above(index) + pitch());
     const at = time(pixel);
-    if (pixel < LEFT || rank < 0 || rank >= data.ranks || at < 0 || at > step().ns) return "";
-    const spans = lanes[rank];
+    if (pixel < LEFT || !lane || at < 0 || at > lane.of.ns) return "";
+    const { spans, of } = lane;
     const next = spans.findIndex((span) => span.to >= at);
-    const name = laneName(rank);
+    const name = of === step() ? laneName(lane) : `${data.names[1]}, ${laneName(lane)}`;
     if (next >= 0 && spans[next].from <= at) {
       const { action, from, to } = spans[next];
       return `${name}: ${action.name}, ${KINDS[action.kind]} of microbatch ${action.microbatch}: ${ns(to - from)}, from ${ns(from)}`;
     }
-    const tail = step().ns - step().tail;
-    if (at >= tail) return `reduction and optimizer: ${ns(step().tail)}`;
+    const tail = of.ns - of.tail;
+    if (at >= tail) return `reduction and optimizer: ${ns(of.tail)}`;
     const from = next > 0 ? spans[next - 1].to : next === 0 || spans.length === 0 ? 0 : spans[spans.length - 1].to;
     const to = next >= 0 ? spans[next].from : tail;
     return `${name} waits ${ns(to - from)}, from ${ns(from)}${next >= 0 ? `, for ${spans[next].action.name}` : ""}`;

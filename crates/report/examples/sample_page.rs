@@ -119,6 +119,8 @@ fn report() -> Report {
         held_out: falling(&mut dice, 16, 2.3, 9),
         loss_by_kind: ["text", "image", "video"].map(|name| group(&mut dice, name)).into(),
         loss_by_source: ["captions", "questions"].map(|name| group(&mut dice, name)).into(),
+        against: None,
+        plans: None,
         events: Vec::new(),
         slow_steps: Vec::new(),
         warnings: vec![

@@ -245,25 +245,25 @@ pub(crate) fn legend<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) 
 
 /// One column of a table: its heading, and the class of its cells.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Column(&'static str, Option<&'static str>);
+pub(crate) struct Column<'a>(&'a str, Option<&'static str>);
 
 /// Heading of a column of words.
-pub(crate) const fn words(name: &'static str) -> Column {
+pub(crate) const fn words(name: &str) -> Column<'_> {
     Column(name, None)
 }
 
 /// Heading of a column of short names, never broken over lines.
-pub(crate) const fn names(name: &'static str) -> Column {
+pub(crate) const fn names(name: &str) -> Column<'_> {
     Column(name, Some("w"))
 }
 
 /// Heading of a column of numbers.
-pub(crate) const fn numbers(name: &'static str) -> Column {
+pub(crate) const fn numbers(name: &str) -> Column<'_> {
     Column(name, Some("n"))
 }
 
 /// A table that scrolls by itself where the page is narrow.
-pub(crate) fn table(caption: &str, columns: &[Column], rows: &[Vec<String>]) -> Markup {
+pub(crate) fn table(caption: &str, columns: &[Column<'_>], rows: &[Vec<String>]) -> Markup {
     html! {
         div class="scroll" tabindex="0" role="region" aria-label=(caption) {
             table {
@@ -284,7 +284,7 @@ pub(crate) fn table(caption: &str, columns: &[Column], rows: &[Vec<String>]) -> 
 }
 
 /// A table that is opened on demand, below the chart that shows the same.
-pub(crate) fn table_below(caption: &str, columns: &[Column], rows: &[Vec<String>]) -> Markup {
+pub(crate) fn table_below(caption: &str, columns: &[Column<'_>], rows: &[Vec<String>]) -> Markup {
     html! {
         details { summary { "Table: " (caption) } (table(caption, columns, rows)) }
     }

@@ -14,12 +14,14 @@
 //! *Not modelled*: this crate computes only what a drawing needs (bins, pairs, medians of what is shown). Large
 //! inputs are drawn in part, and the page says which part.
 
+mod against;
 mod arm;
 mod chart;
 mod figure;
 mod loss;
 mod page;
 
+pub use against::{Against, AgainstRow, Change, StepPair, Unit};
 pub use figure::figure;
 pub use loss::{GroupLoss, LossPoint};
 
@@ -36,6 +38,10 @@ pub struct Report {
     pub steps: Vec<StepView>,
     /// The fastest baseline against the fastest of ours, where both were trained.
     pub comparison: Option<Comparison>,
+    /// This run against another.
+    pub against: Option<Against>,
+    /// The steps of this run's second plan against those of its first.
+    pub plans: Option<Against>,
     /// What the steps took, where something was trained.
     pub measured: Option<Measured>,
     /// The plan.

@@ -1,5 +1,6 @@
 //! The page: what stands where, in the order in which a reader asks.
 
+mod against;
 mod data;
 mod encode;
 mod links;
@@ -29,7 +30,8 @@ pub(crate) struct Section {
 
 /// The whole page.
 pub(crate) fn page(report: &Report) -> Markup {
-    let sections: Vec<Section> = [
+    let before = against::sections(report);
+    let sections = [
         steps::one_batch_twice(report),
         steps::idle(report),
         viewer::section(report),
@@ -45,8 +47,8 @@ pub(crate) fn page(report: &Report) -> Markup {
         provenance(report),
     ]
     .into_iter()
-    .flatten()
-    .collect();
+    .flatten();
+    let sections: Vec<Section> = before.into_iter().chain(sections).collect();
     let title = if report.title.is_empty() { "dflop report" } else { report.title.as_str() };
     html! {
         (DOCTYPE)

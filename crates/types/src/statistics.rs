@@ -61,6 +61,37 @@ impl Interval {
     }
 }
 
+impl Interval {
+    /// The mean of `ours` less that of `theirs`, which are no pairs, by Welch's t; `None` for fewer than two of either.
+    ///
+    /// ```text
+    /// half width = t(degrees) * sqrt(a + b),    a = variance of ours / their number, b likewise
+    /// degrees    = (a + b)^2 / (a^2 / (n - 1) + b^2 / (m - 1)), rounded down
+    /// ```
+    pub fn of_difference(ours: &[f64], theirs: &[f64]) -> Option<Self> {
+        let parts = |values: &[f64]| {
+            let n = values.len() as f64;
+            let mean = values.iter().sum::<f64>() / n;
+            let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0);
+            (values.len() >= 2).then_some((mean, variance / n, n - 1.0))
+        };
+        let ((mean, a, n), (other, b, m)) = (parts(ours)?, parts(theirs)?);
+        let degrees = (a + b).powi(2) / (a * a / n + b * b / m);
+        // Without any scatter there are no degrees to count, and no width either.
+        let half_width =
+            if a + b > 0.0 { student_t_975(degrees.floor().max(1.0) as usize) * (a + b).sqrt() } else { 0.0 };
+        Some(Self { mean: mean - other, low: mean - other - half_width, high: mean - other + half_width })
+    }
+
+    /// The geometric mean of `ours` over that of `theirs`, which are no pairs: [`Interval::of_difference`] of the
+    /// logarithms.
+    pub fn of_ratio(ours: &[f64], theirs: &[f64]) -> Option<Self> {
+        let logarithms = |values: &[f64]| values.iter().map(|x| x.ln()).collect::<Vec<f64>>();
+        let Self { mean, low, high } = Self::of_difference(&logarithms(ours), &logarithms(theirs))?;
+        Some(Self { mean: mean.exp(), low: low.exp(), high: high.exp() })
+    }
+}
+
 /// The geometric mean; `None` if there are none.
 pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.into_iter().fold((0.0, 0u64), |(sum, count), x| (sum + x.ln(), count + 1));
@@ -163,6 +194,21 @@ mod tests {
         assert!(is_near(found.mean - found.low, found.high - found.mean));
         assert_eq!(Interval::of(&[7.0]), None);
         assert_eq!(Interval::of(&[]), None);
+    }
+
+    #[test]
+    fn a_difference_of_what_are_no_pairs_by_hand() {
+        // Means 20 and 5; variances 100 / 3 and 2 / 2; degrees (34.33)^2 / (33.33^2 / 2 + 1) = 2.117.
+        let found = Interval::of_difference(&[10.0, 20.0, 30.0], &[4.0, 6.0]).unwrap();
+        assert!(is_near(found.mean, 15.0), "{found:?}");
+        assert!(is_near(found.high - 15.0, 4.303 * (103.0_f64 / 3.0).sqrt()), "{found:?}");
+        assert!(is_near(found.high - 15.0, 15.0 - found.low));
+        assert_eq!(
+            Interval::of_difference(&[2.0, 2.0], &[1.0, 1.0]),
+            Some(Interval { mean: 1.0, low: 1.0, high: 1.0 })
+        );
+        assert_eq!(Interval::of_difference(&[2.0], &[1.0, 1.0]), None);
+        assert!(is_near(Interval::of_ratio(&[1.0, 100.0], &[5.0, 5.0]).unwrap().mean, 2.0));
     }
 
     #[test]

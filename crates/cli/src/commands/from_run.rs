@@ -60,7 +60,7 @@ impl FromRun {
         let now: MadeFrom =
             [("plan".to_owned(), artifact::hash_of(&plan)), ("data_profile".to_owned(), data.content_hash())]
                 .into();
-        measured::check_run(&schedules_path, &logged, &now)?;
+        measured::check_run(&schedules_path, &logged, std::slice::from_ref(&now))?;
         let metrics: Vec<StepMetrics> = measured::read_lines(&dir.join("metrics.jsonl"))?.unwrap_or_default();
         if metrics.iter().any(|step| step.is_rehearsed) {
             return Err(Failure::new(

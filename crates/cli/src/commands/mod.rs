@@ -24,9 +24,6 @@ mod rehearse;
 mod renew;
 mod replay;
 mod report;
-mod report_loss;
-mod report_path;
-mod report_watch;
 mod scale;
 mod schedule;
 mod shell;
@@ -74,7 +71,7 @@ pub(crate) fn run(verb: Verb, family: Option<&GivenFamily>) -> Result<Outcome, F
         Verb::Train(arguments) => python::train(&arguments),
         Verb::Rehearse(arguments) => rehearse::run(&arguments),
         Verb::Export(arguments) => export::run(&arguments),
-        Verb::Report(arguments) if arguments.watch => done(report_watch::run(&arguments)),
+        Verb::Report(arguments) if arguments.watch => done(report::watch(&arguments)),
         Verb::Report(arguments) => done(report::run(&arguments)),
         Verb::Models(arguments) => done(models::run(&arguments)),
         Verb::Show(arguments) => done(show::run(&arguments)),

@@ -225,7 +225,7 @@ fn spread_of(mut sizes: Vec<u64>) -> String {
 fn histograms(by_kind: &ByKind) -> Markup {
     let classes: Vec<&str> = by_kind.iter().map(|(kind, _)| class_of(*kind)).collect();
     let names: Vec<&str> = by_kind.iter().map(|(kind, _)| name_of(*kind)).collect();
-    let mut columns: Vec<Column> = vec![words("tokens")];
+    let mut columns: Vec<Column<'_>> = vec![words("tokens")];
     columns.extend(by_kind.iter().map(|(kind, _)| numbers(name_of(*kind))));
     let sizes: [(&str, Size); 3] =
         [("encoder tokens", encoder_tokens), ("LLM tokens", llm_tokens), ("label tokens", label_tokens)];

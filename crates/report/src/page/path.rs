@@ -81,6 +81,7 @@ fn drawn(step: &SlowStep) -> Markup {
         .collect();
     html! {
         figure {
+            div class="scroll" tabindex="0" role="region" aria-label=(label) {
             svg class="chart timeline" viewBox={ "0 0 " (WIDTH) " " (format!("{height:.0}")) } role="img" aria-label=(label) {
                 @for &rank in &ranks {
                     text x="0" y=(format!("{:.1}", lane(rank) + LANE * 0.75)) class="lane" { "rank " (rank) }
@@ -91,6 +92,7 @@ fn drawn(step: &SlowStep) -> Markup {
                         height=(LANE - 4.0) { title { (link.action) " on rank " (link.rank) ": " (number::ns(link.end_ns - link.start_ns)) } }
                 }
                 polyline class="path" fill="none" stroke="currentColor" stroke-width="1" points=(corners.join(" ")) {}
+            }
             }
         }
     }

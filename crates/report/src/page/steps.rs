@@ -98,7 +98,7 @@ pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
             (legend(keys))
             @if has_both { div class="toggles" hidden { button type="button" data-hide="predicted" aria-pressed="true" { "predicted" } } }
         }
-        @for step in &shown.steps { (panel(step, end_ns)) }
+        @for step in &shown.steps { (panel(step, end_ns, arm_class(&step.arm), arm_name(&step.arm))) }
         (summary_of(&shown.steps))
     };
     let name = match (shown.is_same_batch, shown.steps.len()) {
@@ -109,7 +109,8 @@ pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
     Some(Section { id: "timelines", name, body })
 }
 
-fn panel(step: &StepView, end_ns: u64) -> Markup {
+/// A step, measured above predicted, under its name.
+pub(super) fn panel(step: &StepView, end_ns: u64, class: &str, name: &str) -> Markup {
     let draw = |timeline: &Timeline, how: &str, is_main: bool| {
         let lanes = Lanes::new(timeline, end_ns, WIDTH);
         let lane_height = match (is_main, lanes.num_lanes() > 8) {
@@ -135,7 +136,7 @@ fn panel(step: &StepView, end_ns: u64) -> Markup {
     };
     html! {
         div class="panel" {
-            h3 { i class={ "swatch " (arm_class(&step.arm)) } aria-hidden="true" {} (arm_name(&step.arm)) " " span class="note" { "step " (step.step) } }
+            h3 { i class={ "swatch " (class) } aria-hidden="true" {} (name) " " span class="note" { "step " (step.step) } }
             @if let Some(measured) = &step.measured {
                 p class="reading" { (step.how()) " " (numbers(measured)) }
                 (draw(measured, step.how(), true))
@@ -185,6 +186,7 @@ fn summary_of(steps: &[&StepView]) -> Markup {
 }
 
 /// Mean idle time a rank and step, in milliseconds, by cause, with the share of the makespan.
+#[derive(Clone, Copy)]
 struct MeanIdle {
     causes: [(f64, f64); 4],
     /// Within the makespan, over all causes: without the wait for data before it.
@@ -223,6 +225,56 @@ const CAUSES: [(&str, &str); 4] = [
     ("c-data-wait", "data wait"),
 ];
 
+/// Means of some steps under a name, and how the steps came about.
+type Named<'a> = (&'a str, &'static str, MeanIdle);
+
+/// Most steps wait for no data: the last cause is shown where one does.
+fn has_data_wait(means: &[Named<'_>]) -> bool {
+    means.iter().any(|(.., mean)| mean.causes[3].0 > 0.0)
+}
+
+fn drawn(means: &[Named<'_>], label: &str) -> Markup {
+    let causes = &CAUSES[..if has_data_wait(means) { 4 } else { 3 }];
+    let bar = |(name, how, mean): &Named<'_>| Bar {
+        name: format!("{} {how}", clipped(name, MOST_ARM)),
+        is_predicted: *how == "predicted",
+        parts: causes
+            .iter()
+            .zip(mean.causes)
+            .map(|((class, cause), (ms, share))| Part {
+                class,
+                value: ms,
+                title: format!(
+                    "{name}, {how}, {cause}: {} a rank and step, {} of the step",
+                    number::ms(ms),
+                    number::percent(share)
+                ),
+            })
+            .collect(),
+        total: number::percent(mean.within.1),
+    };
+    let drawn: Vec<Bar> = means.iter().map(bar).collect();
+    html! {
+        figure {
+            figcaption { "Idle time a rank and step, by cause" }
+            (bars(label, 420.0, &drawn, number::tick, "ms"))
+            (legend(causes.iter().copied()))
+        }
+    }
+}
+
+/// Idle time by cause, a bar for each of some named steps.
+pub(super) fn mean_idle_bars(named: &[(&str, Vec<(&StepView, &Timeline)>)]) -> Markup {
+    let mean = |(name, steps): &(&'_ str, Vec<(&StepView, &Timeline)>)| {
+        let how = steps.first().map_or("measured", |(step, _)| step.how());
+        let mean = mean_idle(steps.iter().map(|(step, timeline)| (*timeline, step.data_wait_ns)))?;
+        Some((how, mean, (*name).to_owned()))
+    };
+    let means: Vec<_> = named.iter().filter_map(mean).collect();
+    let means: Vec<Named<'_>> = means.iter().map(|(how, mean, name)| (name.as_str(), *how, *mean)).collect();
+    drawn(&means, "Idle time of both by cause, as in the table above.")
+}
+
 /// Idle time by cause, blind against aware.
 pub(super) fn idle(report: &Report) -> Option<Section> {
     let mut arms: Vec<&str> = ["blind", "aware"].into();
@@ -243,30 +295,8 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
     if means.is_empty() {
         return None;
     }
-    // Most steps wait for no data: the last cause is shown where one does.
-    let has_data_wait = means.iter().any(|(.., mean)| mean.causes[3].0 > 0.0);
+    let has_data_wait = has_data_wait(&means);
     let causes = &CAUSES[..if has_data_wait { 4 } else { 3 }];
-    let drawn: Vec<Bar> = means
-        .iter()
-        .map(|(arm, how, mean)| Bar {
-            name: format!("{} {how}", clipped(arm, MOST_ARM)),
-            is_predicted: *how == "predicted",
-            parts: causes
-                .iter()
-                .zip(mean.causes)
-                .map(|((class, cause), (ms, share))| Part {
-                    class,
-                    value: ms,
-                    title: format!(
-                        "{arm}, {how}, {cause}: {} a rank and step, {} of the step",
-                        number::ms(ms),
-                        number::percent(share)
-                    ),
-                })
-                .collect(),
-            total: number::percent(mean.within.1),
-        })
-        .collect();
     let counted: Vec<String> = means
         .iter()
         .map(|(arm, how, mean)| format!("{} {} {how}", mean.num_steps, clipped(arm, 20)))
@@ -297,11 +327,7 @@ pub(super) fn idle(report: &Report) -> Option<Section> {
             }
         }
         div class="row lean" {
-            figure {
-                figcaption { "Idle time a rank and step, by cause" }
-                (bars("Idle time by cause, as in the table beside it.", 420.0, &drawn, number::tick, "ms"))
-                (legend(causes.iter().copied()))
-            }
+            (drawn(&means, "Idle time by cause, as in the table beside it."))
             (table("Idle time a rank and step in ms, and its share of the step", &columns, &rows))
         }
     };

@@ -7,6 +7,7 @@ use crate::chart::{names, numbers, partly, spread, table, words};
 use crate::{Report, StepView};
 use dflop_types::{Timeline, number};
 use maud::{Markup, PreEscaped, html};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Bytes of spans that a page holds at most: with all else it stays below 5 MB.
@@ -16,10 +17,25 @@ const MOST_RANKS: u32 = 1_024;
 /// Rows of the table.
 const MOST_ROWS: usize = 1_000;
 
+/// A step, and the step of another run on the same samples that is drawn under it.
+#[derive(Debug, Clone, Copy)]
+struct Item<'a> {
+    step: &'a StepView,
+    timeline: &'a Timeline,
+    other: Option<(&'a StepView, &'a Timeline)>,
+}
+
+impl<'a> Item<'a> {
+    fn timelines(self) -> impl Iterator<Item = &'a Timeline> {
+        [Some(self.timeline), self.other.map(|(_, timeline)| timeline)].into_iter().flatten()
+    }
+}
+
 /// Steps whose spans the page holds.
 struct Held<'a> {
-    steps: Vec<(&'a StepView, &'a Timeline)>,
-    texts: Vec<String>,
+    steps: Vec<Item<'a>>,
+    /// Of each step its spans, and those of the other run.
+    texts: Vec<Vec<String>>,
     lists: Vec<String>,
     parts: u64,
     num_all: usize,
@@ -32,27 +48,31 @@ fn shown(step: &StepView) -> Option<(&StepView, &Timeline)> {
 }
 
 /// Ranks of the steps, however many.
-fn all_ranks(steps: &[(&StepView, &Timeline)]) -> u32 {
+fn all_ranks(steps: &[Item<'_>]) -> u32 {
     let of = |timeline: &Timeline| {
         let known = timeline.spans.iter().map(|s| s.rank.0.saturating_add(1)).max().unwrap_or(0);
         known.max(timeline.num_ranks)
     };
-    steps.iter().map(|(_, timeline)| of(timeline)).max().unwrap_or(0)
+    steps.iter().flat_map(|item| item.timelines()).map(of).max().unwrap_or(0)
 }
 
 /// Ranks that get a lane.
-fn num_ranks(steps: &[(&StepView, &Timeline)]) -> u32 {
+fn num_ranks(steps: &[Item<'_>]) -> u32 {
     all_ranks(steps).min(MOST_RANKS)
 }
 
 /// As finely as the page has room for; where it has none for all steps, some evenly spread ones.
-fn held<'a>(all: &[(&'a StepView, &'a Timeline)], most_bytes: usize) -> Held<'a> {
+fn held<'a>(all: &[Item<'a>], most_bytes: usize) -> Held<'a> {
     let ranks = num_ranks(all);
-    let encoded = |steps: &[(&StepView, &Timeline)], parts: u64| {
+    let encoded = |steps: &[Item<'_>], parts: u64| {
         let mut encoder = Encoder::default();
-        let texts: Vec<String> =
-            steps.iter().map(|(_, timeline)| encoder.timeline(timeline, ranks, parts)).collect();
-        let num_bytes = encoder.num_bytes() + texts.iter().map(|text| text.len() + 100).sum::<usize>();
+        let mut texts = Vec::with_capacity(steps.len());
+        for item in steps {
+            let of_step = item.timelines().map(|timeline| encoder.timeline(timeline, ranks, parts));
+            texts.push(of_step.collect::<Vec<String>>());
+        }
+        let num_bytes =
+            encoder.num_bytes() + texts.iter().flatten().map(|text| text.len() + 100).sum::<usize>();
         (texts, encoder.lists, num_bytes)
     };
     let mut steps = all.to_vec();
@@ -78,35 +98,60 @@ fn held<'a>(all: &[(&'a StepView, &'a Timeline)], most_bytes: usize) -> Held<'a>
 
 impl Held<'_> {
     /// What `viewer.js` reads.
-    fn json(&self) -> String {
-        let mut text = format!("{{\"parts\":{},\"ranks\":{},\"lists\":[", self.parts, num_ranks(&self.steps));
+    fn json(&self, names: Option<&[String; 2]>) -> String {
+        let mut text = format!("{{\"parts\":{},\"ranks\":{},", self.parts, num_ranks(&self.steps));
+        if let Some([other, own]) = names {
+            let _ = write!(text, "\"names\":[{},{}],", quoted(own), quoted(other));
+        }
+        text.push_str("\"lists\":[");
         let lists: Vec<String> = self.lists.iter().map(|list| quoted(list)).collect();
         text.push_str(&lists.join(","));
         text.push_str("],\"steps\":[");
-        for (index, ((step, timeline), spans)) in self.steps.iter().zip(&self.texts).enumerate() {
-            let tail_from = timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0);
-            let predicted = step.measured.as_ref().and(step.predicted.as_ref()).map_or(0, |p| p.makespan_ns);
-            let how = if step.measured.is_some() { step.how() } else { "predicted" };
-            let _ = write!(
-                text,
-                "{}{{\"step\":{},\"arm\":{},\"how\":\"{how}\",\"ns\":{},\"tail\":{},\"predicted\":{predicted},\
-                 \"idle\":\"{}\",\"spans\":\"{spans}\"}}",
-                if index == 0 { "" } else { "," },
-                step.step,
-                quoted(&step.arm),
-                timeline.makespan_ns,
-                timeline.makespan_ns.saturating_sub(tail_from),
-                number::percent(timeline.bubble_ratio()),
-            );
+        for (index, (item, spans)) in self.steps.iter().zip(&self.texts).enumerate() {
+            text.push_str(if index == 0 { "" } else { "," });
+            let _ = write!(text, "{{\"step\":{},", item.step.step);
+            fields(&mut text, item.step, item.timeline, &spans[0]);
+            if let (Some((step, timeline)), Some(spans)) = (item.other, spans.get(1)) {
+                text.push_str(",\"other\":{");
+                fields(&mut text, step, timeline, spans);
+                text.push('}');
+            }
+            text.push('}');
         }
         text.push_str("]}");
         text
     }
 }
 
+/// What a step and its pair both have.
+fn fields(text: &mut String, step: &StepView, timeline: &Timeline, spans: &str) {
+    let tail_from = timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0);
+    let predicted = step.measured.as_ref().and(step.predicted.as_ref()).map_or(0, |p| p.makespan_ns);
+    let how = if step.measured.is_some() { step.how() } else { "predicted" };
+    let _ = write!(
+        text,
+        "\"arm\":{},\"how\":\"{how}\",\"ns\":{},\"tail\":{},\"predicted\":{predicted},\"idle\":\"{}\",\"spans\":\"{spans}\"",
+        quoted(&step.arm),
+        timeline.makespan_ns,
+        timeline.makespan_ns.saturating_sub(tail_from),
+        number::percent(timeline.bubble_ratio()),
+    );
+}
+
+/// The steps with spans, each with the other run's step on the same samples.
+fn items(report: &Report) -> Vec<Item<'_>> {
+    let pairs = report.against.iter().flat_map(|against| &against.pairs);
+    let others: BTreeMap<usize, (&StepView, &Timeline)> =
+        pairs.filter_map(|pair| Some((pair.index, shown(&pair.other)?))).collect();
+    let known = report.steps.iter().enumerate().filter_map(|(index, step)| Some((index, shown(step)?)));
+    known
+        .map(|(index, (step, timeline))| Item { step, timeline, other: others.get(&index).copied() })
+        .collect()
+}
+
 /// The section; nothing where no step has spans.
 pub(super) fn section(report: &Report) -> Option<Section> {
-    let all: Vec<(&StepView, &Timeline)> = report.steps.iter().filter_map(shown).collect();
+    let all = items(report);
     if all.is_empty() {
         return None;
     }
@@ -120,14 +165,14 @@ pub(super) fn section(report: &Report) -> Option<Section> {
             }
         }
         noscript { p class="note" { "The timelines are drawn by a script of this page; without it the table below has each step's numbers." } }
-        @if !held.steps.is_empty() { (viewer(&held)) }
+        @if !held.steps.is_empty() { (viewer(&held, report.against.as_ref().map(|against| &against.names))) }
         (left_out(&held))
         (summary(&all))
     };
     Some(Section { id: "steps", name: "Step by step", body })
 }
 
-fn viewer(held: &Held<'_>) -> Markup {
+fn viewer(held: &Held<'_>, names: Option<&[String; 2]>) -> Markup {
     let last = (held.steps.len() - 1).to_string();
     html! {
         div class="viewer" id="viewer" hidden {
@@ -144,7 +189,7 @@ fn viewer(held: &Held<'_>) -> Markup {
             p class="reading" id="viewer-reading" role="status" {}
             canvas id="viewer-canvas" tabindex="0" role="img" aria-label="timeline" {}
         }
-        script type="application/json" id="viewer-data" { (PreEscaped(held.json())) }
+        script type="application/json" id="viewer-data" { (PreEscaped(held.json(names))) }
     }
 }
 
@@ -162,11 +207,11 @@ fn left_out(held: &Held<'_>) -> Markup {
 }
 
 /// The steps in numbers.
-fn summary(all: &[(&StepView, &Timeline)]) -> Markup {
+fn summary(all: &[Item<'_>]) -> Markup {
     let rows: Vec<Vec<String>> = spread(all.len(), MOST_ROWS)
         .into_iter()
         .map(|at| {
-            let (step, timeline) = all[at];
+            let Item { step, timeline, .. } = all[at];
             let both = step.measured.as_ref().zip(step.predicted.as_ref());
             let none = || number::NONE.to_owned();
             let ranks = f64::from(timeline.num_ranks.max(1));
@@ -242,24 +287,24 @@ mod tests {
         let report = Report { steps: steps(1_000, 64, 8), ..Report::default() };
         let page = crate::render(&report);
         assert!(page.len() < 5_000_000, "{} bytes", page.len());
-        let all: Vec<_> = report.steps.iter().filter_map(shown).collect();
+        let all = items(&report);
         assert_eq!(held(&all, MOST_BYTES).steps.len(), 1_000);
     }
 
     #[test]
     fn what_has_no_room_is_left_out_evenly_and_said() {
-        let steps = steps(40, 8, 8);
-        let all: Vec<_> = steps.iter().filter_map(shown).collect();
+        let report = Report { steps: steps(40, 8, 8), ..Report::default() };
+        let all = items(&report);
         let whole = held(&all, MOST_BYTES);
         assert_eq!((whole.steps.len(), whole.parts), (40, RESOLUTIONS[0]));
         assert_eq!(left_out(&whole).into_string(), "");
         let part = held(&all, 8_000);
-        let shown: Vec<u64> = part.steps.iter().map(|(step, _)| step.step).collect();
+        let shown: Vec<u64> = part.steps.iter().map(|item| item.step.step).collect();
         assert!(
             shown.len() > 5 && shown.len() < 40 && shown[0] == 0 && shown[shown.len() - 1] > 30,
             "{shown:?}"
         );
-        assert!(part.json().len() < 9_000);
+        assert!(part.json(None).len() < 9_000);
         let said = left_out(&part).into_string();
         assert!(said.contains("of 40 steps; times of spans are rounded to 1/2,048 of their step"), "{said}");
         assert!(held(&all, 10).steps.is_empty());

@@ -228,6 +228,8 @@ pub(crate) fn small() -> Report {
         held_out: Vec::new(),
         loss_by_kind: Vec::new(),
         loss_by_source: Vec::new(),
+        against: None,
+        plans: None,
         events: Vec::new(),
         slow_steps: Vec::new(),
         warnings: vec!["2 of 90 predictions were outside the measured range".to_owned()],

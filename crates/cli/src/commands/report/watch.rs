@@ -4,13 +4,13 @@
 //! file, so none leaves the directory. Who asks under another name than this machine's (a page of the web whose name was made to lead
 //! here) is refused.
 
-use super::report;
+use super::found::run_dir;
+use super::page;
 use crate::Failure;
 use crate::args;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
@@ -25,10 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// Asks now and then whether there is news, and then shows it at the same place.
-const FOLLOW: &str = include_str!("report_watch.js");
+const FOLLOW: &str = include_str!("watch.js");
 
 /// Serves until the process ends.
-pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
+pub(in crate::commands) fn run(arguments: &args::Report) -> Result<(), Failure> {
     let address = arguments.listen;
     let listener = TcpListener::bind(address).map_err(|error| {
         let hint = match error.kind() {
@@ -38,8 +38,7 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
         Failure::new(format!("cannot listen at {address}: {error}"), hint)
     })?;
     let bound = listener.local_addr().unwrap_or(address);
-    let watched =
-        Watched { dir: arguments.dir.clone(), run: arguments.run.clone(), bound, last: Mutex::default() };
+    let watched = Watched { arguments, bound, last: Mutex::default() };
     if !bound.ip().is_loopback() {
         talk!("note: whoever reaches {bound} can read the report");
     }
@@ -64,9 +63,8 @@ pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
 }
 
 /// A directory, and the page of it that was made last.
-struct Watched {
-    dir: PathBuf,
-    run: Option<PathBuf>,
+struct Watched<'a> {
+    arguments: &'a args::Report,
     bound: SocketAddr,
     /// The state of the files, and the page made of them.
     last: Mutex<Option<(String, String)>>,
@@ -77,7 +75,7 @@ struct Answer(&'static str, &'static str, String);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-impl Watched {
+impl Watched<'_> {
     fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -145,11 +143,11 @@ impl Watched {
 
     /// Length and time of change of each file that the page is made of.
     fn state(&self) -> String {
-        let run = report::run_dir(&self.dir, self.run.as_deref());
+        let dir = &self.arguments.dir;
+        let run = run_dir(dir, self.arguments.run.as_deref());
         let of_dir = ["data_profile.parquet", "model_profile.json", "plan.json", "dflop.yaml"];
         let of_run = ["metrics.jsonl", "trace.jsonl", "schedules.jsonl", "events.jsonl", "evaluations.jsonl"];
-        let paths =
-            of_dir.map(|name| self.dir.join(name)).into_iter().chain(of_run.map(|name| run.join(name)));
+        let paths = of_dir.map(|name| dir.join(name)).into_iter().chain(of_run.map(|name| run.join(name)));
         let mut state = String::new();
         for path in paths {
             let found = std::fs::metadata(path).ok().map(|file| {
@@ -169,7 +167,7 @@ impl Watched {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state();
         if last.as_ref().is_none_or(|(made_of, _)| *made_of != state) {
-            match report::page(&self.dir, self.run.as_deref()) {
+            match page(self.arguments) {
                 Ok(page) => {
                     let script = format!("<script data-state=\"{state}\">{FOLLOW}</script></body>");
                     *last = Some((state, page.replacen("</body>", &script, 1)));

@@ -1,11 +1,9 @@
-//! `dflop report`: whatever a directory holds, as one page.
+//! What a directory holds for a report: profiles, plans, and a run.
 
-use super::counted;
-use super::report_loss;
-use super::report_path::slow_steps;
-use super::simulate::write_trace;
+use super::path::slow_steps;
+use super::{for_page, loss, title};
 use crate::Failure;
-use crate::args;
+use crate::commands::counted;
 use crate::comparison::{ArmSummary, Comparison, Steps, Waits};
 use crate::config;
 use crate::measured::{self, Evaluation, StepEvent, StepMetrics, StepSchedule, StepTrace};
@@ -16,139 +14,26 @@ use dflop_report::{Report, StepView};
 use dflop_step::StepScheduler;
 use dflop_types::artifact::MadeFrom;
 use dflop_types::statistics::quantile_of;
-use dflop_types::{ArtifactError, DataProfile, ModelProfile, Plan, Timeline, artifact, number};
-use std::collections::BTreeSet;
+use dflop_types::{Artifact, ArtifactError, DataProfile, ModelProfile, Plan, artifact, number};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-pub(super) fn run(arguments: &args::Report) -> Result<(), Failure> {
-    let found = Found::read(&arguments.dir, arguments.run.as_deref())?;
-    let comparison = found.comparison();
-    let views = found.step_views()?;
-    let page = found.page(&arguments.dir, comparison.as_ref(), &views)?;
-    let out = arguments.out.clone().unwrap_or_else(|| arguments.dir.join("report.html"));
-    artifact::write_text(&out, "report", &page)?;
-    if let Some(path) = &arguments.trace {
-        let named: Vec<(String, &Timeline)> = views
-            .iter()
-            .flat_map(|view| {
-                let name = |what: &str| format!("step {} {} {what}", view.step, view.arm);
-                [(name("predicted"), view.predicted.as_ref()), (name("measured"), view.measured.as_ref())]
-            })
-            .filter_map(|(name, timeline)| Some((name, timeline?)))
-            .collect();
-        let borrowed: Vec<(&str, &Timeline)> = named.iter().map(|(n, t)| (n.as_str(), *t)).collect();
-        write_trace(path, &borrowed)?;
-    }
-    if let Some(path) = &arguments.figure {
-        // Without a comparison it may still be that one step of each was trained.
-        let arms = comparison.as_ref().map(|c| (c.best.baseline.as_str(), c.best.ours.as_str()));
-        let (baseline, ours) = arms.unwrap_or(("blind", "aware"));
-        let step = found.usual_step(baseline, ours);
-        let measured = |arm: &str| {
-            views.iter().find(|v| v.arm == arm && Some(v.step) == step).and_then(|v| v.measured.as_ref())
-        };
-        let (Some(before), Some(after)) = (measured(baseline), measured(ours)) else {
-            return Err(Failure::new(
-                format!(
-                    "`{}` holds no step of both arms, the figure shows one of each",
-                    arguments.dir.display()
-                ),
-                Some("train with `dflop train --compare`".to_owned()),
-            ));
-        };
-        let caption = found.caption(comparison.as_ref());
-        // Arrival order, and the fastest that runs ahead, where they are not the fastest baseline anyway.
-        let ahead = comparison.as_ref().and_then(Comparison::fastest_ahead);
-        let shown = ["blind"].into_iter().chain(ahead).filter(|arm| *arm != baseline);
-        let others = shown.filter_map(|arm| Some((arm, measured(arm)?)));
-        let steps: Vec<(&str, &Timeline)> = others.chain([(baseline, before), (ours, after)]).collect();
-        let figure = dflop_report::figure(&steps, &caption);
-        artifact::write_text(path, "figure", &figure).map_err(|error| Failure::of_flag(error, "--figure"))?;
-        talk!("wrote {}", path.display());
-    }
-    if let Some(comparison) = &comparison {
-        let mut text = serde_json::to_string_pretty(comparison)
-            .map_err(|e| Failure::new(format!("cannot write the summary: {e}"), None))?;
-        text.push('\n');
-        let path = arguments.dir.join("summary.json");
-        artifact::write_text(&path, "summary", &text).map_err(|error| Failure {
-            // The page is written, wherever `--out` says; the summary has one place.
-            hint: Some(format!("it stands in the directory: make `{}` writable", arguments.dir.display())),
-            ..error.into()
-        })?;
-        outln!("{}", comparison.sentence());
-        for arm in &comparison.arms {
-            outln!("{}: {}", arm.arm, arm.words());
-        }
-        if !comparison.is_gain() {
-            outln!(
-                "On {} ranks nothing is gained over the fastest baseline; `dflop simulate --num-ranks 8,16,32,64` simulates larger clusters.",
-                comparison.ranks
-            );
-        }
-        talk!("wrote {}", path.display());
-    } else {
-        for arm in ArmSummary::all(&found.metrics) {
-            outln!("{}: {}", arm.arm, arm.words());
-        }
-        // A file of an earlier comparison would describe a run that is no longer here.
-        let _ = std::fs::remove_file(arguments.dir.join("summary.json"));
-    }
-    outln!("report: {}", out.display());
-    Ok(())
-}
-
-fn title(dir: &Path) -> String {
-    let name = dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
-    name.unwrap_or_else(|| dir.display().to_string())
-}
-
-fn for_page(comparison: &Comparison) -> dflop_report::Comparison {
-    let best = &comparison.best;
-    let arm = |arm: &ArmSummary| dflop_report::ArmView {
-        name: arm.arm.clone(),
-        is_baseline: arm.is_baseline,
-        step_ms: arm.step_ms,
-        ratio: arm.ratio,
-        ratio_low: arm.ratio_low,
-        ratio_high: arm.ratio_high,
-        idle_ratio: arm.idle_ratio,
-    };
-    dflop_report::Comparison {
-        baseline: best.baseline.clone(),
-        ours: best.ours.clone(),
-        step_ms_baseline: best.step_ms_baseline,
-        step_ms_ours: best.step_ms_ours,
-        ratio: best.ratio,
-        ratio_low: best.ratio_low,
-        ratio_high: best.ratio_high,
-        pairs: best.pairs.clone(),
-        idle_ratio_baseline: best.idle_ratio_baseline,
-        idle_ratio_ours: best.idle_ratio_ours,
-        prediction_error_median: comparison.prediction_error_median,
-        prediction_error_p95: comparison.prediction_error_p95,
-        corrected_error_median: comparison.corrected_error_median,
-        corrected_error_p95: comparison.corrected_error_p95,
-        arms: comparison.arms.iter().map(arm).collect(),
-    }
-}
-
 /// What the directory holds.
-struct Found {
-    data: Option<DataProfile>,
-    model: Option<ModelProfile>,
-    plan: Option<Plan>,
-    metrics: Vec<StepMetrics>,
+pub(super) struct Found {
+    /// The directory of the run.
+    pub(super) run: PathBuf,
+    pub(super) data: Option<DataProfile>,
+    /// That of the plan.
+    pub(super) model: Option<ModelProfile>,
+    /// The plan that the last steps were trained with.
+    pub(super) plan: Option<Plan>,
+    /// Every plan that steps were trained with, in their order; or the plan of the directory where the run names none.
+    pub(super) planned: Vec<Planned>,
+    pub(super) metrics: Vec<StepMetrics>,
     traces: Vec<StepTrace>,
-    schedules: Vec<StepSchedule>,
+    pub(super) schedules: Vec<StepSchedule>,
     events: Vec<StepEvent>,
-    evaluations: Vec<Evaluation>,
-}
-
-/// The page of a directory as it is now, for `--watch`.
-pub(super) fn page(dir: &Path, run: Option<&Path>) -> Result<String, Failure> {
-    let found = Found::read(dir, run)?;
-    found.page(dir, found.comparison().as_ref(), &found.step_views()?)
+    pub(super) evaluations: Vec<Evaluation>,
 }
 
 /// The directory of the run that is shown: `run`, or `run` in `dir`, or `rehearsal` where nothing was trained.
@@ -159,16 +44,16 @@ pub(super) fn run_dir(dir: &Path, run: Option<&Path>) -> PathBuf {
 }
 
 impl Found {
-    fn page(
+    /// All that a page shows, but for what another run shows.
+    pub(super) fn report(
         &self,
         dir: &Path,
         comparison: Option<&Comparison>,
-        views: &[StepView],
-    ) -> Result<String, Failure> {
-        Ok(dflop_report::render(&Report {
+        views: Vec<StepView>,
+    ) -> Result<Report, Failure> {
+        Ok(Report {
             title: title(dir),
             facts: self.facts(),
-            steps: views.to_vec(),
             measured: Steps::of(&self.metrics).map(|steps| dflop_report::Measured {
                 num_steps: steps.count as u64,
                 is_rehearsed: self.is_rehearsed(),
@@ -182,28 +67,40 @@ impl Found {
             outliers: self.outliers(dir)?,
             model: self.model.clone(),
             loss: self.metrics.iter().filter_map(|m| Some((m.step, m.loss?))).collect(),
-            held_out: report_loss::held_out(&self.evaluations),
-            loss_by_kind: report_loss::groups("kind", &self.metrics, &self.evaluations),
-            loss_by_source: report_loss::groups("source", &self.metrics, &self.evaluations),
+            held_out: loss::held_out(&self.evaluations),
+            loss_by_kind: loss::groups("kind", &self.metrics, &self.evaluations),
+            loss_by_source: loss::groups("source", &self.metrics, &self.evaluations),
             events: self.events.iter().map(StepEvent::view).collect(),
-            slow_steps: self.slow_steps(views)?,
+            slow_steps: self.slow_steps(&views)?,
             warnings: self.warnings()?,
-        }))
+            steps: views,
+            against: None,
+            plans: None,
+        })
     }
 
     /// `run`: the directory of the run; `None`: `run` in `dir`, or `rehearsal` where nothing was trained.
-    fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
+    pub(super) fn read(dir: &Path, run: Option<&Path>) -> Result<Self, Failure> {
         let run = run_dir(dir, run);
         let schedules_path = run.join("schedules.jsonl");
+        let schedules: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
+        let planned = Planned::of(dir, &schedules)?;
+        let last = planned.last();
+        let model = match last {
+            Some(last) => last.model.clone(),
+            None => optional(artifact::read(&dir.join("model_profile.json")))?,
+        };
         let found = Self {
             data: optional(table::read(&dir.join(table::FILE_NAME)))?,
-            model: optional(artifact::read(&dir.join("model_profile.json")))?,
-            plan: optional(artifact::read(&dir.join("plan.json")))?,
+            model,
+            plan: last.map(|last| last.plan.clone()),
             metrics: measured::read_lines(&run.join("metrics.jsonl"))?.unwrap_or_default(),
             traces: measured::read_lines(&run.join("trace.jsonl"))?.unwrap_or_default(),
-            schedules: measured::read_lines(&schedules_path)?.unwrap_or_default(),
             events: measured::read_lines(&run.join("events.jsonl"))?.unwrap_or_default(),
             evaluations: measured::read_lines(&run.join("evaluations.jsonl"))?.unwrap_or_default(),
+            planned,
+            schedules,
+            run,
         };
         if found.data.is_none() && found.model.is_none() && found.plan.is_none() && found.metrics.is_empty() {
             return Err(Failure::new(
@@ -219,19 +116,28 @@ impl Found {
     }
 
     /// Whether the steps are those of a rehearsal.
-    fn is_rehearsed(&self) -> bool {
+    pub(super) fn is_rehearsed(&self) -> bool {
         self.metrics.iter().any(|step| step.is_rehearsed)
     }
 
-    /// Hashes of what a run is made from, of those files that are there.
-    fn hashes(&self) -> MadeFrom {
-        let plan = self.plan.as_ref().map(|plan| ("plan".to_owned(), artifact::hash_of(plan)));
+    /// What a run may be made from: of each plan its hash and that of the data, of those files that are there.
+    fn hashes(&self) -> Vec<MadeFrom> {
         let data = self.data.as_ref().map(|data| ("data_profile".to_owned(), data.content_hash()));
-        plan.into_iter().chain(data).collect()
+        let with = |plan: Option<&Planned>| {
+            plan.map(|of| ("plan".to_owned(), of.hash.clone())).into_iter().chain(data.clone())
+        };
+        let all: Vec<MadeFrom> = self.planned.iter().map(|plan| with(Some(plan)).collect()).collect();
+        if all.is_empty() { vec![with(None).collect()] } else { all }
+    }
+
+    /// Which of [`Found::planned`] a step was trained with.
+    pub(super) fn plan_index(&self, line: &StepSchedule) -> usize {
+        let hash = line.made_from.get("plan");
+        self.planned.iter().position(|planned| Some(&planned.hash) == hash).unwrap_or(0)
     }
 
     /// What the figure shows, in one line.
-    fn caption(&self, comparison: Option<&Comparison>) -> String {
+    pub(super) fn caption(&self, comparison: Option<&Comparison>) -> String {
         let device = self.model.as_ref().map_or("this machine", |model| model.device.name.as_str());
         let ranks = self.plan.as_ref().map_or(0, |plan| plan.best.layout.num_ranks());
         let measured = comparison.map_or_else(String::new, |c| {
@@ -243,31 +149,44 @@ impl Found {
         format!("One global batch, measured: {ranks} ranks on {device}{measured}.")
     }
 
-    fn comparison(&self) -> Option<Comparison> {
+    pub(super) fn comparison(&self) -> Option<Comparison> {
         // The traces say it too, where there is no plan; either may be missing.
         let traced = || self.traces.iter().map(StepTrace::num_ranks).max().unwrap_or(0);
         let ranks = self.plan.as_ref().map_or_else(traced, |plan| plan.best.layout.num_ranks());
         Comparison::of(&self.metrics, ranks)
     }
 
-    /// Measured steps with what was predicted of them, in the order in which they ran.
-    fn step_views(&self) -> Result<Vec<StepView>, Failure> {
-        let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
-            return Ok(Vec::new());
+    /// The scheduler of each plan; none without data and a model profile.
+    pub(super) fn schedulers(&self) -> Result<Vec<Option<StepScheduler>>, Failure> {
+        let of = |planned: &Planned| {
+            let (Some(data), Some(model)) = (&self.data, &planned.model) else { return Ok(None) };
+            Ok(Some(StepScheduler::of_plan(&planned.plan, data, model, None, planned.plan.seed)?))
         };
-        let scheduler = StepScheduler::of_plan(plan, data, model, None, plan.seed)?;
+        self.planned.iter().map(of).collect()
+    }
+
+    /// Measured steps with what was predicted of them, in the order in which they ran.
+    pub(super) fn step_views(&self) -> Result<Vec<StepView>, Failure> {
+        let schedulers = self.schedulers()?;
+        let lines: BTreeMap<(u64, &str), &StepSchedule> =
+            self.schedules.iter().map(|line| ((line.schedule.step, line.arm.as_str()), line)).collect();
+        let all_metrics: BTreeMap<(u64, &str), &StepMetrics> =
+            self.metrics.iter().map(|line| ((line.step, line.arm.as_str()), line)).collect();
         let mut views = Vec::new();
         for trace in &self.traces {
-            let is_its = |s: &&StepSchedule| s.schedule.step == trace.step && s.arm == trace.arm;
-            let Some(schedule) = self.schedules.iter().find(is_its) else { continue };
-            let metrics = self.metrics.iter().find(|m| m.step == trace.step && m.arm == trace.arm);
+            let key = (trace.step, trace.arm.as_str());
+            let Some(schedule) = lines.get(&key) else { continue };
+            let index = self.plan_index(schedule);
+            let Some(Some(scheduler)) = schedulers.get(index) else { continue };
+            let layout = &self.planned[index].plan.best.layout;
+            let metrics = all_metrics.get(&key);
             views.push(StepView {
                 step: trace.step,
                 arm: trace.arm.clone(),
                 predicted: Some(scheduler.simulate(&schedule.schedule)?),
                 measured: Some(scheduler.measured(
                     &schedule.schedule,
-                    &trace.spans(&plan.best.layout),
+                    &trace.spans(layout),
                     trace.makespan_ns,
                 )?),
                 is_rehearsed: metrics.is_some_and(|m| m.is_rehearsed),
@@ -277,18 +196,26 @@ impl Found {
         Ok(views)
     }
 
-    /// The slowest steps, and why.
+    /// The slowest steps of the last plan, and why.
     fn slow_steps(&self, views: &[StepView]) -> Result<Vec<dflop_report::SlowStep>, Failure> {
-        let (Some(plan), Some(data), Some(model)) = (&self.plan, &self.data, &self.model) else {
+        let (Some(data), Some(Some(scheduler))) = (&self.data, self.schedulers()?.pop()) else {
             return Ok(Vec::new());
         };
-        let scheduler = StepScheduler::of_plan(plan, data, model, None, plan.seed)?;
-        slow_steps(&scheduler, data, views, &self.schedules, &self.metrics)
+        let is_last = |line: &&StepSchedule| self.plan_index(line) + 1 == self.planned.len();
+        let of_plan: BTreeSet<(u64, &str)> = self
+            .schedules
+            .iter()
+            .filter(is_last)
+            .map(|line| (line.schedule.step, line.arm.as_str()))
+            .collect();
+        let views: Vec<&StepView> =
+            views.iter().filter(|view| of_plan.contains(&(view.step, view.arm.as_str()))).collect();
+        slow_steps(&scheduler, data, &views, &self.schedules, &self.metrics)
     }
 
     /// The global batch whose ratio of step times is nearest to the median: the figure shows a usual pair, not a lucky
     /// one.
-    fn usual_step(&self, baseline: &str, ours: &str) -> Option<u64> {
+    pub(super) fn usual_step(&self, baseline: &str, ours: &str) -> Option<u64> {
         let time = |step: u64, arm: &str| {
             self.metrics.iter().find(|m| m.step == step && m.arm == arm).map(|m| m.step_ns as f64)
         };
@@ -315,6 +242,9 @@ impl Found {
             }
         }
         if let Some(plan) = &self.plan {
+            for before in self.planned.iter().rev().skip(1).rev() {
+                add(&format!("layout before ({})", before.name), before.plan.best.layout.to_string());
+            }
             add("layout", plan.best.layout.to_string());
             add("microbatches", plan.best.num_microbatches.to_string());
             add("global batch", format!("{} samples", plan.global_batch_size));
@@ -386,7 +316,7 @@ impl Found {
     /// Measured steps whose schedules do not say what they were made from, where there is a plan or a data profile that they
     /// could differ from.
     fn num_unsure(&self) -> u64 {
-        if self.hashes().is_empty() {
+        if self.plan.is_none() && self.data.is_none() {
             return 0;
         }
         let says = self.schedules.iter().filter(|line| !line.made_from.is_empty());
@@ -463,4 +393,82 @@ fn optional<A>(read: Result<A, ArtifactError>) -> Result<Option<A>, Failure> {
         Err(ArtifactError::Missing { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// A plan that steps were trained with.
+pub(super) struct Planned {
+    /// The name of its file.
+    pub(super) name: String,
+    pub(super) hash: String,
+    pub(super) plan: Plan,
+    /// What it was made from; where that is not there, the model profile that is.
+    pub(super) model: Option<ModelProfile>,
+}
+
+impl Planned {
+    /// The plans of `dir` that the steps were trained with, in the order of the steps; `plan.json` where no step names one of them.
+    fn of(dir: &Path, schedules: &[StepSchedule]) -> Result<Vec<Self>, Failure> {
+        let mut hashes: Vec<&String> = Vec::new();
+        for hash in schedules.iter().filter_map(|line| line.made_from.get("plan")) {
+            if !hashes.contains(&hash) {
+                hashes.push(hash);
+            }
+        }
+        let usual: Option<Plan> = optional(artifact::read(&dir.join("plan.json")))?;
+        let usual = usual.map(|plan| ("plan.json".to_owned(), artifact::hash_of(&plan), plan));
+        // A run that has changed its plan names more than one: others lie beside it under names like plan.live.json.
+        let is_of_usual =
+            usual.as_ref().is_some_and(|(_, hash, _)| hashes.iter().all(|found| *found == hash));
+        let others = if is_of_usual { Vec::new() } else { named::<Plan>(dir, "plan.") };
+        let mut known: Vec<(String, String, Plan)> = usual.into_iter().collect();
+        for (name, plan) in others {
+            known.push((name, artifact::hash_of(&plan), plan));
+        }
+        let mut found: Vec<&(String, String, Plan)> =
+            hashes.iter().filter_map(|hash| known.iter().find(|(_, own, _)| own == *hash)).collect();
+        if found.is_empty() {
+            found.extend(known.iter().find(|(name, ..)| name == "plan.json"));
+        }
+        let usual: Option<ModelProfile> = optional(artifact::read(&dir.join("model_profile.json")))?;
+        let usual_hash = usual.as_ref().map(artifact::hash_of);
+        let is_of_usual = |plan: &Plan| {
+            plan.made_from.get("model_profile").is_none_or(|hash| Some(hash) == usual_hash.as_ref())
+        };
+        let others = if found.iter().all(|(_, _, plan)| is_of_usual(plan)) {
+            Vec::new()
+        } else {
+            named::<ModelProfile>(dir, "model_profile.")
+        };
+        let model = |plan: &Plan| {
+            let is_its =
+                |model: &ModelProfile| plan.made_from.get("model_profile") == Some(&artifact::hash_of(model));
+            let other = || others.iter().find(|(_, model)| is_its(model)).map(|(_, model)| model);
+            if is_of_usual(plan) { usual.clone() } else { other().or(usual.as_ref()).cloned() }
+        };
+        let planned = |(name, hash, plan): &(String, String, Plan)| Self {
+            name: name.clone(),
+            hash: hash.clone(),
+            plan: plan.clone(),
+            model: model(plan),
+        };
+        Ok(found.into_iter().map(planned).collect())
+    }
+}
+
+/// The artifacts of `dir` that can be read and whose file is called like `plan.live.json`, by name.
+fn named<A: Artifact + serde::de::DeserializeOwned>(dir: &Path, start: &str) -> Vec<(String, A)> {
+    let files = std::fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = files
+        .filter(|name| {
+            name.starts_with(start) && Path::new(name).extension().is_some_and(|end| end == "json")
+        })
+        .collect();
+    names.sort();
+    names
+        .into_iter()
+        .filter_map(|name| Some((name.clone(), artifact::read(&dir.join(&name)).ok()?)))
+        .collect()
 }

@@ -16,7 +16,7 @@ const NUM_FIRST: usize = 1;
 pub(super) fn slow_steps(
     scheduler: &StepScheduler,
     data: &DataProfile,
-    views: &[StepView],
+    views: &[&StepView],
     logged: &[StepSchedule],
     metrics: &[StepMetrics],
 ) -> Result<Vec<SlowStep>, Failure> {
@@ -25,7 +25,8 @@ pub(super) fn slow_steps(
         let predicted = ns(&view.predicted);
         if predicted > 0.0 { ns(&view.measured) / predicted } else { 0.0 }
     };
-    let mut order: Vec<&StepView> = views.iter().skip(NUM_FIRST.min(views.len().saturating_sub(1))).collect();
+    let mut order: Vec<&StepView> =
+        views.iter().copied().skip(NUM_FIRST.min(views.len().saturating_sub(1))).collect();
     order.sort_by(|a, b| over(b).total_cmp(&over(a)).then(a.step.cmp(&b.step)));
     let mut slow = Vec::new();
     for view in order.into_iter().take(NUM_SLOW) {

@@ -1,0 +1,147 @@
+//! Two runs, or the two plans of one run, as the page takes them.
+
+use crate::StepView;
+use dflop_types::number;
+use dflop_types::statistics::Interval;
+
+/// Two runs side by side.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Against {
+    /// The run that the other is held against, then the run of this report.
+    pub names: [String; 2],
+    /// What the numbers are of, and everything in which the two differ beside their times; a sentence each.
+    pub notes: Vec<String>,
+    /// The numbers.
+    pub rows: Vec<AgainstRow>,
+    /// Steps of both on the same global batch.
+    pub pairs: Vec<StepPair>,
+    /// Step times, in milliseconds by step, of each.
+    pub step_ms: [Vec<(u64, f64)>; 2],
+}
+
+/// A step of this report, and that of the other run on the same samples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepPair {
+    /// Position in [`crate::Report::steps`].
+    pub index: usize,
+    /// The other run's.
+    pub other: StepView,
+}
+
+/// What a number of a row is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Unit {
+    /// Milliseconds.
+    #[default]
+    Ms,
+    /// A share of the whole, from 0 to 1.
+    Share,
+    /// So many a second.
+    PerSecond,
+    /// Bytes.
+    Bytes,
+    /// A number without unit.
+    Plain,
+}
+
+/// How one number of the two runs changes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Change {
+    /// The second over the first, with its 95 % interval.
+    Ratio(Interval),
+    /// The second less the first, in the unit of the row, with its 95 % interval.
+    Difference(Interval),
+}
+
+/// One number of both runs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AgainstRow {
+    /// What it is.
+    pub name: String,
+    /// Of the numbers.
+    pub unit: Unit,
+    /// Those of [`Against::names`]; `None` where a run does not say.
+    pub values: [Option<f64>; 2],
+    /// `None` where there are no two steps of each to tell how sure a change is.
+    pub change: Option<Change>,
+}
+
+impl Unit {
+    fn shown(self, value: f64) -> String {
+        match self {
+            Self::Ms => number::ms(value),
+            Self::Share => number::percent(value),
+            Self::PerSecond => format!("{}/s", number::number(value)),
+            Self::Bytes => number::memory_size(value as u64),
+            Self::Plain => number::number(value),
+        }
+    }
+
+    /// With its sign.
+    fn shown_change(self, value: f64) -> String {
+        let sign = match value {
+            v if v < 0.0 => "-",
+            v if v > 0.0 => "+",
+            _ => "",
+        };
+        match self {
+            Self::Share => format!("{sign}{} points", number::number(100.0 * value.abs())),
+            unit => format!("{sign}{}", unit.shown(value.abs())),
+        }
+    }
+}
+
+impl AgainstRow {
+    /// Name, both values, the change, and its interval, as people read them.
+    pub fn cells(&self) -> [String; 5] {
+        let none = || number::NONE.to_owned();
+        let value = |at: usize| self.values[at].map_or_else(none, |value| self.unit.shown(value));
+        let (change, interval) = match (self.change, self.values) {
+            (Some(Change::Ratio(of)), _) => {
+                let part = |ratio: f64| number::signed_percent(ratio - 1.0);
+                (part(of.mean), format!("{} to {}", part(of.low), part(of.high)))
+            }
+            (Some(Change::Difference(of)), _) => {
+                let part = |value: f64| self.unit.shown_change(value);
+                (part(of.mean), format!("{} to {}", part(of.low), part(of.high)))
+            }
+            (None, [Some(first), Some(second)]) => (self.unit.shown_change(second - first), none()),
+            (None, _) => (none(), none()),
+        };
+        [self.name.clone(), value(0), value(1), change, interval]
+    }
+
+    /// Whether the interval leaves no doubt that there is a change.
+    pub fn is_sure(&self) -> bool {
+        match self.change {
+            Some(Change::Ratio(of)) => of.low > 1.0 || of.high < 1.0,
+            Some(Change::Difference(of)) => of.low > 0.0 || of.high < 0.0,
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_say_value_change_and_interval() {
+        let interval = |mean, low, high| Interval { mean, low, high };
+        let row = |unit, values, change| AgainstRow { name: "x".to_owned(), unit, values, change };
+        let faster = row(Unit::Ms, [Some(100.0), Some(80.0)], Some(Change::Ratio(interval(0.8, 0.75, 0.85))));
+        assert_eq!(faster.cells(), ["x", "100.0 ms", "80.0 ms", "-20.0 %", "-25.0 % to -15.0 %"]);
+        assert!(faster.is_sure());
+        let idle = row(
+            Unit::Share,
+            [Some(0.25), Some(0.125)],
+            Some(Change::Difference(interval(-0.125, -0.26, 0.01))),
+        );
+        assert_eq!(idle.cells()[3..], ["-12.5 points", "-26.0 points to +1.00 points"]);
+        assert!(!idle.is_sure());
+        let unsure = row(Unit::Share, [Some(0.25), None], None);
+        assert_eq!(unsure.cells()[1..], ["25.0 %", number::NONE, number::NONE, number::NONE]);
+        let bytes = row(Unit::Bytes, [Some(2_147_483_648.0), Some(1_073_741_824.0)], None);
+        assert_eq!(bytes.cells()[3], "-1.00 GiB");
+    }
+}
