@@ -116,3 +116,26 @@ def test_every_crate_comes_from_the_registry_with_a_version(crates: list[dict[st
         if d["req"] == "*" and not d.get("path")
     ]
     assert not loose, "a version must be named"
+
+
+@pytest.mark.parametrize("crate", sorted(path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml")))
+def test_a_published_crate_has_all_that_its_sources_include(crate: str) -> None:
+    """With its licence and a page to show. `cargo publish --dry-run` would build each crate anew to find that out."""
+    folder = ROOT / "crates" / crate
+    if "publish = false\n" in (folder / "Cargo.toml").read_text():
+        return
+    command = ["cargo", "package", "--list", "--offline", "--allow-dirty", "--package", f"dflop-{crate}"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert {"LICENSE", "README.md"} <= set(listed)
+    packed = {(folder / name).resolve() for name in listed}
+    missing = []
+    for name in listed:
+        if not name.endswith(".rs"):
+            continue
+        # Documents that are tests of ours: rustdoc alone reads them.
+        text = re.sub(r"#\[cfg\(doctest\)\]\n#\[doc = include_str!\(.*?\)\]", "", (folder / name).read_text())
+        for target in re.findall(r'include_(?:str|bytes)!\(\s*"([^"]+)"', text):
+            path = ((folder / name).parent / target).resolve()
+            if path not in packed:
+                missing.append(f"{name}: {target}")
+    assert not missing, "put the file into the crate, or leave the source out of it (`exclude` in Cargo.toml)"

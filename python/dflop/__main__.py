@@ -6,6 +6,7 @@ the shapes.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -15,6 +16,9 @@ from typing import Any
 
 from dflop import Error
 from dflop._native import run_cli
+
+# Of the extra `train`; without them nothing that needs PyTorch can begin.
+_NEEDED = ("numpy", "torch", "transformers")
 
 
 def main() -> int:
@@ -56,6 +60,10 @@ def _run(request: dict[str, object]) -> int:
     assert isinstance(arguments, dict)
     if request["verb"] == "profile_data":
         return _profile_data(arguments["family"], arguments["directory"])
+    # Here, as the processes that are started would end in a traceback each.
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
     if request["verb"] == "profile_model":
         from dflop.profiling.launch import launch as profile
 

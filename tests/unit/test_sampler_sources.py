@@ -14,6 +14,7 @@ from pyarrow import parquet
 from dflop import ArtifactError, BalancedBatchSampler
 from dflop import costs as costs_of
 from dflop._native import run_cli
+from dflop.integrations import balanced_loader
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,20 @@ def test_indices_of_a_profile_are_positions_in_the_dataset(policy, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         BalancedBatchSampler(path, 4, num_replicas=2, rank=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*are bad and never come")
+def test_a_loader_is_given_the_dataset_that_the_costs_are_of(tmp_path):
+    """Bad records count; a longer dataset would have samples that nobody trains, a shorter one would end in between."""
+    path = bad_demo(tmp_path / "demo", "skip")
+    loader = balanced_loader(list(range(24)), path, 4, collate_fn=list)
+    assert sorted(i for batch in loader for i in batch) == [i for i in range(24) if i not in {0, 2, 3}]
+    for length in (21, 25):
+        message = rf"costs of 21 samples and 3 bad ones, and `dataset` has {length}, must be equal"
+        with pytest.raises(ValueError, match=message):
+            balanced_loader(list(range(length)), path, 4)
+    with pytest.raises(ValueError, match="costs of 8 samples, and `dataset` has 9, must be equal"):
+        balanced_loader(list(range(9)), [(1, 1)] * 8, 4)
 
 
 def test_a_profile_that_is_not_of_all_records_is_refused(tmp_path):

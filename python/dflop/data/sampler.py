@@ -177,6 +177,11 @@ class BalancedBatchSampler:
             self._split.num_buckets // self._split.num_replicas
         )
 
+    @property
+    def num_records(self) -> int:
+        """Entries that the dataset must have: the samples with costs, and the bad ones of a profile."""
+        return self._num_samples + self._costs.num_bad
+
     def __iter__(self) -> Iterator[list[int]]:
         """This replica's batches of the epoch, from a loaded state's place on; then the next epoch begins."""
         return Iteration(self, self._start)

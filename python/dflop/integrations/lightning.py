@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
-from dflop.integrations.loader import split_options
+from dflop.integrations.loader import check_length, split_options
 from dflop.integrations.loss import num_label_tokens, token_loss
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class BalancedData(LightningDataModule):
             num_buckets=trainer.world_size * int(trainer.accumulate_grad_batches),
             **self._of_sampler,
         )
+        check_length(self._dataset, self._sampler, "dataset")
         if self._state is not None:
             self._sampler.load_state_dict(self._state)
             self._state = None

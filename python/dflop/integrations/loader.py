@@ -34,6 +34,32 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return of_loader, {name: value for name, value in options.items() if name not in _OF_LOADER}
 
 
+def check_length(dataset: Any, sampler: BalancedBatchSampler, name: str) -> None:
+    """Refuses a dataset that has not an entry for each position that the costs are of.
+
+    A longer dataset would have samples that are never trained, a shorter one would end the epoch with an
+    `IndexError`.
+
+    Args:
+        dataset: passed over where it does not know its length.
+        sampler: whose positions index it.
+        name: of the argument that holds the dataset.
+
+    Raises:
+        ValueError: the lengths differ.
+    """
+    try:
+        length = len(dataset)
+    except TypeError:
+        return
+    num_costs = int(sampler.state_dict()["num_samples"])
+    if length != sampler.num_records:
+        num_bad = sampler.num_records - num_costs
+        bad = f" and {num_bad} bad ones" if num_bad else ""
+        message = f"there are costs of {num_costs} samples{bad}, and `{name}` has {length}, must be equal"
+        raise ValueError(message)
+
+
 def balanced_loader(
     dataset: Any,
     costs: Any,
@@ -60,10 +86,15 @@ def balanced_loader(
 
     Returns:
         The loader.
+
+    Raises:
+        ValueError: the dataset has another number of samples than there are costs, or an argument breaks a
+            rule of the sampler.
     """
     num_ranks, rank = ranks_of(group)
     of_loader, of_sampler = split_options(options)
     sampler = BalancedBatchSampler(
         costs, batch_size, num_ranks, rank, num_buckets=num_ranks * accumulation, **of_sampler
     )
+    check_length(dataset, sampler, "dataset")
     return loader(dataset, batch_sampler=sampler, **of_loader)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torchtitan.components.dataloader import BaseDataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
+from dflop.integrations.loader import check_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ class BalancedDataLoader(BaseDataLoader):
             seed=config.seed,
             **(config.sampler or {}),
         )
+        check_length(dataset, self.sampler, "source")
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=self.sampler, collate_fn=collate, num_workers=config.num_workers
         )

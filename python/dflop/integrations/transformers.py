@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from dflop.data.sampler import BalancedBatchSampler
 from dflop.integrations.accelerate import keep_batches
+from dflop.integrations.loader import check_length
 from dflop.integrations.loss import token_loss
 
 if TYPE_CHECKING:
@@ -79,13 +80,7 @@ def balance(trainer: Trainer, costs: Any, **options: Any) -> Trainer:
 
     def get_train_dataloader() -> DataLoader[Any]:
         given = theirs()
-        num_costs = sampler.state_dict()["num_samples"]
-        if len(given.dataset) != num_costs:  # type: ignore[arg-type]
-            message = (
-                f"there are costs of {num_costs} samples, and `train_dataset` has "
-                f"{len(given.dataset)}, must be equal"  # type: ignore[arg-type]
-            )
-            raise ValueError(message)
+        check_length(given.dataset, sampler, "train_dataset")
         names = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         names += ("multiprocessing_context", "worker_init_fn", "timeout", "in_order")
         kept = {name: getattr(given, name) for name in names if hasattr(given, name)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from dflop.models.weight_files import check_has_weights
 from dflop.runtime.progress import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 def launch(request: Mapping[str, Any]) -> int:
@@ -48,6 +50,12 @@ def launch(request: Mapping[str, Any]) -> int:
     verb = "rehearse" if "rehearsal" in request else "train"
     if verb == "train":
         _check_family(request)
+    with _alone_in(Path(request["out"])):
+        return _started(request, verb)
+
+
+def _started(request: Mapping[str, Any], verb: str) -> int:
+    """The exit status of torchrun, which is started here with one process a rank."""
     path = _written(request)
     command = [
         sys.executable, "-m", "dflop.runtime.agent",
@@ -95,20 +103,50 @@ def _check_family(request: Mapping[str, Any]) -> None:
         )
 
 
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Makes the output directory, and keeps other commands from training in it until this one ends.
+
+    The lock is the system's: it ends with this process however that ends, and leaves no file. A file system
+    without locks goes without.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        held = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _not_writable(out, error) from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        message = f"`{out}`: another command is training there, only one may"
+        hint = "wait until it has ended, or choose another directory with `--out`"
+        raise hinted(OSError(message), hint) from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def _not_writable(out: Path, error: OSError) -> OSError:
+    # mkdir says "exists" of a file.
+    cause = "it is no directory" if out.exists() and not out.is_dir() else str(error.strerror).lower()
+    message = f"`{out}`: {cause}, the run must be written there"
+    return hinted(OSError(message), "choose another directory with `--out`")
+
+
 def _written(request: Mapping[str, Any]) -> Path:
-    """The path of the request as a file in the output directory, which is made.
+    """The path of the request as a file in the output directory.
 
     It takes the place of an earlier run's `request.json` with the first step.
     """
     out = Path(request["out"])
     path = out / "request.new.json"
     try:
-        out.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**request, "request_path": str(path)}, indent=1)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        # mkdir says "exists" of a file.
-        cause = "it is no directory" if out.exists() and not out.is_dir() else str(error.strerror).lower()
-        message = f"`{out}`: {cause}, the run must be written there"
-        raise hinted(OSError(message), "choose another directory with `--out`") from error
+        raise _not_writable(out, error) from error
     return path
