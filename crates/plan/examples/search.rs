@@ -95,6 +95,7 @@ fn input<'a>(
         giants: GiantRule::default(),
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
+        num_steps: 0,
         num_sampled_batches: (2_048 / global_batch_size).clamp(2, 4),
         trained: dflop_types::Trained::default(),
         only: only.clone(),

@@ -1,6 +1,9 @@
 //! What a search has found so far: the plans that it keeps, and why others cannot be the plan.
 
+use crate::run_memory::RunMemory;
+use crate::space::Candidate;
 use dflop_types::{Placement, RankedPlan, Rejection};
+use std::collections::BTreeMap;
 
 /// Plans that an outcome holds at most: the best and five runners-up.
 pub const NUM_RANKED: usize = 6;
@@ -14,6 +17,8 @@ pub(crate) struct Found {
     pub(crate) num_judged: u64,
     /// Candidates left where a halt struck.
     pub(crate) num_left: u64,
+    /// How those that fit fit the other global batches of the run.
+    pub(crate) run_memory: BTreeMap<Candidate, RunMemory>,
 }
 
 impl Found {
@@ -34,6 +39,17 @@ impl Found {
         if let Some(other) = other.filter(|_| !has_other) {
             self.ranked.pop();
             self.ranked.push(other);
+        }
+    }
+
+    /// The peaks of all plans over the other global batches of the run too.
+    pub(crate) fn raise_peaks(&mut self) {
+        for plan in &mut self.ranked {
+            let Some(found) = self.run_memory.get(&Candidate::from(&*plan)) else { continue };
+            let prediction = &mut plan.prediction;
+            let [encoder, llm] = found.peak_bytes;
+            prediction.encoder_memory_bytes_peak = prediction.encoder_memory_bytes_peak.max(encoder);
+            prediction.llm_memory_bytes_peak = prediction.llm_memory_bytes_peak.max(llm);
         }
     }
 

@@ -16,6 +16,8 @@ use crate::evaluate::{Judged, Verdict, judge_batch, summary};
 use crate::found::{Found, NUM_RANKED};
 use crate::input::SearchInput;
 use crate::models::Models;
+use crate::run_memory::Run;
+use crate::search::Held;
 use crate::space::Candidate;
 use dflop_step::StepScheduler;
 use dflop_types::{PlanPrediction, RankedPlan, Rejection, SampleIndex};
@@ -41,6 +43,9 @@ const TINY_SAMPLES_MAX: usize = 16;
 
 /// Candidates tried at most until one fits.
 const TRIED_MAX: usize = 192;
+
+/// And in all, where those that fit the sampled batches do not fit others of the run.
+const ALL_TRIED_MAX: usize = 4 * TRIED_MAX;
 
 /// Candidates that the scheduler's whole search may judge where a batch has more samples than that: the best, and whoever
 /// is better than it then.
@@ -82,53 +87,63 @@ pub(crate) fn judge(
     input: &SearchInput<'_>,
     models: &Models,
     mut contenders: Vec<Contender>,
-    batches: &[Vec<SampleIndex>],
+    held: &Held<'_>,
     found: &mut Found,
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
+    let Held { batches, run } = held;
     contenders.sort_by_key(|contender| (contender.rough, contender.candidate));
     let size = batches[0].len().max(1);
     let first = (FIRST_SAMPLES / size).clamp(FIRST_MIN, FIRST_MAX);
     let mut waiting = contenders.into_iter().peekable();
-    let mut judged: Vec<Judgement> = Vec::new();
     let mut num_tried = 0;
-    while let Some(next) = waiting.peek() {
-        let best_ns = judged.iter().map(Judgement::step_ns).min();
-        let most = if judged.is_empty() { TRIED_MAX.max(first) } else { first };
-        let is_far = size > PATIENT_SAMPLES_MAX
-            && best_ns.is_some_and(|ns| judged.len() >= NUM_RANKED && next.rough.step_ns > far(ns));
-        if num_tried >= most || is_far || !judged.is_empty() && (input.halt)() {
-            break;
-        }
-        progress(found);
-        let cutoff_ns = found.cutoff_ns().into_iter().chain(best_ns.map(|ns| ns + ns / 4)).min();
-        let next: Vec<Contender> = waiting.by_ref().take(AT_ONCE.min(first)).collect();
-        num_tried += next.len();
-        let verdicts = judged_first(input, models, next, batches, cutoff_ns)?;
-        sort_out(verdicts, &mut judged, found);
-    }
-    if size <= WHOLE_SAMPLES_MAX {
-        // A pipeline beside the colocated layouts, so that its time is known too.
-        let pipelines = |one: &Contender| !one.candidate.layout.is_colocated();
-        let mut left: Vec<Contender> = waiting.collect();
-        if !judged.iter().any(|one| pipelines(&one.contender)) && !(input.halt)() {
-            let next: Vec<usize> =
-                (0..left.len()).filter(|&at| pipelines(&left[at])).take(PIPELINES).collect();
-            let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
-            let verdicts = judged_first(input, models, next, batches, None)?;
+    // All that fit the sampled batches may fall on the heaviest of the run: then the next are judged.
+    while found.ranked.is_empty() && num_tried < ALL_TRIED_MAX {
+        let num_before = num_tried;
+        let mut judged: Vec<Judgement> = Vec::new();
+        while let Some(next) = waiting.peek() {
+            let best_ns = judged.iter().map(Judgement::step_ns).min();
+            let most = if judged.is_empty() { TRIED_MAX.max(first) } else { first };
+            let is_far = size > PATIENT_SAMPLES_MAX
+                && best_ns.is_some_and(|ns| judged.len() >= NUM_RANKED && next.rough.step_ns > far(ns));
+            if num_tried - num_before >= most || is_far || !judged.is_empty() && (input.halt)() {
+                break;
+            }
+            progress(found);
+            let cutoff_ns = best_ns.map(|ns| ns + ns / 4);
+            let next: Vec<Contender> = waiting.by_ref().take(AT_ONCE.min(first)).collect();
+            num_tried += next.len();
+            let verdicts = judged_first(input, models, next, batches, cutoff_ns)?;
             sort_out(verdicts, &mut judged, found);
         }
-        waiting = left.into_iter().peekable();
-    }
-    judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
-    found.num_judged += judged.len() as u64;
-    let kept = if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED };
-    let other = best_other(&judged, kept);
-    let other = other.map(|at| judged.remove(at));
-    judged.truncate(kept);
-    judged.extend(other);
-    for one in rest_of_batches(input, models, judged, batches, found)? {
-        found.insert(one.contender.candidate.ranked(input.order, one.prediction()));
+        if size <= WHOLE_SAMPLES_MAX {
+            // A pipeline beside the colocated layouts, so that its time is known too.
+            let pipelines = |one: &Contender| !one.candidate.layout.is_colocated();
+            let mut left: Vec<Contender> = waiting.collect();
+            if !judged.iter().any(|one| pipelines(&one.contender)) && !(input.halt)() {
+                let next: Vec<usize> =
+                    (0..left.len()).filter(|&at| pipelines(&left[at])).take(PIPELINES).collect();
+                let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
+                let verdicts = judged_first(input, models, next, batches, None)?;
+                sort_out(verdicts, &mut judged, found);
+            }
+            waiting = left.into_iter().peekable();
+        }
+        judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
+        found.num_judged += judged.len() as u64;
+        let kept = if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED };
+        while found.ranked.is_empty() && !judged.is_empty() {
+            let other = best_other(&judged, kept).map(|at| judged.remove(at));
+            let left = judged.split_off(kept.min(judged.len()));
+            let front = std::mem::replace(&mut judged, left).into_iter().chain(other).collect();
+            let fitting = rest_of_batches(input, models, front, batches, found)?;
+            for one in fitting_run(input, models, fitting, run.as_ref(), found)? {
+                found.insert(one.contender.candidate.ranked(input.order, one.prediction()));
+            }
+        }
+        if waiting.peek().is_none() || (input.halt)() {
+            break;
+        }
     }
     if size <= WHOLE_SAMPLES_MAX {
         polish(input, models, batches, found)?;
@@ -226,6 +241,40 @@ fn rest_of_batches(
         match own.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
             Ok(rest) => {
                 one.judged.extend(rest);
+                fitting.push(one);
+            }
+            Err(rejection) => {
+                found.num_judged -= 1;
+                found.rejections.push(rejection);
+            }
+        }
+    }
+    Ok(fitting)
+}
+
+/// Those that fit the other global batches of the run as well; the others fall.
+fn fitting_run(
+    input: &SearchInput<'_>,
+    models: &Models,
+    judged: Vec<Judgement>,
+    run: Option<&Run>,
+    found: &mut Found,
+) -> Result<Vec<Judgement>, PlanError> {
+    let Some(run) = run else { return Ok(judged) };
+    let peaks = |one: &Judgement| {
+        let prediction = one.prediction();
+        let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
+        (one.contender.candidate, peaks)
+    };
+    let asked: Vec<(Candidate, [u64; 2])> = judged.iter().map(peaks).collect();
+    let answer = |candidate: &Candidate, step, batch: &[SampleIndex]| {
+        first_answer(input, &candidate.scheduler(input, models)?, step, batch)
+    };
+    let mut fitting = Vec::with_capacity(judged.len());
+    for (one, checked) in judged.into_iter().zip(run.check(input, models, &asked, &answer)?) {
+        match checked {
+            Ok(of_run) => {
+                found.run_memory.insert(one.contender.candidate, of_run);
                 fitting.push(one);
             }
             Err(rejection) => {

@@ -36,6 +36,8 @@ pub struct SearchInput<'a> {
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
+    /// Steps of the run; a plan fits all of its global batches, and those of an epoch at least.
+    pub num_steps: u64,
     /// What of the model trains.
     pub trained: Trained,
     /// Which candidates there are.
@@ -71,6 +73,7 @@ impl fmt::Debug for SearchInput<'_> {
             .field("bucket_tokens_max", &self.bucket_tokens_max)
             .field("order", &self.order)
             .field("num_sampled_batches", &self.num_sampled_batches)
+            .field("num_steps", &self.num_steps)
             .field("trained", &self.trained)
             .field("only", &self.only)
             .field("effort", &self.effort)

@@ -5,6 +5,7 @@ use crate::caveats::Caveats;
 use crate::mend::Mend;
 use crate::only::recompute_name;
 use crate::rivals::Rival;
+use crate::run_memory::RunMemory;
 use dflop_types::number::percent;
 use dflop_types::{
     Layout, MadeFrom, ModelProfile, Plan, RankedPlan, Recompute, Rejection, RejectionCount, SearchedSpace,
@@ -61,6 +62,8 @@ pub struct Outcome {
     pub trained: Trained,
     /// Bytes one rank may use; `None`: nothing was held against it.
     pub memory_budget_bytes: Option<u64>,
+    /// How the best plan fits the global batches of the run beyond the sampled ones; `None`: nothing was held against it.
+    pub run_memory: Option<RunMemory>,
     /// Whether somebody gave that budget; else it is a share of the device's memory.
     pub is_budget_given: bool,
     /// What the numbers of the best plan do not hold.
@@ -214,6 +217,7 @@ pub fn explain(outcome: &Outcome) -> String {
         Some((best, runners_up)) => {
             let budget = budget_words(&outcome.searched());
             choice(&mut text, best, outcome.num_sampled_batches, outcome.global_batch_size, Some(&budget));
+            text.push_str(&outcome.run_memory.and_then(|run| run.words()).unwrap_or_default());
             others(&mut text, &outcome.ways, best);
             if !outcome.rivals.is_empty() {
                 versus(&mut text, &outcome.rivals, best);

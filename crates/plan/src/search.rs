@@ -4,7 +4,7 @@ use crate::baseline::compare_with;
 use crate::caveats::Caveats;
 use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
-use crate::evaluate::{Outlook, evaluate};
+use crate::evaluate::{Outlook, evaluate, judge_batch};
 use crate::found::Found;
 use crate::funnel;
 use crate::input::{SearchEffort, SearchInput};
@@ -12,6 +12,7 @@ use crate::mend::mends;
 use crate::models::Models;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::rivals;
+use crate::run_memory::Run;
 use crate::space::{Candidate, Rules, Space, colocated};
 use crate::wide::{colocated_groups, recomputing, ways, wide};
 use dflop_cost::CostModel;
@@ -58,9 +59,10 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         (input.progress)(found.rejections.len() as u64 + found.ranked.len() as u64, num_candidates);
     };
     let rivals = if input.compares { rivals(input, &models, &contenders, &batches)? } else { Vec::new() };
+    let held = Held { batches: &batches, run: Run::new(input, &batches)? };
     match input.effort {
-        SearchEffort::Quick => funnel::judge(input, &models, contenders, &batches, &mut found, &progress)?,
-        SearchEffort::Whole => judge_all(input, &models, contenders, &batches, &mut found, &progress)?,
+        SearchEffort::Quick => funnel::judge(input, &models, contenders, &held, &mut found, &progress)?,
+        SearchEffort::Whole => judge_all(input, &models, contenders, &held, &mut found, &progress)?,
     }
     // Of whole degrees that were left out it is known now which are slower for certain.
     let cutoff_ns = found.cutoff_ns();
@@ -70,12 +72,14 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     }));
     (input.progress)(num_candidates, num_candidates);
     found.keep_best();
-    let Found { ranked, rejections, num_judged, num_left } = found;
+    found.raise_peaks();
+    let Found { ranked, rejections, num_judged, num_left, run_memory } = found;
     let mends = if input.compares || ranked.is_empty() {
         mends(input, &models, &known, &batches, &ranked, &rejections)?
     } else {
         Vec::new()
     };
+    let ranked_first = ranked.first().map(Candidate::from);
     let caveats = Caveats::of(input.model_profile, model, ranked.first());
     let ways = match ranked.first() {
         Some(best) => {
@@ -111,6 +115,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         seed: input.seed,
         num_sampled_batches: batches.len() as u32,
         memory_budget_bytes: input.memory_budget_bytes(),
+        run_memory: ranked_first.and_then(|best| run_memory.get(&best).copied()),
         is_budget_given: input.cluster.memory_budget_bytes.is_some(),
         caveats,
         trained: input.trained,
@@ -167,12 +172,20 @@ pub(crate) fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches:
     u64::try_from(sum / over).unwrap_or(u64::MAX)
 }
 
+/// The global batches that candidates are held against.
+pub(crate) struct Held<'a> {
+    /// The sampled ones, for time and memory.
+    pub(crate) batches: &'a [Vec<SampleIndex>],
+    /// All of the run, for memory.
+    pub(crate) run: Option<Run>,
+}
+
 /// Judges all contenders that no bound rules out.
 fn judge_all(
     input: &SearchInput<'_>,
     models: &Models,
     mut contenders: Vec<Contender>,
-    batches: &[Vec<SampleIndex>],
+    Held { batches, run }: &Held<'_>,
     found: &mut Found,
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
@@ -187,6 +200,20 @@ fn judge_all(
         match evaluate(&scheduler, batches, &contender.bounds_ns, found.cutoff_ns())? {
             Outlook::Falls(rejection) => found.rejections.push(rejection),
             Outlook::Fits(prediction) => {
+                let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
+                let whole = |_: &Candidate, step, batch: &[SampleIndex]| {
+                    judge_batch(&scheduler, step, batch, &|| false)
+                };
+                let asked = [(contender.candidate, peaks)];
+                let checked = run.as_ref().map(|run| run.check(input, models, &asked, &whole)).transpose()?;
+                match checked.and_then(|mut one| one.pop()) {
+                    Some(Err(rejection)) => {
+                        found.rejections.push(rejection);
+                        continue;
+                    }
+                    Some(Ok(of_run)) => _ = found.run_memory.insert(contender.candidate, of_run),
+                    None => {}
+                }
                 found.num_judged += 1;
                 found.insert(contender.candidate.ranked(input.order, prediction));
             }

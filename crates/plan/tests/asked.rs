@@ -21,6 +21,7 @@ pub(crate) fn input<'a>(
         bucket_tokens_max: None,
         order: PipelineOrder::OneFOneB,
         trained: Trained::default(),
+        num_steps: 0,
         num_sampled_batches: 4,
         only: "colocated=false".parse().expect("it is a part of a plan"),
         compares: false,

@@ -8,6 +8,7 @@ mod colocated;
 #[path = "../../step/tests/fixture/mod.rs"]
 mod fixture;
 mod properties;
+mod run_memory;
 mod search;
 mod tokens;
 mod wide;

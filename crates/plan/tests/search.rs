@@ -416,6 +416,7 @@ fn outcome(ranked: Vec<RankedPlan>, rejections: Vec<(Rejection, u64)>) -> Outcom
         num_sampled_batches: 8,
         trained: Trained::default(),
         memory_budget_bytes: Some(3 << 30),
+        run_memory: None,
         is_budget_given: true,
         caveats: Caveats {
             is_estimated: false,

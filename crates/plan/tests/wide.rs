@@ -43,7 +43,7 @@ fn the_quick_search_finds_every_layout_that_training_runs() {
     let only: Only = "colocated=false".parse().unwrap();
     let mut kinds = [false; 4];
     // A rank with less memory than a whole LLM backbone takes must share it.
-    for (num_ranks, seed, budget) in [(4, 1, None), (4, 2, Some(160 << 20)), (6, 3, Some(110 << 20))] {
+    for (num_ranks, seed, budget) in [(4, 1, None), (5, 4, Some(140 << 20)), (6, 3, Some(110 << 20))] {
         let shapes = fixture::shapes(64, seed);
         let search = |effort| {
             let cluster = fixture::cluster(num_ranks, budget);

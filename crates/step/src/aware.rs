@@ -41,7 +41,15 @@ impl StepScheduler {
             was_stopped.set(was_stopped.get() || halt());
             was_stopped.get()
         };
-        let (Pair { mut aware, blind }, is_tight) = self.searched(step, batch, method, &halt)?;
+        let is_first_answer = halt();
+        let (Pair { mut aware, blind }, is_tight) = match self.searched(step, batch, method, &halt) {
+            // What fits by the first answer is what plans are held against: the whole search has no less to give.
+            Err(error @ StepError::Memory { .. }) if !is_first_answer => {
+                let (pair, _) = self.searched(step, batch, method, &|| true).map_err(|_| error)?;
+                (pair, false)
+            }
+            found => found?,
+        };
         if is_tight && !was_stopped.get() {
             // The places of a longer search may need a cap where those of the first answer, or of a laxer cap, need none.
             if let Ok((Pair { aware: first, .. }, _)) = self.searched(step, batch, method, &|| true)

@@ -48,6 +48,7 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
             "data-aware" => PipelineOrder::DataAware,
             _ => PipelineOrder::OneFOneB,
         },
+        num_steps: config.train.steps,
         num_sampled_batches: arguments
             .sampled_batches
             .unwrap_or_else(|| (SAMPLES / config.train.global_batch_size.max(1)).clamp(2, 8)),
@@ -244,6 +245,9 @@ fn as_json(outcome: &Outcome, model: &ModelProfile, data: &DataProfile, seconds:
         "baselines": outcome.rivals.iter().map(rival).collect::<Map<_, _>>(),
         "rejected": {"num_candidates": outcome.num_candidates, "num_judged": outcome.num_judged,
                      "causes": outcome.rejections, "mends": mends, "hint": outcome.hint()},
+        "run_memory": outcome.run_memory.map(|run| json!({
+            "num_batches": run.num_batches, "num_near": run.num_near, "num_scheduled": run.num_scheduled,
+        })),
         "ways": outcome.ways,
         "is_estimated": model.is_estimated,
         "is_text_estimated": data.settings.get(TEXT_TOKENS).is_some_and(|how| how == ESTIMATED),

@@ -230,6 +230,7 @@ fn planned(case: &Case, data: &DataProfile) -> Result<Outcome, Failure> {
         bucket_tokens_max: config.train.bucket_tokens_max,
         trained: config.trained(),
         order: PipelineOrder::OneFOneB,
+        num_steps: 0,
         num_sampled_batches: sampled,
         only: Only::default(),
         compares: false,

@@ -1,0 +1,299 @@
+//! Memory over the whole run: the global batches that may need more than those which candidates are judged on.
+//!
+//! The seed gives every global batch of a run before it starts. Most need about as much memory as the sampled ones; a few
+//! hold more large samples. Those are scheduled as well before a plan counts as one that fits.
+//!
+//! ```text
+//! need of a batch  = the largest sample, or the mean microbatch, and the mean of each other microbatch in flight
+//! expected bytes   = static bytes + bytes held at the sampled peak * need / largest need of the sampled batches
+//! near the budget  : expected bytes, with a reserve on what is held, are over it
+//! ```
+
+use crate::error::PlanError;
+use crate::evaluate::{Judged, Verdict, summary};
+use crate::input::SearchInput;
+use crate::models::Models;
+use crate::space::Candidate;
+use dflop_cost::{CostModel, RankPart, Sharding};
+use dflop_step::batches::GlobalBatches;
+use dflop_types::{Component, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
+use rayon::prelude::*;
+
+/// Samples that are looked at: a run of many epochs is a few of them.
+const SAMPLES_MAX: u64 = 1 << 22;
+
+/// Samples of the batches that are scheduled for one candidate, together.
+const SCHEDULED_SAMPLES: usize = 4_096;
+/// Fewest and most batches that are scheduled for one candidate.
+const SCHEDULED: [usize; 2] = [2, 32];
+
+/// What a batch may hold, of what is expected: two schedules of equal needs are not alike.
+const RESERVE: f64 = 1.15;
+
+/// Where no batch comes near the budget: what the fullest may hold, reserve included, of the sampled peak, and is not scheduled.
+const MUCH_MORE: f64 = 1.2;
+
+/// What became of the global batches of a run that a plan was not judged on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RunMemory {
+    /// Global batches that were looked at: those of the run, of an epoch at least.
+    pub num_batches: u64,
+    /// Those that may need more memory than there is, by an estimate with a reserve.
+    pub num_near: u64,
+    /// Those of them that were scheduled, the fullest first; all of these fit.
+    pub num_scheduled: u64,
+    /// Of the fullest encoder and the fullest LLM rank in those, in bytes; 0 where none was scheduled.
+    pub peak_bytes: [u64; 2],
+}
+
+impl RunMemory {
+    /// What was done about batches near the budget, as a line of an explanation; `None` where there are none.
+    pub(crate) fn words(&self) -> Option<String> {
+        let Self { num_batches, num_near, num_scheduled, .. } = *self;
+        let (comes, batches) = if num_near == 1 { ("comes", "batch") } else { ("come", "batches") };
+        let which = if num_scheduled < num_near {
+            format!(
+                "the fullest {num_scheduled} were scheduled, and fit; the others are expected to hold less"
+            )
+        } else {
+            "scheduled too, and within it".to_owned()
+        };
+        let of = thousands(num_batches);
+        (num_near > 0).then(|| {
+            format!("          {num_near} {batches} of the run's {of} {comes} near the budget: {which}\n")
+        })
+    }
+}
+
+/// Tokens of one kind in a global batch.
+#[derive(Debug, Clone, Copy, Default)]
+struct Amount {
+    sum: u64,
+    largest: u64,
+}
+
+impl Amount {
+    fn add(&mut self, tokens: u64) {
+        self.sum = self.sum.saturating_add(tokens);
+        self.largest = self.largest.max(tokens);
+    }
+
+    /// Tokens that a rank holds with so many microbatches in flight, out of so many buckets.
+    fn held(self, in_flight: u32, num_buckets: u64) -> f64 {
+        let mean = self.sum as f64 / num_buckets.max(1) as f64;
+        f64::from(in_flight.saturating_sub(1)) * mean + mean.max(self.largest as f64)
+    }
+}
+
+/// What the memory of a global batch is estimated from.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    encoder: Amount,
+    /// Encoder tokens of the largest part that cannot be divided.
+    encoder_part: u64,
+    llm: Amount,
+    labels: Amount,
+}
+
+impl Load {
+    fn of<'a>(samples: impl IntoIterator<Item = &'a SampleShape>) -> Self {
+        let mut load = Self::default();
+        for shape in samples {
+            let tokens = shape.encoder_tokens();
+            load.encoder.add(tokens);
+            load.encoder_part = load.encoder_part.max(tokens / u64::from(shape.num_parts().max(1)));
+            load.llm.add(shape.llm_tokens.into());
+            load.labels.add(shape.label_tokens.into());
+        }
+        load
+    }
+
+    /// Encoder tokens, where each sample may be divided over so many replicas.
+    fn encoder(&self, replicas: u32) -> Amount {
+        let largest = (self.encoder.largest / u64::from(replicas.max(1))).max(self.encoder_part);
+        Amount { largest, ..self.encoder }
+    }
+
+    /// What an encoder rank holds under a candidate, and what ranks of the first and of the last LLM stage do, in tokens.
+    fn needs(&self, candidate: &Candidate) -> [f64; 4] {
+        let (layout, m) = (candidate.layout, candidate.num_microbatches);
+        let buckets = |dp: u32| u64::from(m) * u64::from(dp);
+        let encoder = self.encoder(layout.encoder.dp);
+        let in_flight = |stages: u32| stages.min(m);
+        [
+            encoder.held(in_flight(layout.num_stages()), buckets(layout.encoder.dp)),
+            self.llm.held(in_flight(layout.llm.pp), buckets(layout.llm.dp)),
+            self.llm.held(1, buckets(layout.llm.dp)),
+            self.labels.held(1, buckets(layout.llm.dp)),
+        ]
+    }
+}
+
+/// The scheduler's answer for a candidate, a step and its batch.
+type Answer<'a> = dyn Fn(&Candidate, u64, &[SampleIndex]) -> Result<Verdict, PlanError> + Sync + 'a;
+
+/// The global batches of a run, as training draws them.
+#[derive(Debug)]
+pub(crate) struct Run {
+    budget_bytes: u64,
+    batches: GlobalBatches,
+    /// By step.
+    loads: Vec<Load>,
+    /// Steps whose batches are sampled ones.
+    sampled_steps: Vec<usize>,
+    sampled: Vec<Load>,
+    /// The first sampled batch as one microbatch.
+    whole: MicrobatchShape,
+}
+
+impl Run {
+    /// Those of `input`; `None` where no memory is held against them.
+    ///
+    /// # Errors
+    /// [`PlanError::Step`] where no global batch can be drawn.
+    pub(crate) fn new(
+        input: &SearchInput<'_>,
+        sampled: &[Vec<SampleIndex>],
+    ) -> Result<Option<Self>, PlanError> {
+        let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(None) };
+        let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
+        let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;
+        let batches = batches.with_giants(input.giants, input.shapes.iter())?;
+        let of_epoch = batches.steps_per_epoch();
+        let most = (SAMPLES_MAX / u64::from(input.global_batch_size)).max(of_epoch);
+        let shape = |sample: &SampleIndex| &input.shapes[sample.index()];
+        let load = |batch: &[SampleIndex]| Load::of(batch.iter().map(shape));
+        let mut sampled_steps = Vec::new();
+        let mut loads = Vec::new();
+        for step in 0..input.num_steps.clamp(of_epoch, most) {
+            let batch = batches.batch(step);
+            if sampled.contains(&batch) {
+                sampled_steps.push(loads.len());
+            }
+            loads.push(load(&batch));
+        }
+        Ok(Some(Self {
+            budget_bytes,
+            batches,
+            loads,
+            sampled_steps,
+            sampled: sampled.iter().map(|batch| load(batch)).collect(),
+            whole: MicrobatchShape::pack(sampled[0].iter().map(shape)),
+        }))
+    }
+
+    /// The steps whose batches may be over the budget under a candidate with these peaks of its encoder and LLM ranks over
+    /// the sampled batches, the fullest first. Their number, and the steps to schedule.
+    fn near(
+        &self,
+        input: &SearchInput<'_>,
+        model: &CostModel,
+        candidate: &Candidate,
+        peaks: [u64; 2],
+    ) -> Result<(usize, Vec<u64>), PlanError> {
+        let budget = self.budget_bytes as f64;
+        let fullness: Vec<f64> = if candidate.layout.is_colocated() {
+            self.colocated(model, candidate)
+        } else {
+            let mut most = [0.0_f64; 4];
+            for needs in self.sampled.iter().map(|load| load.needs(candidate)) {
+                most = std::array::from_fn(|at| most[at].max(needs[at]));
+            }
+            let fixed = static_bytes(input, model, candidate)?;
+            let expected = |load: &Load| {
+                let needs = load.needs(candidate);
+                let ratio = |at: usize| {
+                    if most[at] > 0.0 { needs[at] / most[at] } else { f64::from(needs[at] > 0.0) }
+                };
+                let of = |at: usize, ratio: f64| {
+                    let held = peaks[at].saturating_sub(fixed[at]) as f64;
+                    fixed[at] as f64 + RESERVE * ratio * held
+                };
+                of(0, ratio(0)).max(of(1, (1..4).map(ratio).fold(0.0, f64::max)))
+            };
+            self.loads.iter().map(expected).collect()
+        };
+        let is_near = |step: &usize| fullness[*step] > budget && !self.sampled_steps.contains(step);
+        let mut near: Vec<usize> = (0..fullness.len()).filter(is_near).collect();
+        let fuller = |a: &usize, b: &usize| fullness[*b].total_cmp(&fullness[*a]).then(a.cmp(b));
+        near.sort_by(fuller);
+        let num_near = near.len();
+        // One that holds much more than the sampled ones, so that the peak that is told is that of the run.
+        if near.is_empty() && !candidate.layout.is_colocated() {
+            let told = MUCH_MORE * peaks[0].max(peaks[1]) as f64;
+            near.extend((0..fullness.len()).min_by(fuller).filter(|&step| fullness[step] > told));
+        }
+        Ok((num_near, near.into_iter().map(|step| step as u64).collect()))
+    }
+
+    /// What the fullest colocated rank needs at least if it spreads its samples over as many microbatches as it may, with a
+    /// reserve: they take the fewest that fit, and more where those do not.
+    fn colocated(&self, model: &CostModel, candidate: &Candidate) -> Vec<f64> {
+        let sharding = Sharding::of(&candidate.layout, Component::Both);
+        let fixed = model.colocated_static_bytes(sharding) as f64;
+        let buckets = f64::from(candidate.num_microbatches) * f64::from(candidate.layout.llm.dp);
+        let of_token =
+            |part, tokens: u64| model.activation_bytes(part, &self.whole) as f64 / tokens.max(1) as f64;
+        let encoder = of_token(RankPart::Encoder, self.whole.encoder_tokens());
+        let llm = of_token(RankPart::Stage(model.whole_stage()), self.whole.total_llm_tokens());
+        let held = |amount: Amount| amount.sum as f64 / buckets + amount.largest as f64;
+        let need = |load: &Load| encoder * held(load.encoder) + llm * held(load.llm);
+        self.loads.iter().map(|load| fixed + RESERVE * need(load)).collect()
+    }
+
+    /// What becomes of candidates on the batches of the run that come near the budget, in their order. `judge` has the
+    /// scheduler's answer for one of them.
+    pub(crate) fn check(
+        &self,
+        input: &SearchInput<'_>,
+        models: &Models,
+        judged: &[(Candidate, [u64; 2])],
+        judge: &Answer<'_>,
+    ) -> Result<Vec<Result<RunMemory, Rejection>>, PlanError> {
+        let size = self.batches.batch(0).len().max(1);
+        let most = (SCHEDULED_SAMPLES / size).clamp(SCHEDULED[0], SCHEDULED[1]);
+        let near = |(candidate, peaks): &(Candidate, [u64; 2])| {
+            self.near(input, models.of(candidate), candidate, *peaks)
+        };
+        let near: Vec<(usize, Vec<u64>)> = judged.par_iter().map(near).collect::<Result<_, PlanError>>()?;
+        let asks: Vec<(usize, u64)> = (0..judged.len())
+            .flat_map(|at| near[at].1.iter().take(most).map(move |&step| (at, step)))
+            .collect();
+        let verdict = |&(at, step): &(usize, u64)| judge(&judged[at].0, step, &self.batches.batch(step));
+        let verdicts: Vec<Verdict> = asks.par_iter().map(verdict).collect::<Result<_, PlanError>>()?;
+        let mut verdicts = asks.into_iter().zip(verdicts).peekable();
+        let mut checked = Vec::with_capacity(judged.len());
+        for (at, &(num_near, _)) in near.iter().enumerate() {
+            let own = std::iter::from_fn(|| verdicts.next_if(|((of, _), _)| *of == at));
+            // All of its own are taken, also behind one that falls.
+            let own: Vec<Verdict> = own.map(|(_, verdict)| verdict).collect();
+            let num_scheduled = own.len() as u64;
+            checked.push(own.into_iter().collect::<Result<Vec<Judged>, Rejection>>().map(|fitting| {
+                let peaks = summary(&fitting);
+                RunMemory {
+                    num_batches: self.loads.len() as u64,
+                    num_near: num_near as u64,
+                    num_scheduled,
+                    peak_bytes: [peaks.encoder_memory_bytes_peak, peaks.llm_memory_bytes_peak],
+                }
+            }));
+        }
+        Ok(checked)
+    }
+}
+
+/// The least that a rank of the encoder, and one of the LLM backbone, holds whatever the samples, in bytes.
+fn static_bytes(
+    input: &SearchInput<'_>,
+    model: &CostModel,
+    candidate: &Candidate,
+) -> Result<[u64; 2], PlanError> {
+    let settings = candidate.settings(input);
+    let of = |part, component| {
+        model.sharded_memory(part, Sharding::of(&candidate.layout, component)).static_bytes()
+    };
+    let encoder = settings.encoder_stages(model)?.into_iter();
+    let encoder = encoder.map(|stage| of(RankPart::EncoderStage(stage), Component::Encoder));
+    let llm = settings.stages(model)?.into_iter().map(|stage| of(RankPart::Stage(stage), Component::Llm));
+    Ok([encoder.min().unwrap_or(0), llm.min().unwrap_or(0)])
+}
