@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder import balance_encoder
 from dflop.integrations.loss import num_label_tokens, token_loss
-from dflop.integrations.shares import share_out
 
 TOLERANCE = 1e-5
 """Relative error of a parameter's gradient norm in float32: the order of sums differs, nothing else."""
@@ -195,10 +195,10 @@ def test_a_model_is_wrapped_once_and_unwrapped(tmp_path, quiet):
 
 def test_shares_are_even_and_little_travels():
     """Equal units in even counts, each staying where it can; others within 5 % of the mean."""
-    assert share_out([[1.0] * 5, [], [1.0] * 2, [1.0]]) == [[0, 0, 1, 1, 3], [], [2, 2], [3]]
+    assert assign_units([[1.0] * 5, [], [1.0] * 2, [1.0]]) == [[0, 0, 1, 1, 3], [], [2, 2], [3]]
     generator = torch.Generator().manual_seed(0)
     costs = [(torch.rand(n, generator=generator) + 0.1).tolist() for n in (40, 3, 0, 21)]
-    owners = share_out(costs)
+    owners = assign_units(costs)
     loads = [0.0] * 4
     for units, targets in zip(costs, owners, strict=True):
         for cost, owner in zip(units, targets, strict=True):
@@ -206,5 +206,5 @@ def test_shares_are_even_and_little_travels():
     assert max(loads) <= 1.05 * sum(loads) / 4
     # What rank 0 holds too much of must go; of what a rank of little holds nothing need.
     assert owners[1] == [1, 1, 1] or sum(owner == 1 for owner in owners[1]) >= 1
-    assert share_out([[], []]) == [[], []]
-    assert share_out([[2.0, 5.0]]) == [[0, 0]]
+    assert assign_units([[], []]) == [[], []]
+    assert assign_units([[2.0, 5.0]]) == [[0, 0]]

@@ -95,7 +95,7 @@ def test_half_precision_stays_near(family, expected):
 def test_text_alone_leaves_the_encoder_a_gradient_of_zero(family):
     _, adapter, samples = family
     _, gradients = run(adapter, [samples["text"]], [adapter.num_llm_layers])
-    of_encoder = [g for name, g in gradients.items() if name.split(".")[1] in adapter.encoder_parts]
+    of_encoder = [g for name, g in gradients.items() if name.split(".")[1] in adapter.encoder_modules]
     assert of_encoder
     assert not any(gradient.any() for gradient in of_encoder)
 

@@ -136,7 +136,7 @@ fn judge_attention(mask: &str, chip: &str, rows: &[Row]) {
             }
             let operations = if is_causal { 2.0 } else { 4.0 } * (work * s[3]) as f64 * s[1] as f64;
             let ns = |share: f64| operations / (hardware.half_gflops as f64 * share);
-            errors.0.push(ns(measured.attention_share(is_causal, s[3], s[1])) / (us * 1e3) - 1.0);
+            errors.0.push(ns(measured.attention_utilization(is_causal, s[3], s[1])) / (us * 1e3) - 1.0);
             before.0.push(ns(hardware.efficiency.attention_forward_permille as f64 / 1e3) / (us * 1e3) - 1.0);
         }
         let kind = if is_causal { "causal attention" } else { "encoder attention" };

@@ -108,7 +108,7 @@ impl Measured {
     /// The share of the device's peak that the forward of attention over segments of so many tokens reaches where it
     /// fills the device. Of the kinds of attention that were measured the nearest is taken: first by its mask, then by the
     /// size of its heads.
-    pub fn attention_share(&self, is_causal: bool, head_size: u64, tokens: u64) -> f64 {
+    pub fn attention_utilization(&self, is_causal: bool, head_size: u64, tokens: u64) -> f64 {
         let nearest = self
             .attention
             .iter()
@@ -246,12 +246,12 @@ mod tests {
                 }
             }
             assert!(measured.collective(Collective::AllReduce, 3).is_empty());
-            let share = |tokens| measured.attention_share(true, 128, tokens);
+            let share = |tokens| measured.attention_utilization(true, 128, tokens);
             assert!(share(256) < share(1_024) && share(1_024) < share(8_192) && share(8_192) < 0.75);
         }
         let h100 = Measured::of_chip(H100).unwrap();
         // The heads of a SigLIP encoder, 72 wide, are slower than those of 64.
-        assert!(h100.attention_share(false, 72, 729) < h100.attention_share(false, 64, 729));
+        assert!(h100.attention_utilization(false, 72, 729) < h100.attention_utilization(false, 64, 729));
         assert!(Measured::of_chip("b200").is_none());
     }
 }

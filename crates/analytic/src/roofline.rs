@@ -87,7 +87,7 @@ impl Roofline<'_> {
             let share = match self.measured {
                 // The backward is slower by as much as is assumed where nothing was measured.
                 Some(measured) => {
-                    measured.attention_share(attention.is_causal, attention.head_size, tokens)
+                    measured.attention_utilization(attention.is_causal, attention.head_size, tokens)
                         * permille as f64
                         / efficiency.attention_forward_permille as f64
                 }

@@ -63,7 +63,7 @@ pub use dflop_types::Trained;
 pub use error::CostError;
 pub use grid::{Curve, GridError, Growth, Reading};
 pub use memory::{
-    MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+    MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankRole, RankSteps, microbatches_in_flight,
 };
 pub use network::{Basis, Transfer};
 pub use prediction::Prediction;

@@ -10,25 +10,25 @@
 //! The maximum runs over the rank's own action list: microbatches differ in size, and the fullest moment need
 //! not be the one with most of them in flight.
 
+mod bytes;
 pub(crate) mod footprint;
 pub(crate) mod holding;
-mod parts;
 mod rank;
 mod walk;
 
 use crate::cost::CostModel;
 use crate::sharding::Sharding;
 use crate::stage::StageLayers;
-use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
-pub use parts::{
-    MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankPart, RankSteps, microbatches_in_flight,
+pub use bytes::{
+    MemoryError, Moment, RankChunks, RankMemory, RankMicrobatch, RankRole, RankSteps, microbatches_in_flight,
 };
+use dflop_types::{Action, ActionKind, MicrobatchShape, StageIndex};
 
 impl CostModel {
     /// Bytes that one microbatch keeps on a rank from its forward to its backward, borders apart.
-    pub fn activation_bytes(&self, part: RankPart, microbatch: &MicrobatchShape) -> u64 {
+    pub fn activation_bytes(&self, role: RankRole, microbatch: &MicrobatchShape) -> u64 {
         let microbatch = RankMicrobatch { shape: microbatch.clone(), feature_tokens: 0 };
-        let bytes = self.microbatch_bytes(part, &microbatch).0;
+        let bytes = self.microbatch_bytes(role, &microbatch).0;
         bytes.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.kept))
     }
 
@@ -47,14 +47,14 @@ impl CostModel {
             .microbatches
             .iter()
             .map(|microbatch| {
-                let (bytes, outside) = self.microbatch_bytes(steps.part, microbatch);
+                let (bytes, outside) = self.microbatch_bytes(steps.role, microbatch);
                 is_extrapolated |= outside;
                 bytes
             })
             .collect();
         let buffers = self.holding.buffers(steps.copies_rows);
         let fullest = walk::fullest(&microbatches, steps.actions, buffers)?;
-        let fixed = self.sharded_memory(steps.part, steps.sharding);
+        let fixed = self.sharded_memory(steps.role, steps.sharding);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
 
@@ -66,8 +66,8 @@ impl CostModel {
     ///
     /// *Not modelled*: buckets of gradients that the reduction copies; the rest as in [`CostModel::rank_peak`].
     pub fn whole_peak(&self, microbatch: &RankMicrobatch, sharding_degree: u32) -> RankMemory {
-        let fixed = [RankPart::Encoder, RankPart::Stage(self.whole_stage())]
-            .map(|part| self.fixed_memory(part, sharding_degree));
+        let fixed = [RankRole::Encoder, RankRole::Stage(self.whole_stage())]
+            .map(|role| self.fixed_memory(role, sharding_degree));
         self.peak_of_both(microbatch, microbatch, fixed, 0)
     }
 
@@ -91,8 +91,8 @@ impl CostModel {
 
     /// What a colocated rank holds independently of the samples: by its encoder, and by its LLM backbone.
     fn colocated_memory(&self, sharding: Sharding) -> [RankMemory; 2] {
-        [RankPart::Encoder, RankPart::Stage(self.whole_stage())]
-            .map(|part| self.sharded_memory(part, sharding))
+        [RankRole::Encoder, RankRole::Stage(self.whole_stage())]
+            .map(|role| self.sharded_memory(role, sharding))
     }
 
     /// What a colocated rank holds independently of the samples, in bytes.
@@ -108,8 +108,8 @@ impl CostModel {
         [encoder_fixed, llm_fixed]: [RankMemory; 2],
         message_bytes: u64,
     ) -> RankMemory {
-        let (encoder, outside_encoder) = self.microbatch_bytes(RankPart::Encoder, encoder);
-        let (mut bytes, outside) = self.microbatch_bytes(RankPart::Stage(self.whole_stage()), llm);
+        let (encoder, outside_encoder) = self.microbatch_bytes(RankRole::Encoder, encoder);
+        let (mut bytes, outside) = self.microbatch_bytes(RankRole::Stage(self.whole_stage()), llm);
         bytes.pieces.splice(0..0, encoder.pieces);
         // Features pass from module to module; only those of other ranks' samples are messages.
         bytes.incoming = message_bytes;
@@ -139,7 +139,7 @@ impl CostModel {
     pub fn chunks_peak(&self, rank: &RankChunks<'_>) -> Result<RankMemory, MemoryError> {
         let mut is_extrapolated = false;
         let of_chunk = |chunk: &StageLayers| {
-            let (mut bytes, outside) = self.microbatch_bytes(RankPart::Stage(*chunk), rank.microbatch);
+            let (mut bytes, outside) = self.microbatch_bytes(RankRole::Stage(*chunk), rank.microbatch);
             is_extrapolated |= outside;
             // Megatron frees a result as soon as it has left.
             bytes.outgoing = 0;
@@ -153,7 +153,7 @@ impl CostModel {
         };
         let actions: Vec<Action> = rank.actions.iter().map(number).collect();
         let fullest = walk::fullest(&microbatches, &actions, self.holding.buffers(false))?;
-        let fixed = self.fixed_memory(RankPart::Stage(rank.whole), rank.sharding_degree);
+        let fixed = self.fixed_memory(RankRole::Stage(rank.whole), rank.sharding_degree);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
 

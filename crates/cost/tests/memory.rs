@@ -3,7 +3,7 @@
 use crate::heap::{HIDDEN, INPUTS, MODULES, Row};
 use dflop_cost::{
     ComponentSettings, CostModel, CostSettings, EncoderLayers, MemoryError, Moment, RankMemory,
-    RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers, Trained,
+    RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers, Trained,
 };
 use dflop_types::{
     Action, EncoderSegments, MeasuredCurve, MeasuredPoint, MemoryReserve, MicrobatchShape, ModelProfile,
@@ -85,19 +85,19 @@ pub(crate) fn one(llm_tokens: u32, label_tokens: u64, feature_tokens: u64) -> Ra
     RankMicrobatch { shape, feature_tokens }
 }
 
-const MIDDLE: RankPart = RankPart::Stage(StageLayers { num_layers: 2, is_first: false, is_last: false });
-const LAST: RankPart = RankPart::Stage(StageLayers { num_layers: 2, is_first: false, is_last: true });
+const MIDDLE: RankRole = RankRole::Stage(StageLayers { num_layers: 2, is_first: false, is_last: false });
+const LAST: RankRole = RankRole::Stage(StageLayers { num_layers: 2, is_first: false, is_last: true });
 
 pub(crate) fn peak(
     model: &CostModel,
-    part: RankPart,
+    role: RankRole,
     microbatches: &[RankMicrobatch],
     actions: &str,
 ) -> RankMemory {
     let actions = list(actions);
     model
         .rank_peak(&RankSteps {
-            part,
+            role,
             microbatches,
             actions: &actions,
             copies_rows: false,
@@ -135,7 +135,7 @@ fn a_tied_matrix_is_held_once() {
         CostModel::new(&profile).expect("the profile is sound")
     };
     let bytes = |model: &CostModel, stage| {
-        let fixed = model.fixed_memory(RankPart::Stage(stage), 1);
+        let fixed = model.fixed_memory(RankRole::Stage(stage), 1);
         [fixed.parameter_bytes, fixed.gradient_bytes, fixed.optimizer_bytes, fixed.workspace_bytes]
     };
     let (apart, tied) = (of(false, |_| ()), of(true, |_| ()));
@@ -208,10 +208,10 @@ fn closed_forms_of_a_backward_in_two() {
     let early = peak(&model, MIDDLE, &microbatches, "F0 I0 F1 I1 W0 F2 I2 W1 W2");
     assert_eq!((early.activation_bytes, early.weight_queue_bytes), (of_two, 2 * queued));
     // The projector's queue is more than it kept.
-    let encoder = peak(&model, RankPart::Encoder, &microbatches[..1], "F0 I0 W0");
+    let encoder = peak(&model, RankRole::Encoder, &microbatches[..1], "F0 I0 W0");
     assert!(
         encoder.total_bytes()
-            >= model.fixed_memory(RankPart::Encoder, 1).static_bytes() + 200 * (11 + 3 * 270)
+            >= model.fixed_memory(RankRole::Encoder, 1).static_bytes() + 200 * (11 + 3 * 270)
     );
     // Where nothing but the input was kept, layers behind the first stand on what those before them queued.
     let mut profile = profile();
@@ -235,10 +235,10 @@ fn what_was_not_counted_is_taken_as_more() {
     // Of the second microbatch one layer is done: its inputs, all its results but one, and that one.
     assert_eq!(memory.weight_queue_bytes, 3 * (2 * kept + hidden));
     assert_eq!(memory.workspace_bytes, 100 * 310 + kept + hidden);
-    for part in [RankPart::Encoder, MIDDLE, LAST] {
+    for role in [RankRole::Encoder, MIDDLE, LAST] {
         for actions in ["F0 I0 W0 F1 I1 W1", "F0 F1 I0 I1 W1 W0"] {
-            let counted = peak(&model("cuda"), part, &microbatches, actions);
-            assert!(counted.total_bytes() <= peak(&old, part, &microbatches, actions).total_bytes());
+            let counted = peak(&model("cuda"), role, &microbatches, actions);
+            assert!(counted.total_bytes() <= peak(&old, role, &microbatches, actions).total_bytes());
         }
     }
 }
@@ -316,33 +316,33 @@ fn recomputation_moves_bytes_from_kept_to_workspace() {
 /// What is frozen has no gradients nor states, and keeps nothing where nothing before it trains.
 #[test]
 fn frozen_parts_hold_parameters_only() {
-    let run = |encoder, projector, llm, part| {
+    let run = |encoder, projector, llm, role| {
         let trained = Trained { encoder, projector, llm, lora_rank: 0 };
         let model = with(&profile(), &CostSettings { trained, ..CostSettings::default() });
-        peak(&model, part, &[one(100, 30, 20)], "F0 B0")
+        peak(&model, role, &[one(100, 30, 20)], "F0 B0")
     };
-    let frozen = run(false, false, true, RankPart::Encoder);
+    let frozen = run(false, false, true, RankRole::Encoder);
     assert_eq!((frozen.gradient_bytes, frozen.optimizer_bytes, frozen.activation_bytes), (0, 0, 0));
     assert_eq!(frozen.parameter_bytes, 4 * (700 + 3 * 5_000 + 900));
     // One layer at a time all the same exists.
     assert_eq!(frozen.workspace_bytes, 200 * (130 + 230 + 40));
-    let projector = run(false, true, false, RankPart::Encoder);
+    let projector = run(false, true, false, RankRole::Encoder);
     assert_eq!((projector.gradient_bytes, projector.optimizer_bytes), (4 * 900, 8 * 900));
     let trained = Trained { encoder: false, ..Trained::default() };
     let model = with(&profile(), &CostSettings { trained, ..CostSettings::default() });
-    assert_eq!(model.activation_bytes(RankPart::Encoder, &one(100, 30, 20).shape), 200 * 70);
+    assert_eq!(model.activation_bytes(RankRole::Encoder, &one(100, 30, 20).shape), 200 * 70);
     // The frozen backbone passes the projector's gradient on, and keeps what it needs for that.
     let behind = run(false, true, false, LAST);
     assert_eq!((behind.gradient_bytes, behind.optimizer_bytes), (0, 0));
     assert!(behind.activation_bytes > 0);
     // No weight waits for a W, and I is the whole backward.
-    for part in [RankPart::Encoder, LAST] {
+    for role in [RankRole::Encoder, LAST] {
         for is_split_counted in [true, false] {
-            let frozen = Trained { encoder: false, projector: part == LAST, llm: false, lora_rank: 0 };
+            let frozen = Trained { encoder: false, projector: role == LAST, llm: false, lora_rank: 0 };
             let settings = CostSettings { trained: frozen, ..CostSettings::default() };
             let model = with(&profile_with(is_split_counted), &settings);
             let [whole, split] =
-                ["F0 B0", "F0 I0 W0"].map(|list| peak(&model, part, &[one(100, 30, 20)], list));
+                ["F0 B0", "F0 I0 W0"].map(|list| peak(&model, role, &[one(100, 30, 20)], list));
             assert_eq!((whole.total_bytes(), split.weight_queue_bytes), (split.total_bytes(), 0));
         }
     }
@@ -372,7 +372,7 @@ fn adapters_alone_have_gradients_and_states() {
     // Behind an embedding that keeps nothing the layers keep their input, and the ids are there all the same.
     let trained = Trained { encoder: false, projector: false, ..trained };
     let model = with(&profile, &CostSettings { trained, ..CostSettings::default() });
-    let first = RankPart::Stage(StageLayers { num_layers: 2, is_first: true, is_last: false });
+    let first = RankRole::Stage(StageLayers { num_layers: 2, is_first: true, is_last: false });
     let memory = peak(&model, first, &[one(100, 1, 0)], "F0 B0");
     assert_eq!(memory.activation_bytes, 2 * 100 * (1_100 + 120) + 100 * INPUTS);
 }
@@ -391,7 +391,7 @@ fn lists_that_cannot_run_are_refused() {
         let actions = list(actions);
         let microbatches = [one(10, 1, 0)];
         let steps = RankSteps {
-            part: MIDDLE,
+            role: MIDDLE,
             microbatches: &microbatches,
             actions: &actions,
             copies_rows: false,
@@ -411,7 +411,7 @@ fn lists_that_cannot_run_are_refused() {
 #[test]
 fn stages_of_the_encoder_are_parts_of_it() {
     let model = model("cuda");
-    let whole = model.fixed_memory(RankPart::Encoder, 1);
+    let whole = model.fixed_memory(RankRole::Encoder, 1);
     let stage = |first_layer, num_layers| EncoderLayers {
         first_layer,
         num_layers,
@@ -422,16 +422,16 @@ fn stages_of_the_encoder_are_parts_of_it() {
     for cut in
         [vec![stage(0, 1), stage(1, 2)], vec![stage(0, 1), stage(1, 1), stage(2, 1)], vec![stage(0, 3)]]
     {
-        let held = cut.iter().map(|&s| model.fixed_memory(RankPart::EncoderStage(s), 1).parameter_bytes);
+        let held = cut.iter().map(|&s| model.fixed_memory(RankRole::EncoderStage(s), 1).parameter_bytes);
         assert_eq!(held.sum::<u64>(), whole.parameter_bytes);
         let times = cut.iter().map(|&s| model.encoder_stage(&shape, s).total_ns());
         assert_eq!(times.sum::<u64>(), model.encoder(&shape).total_ns());
     }
     // The first has no incoming border; the last sends features, the others hidden states of all its tokens.
     let microbatch = [one(300, 0, 300)];
-    let of = |s| peak(&model, RankPart::EncoderStage(s), &microbatch, "F0 B0").total_bytes();
+    let of = |s| peak(&model, RankRole::EncoderStage(s), &microbatch, "F0 B0").total_bytes();
     assert!(
         of(stage(0, 1)) < of(stage(0, 2))
-            && of(stage(0, 3)) == peak(&model, RankPart::Encoder, &microbatch, "F0 B0").total_bytes()
+            && of(stage(0, 3)) == peak(&model, RankRole::Encoder, &microbatch, "F0 B0").total_bytes()
     );
 }

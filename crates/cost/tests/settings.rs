@@ -4,7 +4,7 @@
 use crate::fixture;
 use crate::fixture::profile;
 use dflop_cost::{
-    ComponentSettings, CostError, CostModel, CostSettings, Prediction, RankPart, StageLayers, Trained,
+    ComponentSettings, CostError, CostModel, CostSettings, Prediction, RankRole, StageLayers, Trained,
     Typical,
 };
 use dflop_types::{Hint, MicrobatchShape, ModelProfile, Network, Recompute};
@@ -128,7 +128,7 @@ fn recomputation_keeps_what_was_measured() {
     let bytes = |mode| {
         let model = CostModel::with(&profile, &cut(1, mode)).unwrap();
         let layer = StageLayers { num_layers: 1, is_first: false, is_last: false };
-        model.activation_bytes(RankPart::Stage(layer), &batch)
+        model.activation_bytes(RankRole::Stage(layer), &batch)
     };
     // Ids and the like are kept in any case.
     let saved = |mode| bytes(Recompute::None) - bytes(mode);

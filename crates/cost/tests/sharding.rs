@@ -2,7 +2,7 @@
 //! it, and what a rank holds.
 
 use crate::fixture;
-use dflop_cost::{CostModel, RankMicrobatch, RankPart, Sharding, StageLayers, Transfer};
+use dflop_cost::{CostModel, RankMicrobatch, RankRole, Sharding, StageLayers, Transfer};
 use dflop_types::{
     Collective, Component, ComponentLayout, EncoderSegments, Layout, LinkSpan, MicrobatchShape, ModelProfile,
     Zero,
@@ -91,7 +91,7 @@ proptest! {
         let mut profile = fixture::profile();
         profile.device.dtype = if bf16 { "bfloat16" } else { "float32" }.to_owned();
         let model = CostModel::new(&profile).unwrap();
-        for part in [RankPart::Encoder, RankPart::Stage(WHOLE)] {
+        for part in [RankRole::Encoder, RankRole::Stage(WHOLE)] {
             let held = |zero, degree| {
                 let sharding = Sharding { degree, ..Sharding::whole(zero, degree * copies) };
                 model.sharded_memory(part, sharding).static_bytes()
@@ -114,7 +114,7 @@ proptest! {
 fn what_a_replica_holds_by_what_is_cut() {
     let model = model("cuda");
     let held = |zero| {
-        let memory = model.sharded_memory(RankPart::Stage(WHOLE), over(zero, 2));
+        let memory = model.sharded_memory(RankRole::Stage(WHOLE), over(zero, 2));
         [memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes]
     };
     let p = 4 * 30_000;
@@ -128,7 +128,7 @@ fn what_a_replica_holds_by_what_is_cut() {
     let mut profile = fixture::profile();
     profile.device.dtype = "bfloat16".to_owned();
     let bf16 = CostModel::new(&profile).unwrap();
-    let memory = bf16.sharded_memory(RankPart::Stage(WHOLE), over(Zero::States, 2));
+    let memory = bf16.sharded_memory(RankRole::Stage(WHOLE), over(Zero::States, 2));
     assert_eq!((memory.parameter_bytes, memory.optimizer_bytes), (p, 12 * 30_000 / 2));
     // Both components and one context: no less than what either holds, and what the whole model held before.
     let both = model.colocated_static_bytes(over(Zero::Nothing, 2));

@@ -2,7 +2,7 @@
 
 use crate::heap::Rank;
 use crate::memory::{model, model_with, one, peak};
-use dflop_cost::{Moment, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};
+use dflop_cost::{Moment, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_types::{Action, ActionKind, EncoderSegments, StageIndex};
 use proptest::prelude::*;
 
@@ -36,33 +36,33 @@ fn microbatch() -> impl Strategy<Value = RankMicrobatch> {
     )
 }
 
-fn part() -> impl Strategy<Value = RankPart> {
+fn role() -> impl Strategy<Value = RankRole> {
     (0u32..4, any::<bool>(), any::<bool>()).prop_map(|(num_layers, is_first, is_last)| match num_layers {
-        0 => RankPart::Encoder,
-        _ => RankPart::Stage(StageLayers { num_layers, is_first, is_last }),
+        0 => RankRole::Encoder,
+        _ => RankRole::Stage(StageLayers { num_layers, is_first, is_last }),
     })
 }
 
 proptest! {
     #[test]
     fn the_walk_is_a_heap_that_allocates_and_frees(
-        part in part(), microbatches in prop::collection::vec(microbatch(), 1..8),
+        role in role(), microbatches in prop::collection::vec(microbatch(), 1..8),
         choices in prop::collection::vec(any::<u8>(), 24), copies_rows: bool, is_cuda: bool, is_split_counted: bool
     ) {
         let model = model_with(if is_cuda { "cuda" } else { "cpu" }, is_split_counted);
         let actions = any_list(microbatches.len() as u32, &choices);
-        let steps = RankSteps { part, microbatches: &microbatches, actions: &actions, copies_rows, sharding: Sharding::NONE };
+        let steps = RankSteps { role, microbatches: &microbatches, actions: &actions, copies_rows, sharding: Sharding::NONE };
         let found = model.rank_peak(&steps).unwrap();
-        let fixed = model.fixed_memory(part, 1);
-        let rank = Rank { part, microbatches: &microbatches, copies: copies_rows, keeps: !is_cuda, is_split_counted };
+        let fixed = model.fixed_memory(role, 1);
+        let rank = Rank { role, microbatches: &microbatches, copies: copies_rows, keeps: !is_cuda, is_split_counted };
         let most = rank.most(&actions);
         prop_assert_eq!(found.total_bytes(), fixed.static_bytes() + most.max(fixed.workspace_bytes));
-        prop_assert_eq!(found.total_bytes(), found.parts().iter().map(|part| part.1).sum::<u64>());
+        prop_assert_eq!(found.total_bytes(), found.by_use().iter().map(|of_use| of_use.1).sum::<u64>());
         // A lower bound: any one microbatch alone, its backward as in the list.
         for index in 0..microbatches.len() {
             let is_split = actions.iter().any(|a| a.microbatch as usize == index && a.kind == ActionKind::I);
             let alone = peak(
-                &model, part, &microbatches[index..=index], if is_split { "F0 I0 W0" } else { "F0 B0" }
+                &model, role, &microbatches[index..=index], if is_split { "F0 I0 W0" } else { "F0 B0" }
             );
             // Over NCCL what was sent is held until the next message goes, which may be a smaller one.
             let sent = if is_cuda { alone.boundary_bytes } else { 0 };
@@ -72,13 +72,13 @@ proptest! {
 
     #[test]
     fn a_sample_more_never_frees_anything(
-        part in part(), microbatches in prop::collection::vec(microbatch(), 1..6), at in 0usize..6,
+        role in role(), microbatches in prop::collection::vec(microbatch(), 1..6), at in 0usize..6,
         extra in 1u32..400, choices in prop::collection::vec(any::<u8>(), 12)
     ) {
         let model = model("cpu");
         let actions = any_list(microbatches.len() as u32, &choices);
         let total = |microbatches: &[RankMicrobatch]| {
-            let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: true, sharding: Sharding::NONE };
+            let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: true, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap().total_bytes()
         };
         let mut more = microbatches.clone();
@@ -97,7 +97,7 @@ proptest! {
         choices in prop::collection::vec(any::<u8>(), 24), is_split_counted: bool, to in 0usize..18
     ) {
         // Text on a stage that is the whole backbone: a W among the next actions keeps no message from being open.
-        let part = RankPart::Stage(StageLayers { num_layers, is_first: true, is_last: true });
+        let role = RankRole::Stage(StageLayers { num_layers, is_first: true, is_last: true });
         for microbatch in &mut microbatches {
             microbatch.feature_tokens = 0;
         }
@@ -108,7 +108,7 @@ proptest! {
         let moved = late.remove(from);
         late.insert(to.clamp(from, late.len()), moved);
         let total = |actions: &[Action]| {
-            let steps = RankSteps { part, microbatches: &microbatches, actions, copies_rows: false, sharding: Sharding::NONE };
+            let steps = RankSteps { role, microbatches: &microbatches, actions, copies_rows: false, sharding: Sharding::NONE };
             model.rank_peak(&steps).unwrap()
         };
         let early = total(&actions);

@@ -125,7 +125,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         time_ns,
         step_ns,
         step_ns_max: steps.into_iter().max().unwrap_or(0),
-        memory: memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
+        memory: memory.by_use().into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
         fullest_rank,
         without,
     })

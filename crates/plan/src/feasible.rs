@@ -4,7 +4,7 @@ use crate::error::PlanError;
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::space::Candidate;
-use dflop_cost::{CostModel, RankPart, StageLayers};
+use dflop_cost::{CostModel, RankRole, StageLayers};
 use dflop_types::{
     Component, ComponentLayout, LayerCut, MicrobatchShape, Recompute, Rejection, SampleShape, Zero,
 };
@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Positions of the samples that need most memory alone: in the encoder, in a layer, in the head. They may lie
 /// outside the sampled batches, so they are checked separately.
 fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
-    let layer = RankPart::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
+    let layer = RankRole::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
     let asks: [&dyn Fn(&SampleShape) -> u64; 3] = [
-        &|shape| model.activation_bytes(RankPart::Encoder, &MicrobatchShape::pack([shape])),
+        &|shape| model.activation_bytes(RankRole::Encoder, &MicrobatchShape::pack([shape])),
         &|shape| model.activation_bytes(layer, &MicrobatchShape::pack([shape])),
         &|shape| u64::from(shape.label_tokens),
     ];

@@ -18,7 +18,7 @@ use crate::only::recompute_name;
 use crate::space::{Candidate, Rules, colocated, divisors, microbatch_counts};
 use crate::wide::colocated_groups;
 use crate::{baseline::refusal, only::Only};
-use dflop_cost::{CostModel, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};
+use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
 use dflop_sim::{Durations, order, simulate};
 use dflop_step::{Arm, Method};
@@ -325,16 +325,16 @@ fn fits(
     microbatches: &[RankMicrobatch],
 ) -> bool {
     let Some(budget_bytes) = input.memory_budget_bytes() else { return true };
-    let peak = |part: RankPart, stage: usize| {
+    let peak = |role: RankRole, stage: usize| {
         let (p, m) = (stages.len() as u32, microbatches.len() as u32);
         let actions = order::actions(PipelineOrder::OneFOneB, StageIndex(stage as u32), p, m);
-        let steps = RankSteps { part, microbatches, actions: &actions, copies_rows: false, sharding };
+        let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
         model.rank_peak(&steps).ok()
     };
     let last = stages.len() - 1;
-    let Some(encoder) = peak(RankPart::Encoder, 0) else { return false };
-    let Some(first) = peak(RankPart::Stage(stages[0]), 0) else { return false };
-    let Some(end) = peak(RankPart::Stage(stages[last]), last) else { return false };
+    let Some(encoder) = peak(RankRole::Encoder, 0) else { return false };
+    let Some(first) = peak(RankRole::Stage(stages[0]), 0) else { return false };
+    let Some(end) = peak(RankRole::Stage(stages[last]), last) else { return false };
     // One device, one context.
     let first_bytes = (encoder.total_bytes() + first.total_bytes()).saturating_sub(encoder.context_bytes);
     first_bytes.max(end.total_bytes()) <= budget_bytes

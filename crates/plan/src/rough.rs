@@ -6,7 +6,7 @@
 
 use crate::cut::shortest_cut;
 use crate::space::Candidate;
-use dflop_cost::{CostModel, EncoderLayers, RankPart, Sharding, StageLayers, Typical};
+use dflop_cost::{CostModel, EncoderLayers, RankRole, Sharding, StageLayers, Typical};
 use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, SampleIndex, SampleShape};
 
 /// What the estimate needs to know of one global batch.
@@ -125,7 +125,7 @@ impl BatchSizes {
     }
 
     /// The part of the encoder's time that its longest stage takes.
-    fn longest_share(&self, model: &CostModel, layout: &Layout) -> f64 {
+    fn longest_stage_ratio(&self, model: &CostModel, layout: &Layout) -> f64 {
         if layout.encoder.pp == 1 {
             return 1.0;
         }
@@ -229,7 +229,7 @@ pub(crate) fn rough(
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
     let encoder_stages = candidate.layout.encoder.pp;
-    let encoder_stage_ns = encoder_ns * batch.longest_share(model, &candidate.layout);
+    let encoder_stage_ns = encoder_ns * batch.longest_stage_ratio(model, &candidate.layout);
     let sharding = Sharding::of(&candidate.layout, Component::Encoder);
     let encoder_tail_ns = model.sharded_encoder_tail(sharding).ns / u64::from(encoder_stages);
     let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, encoder_tail_ns);
@@ -320,8 +320,8 @@ fn colocated(
     Rough { is_over, step_ns, at_mean_ns: 0, is_tight: m > 1 }
 }
 
-const fn of_component(part: RankPart) -> Component {
-    if matches!(part, RankPart::Stage(_)) { Component::Llm } else { Component::Encoder }
+const fn of_component(role: RankRole) -> Component {
+    if matches!(role, RankRole::Stage(_)) { Component::Llm } else { Component::Encoder }
 }
 
 /// Mean microbatches that the fullest rank may hold, its part of the model beside them.
@@ -334,28 +334,28 @@ fn in_flight(
 ) -> f64 {
     let m = u64::from(candidate.num_microbatches);
     // All that are in flight are of mean size, but for one that holds the largest sample.
-    let of = |part: RankPart, bytes: u64, replicas: u32| {
-        let sharding = Sharding::of(&candidate.layout, of_component(part));
-        let free = budget_bytes.saturating_sub(model.sharded_memory(part, sharding).total_bytes());
+    let of = |role: RankRole, bytes: u64, replicas: u32| {
+        let sharding = Sharding::of(&candidate.layout, of_component(role));
+        let free = budget_bytes.saturating_sub(model.sharded_memory(role, sharding).total_bytes());
         let of_one = (bytes / (m * u64::from(replicas)).min(batch.num_samples).max(1)).max(1) as f64;
         let of_largest = (bytes as f64 / batch.num_samples as f64 * batch.largest).max(of_one);
         (free as f64 - of_largest) / of_one + 1.0
     };
     let degrees = candidate.layout.encoder;
     let encoder = if degrees.pp == 1 {
-        of(RankPart::Encoder, batch.encoder_bytes, degrees.dp)
+        of(RankRole::Encoder, batch.encoder_bytes, degrees.dp)
     } else {
         let layers = candidate.layout.stage_layers(Component::Encoder, model.num_encoder_layers());
         let num_layers = layers.first().copied().unwrap_or(0);
         let first = EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: false };
-        of(RankPart::EncoderStage(first), batch.encoder_bytes / u64::from(degrees.pp), degrees.dp)
+        of(RankRole::EncoderStage(first), batch.encoder_bytes / u64::from(degrees.pp), degrees.dp)
     };
     // The first stage holds most microbatches, and after it each stage one less.
     let stage = |(after, stage): (usize, &StageLayers)| {
         let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
         let head = if stage.is_last { batch.head_bytes } else { 0 };
         let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
-        of(RankPart::Stage(*stage), bytes, candidate.layout.llm.dp) + after as f64 + 1.0
+        of(RankRole::Stage(*stage), bytes, candidate.layout.llm.dp) + after as f64 + 1.0
     };
     let ends = [stages.first().map(|stage| (0, stage)), stages.last().map(|stage| (stages.len() - 1, stage))];
     ends.into_iter().flatten().map(stage).fold(encoder, f64::min)

@@ -10,7 +10,7 @@ use crate::input::{SearchEffort, SearchInput};
 use crate::models::Models;
 use crate::rough::BatchSizes;
 use crate::space::{Candidate, Rules, Space, layouts_with};
-use dflop_cost::{CostModel, RankPart, Sharding};
+use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
 use dflop_types::{Component, ComponentLayout, Layout, Recompute, Zero};
 use std::collections::BTreeSet;
@@ -187,13 +187,13 @@ fn ends(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<u64>
     let mut values = Vec::new();
     for stage in settings.encoder_stages(model).unwrap_or_default() {
         values.push(model.sharded_encoder_stage_tail(stage, encoder).ns);
-        values.push(model.sharded_memory(RankPart::EncoderStage(stage), encoder).static_bytes());
+        values.push(model.sharded_memory(RankRole::EncoderStage(stage), encoder).static_bytes());
     }
     let mut last = None;
     let stages = settings.stages(model).unwrap_or_default();
     for stage in stages.into_iter().filter(|stage| last.replace(*stage) != Some(*stage)) {
         values.push(model.sharded_stage_tail(stage, llm).ns);
-        values.push(model.sharded_memory(RankPart::Stage(stage), llm).static_bytes());
+        values.push(model.sharded_memory(RankRole::Stage(stage), llm).static_bytes());
     }
     values
 }

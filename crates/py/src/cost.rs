@@ -1,7 +1,7 @@
 //! Predictions of a model profile, for whoever compares them with measurements.
 
 use crate::error::{Kind, artifact, map, raise};
-use dflop_cost::{Prediction, RankMicrobatch, RankPart, RankSteps, Sharding, StageLayers};
+use dflop_cost::{Prediction, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_types::{Action, ActionKind, EncoderSegments, MicrobatchShape, ModelProfile, StageIndex};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -22,11 +22,11 @@ fn encoder_shape(segments: Vec<(u32, u32)>) -> MicrobatchShape {
 
 impl CostModel {
     /// Tensor bytes of a rank that runs the forward and backward of one microbatch, and what it holds in any case.
-    fn peak(&self, part: RankPart, shape: MicrobatchShape, feature_tokens: u64) -> PyResult<(u64, u64)> {
-        let stage = StageIndex(u32::from(matches!(part, RankPart::Stage(_))));
+    fn peak(&self, role: RankRole, shape: MicrobatchShape, feature_tokens: u64) -> PyResult<(u64, u64)> {
+        let stage = StageIndex(u32::from(matches!(role, RankRole::Stage(_))));
         let action = |kind| Action { stage, kind, microbatch: 0 };
         let steps = RankSteps {
-            part,
+            role,
             microbatches: &[RankMicrobatch { shape, feature_tokens }],
             actions: &[action(ActionKind::F), action(ActionKind::B)],
             copies_rows: false,
@@ -64,7 +64,7 @@ impl CostModel {
     }
 
     fn encoder_peak_bytes(&self, segments: Vec<(u32, u32)>, feature_tokens: u64) -> PyResult<(u64, u64)> {
-        self.peak(RankPart::Encoder, encoder_shape(segments), feature_tokens)
+        self.peak(RankRole::Encoder, encoder_shape(segments), feature_tokens)
     }
 
     fn stage_peak_bytes(
@@ -77,6 +77,6 @@ impl CostModel {
         let (num_layers, is_first, is_last) = layers;
         let shape = MicrobatchShape { llm_tokens, label_tokens, ..MicrobatchShape::default() };
         let stage = StageLayers { num_layers, is_first, is_last };
-        self.peak(RankPart::Stage(stage), shape, feature_tokens)
+        self.peak(RankRole::Stage(stage), shape, feature_tokens)
     }
 }

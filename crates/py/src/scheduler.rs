@@ -287,7 +287,7 @@ impl StepScheduler {
         Ok(peaks
             .iter()
             .map(|peak| {
-                (peak.parts().to_vec(), peak.tensor_bytes(), peak.total_bytes(), peak.moment.to_string())
+                (peak.by_use().to_vec(), peak.tensor_bytes(), peak.total_bytes(), peak.moment.to_string())
             })
             .collect())
     }

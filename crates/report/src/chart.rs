@@ -6,7 +6,7 @@ mod line;
 mod scatter;
 mod timeline;
 
-pub(crate) use bars::{Bar, Part, bars};
+pub(crate) use bars::{Bar, BarPart, bars};
 pub(crate) use histogram::{Bins, histogram};
 pub(crate) use line::{Line, LinePlot, line_plot};
 pub(crate) use scatter::{Dots, Mark, ScatterPlot, pair_plot, ratio_plot, scatter_plot};

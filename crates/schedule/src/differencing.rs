@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 /// Samples that lie together: their load, and the first and last of a chain through all of them.
 #[derive(Clone, Copy)]
-struct Part {
+struct Subset {
     load: Pair,
     first: u32,
     last: u32,
@@ -26,38 +26,38 @@ pub(crate) fn differencing(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>>
     let (n, m) = (batch.num_samples(), batch.num_buckets);
     // The next sample of each chain, and assignments with their buckets fullest first; the empty ones are left out.
     let mut next: Vec<u32> = (0..n as u32).collect();
-    let alone = |i: usize| vec![Part { load: batch.cost[i], first: i as u32, last: i as u32 }];
-    let mut partial: Vec<Vec<Part>> = (0..n).map(alone).collect();
-    let difference = |parts: &[Part]| {
-        let least = if parts.len() == m { worse(parts[m - 1].load) } else { 0 };
-        parts.first().map_or(0, |part| worse(part.load)) - least
+    let alone = |i: usize| vec![Subset { load: batch.cost[i], first: i as u32, last: i as u32 }];
+    let mut partial: Vec<Vec<Subset>> = (0..n).map(alone).collect();
+    let difference = |subsets: &[Subset]| {
+        let least = if subsets.len() == m { worse(subsets[m - 1].load) } else { 0 };
+        subsets.first().map_or(0, |subset| worse(subset.load)) - least
     };
     let mut queue: BinaryHeap<(i64, Reverse<usize>)> =
-        partial.iter().enumerate().map(|(at, parts)| (difference(parts), Reverse(at))).collect();
+        partial.iter().enumerate().map(|(at, subsets)| (difference(subsets), Reverse(at))).collect();
     while queue.len() > 1 {
         if queue.len().is_multiple_of(64) && stop.strikes() {
             return None;
         }
         let (Some((_, Reverse(a))), Some((_, Reverse(b)))) = (queue.pop(), queue.pop()) else { break };
-        let mut parts = std::mem::take(&mut partial[a]);
+        let mut subsets = std::mem::take(&mut partial[a]);
         // The fullest of b lie on the emptiest of a, of which the first m - len(a) are not even written down.
-        for (place, part) in (0..m).rev().zip(std::mem::take(&mut partial[b])) {
-            let Some(under) = parts.get_mut(place) else {
-                parts.push(part);
+        for (place, subset) in (0..m).rev().zip(std::mem::take(&mut partial[b])) {
+            let Some(under) = subsets.get_mut(place) else {
+                subsets.push(subset);
                 continue;
             };
-            next[under.last as usize] = part.first;
-            *under = Part { load: plus(under.load, part.load), first: under.first, last: part.last };
+            next[under.last as usize] = subset.first;
+            *under = Subset { load: plus(under.load, subset.load), first: under.first, last: subset.last };
         }
-        parts.sort_by_key(|part| (Reverse(worse(part.load)), part.first));
-        queue.push((difference(&parts), Reverse(a)));
-        partial[a] = parts;
+        subsets.sort_by_key(|subset| (Reverse(worse(subset.load)), subset.first));
+        queue.push((difference(&subsets), Reverse(a)));
+        partial[a] = subsets;
     }
     let mut bucket = vec![0; n];
-    for (b, part) in partial.iter().flatten().enumerate() {
-        let mut at = part.first;
+    for (b, subset) in partial.iter().flatten().enumerate() {
+        let mut at = subset.first;
         bucket[at as usize] = b as u32;
-        while at != part.last {
+        while at != subset.last {
             at = next[at as usize];
             bucket[at as usize] = b as u32;
         }

@@ -94,20 +94,20 @@ fn greedy_alone(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
 }
 
 /// Loads that a bucket is sought by, then samples in it, then its number.
-type Place = (i64, i64, usize, u32);
+type Key = (i64, i64, usize, u32);
 
 /// Greedy among the least loaded buckets alone.
 fn greedy_among_least(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let m = batch.num_buckets;
     let (mut load, mut count, mut held) = (vec![[0, 0]; m], vec![0_usize; m], vec![[0_u64; 2]; m]);
-    let places = |load: Pair, count: usize, b: u32| -> [Place; 3] {
+    let keys = |load: Pair, count: usize, b: u32| -> [Key; 3] {
         let sum = load[0] + load[1];
         [worse(load), load[0], load[1]].map(|first| (first, sum, count, b))
     };
-    let mut sought: [BTreeSet<Place>; 3] = Default::default();
+    let mut sought: [BTreeSet<Key>; 3] = Default::default();
     for b in 0..m as u32 {
-        for (set, place) in sought.iter_mut().zip(places([0, 0], 0, b)) {
-            set.insert(place);
+        for (set, key) in sought.iter_mut().zip(keys([0, 0], 0, b)) {
+            set.insert(key);
         }
     }
     let mut bucket = Vec::with_capacity(batch.num_samples());
@@ -121,18 +121,17 @@ fn greedy_among_least(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
             let after = plus(load[b], cost);
             (worse(after), after[0] + after[1], count[b], b)
         };
-        let least =
-            sought.iter().flat_map(|set| set.iter().take(LEAST_LOOKED_AT)).map(|place| place.3 as usize);
+        let least = sought.iter().flat_map(|set| set.iter().take(LEAST_LOOKED_AT)).map(|key| key.3 as usize);
         let found = least.filter(has_room).min_by_key(key);
         let b = found.or_else(|| (0..m).filter(has_room).min_by_key(key))?;
-        for (set, place) in sought.iter_mut().zip(places(load[b], count[b], b as u32)) {
-            set.remove(&place);
+        for (set, key) in sought.iter_mut().zip(keys(load[b], count[b], b as u32)) {
+            set.remove(&key);
         }
         load[b] = plus(load[b], cost);
         count[b] += 1;
         held[b] = [held[b][0] + size[0], held[b][1] + size[1]];
-        for (set, place) in sought.iter_mut().zip(places(load[b], count[b], b as u32)) {
-            set.insert(place);
+        for (set, key) in sought.iter_mut().zip(keys(load[b], count[b], b as u32)) {
+            set.insert(key);
         }
         bucket.push(b as u32);
     }

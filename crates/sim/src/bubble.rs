@@ -20,7 +20,7 @@
 //! `uniform` may exceed `free` where uneven work happens to fill and drain faster: then all of it is ramp.
 
 use crate::engine::Times;
-use crate::error::{Problem, SimError};
+use crate::error::{SimError, Violation};
 use crate::simulator::Simulator;
 use crate::step::{Counts, StepInput};
 use dflop_types::{Action, ActionKind, Idle, Rank, Span, Timeline};
@@ -183,7 +183,7 @@ fn measured_by(
     measured: &[Span],
     simulator: impl FnOnce(&StepInput) -> Result<Simulator, SimError>,
 ) -> Result<Timeline, SimError> {
-    let unsound = |problems| SimError::Unsound { subject: "the measured step", problems };
+    let unsound = |violations| SimError::Unsound { subject: "the measured step", violations };
     let mut input = durations_of(measured, input)?;
     input.tail_ns.fill(0);
     let first_ns = measured.iter().map(|span| span.start_ns).min().unwrap_or(0);
@@ -204,20 +204,20 @@ fn measured_by(
         let is_split = is_split[row * m + span.action.microbatch as usize];
         span.action.kind != ActionKind::F && (span.action.kind != ActionKind::B) != is_split
     };
-    let mut problems: Vec<_> = spans
+    let mut violations: Vec<_> = spans
         .iter()
         .filter(is_other_half)
-        .map(|span| Problem::Foreign { path: "spans".to_owned(), rank: span.rank, action: span.action })
+        .map(|span| Violation::Foreign { path: "spans".to_owned(), rank: span.rank, action: span.action })
         .collect();
     let overlaps =
         spans.windows(2).filter(|pair| pair[0].rank == pair[1].rank && pair[1].start_ns < pair[0].end_ns);
-    problems.extend(overlaps.map(|pair| Problem::Overlap {
+    violations.extend(overlaps.map(|pair| Violation::Overlap {
         rank: pair[0].rank,
         first: pair[0].action,
         second: pair[1].action,
     }));
-    if !problems.is_empty() {
-        return Err(unsound(problems));
+    if !violations.is_empty() {
+        return Err(unsound(violations));
     }
     let makespan_ns = spans.iter().map(|span| span.end_ns).max().unwrap_or(0) - first_ns;
     let num_ranks = simulator.graph.num_ranks();
@@ -239,11 +239,11 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
     let m = input.num_microbatches as usize;
     let wired = input.wired_rows();
     let mut counts = vec![Counts::new(m); wired.len()];
-    let mut problems = Vec::new();
+    let mut violations = Vec::new();
     let mut output = input.clone();
     for &Span { rank, action, start_ns, end_ns } in measured {
         if !input.is_of(rank, action) {
-            problems.push(Problem::Foreign { path: "spans".to_owned(), rank, action });
+            violations.push(Violation::Foreign { path: "spans".to_owned(), rank, action });
             continue;
         }
         let row = input.row(rank, action.stage);
@@ -256,7 +256,7 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
         };
         match end_ns.checked_sub(start_ns) {
             Some(duration_ns) => rows[row][action.microbatch as usize] = duration_ns,
-            None => problems.push(Problem::Backwards { rank, action }),
+            None => violations.push(Violation::Backwards { rank, action }),
         }
     }
     let not_once: Vec<(Rank, Action, usize)> = wired
@@ -272,18 +272,18 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
         let is_split = |counts: &[usize; 4]| counts[2] + counts[3] > 0;
         let actions = |counts: &Counts| 2 * m + counts.0.iter().filter(|counts| is_split(counts)).count();
         let total = counts.iter().map(actions).sum();
-        problems.push(Problem::Unmeasured { missing, total, rank, action });
+        violations.push(Violation::Unmeasured { missing, total, rank, action });
     }
     for &(rank, action, count) in not_once.iter().filter(|&&(_, _, count)| count > 1) {
-        problems.push(Problem::NotOnce { path: format!("spans of rank {rank}"), action, count });
+        violations.push(Violation::NotOnce { path: format!("spans of rank {rank}"), action, count });
     }
     for (row, counts) in wired.iter().zip(&counts) {
         let path = || format!("spans of rank {}", row.rank);
-        problems.extend(counts.both(row.stage).map(|action| Problem::Both { path: path(), action }));
+        violations.extend(counts.both(row.stage).map(|action| Violation::Both { path: path(), action }));
     }
-    if problems.is_empty() {
+    if violations.is_empty() {
         Ok(output)
     } else {
-        Err(SimError::Unsound { subject: "the measured step", problems })
+        Err(SimError::Unsound { subject: "the measured step", violations })
     }
 }

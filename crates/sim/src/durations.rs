@@ -1,7 +1,7 @@
 //! Durations: how long each action of one pipeline takes, as measured or made up by a person.
 
 use crate::engine::SLOTS_MAX;
-use crate::error::{Problem, SimError};
+use crate::error::{SimError, Violation};
 use crate::rows::DurationRows;
 use dflop_types::PipelineOrder;
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ impl Durations {
     /// A whole number written with a fraction (`3.0`) is taken as that number.
     ///
     /// # Errors
-    /// [`SimError::Json`] if the text is not JSON, [`SimError::Unsound`] with every problem of its content.
+    /// [`SimError::Json`] if the text is not JSON, [`SimError::Unsound`] with every violation of its content.
     ///
     /// # Examples
     /// ```
@@ -53,45 +53,45 @@ impl Durations {
     pub fn from_json(text: &str) -> Result<Self, SimError> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| SimError::Json { cause: error.to_string() })?;
-        let mut problems = Vec::new();
+        let mut violations = Vec::new();
         let mut durations = Self::default();
         if let Value::Object(fields) = &value {
             for key in fields.keys() {
                 if !FIELDS.contains(&key.as_str()) {
-                    problems.push(Problem::Unknown { path: key.clone() });
+                    violations.push(Violation::Unknown { path: key.clone() });
                 }
             }
-            let field = |path, problems: &mut Vec<_>| {
+            let field = |path, violations: &mut Vec<_>| {
                 let found = fields.get(path);
                 if found.is_none() {
-                    problems.push(Problem::Missing { path });
+                    violations.push(Violation::Missing { path });
                 }
                 found
             };
-            if let Some(found) = field("forward_ns", &mut problems) {
-                durations.forward_ns = stages("forward_ns", found, &mut problems);
+            if let Some(found) = field("forward_ns", &mut violations) {
+                durations.forward_ns = stages("forward_ns", found, &mut violations);
             }
-            if let Some(found) = field("backward_ns", &mut problems) {
-                durations.backward_ns = stages("backward_ns", found, &mut problems);
+            if let Some(found) = field("backward_ns", &mut violations) {
+                durations.backward_ns = stages("backward_ns", found, &mut violations);
             }
             for (path, list) in
                 [("input_ns", &mut durations.input_ns), ("weight_ns", &mut durations.weight_ns)]
             {
                 if let Some(found) = fields.get(path) {
-                    *list = stages(path, found, &mut problems);
+                    *list = stages(path, found, &mut violations);
                 }
             }
-            if let Some(found) = field("transfer_ns", &mut problems) {
-                durations.transfer_ns = time(|| "transfer_ns".to_owned(), found, &mut problems);
+            if let Some(found) = field("transfer_ns", &mut violations) {
+                durations.transfer_ns = time(|| "transfer_ns".to_owned(), found, &mut violations);
             }
         } else {
-            problems.push(kind("durations".to_owned(), &value, "an object"));
+            violations.push(kind("durations".to_owned(), &value, "an object"));
         }
         // A missing list was reported already. It would be reported again here, as a list of 0 stages or microbatches.
         if rows_are_lists(&value) {
-            problems.extend(durations.problems());
+            violations.extend(durations.violations());
         }
-        if problems.is_empty() { Ok(durations) } else { Err(unsound(problems)) }
+        if violations.is_empty() { Ok(durations) } else { Err(unsound(violations)) }
     }
 
     /// Nothing if the invariants hold.
@@ -99,8 +99,8 @@ impl Durations {
     /// # Errors
     /// [`SimError::Unsound`] with every invariant that does not.
     pub fn check(&self) -> Result<(), SimError> {
-        let problems = self.problems();
-        if problems.is_empty() { Ok(()) } else { Err(unsound(problems)) }
+        let violations = self.violations();
+        if violations.is_empty() { Ok(()) } else { Err(unsound(violations)) }
     }
 
     /// Microbatches of each stage, of stage 0 where they differ.
@@ -118,7 +118,7 @@ impl Durations {
         let actions = 3 * p as u128 * m as u128;
         let is_few = actions <= u128::from(SLOTS_MAX);
         let sizes = u32::try_from(p).ok().zip(u32::try_from(m).ok()).filter(|_| is_few);
-        sizes.ok_or_else(|| unsound(vec![Problem::TooMany { actions }]))
+        sizes.ok_or_else(|| unsound(vec![Violation::TooMany { actions }]))
     }
 
     /// Nothing if one rank a stage can run `order`.
@@ -130,7 +130,7 @@ impl Durations {
             }
             _ => return Ok(()),
         };
-        Err(unsound(vec![Problem::Order { path, order, needs }]))
+        Err(unsound(vec![Violation::Order { path, order, needs }]))
     }
 
     /// Whether there are times of I and W.
@@ -147,11 +147,11 @@ impl Durations {
         }
     }
 
-    fn problems(&self) -> Vec<Problem> {
-        let mut problems = Vec::new();
+    fn violations(&self) -> Vec<Violation> {
+        let mut violations = Vec::new();
         let expected = self.num_microbatches();
         if self.forward_ns.is_empty() {
-            problems.push(Problem::Zero { path: "forward_ns".to_owned(), what: "stage" });
+            violations.push(Violation::Zero { path: "forward_ns".to_owned(), what: "stage" });
         }
         let mut lists = vec![("forward_ns", &self.forward_ns), ("backward_ns", &self.backward_ns)];
         // Where one of the two is there, both must be.
@@ -160,7 +160,7 @@ impl Durations {
         }
         for (name, list) in &lists {
             if list.len() != self.forward_ns.len() {
-                problems.push(Problem::Count {
+                violations.push(Violation::Count {
                     path: (*name).to_owned(),
                     found: list.len(),
                     what: "stage",
@@ -177,7 +177,7 @@ impl Durations {
                 if self.forward_ns.is_empty() {
                     break;
                 }
-                problems.push(Problem::Count {
+                violations.push(Violation::Count {
                     path: format!("{name}[{stage}]"),
                     found,
                     what: "microbatch",
@@ -186,12 +186,12 @@ impl Durations {
                 });
             }
         }
-        problems
+        violations
     }
 }
 
-fn unsound(problems: Vec<Problem>) -> SimError {
-    SimError::Unsound { subject: "the durations", problems }
+fn unsound(violations: Vec<Violation>) -> SimError {
+    SimError::Unsound { subject: "the durations", violations }
 }
 
 fn rows_are_lists(value: &Value) -> bool {
@@ -200,25 +200,25 @@ fn rows_are_lists(value: &Value) -> bool {
         && ["input_ns", "weight_ns"].iter().all(|name| value.get(name).is_none_or(is_rows))
 }
 
-fn stages(name: &str, value: &Value, problems: &mut Vec<Problem>) -> Vec<Vec<u64>> {
+fn stages(name: &str, value: &Value, violations: &mut Vec<Violation>) -> Vec<Vec<u64>> {
     let Value::Array(stages) = value else {
-        problems.push(kind(name.to_owned(), value, "a list of stages"));
+        violations.push(kind(name.to_owned(), value, "a list of stages"));
         return Vec::new();
     };
     let mut read = Vec::with_capacity(stages.len());
     for (stage, value) in stages.iter().enumerate() {
         let Value::Array(row) = value else {
-            problems.push(kind(format!("{name}[{stage}]"), value, "a list of times, one a microbatch"));
+            violations.push(kind(format!("{name}[{stage}]"), value, "a list of times, one a microbatch"));
             read.push(Vec::new());
             continue;
         };
         let path = |microbatch| move || format!("{name}[{stage}][{microbatch}]");
-        read.push(row.iter().enumerate().map(|(at, value)| time(path(at), value, problems)).collect());
+        read.push(row.iter().enumerate().map(|(at, value)| time(path(at), value, violations)).collect());
     }
     read
 }
 
-fn time(path: impl Fn() -> String, value: &Value, problems: &mut Vec<Problem>) -> u64 {
+fn time(path: impl Fn() -> String, value: &Value, violations: &mut Vec<Violation>) -> u64 {
     // Above 2^53 a float no longer says which integer was meant.
     let whole = |number: f64| number.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&number);
     if let Some(time) = value.as_u64() {
@@ -226,27 +226,27 @@ fn time(path: impl Fn() -> String, value: &Value, problems: &mut Vec<Problem>) -
     } else if let Some(number) = value.as_f64().filter(|&number| whole(number)) {
         number as u64
     } else {
-        problems.push(kind(path(), value, "a whole number of nanoseconds"));
+        violations.push(kind(path(), value, "a whole number of nanoseconds"));
         0
     }
 }
 
-fn kind(path: String, value: &Value, expected: &'static str) -> Problem {
+fn kind(path: String, value: &Value, expected: &'static str) -> Violation {
     let mut found = value.to_string();
     if let Some((cut, _)) = found.char_indices().nth(40) {
         found.truncate(cut);
         found.push_str("...");
     }
-    Problem::Kind { path, found, expected }
+    Violation::Kind { path, found, expected }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn problems(text: &str) -> Vec<String> {
+    fn violations(text: &str) -> Vec<String> {
         match Durations::from_json(text) {
-            Err(SimError::Unsound { problems, .. }) => problems.iter().map(ToString::to_string).collect(),
+            Err(SimError::Unsound { violations, .. }) => violations.iter().map(ToString::to_string).collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -268,11 +268,11 @@ mod tests {
         assert_eq!(Durations::from_json(empty).unwrap().num_microbatches(), 0);
     }
 
-    /// Every problem is listed with its place, none twice.
+    /// Every violation is listed with its place, none twice.
     #[test]
     fn every_problem_is_listed() {
         assert_eq!(
-            problems(
+            violations(
                 r#"{"forward_ns": [[1,1,1,1],[1,1,1]], "backward_ns": [[1,1],[1,1,1,1],[1]], "transfer_ns": 0}"#
             ),
             [
@@ -283,7 +283,9 @@ mod tests {
             ]
         );
         assert_eq!(
-            problems(r#"{"forward_ns": [[1.5, -1, "a", null, 1e+300]], "backward": 3, "transfer_ns": true}"#),
+            violations(
+                r#"{"forward_ns": [[1.5, -1, "a", null, 1e+300]], "backward": 3, "transfer_ns": true}"#
+            ),
             [
                 "backward: unknown, the fields are `forward_ns`, `backward_ns`, `transfer_ns`, `input_ns` and `weight_ns`",
                 "forward_ns[0][0]: 1.5, expected a whole number of nanoseconds",
@@ -295,17 +297,17 @@ mod tests {
                 "transfer_ns: true, expected a whole number of nanoseconds",
             ]
         );
-        assert_eq!(problems("[1]"), ["durations: [1], expected an object"]);
+        assert_eq!(violations("[1]"), ["durations: [1], expected an object"]);
         assert_eq!(
-            problems(r#"{"forward_ns": [], "backward_ns": [], "transfer_ns": 0}"#),
+            violations(r#"{"forward_ns": [], "backward_ns": [], "transfer_ns": 0}"#),
             ["forward_ns: 0 stages, at least 1 is needed"]
         );
         assert_eq!(
-            problems(r#"{"forward_ns": [3], "backward_ns": [[3]], "transfer_ns": 0}"#),
+            violations(r#"{"forward_ns": [3], "backward_ns": [[3]], "transfer_ns": 0}"#),
             ["forward_ns[0]: 3, expected a list of times, one a microbatch"]
         );
         assert_eq!(
-            problems(&format!(
+            violations(&format!(
                 r#"{{"forward_ns": "{}", "backward_ns": [[3]], "transfer_ns": 0}}"#,
                 "x".repeat(99)
             )),

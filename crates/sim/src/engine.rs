@@ -168,7 +168,7 @@ impl Graph {
         let mut lists = Lists::new(rows.len(), m, width > 2 * m);
         for (rank, row) in rows.iter().enumerate() {
             for &slot in self.lists.of(row.stage.index()) {
-                let (_, kind, microbatch) = self.lists.parts(slot);
+                let (_, kind, microbatch) = self.lists.decode(slot);
                 lists.push(rank, kind, microbatch);
             }
             lists.end_rank();
@@ -187,7 +187,7 @@ impl Graph {
 
     /// The action of `slot`.
     pub(crate) fn action(&self, slot: u32) -> Action {
-        let (row, kind, microbatch) = self.lists.parts(slot);
+        let (row, kind, microbatch) = self.lists.decode(slot);
         Action { stage: self.rows[row].stage, kind, microbatch: microbatch as u32 }
     }
 
@@ -224,7 +224,7 @@ impl Graph {
     }
 
     fn node(&self, slot: u32) -> Node {
-        let (row, kind, _) = self.lists.parts(slot);
+        let (row, kind, _) = self.lists.decode(slot);
         let rank = self.rows[row].rank;
         let alone = Node { slot, rank, source: NOTHING, replica: 0 };
         if kind == ActionKind::W {
@@ -243,7 +243,7 @@ impl Graph {
     /// The first input of `slot` that is not done.
     fn missing_input(&self, slot: u32, feeds: &Feeds, is_done: &[bool]) -> Option<u32> {
         let is_missing = |input: &u32| !is_done[*input as usize];
-        let (row, kind, microbatch) = self.lists.parts(slot);
+        let (row, kind, microbatch) = self.lists.decode(slot);
         // A backward needs what its own forward kept. A W needs what its I left.
         let own = (kind != ActionKind::F).then(|| slot - self.lists.num_microbatches as u32);
         if let Some(own) = own.filter(is_missing) {
@@ -312,7 +312,7 @@ impl Graph {
     /// Whether ranks exchange features before the LLM's forward of a microbatch, or their gradients before the
     /// encoder's backward, as some encode samples of others.
     fn is_exchanged(&self, slot: u32, feeds: &Feeds, order: &[u32]) -> bool {
-        let (row, kind, microbatch) = self.lists.parts(slot);
+        let (row, kind, microbatch) = self.lists.decode(slot);
         let is_forward = kind == ActionKind::F;
         let is_over = kind != ActionKind::W && self.source(row, is_forward) != Source::Nothing;
         is_over && feeds.exchanges.get(order[microbatch] as usize).is_some_and(|&is_exchanged| is_exchanged)

@@ -13,13 +13,13 @@ pub enum SimError {
         /// What is wrong, with line and column.
         cause: String,
     },
-    /// The input contradicts itself; every problem is listed.
-    #[error("{subject} cannot be simulated{}", list(problems))]
+    /// The input contradicts itself; every violation is listed.
+    #[error("{subject} cannot be simulated{}", list(violations))]
     Unsound {
         /// What was to be simulated, as in `the durations`.
         subject: &'static str,
         /// All that is wrong with it.
-        problems: Vec<Problem>,
+        violations: Vec<Violation>,
     },
     /// A sum of times does not fit 64 bits.
     #[error("the times of {} add up to more than {} ns", counted(*num_ranks, "rank"), u64::MAX)]
@@ -64,7 +64,7 @@ impl Hint for SimError {
 
 /// One thing wrong with an input, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Problem {
+pub enum Violation {
     /// A field is not there.
     Missing {
         /// The field.
@@ -210,7 +210,7 @@ pub enum Problem {
     },
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { path } => write!(f, "{path}: missing"),
@@ -273,9 +273,9 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{plural}")
 }
 
-fn list(problems: &[Problem]) -> String {
-    problems.iter().fold(String::new(), |mut text, problem| {
-        let _ = write!(text, "\n  {problem}");
+fn list(violations: &[Violation]) -> String {
+    violations.iter().fold(String::new(), |mut text, violation| {
+        let _ = write!(text, "\n  {violation}");
         text
     })
 }

@@ -58,7 +58,7 @@ pub mod wiring;
 
 pub use bubble::{durations_of, idle_of, measured_lists, measured_timeline};
 pub use durations::Durations;
-pub use error::{Problem, SimError};
+pub use error::{SimError, Violation};
 pub use patch::MicrobatchDurations;
 pub use simulator::Simulator;
 pub use step::StepInput;
@@ -75,7 +75,7 @@ use dflop_types::{Action, PipelineOrder, Timeline};
 /// *Complexity*: O(p m).
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every problem of `durations`, zero-bubble without times of I and W and interleaved
+/// [`SimError::Unsound`] with every violation of `durations`, zero-bubble without times of I and W and interleaved
 /// stages (see [`simulate_interleaved`]) among them; [`SimError::Overflow`].
 pub fn simulate(durations: &Durations, order: PipelineOrder) -> Result<Timeline, SimError> {
     Simulator::of_pipeline(durations, order).map(|mut simulator| simulator.timeline())
@@ -102,7 +102,7 @@ pub fn simulate_interleaved(durations: &Durations, num_ranks: u32) -> Result<Tim
 /// *Complexity*: O(actions + pairs that feed each other).
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every problem of `input`, [`SimError::Overflow`].
+/// [`SimError::Unsound`] with every violation of `input`, [`SimError::Overflow`].
 pub fn simulate_step(input: &StepInput) -> Result<Timeline, SimError> {
     Simulator::new(input).map(|mut simulator| simulator.timeline())
 }
@@ -110,7 +110,7 @@ pub fn simulate_step(input: &StepInput) -> Result<Timeline, SimError> {
 /// As [`simulate_step`], with the action list of each rank in place of the pipeline order.
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every problem of `input` or of `lists` (each rank must run `F`, and `B` or `I` and `W`,
+/// [`SimError::Unsound`] with every violation of `input` or of `lists` (each rank must run `F`, and `B` or `I` and `W`,
 /// of each microbatch of its stage once), [`SimError::Deadlock`] if they make ranks wait in a circle,
 /// [`SimError::Overflow`].
 pub fn simulate_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Timeline, SimError> {

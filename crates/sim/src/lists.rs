@@ -67,7 +67,7 @@ impl Lists {
     }
 
     /// Row, kind and microbatch of a slot.
-    pub(crate) fn parts(&self, slot: u32) -> (usize, ActionKind, usize) {
+    pub(crate) fn decode(&self, slot: u32) -> (usize, ActionKind, usize) {
         let (m, row) = (self.num_microbatches, slot as usize / self.width);
         // One division and no remainders: this runs for every action of a timeline.
         let local = slot as usize - row * self.width;

@@ -1,6 +1,6 @@
 //! Pipeline orders: the action list of each stage, which the simulator times and the runtime runs.
 
-use crate::error::{Problem, SimError};
+use crate::error::{SimError, Violation};
 use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 
 /// The actions of `stage` (of `num_stages`) for `num_microbatches`, in the order in which its rank runs them.
@@ -151,9 +151,9 @@ pub fn interleaved(
     num_stages: u32,
     num_microbatches: u32,
 ) -> Result<Vec<Action>, SimError> {
-    let problems = interleaving_problems(num_ranks, num_stages, num_microbatches);
-    if !problems.is_empty() {
-        return Err(SimError::Unsound { subject: "the interleaved stages", problems });
+    let violations = interleaving_violations(num_ranks, num_stages, num_microbatches);
+    if !violations.is_empty() {
+        return Err(SimError::Unsound { subject: "the interleaved stages", violations });
     }
     assert!(rank.0 < num_ranks, "rank {rank} is not one of {num_ranks}");
     let (m, num_local) = (num_microbatches, num_stages / num_ranks);
@@ -194,20 +194,29 @@ fn num_rounds(num_ranks: u32, num_microbatches: u32) -> u32 {
 }
 
 /// Why stages cannot be interleaved.
-pub(crate) fn interleaving_problems(num_ranks: u32, num_stages: u32, num_microbatches: u32) -> Vec<Problem> {
+pub(crate) fn interleaving_violations(
+    num_ranks: u32,
+    num_stages: u32,
+    num_microbatches: u32,
+) -> Vec<Violation> {
     if num_ranks == 0 {
-        return vec![Problem::Zero { path: "ranks".to_owned(), what: "rank" }];
+        return vec![Violation::Zero { path: "ranks".to_owned(), what: "rank" }];
     }
-    let mut problems = Vec::new();
+    let mut violations = Vec::new();
     if num_stages == 0 || !num_stages.is_multiple_of(num_ranks) {
-        problems.push(Problem::Uneven { count: num_stages, what: "stages", parts: num_ranks, of: "ranks" });
+        violations.push(Violation::Uneven {
+            count: num_stages,
+            what: "stages",
+            parts: num_ranks,
+            of: "ranks",
+        });
     }
     let rounds = num_rounds(num_ranks, num_microbatches);
     if !num_microbatches.is_multiple_of(rounds) {
         let count = num_microbatches;
-        problems.push(Problem::Uneven { count, what: "microbatches", parts: rounds, of: "rounds" });
+        violations.push(Violation::Uneven { count, what: "microbatches", parts: rounds, of: "rounds" });
     }
-    problems
+    violations
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ impl Simulator {
     /// The simulator of `input` under its pipeline order.
     ///
     /// # Errors
-    /// [`SimError::Unsound`] with every problem of the input, [`SimError::Overflow`].
+    /// [`SimError::Unsound`] with every violation of the input, [`SimError::Overflow`].
     pub fn new(input: &StepInput) -> Result<Self, SimError> {
         input.check()?;
         input.check_order()?;
@@ -107,7 +107,7 @@ impl Simulator {
     /// The simulator of `input` with the action list of each rank in place of its pipeline order.
     ///
     /// # Errors
-    /// [`SimError::Unsound`] with every problem of the input or, if it has none, of the lists: each rank must
+    /// [`SimError::Unsound`] with every violation of the input or, if it has none, of the lists: each rank must
     /// run `F`, and `B` or `I` and `W`, of each microbatch of its stage once; `I` and `W` need times in the input.
     /// [`SimError::Deadlock`], [`SimError::Overflow`].
     pub fn with_lists(input: &StepInput, lists: &[Vec<Action>]) -> Result<Self, SimError> {

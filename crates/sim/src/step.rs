@@ -1,7 +1,7 @@
 //! Step input: a layout, its pipeline order and the duration of every action on every rank.
 
 use crate::engine::SLOTS_MAX;
-use crate::error::{Problem, SimError};
+use crate::error::{SimError, Violation};
 use crate::lists::Lists;
 use crate::rows::DurationRows;
 use crate::wiring::{Feeds, Rows, Source, WiredRow};
@@ -62,12 +62,16 @@ impl StepInput {
     /// # Errors
     /// [`SimError::Unsound`] with every invariant that does not.
     pub fn check(&self) -> Result<(), SimError> {
-        let mut problems = self.layout_problems();
+        let mut violations = self.layout_violations();
         // With such a layout no count below means anything.
-        if problems.is_empty() {
-            self.find_wrong_counts(&mut problems);
+        if violations.is_empty() {
+            self.find_wrong_counts(&mut violations);
         }
-        if problems.is_empty() { Ok(()) } else { Err(SimError::Unsound { subject: "the step", problems }) }
+        if violations.is_empty() {
+            Ok(())
+        } else {
+            Err(SimError::Unsound { subject: "the step", violations })
+        }
     }
 
     /// Nothing if the pipeline order can be run as it is.
@@ -85,8 +89,8 @@ impl StepInput {
             order if crate::order::is_split(order) && !self.has_split() => "`input_ns` and `weight_ns`",
             _ => return Ok(()),
         };
-        let problems = vec![Problem::Order { path: "order", order: self.order, needs }];
-        Err(SimError::Unsound { subject: "the step", problems })
+        let violations = vec![Violation::Order { path: "order", order: self.order, needs }];
+        Err(SimError::Unsound { subject: "the step", violations })
     }
 
     /// Whether there are times of I and W.
@@ -103,8 +107,8 @@ impl StepInput {
         }
     }
 
-    fn layout_problems(&self) -> Vec<Problem> {
-        let mut problems = Vec::new();
+    fn layout_violations(&self) -> Vec<Violation> {
+        let mut violations = Vec::new();
         let mut actions = 0;
         for (component, degrees, path) in [
             ("encoder", self.layout.encoder, "layout.encoder.tensor_parallel_degree"),
@@ -112,29 +116,29 @@ impl StepInput {
         ] {
             if degrees.pp == 0 {
                 let path = format!("layout.{component}.pipeline_parallel_degree");
-                problems.push(Problem::Zero { path, what: "stage" });
+                violations.push(Violation::Zero { path, what: "stage" });
             }
             if degrees.dp == 0 {
                 let path = format!("layout.{component}.data_parallel_degree");
-                problems.push(Problem::Zero { path, what: "replica" });
+                violations.push(Violation::Zero { path, what: "replica" });
             }
             if degrees.tp != 1 {
-                problems.push(Problem::TensorParallel { path, degree: degrees.tp });
+                violations.push(Violation::TensorParallel { path, degree: degrees.tp });
             }
             // Ranks are numbered in an empty step too.
             let of_rank = if self.has_split() { 3 } else { 2 } * u128::from(self.num_microbatches.max(1));
             actions += of_rank * u128::from(degrees.pp) * u128::from(degrees.dp);
         }
         if self.layout.is_colocated() && (self.layout.encoder != self.layout.llm || self.layout.llm.pp != 1) {
-            problems.push(Problem::Colocated { layout: self.layout });
+            violations.push(Violation::Colocated { layout: self.layout });
         }
         if actions > u128::from(SLOTS_MAX) {
-            problems.push(Problem::TooMany { actions });
+            violations.push(Violation::TooMany { actions });
         }
-        problems
+        violations
     }
 
-    fn find_wrong_counts(&self, problems: &mut Vec<Problem>) {
+    fn find_wrong_counts(&self, violations: &mut Vec<Violation>) {
         let ranks = self.layout.num_ranks() as usize;
         let (rows, of_rows) = if self.layout.is_colocated() {
             (self.layout.num_rows() as usize, "stage of a replica")
@@ -145,7 +149,7 @@ impl StepInput {
         let m = self.num_microbatches as usize;
         let mut compare = |path: &dyn Fn() -> String, found, what, other, expected| {
             if found != expected {
-                problems.push(Problem::Count { path: path(), found, what, other, expected });
+                violations.push(Violation::Count { path: path(), found, what, other, expected });
             }
         };
         for (name, list) in [("forward_ns", &self.forward_ns), ("backward_ns", &self.backward_ns)] {
@@ -245,10 +249,10 @@ impl StepInput {
     /// The `lists` of all ranks, checked. The input has been checked.
     pub(crate) fn lists(&self, lists: &[Vec<Action>]) -> Result<Lists, SimError> {
         let m = self.num_microbatches as usize;
-        let mut problems = Vec::new();
+        let mut violations = Vec::new();
         let ranks = self.layout.num_ranks() as usize;
         if lists.len() != ranks {
-            problems.push(Problem::Count {
+            violations.push(Violation::Count {
                 path: "lists".to_owned(),
                 found: lists.len(),
                 what: "rank",
@@ -270,22 +274,22 @@ impl StepInput {
                     }
                     read.push(self.row(rank, action.stage), action.kind, action.microbatch as usize);
                 } else {
-                    problems.push(Problem::Foreign { path: path(), rank, action });
+                    violations.push(Violation::Foreign { path: path(), rank, action });
                 }
             }
             for (stage, counts) in &counts {
-                counts.find_problems(*stage, path, &mut problems);
+                counts.find_violations(*stage, path, &mut violations);
             }
             read.end_rank();
         }
         if self.meets() {
             let other = (0..lists.len().min(ranks)).find(|&rank| lists[rank] != lists[0]);
-            problems.extend(other.map(|rank| Problem::Apart { rank }));
+            violations.extend(other.map(|rank| Violation::Apart { rank }));
         }
-        if problems.is_empty() {
+        if violations.is_empty() {
             Ok(read)
         } else {
-            Err(SimError::Unsound { subject: "the action lists", problems })
+            Err(SimError::Unsound { subject: "the action lists", violations })
         }
     }
 
@@ -329,10 +333,10 @@ impl Counts {
         })
     }
 
-    fn find_problems(&self, stage: StageIndex, path: impl Fn() -> String, problems: &mut Vec<Problem>) {
+    fn find_violations(&self, stage: StageIndex, path: impl Fn() -> String, violations: &mut Vec<Violation>) {
         let not_once = self.not_once(stage);
-        problems.extend(not_once.map(|(action, count)| Problem::NotOnce { path: path(), action, count }));
-        problems.extend(self.both(stage).map(|action| Problem::Both { path: path(), action }));
+        violations.extend(not_once.map(|(action, count)| Violation::NotOnce { path: path(), action, count }));
+        violations.extend(self.both(stage).map(|action| Violation::Both { path: path(), action }));
     }
 
     /// Backwards that occur both whole and split.

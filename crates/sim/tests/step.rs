@@ -33,9 +33,9 @@ fn list(text: &str) -> Vec<Action> {
     text.split_whitespace().map(|action| action.parse().unwrap()).collect()
 }
 
-fn problems(error: SimError) -> Vec<String> {
+fn violations(error: SimError) -> Vec<String> {
     match error {
-        SimError::Unsound { problems, .. } => problems.iter().map(ToString::to_string).collect(),
+        SimError::Unsound { violations, .. } => violations.iter().map(ToString::to_string).collect(),
         other => panic!("{other}"),
     }
 }
@@ -83,7 +83,7 @@ fn nothing_fed_is_nothing_waited_for() {
     assert_eq!(written(&timeline, 2), "1F0 0..2, 1B0 2..5, 1F1 5..7, 1B1 7..10");
 }
 
-/// Every problem of a step is listed with its place.
+/// Every violation of a step is listed with its place.
 #[test]
 fn every_problem_is_listed() {
     let mut ragged = step();
@@ -93,7 +93,7 @@ fn every_problem_is_listed() {
     ragged.feeds[0].pop();
     ragged.feeds[1][0] = vec![];
     assert_eq!(
-        problems(simulate_step(&ragged).unwrap_err()),
+        violations(simulate_step(&ragged).unwrap_err()),
         [
             "forward_ns[1]: 3 microbatches, the step has 2",
             "backward_ns: 2 ranks, the layout has 3",
@@ -107,7 +107,7 @@ fn every_problem_is_listed() {
     degrees.layout.llm.pp = 0;
     degrees.layout.llm.tp = 2;
     assert_eq!(
-        problems(simulate_step(&degrees).unwrap_err()),
+        violations(simulate_step(&degrees).unwrap_err()),
         [
             "layout.encoder.data_parallel_degree: 0 replicas, at least 1 is needed",
             "layout.llm.pipeline_parallel_degree: 0 stages, at least 1 is needed",
@@ -118,7 +118,7 @@ fn every_problem_is_listed() {
     (huge.layout.llm.dp, huge.layout.llm.pp) = (u32::MAX, u32::MAX);
     for num_microbatches in [2, 0] {
         huge.num_microbatches = num_microbatches;
-        let found = problems(simulate_step(&huge).unwrap_err());
+        let found = violations(simulate_step(&huge).unwrap_err());
         assert_eq!(found.len(), 1, "no overflow on the way to the refusal: {found:?}");
     }
 }
@@ -144,7 +144,7 @@ fn lists_that_never_end() {
     );
     let broken = ["0F0 0F0 0F1 0B1", "0F0 0F1 0B0 0B1 0I1 0F2", "1F0 1B0 1F1 1B1"].map(list);
     assert_eq!(
-        problems(simulate_lists(&step(), &broken).unwrap_err()),
+        violations(simulate_lists(&step(), &broken).unwrap_err()),
         [
             "lists[0]: `0F0` stands 2 times, each action of the rank must stand once",
             "lists[0]: `0B0` stands 0 times, each action of the rank must stand once",
@@ -153,7 +153,7 @@ fn lists_that_never_end() {
         ]
     );
     assert_eq!(
-        problems(simulate_lists(&step(), &crossed[..2]).unwrap_err()),
+        violations(simulate_lists(&step(), &crossed[..2]).unwrap_err()),
         ["lists: 2 ranks, the layout has 3"]
     );
 }
@@ -194,14 +194,14 @@ fn split_backwards_are_checked() {
         |zero: &str, one: &str| simulate_lists(&split_step(), &[list(zero), list(one)]).unwrap_err();
     let whole = "0F0 0F1 0B0 0B1";
     assert_eq!(
-        problems(refused(whole, "1F0 1I0 1F1 1B1 1I1 1W1")),
+        violations(refused(whole, "1F0 1I0 1F1 1B1 1I1 1W1")),
         [
             "lists[1]: `1W0` stands 0 times, each action of the rank must stand once",
             "lists[1]: `1B1` stands beside an `I` or `W` of its microbatch",
         ]
     );
     assert_eq!(
-        problems(refused(whole, "1F0 1B0 1F1 1I1 1W1 1W1")),
+        violations(refused(whole, "1F0 1B0 1F1 1I1 1W1 1W1")),
         ["lists[1]: `1W1` stands 2 times, each action of the rank must stand once"]
     );
     assert_eq!(
@@ -210,17 +210,20 @@ fn split_backwards_are_checked() {
     );
     let spans = simulate_lists(&split_step(), &[list(whole), list("1F0 1I0 1F1 1W0 1B1")]).unwrap().spans;
     assert_eq!(
-        problems(measured_timeline(&split_step(), &spans).unwrap_err()),
+        violations(measured_timeline(&split_step(), &spans).unwrap_err()),
         ["spans: `1I0` is not an action of rank 1", "spans: `1W0` is not an action of rank 1"]
     );
     let ragged = StepInput { weight_ns: vec![vec![3, 3], vec![2]], ..split_step() };
-    assert_eq!(problems(simulate_step(&ragged).unwrap_err()), ["weight_ns[1]: 1 microbatch, the step has 2"]);
+    assert_eq!(
+        violations(simulate_step(&ragged).unwrap_err()),
+        ["weight_ns[1]: 1 microbatch, the step has 2"]
+    );
 }
 
 /// An order that a layout cannot run is refused by its name.
 #[test]
 fn orders_that_a_layout_cannot_run() {
-    let refused = |order| problems(simulate_step(&StepInput { order, ..step() }).unwrap_err());
+    let refused = |order| violations(simulate_step(&StepInput { order, ..step() }).unwrap_err());
     assert_eq!(
         refused(PipelineOrder::Interleaved),
         ["order: `interleaved-1f1b` needs several stages a rank, a layout has one"]
@@ -240,7 +243,7 @@ fn waiting_for_data() {
     let measured = measured_timeline(&late, &timeline.spans).unwrap();
     assert_eq!(measured.idle_ns, timeline.idle_ns);
     let ragged = StepInput { ready_ns: vec![0, 4], ..step() };
-    assert_eq!(problems(simulate_step(&ragged).unwrap_err()), ["ready_ns: 2 ranks, the layout has 3"]);
+    assert_eq!(violations(simulate_step(&ragged).unwrap_err()), ["ready_ns: 2 ranks, the layout has 3"]);
 }
 
 /// A rank that only waits behind a circle is not blamed for it.
@@ -299,7 +302,7 @@ fn measured_steps_are_checked() {
     lost.remove(6);
     lost.remove(0);
     assert_eq!(
-        problems(idle_of(&step(), &lost).unwrap_err()),
+        violations(idle_of(&step(), &lost).unwrap_err()),
         ["spans: 2 of 12 actions were not measured, the first is `0F0` of rank 0"]
     );
     let mut broken = whole.clone();
@@ -308,7 +311,7 @@ fn measured_steps_are_checked() {
     broken.push(Span { rank: Rank(3), ..whole[0] });
     broken.push(Span { rank: Rank(2), ..whole[0] });
     assert_eq!(
-        problems(durations_of(&broken, &step()).unwrap_err()),
+        violations(durations_of(&broken, &step()).unwrap_err()),
         [
             "spans: `0F1` of rank 0 ends before it starts",
             "spans: `0F0` is not an action of rank 3",
@@ -319,7 +322,7 @@ fn measured_steps_are_checked() {
     let mut overlapping = whole;
     overlapping[1].start_ns = 2;
     assert_eq!(
-        problems(measured_timeline(&step(), &overlapping).unwrap_err()),
+        violations(measured_timeline(&step(), &overlapping).unwrap_err()),
         ["spans: `0F1` of rank 0 starts before `0F0` ends"]
     );
 }

@@ -3,7 +3,7 @@
 use crate::arm::{Arm, Method};
 use crate::costs::BatchCosts;
 use crate::error::StepError;
-use crate::judge::memory::{SHARE_ONE, least};
+use crate::judge::memory::{FRACTION_ONE, least};
 use crate::lists::within::Making;
 use crate::place::search::{Effort, Search};
 use crate::scheduler::{Pair, StepScheduler, Stop};
@@ -74,7 +74,7 @@ impl StepScheduler {
         let order = self.search_order(method);
         let effort = Effort::of_step(blind.predicted_makespan_ns);
         let search =
-            Search { scheduler: self, step, batch, costs: &costs, shares: None, order, effort, halt };
+            Search { scheduler: self, step, batch, costs: &costs, fractions: None, order, effort, halt };
         let arm = Arm { method, is_ahead: false };
         let found = |search: &Search| {
             let placed = search.best().and_then(|schedule| self.fitting(schedule))?;
@@ -85,11 +85,11 @@ impl StepScheduler {
             Err(error @ StepError::Memory { .. }) => error,
             Err(error) => return Err(error),
         };
-        // Only now are buckets capped: a cap costs balance, and it speaks of one sample's share where the
+        // Only now are buckets capped: a cap costs balance, and it speaks of one sample's fraction where the
         // memory model speaks of whole microbatches. Hence the reserve, and the check of what came out.
         for reserve_percent in [0, 15, 30] {
-            let Some(shares) = self.shares(batch, costs.typical, reserve_percent) else { break };
-            match found(&Search { shares: Some(&shares), ..search }) {
+            let Some(fractions) = self.memory_fractions(batch, costs.typical, reserve_percent) else { break };
+            match found(&Search { fractions: Some(&fractions), ..search }) {
                 Ok(aware) => return Ok((self.better(aware, blind), true)),
                 Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
                 Err(StepError::Balance(_)) => {}
@@ -110,17 +110,19 @@ impl StepScheduler {
     /// not fit.
     fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
         let batch = search.batch;
-        let Some(mut shares) = self.shares(batch, search.costs.typical, 0) else { return Ok(None) };
-        let held = batch.iter().zip(&shares);
+        let Some(mut fractions) = self.memory_fractions(batch, search.costs.typical, 0) else {
+            return Ok(None);
+        };
+        let held = batch.iter().zip(&fractions);
         let giants: Vec<SampleIndex> =
-            held.filter(|&(_, &share)| share > SHARE_ONE).map(|(&sample, _)| sample).collect();
+            held.filter(|&(_, &fraction)| fraction > FRACTION_ONE).map(|(&sample, _)| sample).collect();
         if giants.is_empty() || self.too_large(batch).is_some() {
             return Ok(None);
         }
-        for share in &mut shares {
-            *share = (*share).min(SHARE_ONE);
+        for fraction in &mut fractions {
+            *fraction = (*fraction).min(FRACTION_ONE);
         }
-        let capped = Search { shares: Some(&shares), ..*search };
+        let capped = Search { fractions: Some(&fractions), ..*search };
         let mut best: Option<Schedule> = None;
         // The search for the shortest step ignores memory and puts giants into different microbatches. In one
         // microbatch, side by side, they empty the pipeline only once.
@@ -170,6 +172,6 @@ impl StepScheduler {
     ) -> Result<Schedule, StepError> {
         let effort = Effort::of_step(self.blind(step, batch, costs)?.predicted_makespan_ns);
         let order = self.search_order(Method::Ordered);
-        Search { scheduler: self, step, batch, costs, shares: None, order, effort, halt }.ordered()
+        Search { scheduler: self, step, batch, costs, fractions: None, order, effort, halt }.ordered()
     }
 }

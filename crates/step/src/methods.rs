@@ -3,8 +3,8 @@
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
 use crate::place::columns;
-use crate::place::placement::Placement;
 use crate::place::shares::{self, Shares};
+use crate::place::sides::Sides;
 use crate::scheduler::StepScheduler;
 use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, baseline};
@@ -57,7 +57,7 @@ impl StepScheduler {
         let assignment =
             dflop_schedule::schedule(&costs.costs, &limits).map_err(|e| tokens::of_step(step, e.into()))?;
         let columns = columns::by_llm_load(&assignment.llm_load_ns, self.settings.layout.llm.dp as usize);
-        let bucket = columns::places(&assignment.bucket, columns.iter());
+        let bucket = columns::renumbered(&assignment.bucket, columns.iter());
         let share = |column: &[usize]| self.share_quickly(costs, column);
         Ok(with_bound(self.judged(step, batch, costs, &bucket, share)?, &assignment))
     }
@@ -71,21 +71,21 @@ impl StepScheduler {
         bucket: &[u32],
         share: impl Fn(&[usize]) -> Shares,
     ) -> Result<Schedule, StepError> {
-        self.judge_placement(step, batch, costs, bucket, self.place(batch, bucket, share))
+        self.judge_sides(step, batch, costs, bucket, self.place(batch, bucket, share))
     }
 
     /// As [`StepScheduler::judged`], with the encoder's part shared out already.
-    pub(crate) fn judge_placement(
+    pub(crate) fn judge_sides(
         &self,
         step: u64,
         batch: &[SampleIndex],
         costs: &BatchCosts,
         bucket: &[u32],
-        placement: Placement,
+        sides: Sides,
     ) -> Result<Schedule, StepError> {
         let num_buckets = self.settings.num_buckets();
         let (encoder_load, llm_load) = loads(&costs.costs, bucket, num_buckets);
-        let mut schedule = self.as_schedule(step, batch, placement);
+        let mut schedule = self.as_schedule(step, batch, sides);
         schedule.max_load_ns = encoder_load.iter().chain(&llm_load).copied().max().unwrap_or(0);
         schedule.lower_bound_ns = simple_bound(&costs.costs, num_buckets);
         schedule.predicted_makespan_ns = self.makespan_ns(&schedule)?;

@@ -144,8 +144,8 @@ fn halves_that_pay_nothing_are_joined() {
 fn what_cannot_be_held_is_refused() {
     let step = uneven(2, 2);
     let refused = |holding: Holding| match data_aware(&step, &holding, true) {
-        Err(SimError::Unsound { problems, .. }) => {
-            problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+        Err(SimError::Unsound { violations, .. }) => {
+            violations.iter().map(ToString::to_string).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     };

@@ -19,21 +19,24 @@
 //! | boundary | the hand-over of features from encoder to LLM backbone | |
 //! | stage | consecutive layers of one component on one pipeline rank, the encoder's first | [`StageIndex`] |
 //! | rank | one process with one device | [`Rank`] |
+//! | role | what a rank holds: the encoder, a stage of it, or a stage of the LLM backbone | |
 //! | degree | how many ways a component is split: `tp`, `pp`, `dp` | [`ComponentLayout`] |
 //! | cut | how many layers each stage of a component holds | [`LayerCut`] |
 //! | replica | all ranks that together hold one copy of a component | |
 //! | layout | the degrees of both components, and where they sit | [`Layout`] |
 //! | colocated | every rank holds both components: data parallelism | [`Placement`] |
-//! | sharded | replicas keep a part each of states, gradients or parameters | [`Zero`] |
+//! | sharded | replicas keep a piece each of states, gradients or parameters | [`Zero`] |
 //! | shard | what one replica keeps of a sharded component; of a dataset: one of its files, as the formats call it | |
-//! | place | where a record stands in its source | [`Place`] |
-//! | problem | what is wrong with an input, with its place | [`Problem`] |
+//! | place | where a record stands in its source; an epoch has positions, a rank coordinates, a text placeholders | [`Place`] |
+//! | problem | what is wrong with a sample or a configuration, with its place | [`Problem`] |
+//! | violation | a rule that a step or its durations break, in the simulator | |
 //! | cluster | devices and their memory budget | [`Cluster`] |
 //! | profile | what was measured | [`DataProfile`], [`ModelProfile`] |
 //! | plan | the chosen layout, number of microbatches, pipeline order and the prediction | [`Plan`] |
 //! | rejection | why a candidate cannot be the plan | [`Rejection`] |
 //! | part | the smallest run of encoder segments whose features are made of them alone: an image, a frame | [`EncoderParts`] |
-//! | share | some parts of a sample, encoded on one replica | [`EncoderShare`] |
+//! | share | some parts of a sample, encoded on one replica; of a sum or a size we say fraction or ratio | [`EncoderShare`] |
+//! | rectangle | what a rank holds of a parameter that is cut, in a checkpoint | |
 //! | schedule | for one global batch: which samples form which microbatch on which replica, in order | [`Schedule`] |
 //! | arm | a way to make the schedule of a step, for comparisons: `blind`, `aware-ahead`; `train.schedule` names one | |
 //! | giant | a sample that does not fit a rank beside the microbatches that are usually in flight | |

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflop._native import GlobalBatches
 from dflop.data.costs import Costs, costs, warn_of_bad
-from dflop.data.iteration import Iteration, Place
+from dflop.data.iteration import EpochPosition, Iteration
 from dflop.data.split import Meets, Split, whole_number
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class BalancedBatchSampler:
             "drop_last": int(drop_last) if giants else 0,
         }
         # Where the next iteration starts, and the one that began last.
-        self._start = Place(epoch=0)
+        self._start = EpochPosition(epoch=0)
         self._running: Iteration | None = None
         # Global batches of an epoch, where they must be counted.
         self._counted: dict[int, int] = {}
@@ -183,7 +183,7 @@ class BalancedBatchSampler:
         return self._num_samples + self._costs.num_bad
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This replica's batches of the epoch, from a loaded state's place on; then the next epoch begins."""
+        """This replica's batches of the epoch, from a loaded position on; then the next epoch begins."""
         return Iteration(self, self._start)
 
     def set_epoch(self, epoch: int) -> None:
@@ -196,7 +196,7 @@ class BalancedBatchSampler:
         """
         epoch = whole_number("epoch", epoch, 0, 2**40)
         if epoch != self._start.epoch:
-            self._start = Place(epoch=epoch)
+            self._start = EpochPosition(epoch=epoch)
             self._running = None
         elif self._running is not None and self._running.epoch != epoch:
             self._running = None
@@ -214,7 +214,7 @@ class BalancedBatchSampler:
         """
         iteration = self._running or Iteration(self, self._start)
         count = iteration.num_yielded if num_batches is None else whole_number("num_batches", num_batches, 0)
-        return self._state(self._settled(iteration.place_after(count)))
+        return self._state(self._settled(iteration.position_after(count)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where the state was taken, on this or another number of replicas.
@@ -227,7 +227,7 @@ class BalancedBatchSampler:
                 stands inside a global batch that was balanced by other costs, caps or `meets`, or whose
                 remaining buckets do not divide among the replicas.
         """
-        self._start = self._settled(self._place_of(state))
+        self._start = self._settled(self._position_of(state))
         self._running = None
 
     def buckets(self, global_batch: int) -> list[list[int]]:
@@ -246,15 +246,15 @@ class BalancedBatchSampler:
             Sample indices of each bucket, as the class says; no bucket is empty.
         """
         epoch = self._start.epoch
-        place = Place(epoch=epoch, global_batch=whole_number("global_batch", global_batch, 0))
+        position = EpochPosition(epoch=epoch, global_batch=whole_number("global_batch", global_batch, 0))
         if self._global_batch_size is None:
-            place = Place(epoch=epoch)
-            while place.global_batch < global_batch and self._is_inside(place):
-                place = self._after(place)
-        if not self._is_inside(place):
+            position = EpochPosition(epoch=epoch)
+            while position.global_batch < global_batch and self._is_inside(position):
+                position = self._after(position)
+        if not self._is_inside(position):
             message = f"`global_batch` is {global_batch}, must be below {self._num_global_batches(epoch)}"
             raise ValueError(message)
-        return self._buckets(place)
+        return self._buckets(position)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_order", "_running", "_counted")}
@@ -282,27 +282,27 @@ class BalancedBatchSampler:
     def _cut(self, num_replicas: int) -> tuple[int, int, str, int | None, int | None, int]:
         return self._split.cut(num_replicas, *self._caps)
 
-    def _samples(self, place: Place) -> list[int]:
-        """The samples of the global batch at a place."""
+    def _samples(self, position: EpochPosition) -> list[int]:
+        """The samples of the global batch at a position."""
         if self._global_batch_size is None:
-            return self._order.samples(place.epoch, place.first, self._num_fitting(place))
-        step = place.epoch * self._order.steps_per_epoch + place.global_batch
+            return self._order.samples(position.epoch, position.first, self._num_fitting(position))
+        step = position.epoch * self._order.steps_per_epoch + position.global_batch
         samples = self._order.batch(step)
-        is_last = place.global_batch == self._num_global_batches(place.epoch) - 1
+        is_last = position.global_batch == self._num_global_batches(position.epoch) - 1
         return samples + self._order.batch(step + 1) if is_last and self._is_rest_added else samples
 
-    def _buckets(self, place: Place) -> list[list[int]]:
-        cut = self._cut(place.balanced_for or self._split.num_replicas)
-        return self._costs.buckets(self._samples(place), cut)
+    def _buckets(self, position: EpochPosition) -> list[list[int]]:
+        cut = self._cut(position.balanced_for or self._split.num_replicas)
+        return self._costs.buckets(self._samples(position), cut)
 
-    def _num_fitting(self, place: Place) -> int:
-        """Samples of the global batch at a place, where as many come as fit."""
-        remaining = self._num_samples - place.first
+    def _num_fitting(self, position: EpochPosition) -> int:
+        """Samples of the global batch at a position, where as many come as fit."""
+        remaining = self._num_samples - position.first
         cut = self._cut(self._split.num_replicas)
         # Always the same lengths, so that an epoch is cut alike wherever it is begun.
         length = 4 * self._split.num_buckets
         while True:
-            samples = self._order.samples(place.epoch, place.first, length)
+            samples = self._order.samples(position.epoch, position.first, length)
             count = self._costs.fitting(samples, cut)
             if count < length or length >= remaining:
                 break
@@ -313,8 +313,8 @@ class BalancedBatchSampler:
             spared = count - (self._split.num_buckets - rest)
             if spared < self._split.num_buckets:
                 message = (
-                    f"the last {rest} samples of epoch {place.epoch} cannot fill {self._split.num_buckets} "
-                    "buckets, "
+                    f"the last {rest} samples of epoch {position.epoch} cannot fill "
+                    f"{self._split.num_buckets} buckets, "
                     f"and the {count} before them fill theirs with at least one each: no batch may be empty. "
                     "Give `drop_last=True`, a higher cap or fewer buckets"
                 )
@@ -322,28 +322,28 @@ class BalancedBatchSampler:
             return spared
         return count
 
-    def _is_inside(self, place: Place) -> bool:
-        """Whether a place is before the end of its epoch."""
+    def _is_inside(self, position: EpochPosition) -> bool:
+        """Whether a position is before the end of its epoch."""
         if self._global_batch_size is not None:
-            return place.global_batch < self._num_global_batches(place.epoch)
-        remaining = self._num_samples - place.first
+            return position.global_batch < self._num_global_batches(position.epoch)
+        remaining = self._num_samples - position.first
         return remaining >= self._split.num_buckets or (remaining > 0 and not self._drop_last)
 
-    def _after(self, place: Place) -> Place:
+    def _after(self, position: EpochPosition) -> EpochPosition:
         """The begin of the next global batch."""
         first = 0
         if self._global_batch_size is None:
-            first = place.first + self._num_fitting(place)
-        return Place(epoch=place.epoch, global_batch=place.global_batch + 1, first=first)
+            first = position.first + self._num_fitting(position)
+        return EpochPosition(epoch=position.epoch, global_batch=position.global_batch + 1, first=first)
 
     def _num_global_batches(self, epoch: int) -> int:
         if self._global_batch_size is not None:
             return self._order.steps_per_epoch - self._is_rest_added
         if epoch not in self._counted:
-            place = Place(epoch=epoch)
-            while self._is_inside(place):
-                place = self._after(place)
-            self._counted = {epoch: place.global_batch}
+            position = EpochPosition(epoch=epoch)
+            while self._is_inside(position):
+                position = self._after(position)
+            self._counted = {epoch: position.global_batch}
         return self._counted[epoch]
 
     def _inside(self) -> dict[str, int | str]:
@@ -356,19 +356,19 @@ class BalancedBatchSampler:
             "max_bytes": max_bytes or 0,
         }
 
-    def _state(self, place: Place) -> dict[str, int | str]:
+    def _state(self, position: EpochPosition) -> dict[str, int | str]:
         return {
-            "epoch": place.epoch,
-            "global_batch": place.global_batch,
-            "buckets_taken": place.buckets_taken,
-            "first_sample": place.first,
-            "balanced_for": place.balanced_for,
+            "epoch": position.epoch,
+            "global_batch": position.global_batch,
+            "buckets_taken": position.buckets_taken,
+            "first_sample": position.first,
+            "balanced_for": position.balanced_for,
             **self._identity,
             **self._inside(),
         }
 
-    def _place_of(self, state: Mapping[str, Any]) -> Place:
-        """The place of a state, checked."""
+    def _position_of(self, state: Mapping[str, Any]) -> EpochPosition:
+        """The position of a state, checked."""
         for name in ("epoch", "global_batch", "buckets_taken"):
             if name not in state:
                 message = f"the state has no `{name}`, it is none of `BalancedBatchSampler.state_dict`"
@@ -383,17 +383,21 @@ class BalancedBatchSampler:
         taken = whole_number("buckets_taken", state["buckets_taken"], 0, self._split.num_buckets - 1)
         if self._global_batch_size is not None:
             last = self._num_global_batches(epoch)
-            place = Place(epoch, whole_number("global_batch", state["global_batch"], 0, last), taken)
+            position = EpochPosition(
+                epoch, whole_number("global_batch", state["global_batch"], 0, last), taken
+            )
         else:
             first = whole_number("first_sample", state.get("first_sample", -1), 0, self._num_samples)
-            place = Place(epoch, whole_number("global_batch", state["global_batch"], 0), taken, first)
+            position = EpochPosition(
+                epoch, whole_number("global_batch", state["global_batch"], 0), taken, first
+            )
         if taken:
-            place = replace(place, balanced_for=self._balanced_for(state, taken))
-        return place
+            position = replace(position, balanced_for=self._balanced_for(state, taken))
+        return position
 
-    def _settled(self, place: Place) -> Place:
-        """The place, or the begin of the next epoch where this one is over."""
-        return place if self._is_inside(place) else Place(epoch=place.epoch + 1)
+    def _settled(self, position: EpochPosition) -> EpochPosition:
+        """The position, or the begin of the next epoch where this one is over."""
+        return position if self._is_inside(position) else EpochPosition(epoch=position.epoch + 1)
 
     def _balanced_for(self, state: Mapping[str, Any], taken: int) -> int:
         """The replicas a begun global batch was balanced for; ValueError where its rest would be another."""
@@ -417,13 +421,13 @@ class BalancedBatchSampler:
             raise ValueError(message)
         return balanced_for
 
-    def _begin(self, iteration: Iteration, start: Place) -> None:
+    def _begin(self, iteration: Iteration, start: EpochPosition) -> None:
         """An iteration yields its first batch: the next one will start over, from the begin of the epoch."""
         self._running = iteration
         if self._start == start:
-            self._start = Place(epoch=start.epoch)
+            self._start = EpochPosition(epoch=start.epoch)
 
     def _end(self, iteration: Iteration) -> None:
         """An iteration has yielded its last batch: the epoch after it begins, unless another was chosen."""
         if self._start.epoch == iteration.epoch:
-            self._start = Place(epoch=iteration.epoch + 1)
+            self._start = EpochPosition(epoch=iteration.epoch + 1)

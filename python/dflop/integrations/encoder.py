@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from dflop.integrations.assignment import assign_units
 from dflop.integrations.encoder_families import Media, find_family
 from dflop.integrations.exchange import exchange, send_rows
 from dflop.integrations.idle import depend, pass_children, pass_module, reached
-from dflop.integrations.shares import share_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,7 +176,7 @@ class BalancedEncoder:
             return None if is_absent else family.output(self._no_features(mine))
         rows = mine.rows.to(dtype) if mine.rows.numel() else mine.rows.new_empty(0, *shape, dtype=dtype)
         costs = [[self._cost_of(grid) for grid in units] for units in grids]
-        owners = share_out(costs)
+        owners = assign_units(costs)
         self.loads = _loads(costs, owners)
         features = self._share(rows, grids, owners, mine.extra)
         return features if is_absent else family.output(features)

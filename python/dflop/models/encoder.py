@@ -66,7 +66,7 @@ def cut_to(part: nn.Module, run: EncoderRun, layers: nn.ModuleList, before: Sequ
     belong to the last run.
 
     Args:
-        part: As `part_of` gives it.
+        part: As `modules_of` gives it.
         run: What to keep.
         layers: All layers of its tower.
         before: Modules that make hidden states of the inputs.
@@ -101,7 +101,7 @@ def _prune(
             del module._modules[name]
 
 
-def part_of(source: nn.Module, names: Sequence[str]) -> nn.Module:
+def modules_of(source: nn.Module, names: Sequence[str]) -> nn.Module:
     """Modules and parameters of `source` alone, under the names that they have in it.
 
     Args:
@@ -128,8 +128,8 @@ class RunsEncoder(Protocol):
     """What of a `FamilyAdapter` the encoder needs."""
 
     @property
-    def encoder_parts(self) -> Sequence[str]:
-        """See `FamilyAdapter.encoder_parts`."""
+    def encoder_modules(self) -> Sequence[str]:
+        """See `FamilyAdapter.encoder_modules`."""
         ...
 
     hidden_size: int
@@ -158,7 +158,7 @@ class Encoder(nn.Module):
 
     def __init__(self, whole: nn.Module, family: RunsEncoder, run: EncoderRun | None = None) -> None:
         super().__init__()
-        self.model = part_of(whole.get_submodule("model"), family.encoder_parts)
+        self.model = modules_of(whole.get_submodule("model"), family.encoder_modules)
         self.family = family
         self.run = run or family.encoder_run(None)
 

@@ -45,7 +45,7 @@ class FamilyAdapter(ABC):
     """Hugging Face's."""
     model_class: Any
     """Hugging Face's, with `.model.language_model` and `.lm_head`."""
-    encoder_parts: tuple[str, ...]
+    encoder_modules: tuple[str, ...]
     """What the encoder holds with its projector, by name below `.model`."""
     encoder_config: str = "vision_config"
     """Field of the configuration that describes the encoder."""
@@ -89,7 +89,7 @@ class FamilyAdapter(ABC):
         """A run of the encoder's layers: what stands before them in the first, the projector in the last.
 
         Args:
-            model: `encoder_parts`, under their names, as far as the run needs them.
+            model: `encoder_modules`, under their names, as far as the run needs them.
             batch: at least one input; only the first run has `inputs_N`, unless `runs_read_inputs`.
             run: which layers.
             incoming_RU: [R, U], hidden states from the run before; none for the first.
@@ -102,7 +102,7 @@ class FamilyAdapter(ABC):
         """The whole encoder's forward pass.
 
         Args:
-            model: `encoder_parts`, under their names.
+            model: `encoder_modules`, under their names.
             batch: at least one input.
 
         Returns:
@@ -250,7 +250,7 @@ class FamilyAdapter(ABC):
 
     def std(self, name: str) -> float:
         """Standard deviation that the parameter of this full name is drawn with."""
-        is_tower = name.startswith(f"model.{self.encoder_parts[0]}.")
+        is_tower = name.startswith(f"model.{self.encoder_modules[0]}.")
         return float(getattr(self.vision if is_tower else self.text, "initializer_range", _STD))
 
     def build_encoder(

@@ -234,7 +234,7 @@ def patch_plan(num_heads: int, hidden: tuple[str, ...], output: str, width: tupl
 class PatchFamily(FamilyAdapter):
     """A family of the Qwen-VL kind: patches in, M-RoPE in the backbone."""
 
-    encoder_parts = ("visual",)
+    encoder_modules = ("visual",)
     encoder_attention = PACKED_ENCODER
     model_methods: Any
     """Hugging Face's class of the model without its head, whose `get_rope_index` gives positions."""

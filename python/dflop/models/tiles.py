@@ -92,7 +92,7 @@ class TileFamily(FamilyAdapter):
         """Hidden states before the first layer.
 
         Args:
-            model: `encoder_parts`, under their names.
+            model: `encoder_modules`, under their names.
             inputs_N: tiles or windows, at least one.
 
         Returns:
@@ -148,7 +148,7 @@ class TileFamily(FamilyAdapter):
         Runs the layers one by one, as far as needed: the tower's own forward also runs what nothing reads.
 
         Args:
-            model: `encoder_parts`, under their names.
+            model: `encoder_modules`, under their names.
             batch: at least one input.
             run: which layers.
             incoming_RU: from the run before: hidden states, then the older ones of `carried`.

@@ -39,7 +39,7 @@ from dflop.profiling.request import DTYPES, Request
 from dflop.profiling.session import Session, neighbour_work
 from dflop.profiling.team import Team, is_started
 from dflop.profiling.timer import timer_of
-from dflop.profiling.together import Follower, share
+from dflop.profiling.together import Follower, build_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -271,7 +271,7 @@ class _Measuring:
         bench = None
         if num_ranks > 1:
             assert self.team is not None, "without a team one rank measures"
-            bench = share(built, curves, label, self.team, num_ranks)
+            bench = build_together(built, curves, label, self.team, num_ranks)
         budget_s = self.request.budget_s * part
         session = Session(curves, self.request, budget_s, self.records, self.progress, label, bench)
         session.prepare()

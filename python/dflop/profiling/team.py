@@ -172,7 +172,7 @@ class Team:
             for rank in others:
                 answer = self._answer_of(rank, num_ranks, what)
                 if "error" in answer:
-                    text = f"{place(rank, num_ranks)} {what}: {answer['error']}"
+                    text = f"{label(rank, num_ranks)} {what}: {answer['error']}"
                     failed = failed or profile_error(text)
                 results.append(answer.get("value"))
         finally:
@@ -199,7 +199,7 @@ class Team:
             try:
                 message = self._receive(0, _IDLE)
             except RuntimeError as error:
-                text = f"{place(self.rank, self.num_ranks)} rank 0 is gone: {first_line(error)}"
+                text = f"{label(self.rank, self.num_ranks)} rank 0 is gone: {first_line(error)}"
                 raise profile_error(text) from error
             if message["act"] is None:
                 if message["error"] == "interrupted":
@@ -220,7 +220,7 @@ class Team:
             self._leave_word({"text": text, "is_echo": is_echo})
             if is_echo:
                 raise LeaderStoppedError(text) from error
-            failure = f"{place(self.rank, self.num_ranks)} {message['what']}: {text}"
+            failure = f"{label(self.rank, self.num_ranks)} {message['what']}: {text}"
             raise profile_error(failure) from error
 
     def finish(self, result: Any) -> None:
@@ -240,7 +240,7 @@ class Team:
     def _explain(self, num_ranks: int, what: str, error: Exception, of: int | None = None) -> Exception:
         """The error to raise, with the rank where it began."""
         if not _is_of_others(error):
-            return profile_error(f"{place(0, num_ranks)} {what}: {type(error).__name__}: {first_line(error)}")
+            return profile_error(f"{label(0, num_ranks)} {what}: {type(error).__name__}: {first_line(error)}")
         words: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + _WORD_S
         while len(words) < num_ranks - 1 and time.monotonic() < deadline:
@@ -250,10 +250,10 @@ class Team:
             time.sleep(0.02)
         for rank, word in sorted(words.items()):
             if not word["is_echo"]:
-                return profile_error(f"{place(rank, num_ranks)} {what}: {word['text']}")
+                return profile_error(f"{label(rank, num_ranks)} {what}: {word['text']}")
         silent = [rank for rank in range(1, num_ranks) if rank not in words]
         lost = [of] if of is not None and of in silent else silent
-        named = ", ".join(place(rank, num_ranks) for rank in lost) or "a rank"
+        named = ", ".join(label(rank, num_ranks) for rank in lost) or "a rank"
         return profile_error(f"{named} {what}: ended or does not answer ({first_line(error)})")
 
     def _leave_word(self, word: dict[str, Any]) -> None:
@@ -289,8 +289,8 @@ class Team:
         return json.loads(receive(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes())
 
 
-def place(rank: int, num_ranks: int) -> str:
-    """Where a rank stands among those that do an act.
+def label(rank: int, num_ranks: int) -> str:
+    """What errors call a rank among those that do an act.
 
     Args:
         rank: from 0.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FIRST_BYTES = {"cpu": (1 << 10,), "cuda": (1 << 10, 1 << 20, 64 << 20)}
 
 
-def share(
+def build_together(
     built: Sequence[Built], curves: Sequence[Curve], label: str, team: Team, degree: int
 ) -> SharedBench:
     """Has the other ranks build what rank 0 has built, and puts the sums in; rank 0 calls it.

@@ -65,7 +65,7 @@ class ActionLists:
         """Nothing read yet.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
         """
         self._mesh = mesh
         self._of_plan: dict[int, list[Action]] = {}

@@ -59,7 +59,7 @@ def agree(mesh: Mesh, own: Statement, label_tokens: int) -> Agreement:
     the barrier that starts the step.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         own: This rank's statement.
         label_tokens: Of the global batch, by the schedule: what the loss will be divided by.
 

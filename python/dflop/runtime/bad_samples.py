@@ -59,7 +59,7 @@ class BadSamples:
         """None yet.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             dataset: Knows sizes of samples.
             policy: `fail`, `skip` or `substitute`.
             percent_max: Percent of bad samples, of those seen, above which the run ends too.

@@ -36,7 +36,7 @@ def build_pieces(
 
     Args:
         adapter: Of the model.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         options: Of the run.
         dtype: Of the parameters.
 
@@ -100,7 +100,7 @@ def stages_of(
 
     Args:
         pieces: Frozen where the recipe says so.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         gradients: Of the pieces.
 
     Returns:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from dflop.runtime.failure import RankError, talking
-from dflop.runtime.parts import PartLoadPlanner, PartSavePlanner, parts_of
+from dflop.runtime.rectangles import RectangleLoadPlanner, RectangleSavePlanner, rectangles_of
 from dflop.runtime.resume import MANIFEST, VERSION, checkpoints, step_dir
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dflop.models.tensor import Slice
     from dflop.runtime.mesh import Mesh
     from dflop.runtime.optim import Optimizer
-    from dflop.runtime.parts import Part
+    from dflop.runtime.rectangles import Rectangle
 
 _HASHED_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
@@ -62,7 +62,7 @@ class Saver:
         """Makes a group of processes for saving alone. Every rank must call it; blocks until all have.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             out: Directory of the run.
             keep: Checkpoints to keep, the newest; at least 1.
             held: All parameters of this rank by name, trained or not; shards where they are cut.
@@ -110,8 +110,8 @@ class Saver:
         with talking("begin a checkpoint"):
             dist.barrier(group=self._mesh.control)
         with _quiet():
-            state, places = self._split(self._state())
-            planner = PartSavePlanner(places)
+            state, rectangles = self._split(self._state())
+            planner = RectangleSavePlanner(rectangles)
             written = async_save(state, checkpoint_id=fresh, process_group=self._group, planner=planner)
         assert isinstance(written, Future)
         record = {"dflop": "checkpoint", "format_version": VERSION, "step": step, **about}
@@ -165,8 +165,8 @@ class Saver:
         if cause is None:
             try:
                 with _quiet():
-                    parts, places = self._split(state)
-                    load(parts, checkpoint_id=path, no_dist=True, planner=PartLoadPlanner(places))
+                    tensors, rectangles = self._split(state)
+                    load(tensors, checkpoint_id=path, no_dist=True, planner=RectangleLoadPlanner(rectangles))
             except (CheckpointException, ValueError) as error:
                 cause = _cause(error)
         self._refuse(path, cause)
@@ -187,19 +187,21 @@ class Saver:
         # Nothing draws random numbers while training; a layer that does will go on as it would have.
         return {**state, self._random: torch.get_rng_state()}
 
-    def _split(self, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Part]]:
-        """The state with tensors that are cut as parts, and where those stand in the whole ones."""
+    def _split(
+        self, state: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Rectangle]]:
+        """The state with tensors that are cut as rectangles, and where those stand in the whole ones."""
         tensors: dict[str, torch.Tensor] = {}
-        places: dict[str, Part] = {}
+        rectangles: dict[str, Rectangle] = {}
         for name, tensor in state.items():
             kept = name.partition(".")[2]
-            part = self._slices.get(kept.removesuffix(".exp_avg").removesuffix(".exp_avg_sq"))
-            if part is None or tensor.dim() == 0:
+            cut = self._slices.get(kept.removesuffix(".exp_avg").removesuffix(".exp_avg_sq"))
+            if cut is None or tensor.dim() == 0:
                 tensors[name] = tensor
                 continue
-            for key, (view, place) in parts_of(name, tensor, part).items():
-                tensors[key], places[key] = view, place
-        return tensors, places
+            for key, (view, rectangle) in rectangles_of(name, tensor, cut).items():
+                tensors[key], rectangles[key] = view, rectangle
+        return tensors, rectangles
 
     def _refuse(self, path: Path, cause: str | None) -> None:
         causes: list[str | None] = [None for _ in range(self._mesh.num_ranks)]

@@ -138,7 +138,7 @@ def device_clock(mesh: Mesh) -> DeviceClock:
     """The clock of this rank. Every rank must call it; blocks until all have.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
 
     Returns:
         Before the first step.
@@ -155,7 +155,7 @@ def start_together(clock: DeviceClock, mesh: Mesh) -> None:
 
     Args:
         clock: Of this rank.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
     """
     own = torch.tensor([time.monotonic_ns(), clock.clock], dtype=torch.int64)
     gathered = [torch.empty_like(own) for _ in range(mesh.num_ranks)]

@@ -48,7 +48,7 @@ class Evaluation:
         Args:
             options: Of the run.
             evaluated: What is evaluated.
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             adapter: Of the family.
             ahead: What this rank decodes with.
 

@@ -52,7 +52,7 @@ class Executor:
         """Ready for the first step.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             stages: Its pieces, by stage.
             recorder: Takes the span of each action.
             messages: Its traffic with other ranks.

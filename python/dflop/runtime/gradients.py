@@ -96,7 +96,7 @@ class Gradients:
 
         Args:
             pieces: Of this rank, by stage.
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
 
         Raises:
             RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
@@ -193,7 +193,7 @@ def clip(
     is decided there.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         counted: Gradients of one dimension whose norm this rank brings; over all ranks, each once.
         scaled: All that this rank has.
         max_norm: The largest norm allowed; none clips nothing.
@@ -227,7 +227,7 @@ def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
 
     Args:
         holders: Of the parameters.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
 
     Returns:
         By set; what the replicas of one stage hold is cut where the plan says so.
@@ -248,7 +248,7 @@ def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup
 
     Args:
         holders: Of the parameters.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
 
     Returns:
         By `Held.repeats`; those that this rank is in.
@@ -264,7 +264,7 @@ def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
 
     Args:
         pieces: Of this rank; whole, but for what tensor parallelism has cut.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
 
     Returns:
         Those of this rank's parameters, and all sets of ranks.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the layout."""
+    """One rank's coordinates in the layout."""
 
     plan: Plan
     rank: int
@@ -110,7 +110,7 @@ class Mesh:
         return stage < self.plan.encoder_stages
 
 
-def place_of(plan: Plan, rank: int) -> tuple[str, int]:
+def role_of(plan: Plan, rank: int) -> tuple[str, int]:
     """What a rank holds, in words, and its replica: `encoder`, `encoder stage 1`, `llm stage 2`.
 
     Stages are those of the whole step; an encoder of one stage has no number.
@@ -120,7 +120,7 @@ def place_of(plan: Plan, rank: int) -> tuple[str, int]:
         rank: Any of its ranks.
 
     Returns:
-        (place, replica).
+        (role, replica).
     """
     component, replica, stage = plan.coordinates(rank)
     if component == "both":
@@ -151,7 +151,7 @@ def join(
         num_ranks: Of all processes, where the environment does not say it.
 
     Returns:
-        This rank's place.
+        This rank's coordinates.
 
     Raises:
         RankError: The number of processes is not that of the plan, or two ranks cannot talk.
@@ -265,7 +265,7 @@ def connect(mesh: Mesh) -> None:
     in which the two of the first pair that is left always meet.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
 
     Raises:
         RankError: A neighbour has gone, or cannot be reached.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dflop.runtime.boundary import Transfer, join, split
 from dflop.runtime.failure import RankError, talking
-from dflop.runtime.mesh import place_of
+from dflop.runtime.mesh import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Messages:
         """Nothing under way.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             width: Values of a row of features and hidden states, D, or of what leaves each stage.
             dtype: Of features and hidden states.
         """
@@ -176,8 +176,8 @@ class Messages:
             work.wait(self._mesh.deadline.now)
 
     def _peer_failed(self, peer: int, what: str) -> RankError:
-        place, replica = place_of(self._mesh.plan, peer)
-        message = f"{what} rank {peer} ({place}, replica {replica}), it stopped or is too slow"
+        role, replica = role_of(self._mesh.plan, peer)
+        message = f"{what} rank {peer} ({role}, replica {replica}), it stopped or is too slow"
         return RankError(message, is_of_other=True)
 
     def _tag(self, stage: int, microbatch: int, is_gradient: bool) -> int:

@@ -50,7 +50,7 @@ class Packer:
         """Nothing packed.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             dataset: The samples.
             loader: Reads them.
             bad: What becomes of those that cannot be read.

@@ -114,7 +114,7 @@ def rehearsed_work(mesh: Mesh, schedule: Schedule) -> StepWork:
     """This rank's share of a step, from the schedule alone: who sends whom a message, each of one row.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         schedule: Of the step.
 
     Returns:
@@ -193,7 +193,7 @@ class RehearsedStage(Stage):
         """No times yet.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             clock: Of the device that it stands for.
             stage: Which one of its stages.
             rehearsal: What was asked for.
@@ -295,7 +295,7 @@ class RehearsedMessages(Messages):
         """Nothing under way.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             clock: Of the device that it stands for.
         """
         super().__init__(mesh, 2, torch.int64)

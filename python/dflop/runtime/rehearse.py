@@ -54,7 +54,7 @@ class Rehearser:
         Args:
             options: Of the run; what concerns the model is not used.
             rehearsal: What was asked for.
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             interrupt: Set when this process shall stop.
 
         Raises:

@@ -48,7 +48,7 @@ class Schedules:
         """Reads the profiles on the leader.
 
         Args:
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             options: Of the run.
             batches: Which samples each step has.
             data_profile_path: Where their shapes are; none: those of the run.

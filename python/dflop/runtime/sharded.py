@@ -28,7 +28,7 @@ class ShardedGradients:
 
         Args:
             pieces: Of this rank, by stage; whole, float32.
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             dtype: That layers compute in. What is cut stays float32: the masters of the optimizer.
 
         Raises:
@@ -143,7 +143,7 @@ def gradients_of(
 
     Args:
         pieces: Of this rank, by stage; float32 where they are cut, and cut in place.
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         dtype: That layers compute in.
 
     Returns:

@@ -93,7 +93,7 @@ class Trainer:
 
         Args:
             options: Of the run.
-            mesh: This rank's place.
+            mesh: This rank's coordinates.
             interrupt: Set when this process shall stop.
             ahead: What it decodes with; none: its threads, in memory without a limit.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from dflop.runtime.mesh import place_of
+from dflop.runtime.mesh import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,11 +82,11 @@ class Watch:
         return self._words(late[0], second[late[0]], "is") if late else None
 
     def _words(self, rank: int, seen: list[Any], how: str) -> str:
-        place, replica = place_of(self._plan, rank)
+        role, replica = role_of(self._plan, rank)
         _, step, action = seen
         at = "before the first step" if step is None else f"at step {step}"
         at += "" if action is None else f", action {action}"
-        return f"rank {rank} ({place}, replica {replica}) {how} {at}"
+        return f"rank {rank} ({role}, replica {replica}) {how} {at}"
 
     def _ask(self) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}

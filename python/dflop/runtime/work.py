@@ -74,7 +74,7 @@ def decodes(mesh: Mesh, encoder: EncoderBorders) -> bool:
     """Whether this rank reads media: the encoder's first stage, or each where its layers need the inputs.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         encoder: Of the model.
 
     Returns:
@@ -87,7 +87,7 @@ def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> l
     """The samples whose media this rank decodes, or the parts of them, microbatch after microbatch.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         schedule: Of the step.
         encoder: Of the model.
 
@@ -118,7 +118,7 @@ def prepare(
     """Packs this rank's samples and finds its transfers; waits for tiles that are not decoded yet.
 
     Args:
-        mesh: This rank's place.
+        mesh: This rank's coordinates.
         schedule: Of the step.
         sample: The token tensors of a sample.
         tiles: The tiles of a share of a sample; asked for on ranks that read them only.

@@ -1,8 +1,8 @@
-//! What a rank holds, by its part of the model: independently of the samples, and for one microbatch.
+//! What a rank holds, by its role (an encoder, a stage of it, a stage of the LLM): independently of the samples, and for one microbatch.
 
 use crate::cost::CostModel;
+use crate::memory::bytes::{RankMemory, RankMicrobatch, RankRole};
 use crate::memory::footprint::Bytes;
-use crate::memory::parts::{RankMemory, RankMicrobatch, RankPart};
 use crate::memory::walk::{MicrobatchBytes, Piece};
 use crate::module::{Module, gradient_bytes, is_layer};
 use crate::sharding::Sharding;
@@ -22,12 +22,12 @@ impl CostModel {
 
     /// What a rank holds independently of the samples, with its optimizer states cut over `sharding_degree` ranks (at
     /// least 1; 1: not cut). Its workspace is the workspace of the optimizer.
-    pub fn fixed_memory(&self, part: RankPart, sharding_degree: u32) -> RankMemory {
+    pub fn fixed_memory(&self, role: RankRole, sharding_degree: u32) -> RankMemory {
         let sharding_degree = u64::from(sharding_degree.max(1));
-        let sum = |of_one: fn(&Module) -> u64| match part {
-            RankPart::Encoder => self.over_encoder(of_one),
-            RankPart::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
-            RankPart::Stage(stage) => self.over_stage(stage, of_one),
+        let sum = |of_one: fn(&Module) -> u64| match role {
+            RankRole::Encoder => self.over_encoder(of_one),
+            RankRole::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
+            RankRole::Stage(stage) => self.over_stage(stage, of_one),
         };
         let num_trained = sum(|module| module.num_trained_parameters);
         let gradient_bytes = match self.holding.gradient_bytes_per_parameter {
@@ -60,16 +60,16 @@ impl CostModel {
     /// parameter. Gradients are cut once a step under zero 2 as under zero 1, when all microbatches have
     /// added theirs. Gathered under zero 3 is what is no layer, from the first to the last layer of a pass, and two
     /// layers: the one that runs and the next. Of as many the gradients are whole for a while.
-    pub fn sharded_memory(&self, part: RankPart, sharding: Sharding) -> RankMemory {
-        let whole = self.fixed_memory(part, sharding.degree);
+    pub fn sharded_memory(&self, role: RankRole, sharding: Sharding) -> RankMemory {
+        let whole = self.fixed_memory(role, sharding.degree);
         if sharding.zero == Zero::Nothing || sharding.degree < 2 {
-            return self.fixed_memory(part, 1);
+            return self.fixed_memory(role, 1);
         }
         let part_of = |bytes: u64| bytes.div_ceil(u64::from(sharding.degree));
-        let of_all = |of_one: fn(&Module) -> u64| match part {
-            RankPart::Encoder => self.over_encoder(of_one),
-            RankPart::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
-            RankPart::Stage(stage) => self.over_stage(stage, of_one),
+        let of_all = |of_one: fn(&Module) -> u64| match role {
+            RankRole::Encoder => self.over_encoder(of_one),
+            RankRole::EncoderStage(stage) => self.over_encoder_stage(stage, of_one),
+            RankRole::Stage(stage) => self.over_stage(stage, of_one),
         };
         let own_bytes = part_of(if self.holding.has_masters {
             gradient_bytes(of_all(|module| module.num_parameters - module.num_trained_parameters))
@@ -80,7 +80,7 @@ impl CostModel {
             return RankMemory { parameter_bytes: whole.parameter_bytes.saturating_add(own_bytes), ..whole };
         }
         let gathered =
-            |of_all: u64, of_one: fn(&Module) -> u64| self.gathered(part, of_all, of_one).min(of_all);
+            |of_all: u64, of_one: fn(&Module) -> u64| self.gathered(role, of_all, of_one).min(of_all);
         let parameters = gathered(whole.parameter_bytes, |module| module.parameter_bytes);
         let gradients = gathered(whole.gradient_bytes, |module| module.gradient_bytes);
         RankMemory {
@@ -90,12 +90,12 @@ impl CostModel {
         }
     }
 
-    /// What is no layer on a rank of `part`, of `of_all` bytes, and two of its largest layers.
-    fn gathered(&self, part: RankPart, of_all: u64, of_one: fn(&Module) -> u64) -> u64 {
-        let layers: Vec<(u64, u64)> = match part {
-            RankPart::Encoder => self.encoder_layers(self.whole_encoder(), of_one),
-            RankPart::EncoderStage(stage) => self.encoder_layers(stage, of_one),
-            RankPart::Stage(stage) => vec![(of_one(&self.layer), u64::from(stage.num_layers))],
+    /// What is no layer on a rank of `role`, of `of_all` bytes, and two of its largest layers.
+    fn gathered(&self, role: RankRole, of_all: u64, of_one: fn(&Module) -> u64) -> u64 {
+        let layers: Vec<(u64, u64)> = match role {
+            RankRole::Encoder => self.encoder_layers(self.whole_encoder(), of_one),
+            RankRole::EncoderStage(stage) => self.encoder_layers(stage, of_one),
+            RankRole::Stage(stage) => vec![(of_one(&self.layer), u64::from(stage.num_layers))],
         };
         let all =
             layers.iter().fold(0, |sum: u64, (one, count)| sum.saturating_add(one.saturating_mul(*count)));
@@ -109,17 +109,17 @@ impl CostModel {
         layers.map(|(_, module, count)| (of_one(module), count)).collect()
     }
 
-    /// The memory that a microbatch needs on a rank of `part`, and whether a curve was asked outside its measured
+    /// The memory that a microbatch needs on a rank of `role`, and whether a curve was asked outside its measured
     /// range.
     pub(crate) fn microbatch_bytes(
         &self,
-        part: RankPart,
+        role: RankRole,
         microbatch: &RankMicrobatch,
     ) -> (MicrobatchBytes, bool) {
-        match part {
-            RankPart::Encoder => self.encoder_microbatch(self.whole_encoder(), microbatch),
-            RankPart::EncoderStage(stage) => self.encoder_microbatch(stage, microbatch),
-            RankPart::Stage(stage) => self.stage_microbatch(stage, microbatch),
+        match role {
+            RankRole::Encoder => self.encoder_microbatch(self.whole_encoder(), microbatch),
+            RankRole::EncoderStage(stage) => self.encoder_microbatch(stage, microbatch),
+            RankRole::Stage(stage) => self.stage_microbatch(stage, microbatch),
         }
     }
 

@@ -1,9 +1,9 @@
 //! The fullest moment of a step on one rank: its action list walked once, with what each action takes and gives
 //! back. Microbatches differ in size, so the moment is searched for and not counted.
 
+use crate::memory::bytes::{MemoryError, Moment};
 use crate::memory::footprint::Bytes;
 use crate::memory::holding::Buffers;
-use crate::memory::parts::{MemoryError, Moment};
 use dflop_types::{Action, ActionKind, SplitBytes};
 
 /// One module (or the run of equal layers) that a microbatch passes on a rank.

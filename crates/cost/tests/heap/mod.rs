@@ -1,7 +1,7 @@
 //! A plain simulation of a step on one rank, layer by layer: named buffers are allocated and freed. With the bytes a
 //! token that the tests' profile has.
 
-use dflop_cost::{RankMicrobatch, RankPart};
+use dflop_cost::{RankMicrobatch, RankRole};
 use dflop_types::{Action, ActionKind};
 use std::collections::BTreeMap;
 
@@ -85,7 +85,7 @@ struct Layer {
 /// A rank and its microbatches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rank<'a> {
-    pub(crate) part: RankPart,
+    pub(crate) role: RankRole,
     pub(crate) microbatches: &'a [RankMicrobatch],
     /// Rows are copied into messages and out of them.
     pub(crate) copies: bool,
@@ -123,15 +123,15 @@ impl Rank<'_> {
                 layers.push(self.layer(of(name), format!("{name} {index} of {j}"), total, next, own));
             }
         };
-        match self.part {
-            RankPart::Encoder if encoder > 0 => {
+        match self.role {
+            RankRole::Encoder if encoder > 0 => {
                 // Modules keep their inputs, and make gradients of them as they run back: the width of the encoder is
                 // not in the profile.
                 add("encoder_embedding", 1, encoder, [270 * encoder, 130 * encoder], 130 * encoder);
                 add("encoder_layer", 3, encoder, [70 * encoder, 60 * encoder], 60 * encoder);
                 add("projector", 1, encoder, [0, 0], self.borders(j).1);
             }
-            RankPart::Stage(stage) if llm > 0 => {
+            RankRole::Stage(stage) if llm > 0 => {
                 let hidden = HIDDEN * llm;
                 add("llm_embedding", u32::from(stage.is_first), llm, [hidden; 2], hidden);
                 add("llm_layer", stage.num_layers, llm, [hidden; 2], hidden);
@@ -139,7 +139,7 @@ impl Rank<'_> {
             }
             _ => {}
         }
-        if let (RankPart::Stage(stage), Some(first)) = (self.part, layers.first_mut()) {
+        if let (RankRole::Stage(stage), Some(first)) = (self.role, layers.first_mut()) {
             // The message is the first layer's own input; ids and the like come beside.
             first.kept += INPUTS * llm;
             first.kept -= if stage.is_first { 0 } else { self.borders(j).0 };
@@ -150,10 +150,10 @@ impl Rank<'_> {
     fn borders(&self, j: usize) -> (u64, u64) {
         let microbatch = &self.microbatches[j];
         let hidden = HIDDEN * microbatch.shape.total_llm_tokens();
-        match self.part {
-            RankPart::Encoder => (0, HIDDEN * microbatch.feature_tokens),
-            RankPart::EncoderStage(_) => unreachable!("stages of the encoder have tests of their own"),
-            RankPart::Stage(stage) => (
+        match self.role {
+            RankRole::Encoder => (0, HIDDEN * microbatch.feature_tokens),
+            RankRole::EncoderStage(_) => unreachable!("stages of the encoder have tests of their own"),
+            RankRole::Stage(stage) => (
                 if stage.is_first { HIDDEN * microbatch.feature_tokens } else { hidden },
                 if stage.is_last { 0 } else { hidden },
             ),

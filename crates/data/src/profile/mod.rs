@@ -221,7 +221,7 @@ fn profile_in_chunks(
         return Err(DataError::Samples { problems, num_samples, files: header.files });
     }
     if policy.is_some() && num_rows > 0 {
-        problems::check_share(&problems, num_samples, settings.bad_samples_max_percent, &header.files)?;
+        problems::check_bad_samples(&problems, num_samples, settings.bad_samples_max_percent, &header.files)?;
     }
     if num_rows == 0 && settings.part.is_none() {
         return Err(DataError::NoSamples { path: settings.mixture.clone(), problems, files: header.files });

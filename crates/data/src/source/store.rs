@@ -154,7 +154,7 @@ impl Stores {
             MediaPlace::Range { file, start, len, .. } => {
                 part(*start, *len).map_err(io)?;
                 let opened = self.open(file)?;
-                let reader = Part { reader: opened.reader, start: *start, len: *len, at: 0 };
+                let reader = FileRange { reader: opened.reader, start: *start, len: *len, at: 0 };
                 Ok(Opened { reader: Box::new(reader), len: *len, version: opened.version })
             }
             MediaPlace::Bytes { bytes, .. } => Ok(Opened {
@@ -306,14 +306,14 @@ fn short(bytes: Vec<u8>, expected: u64) -> std::io::Result<Vec<u8>> {
 }
 
 /// A part of a file that reads as a file of its own.
-struct Part {
+struct FileRange {
     reader: Box<dyn ReadSeek>,
     start: u64,
     len: u64,
     at: u64,
 }
 
-impl Read for Part {
+impl Read for FileRange {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let left = self.len.saturating_sub(self.at).min(buffer.len() as u64) as usize;
         if left == 0 {
@@ -326,7 +326,7 @@ impl Read for Part {
     }
 }
 
-impl Seek for Part {
+impl Seek for FileRange {
     fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),

@@ -2,7 +2,7 @@
 
 use crate::error::DataError;
 use crate::table;
-use crate::table::problems::check_share;
+use crate::table::problems::check_bad_samples;
 use dflop_types::{DataProfile, DatasetHasher, Problem, ProfiledSample};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -50,7 +50,7 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Merged, DataError> {
     let percent_max = headers[0].0.settings.get(BAD_SAMPLES_MAX).and_then(|percent| percent.parse().ok());
     if let Some(percent_max) = percent_max {
         let all: Vec<_> = problems.iter().map(|(_, problem)| problem.clone()).collect();
-        check_share(&all, num_samples, percent_max, &headers[0].0.files)?;
+        check_bad_samples(&all, num_samples, percent_max, &headers[0].0.files)?;
     }
     let mut output = Output {
         writer: table::Writer::create(out)?,

@@ -87,7 +87,7 @@ const FEW: usize = 4;
 ///
 /// # Errors
 /// [`DataError::TooManyBad`] with every one.
-pub(crate) fn check_share(
+pub(crate) fn check_bad_samples(
     problems: &[Problem],
     num_samples: u64,
     percent_max: f64,

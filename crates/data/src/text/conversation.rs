@@ -1,4 +1,4 @@
-//! A record as a conversation: turns of text with places for images, videos and sounds.
+//! A record as a conversation: turns of text with placeholders for images, videos and sounds.
 //!
 //! A record gives its turns in one of these ways; the first way of which the record has a field is taken. Its other fields
 //! are not read. A notice names them. If they hold media and the record has no other media, the record is refused.
@@ -24,12 +24,12 @@
 //! object of `path` or `url`, or a list of these. `data:` URLs and base64 are refused.
 //!
 //! *Places.* `<image>`, `<video>` and `<audio>` in a text mark where the record's media stand, in order, unless the
-//! content is a list of parts. There must be as many places as media. Three customs of existing datasets are kept. A single
-//! medium without any place stands before the first question, on a line of its own. All media without places stand before
+//! content is a list of parts. There must be as many placeholders as media. Three customs of existing datasets are kept. A single
+//! medium without any placeholder stands before the first question, on a line of its own. All media without placeholders stand before
 //! a question with an answer. Where there are videos, no images, and as many `<image>` as videos, `<image>` means a video.
 
 mod media;
-mod places;
+mod placeholders;
 mod turns;
 mod unread;
 
@@ -70,10 +70,10 @@ impl Role {
 
 /// A piece of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum TurnPart {
     /// Text, never empty.
     Text(String),
-    /// The place of the medium at this position in [`Conversation::media`].
+    /// The placeholder of the medium at this position in [`Conversation::media`].
     Media(usize),
 }
 
@@ -83,7 +83,7 @@ pub struct Turn {
     /// Who speaks.
     pub role: Role,
     /// Texts and media, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TurnPart>,
 }
 
 /// Where the record says a medium is.
@@ -106,7 +106,7 @@ pub struct MediaReference {
 
 /// A sample before its media are looked at.
 ///
-/// *Invariants* (kept by [`Conversation::parse`]): at least one turn; every medium has exactly one place, and places
+/// *Invariants* (kept by [`Conversation::parse`]): at least one turn; every medium has exactly one placeholder, and placeholders
 /// are in the order of `media`; none is in an assistant's turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conversation {
@@ -114,7 +114,7 @@ pub struct Conversation {
     pub id: Option<String>,
     /// In the order in which they are spoken.
     pub turns: Vec<Turn>,
-    /// In the order of their places.
+    /// In the order of their placeholders.
     pub media: Vec<MediaReference>,
 }
 
@@ -135,9 +135,9 @@ impl Conversation {
         let listed = media::of_record(record)?;
         let has_media = listed.iter().any(|list| !list.is_empty());
         let parsed = turns::of_record(record, has_media).and_then(|mut said| {
-            places::place(&mut said, &listed)?;
+            placeholders::fill(&mut said, &listed)?;
             let read = said.read;
-            places::name(said, listed).map(|(turns, media)| (turns, media, read))
+            placeholders::name(said, listed).map(|(turns, media)| (turns, media, read))
         });
         // A medium that cannot be read is the cause; a placeholder without a medium only follows from it. Report the cause.
         if !has_media && parsed.as_ref().map_or(true, |(_, media, _)| media.is_empty()) {
@@ -185,8 +185,8 @@ struct Said {
 #[derive(Debug)]
 enum Piece {
     Text(String),
-    /// Where a medium stands, and its name where the place has it.
-    Place {
+    /// Where a medium stands, and its name where the placeholder has it.
+    Placeholder {
         kind: MediaKind,
         source: Option<MediaSource>,
     },
@@ -198,7 +198,7 @@ struct Turns {
     said: Vec<Said>,
     /// The fields that say them.
     read: [&'static str; 2],
-    /// Where no place is marked all media stand before the first question, not a single one alone.
+    /// Where no placeholder stands all media stand before the first question, not a single one alone.
     asks_with_all: bool,
 }
 

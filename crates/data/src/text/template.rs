@@ -28,7 +28,7 @@ mod jinja;
 pub use apart::{render_templates_with, serve_templates};
 
 use crate::media::MediaKind;
-use crate::text::conversation::{Conversation, Part, Role, Turn};
+use crate::text::conversation::{Conversation, Role, Turn, TurnPart};
 use apart::Remote;
 use engine::{Content, ContentPart, Engine, Message, Refusal};
 use jinja::{generation_as_filter, strip_as_python};
@@ -151,7 +151,8 @@ impl ChatTemplate {
             }
         }
         let turns = &conversation.turns;
-        let has_reserved = |part: &Part| matches!(part, Part::Text(text) if text.contains([BEGIN, END]));
+        let has_reserved =
+            |part: &TurnPart| matches!(part, TurnPart::Text(text) if text.contains([BEGIN, END]));
         if turns.iter().any(|turn| turn.parts.iter().any(has_reserved)) {
             return Err("a turn holds the character U+FDD0 or U+FDD1, must not".to_owned());
         }
@@ -228,8 +229,8 @@ impl ChatTemplate {
             let mut text = String::new();
             for part in &turn.parts {
                 match part {
-                    Part::Text(part) => text.push_str(part),
-                    Part::Media(index) => {
+                    TurnPart::Text(part) => text.push_str(part),
+                    TurnPart::Media(index) => {
                         let kind = conversation.media[*index].kind.index();
                         text.push_str(self.placeholders[kind].as_deref().unwrap_or_default());
                     }
@@ -241,8 +242,8 @@ impl ChatTemplate {
             return message(turn.role, content_of(text, is_list));
         }
         let parts = turn.parts.iter().map(|part| match part {
-            Part::Text(text) => ContentPart::text(text),
-            Part::Media(index) => ContentPart::medium(conversation.media[*index].kind.as_str()),
+            TurnPart::Text(text) => ContentPart::text(text),
+            TurnPart::Media(index) => ContentPart::medium(conversation.media[*index].kind.as_str()),
         });
         message(turn.role, Content::List(parts.collect()))
     }
@@ -309,9 +310,9 @@ fn content_of(text: String, is_list: bool) -> Content {
 
 /// What an assistant says; it shows no media.
 fn plain(turn: &Turn) -> String {
-    let text = |part: &Part| match part {
-        Part::Text(text) => Some(text.clone()),
-        Part::Media(_) => None,
+    let text = |part: &TurnPart| match part {
+        TurnPart::Text(text) => Some(text.clone()),
+        TurnPart::Media(_) => None,
     };
     turn.parts.iter().filter_map(text).collect()
 }

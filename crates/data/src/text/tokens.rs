@@ -20,7 +20,7 @@ use crate::family::model_files::ModelFiles;
 use crate::family::{Family, Marks, MediaShape, Piece};
 use crate::foreign::guarded;
 use crate::media::MediaKind;
-use crate::text::conversation::{Conversation, Part};
+use crate::text::conversation::{Conversation, TurnPart};
 use crate::text::template::{ChatTemplate, Rendered};
 use crate::text::tokenized::Run;
 pub use crate::text::tokenized::{NO_LABEL, TokenizedConversation, Tokens};
@@ -160,8 +160,8 @@ impl ChatTokenizer {
         shapes: &[&MediaShape],
     ) -> Result<TokenizedConversation, TextFault> {
         check_length(conversation.turns.iter().flat_map(|turn| &turn.parts).map(|part| match part {
-            Part::Text(text) => text.len(),
-            Part::Media(_) => 0,
+            TurnPart::Text(text) => text.len(),
+            TurnPart::Media(_) => 0,
         }))?;
         self.refuse_marks(conversation)?;
         let rendered = self.template.render(conversation).map_err(TextFault::of_template)?;
@@ -183,7 +183,7 @@ impl ChatTokenizer {
     fn refuse_marks(&self, conversation: &Conversation) -> Result<(), String> {
         for (index, turn) in conversation.turns.iter().enumerate() {
             for part in &turn.parts {
-                let Part::Text(text) = part else { continue };
+                let TurnPart::Text(text) = part else { continue };
                 let held = self
                     .marks
                     .iter()

@@ -4,7 +4,7 @@ use super::{Frame, Scale, Show, axis_x, px, svg, text_width};
 use maud::{Markup, html};
 
 /// One coloured piece of a bar.
-pub(crate) struct Part {
+pub(crate) struct BarPart {
     pub(crate) class: &'static str,
     pub(crate) value: f64,
     /// What it says when pointed at.
@@ -16,7 +16,7 @@ pub(crate) struct Bar {
     pub(crate) name: String,
     /// Drawn lighter and smaller: a prediction beside what was measured.
     pub(crate) is_predicted: bool,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<BarPart>,
     pub(crate) total: String,
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Section, first_of, plotted};
 use crate::chart::{
-    Bar, Bins, Column, Dots, Mark, Part, ScatterPlot, bars, histogram, legend, numbers, partly, scatter_plot,
-    spread, table, table_below, words,
+    Bar, BarPart, Bins, Column, Dots, Mark, ScatterPlot, bars, histogram, legend, numbers, partly,
+    scatter_plot, spread, table, table_below, words,
 };
 use crate::{OutlierView, Outliers, Report};
 use dflop_types::{DataProfile, ProfiledSample, SampleKind, clipped, number, statistics};
@@ -89,7 +89,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
         is_predicted: false,
         parts: by_kind
             .iter()
-            .map(|(kind, samples)| Part {
+            .map(|(kind, samples)| BarPart {
                 class: class_of(*kind),
                 value: share(samples) * 100.0,
                 title: format!(
@@ -112,7 +112,7 @@ fn counts(data: &DataProfile, by_kind: &ByKind) -> Markup {
             parts: by_kind
                 .iter()
                 .zip(&sums)
-                .map(|((kind, _), sum)| Part {
+                .map(|((kind, _), sum)| BarPart {
                     class: class_of(*kind),
                     value: sum / whole * 100.0,
                     title: format!(

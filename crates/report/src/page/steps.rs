@@ -4,7 +4,7 @@ use super::Section;
 use super::times::error_of;
 use crate::arm::{arm_class, arm_name};
 use crate::chart::{
-    Bar, Lanes, Part, TimelineView, bars, legend, names, numbers, partly, table, table_below, words,
+    Bar, BarPart, Lanes, TimelineView, bars, legend, names, numbers, partly, table, table_below, words,
 };
 use crate::{Report, StepView};
 use dflop_types::{ActionKind, Timeline, clipped, number};
@@ -241,7 +241,7 @@ fn drawn(means: &[Named<'_>], label: &str) -> Markup {
         parts: causes
             .iter()
             .zip(mean.causes)
-            .map(|((class, cause), (ms, share))| Part {
+            .map(|((class, cause), (ms, share))| BarPart {
                 class,
                 value: ms,
                 title: format!(

@@ -1,4 +1,4 @@
-//! Largest differencing: parts that differ most are joined against each other, until one set of parts is left.
+//! Largest differencing: subsets that differ most are joined against each other, until one set of subsets is left.
 
 use crate::ordering::small_ends;
 use std::cmp::{Ordering, Reverse};
@@ -6,19 +6,19 @@ use std::collections::BinaryHeap;
 
 /// Bucket of each sample by the largest differencing method on one cost, with small buckets at both ends.
 ///
-/// Every sample begins as a tuple of `num_buckets` parts, itself and empty ones. The two tuples whose largest and
-/// smallest part differ most are joined, the largest part of one with the smallest of the other, and so on, until
-/// one tuple is left. Its parts are then numbered as microbatches in a pipeline's order: small ones first and
+/// Every sample begins as a tuple of `num_buckets` subsets, itself and empty ones. The two tuples whose largest and
+/// smallest subset differ most are joined, the largest subset of one with the smallest of the other, and so on, until
+/// one tuple is left. Its subsets are then numbered as microbatches in a pipeline's order: small ones first and
 /// last, while the pipeline fills and drains, the largest in the middle ([`small_ends`]).
 ///
 /// verl does both: with 24,576 l + l^2 of a sample's length l as its cost ([`super::quadratic_workload`]), and for a
 /// count of microbatches that follows from its token budget; here the count is given. Samples that cost nothing
-/// are parts as others are: no bucket stays empty where there are samples enough. All zeros if there are no buckets.
+/// are subsets as others are: no bucket stays empty where there are samples enough. All zeros if there are no buckets.
 ///
 /// *Complexity*: O(n log n + n m log m).
 ///
 /// *References*: Karmarkar and Karp, "The differencing method of set partitioning", 1982; Michiels et al.,
-/// "Performance ratios for the differencing method", 2003, for more than two parts; verl,
+/// "Performance ratios for the differencing method", 2003, for more than two subsets; verl,
 /// `verl/utils/seqlen_balancing.py`, for its use on microbatches.
 pub fn karmarkar_karp(cost: &[u64], num_buckets: u32) -> Vec<u32> {
     let m = num_buckets as usize;
@@ -27,37 +27,37 @@ pub fn karmarkar_karp(cost: &[u64], num_buckets: u32) -> Vec<u32> {
         return bucket;
     }
     let single = |(first, &load): (u32, &u64)| {
-        let part = Part { load: load.into(), samples: vec![first] };
-        Tuple::new(m, first, vec![part])
+        let subset = Subset { load: load.into(), samples: vec![first] };
+        Tuple::new(m, first, vec![subset])
     };
     let mut heap: BinaryHeap<Tuple> = (0..).zip(cost).map(single).collect();
     while let Some(widest) = heap.pop() {
         match heap.pop() {
             Some(next) => heap.push(widest.join(m, next)),
-            None => number(&widest.parts, m, &mut bucket),
+            None => number(&widest.subsets, m, &mut bucket),
         }
     }
     bucket
 }
 
-/// Writes the place in the pipeline of each part to its samples. `parts` descend; the places behind them are empty.
-fn number(parts: &[Part], m: usize, bucket: &mut [u32]) {
+/// Writes the place in the pipeline of each subset to its samples. `subsets` descend; the places behind them are empty.
+fn number(subsets: &[Subset], m: usize, bucket: &mut [u32]) {
     let rank: Vec<u64> = (0..m as u64).rev().collect();
-    for (place, part) in (0..).zip(small_ends(&rank)) {
-        for &sample in parts.get(part).map_or(&[][..], |part| &part.samples) {
+    for (place, subset) in (0..).zip(small_ends(&rank)) {
+        for &sample in subsets.get(subset).map_or(&[][..], |subset| &subset.samples) {
             bucket[sample as usize] = place;
         }
     }
 }
 
 /// Samples that will share a bucket.
-struct Part {
+struct Subset {
     load: u128,
     samples: Vec<u32>,
 }
 
-impl Part {
-    /// The larger load is the larger part; of equal loads, that with more samples.
+impl Subset {
+    /// The larger load is the larger subset; of equal loads, that with more samples.
     fn key(&self) -> Reverse<(u128, usize)> {
         Reverse((self.load, self.samples.len()))
     }
@@ -72,39 +72,39 @@ impl Part {
     }
 }
 
-/// The parts of some samples, largest first; parts without samples are left out.
+/// The subsets of some samples, largest first; subsets without samples are left out.
 struct Tuple {
-    parts: Vec<Part>,
-    /// Load of the largest part less that of the smallest, which is 0 where a part has no samples.
+    subsets: Vec<Subset>,
+    /// Load of the largest subset less that of the smallest, which is 0 where a subset has no samples.
     spread: u128,
     /// The first sample in it: decides between equals.
     first: u32,
 }
 
 impl Tuple {
-    fn new(m: usize, first: u32, parts: Vec<Part>) -> Self {
-        let smallest = if parts.len() < m { 0 } else { parts[m - 1].load };
-        Self { spread: parts[0].load - smallest, parts, first }
+    fn new(m: usize, first: u32, subsets: Vec<Subset>) -> Self {
+        let smallest = if subsets.len() < m { 0 } else { subsets[m - 1].load };
+        Self { spread: subsets[0].load - smallest, subsets, first }
     }
 
-    /// The largest part of one with the smallest of the other, and so on through all `m`.
+    /// The largest subset of one with the smallest of the other, and so on through all `m`.
     fn join(mut self, m: usize, mut other: Self) -> Self {
-        // Part i of one meets part m - 1 - i of the other: only the last of each meet a part with samples.
-        let shared = (self.parts.len() + other.parts.len()).saturating_sub(m);
-        let meeting = other.parts.split_off(other.parts.len() - shared);
-        let unmet = self.parts.len() - shared;
-        for (part, partner) in self.parts[unmet..].iter_mut().zip(meeting.into_iter().rev()) {
-            part.absorb(partner);
+        // Subset i of one meets subset m - 1 - i of the other: only the last of each meet a subset with samples.
+        let shared = (self.subsets.len() + other.subsets.len()).saturating_sub(m);
+        let meeting = other.subsets.split_off(other.subsets.len() - shared);
+        let unmet = self.subsets.len() - shared;
+        for (subset, partner) in self.subsets[unmet..].iter_mut().zip(meeting.into_iter().rev()) {
+            subset.absorb(partner);
         }
-        self.parts.append(&mut other.parts);
-        self.parts.sort_by_key(Part::key);
-        Self::new(m, self.first.min(other.first), self.parts)
+        self.subsets.append(&mut other.subsets);
+        self.subsets.sort_by_key(Subset::key);
+        Self::new(m, self.first.min(other.first), self.subsets)
     }
 }
 
 impl Ord for Tuple {
     fn cmp(&self, other: &Self) -> Ordering {
-        let key = |tuple: &Self| (tuple.spread, tuple.parts[0].load, Reverse(tuple.first));
+        let key = |tuple: &Self| (tuple.spread, tuple.subsets[0].load, Reverse(tuple.first));
         key(self).cmp(&key(other))
     }
 }

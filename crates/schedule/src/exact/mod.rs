@@ -17,7 +17,7 @@
 //! listed, and a search (`cover`) finds m of them that hold all samples, or proves that there are none.
 //!
 //! Where a batch is too large for that, exchanges come first, and then the same search on a few buckets at a time
-//! (`part`); the bound is that of the whole batch all the same.
+//! (`few_buckets`); the bound is that of the whole batch all the same.
 //!
 //! *References*: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; Baldacci,
 //! Christofides and Mingozzi 2008 for listing all columns within the slack.
@@ -26,9 +26,9 @@ mod best;
 mod bits;
 mod cover;
 mod dual;
+mod few_buckets;
 mod listing;
 mod master;
-mod part;
 mod price;
 mod work;
 

@@ -136,7 +136,7 @@ impl Correction {
 }
 
 /// Bins with their parts of the tokens of an action.
-type Shares = Vec<(usize, f64)>;
+type Fractions = Vec<(usize, f64)>;
 
 /// One action as it was predicted and measured.
 struct Action {
@@ -146,7 +146,7 @@ struct Action {
     predicted_ns: u64,
     measured_ns: u64,
     /// Bins of its samples, with their parts of the tokens.
-    shares: Shares,
+    fractions: Fractions,
     /// What these bins are taken to take of their predicted time so far.
     factor: f64,
 }
@@ -195,7 +195,7 @@ impl StepScheduler {
             let of_steps = || correction.rows.median(action.row, action.kind);
             if is_enough { own.get(&key).copied() } else { of_steps() }.unwrap_or(1.0)
         };
-        let is_data = |action: &&Action| action.predicted_ns > 0 && !action.shares.is_empty();
+        let is_data = |action: &&Action| action.predicted_ns > 0 && !action.fractions.is_empty();
         let mut excesses = [Vec::new(), Vec::new()];
         for component in [ENCODER, LLM] {
             let of: Vec<&Action> =
@@ -204,7 +204,7 @@ impl StepScheduler {
             for action in of {
                 let usual_ns = action.predicted_ns as f64 * row_factor(action);
                 excesses[component].push(Observed {
-                    shares: action.shares.clone(),
+                    fractions: action.fractions.clone(),
                     excess: if usual_ns > 0.0 { action.measured_ns as f64 / usual_ns - 1.0 } else { 0.0 },
                     work: action.predicted_ns as f64 / mean_ns,
                 });
@@ -236,7 +236,7 @@ impl StepScheduler {
                 }
             }
         }
-        let mut packs: BTreeMap<(usize, usize, usize), (Shares, f64)> = BTreeMap::new();
+        let mut packs: BTreeMap<(usize, usize, usize), (Fractions, f64)> = BTreeMap::new();
         let mut actions = Vec::with_capacity(measured.spans.len());
         for span in &measured.spans {
             let (kind, microbatch) = (span.action.kind, span.action.microbatch as usize);
@@ -248,11 +248,13 @@ impl StepScheduler {
             };
             let row = input.row(span.rank, span.action.stage);
             let (component, replica) = of_row[row];
-            let (shares, factor) = packs.entry((component, microbatch, replica)).or_insert_with(|| {
-                let shares = self.shares_of_bins(&correction.bins, schedule, component, microbatch, replica);
-                let sum: f64 = shares.iter().map(|&(bin, share)| share * factors[component][bin]).sum();
-                let factor = if shares.is_empty() { 1.0 } else { sum };
-                (shares, factor)
+            let (fractions, factor) = packs.entry((component, microbatch, replica)).or_insert_with(|| {
+                let fractions =
+                    self.fractions_of_bins(&correction.bins, schedule, component, microbatch, replica);
+                let sum: f64 =
+                    fractions.iter().map(|&(bin, fraction)| fraction * factors[component][bin]).sum();
+                let factor = if fractions.is_empty() { 1.0 } else { sum };
+                (fractions, factor)
             });
             actions.push(Action {
                 row,
@@ -260,7 +262,7 @@ impl StepScheduler {
                 kind,
                 predicted_ns: rows[row][microbatch],
                 measured_ns: span.duration_ns(),
-                shares: shares.clone(),
+                fractions: fractions.clone(),
                 factor: *factor,
             });
         }
@@ -268,14 +270,14 @@ impl StepScheduler {
     }
 
     /// Bins of what a replica does in a microbatch, with their parts of its tokens; none without tokens.
-    fn shares_of_bins(
+    fn fractions_of_bins(
         &self,
         bins: &ShapeBins,
         schedule: &Schedule,
         component: usize,
         microbatch: usize,
         replica: usize,
-    ) -> Shares {
+    ) -> Fractions {
         let mut of_bins: BTreeMap<usize, u64> = BTreeMap::new();
         if component == ENCODER {
             for share in &schedule.encoder[microbatch][replica] {
@@ -289,8 +291,8 @@ impl StepScheduler {
             }
         }
         let total: u64 = of_bins.values().sum();
-        let share = |(bin, tokens): (usize, u64)| (bin, tokens as f64 / total as f64);
-        if total == 0 { Vec::new() } else { of_bins.into_iter().map(share).collect() }
+        let fraction = |(bin, tokens): (usize, u64)| (bin, tokens as f64 / total as f64);
+        if total == 0 { Vec::new() } else { of_bins.into_iter().map(fraction).collect() }
     }
 
     /// The predicted timeline of a schedule, corrected by what measured steps took; that of

@@ -1,6 +1,6 @@
 //! Fit: what each shape bin takes beyond its prediction, from actions that each hold samples of several bins.
 //!
-//! An action of a pack with the shares x of bins (by tokens, their sum is 1) took `excess` more than predicted. The excess
+//! An action of a pack with the fractions x of bins (by tokens, their sum is 1) took `excess` more than predicted. The excess
 //! g of each bin solves a ridge regression over all actions, older steps counting less:
 //!
 //! ```text
@@ -76,9 +76,9 @@ pub struct Fit {
     pub num_steps: Vec<u32>,
 }
 
-/// One action: its bins with their shares, its excess, and its part of the work (1: that of a mean action).
+/// One action: its bins with their fractions, its excess, and its part of the work (1: that of a mean action).
 pub(crate) struct Observed {
-    pub(crate) shares: Vec<(usize, f64)>,
+    pub(crate) fractions: Vec<(usize, f64)>,
     pub(crate) excess: f64,
     pub(crate) work: f64,
 }
@@ -122,17 +122,18 @@ impl Fit {
         self.noise = (self.noise.0 * KEPT, self.noise.1 * KEPT);
         let mut is_seen = vec![false; count];
         for action in actions {
-            let of_bins: f64 = action.shares.iter().map(|&(bin, share)| share * expected[bin].excess).sum();
+            let of_bins: f64 =
+                action.fractions.iter().map(|&(bin, fraction)| fraction * expected[bin].excess).sum();
             let distance = (action.excess - of_bins).abs();
             let huber = if distance > far { far / distance } else { 1.0 };
             let weight = action.work.min(4.0) * huber;
             self.noise.0 += action.work.min(4.0);
             self.noise.1 += weight * distance * distance.min(far);
-            for &(bin, share) in &action.shares {
+            for &(bin, fraction) in &action.fractions {
                 is_seen[bin] = true;
-                self.moment[bin] += weight * share * action.excess;
-                for &(other, part) in &action.shares {
-                    self.evidence[bin * count + other] += weight * share * part;
+                self.moment[bin] += weight * fraction * action.excess;
+                for &(other, part) in &action.fractions {
+                    self.evidence[bin * count + other] += weight * fraction * part;
                 }
             }
         }
@@ -216,10 +217,11 @@ mod tests {
                 .map(|_| {
                     let bins: Vec<usize> =
                         (0..6).map(|_| below(&mut random, excess.len() as u64) as usize).collect();
-                    let shares: Vec<(usize, f64)> = bins.iter().map(|&bin| (bin, 1.0 / 6.0)).collect();
-                    let true_excess: f64 = shares.iter().map(|&(bin, share)| share * excess[bin]).sum();
+                    let fractions: Vec<(usize, f64)> = bins.iter().map(|&bin| (bin, 1.0 / 6.0)).collect();
+                    let true_excess: f64 =
+                        fractions.iter().map(|&(bin, fraction)| fraction * excess[bin]).sum();
                     let draw = below(&mut random, 2_001) as f64 / 1_000.0 - 1.0;
-                    Observed { shares, excess: true_excess + noise * draw, work: 1.0 }
+                    Observed { fractions, excess: true_excess + noise * draw, work: 1.0 }
                 })
                 .collect();
             fit.add(&actions);
@@ -253,7 +255,7 @@ mod tests {
         let mut fit = fitted(&[0.0, 0.8, 0.0], 0.02, 40, 2);
         assert!(fit.solved()[1].used() > 0.7);
         for _ in 0..300 {
-            fit.add(&[Observed { shares: vec![(1, 1.0)], excess: 0.0, work: 1.0 }]);
+            fit.add(&[Observed { fractions: vec![(1, 1.0)], excess: 0.0, work: 1.0 }]);
         }
         assert!(fit.solved()[1].used().abs() < 1e-9);
     }
@@ -261,7 +263,7 @@ mod tests {
     #[test]
     fn one_accident_is_no_evidence() {
         let mut fit = fitted(&[0.0; 4], 0.02, 30, 3);
-        fit.add(&[Observed { shares: vec![(2, 1.0)], excess: 9.0, work: 1.0 }]);
+        fit.add(&[Observed { fractions: vec![(2, 1.0)], excess: 9.0, work: 1.0 }]);
         assert!(fit.solved()[2].used() < 0.1, "{:?}", fit.solved()[2]);
     }
 

@@ -1,7 +1,7 @@
 //! Memory of colocated ranks: that of the largest of their microbatches, as a rank has one in flight.
 
 use crate::judge::work::{encoder_work, features, pack};
-use crate::place::placement::{EncoderSide, Side};
+use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Moment, RankMemory, RankMicrobatch, Sharding};
 use dflop_types::{Action, Component, EncoderShare, MicrobatchShape, SampleIndex, SampleShape, StageIndex};

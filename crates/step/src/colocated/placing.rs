@@ -4,7 +4,7 @@ use crate::arm::Method;
 use crate::colocated::memory;
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
-use crate::judge::memory::{SHARE_ONE, least};
+use crate::judge::memory::{FRACTION_ONE, least};
 use crate::place::columns;
 use crate::place::shares;
 use crate::scheduler::{Pair, StepScheduler, Stop};
@@ -117,7 +117,7 @@ impl StepScheduler {
             for (&bucket, &tokens) in bucket.iter().zip(&tokens) {
                 load[bucket as usize] += tokens;
             }
-            return columns::places(&bucket, columns::by_llm_load(&load, ranks as usize).iter());
+            return columns::renumbered(&bucket, columns::by_llm_load(&load, ranks as usize).iter());
         }
         let rank_of = baseline::single_cost_lpt(&tokens, ranks);
         let mut bucket = rank_of.clone();
@@ -167,10 +167,10 @@ impl StepScheduler {
         if !is_limited {
             return Some(bucket);
         }
-        let shares = self.shares(batch, costs.typical, 0);
+        let fractions = self.memory_fractions(batch, costs.typical, 0);
         for (rank, own) in (0..ranks).zip(&of_rank) {
-            let size = |at: usize| match &shares {
-                Some(shares) => shares[at],
+            let size = |at: usize| match &fractions {
+                Some(fractions) => fractions[at],
                 None => u64::from(self.shape(batch[at]).llm_tokens),
             };
             let sizes: Vec<u64> = own.iter().map(|&at| size(at)).collect();
@@ -268,8 +268,14 @@ impl StepScheduler {
             part_ns: Vec::new(),
             typical: costs.typical,
         };
-        for shares in [None, self.shares(batch, costs.typical, 0), self.shares(batch, costs.typical, 15)] {
-            let Ok(assignment) = self.assigned(step, batch, &of_llm, count, shares, halt) else { continue };
+        for fractions in [
+            None,
+            self.memory_fractions(batch, costs.typical, 0),
+            self.memory_fractions(batch, costs.typical, 15),
+        ] {
+            let Ok(assignment) = self.assigned(step, batch, &of_llm, count, fractions, halt) else {
+                continue;
+            };
             let mut placement =
                 self.place(batch, &assignment.bucket, |column| self.share_quickly(&costs, column));
             for (llm, encoder) in placement.llm.iter().zip(&mut placement.encoder) {
@@ -298,10 +304,10 @@ impl StepScheduler {
     /// The least number of microbatches that the bytes of all samples need on all ranks; 1 without a budget.
     fn fewest_by_bytes(&self, batch: &[SampleIndex]) -> Result<u32, StepError> {
         let typical = self.costs_in(batch, 1)?.typical;
-        let Some(shares) = self.shares(batch, typical, 0) else { return Ok(1) };
-        let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
+        let Some(fractions) = self.memory_fractions(batch, typical, 0) else { return Ok(1) };
+        let sum: u128 = fractions.iter().map(|&fraction| u128::from(fraction)).sum();
         let ranks = u128::from(self.settings.layout.llm.dp);
-        let count = sum.div_ceil(ranks * u128::from(SHARE_ONE));
+        let count = sum.div_ceil(ranks * u128::from(FRACTION_ONE));
         Ok(u32::try_from(count).unwrap_or(u32::MAX).clamp(1, self.settings.num_microbatches))
     }
 
@@ -315,8 +321,8 @@ impl StepScheduler {
         halt: Stop,
     ) -> Result<Schedule, StepError> {
         let costs = self.costs_in(batch, count)?;
-        let found = |shares: Option<Vec<u64>>| {
-            let assignment = self.assigned(step, batch, &costs, count, shares, halt)?;
+        let found = |fractions: Option<Vec<u64>>| {
+            let assignment = self.assigned(step, batch, &costs, count, fractions, halt)?;
             let placed = self.placed(step, batch, &assignment.bucket)?;
             self.fitting(placed).map(|schedule| bounded(schedule, &assignment))
         };
@@ -325,7 +331,7 @@ impl StepScheduler {
             found => return found,
         };
         for reserve_percent in RESERVES_PERCENT {
-            match found(self.shares(batch, costs.typical, reserve_percent)) {
+            match found(self.memory_fractions(batch, costs.typical, reserve_percent)) {
                 Err(error @ StepError::Memory { .. }) => worst = least(worst, error),
                 Err(StepError::Balance(_)) => {}
                 found => return found,
@@ -334,7 +340,7 @@ impl StepScheduler {
         Err(self.too_large(batch).unwrap_or(worst))
     }
 
-    /// The assignment to `count` microbatches of each rank by what the ranks wait for; `shares` of memory are kept
+    /// The assignment to `count` microbatches of each rank by what the ranks wait for; `fractions` of memory are kept
     /// within a bucket's.
     fn assigned(
         &self,
@@ -342,7 +348,7 @@ impl StepScheduler {
         batch: &[SampleIndex],
         costs: &BatchCosts,
         count: u32,
-        shares: Option<Vec<u64>>,
+        fractions: Option<Vec<u64>>,
         halt: Stop,
     ) -> Result<Assignment, StepError> {
         let meets = self.meets();
@@ -353,10 +359,10 @@ impl StepScheduler {
         let limits = Limits {
             seed: self.seed_of(step),
             bucket_tokens_max: cap,
-            bucket_bytes_max: shares.as_ref().map(|_| SHARE_ONE),
+            bucket_bytes_max: fractions.as_ref().map(|_| FRACTION_ONE),
             ..Limits::new(batch.len(), count * self.settings.layout.llm.dp)
         };
-        let costs = Costs { bytes: shares, tokens, ..costs.costs.clone() };
+        let costs = Costs { bytes: fractions, tokens, ..costs.costs.clone() };
         let mut assignment = schedule_for(&costs, &limits, meets, count, NEAR, halt)
             .map_err(|e| tokens::of_step(step, e.into()))?;
         self.slow_ranks(&costs, &limits, meets, &mut assignment.bucket);

@@ -1,14 +1,14 @@
-//! The memory budget in the scheduler: who holds it, what share of it a sample takes, and the errors where it
+//! The memory budget in the scheduler: who holds it, what fraction of it a sample takes, and the errors where it
 //! does not hold.
 
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{RankPart, Sharding, Typical};
+use dflop_cost::{RankRole, Sharding, Typical};
 use dflop_types::{Component, Rank, SampleIndex, Schedule};
 
-/// The capacity of a bucket, in the unit in which [`StepScheduler::shares`] measures samples.
-pub(crate) const SHARE_ONE: u64 = 1 << 30;
+/// The capacity of a bucket, in the unit in which [`StepScheduler::memory_fractions`] measures samples.
+pub(crate) const FRACTION_ONE: u64 = 1 << 30;
 
 /// The memory error that is nearer to fitting.
 pub(crate) fn least(a: StepError, b: StepError) -> StepError {
@@ -20,10 +20,10 @@ pub(crate) fn least(a: StepError, b: StepError) -> StepError {
 }
 
 impl StepScheduler {
-    /// Share that each sample takes of the memory a bucket may use, in parts of [`SHARE_ONE`], with
+    /// Share that each sample takes of the memory a bucket may use, in parts of [`FRACTION_ONE`], with
     /// `reserve_percent` kept free: the largest over all ranks, so that a bucket within the cap is within it
     /// on each. `None` without a budget.
-    pub(crate) fn shares(
+    pub(crate) fn memory_fractions(
         &self,
         batch: &[SampleIndex],
         typical: Typical,
@@ -36,9 +36,9 @@ impl StepScheduler {
             // No more than `free`.
             kept as u64
         };
-        let share = |bytes: u64, usable: u64| {
-            let share = u128::from(bytes) * u128::from(SHARE_ONE) / u128::from(usable.max(1));
-            u64::try_from(share).unwrap_or(u64::MAX).min(SHARE_ONE * 1_000)
+        let fraction = |bytes: u64, usable: u64| {
+            let fraction = u128::from(bytes) * u128::from(FRACTION_ONE) / u128::from(usable.max(1));
+            u64::try_from(fraction).unwrap_or(u64::MAX).min(FRACTION_ONE * 1_000)
         };
         if self.settings.layout.is_colocated() {
             let sharding = Sharding::of(&self.settings.layout, Component::Both);
@@ -48,34 +48,34 @@ impl StepScheduler {
                 let encoder = self.model.sample_encoder_bytes(self.shape(sample), typical);
                 encoder.saturating_add(self.model.sample_stage_bytes(self.shape(sample), typical, whole))
             };
-            return Some(batch.iter().map(|sample| share(bytes(sample), usable)).collect());
+            return Some(batch.iter().map(|sample| fraction(bytes(sample), usable)).collect());
         }
-        let usable = |part: RankPart, in_flight: u32| {
-            let fixed = self.model.sharded_memory(part, peaks::sharding(self, part));
+        let usable = |role: RankRole, in_flight: u32| {
+            let fixed = self.model.sharded_memory(role, peaks::sharding(self, role));
             free_beside(fixed.static_bytes()) / u64::from(in_flight.max(1))
         };
         let (llm_dp, encoder_dp) =
             (u64::from(self.settings.layout.llm.dp), u64::from(self.settings.layout.encoder.dp));
-        let mut shares = vec![0; batch.len()];
+        let mut fractions = vec![0; batch.len()];
         for (stage, layers) in (0..).zip(&self.encoder_stages) {
             let in_flight = predict::in_flight(&self.settings, stage);
-            let part = RankPart::EncoderStage(*layers);
+            let role = RankRole::EncoderStage(*layers);
             // One share of a microbatch on each of `encoder_dp` replicas, out of `llm_dp` buckets.
-            let usable = usable(part, in_flight).saturating_mul(encoder_dp) / llm_dp;
-            for (most, &s) in shares.iter_mut().zip(batch) {
+            let usable = usable(role, in_flight).saturating_mul(encoder_dp) / llm_dp;
+            for (most, &s) in fractions.iter_mut().zip(batch) {
                 let bytes = self.model.sample_encoder_stage_bytes(self.shape(s), typical, *layers);
-                *most = share(bytes, usable).max(*most);
+                *most = fraction(bytes, usable).max(*most);
             }
         }
         for (stage, layers) in (self.settings.layout.encoder.pp..).zip(&self.stages) {
             let in_flight = predict::in_flight(&self.settings, stage);
-            let usable = usable(RankPart::Stage(*layers), in_flight);
-            for (most, &s) in shares.iter_mut().zip(batch) {
-                *most =
-                    share(self.model.sample_stage_bytes(self.shape(s), typical, *layers), usable).max(*most);
+            let usable = usable(RankRole::Stage(*layers), in_flight);
+            for (most, &s) in fractions.iter_mut().zip(batch) {
+                *most = fraction(self.model.sample_stage_bytes(self.shape(s), typical, *layers), usable)
+                    .max(*most);
             }
         }
-        Some(shares)
+        Some(fractions)
     }
 
     pub(crate) fn fitting(&self, schedule: Schedule) -> Result<Schedule, StepError> {

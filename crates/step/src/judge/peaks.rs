@@ -3,7 +3,7 @@
 use crate::colocated::memory;
 use crate::judge::work::{encoder_work, features, pack};
 use crate::scheduler::StepScheduler;
-use dflop_cost::{RankMemory, RankMicrobatch, RankPart, RankSteps, Sharding};
+use dflop_cost::{RankMemory, RankMicrobatch, RankRole, RankSteps, Sharding};
 use dflop_sim::order;
 use dflop_types::{
     Action, ActionKind, Component, MicrobatchShape, PartRange, Rank, SampleShape, Schedule, StageIndex,
@@ -13,22 +13,22 @@ use dflop_types::{
 struct RankWork {
     rank: Rank,
     stage: usize,
-    part: RankPart,
+    role: RankRole,
     microbatches: Vec<RankMicrobatch>,
 }
 
 /// The work of every rank, in their order. Degrees and samples have been checked.
 fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
     let layout = scheduler.settings.layout;
-    let parts = parts(scheduler);
+    let roles = roles(scheduler);
     let mut ranks = Vec::with_capacity(layout.num_ranks() as usize);
     let num_encoder_stages = layout.encoder.pp as usize;
     for replica in 0..layout.encoder.dp {
         let work = schedule.encoder.iter().map(|column| encoder_work(scheduler, &column[replica as usize]));
         let microbatches: Vec<RankMicrobatch> = work.collect();
-        for (stage, &part) in parts[..num_encoder_stages].iter().enumerate() {
+        for (stage, &role) in roles[..num_encoder_stages].iter().enumerate() {
             let rank = layout.rank(replica, StageIndex(stage as u32));
-            ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
+            ranks.push(RankWork { rank, stage, role, microbatches: microbatches.clone() });
         }
     }
     for replica in 0..layout.llm.dp {
@@ -37,9 +37,9 @@ fn ranks(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<RankWork> {
             feature_tokens: features(scheduler, &column[replica as usize]),
         });
         let microbatches: Vec<RankMicrobatch> = work.collect();
-        for (stage, &part) in parts.iter().enumerate().skip(num_encoder_stages) {
+        for (stage, &role) in roles.iter().enumerate().skip(num_encoder_stages) {
             let rank = layout.rank(replica, StageIndex(stage as u32));
-            ranks.push(RankWork { rank, stage, part, microbatches: microbatches.clone() });
+            ranks.push(RankWork { rank, stage, role, microbatches: microbatches.clone() });
         }
     }
     ranks.sort_by_key(|work| work.rank);
@@ -57,7 +57,7 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
         (0..p).map(|stage| order::actions(settings.pipeline_order, StageIndex(stage), p, m)).collect();
     let peak = |work: RankWork| {
         let list = schedule.actions.get(work.rank.index()).unwrap_or(&by_stage[work.stage]);
-        rank_peak(scheduler, work.stage, work.part, &work.microbatches, list)
+        rank_peak(scheduler, work.stage, work.role, &work.microbatches, list)
     };
     ranks(scheduler, schedule).into_iter().map(peak).collect()
 }
@@ -77,11 +77,11 @@ pub(crate) fn alone_bytes(
     let list: Vec<Action> =
         kinds.iter().map(|&kind| Action { stage: StageIndex(0), kind, microbatch: 0 }).collect();
     let of = |work: RankWork| {
-        let sharding = sharding(scheduler, work.part);
-        let fixed_bytes = scheduler.model.sharded_memory(work.part, sharding).total_bytes();
+        let sharding = sharding(scheduler, work.role);
+        let fixed_bytes = scheduler.model.sharded_memory(work.role, sharding).total_bytes();
         let alone = |microbatch: &RankMicrobatch| {
             let one = std::slice::from_ref(microbatch);
-            let peak = rank_peak(scheduler, work.stage, work.part, one, &list);
+            let peak = rank_peak(scheduler, work.stage, work.role, one, &list);
             peak.total_bytes().saturating_sub(fixed_bytes)
         };
         (work.microbatches.iter().map(alone).collect::<Vec<u64>>(), fixed_bytes)
@@ -90,25 +90,25 @@ pub(crate) fn alone_bytes(
 }
 
 /// What the ranks of each stage hold, the encoder's first.
-pub(crate) fn parts(scheduler: &StepScheduler) -> Vec<RankPart> {
-    let stages = scheduler.stages.iter().map(|&layers| RankPart::Stage(layers));
-    let encoder: Vec<RankPart> = match scheduler.encoder_stages[..] {
-        [_] => vec![RankPart::Encoder],
-        ref several => several.iter().map(|&layers| RankPart::EncoderStage(layers)).collect(),
+pub(crate) fn roles(scheduler: &StepScheduler) -> Vec<RankRole> {
+    let stages = scheduler.stages.iter().map(|&layers| RankRole::Stage(layers));
+    let encoder: Vec<RankRole> = match scheduler.encoder_stages[..] {
+        [_] => vec![RankRole::Encoder],
+        ref several => several.iter().map(|&layers| RankRole::EncoderStage(layers)).collect(),
     };
     encoder.into_iter().chain(stages).collect()
 }
 
-/// How the replicas of a part's component share what they hold.
-pub(crate) fn sharding(scheduler: &StepScheduler, part: RankPart) -> Sharding {
-    let component = if part.is_encoder() { Component::Encoder } else { Component::Llm };
+/// How the replicas of a component share what they hold.
+pub(crate) fn sharding(scheduler: &StepScheduler, role: RankRole) -> Sharding {
+    let component = if role.is_encoder() { Component::Encoder } else { Component::Llm };
     Sharding::of(&scheduler.settings().layout, component)
 }
 
 fn rank_peak(
     scheduler: &StepScheduler,
     stage: usize,
-    part: RankPart,
+    role: RankRole,
     microbatches: &[RankMicrobatch],
     actions: &[Action],
 ) -> RankMemory {
@@ -116,7 +116,7 @@ fn rank_peak(
     // Between two stages of a replica all rows pass as they are.
     let boundary = layout.encoder.pp as usize;
     let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
-    let steps = RankSteps { part, microbatches, actions, copies_rows, sharding: sharding(scheduler, part) };
+    let steps = RankSteps { role, microbatches, actions, copies_rows, sharding: sharding(scheduler, role) };
     // The lists are our own, and name each microbatch of the step once in its turn.
     scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
 }
@@ -146,22 +146,22 @@ impl StepScheduler {
 
     /// As [`StepScheduler::encoder_alone`], of what one replica encodes.
     fn encoder_part_alone(&self, share: &SampleShape) -> u64 {
-        let stages = parts(self).into_iter().enumerate().take(self.encoder_stages.len());
-        stages.map(|(stage, part)| self.part_alone(stage, part, share)).max().unwrap_or(0)
+        let stages = roles(self).into_iter().enumerate().take(self.encoder_stages.len());
+        stages.map(|(stage, role)| self.role_alone(stage, role, share)).max().unwrap_or(0)
     }
 
     /// As [`StepScheduler::alone`], of the fullest LLM rank.
     pub fn llm_alone(&self, sample: &SampleShape) -> u64 {
-        let stages = parts(self).into_iter().enumerate().skip(self.encoder_stages.len());
-        stages.map(|(stage, part)| self.part_alone(stage, part, sample)).max().unwrap_or(0)
+        let stages = roles(self).into_iter().enumerate().skip(self.encoder_stages.len());
+        stages.map(|(stage, role)| self.role_alone(stage, role, sample)).max().unwrap_or(0)
     }
 
-    fn part_alone(&self, stage: usize, part: RankPart, sample: &SampleShape) -> u64 {
+    fn role_alone(&self, stage: usize, role: RankRole, sample: &SampleShape) -> u64 {
         let microbatch = [RankMicrobatch {
             shape: MicrobatchShape::pack([sample]),
             feature_tokens: u64::from(sample.feature_tokens),
         }];
         let list = order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1);
-        rank_peak(self, stage, part, &microbatch, &list).total_bytes()
+        rank_peak(self, stage, role, &microbatch, &list).total_bytes()
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::colocated::predict as colocated;
 use crate::judge::work::{Column, encoder_work, feeds, pack};
-use crate::place::placement::{EncoderSide, Side};
+use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
 use dflop_cost::{Basis, Prediction, Sharding, StageLayers, Transfer, microbatches_in_flight};

@@ -7,7 +7,7 @@
 
 use crate::lists::greedy::{Listed, Pass, Rule, Work};
 use dflop_sim::wiring::WiredRow;
-use dflop_sim::{Durations, Problem, SimError, Simulator, StepInput, simulate, simulate_lists};
+use dflop_sim::{Durations, SimError, Simulator, StepInput, Violation, simulate, simulate_lists};
 use dflop_types::{Action, ActionKind, ComponentLayout, Layout, PipelineOrder, Rank, Timeline};
 
 /// What each rank may hold between the forward of a microbatch and the end of its backward.
@@ -28,12 +28,12 @@ impl Holding {
         Self { held: vec![vec![1; input.num_microbatches as usize]; cap.len()], cap }
     }
 
-    fn problems(&self, input: &StepInput) -> Vec<Problem> {
+    fn violations(&self, input: &StepInput) -> Vec<Violation> {
         let (ranks, m) = (input.layout.num_ranks() as usize, input.num_microbatches as usize);
-        let mut problems = Vec::new();
+        let mut violations = Vec::new();
         let mut compare = |path: String, found, what, other, expected| {
             if found != expected {
-                problems.push(Problem::Count { path, found, what, other, expected });
+                violations.push(Violation::Count { path, found, what, other, expected });
             }
         };
         compare("holding.cap".to_owned(), self.cap.len(), "rank", "the layout", ranks);
@@ -43,10 +43,14 @@ impl Holding {
         }
         for (rank, (row, &cap)) in self.held.iter().zip(&self.cap).enumerate() {
             for (j, &held) in row.iter().enumerate().filter(|&(_, &held)| held > cap) {
-                problems.push(Problem::TooLarge { path: format!("holding.held[{rank}][{j}]"), held, cap });
+                violations.push(Violation::TooLarge {
+                    path: format!("holding.held[{rank}][{j}]"),
+                    held,
+                    cap,
+                });
             }
         }
-        problems
+        violations
     }
 
     /// Whether no rank that runs these lists ever holds more than it may.
@@ -117,7 +121,7 @@ pub fn data_aware(
 /// may be placed over all passes, some ten million a second.
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every problem of `input` and `holding`: a microbatch that takes more on a rank than
+/// [`SimError::Unsound`] with every violation of `input` and `holding`: a microbatch that takes more on a rank than
 /// the rank may hold is one. [`SimError::Overflow`].
 ///
 /// # References
@@ -129,9 +133,9 @@ pub fn data_aware_within(
     effort: usize,
 ) -> Result<Vec<Vec<Action>>, SimError> {
     input.check()?;
-    let problems = holding.problems(input);
-    if !problems.is_empty() {
-        return Err(SimError::Unsound { subject: "the step", problems });
+    let violations = holding.violations(input);
+    if !violations.is_empty() {
+        return Err(SimError::Unsound { subject: "the step", violations });
     }
     let is_split = is_split && input.has_split();
     let (wired, feeds) = (input.wired_rows(), input.boundary());

@@ -5,16 +5,16 @@ use std::cmp::Reverse;
 /// Bucket of `[microbatch][llm replica]`.
 pub(crate) type Columns = Vec<Vec<usize>>;
 
-/// The places of samples, microbatch * replicas + replica, when their buckets stand in `columns`.
-pub(crate) fn places<'a>(bucket: &[u32], columns: impl Iterator<Item = &'a Vec<usize>>) -> Vec<u32> {
-    let mut place = Vec::new();
+/// The buckets of samples, numbered microbatch * replicas + replica, when their buckets stand in `columns`.
+pub(crate) fn renumbered<'a>(bucket: &[u32], columns: impl Iterator<Item = &'a Vec<usize>>) -> Vec<u32> {
+    let mut number = Vec::new();
     for (at, &bucket) in (0..).zip(columns.flatten()) {
-        if place.len() <= bucket {
-            place.resize(bucket + 1, 0);
+        if number.len() <= bucket {
+            number.resize(bucket + 1, 0);
         }
-        place[bucket] = at;
+        number[bucket] = at;
     }
-    bucket.iter().map(|&bucket| place[bucket as usize]).collect()
+    bucket.iter().map(|&bucket| number[bucket as usize]).collect()
 }
 
 /// Buckets in the order given: the first `replicas` form microbatch 0.
@@ -84,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_bucket_has_one_place(
+        fn every_bucket_has_one_number(
             loads in prop::collection::vec((0u64..50, 0u64..50), 1..40), replicas in 1usize..5
         ) {
             let kept = loads.len() / replicas * replicas;

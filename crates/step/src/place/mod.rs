@@ -2,9 +2,9 @@
 
 pub(crate) mod columns;
 pub(crate) mod nodes;
-pub(crate) mod placement;
 mod ramp;
 mod refine;
 pub(crate) mod search;
 pub(crate) mod shares;
 mod sharing;
+pub(crate) mod sides;

@@ -1,4 +1,4 @@
-//! Refinement: single samples change places as long as that shortens the simulated step.
+//! Refinement: single samples change buckets as long as that shortens the simulated step.
 //!
 //! Balanced buckets are not the shortest step. A small first microbatch fills the pipeline sooner, a small
 //! last one drains it sooner, and a long encoder part can hide behind a long LLM part of the microbatch
@@ -7,7 +7,7 @@
 use crate::batches::below;
 use crate::costs::BatchCosts;
 use crate::error::StepError;
-use crate::judge::memory::SHARE_ONE;
+use crate::judge::memory::FRACTION_ONE;
 use crate::judge::predict;
 use crate::judge::work::Column;
 use crate::place::search::{Effort, Search};
@@ -24,11 +24,11 @@ const SAMPLE_ACTIONS: u64 = 15;
 /// Trials between two questions whether to stop.
 const TRIALS_UNASKED: u64 = 32;
 
-/// Trials in a row, per sample, that win nothing, after which the search leaves the best places by a few
+/// Trials in a row, per sample, that win nothing, after which the search leaves the best buckets by a few
 /// random moves.
 const PATIENCE: u64 = 3;
 
-/// What places are worth, less being better: the simulated makespan in nanoseconds, then the sum of the
+/// What buckets are worth, less being better: the simulated makespan in nanoseconds, then the sum of the
 /// squared loads of all buckets.
 ///
 /// The second decides between steps of equal length. Without it the search leaves uneven what a longer action
@@ -36,9 +36,9 @@ const PATIENCE: u64 = 3;
 type Judgement = (u64, u128);
 
 /// Where the samples are, what each microbatch takes with them, and what that makes of the step.
-struct Places<'a> {
+struct Buckets<'a> {
     search: &'a Search<'a>,
-    /// Place of each sample, microbatch * replicas + replica.
+    /// Bucket of each sample, microbatch * replicas + replica.
     bucket: Vec<u32>,
     /// Positions of the samples of each microbatch, in no order.
     members: Vec<Vec<usize>>,
@@ -53,15 +53,15 @@ struct Places<'a> {
     simulator: Simulator,
 }
 
-/// How to take back what was tried: the samples with the places they came from, and the microbatches as they were.
+/// How to take back what was tried: the samples with the buckets they came from, and the microbatches as they were.
 struct Undo {
     moves: Vec<(usize, u32)>,
     columns: Vec<(usize, Column)>,
 }
 
-impl<'a> Places<'a> {
+impl<'a> Buckets<'a> {
     fn new(search: &'a Search<'a>, bucket: Vec<u32>) -> Result<Self, StepError> {
-        let Search { scheduler, costs, shares, .. } = *search;
+        let Search { scheduler, costs, fractions, .. } = *search;
         let settings = &scheduler.settings;
         let num_buckets = settings.num_buckets() as usize;
         let mut members = vec![Vec::new(); settings.num_microbatches as usize];
@@ -71,7 +71,7 @@ impl<'a> Places<'a> {
             members[(at / settings.layout.llm.dp) as usize].push(position);
             let load: &mut [u64; 2] = &mut load_ns[at as usize];
             *load = add(*load, cost(costs, position));
-            held[at as usize] += shares.map_or(0, |shares| shares[position]);
+            held[at as usize] += fractions.map_or(0, |fractions| fractions[position]);
             tokens[at as usize] += tokens_of(costs, position);
         }
         let squares = load_ns.iter().map(|&load| square(load)).sum();
@@ -84,7 +84,7 @@ impl<'a> Places<'a> {
         (self.simulator.makespan_ns(), self.squares)
     }
 
-    /// Takes samples to other places.
+    /// Takes samples to other buckets.
     fn put(&mut self, moves: &[(usize, u32)]) -> Undo {
         let mut undo = Undo { moves: Vec::with_capacity(moves.len()), columns: Vec::new() };
         for &(position, to) in moves {
@@ -113,7 +113,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Takes one sample to another place, and gives the one it came from.
+    /// Takes one sample to another bucket, and gives the one it came from.
     fn shift(&mut self, position: usize, to: u32) -> u32 {
         let from = std::mem::replace(&mut self.bucket[position], to);
         let replicas = self.search.scheduler.settings.layout.llm.dp;
@@ -122,7 +122,7 @@ impl<'a> Places<'a> {
             members.swap_remove(at);
         }
         self.members[(to / replicas) as usize].push(position);
-        let share = self.search.shares.map_or(0, |shares| shares[position]);
+        let fraction = self.search.fractions.map_or(0, |fractions| fractions[position]);
         let tokens = tokens_of(self.search.costs, position);
         let cost = cost(self.search.costs, position);
         for (bucket, is_in) in [(from as usize, false), (to as usize, true)] {
@@ -130,7 +130,7 @@ impl<'a> Places<'a> {
             let after = if is_in { add(load, cost) } else { [load[0] - cost[0], load[1] - cost[1]] };
             self.squares = self.squares - square(load) + square(after);
             self.load_ns[bucket] = after;
-            for (held, size) in [(&mut self.held[bucket], share), (&mut self.tokens[bucket], tokens)] {
+            for (held, size) in [(&mut self.held[bucket], fraction), (&mut self.tokens[bucket], tokens)] {
                 *held = if is_in { *held + size } else { *held - size };
             }
         }
@@ -149,10 +149,10 @@ impl<'a> Places<'a> {
         self.simulator.set_microbatch(at, self.search.scheduler.settings.layout, &with);
     }
 
-    /// Whether no place holds more than its share of the memory, or more tokens than the cap.
+    /// Whether no bucket holds more than the memory it may use, or more tokens than the cap.
     fn is_within(&self) -> bool {
         let within = |held: &[u64], cap: Option<u64>| cap.is_none_or(|cap| held.iter().all(|&h| h <= cap));
-        within(&self.held, self.search.shares.map(|_| SHARE_ONE))
+        within(&self.held, self.search.fractions.map(|_| FRACTION_ONE))
             && within(&self.tokens, self.search.scheduler.bucket_tokens_max)
     }
 }
@@ -175,11 +175,11 @@ fn square(load_ns: [u64; 2]) -> u128 {
 }
 
 impl Search<'_> {
-    /// Places of the samples, microbatch * replicas + replica, that the simulator finds no slower than
+    /// Buckets of the samples, microbatch * replicas + replica, that the simulator finds no slower than
     /// `bucket`.
     ///
-    /// A move takes a random sample to a random place, or exchanges two samples; it is kept if the step is no
-    /// longer, and if no place holds more than its share of the memory, where the search has shares, or more tokens than
+    /// A move takes a random sample to a random bucket, or exchanges two samples; it is kept if the step is no
+    /// longer, and if no bucket holds more than the memory it may use, where the search has fractions, or more tokens than
     /// the cap. Equal steps are kept too, so that the search walks along plateaus; after many failures it goes on from near the
     /// best.
     pub(crate) fn refine(&self, bucket: Vec<u32>) -> Result<Vec<u32>, StepError> {
@@ -188,8 +188,8 @@ impl Search<'_> {
             return Ok(bucket);
         }
         let mut best = bucket.clone();
-        let mut places = Places::new(self, bucket)?;
-        let mut current = places.judgement();
+        let mut buckets = Buckets::new(self, bucket)?;
+        let mut current = buckets.judgement();
         let mut best_judgement = current;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed());
         let (mut failures, mut moves) = (0, Vec::new());
@@ -202,27 +202,28 @@ impl Search<'_> {
             let is_shaken = failures >= PATIENCE * self.batch.len() as u64;
             moves.clear();
             if is_shaken {
-                let away = places.bucket.iter().zip(&best).enumerate().filter(|(_, (now, best))| now != best);
+                let away =
+                    buckets.bucket.iter().zip(&best).enumerate().filter(|(_, (now, best))| now != best);
                 let back: Vec<(usize, u32)> = away.map(|(position, (_, &best))| (position, best)).collect();
-                places.put(&back);
+                buckets.put(&back);
                 for _ in 0..3 {
-                    change(&places.bucket, num_buckets, &mut random, &mut moves);
+                    change(&buckets.bucket, num_buckets, &mut random, &mut moves);
                 }
             } else {
-                change(&places.bucket, num_buckets, &mut random, &mut moves);
+                change(&buckets.bucket, num_buckets, &mut random, &mut moves);
             }
-            let undo = places.put(&moves);
-            let found = if places.is_within() { places.judgement() } else { (u64::MAX, u128::MAX) };
+            let undo = buckets.put(&moves);
+            let found = if buckets.is_within() { buckets.judgement() } else { (u64::MAX, u128::MAX) };
             if is_shaken || found <= current {
                 failures = if is_shaken || found < current { 0 } else { failures + 1 };
                 current = found;
             } else {
                 failures += 1;
-                places.take_back(undo);
+                buckets.take_back(undo);
             }
             if current < best_judgement {
                 best_judgement = current;
-                best.clone_from(&places.bucket);
+                best.clone_from(&buckets.bucket);
             }
         }
         Ok(best)
@@ -245,7 +246,7 @@ fn num_trials(effort: Effort, num_actions: u64, of_microbatch: u64) -> u64 {
     effort.of(ACTIONS) / (TRIAL_ACTIONS.max(SAMPLE_ACTIONS * of_microbatch) + num_actions)
 }
 
-/// Takes one sample to another place, or exchanges two samples of different places.
+/// Takes one sample to another bucket, or exchanges two samples of different buckets.
 fn change(bucket: &[u32], num_buckets: u32, random: &mut ChaCha8Rng, moves: &mut Vec<(usize, u32)>) {
     let mut draw = |end: u64| below(random, end);
     let one = draw(bucket.len() as u64) as usize;

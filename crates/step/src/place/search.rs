@@ -3,7 +3,7 @@
 
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
-use crate::judge::memory::SHARE_ONE;
+use crate::judge::memory::FRACTION_ONE;
 use crate::judge::predict;
 use crate::methods::with_bound;
 use crate::place::columns::{self, Columns};
@@ -39,7 +39,7 @@ pub(crate) struct Search<'a> {
     pub(crate) batch: &'a [SampleIndex],
     pub(crate) costs: &'a BatchCosts,
     /// Part of a bucket's memory that each sample takes; none without a budget.
-    pub(crate) shares: Option<&'a [u64]>,
+    pub(crate) fractions: Option<&'a [u64]>,
     /// The pipeline order under which places are compared.
     pub(crate) order: PipelineOrder,
     pub(crate) effort: Effort,
@@ -75,8 +75,8 @@ impl Search<'_> {
 
     /// The schedule of these places, the encoder's part shared out in the way with the shortest step.
     fn shared(&self, bucket: &[u32]) -> Result<Schedule, StepError> {
-        let placement = self.scheduler.place_best(self.batch, self.costs, bucket, self.order)?;
-        self.scheduler.judge_placement(self.step, self.batch, self.costs, bucket, placement)
+        let sides = self.scheduler.place_best(self.batch, self.costs, bucket, self.order)?;
+        self.scheduler.judge_sides(self.step, self.batch, self.costs, bucket, sides)
     }
 
     /// Balanced buckets of the best shape, in the best order found, refined.
@@ -115,9 +115,9 @@ impl Search<'_> {
     fn by_speed(&self, found: Candidate) -> Result<Vec<u32>, StepError> {
         let settings = &self.scheduler.settings;
         let num_buckets = settings.num_buckets();
-        let costs = Costs { bytes: self.shares.map(<[u64]>::to_vec), ..self.costs.costs.clone() };
+        let costs = Costs { bytes: self.fractions.map(<[u64]>::to_vec), ..self.costs.costs.clone() };
         let limits = Limits {
-            bucket_bytes_max: self.shares.map(|_| SHARE_ONE),
+            bucket_bytes_max: self.fractions.map(|_| FRACTION_ONE),
             bucket_tokens_max: self.scheduler.bucket_tokens_max,
             ..Limits::new(self.batch.len(), num_buckets)
         };
@@ -125,8 +125,8 @@ impl Search<'_> {
         if !self.scheduler.slow_replicas(&costs, &limits, Meets::Pipeline, &mut bucket) {
             return Ok(found.bucket);
         }
-        let placement = self.scheduler.place_quickly(self.batch, self.costs, &bucket);
-        let input = predict::predict(self.scheduler, &placement.llm, &placement.encoder, self.order).input;
+        let sides = self.scheduler.place_quickly(self.batch, self.costs, &bucket);
+        let input = predict::predict(self.scheduler, &sides.llm, &sides.encoder, self.order).input;
         let makespan_ns = Simulator::new(&input)?.makespan_ns();
         Ok(if makespan_ns < found.makespan_ns { bucket } else { found.bucket })
     }
@@ -136,7 +136,7 @@ impl Search<'_> {
         let assignment = self.shaped(&Ramp::EVEN)?;
         let replicas = self.scheduler.settings.layout.llm.dp as usize;
         let columns = columns::by_llm_load(&assignment.llm_load_ns, replicas);
-        let bucket = columns::places(&assignment.bucket, columns.iter());
+        let bucket = columns::renumbered(&assignment.bucket, columns.iter());
         Ok(with_bound(self.shared(&bucket)?, &assignment))
     }
 
@@ -147,11 +147,11 @@ impl Search<'_> {
 
     /// Even buckets.
     ///
-    /// The balancer fails where no assignment keeps the caps. Without shares of memory only the cap on tokens can be
-    /// the cause, so the error becomes one of the step that names this cap. With shares the balancer's own error is
-    /// returned: shares overstate what a sample needs, so they may be the cause although a schedule exists.
+    /// The balancer fails where no assignment keeps the caps. Without fractions of memory only the cap on tokens can be
+    /// the cause, so the error becomes one of the step that names this cap. With fractions the balancer's own error is
+    /// returned: fractions overstate what a sample needs, so they may be the cause although a schedule exists.
     fn even(&self) -> Result<Assignment, StepError> {
-        self.shaped(&Ramp::EVEN).map_err(|error| match self.shares {
+        self.shaped(&Ramp::EVEN).map_err(|error| match self.fractions {
             None => tokens::of_step(self.step, error),
             Some(_) => error,
         })
@@ -161,11 +161,11 @@ impl Search<'_> {
     fn shaped(&self, ramp: &Ramp) -> Result<Assignment, StepError> {
         let (settings, costs) = (&self.scheduler.settings, &self.costs.costs);
         let (num_buckets, num_samples) = (settings.num_buckets(), costs.num_samples());
-        let balanced = Costs { bytes: self.shares.map(<[u64]>::to_vec), ..costs.clone() };
+        let balanced = Costs { bytes: self.fractions.map(<[u64]>::to_vec), ..costs.clone() };
         let balanced = ramp.with_phantoms(balanced, settings);
         let limits = Limits::new(num_samples, num_buckets);
         let limits = Limits {
-            bucket_bytes_max: self.shares.map(|_| SHARE_ONE),
+            bucket_bytes_max: self.fractions.map(|_| FRACTION_ONE),
             bucket_tokens_max: self.scheduler.bucket_tokens_max,
             seed: self.seed(),
             max_moves: if *ramp == Ramp::EVEN { limits.max_moves } else { limits.max_moves / RAMP_SHARE },
@@ -183,9 +183,9 @@ impl Search<'_> {
         let scheduler = self.scheduler;
         let mut best: Option<(u64, Columns, Simulator)> = None;
         for columns in scheduler.columns(assignment) {
-            let bucket = columns::places(&assignment.bucket, columns.iter());
-            let placement = scheduler.place_quickly(self.batch, self.costs, &bucket);
-            let input = predict::predict(scheduler, &placement.llm, &placement.encoder, self.order).input;
+            let bucket = columns::renumbered(&assignment.bucket, columns.iter());
+            let sides = scheduler.place_quickly(self.batch, self.costs, &bucket);
+            let input = predict::predict(scheduler, &sides.llm, &sides.encoder, self.order).input;
             let mut simulator = Simulator::new(&input)?;
             let makespan_ns = simulator.makespan_ns();
             if best.as_ref().is_none_or(|b| makespan_ns < b.0) {
@@ -215,7 +215,7 @@ impl Search<'_> {
         });
         Ok(Candidate {
             makespan_ns: simulator.makespan_in_order(&order),
-            bucket: columns::places(&assignment.bucket, order.iter().map(|&column| &columns[column])),
+            bucket: columns::renumbered(&assignment.bucket, order.iter().map(|&column| &columns[column])),
         })
     }
 

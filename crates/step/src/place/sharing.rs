@@ -7,8 +7,8 @@
 use crate::costs::BatchCosts;
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
-use crate::place::placement::Placement;
 use crate::place::shares::{PartCosts, Shares, fullest_ns, num_parts, spread, spread_by_speed, total, whole};
+use crate::place::sides::Sides;
 use crate::scheduler::StepScheduler;
 use dflop_cost::Prediction;
 use dflop_schedule::{baseline, divide};
@@ -76,12 +76,12 @@ impl StepScheduler {
     /// The same shares on other replicas of their node: of each microbatch in turn the longest goes to the replica that
     /// has worked least before it. Each microbatch may be even only as a whole, as where it has one image for two
     /// replicas.
-    fn turned(&self, mut placement: Placement) -> Placement {
+    fn turned(&self, mut sides: Sides) -> Sides {
         let layout = self.settings.layout;
         let (replicas, pp) = (layout.encoder.dp as usize, layout.encoder.pp as usize);
         let node_of: Vec<usize> = (0..replicas as u32).map(|replica| self.encoder_node(replica)).collect();
         let mut worked_ns = vec![0u64; replicas];
-        for (llm, encoder) in placement.llm.iter().zip(&mut placement.encoder) {
+        for (llm, encoder) in sides.llm.iter().zip(&mut sides.encoder) {
             let column = predict::column(self, llm, encoder);
             let ns = |replica: usize| {
                 let stages = &column.predictions[replica * pp..(replica + 1) * pp];
@@ -100,7 +100,7 @@ impl StepScheduler {
             }
             *encoder = turned;
         }
-        placement
+        sides
     }
 
     /// The samples in the places of `bucket`: of the ways to share out the encoder's part, as they are and turned, the one
@@ -111,7 +111,7 @@ impl StepScheduler {
         costs: &BatchCosts,
         bucket: &[u32],
         order: PipelineOrder,
-    ) -> Result<Placement, StepError> {
+    ) -> Result<Sides, StepError> {
         let replicas = self.settings.layout.encoder.dp;
         let part_ns = |column: &[usize]| -> Vec<&PartCosts> {
             column.iter().map(|&position| &costs.part_ns[position]).collect()
@@ -129,24 +129,24 @@ impl StepScheduler {
             &|column| self.share_quickly(costs, column),
             &of_speed,
         ];
-        let mut best: Option<(bool, u64, Placement)> = None;
+        let mut best: Option<(bool, u64, Sides)> = None;
         let placed = ways.map(|way| self.place(batch, bucket, way));
-        let turned = placed.clone().map(|placement| self.turned(placement));
-        for placement in placed.into_iter().chain(turned) {
-            if best.as_ref().is_some_and(|b| b.2 == placement) {
+        let turned = placed.clone().map(|sides| self.turned(sides));
+        for sides in placed.into_iter().chain(turned) {
+            if best.as_ref().is_some_and(|b| b.2 == sides) {
                 continue;
             }
-            let input = predict::predict(self, &placement.llm, &placement.encoder, order).input;
+            let input = predict::predict(self, &sides.llm, &sides.encoder, order).input;
             let makespan_ns = Simulator::new(&input)?.makespan_ns();
             let is_over = self.settings.memory_budget_bytes.is_some_and(|budget| {
-                let peaks = peaks::memory(self, &self.as_schedule(0, batch, placement.clone()));
+                let peaks = peaks::memory(self, &self.as_schedule(0, batch, sides.clone()));
                 peaks.iter().any(|memory| memory.total_bytes() > budget)
             });
             if best.as_ref().is_none_or(|b| (is_over, makespan_ns) < (b.0, b.1)) {
-                best = Some((is_over, makespan_ns, placement));
+                best = Some((is_over, makespan_ns, sides));
             }
         }
-        let (_, _, placement) = best.expect("the first way is better than none");
-        Ok(placement)
+        let (_, _, sides) = best.expect("the first way is better than none");
+        Ok(sides)
     }
 }

@@ -34,7 +34,7 @@ class InternVl(TileFamily):
     family = "internvl"
     config_class = InternVLConfig
     model_class = InternVLForConditionalGeneration
-    encoder_parts = ("vision_tower", "multi_modal_projector")
+    encoder_modules = ("vision_tower", "multi_modal_projector")
     video_processor_class = "InternVLVideoProcessor"
 
     def __init__(self, model_dir: Path) -> None:

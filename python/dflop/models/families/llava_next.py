@@ -36,7 +36,7 @@ class LlavaNext(TileFamily):
     family = "llava_next"
     config_class = LlavaNextConfig
     model_class = LlavaNextForConditionalGeneration
-    encoder_parts = ("vision_tower", "multi_modal_projector", "image_newline")
+    encoder_modules = ("vision_tower", "multi_modal_projector", "image_newline")
 
     def __init__(self, model_dir: Path) -> None:
         super().__init__(model_dir)

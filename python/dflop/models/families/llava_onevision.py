@@ -37,7 +37,7 @@ class LlavaOnevision(TileFamily):
     family = "llava_onevision"
     config_class = LlavaOnevisionConfig
     model_class = LlavaOnevisionForConditionalGeneration
-    encoder_parts = ("vision_tower", "multi_modal_projector", "image_newline")
+    encoder_modules = ("vision_tower", "multi_modal_projector", "image_newline")
     video_processor_class = "LlavaOnevisionVideoProcessor"
 
     def __init__(self, model_dir: Path) -> None:

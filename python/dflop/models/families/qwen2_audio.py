@@ -46,7 +46,7 @@ class Qwen2Audio(TileFamily):
     family = "qwen2_audio"
     config_class = Qwen2AudioConfig
     model_class = Qwen2AudioForConditionalGeneration
-    encoder_parts = ("audio_tower", "multi_modal_projector")
+    encoder_modules = ("audio_tower", "multi_modal_projector")
     encoder_config = "audio_config"
     runs_read_inputs = True
 

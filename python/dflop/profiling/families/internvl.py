@@ -17,7 +17,7 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 from dflop.models.families.internvl import InternVl
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces
+from dflop.profiling.families.tiles import Modules, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,9 +53,9 @@ def pieces(model_dir: Path) -> list[Piece]:
         width=vision.hidden_size,
         shape=(vision.num_channels, height, width),
         plan=family.encoder_plan(),
-        embedding=lambda whole: Part(whole, ("vision_tower.embeddings",), family.embed),
+        embedding=lambda whole: Modules(whole, ("vision_tower.embeddings",), family.embed),
         layers=lambda whole: whole.model.vision_tower.encoder.layer,
-        projector=lambda whole: Part(
+        projector=lambda whole: Modules(
             whole, ("vision_tower.layernorm", "multi_modal_projector"), project_by(family)
         ),
         check_cut=family.check_cut,

@@ -20,7 +20,7 @@ from dflop.models.families.llava_next import LlavaNext
 from dflop.models.towers import inner_tower
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces
+from dflop.profiling.families.tiles import Modules, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dflop.profiling.pieces import Piece
 
 
-class _Embedding(Part):
+class _Embedding(Modules):
     """Pixels to hidden states; holds what else of the tower is held but not run."""
 
     def __init__(self, whole: Any, family: LlavaNext) -> None:
@@ -73,7 +73,9 @@ def pieces(model_dir: Path) -> list[Piece]:
         plan=family.encoder_plan(),
         embedding=lambda whole: _Embedding(whole, family),
         layers=lambda whole: inner_tower(whole.model.vision_tower).encoder.layers,
-        projector=lambda whole: Part(whole, ("multi_modal_projector", "image_newline"), project_by(family)),
+        projector=lambda whole: Modules(
+            whole, ("multi_modal_projector", "image_newline"), project_by(family)
+        ),
         # No mask.
         arguments=(None,),
     )

@@ -19,7 +19,7 @@ from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 from dflop.models.families.qwen2_audio import Qwen2Audio
 from dflop.profiling.families.backbone import backbone_pieces
 from dflop.profiling.families.source import Source
-from dflop.profiling.families.tiles import Part, TileEncoder, project_by, tile_pieces
+from dflop.profiling.families.tiles import Modules, TileEncoder, project_by, tile_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,13 +55,13 @@ def pieces(model_dir: Path) -> list[Piece]:
         width=audio.d_model,
         shape=family.input_shape,
         plan=family.encoder_plan(),
-        embedding=lambda whole: Part(
+        embedding=lambda whole: Modules(
             whole,
             tuple(f"audio_tower.{name}" for name in ("conv1", "conv2", "embed_positions")),
             family.embed,
         ),
         layers=lambda whole: whole.model.audio_tower.layers,
-        projector=lambda whole: Part(
+        projector=lambda whole: Modules(
             whole,
             ("audio_tower.avg_pooler", "audio_tower.layer_norm", "multi_modal_projector"),
             project_by(family),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dflop.models.encoder import part_of
+from dflop.models.encoder import modules_of
 from dflop.models.tensor import cut_layer
 from dflop.profiling.families.source import Fed, ModelPiece, layers_at_once, random_states
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from dflop.profiling.pieces import PieceSettings
 
 
-class Part(nn.Module):
+class Modules(nn.Module):
     """Modules of the model under their names, run by a function of the training."""
 
     def __init__(
         self, whole: Any, names: Sequence[str], run: Callable[[Any, torch.Tensor], torch.Tensor]
     ) -> None:
         super().__init__()
-        self.model = part_of(whole.model, names)
+        self.model = modules_of(whole.model, names)
         self.run = run
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ use crate::error::DataError;
 use crate::source::location::Location;
 use crate::source::store::Stores;
 use serde_json::Value;
-use splitter::{Place, Splitter};
+use splitter::{Extent, Splitter};
 use std::io::{Cursor, ErrorKind, Read, Seek as _, SeekFrom};
 use std::ops::Range;
 
@@ -66,7 +66,7 @@ impl Reader for JsonFile {
     fn count(&self, stores: &Stores) -> Result<u64, DataError> {
         let mut scan = self.scan(stores)?;
         let mut count = 0;
-        while scan.next_place(None).map_err(|error| self.name(error))?.is_some() {
+        while scan.next_extent(None).map_err(|error| self.name(error))?.is_some() {
             count += 1;
         }
         Ok(count)
@@ -80,7 +80,7 @@ impl Reader for JsonFile {
                 return None;
             }
             let mut text = Vec::new();
-            let place = scan.next_place(Some(&mut text)).transpose()?;
+            let place = scan.next_extent(Some(&mut text)).transpose()?;
             has_failed = place.is_err();
             Some(place.map_err(|error| self.name(error)).map(|place| RawRecord {
                 place: dflop_types::Place { file: 0, start: place.start, len: place.len },
@@ -144,7 +144,7 @@ impl Scan {
     }
 
     /// The next record's place, `None` after the last; its bytes go to `text`.
-    fn next_place(&mut self, mut text: Option<&mut Vec<u8>>) -> Result<Option<Place>, ScanError> {
+    fn next_extent(&mut self, mut text: Option<&mut Vec<u8>>) -> Result<Option<Extent>, ScanError> {
         loop {
             if self.left.is_empty() {
                 if !self.is_at_end {
@@ -215,7 +215,7 @@ mod tests {
         form: Form,
         chunk_bytes: usize,
         limit: u64,
-    ) -> Result<Vec<(Place, String)>, String> {
+    ) -> Result<Vec<(Extent, String)>, String> {
         let cause = |error| match error {
             ScanError::Unsound(cause) => cause,
             ScanError::Io(error) => panic!("reading memory fails: {error}"),
@@ -224,22 +224,22 @@ mod tests {
         let mut found = Vec::new();
         loop {
             let mut text = Vec::new();
-            let Some(place) = scan.next_place(Some(&mut text)).map_err(cause)? else { break };
+            let Some(place) = scan.next_extent(Some(&mut text)).map_err(cause)? else { break };
             assert_eq!(text, bytes[place.start as usize..][..place.len as usize]);
             found.push((place, String::from_utf8_lossy(&text).into_owned()));
         }
         Ok(found)
     }
 
-    fn elements(bytes: &[u8]) -> Result<Vec<(Place, String)>, String> {
+    fn elements(bytes: &[u8]) -> Result<Vec<(Extent, String)>, String> {
         scan(bytes, Form::Array, CHUNK_BYTES, MAX_RECORD_BYTES)
     }
 
-    fn lines(bytes: &[u8]) -> Result<Vec<(Place, String)>, String> {
+    fn lines(bytes: &[u8]) -> Result<Vec<(Extent, String)>, String> {
         scan(bytes, Form::Lines, CHUNK_BYTES, MAX_RECORD_BYTES)
     }
 
-    fn values(found: &[(Place, String)]) -> Vec<Value> {
+    fn values(found: &[(Extent, String)]) -> Vec<Value> {
         found.iter().map(|(_, text)| parse(text.as_bytes(), 1).unwrap()).collect()
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Pace {
 
 /// Parts of an answer as they come, held to a pace.
 pub(super) struct Paced<S> {
-    parts: S,
+    chunks: S,
     pace: Pace,
     /// When the window under way began, and the bytes that came in it.
     window: (Instant, usize),
@@ -52,24 +52,24 @@ impl std::error::Error for TooSlow {}
 
 impl<S: Stream + Unpin> Paced<S>
 where
-    S::Item: Part,
+    S::Item: Chunk,
 {
-    pub(super) fn new(parts: S, pace: Pace) -> Self {
-        Self { parts, pace, window: (Instant::now(), 0) }
+    pub(super) fn new(chunks: S, pace: Pace) -> Self {
+        Self { chunks, pace, window: (Instant::now(), 0) }
     }
 
-    /// The next part, `None` at the end.
+    /// The next chunk, `None` at the end.
     ///
     /// # Errors
     /// [`TooSlow`] where a window ends with too few bytes.
     pub(super) async fn next(&mut self) -> Result<Option<S::Item>, TooSlow> {
         loop {
             let (begin, bytes) = self.window;
-            // Giving up a wait for the next part loses no part.
-            match tokio::time::timeout_at(begin + self.pace.window, self.parts.next()).await {
-                Ok(part) => {
-                    self.window.1 += part.as_ref().map_or(0, Part::num_bytes);
-                    return Ok(part);
+            // Giving up a wait for the next chunk loses no chunk.
+            match tokio::time::timeout_at(begin + self.pace.window, self.chunks.next()).await {
+                Ok(chunk) => {
+                    self.window.1 += chunk.as_ref().map_or(0, Chunk::num_bytes);
+                    return Ok(chunk);
                 }
                 Err(_) if bytes < self.pace.bytes_min => return Err(TooSlow { pace: self.pace, bytes }),
                 Err(_) => self.window = (Instant::now(), 0),
@@ -78,12 +78,12 @@ where
     }
 }
 
-/// A part of an answer, or why there is none.
-pub(super) trait Part {
+/// A chunk of an answer, or why there is none.
+pub(super) trait Chunk {
     fn num_bytes(&self) -> usize;
 }
 
-impl<E> Part for Result<bytes::Bytes, E> {
+impl<E> Chunk for Result<bytes::Bytes, E> {
     fn num_bytes(&self) -> usize {
         self.as_ref().map_or(0, bytes::Bytes::len)
     }
@@ -99,13 +99,13 @@ pub(super) async fn read(answer: HttpResponse) -> Result<HttpResponse, HttpError
     let is_error = !answer.status().is_success();
     let bytes_max = if is_error { ERROR_BYTES_MAX } else { PAGE_BYTES_MAX };
     let (head, body) = answer.into_parts();
-    let mut parts = Paced::new(body.bytes_stream(), PACE);
+    let mut chunks = Paced::new(body.bytes_stream(), PACE);
     let mut bytes = Vec::new();
     loop {
-        match parts.next().await {
+        match chunks.next().await {
             Ok(None) => break,
-            Ok(Some(Ok(part))) => {
-                bytes.extend_from_slice(&part[..part.len().min(bytes_max + 1 - bytes.len())]);
+            Ok(Some(Ok(chunk))) => {
+                bytes.extend_from_slice(&chunk[..chunk.len().min(bytes_max + 1 - bytes.len())]);
             }
             // The status says enough.
             Ok(Some(Err(_))) | Err(_) if is_error => break,
@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn a_server_that_dribbles_is_given_up() {
         let slow = wait(async {
-            let mut parts = Paced::new(endless(1, Duration::from_millis(2)), SHORT);
+            let mut chunks = Paced::new(endless(1, Duration::from_millis(2)), SHORT);
             loop {
-                match parts.next().await {
-                    Ok(part) => assert!(part.is_some()),
+                match chunks.next().await {
+                    Ok(chunk) => assert!(chunk.is_some()),
                     Err(slow) => break slow.to_string(),
                 }
             }

@@ -10,12 +10,12 @@ fn record(extra: &Value, question: &str) -> Value {
     record
 }
 
-fn parts(extra: &Value, question: &str) -> Result<Vec<Part>, String> {
+fn parts(extra: &Value, question: &str) -> Result<Vec<TurnPart>, String> {
     Conversation::parse(&record(extra, question)).map(|c| c.turns[0].parts.clone())
 }
 
-fn text(text: &str) -> Part {
-    Part::Text(text.to_owned())
+fn text(text: &str) -> TurnPart {
+    TurnPart::Text(text.to_owned())
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn marks_are_where_media_stand() {
     assert_eq!(conversation.id.as_deref(), Some("7"));
     assert_eq!(
         conversation.turns[0].parts,
-        [text("x"), Part::Media(0), Part::Media(1), text("\ny "), Part::Media(2)]
+        [text("x"), TurnPart::Media(0), TurnPart::Media(1), text("\ny "), TurnPart::Media(2)]
     );
     let media: Vec<_> = conversation.media.iter().map(|m| (m.source.clone(), m.kind)).collect();
     let named = |name: &str, kind| (MediaSource::Name(name.to_owned()), kind);
@@ -36,7 +36,7 @@ fn marks_are_where_media_stand() {
 
 #[test]
 fn customs_of_llava_are_kept() {
-    let one = [Part::Media(0), text("\nwhat")];
+    let one = [TurnPart::Media(0), text("\nwhat")];
     assert_eq!(parts(&json!({"image": "a.png"}), "what").unwrap(), one);
     assert_eq!(parts(&json!({"video": ["a.mp4"]}), "what").unwrap(), one);
     let video = Conversation::parse(&record(&json!({"video": "a.mp4"}), "<image>\nwhat")).unwrap();
@@ -214,7 +214,7 @@ fn content_may_be_a_list_of_parts() {
         names(&conversation),
         ["image https://x/a.png", "image next.png", "video c.mp4", "audio #2", "audio d.wav"]
     );
-    let media = |index| Part::Media(index);
+    let media = |index| TurnPart::Media(index);
     assert_eq!(
         conversation.turns[1].parts,
         [media(0), text("compare"), media(1), media(2), media(3), media(4)]
@@ -225,17 +225,17 @@ fn content_may_be_a_list_of_parts() {
 #[test]
 fn questions_and_captions_are_read() {
     let asked = parse(&json!({"images": ["a.png", "b.png"], "query": "what", "response": "cups"}));
-    assert_eq!(asked.turns[0].parts, [Part::Media(0), text("\n"), Part::Media(1), text("\nwhat")]);
+    assert_eq!(asked.turns[0].parts, [TurnPart::Media(0), text("\n"), TurnPart::Media(1), text("\nwhat")]);
     assert_eq!(asked.turns[1].parts, [text("cups")]);
     let marked = parse(&json!({"audio": {"path": "a.wav"}, "question": "hear <audio>?", "answer": "yes"}));
-    assert_eq!(marked.turns[0].parts, [text("hear "), Part::Media(0), text("?")]);
+    assert_eq!(marked.turns[0].parts, [text("hear "), TurnPart::Media(0), text("?")]);
     let caption = parse(&json!({"image": {"attachment": 0}, "caption": "a cup", "system": "be brief"}));
     assert_eq!(names(&caption), ["image #0"]);
     assert_eq!(
         caption.turns.iter().map(|t| t.role.name()).collect::<Vec<_>>(),
         ["system", "user", "assistant"]
     );
-    assert_eq!(caption.turns[1].parts, [Part::Media(0)]);
+    assert_eq!(caption.turns[1].parts, [TurnPart::Media(0)]);
     let alone = parse(&json!({"question": "1 + 1", "caption": "2"}));
     assert_eq!((alone.media.len(), &alone.turns[1].parts[..]), (0, &[text("2")][..]));
 }

@@ -198,7 +198,7 @@ fn one_part(
     };
     marks_media[0] = true;
     let source = media::of_part(place, part, part_type, kind.as_str())?;
-    pieces.push(Piece::Place { kind, source });
+    pieces.push(Piece::Placeholder { kind, source });
     Ok(())
 }
 
@@ -217,7 +217,7 @@ fn cut(text: &str, pieces: &mut Vec<Piece>) -> bool {
         }
         let Some((at, kind)) = next else { return has_mark };
         has_mark = true;
-        pieces.push(Piece::Place { kind, source: None });
+        pieces.push(Piece::Placeholder { kind, source: None });
         rest = &rest[at + kind.mark().len()..];
     }
 }

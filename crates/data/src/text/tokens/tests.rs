@@ -104,7 +104,7 @@ fn a_text_that_writes_a_feature_token_is_refused() {
     let answer = Conversation::parse(&text("a cup")).unwrap();
     assert!(tokenizer().tokenize(&answer, &[]).is_ok());
     let mut forged = answer;
-    forged.turns[0].parts = vec![Part::Text("a <image> cup".to_owned())];
+    forged.turns[0].parts = vec![TurnPart::Text("a <image> cup".to_owned())];
     assert_eq!(
         tokenizer().tokenize(&forged, &[]).unwrap_err().cause,
         "the text of turn 0 holds `<image>`, which stands for a medium: must not"

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// Where one record stands in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Extent {
     pub(super) start: u64,
     pub(super) len: u64,
     pub(super) line: u64,
@@ -19,7 +19,7 @@ pub(super) struct Step {
     /// Those of them that belong to the record under way.
     pub(super) kept: Range<usize>,
     /// That record, where it has ended.
-    pub(super) found: Option<Place>,
+    pub(super) found: Option<Extent>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,10 +98,10 @@ impl Splitter {
     }
 
     /// The record under way, which ends here.
-    fn found(&mut self) -> Option<Place> {
+    fn found(&mut self) -> Option<Extent> {
         let (start, line) = self.begun.take()?;
         self.num_found += 1;
-        Some(Place { start, len: self.at - start, line })
+        Some(Extent { start, len: self.at - start, line })
     }
 
     /// The end of the line, where it is in `bytes`. Empty lines hold no record.
@@ -192,7 +192,7 @@ impl Splitter {
     }
 
     /// The record that ends with the file.
-    pub(super) fn finish(&mut self) -> Result<Option<Place>, String> {
+    pub(super) fn finish(&mut self) -> Result<Option<Extent>, String> {
         match (self.form, self.stage) {
             (Form::Lines, _) => Ok(self.found()),
             (Form::Array, Stage::After) => Ok(None),

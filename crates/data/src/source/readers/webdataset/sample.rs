@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// Bytes of text in one sample, at most: its `.json`, `.txt` and `.cls` together.
 pub(in crate::source::readers) const TEXT_BYTES_MAX: u64 = 64 << 20;
 /// Members of one sample, at most.
-const PARTS_MAX: usize = 4096;
+const MEMBERS_MAX: usize = 4096;
 
 const TEXTS: [&str; 3] = ["json", "txt", "cls"];
 
@@ -25,8 +25,8 @@ const NAMES: [&str; 5] = ["path", "url", "image_url", "video_url", "audio_url"];
 /// Keys of a conversation: beside it, a text is no caption.
 const CONVERSATIONS: [&str; 2] = ["conversations", "messages"];
 
-/// Key and part of a member, as `WebDataset` splits its name: the key ends before the first dot of the last component,
-/// the part begins behind it, in lower case. `None` for what belongs to no sample.
+/// Key and suffix of a member, as `WebDataset` splits its name: the key ends before the first dot of the last component,
+/// the suffix begins behind it, in lower case. `None` for what belongs to no sample.
 pub(super) fn split(name: &str) -> Option<(&str, String)> {
     let first = name.split('/').next().unwrap_or(name);
     if first.len() >= 4 && first.starts_with("__") && first.ends_with("__") {
@@ -37,19 +37,19 @@ pub(super) fn split(name: &str) -> Option<(&str, String)> {
     Some((&name[..dot], name[dot + 1..].to_ascii_lowercase()))
 }
 
-/// The ending of a part: `jpg` of `img1.jpg`.
-fn ending(part: &str) -> &str {
-    part.rsplit('.').next().unwrap_or(part)
+/// The ending of a suffix: `jpg` of `img1.jpg`.
+fn ending(suffix: &str) -> &str {
+    suffix.rsplit('.').next().unwrap_or(suffix)
 }
 
-/// Whether the part is text that a record is made of.
-pub(in crate::source::readers) fn is_text(part: &str) -> bool {
-    TEXTS.contains(&ending(part))
+/// Whether the suffix names text that a record is made of.
+pub(in crate::source::readers) fn is_text(suffix: &str) -> bool {
+    TEXTS.contains(&ending(suffix))
 }
 
 /// One member of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::source::readers) struct Part {
+pub(in crate::source::readers) struct SampleMember {
     /// Its name behind the key, for example `jpg` or `img1.jpg`.
     pub(in crate::source::readers) suffix: String,
     /// Its body, where it is text and was asked for.
@@ -69,37 +69,37 @@ pub(in crate::source::readers) struct Sample {
     /// First byte after the last member.
     pub(super) end: u64,
     /// In the order of the shard.
-    pub(in crate::source::readers) parts: Vec<Part>,
+    pub(in crate::source::readers) members: Vec<SampleMember>,
     /// Why it makes no record.
     unsound: Option<String>,
 }
 
 impl Sample {
     pub(super) const fn new(key: String, start: u64) -> Self {
-        Self { key, start, end: start, parts: Vec::new(), unsound: None }
+        Self { key, start, end: start, members: Vec::new(), unsound: None }
     }
 
     /// Whether the text of a member of `len` bytes may still be read.
-    pub(super) fn has_room(&mut self, part: &str, len: u64) -> bool {
-        let read: usize = self.parts.iter().filter_map(|part| part.text.as_ref()).map(Vec::len).sum();
+    pub(super) fn has_room(&mut self, suffix: &str, len: u64) -> bool {
+        let read: usize = self.members.iter().filter_map(|member| member.text.as_ref()).map(Vec::len).sum();
         let sum = len.saturating_add(read as u64);
         if sum > TEXT_BYTES_MAX {
             let cause =
-                format!("its text up to `{part}` has {sum} bytes, must have at most {TEXT_BYTES_MAX}");
+                format!("its text up to `{suffix}` has {sum} bytes, must have at most {TEXT_BYTES_MAX}");
             self.unsound.get_or_insert(cause);
         }
         sum <= TEXT_BYTES_MAX
     }
 
-    pub(super) fn push(&mut self, part: String, member: Member, text: Option<Vec<u8>>) {
+    pub(super) fn push(&mut self, suffix: String, member: Member, text: Option<Vec<u8>>) {
         self.end = member.end();
-        if self.parts.len() == PARTS_MAX {
-            self.unsound.get_or_insert_with(|| format!("it has more than {PARTS_MAX} members"));
-        } else if self.parts.iter().any(|other| other.suffix == part) {
+        if self.members.len() == MEMBERS_MAX {
+            self.unsound.get_or_insert_with(|| format!("it has more than {MEMBERS_MAX} members"));
+        } else if self.members.iter().any(|other| other.suffix == suffix) {
             self.unsound.get_or_insert_with(|| format!("member `{}` is there twice", member.name));
         } else {
             let Member { name, start, len, .. } = member;
-            self.parts.push(Part { suffix: part, text, name, start, len });
+            self.members.push(SampleMember { suffix, text, name, start, len });
         }
     }
 
@@ -115,27 +115,28 @@ impl Sample {
             Some(cause) => Err(cause.clone()),
             None => fields(self),
         };
-        let attachments = self.media().map(|(part, _)| MediaPlace::Range {
+        let attachments = self.media().map(|(member, _)| MediaPlace::Range {
             file: location.clone(),
-            start: part.start,
-            len: part.len,
-            name: part.name.clone(),
+            start: member.start,
+            len: member.len,
+            name: member.name.clone(),
         });
         let body = body.unwrap_or_else(|cause| Body::Unsound(format!("`{}`: {cause}", self.key)));
         RawRecord { place, body, attachments: attachments.collect() }
     }
 
     /// The media among its members; their order is that of the attachments.
-    fn media(&self) -> impl Iterator<Item = (&Part, MediaKind)> {
-        self.parts.iter().filter_map(|part| Some((part, MediaKind::of_ending(&part.suffix)?)))
+    fn media(&self) -> impl Iterator<Item = (&SampleMember, MediaKind)> {
+        self.members.iter().filter_map(|member| Some((member, MediaKind::of_ending(&member.suffix)?)))
     }
 
-    /// The value of a part: an attachment, JSON, a number or text; `None` where there is no such part.
+    /// The value of a member: an attachment, JSON, a number or text; `None` where there is no such member.
     pub(in crate::source::readers) fn value(&self, name: &str) -> Result<Option<Value>, String> {
-        if let Some(index) = self.media().position(|(part, _)| part.suffix == name) {
+        if let Some(index) = self.media().position(|(member, _)| member.suffix == name) {
             return Ok(Some(json!({"attachment": index})));
         }
-        let Some(bytes) = self.parts.iter().find(|part| part.suffix == name).and_then(|p| p.text.as_ref())
+        let Some(bytes) =
+            self.members.iter().find(|member| member.suffix == name).and_then(|p| p.text.as_ref())
         else {
             return Ok(None);
         };
@@ -160,15 +161,15 @@ impl Sample {
         };
         let has_media = self.media().next().is_some();
         let is_talk = CONVERSATIONS.iter().any(|key| fields.get(*key).is_some_and(|value| !value.is_null()));
-        for part in self.parts.iter().filter(|part| part.text.is_some() && part.suffix != "json") {
-            let name = match part.suffix.as_str() {
+        for member in self.members.iter().filter(|member| member.text.is_some() && member.suffix != "json") {
+            let name = match member.suffix.as_str() {
                 "txt" if is_talk || fields.contains_key("text") => "txt",
                 "txt" if has_media => "caption",
                 "txt" => "text",
                 name => name,
             };
             if fields.get(name).is_none_or(Value::is_null) {
-                fields.insert(name.to_owned(), self.value(&part.suffix)?.unwrap_or_default());
+                fields.insert(name.to_owned(), self.value(&member.suffix)?.unwrap_or_default());
             }
         }
         let named = self.resolve(&mut fields);
@@ -187,15 +188,15 @@ impl Sample {
         Value::Object(fields)
     }
 
-    /// Puts the attachment where a field names a member: by its whole name, its last component, or its part where that
+    /// Puts the attachment where a field names a member: by its whole name, its last component, or its suffix where that
     /// has a dot. Returns the kinds of which one was named.
     pub(in crate::source::readers) fn resolve(&self, fields: &mut Map<String, Value>) -> Vec<MediaKind> {
         let mut names = HashMap::new();
-        for (index, (part, kind)) in self.media().enumerate() {
-            let whole = bare(&part.name);
+        for (index, (member, kind)) in self.media().enumerate() {
+            let whole = bare(&member.name);
             let last = whole.rsplit('/').next().unwrap_or(whole);
-            let part = part.suffix.contains('.').then_some(part.suffix.as_str());
-            for name in [Some(whole), Some(last), part].into_iter().flatten() {
+            let dotted = member.suffix.contains('.').then_some(member.suffix.as_str());
+            for name in [Some(whole), Some(last), dotted].into_iter().flatten() {
                 names.insert(name, (index, kind));
             }
         }
@@ -394,7 +395,7 @@ mod tests {
         assert!(!large.has_room("json", TEXT_BYTES_MAX));
         errors.push(large.record(0, &Location::parse("a.tar"), Sample::plain).parse().unwrap_err());
         let mut latin = sample(&[("1.jpg", ""), ("1.txt", "")]);
-        latin.parts[1].text = Some(b"caf\xe9".to_vec());
+        latin.members[1].text = Some(b"caf\xe9".to_vec());
         errors.push(latin.record(0, &Location::parse("a.tar"), Sample::plain).parse().unwrap_err());
         insta::assert_snapshot!(errors.join("\n"), @r"
         `1`: `json`: line 1, column 9: it is not JSON: trailing comma

@@ -13,19 +13,14 @@ pub(crate) type EncoderSide = Vec<Vec<Vec<EncoderShare>>>;
 
 /// Samples in their places on both sides of the boundary.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Placement {
+pub(crate) struct Sides {
     pub(crate) llm: Side,
     pub(crate) encoder: EncoderSide,
 }
 
 impl StepScheduler {
     /// Samples in their places, the encoder's part of each microbatch shared out as a search can afford it.
-    pub(crate) fn place_quickly(
-        &self,
-        batch: &[SampleIndex],
-        costs: &BatchCosts,
-        bucket: &[u32],
-    ) -> Placement {
+    pub(crate) fn place_quickly(&self, batch: &[SampleIndex], costs: &BatchCosts, bucket: &[u32]) -> Sides {
         self.place(batch, bucket, |column| self.share_quickly(costs, column))
     }
 
@@ -35,18 +30,18 @@ impl StepScheduler {
         batch: &[SampleIndex],
         bucket: &[u32],
         share: impl Fn(&[usize]) -> Shares,
-    ) -> Placement {
+    ) -> Sides {
         let mut positions = vec![Vec::new(); self.settings.num_microbatches as usize];
         for (position, &bucket) in bucket.iter().enumerate() {
             positions[(bucket / self.settings.layout.llm.dp) as usize].push(position);
         }
-        let mut placement = Placement::default();
+        let mut sides = Sides::default();
         for positions in positions {
             let (llm, encoder) = self.place_column(batch, bucket, &positions, &share);
-            placement.llm.push(llm);
-            placement.encoder.push(encoder);
+            sides.llm.push(llm);
+            sides.encoder.push(encoder);
         }
-        placement
+        sides
     }
 
     /// The samples of one microbatch, at `positions` of the batch, on each LLM and each encoder replica:
@@ -76,11 +71,11 @@ impl StepScheduler {
         (llm, encoder)
     }
 
-    pub(crate) fn as_schedule(&self, step: u64, batch: &[SampleIndex], placement: Placement) -> Schedule {
+    pub(crate) fn as_schedule(&self, step: u64, batch: &[SampleIndex], sides: Sides) -> Schedule {
         Schedule {
             step,
-            llm: placement.llm,
-            encoder: placement.encoder,
+            llm: sides.llm,
+            encoder: sides.encoder,
             label_tokens: batch.iter().map(|&s| u64::from(self.shape(s).label_tokens)).sum(),
             actions: Vec::new(),
             giants: Vec::new(),

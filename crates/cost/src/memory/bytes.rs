@@ -54,8 +54,8 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// The parts by name, in the order in which people see them.
-    pub const fn parts(&self) -> [(&'static str, u64); 10] {
+    /// The bytes by what they are for, in the order in which people see them.
+    pub const fn by_use(&self) -> [(&'static str, u64); 10] {
         [
             ("parameters", self.parameter_bytes),
             ("gradients", self.gradient_bytes),
@@ -70,9 +70,9 @@ impl RankMemory {
         ]
     }
 
-    /// All parts together, in bytes.
+    /// All of it, in bytes.
     pub fn total_bytes(&self) -> u64 {
-        self.parts().iter().fold(0, |sum, part| sum.saturating_add(part.1))
+        self.by_use().iter().fold(0, |sum, of_use| sum.saturating_add(of_use.1))
     }
 
     /// What tensors take: all but the allocator's overhead and the device's context, in bytes.
@@ -98,9 +98,9 @@ pub struct RankMicrobatch {
     pub feature_tokens: u64,
 }
 
-/// The part of the model that a rank holds.
+/// What a rank holds of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RankPart {
+pub enum RankRole {
     /// The encoder with its projector.
     Encoder,
     /// A stage of the encoder.
@@ -109,7 +109,7 @@ pub enum RankPart {
     Stage(StageLayers),
 }
 
-impl RankPart {
+impl RankRole {
     /// Whether it belongs to the encoder.
     pub const fn is_encoder(&self) -> bool {
         matches!(self, Self::Encoder | Self::EncoderStage(_))
@@ -120,7 +120,7 @@ impl RankPart {
 #[derive(Debug, Clone, Copy)]
 pub struct RankSteps<'a> {
     /// What it holds.
-    pub part: RankPart,
+    pub role: RankRole,
     /// Its microbatches, by number; a microbatch without a sample of this rank is empty.
     pub microbatches: &'a [RankMicrobatch],
     /// Its actions, in order.

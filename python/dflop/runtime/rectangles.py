@@ -1,4 +1,4 @@
-"""Parts of parameters in a checkpoint: what tensor parallelism has cut is saved as parts of the whole.
+"""Parameters that tensor parallelism has cut, in a checkpoint: saved as rectangles of the whole ones.
 
     layers.0.q_proj.weight [48, 48] on 2 ranks   -> `...@0`: [24, 48], its rows 0 to 24 of the whole; 24 to 48
     the same, its replicas' shards (ZeRO)        -> each the rows that it has of its rank's rows
@@ -33,23 +33,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class Rectangle:
     """Where a tensor of this rank stands in a whole one."""
 
     name: str
     """Of the whole one."""
-    chunk: ChunkStorageMetadata
+    box: ChunkStorageMetadata
+    """Its first element in the whole one, and its sizes."""
     shape: torch.Size
     """Of the whole one."""
 
 
-def parts_of(name: str, tensor: torch.Tensor, part: Slice) -> dict[str, tuple[torch.Tensor, Part]]:
+def rectangles_of(name: str, tensor: torch.Tensor, cut: Slice) -> dict[str, tuple[torch.Tensor, Rectangle]]:
     """What a rank has of a tensor, in rectangles of the whole one.
 
     Args:
         name: of the tensor.
         tensor: this rank's slice, or its shard of that.
-        part: which slice it is.
+        cut: which slice it is.
 
     Returns:
         By a name of its own: a view, and where it stands. None where the rank's shard is empty.
@@ -58,59 +59,61 @@ def parts_of(name: str, tensor: torch.Tensor, part: Slice) -> dict[str, tuple[to
     values = tensor
     if isinstance(tensor, DTensor):
         sharded: Any = tensor
-        chunk = sharded.__create_chunk_list__()[0]
-        rows = range(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0])
+        box = sharded.__create_chunk_list__()[0]
+        rows = range(box.offsets[0], box.offsets[0] + box.sizes[0])
         values = tensor.to_local()
-    found: dict[str, tuple[torch.Tensor, Part]] = {}
+    found: dict[str, tuple[torch.Tensor, Rectangle]] = {}
     position = 0
-    for index, (first, count) in enumerate(part.runs):
+    for index, (first, count) in enumerate(cut.runs):
         offsets = [0] * tensor.dim()
         offsets[0] = rows.start
         view = values
-        if part.dim == 0:
+        if cut.dim == 0:
             start, stop = max(rows.start, position), min(rows.stop, position + count)
             view = values[start - rows.start : max(start, stop) - rows.start]
             offsets[0] = first + start - position
         else:
-            view = values.narrow(part.dim, position, count)
-            offsets[part.dim] = first
+            view = values.narrow(cut.dim, position, count)
+            offsets[cut.dim] = first
         position += count
         if view.numel() > 0:
-            chunk = ChunkStorageMetadata(torch.Size(offsets), view.shape)
-            found[f"{name}@{index}"] = (view, Part(name, chunk, torch.Size(part.shape)))
+            box = ChunkStorageMetadata(torch.Size(offsets), view.shape)
+            found[f"{name}@{index}"] = (view, Rectangle(name, box, torch.Size(cut.shape)))
     return found
 
 
-class PartSavePlanner(DefaultSavePlanner):
-    """Writes tensors that are parts as such."""
+class RectangleSavePlanner(DefaultSavePlanner):
+    """Writes tensors that are rectangles as such."""
 
-    def __init__(self, places: Mapping[str, Part]) -> None:
+    def __init__(self, rectangles: Mapping[str, Rectangle]) -> None:
         """As DCP's own.
 
         Args:
-            places: Of the tensors that are parts, by their names in the state.
+            rectangles: Of the tensors that are rectangles, by their names in the state.
         """
         super().__init__()
-        self._places = places
-        self._keys = {(part.name, tuple(part.chunk.offsets)): key for key, part in places.items()}
+        self._rectangles = rectangles
+        self._keys = {
+            (rectangle.name, tuple(rectangle.box.offsets)): key for key, rectangle in rectangles.items()
+        }
 
     def create_local_plan(self) -> SavePlan:
         """What this rank can write."""
         plan = super().create_local_plan()
-        items = [self._placed(item) for item in plan.items]
+        items = [self._as_rectangle(item) for item in plan.items]
         names = {item.index.fqn: (item.index.fqn,) for item in items}
         self.plan = dataclasses.replace(plan, items=items, planner_data=names)
         return self.plan
 
-    def _placed(self, item: WriteItem) -> WriteItem:
-        part = self._places.get(item.index.fqn)
-        if part is None or item.tensor_data is None:
+    def _as_rectangle(self, item: WriteItem) -> WriteItem:
+        rectangle = self._rectangles.get(item.index.fqn)
+        if rectangle is None or item.tensor_data is None:
             return item
         return dataclasses.replace(
             item,
-            index=MetadataIndex(part.name, part.chunk.offsets),
+            index=MetadataIndex(rectangle.name, rectangle.box.offsets),
             type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(part.chunk, item.tensor_data.properties, part.shape),
+            tensor_data=TensorWriteData(rectangle.box, item.tensor_data.properties, rectangle.shape),
         )
 
     def lookup_object(self, index: MetadataIndex) -> Any:
@@ -119,40 +122,41 @@ class PartSavePlanner(DefaultSavePlanner):
         return super().lookup_object(index) if key is None else self.state_dict[key]
 
 
-class PartLoadPlanner(DefaultLoadPlanner):
+class RectangleLoadPlanner(DefaultLoadPlanner):
     """Reads of whole tensors what this rank has of them."""
 
-    def __init__(self, places: Mapping[str, Part]) -> None:
+    def __init__(self, rectangles: Mapping[str, Rectangle]) -> None:
         """As DCP's own.
 
         Args:
-            places: Of the tensors that are parts, by their names in the state.
+            rectangles: Of the tensors that are rectangles, by their names in the state.
         """
         super().__init__()
-        self._places = places
+        self._rectangles = rectangles
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads.
 
         Returns:
-            The plan: tensors that are whole as DCP reads them, and the parts of others.
+            The plan: tensors that are whole as DCP reads them, and the rectangles of others.
 
         Raises:
             ValueError: A tensor has another shape in the checkpoint.
         """
         assert self.metadata is not None, "`set_up_planner` comes before"
-        whole = {key: value for key, value in self.state_dict.items() if key not in self._places}
+        whole = {key: value for key, value in self.state_dict.items() if key not in self._rectangles}
         plan = create_default_local_load_plan(whole, self.metadata)
         items = list(plan.items)
-        for key, part in self._places.items():
-            held: Any = self.metadata.state_dict_metadata[part.name]
-            if held.size != part.shape:
-                message = f"Size mismatch between saved {held.size} and current: {part.shape} for {part.name}"
+        for key, rectangle in self._rectangles.items():
+            held: Any = self.metadata.state_dict_metadata[rectangle.name]
+            if held.size != rectangle.shape:
+                sizes = f"saved {held.size} and current: {rectangle.shape}"
+                message = f"Size mismatch between {sizes} for {rectangle.name}"
                 raise ValueError(message)
-            for item in create_read_items_for_chunk_list(part.name, held, [part.chunk]):
+            for item in create_read_items_for_chunk_list(rectangle.name, held, [rectangle.box]):
                 items.append(dataclasses.replace(item, dest_index=MetadataIndex(key)))
         return dataclasses.replace(plan, items=items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """Where an item goes."""
-        return self.state_dict[index.fqn] if index.fqn in self._places else super().lookup_tensor(index)
+        return self.state_dict[index.fqn] if index.fqn in self._rectangles else super().lookup_tensor(index)

@@ -1,12 +1,12 @@
 //! Places of media among the turns: each has one medium, and each medium one.
 
-use super::{MediaReference, MediaSource, Part, Piece, Role, Said, Turn, Turns};
+use super::{MediaReference, MediaSource, Piece, Role, Said, Turn, TurnPart, Turns};
 use crate::media::MediaKind;
 
-/// Makes places and media fit, or says why they do not.
-pub(super) fn place(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result<(), String> {
+/// Makes placeholders and media fit, or says why they do not.
+pub(super) fn fill(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result<(), String> {
     for said in turns.said.iter().filter(|said| said.role == Role::Assistant) {
-        if let Some(Piece::Place { kind, .. }) =
+        if let Some(Piece::Placeholder { kind, .. }) =
             said.pieces.iter().find(|piece| !matches!(piece, Piece::Text(_)))
         {
             let mark = kind.mark();
@@ -16,21 +16,26 @@ pub(super) fn place(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result
     // Places without a name, by kind.
     let mut open = MediaKind::ALL.map(|kind| {
         let pieces = turns.said.iter().flat_map(|said| &said.pieces);
-        pieces.filter(|piece| matches!(piece, Piece::Place { kind: k, source: None } if *k == kind)).count()
+        pieces
+            .filter(|piece| matches!(piece, Piece::Placeholder { kind: k, source: None } if *k == kind))
+            .count()
     });
     let [images, videos, _] = listed.each_ref().map(Vec::len);
     if images == 0 && videos > 0 && open[1] == 0 && open[0] == videos {
         for piece in turns.said.iter_mut().flat_map(|said| &mut said.pieces) {
-            if let Piece::Place { kind: kind @ MediaKind::Image, source: None } = piece {
+            if let Piece::Placeholder { kind: kind @ MediaKind::Image, source: None } = piece {
                 *kind = MediaKind::Video;
             }
         }
         open = [0, videos, open[2]];
     }
     let num_listed: usize = listed.iter().map(Vec::len).sum();
-    let has_place =
-        turns.said.iter().flat_map(|said| &said.pieces).any(|piece| matches!(piece, Piece::Place { .. }));
-    if !has_place && (num_listed == 1 || turns.asks_with_all) {
+    let has_placeholder = turns
+        .said
+        .iter()
+        .flat_map(|said| &said.pieces)
+        .any(|piece| matches!(piece, Piece::Placeholder { .. }));
+    if !has_placeholder && (num_listed == 1 || turns.asks_with_all) {
         let kinds =
             MediaKind::ALL.into_iter().zip(listed).flat_map(|(kind, list)| list.iter().map(move |_| kind));
         let question = turns.said.iter_mut().find(|said| said.role == Role::User);
@@ -44,23 +49,23 @@ pub(super) fn place(turns: &mut Turns, listed: &[Vec<MediaSource>; 3]) -> Result
         }
         open = listed.each_ref().map(Vec::len);
     }
-    for (kind, (places, list)) in MediaKind::ALL.into_iter().zip(open.iter().zip(listed)) {
-        if *places != list.len() {
+    for (kind, (placeholders, list)) in MediaKind::ALL.into_iter().zip(open.iter().zip(listed)) {
+        if *placeholders != list.len() {
             let (mark, key, media) = (kind.mark(), kind.as_str(), list.len());
             return Err(format!(
-                "{places} `{mark}` in the turns, but {media} under `{key}`: must be as many"
+                "{placeholders} `{mark}` in the turns, but {media} under `{key}`: must be as many"
             ));
         }
     }
     Ok(())
 }
 
-/// Puts places before what is asked, each on a line of its own.
+/// Puts placeholders before what is asked, each on a line of its own.
 fn put_before(question: &mut Said, kinds: impl Iterator<Item = MediaKind>, breaks_line: bool) {
     let mut pieces = Vec::new();
     let breaks_line = breaks_line || !question.pieces.is_empty();
     for kind in kinds {
-        pieces.push(Piece::Place { kind, source: None });
+        pieces.push(Piece::Placeholder { kind, source: None });
         if breaks_line {
             pieces.push(Piece::Text("\n".to_owned()));
         }
@@ -74,7 +79,7 @@ fn put_before(question: &mut Said, kinds: impl Iterator<Item = MediaKind>, break
     question.pieces = pieces;
 }
 
-/// Gives the places the names of the media, in order.
+/// Gives the placeholders the names of the media, in order.
 pub(super) fn name(
     turns: Turns,
     listed: [Vec<MediaSource>; 3],
@@ -87,14 +92,14 @@ pub(super) fn name(
         for piece in said.pieces {
             match piece {
                 Piece::Text(text) => match parts.last_mut() {
-                    Some(Part::Text(before)) if said.role == Role::Assistant => before.push_str(&text),
-                    _ => parts.push(Part::Text(text)),
+                    Some(TurnPart::Text(before)) if said.role == Role::Assistant => before.push_str(&text),
+                    _ => parts.push(TurnPart::Text(text)),
                 },
-                Piece::Place { kind, source } => {
+                Piece::Placeholder { kind, source } => {
                     let mut next = || listed[kind.index()].next();
                     let source =
                         source.or_else(&mut next).ok_or_else(|| format!("one `{}` too many", kind.mark()))?;
-                    parts.push(Part::Media(media.len()));
+                    parts.push(TurnPart::Media(media.len()));
                     media.push(MediaReference { source, kind });
                 }
             }

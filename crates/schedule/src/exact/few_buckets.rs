@@ -13,7 +13,7 @@ const BUCKETS: usize = 8;
 /// Draws of other buckets beside the worst one that may fail in a row.
 const PATIENCE: usize = 12;
 
-/// Work of one part.
+/// Work of one draw.
 const WORK: u64 = 4_000_000;
 
 impl Solver<'_, '_, '_> {
@@ -38,7 +38,7 @@ impl Solver<'_, '_, '_> {
                 order.swap(place, other);
             }
             let before = buckets.worst();
-            let Some(moved) = self.settle_part(&buckets, &order[..BUCKETS]) else {
+            let Some(moved) = self.settle_few(&buckets, &order[..BUCKETS]) else {
                 num_failed += 1;
                 continue;
             };
@@ -56,7 +56,7 @@ impl Solver<'_, '_, '_> {
     }
 
     /// New buckets for the samples of these buckets, whose worst bucket is better than the worst of the old ones.
-    fn settle_part(&mut self, buckets: &Buckets, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
+    fn settle_few(&mut self, buckets: &Buckets, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
         let batch = self.buckets.batch;
         let samples: Vec<u32> =
             chosen.iter().flat_map(|&b| buckets.members[b as usize].iter().copied()).collect();

@@ -16,7 +16,7 @@ _LARGEST_COST = 1_000_000
 """What the largest cost becomes: the scheduler counts in integers."""
 
 
-def share_out(costs: Sequence[Sequence[float]]) -> list[list[int]]:
+def assign_units(costs: Sequence[Sequence[float]]) -> list[list[int]]:
     """The rank that encodes each unit, for the units of each rank; equal on all ranks for equal arguments.
 
     Units of one cost stay where they are as far as an even count allows. Others are balanced by
