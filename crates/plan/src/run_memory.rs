@@ -14,7 +14,7 @@ use crate::evaluate::{Judged, Verdict, summary};
 use crate::input::SearchInput;
 use crate::models::Models;
 use crate::space::Candidate;
-use dflop_cost::{CostModel, RankPart, Sharding};
+use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::batches::GlobalBatches;
 use dflop_types::{Component, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
 use rayon::prelude::*;
@@ -234,8 +234,8 @@ impl Run {
         let buckets = f64::from(candidate.num_microbatches) * f64::from(candidate.layout.llm.dp);
         let of_token =
             |part, tokens: u64| model.activation_bytes(part, &self.whole) as f64 / tokens.max(1) as f64;
-        let encoder = of_token(RankPart::Encoder, self.whole.encoder_tokens());
-        let llm = of_token(RankPart::Stage(model.whole_stage()), self.whole.total_llm_tokens());
+        let encoder = of_token(RankRole::Encoder, self.whole.encoder_tokens());
+        let llm = of_token(RankRole::Stage(model.whole_stage()), self.whole.total_llm_tokens());
         let held = |amount: Amount| amount.sum as f64 / buckets + amount.largest as f64;
         let need = |load: &Load| encoder * held(load.encoder) + llm * held(load.llm);
         self.loads.iter().map(|load| fixed + RESERVE * need(load)).collect()
@@ -293,7 +293,7 @@ fn static_bytes(
         model.sharded_memory(part, Sharding::of(&candidate.layout, component)).static_bytes()
     };
     let encoder = settings.encoder_stages(model)?.into_iter();
-    let encoder = encoder.map(|stage| of(RankPart::EncoderStage(stage), Component::Encoder));
-    let llm = settings.stages(model)?.into_iter().map(|stage| of(RankPart::Stage(stage), Component::Llm));
+    let encoder = encoder.map(|stage| of(RankRole::EncoderStage(stage), Component::Encoder));
+    let llm = settings.stages(model)?.into_iter().map(|stage| of(RankRole::Stage(stage), Component::Llm));
     Ok([encoder.min().unwrap_or(0), llm.min().unwrap_or(0)])
 }
