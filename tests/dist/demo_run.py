@@ -29,7 +29,7 @@ def python(arguments, directory):
     return done
 
 
-def model_profile(model_config):
+def model_profile(model_config, llm_layers=2):
     """A made-up profile: a microsecond a token and 50 us a call."""
 
     def curve(per_token_ns):
@@ -44,13 +44,13 @@ def model_profile(model_config):
 
     module = {"attention": {"points": []}, "num_parameters": 1000, "parameter_bytes": 4000}
     counts = {
-        "encoder_embedding": 1, "encoder_layer": 2, "projector": 1, "llm_embedding": 1, "llm_layer": 2, "llm_head": 1,
+        "encoder_embedding": 1, "encoder_layer": 2, "projector": 1, "llm_embedding": 1, "llm_layer": llm_layers, "llm_head": 1,
     }  # fmt: skip
     modules = {name: module | {"count": count, "linear": curve(1000)} for name, count in counts.items()}
     return made_up_profile(model_config, 4 * TEXT["hidden_size"], modules)
 
 
-def write_demo(directory, num_samples, batch, num_microbatches, spoil=None, **data):
+def write_demo(directory, num_samples, batch, num_microbatches, spoil=None, llm_layers=2, **data):
     """Demo data with a small model, profiles and a plan of two ranks; `spoil` changes the data before it is profiled.
 
     `data` goes into the section of that name.
@@ -70,12 +70,12 @@ def write_demo(directory, num_samples, batch, num_microbatches, spoil=None, **da
     model = json.loads(path.read_text())
     # Larger than usual, so that every part of so small a model changes the loss.
     model["vision_config"] |= VISION | {"initializer_range": 0.1}
-    model["text_config"] |= TEXT | {"initializer_range": 0.1}
+    model["text_config"] |= TEXT | {"initializer_range": 0.1, "num_hidden_layers": llm_layers}
     path.write_text(json.dumps(model))
     if spoil is not None:
         spoil(directory)
     python(["-m", "dflop", "profile", "data"], directory)
-    profile = model_profile(hash_config(directory / "model"))
+    profile = model_profile(hash_config(directory / "model"), llm_layers)
     (directory / "model_profile.json").write_text(json.dumps(profile))
     python(["-m", "dflop", "plan", "--only", "colocated=false"], directory)
     load_adapter(directory / "model")

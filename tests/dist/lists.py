@@ -12,31 +12,32 @@ def random_lists(plan, num_microbatches, seed, split_ratio=0.5):
     `split_ratio` of the backwards are I and W, with anything between them.
     """
     draw = random.Random(seed)
-    stages = [plan.coordinates(rank)[2] for rank in range(plan.num_ranks)]
-    last = max(stages)
-    at = {stage: [r for r, s in enumerate(stages) if s == stage] for stage in range(last + 1)}
-    done = [set() for _ in stages]
-    is_split = [[draw.random() < split_ratio for _ in range(num_microbatches)] for _ in stages]
-    lists = [[] for _ in stages]
+    places = [(rank, stage) for rank in range(plan.num_ranks) for stage in plan.stages(rank)]
+    last = plan.num_stages - 1
+    at = {stage: [place for place in places if place[1] == stage] for stage in range(last + 1)}
+    done = {place: set() for place in places}
+    is_split = {place: [draw.random() < split_ratio for _ in range(num_microbatches)] for place in places}
+    lists = [[] for _ in range(plan.num_ranks)]
 
-    def can_run(rank, letter, j):
-        stage = stages[rank]
+    def can_run(rank, stage, letter, j):
+        own = done[rank, stage]
         if letter == "F":
-            return stage == 0 or all(("F", j) in done[r] for r in at[stage - 1])
+            return stage == 0 or all(("F", j) in done[place] for place in at[stage - 1])
         if letter == "W":
-            return ("B", j) in done[rank]
-        return ("F", j) in done[rank] and (stage == last or all(("B", j) in done[r] for r in at[stage + 1]))
+            return ("B", j) in own
+        is_there = stage == last or all(("B", j) in done[place] for place in at[stage + 1])
+        return ("F", j) in own and is_there
 
-    left = {
-        (rank, letter, j) for rank in range(len(stages)) for letter in "FB" for j in range(num_microbatches)
+    left = {(*place, letter, j) for place in places for letter in "FB" for j in range(num_microbatches)}
+    left |= {
+        (*place, "W", j) for place, splits in is_split.items() for j, split in enumerate(splits) if split
     }
-    left |= {(r, "W", j) for r, splits in enumerate(is_split) for j, split in enumerate(splits) if split}
     while left:
-        rank, letter, j = draw.choice(sorted(action for action in left if can_run(*action)))
-        left.remove((rank, letter, j))
-        done[rank].add((letter, j))
-        name = "I" if letter == "B" and is_split[rank][j] else letter
-        lists[rank].append(f"{stages[rank]}{name}{j}")
+        rank, stage, letter, j = draw.choice(sorted(action for action in left if can_run(*action)))
+        left.remove((rank, stage, letter, j))
+        done[rank, stage].add((letter, j))
+        name = "I" if letter == "B" and is_split[rank, stage][j] else letter
+        lists[rank].append(f"{stage}{name}{j}")
     return lists
 
 

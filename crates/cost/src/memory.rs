@@ -58,6 +58,61 @@ impl CostModel {
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }
 
+    /// As [`CostModel::rank_peak`], of a rank that holds several runs of layers: `steps.role` is all of them as one,
+    /// `chunks` are the runs in the order of the forward, and `chunk_of` is the run that a stage of its actions is.
+    ///
+    /// *Complexity*: O(a + c m s log n) for a actions, c chunks, m microbatches of s samples, n measured points.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for actions that cannot be run in this order.
+    ///
+    /// # Panics
+    /// If `chunk_of` names a chunk that is not there.
+    pub fn interleaved_peak(
+        &self,
+        steps: &RankSteps<'_>,
+        chunks: &[StageLayers],
+        chunk_of: impl Fn(StageIndex) -> usize,
+    ) -> Result<RankMemory, MemoryError> {
+        let mut is_extrapolated = false;
+        let mut of_chunks = Vec::with_capacity(chunks.len() * steps.microbatches.len());
+        for &chunk in chunks {
+            for microbatch in steps.microbatches {
+                let (bytes, outside) = self.microbatch_bytes(RankRole::Stage(chunk), microbatch);
+                is_extrapolated |= outside;
+                of_chunks.push(bytes);
+            }
+        }
+        let m = steps.microbatches.len() as u32;
+        let number = |action: &Action| chunk_of(action.stage) as u32 * m + action.microbatch;
+        let fullest = Self::fullest_of_chunks(
+            &of_chunks,
+            steps.actions,
+            number,
+            self.holding.buffers(steps.copies_rows),
+        )?;
+        let fixed = self.sharded_memory(steps.role, steps.sharding);
+        Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
+    }
+
+    /// The fullest moment of a rank whose chunks' microbatches have numbers of their own, `number` of an action.
+    fn fullest_of_chunks(
+        microbatches: &[walk::MicrobatchBytes],
+        actions: &[Action],
+        number: impl Fn(&Action) -> u32,
+        buffers: holding::Buffers,
+    ) -> Result<(walk::Load, Moment), MemoryError> {
+        let numbered: Vec<Action> =
+            actions.iter().map(|action| Action { microbatch: number(action), ..*action }).collect();
+        let (load, moment) = walk::fullest(microbatches, &numbered, buffers)?;
+        let named = |found: Action| actions[numbered.iter().position(|&a| a == found).unwrap_or(0)];
+        let moment = match moment {
+            Moment::Action(found) => Moment::Action(named(found)),
+            Moment::Optimizer => Moment::Optimizer,
+        };
+        Ok((load, moment))
+    }
+
     /// Predicted peak of a rank that holds the whole model and runs one microbatch after the other, each forward and
     /// then backward. `microbatch` is the largest of them. Its optimizer states are cut over `sharding_degree` ranks,
     /// as in [`CostModel::fixed_memory`].
@@ -146,13 +201,11 @@ impl CostModel {
             std::iter::repeat_n(bytes, rank.num_microbatches as usize)
         };
         let microbatches: Vec<_> = rank.chunks.iter().flat_map(of_chunk).collect();
-        // Each chunk's microbatches have numbers of their own.
-        let number = |action: &Action| Action {
-            microbatch: action.stage.0 / rank.num_ranks.max(1) * rank.num_microbatches + action.microbatch,
-            ..*action
+        let number = |action: &Action| {
+            action.stage.0 / rank.num_ranks.max(1) * rank.num_microbatches + action.microbatch
         };
-        let actions: Vec<Action> = rank.actions.iter().map(number).collect();
-        let fullest = walk::fullest(&microbatches, &actions, self.holding.buffers(false))?;
+        let fullest =
+            Self::fullest_of_chunks(&microbatches, rank.actions, number, self.holding.buffers(false))?;
         let fixed = self.fixed_memory(RankRole::Stage(rank.whole), rank.sharding_degree);
         Ok(self.at_fullest(RankMemory { is_extrapolated, ..fixed }, fullest))
     }

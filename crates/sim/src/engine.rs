@@ -153,32 +153,36 @@ impl Graph {
         self
     }
 
-    /// The graph of many ranks that run the lists of a pipeline with one rank a stage: `ranks_of` gives the
-    /// ranks of a stage, which are among `rows` too.
+    /// The graph of many replicas that run the lists of a pipeline: `pipeline_rank` is the rank of this graph whose list
+    /// each of the `num_ranks` runs, `row_at` the row of a stage of such a rank, and `rows_of` gives all rows of a stage.
     ///
-    /// No deadlock is possible, whoever feeds whom: each dependency between two ranks is one between their
-    /// stages, so the order of the pipeline, with every action done on all ranks of its stage at once, is a
+    /// No deadlock is possible, whoever feeds whom: each dependency between two rows is one between their
+    /// stages, so the order of the pipeline, with every action done on all rows of its stage at once, is a
     /// topological order of the whole.
     pub(crate) fn replicate<R: Iterator<Item = u32>>(
         &self,
         rows: Vec<WiredRow>,
-        ranks_of: impl Fn(StageIndex) -> R,
+        num_ranks: u32,
+        pipeline_rank: impl Fn(Rank) -> usize,
+        row_at: impl Fn(Rank, StageIndex) -> usize,
+        rows_of: impl Fn(StageIndex) -> R,
     ) -> Self {
         let (m, width) = (self.lists.num_microbatches, self.lists.width);
         let mut lists = Lists::new(rows.len(), m, width > 2 * m);
-        for (rank, row) in rows.iter().enumerate() {
-            for &slot in self.lists.of(row.stage.index()) {
-                let (_, kind, microbatch) = self.lists.decode(slot);
-                lists.push(rank, kind, microbatch);
+        for rank in (0..num_ranks).map(Rank) {
+            for &slot in self.lists.of(pipeline_rank(rank)) {
+                let (stage, kind, microbatch) = self.lists.decode(slot);
+                lists.push(row_at(rank, self.rows[stage].stage), kind, microbatch);
             }
             lists.end_rank();
         }
         let mut graph = Self { sequence: Vec::with_capacity(lists.num_actions()), lists, rows };
         for node in &self.sequence {
-            let stage = StageIndex(node.rank);
-            let local = node.slot as usize - stage.index() * width;
-            for rank in ranks_of(stage) {
-                let node = graph.node((rank as usize * width + local) as u32);
+            // A pipeline has one row a stage.
+            let stage = node.slot as usize / width;
+            let local = node.slot as usize - stage * width;
+            for row in rows_of(self.rows[stage].stage) {
+                let node = graph.node((row as usize * width + local) as u32);
                 graph.sequence.push(node);
             }
         }
@@ -286,8 +290,7 @@ impl Graph {
             if node.source < MEETING {
                 start = start.max(end_ns[node.source as usize] + transfer_ns);
             } else if node.source == BOUNDARY {
-                // Over a boundary each rank runs one row, of its own number.
-                let local = slot - rank * width;
+                let local = slot % width;
                 let (rows, microbatch) =
                     if local < m { (&feeds.forward, local) } else { (&feeds.backward, local - m) };
                 for &other in rows.row(order[microbatch] as usize, node.replica) {

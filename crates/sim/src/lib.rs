@@ -30,8 +30,7 @@
 //!
 //! # Not modelled
 //! Contention between transfers (each takes `transfer_ns` and occupies no rank), bytes, noise, tensor parallelism (a
-//! rank stands for its group), several stages a rank in a layout with replicas, and overlap of the reduction with the
-//! backward. See `docs/simulator.md`.
+//! rank stands for its group), and overlap of the reduction with the backward. See `docs/simulator.md`.
 //!
 //! # References
 //! "DFLOP: A Data-driven Framework for Multimodal LLM Training Pipeline Optimization", SIGMOD 2026,

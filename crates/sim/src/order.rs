@@ -51,6 +51,9 @@ pub fn actions(
 /// The actions of `rank` in `layout`: those of its stage in the pipeline order. In a colocated layout every rank takes
 /// one microbatch after another through both components, whatever the order; `None` past the last rank.
 ///
+/// Where stages are interleaved, ranks of the LLM backbone pass the microbatches in rounds as [`interleaved`] does, and
+/// those of the encoder run one more forward ahead of each backward than the stage behind them.
+///
 /// # Examples
 /// ```
 /// use dflop_types::{Layout, PipelineOrder, Rank, Zero};
@@ -66,6 +69,9 @@ pub fn of_rank(
     num_microbatches: u32,
 ) -> Option<Vec<Action>> {
     let at = layout.coordinates(rank)?;
+    if layout.is_interleaved() && !layout.is_colocated() {
+        return Some(of_interleaved(layout, order, at.stage, num_microbatches));
+    }
     if !layout.is_colocated() {
         return Some(actions(order, at.stage, layout.num_stages(), num_microbatches));
     }
@@ -118,17 +124,47 @@ pub(crate) fn visit(
     }
 }
 
+/// The list of the rank whose first stage is `stage`, in a layout with interleaved stages.
+fn of_interleaved(
+    layout: &Layout,
+    order: PipelineOrder,
+    stage: StageIndex,
+    num_microbatches: u32,
+) -> Vec<Action> {
+    let (first_llm, pp) = (layout.encoder.pp, layout.llm.pp);
+    let rounds = Rounds { ranks: pp, chunks: layout.llm_interleave, microbatches: num_microbatches };
+    let of_llm = |rank| rounds.list(Rank(rank), order == PipelineOrder::GPipe);
+    if stage.0 >= first_llm {
+        let shift = |action: Action| Action { stage: StageIndex(action.stage.0 + first_llm), ..action };
+        return of_llm(stage.0 - first_llm).into_iter().map(shift).collect();
+    }
+    let num_ahead = first_llm - stage.0;
+    let (mut list, mut fed, mut next) = (Vec::with_capacity(2 * num_microbatches as usize), 0, 0);
+    for action in of_llm(0).into_iter().filter(|action| action.stage.0 == 0) {
+        if action.kind == ActionKind::F {
+            fed += 1;
+            continue;
+        }
+        // A stage that runs no fewer forwards ahead than the stage it feeds never keeps it waiting in a circle.
+        let until = num_microbatches.min(fed + num_ahead);
+        list.extend((next..until).map(|microbatch| Action { stage, kind: ActionKind::F, microbatch }));
+        next = next.max(until);
+        list.push(Action { stage, ..action });
+    }
+    list
+}
+
 /// The interleaved 1F1B list of `rank`: `num_stages` dealt round over `num_ranks`, so that rank r runs the stages
-/// r, r + p, r + 2p and so on.
+/// r, r + p, r + 2p and so on: its chunks.
 ///
-/// The microbatches pass in rounds of about as many as there are ranks, each round through all stages of a rank.
-/// With one stage a rank it is 1F1B. Until the first backward, rank r of p with v stages runs
-/// (v - 1) x microbatches of a round + 2 (p - 1 - r) forwards.
+/// The microbatches pass in rounds of about as many as there are ranks, each round through all chunks of a rank.
+/// With one chunk a rank it is 1F1B. Until the first backward, rank r of p with v chunks runs
+/// (v - 1) x microbatches of the first round + 2 (p - 1 - r) forwards.
 ///
 /// *Complexity*: O(m v).
 ///
 /// # Errors
-/// [`SimError::Unsound`] if the ranks do not get equally many stages, or the rounds equally many microbatches.
+/// [`SimError::Unsound`] if the ranks do not get equally many stages.
 ///
 /// # Panics
 /// If `rank` is not below `num_ranks`.
@@ -144,79 +180,78 @@ pub(crate) fn visit(
 ///
 /// # References
 /// Narayanan et al., 2021, arXiv 2104.04473, section 2.2; rounds of other than `num_ranks` microbatches as PyTorch's
-/// `ScheduleInterleaved1F1B` makes them.
+/// `ScheduleInterleaved1F1B` makes them, where they are equal.
 pub fn interleaved(
     rank: Rank,
     num_ranks: u32,
     num_stages: u32,
     num_microbatches: u32,
 ) -> Result<Vec<Action>, SimError> {
-    let violations = interleaving_violations(num_ranks, num_stages, num_microbatches);
+    let violations = interleaving_violations(num_ranks, num_stages);
     if !violations.is_empty() {
         return Err(SimError::Unsound { subject: "the interleaved stages", violations });
     }
     assert!(rank.0 < num_ranks, "rank {rank} is not one of {num_ranks}");
-    let (m, num_local) = (num_microbatches, num_stages / num_ranks);
-    if num_local == 1 {
-        return Ok(actions(PipelineOrder::OneFOneB, StageIndex(rank.0), num_stages, m));
+    if num_stages == num_ranks {
+        return Ok(actions(PipelineOrder::OneFOneB, StageIndex(rank.0), num_stages, num_microbatches));
     }
-    // An empty step has no rounds to fill.
-    let of_round = (m / num_rounds(num_ranks, m)).max(1);
-    let total = m * num_local;
-    let warm_up = total.min((num_local - 1) * of_round + 2 * (num_ranks - 1 - rank.0));
-    let mut next = vec![[0; 2]; num_local as usize];
-    let mut list = Vec::with_capacity(2 * total as usize);
-    let mut push = |kind, position: u32| {
-        let turn = position / of_round % num_local;
-        let (local, is_backward) = match kind {
-            ActionKind::F => (turn, 0),
-            _ => (num_local - 1 - turn, 1),
-        };
-        let microbatch = &mut next[local as usize][is_backward];
-        list.push(Action { stage: StageIndex(local * num_ranks + rank.0), kind, microbatch: *microbatch });
-        *microbatch += 1;
-    };
-    for position in 0..warm_up {
-        push(ActionKind::F, position);
-    }
-    for position in 0..total {
-        if warm_up + position < total {
-            push(ActionKind::F, warm_up + position);
-        }
-        push(ActionKind::B, position);
-    }
-    Ok(list)
+    Ok(Rounds { ranks: num_ranks, chunks: num_stages / num_ranks, microbatches: num_microbatches }
+        .list(rank, false))
 }
 
-/// Rounds in which the microbatches pass the ranks.
-fn num_rounds(num_ranks: u32, num_microbatches: u32) -> u32 {
-    (num_microbatches / num_ranks).max(1)
+/// How microbatches pass ranks that hold several chunks: in rounds as even as can be, the longer first.
+#[derive(Debug, Clone, Copy)]
+struct Rounds {
+    ranks: u32,
+    chunks: u32,
+    microbatches: u32,
+}
+
+impl Rounds {
+    /// First microbatch of each round, and how many it has.
+    fn rounds(self) -> impl Iterator<Item = (u32, u32)> {
+        let m = self.microbatches;
+        let count = (m / self.ranks).max(1);
+        let (least, longer) = (m / count, m % count);
+        (0..count).map(move |round| (round * least + round.min(longer), least + u32::from(round < longer)))
+    }
+
+    /// The actions of `rank`, stages counted from 0; all forwards first where `is_gpipe`.
+    fn list(self, rank: Rank, is_gpipe: bool) -> Vec<Action> {
+        let turns = |kind: ActionKind| {
+            let chunk = move |turn| if kind == ActionKind::F { turn } else { self.chunks - 1 - turn };
+            let of_round = move |(first, count): (u32, u32)| {
+                (0..self.chunks).flat_map(move |turn| {
+                    let stage = StageIndex(chunk(turn) * self.ranks + rank.0);
+                    (first..first + count).map(move |microbatch| Action { stage, kind, microbatch })
+                })
+            };
+            self.rounds().flat_map(of_round)
+        };
+        let total = self.microbatches * self.chunks;
+        let of_first = self.rounds().next().map_or(0, |(_, count)| count);
+        let warm_up = (self.chunks - 1) * of_first + 2 * (self.ranks - 1 - rank.0);
+        let warm_up = if is_gpipe { total } else { total.min(warm_up) };
+        let mut list = Vec::with_capacity(2 * total as usize);
+        let mut forwards = turns(ActionKind::F);
+        list.extend(forwards.by_ref().take(warm_up as usize));
+        for backward in turns(ActionKind::B) {
+            list.extend(forwards.next());
+            list.push(backward);
+        }
+        list
+    }
 }
 
 /// Why stages cannot be interleaved.
-pub(crate) fn interleaving_violations(
-    num_ranks: u32,
-    num_stages: u32,
-    num_microbatches: u32,
-) -> Vec<Violation> {
+pub(crate) fn interleaving_violations(num_ranks: u32, num_stages: u32) -> Vec<Violation> {
     if num_ranks == 0 {
         return vec![Violation::Zero { path: "ranks".to_owned(), what: "rank" }];
     }
-    let mut violations = Vec::new();
     if num_stages == 0 || !num_stages.is_multiple_of(num_ranks) {
-        violations.push(Violation::Uneven {
-            count: num_stages,
-            what: "stages",
-            parts: num_ranks,
-            of: "ranks",
-        });
+        return vec![Violation::Uneven { count: num_stages, what: "stages", parts: num_ranks, of: "ranks" }];
     }
-    let rounds = num_rounds(num_ranks, num_microbatches);
-    if !num_microbatches.is_multiple_of(rounds) {
-        let count = num_microbatches;
-        violations.push(Violation::Uneven { count, what: "microbatches", parts: rounds, of: "rounds" });
-    }
-    violations
+    Vec::new()
 }
 
 #[cfg(test)]

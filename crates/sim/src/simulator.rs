@@ -90,15 +90,26 @@ impl Simulator {
         input.check()?;
         input.check_order()?;
         let (p, m) = (input.layout.num_stages(), input.num_microbatches);
+        let lists_of = |input: &StepInput| -> Vec<Vec<Action>> {
+            (0..input.layout.num_ranks()).filter_map(|rank| input.actions(Rank(rank))).collect()
+        };
         if input.layout.is_colocated() {
-            let ranks = (0..input.layout.num_ranks()).map(Rank);
-            return Self::with_lists(
-                input,
-                &ranks.filter_map(|rank| input.actions(rank)).collect::<Vec<_>>(),
-            );
+            return Self::with_lists(input, &lists_of(input));
         }
-        let pipeline = Graph::new(chain(p, p), ordered(input.order, p, m), &Feeds::default())?;
-        let graph = pipeline.replicate(input.wired_rows(), |stage| input.ranks_of(stage));
+        let pipeline = if input.layout.is_interleaved() {
+            let one = input.pipeline();
+            Graph::new(one.wired_rows(), one.lists(&lists_of(&one))?, &one.boundary())?
+        } else {
+            Graph::new(chain(p, p), ordered(input.order, p, m), &Feeds::default())?
+        };
+        let graph = pipeline.replicate(
+            input.wired_rows(),
+            input.layout.num_ranks(),
+            // The first stage of a rank has the number of its place in the pipeline.
+            |rank| input.layout.coordinates(rank).map_or(0, |at| at.stage.index()),
+            |rank, stage| input.row(rank, stage),
+            |stage| input.rows_of(stage),
+        );
         let mut simulator = Self::of_graph(graph, input)?;
         simulator.is_ordered = true;
         Ok(simulator)
@@ -249,7 +260,8 @@ impl Simulator {
     /// When the last pass ends, in nanoseconds. With tails, the ranks of a component meet after their last
     /// actions and then take their tails.
     pub(crate) fn end_ns(&self, has_tails: bool) -> u64 {
-        // Where a rank has several rows, all are of one component; the first rows are those of each rank.
+        // Where ranks have several rows, those of the encoder come first and are its ranks, or all are of one component: of
+        // as many rows as there are ranks, each is of the component of the rank of its number.
         let mut meet_ns = [0; 2];
         for (row, &end_ns) in self.graph.rows.iter().zip(&self.clock.last_end_ns) {
             meet_ns[row.component] = end_ns.max(meet_ns[row.component]);

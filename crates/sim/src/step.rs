@@ -5,7 +5,9 @@ use crate::error::{SimError, Violation};
 use crate::lists::Lists;
 use crate::rows::DurationRows;
 use crate::wiring::{Feeds, Rows, Source, WiredRow};
-use dflop_types::{Action, ActionKind, Component, Layout, PipelineOrder, Rank, StageIndex, Zero};
+use dflop_types::{
+    Action, ActionKind, Component, ComponentLayout, Layout, PipelineOrder, Rank, StageIndex, Zero,
+};
 use serde::{Deserialize, Serialize};
 
 /// One step of a layout with encoder and LLM replicas: what the simulator needs to time it.
@@ -26,7 +28,7 @@ pub struct StepInput {
     /// Microbatches of the step, on every replica; 0 is an empty step.
     pub num_microbatches: u32,
     /// Forward of `[row][microbatch]`, in nanoseconds. A row is a stage of a replica ([`Layout::row`]): a rank, but where
-    /// components are colocated; there the encoder's rows come first, then the LLM's, each by rank.
+    /// ranks hold several stages; there the encoder's rows come first, then the LLM's, each replica by replica.
     pub forward_ns: Vec<Vec<u64>>,
     /// Backward of `[row][microbatch]`, in nanoseconds.
     pub backward_ns: Vec<Vec<u64>>,
@@ -77,15 +79,20 @@ impl StepInput {
     /// Nothing if the pipeline order can be run as it is.
     ///
     /// # Errors
-    /// [`SimError::Unsound`] for interleaved stages, since a layout has one stage a rank, and for a split backward
-    /// that has no times.
+    /// [`SimError::Unsound`] for interleaved 1F1B in a layout with one stage a rank, for a split backward where stages are
+    /// interleaved, and for one that has no times.
     pub(crate) fn check_order(&self) -> Result<(), SimError> {
         if self.layout.is_colocated() {
             // Each rank takes one microbatch after another.
             return Ok(());
         }
         let needs = match self.order {
-            PipelineOrder::Interleaved => "several stages a rank, a layout has one",
+            PipelineOrder::Interleaved if !self.layout.is_interleaved() => {
+                "several stages a rank, the layout has one"
+            }
+            order if crate::order::is_split(order) && self.layout.is_interleaved() => {
+                "one stage a rank, the layout has several"
+            }
             order if crate::order::is_split(order) && !self.has_split() => "`input_ns` and `weight_ns`",
             _ => return Ok(()),
         };
@@ -110,9 +117,13 @@ impl StepInput {
     fn layout_violations(&self) -> Vec<Violation> {
         let mut violations = Vec::new();
         let mut actions = 0;
-        for (component, degrees, path) in [
-            ("encoder", self.layout.encoder, "layout.encoder.tensor_parallel_degree"),
-            ("llm", self.layout.llm, "layout.llm.tensor_parallel_degree"),
+        let chunks = self.layout.llm_interleave;
+        if chunks == 0 {
+            violations.push(Violation::Zero { path: "layout.llm_interleave".to_owned(), what: "chunk" });
+        }
+        for (component, degrees, path, chunks) in [
+            ("encoder", self.layout.encoder, "layout.encoder.tensor_parallel_degree", 1),
+            ("llm", self.layout.llm, "layout.llm.tensor_parallel_degree", chunks),
         ] {
             if degrees.pp == 0 {
                 let path = format!("layout.{component}.pipeline_parallel_degree");
@@ -127,9 +138,10 @@ impl StepInput {
             }
             // Ranks are numbered in an empty step too.
             let of_rank = if self.has_split() { 3 } else { 2 } * u128::from(self.num_microbatches.max(1));
-            actions += of_rank * u128::from(degrees.pp) * u128::from(degrees.dp);
+            actions += of_rank * u128::from(degrees.pp) * u128::from(degrees.dp) * u128::from(chunks);
         }
-        if self.layout.is_colocated() && (self.layout.encoder != self.layout.llm || self.layout.llm.pp != 1) {
+        let (encoder, llm) = (self.layout.encoder, self.layout.llm);
+        if self.layout.is_colocated() && (encoder != llm || llm.pp != 1 || chunks != 1) {
             violations.push(Violation::Colocated { layout: self.layout });
         }
         if actions > u128::from(SLOTS_MAX) {
@@ -140,11 +152,9 @@ impl StepInput {
 
     fn find_wrong_counts(&self, violations: &mut Vec<Violation>) {
         let ranks = self.layout.num_ranks() as usize;
-        let (rows, of_rows) = if self.layout.is_colocated() {
-            (self.layout.num_rows() as usize, "stage of a replica")
-        } else {
-            (ranks, "rank")
-        };
+        let has_several = self.layout.is_colocated() || self.layout.is_interleaved();
+        let of_rows = if has_several { "stage of a replica" } else { "rank" };
+        let rows = self.layout.num_rows() as usize;
         let (encoders, llms) = (self.layout.encoder.dp as usize, self.layout.llm.dp as usize);
         let m = self.num_microbatches as usize;
         let mut compare = |path: &dyn Fn() -> String, found, what, other, expected| {
@@ -179,7 +189,7 @@ impl StepInput {
         }
     }
 
-    /// What each row holds: the rows of ranks, or of both stages of each colocated rank. The input has been checked.
+    /// What each row holds: the rows of ranks, or of all stages of ranks that hold several. The input has been checked.
     pub fn wired_rows(&self) -> Vec<WiredRow> {
         let layout = self.layout;
         let is_colocated = layout.is_colocated();
@@ -209,7 +219,14 @@ impl StepInput {
 
     /// The row of `stage` on `rank`, which holds it: where its durations stand.
     pub fn row(&self, rank: Rank, stage: StageIndex) -> usize {
-        if self.layout.is_colocated() { self.layout.row(rank.0, stage) } else { rank.index() }
+        // Asked for every action: where a rank has one row, no division.
+        if self.layout.is_colocated() {
+            self.layout.row(rank.0, stage)
+        } else if self.layout.is_interleaved() {
+            self.layout.coordinates(rank).map_or(0, |at| self.layout.row(at.replica, stage))
+        } else {
+            rank.index()
+        }
     }
 
     /// Whether all ranks start each action together, as they gather layers. Groups with copies of each other do too: they
@@ -219,11 +236,30 @@ impl StepInput {
         layout.is_colocated() && layout.zero == Zero::Parameters && layout.shard_degree(Component::Llm) > 1
     }
 
-    /// Ranks that hold `stage`, replica by replica.
-    pub(crate) fn ranks_of(&self, stage: StageIndex) -> impl Iterator<Item = u32> + use<> {
+    /// Rows of `stage`, replica by replica.
+    pub(crate) fn rows_of(&self, stage: StageIndex) -> impl Iterator<Item = u32> + use<> {
         let layout = self.layout;
         let component = if stage.0 < layout.encoder.pp { layout.encoder } else { layout.llm };
-        (0..component.dp).map(move |replica| layout.rank(replica, stage).0)
+        (0..component.dp).map(move |replica| layout.row(replica, stage) as u32)
+    }
+
+    /// The same step with one replica of each component, without times: one pipeline. The input has been checked.
+    pub(crate) fn pipeline(&self) -> Self {
+        let one = |degrees: ComponentLayout| ComponentLayout { dp: 1, ..degrees };
+        let layout = Layout { encoder: one(self.layout.encoder), llm: one(self.layout.llm), ..self.layout };
+        Self {
+            layout,
+            order: self.order,
+            num_microbatches: self.num_microbatches,
+            forward_ns: Vec::new(),
+            backward_ns: Vec::new(),
+            input_ns: Vec::new(),
+            weight_ns: Vec::new(),
+            feeds: vec![vec![vec![true]]; self.num_microbatches as usize],
+            transfer_ns: 0,
+            tail_ns: Vec::new(),
+            ready_ns: Vec::new(),
+        }
     }
 
     /// Which encoder and LLM replicas share samples over the boundary. The input has been checked.
@@ -357,11 +393,11 @@ fn push_rows(layout: Layout, column: &[Vec<bool>], feeds: &mut Feeds) {
     let first_llm = StageIndex(layout.encoder.pp);
     for r in 0..llms {
         let fed_by = (0..encoders).filter(|&e| column[e as usize][r as usize]);
-        feeds.forward.push(fed_by.map(|e| layout.rank(e, last_encoder).0));
+        feeds.forward.push(fed_by.map(|e| layout.row(e, last_encoder) as u32));
     }
     for e in 0..encoders {
         let feeding = (0..llms).filter(|&r| column[e as usize][r as usize]);
-        feeds.backward.push(feeding.map(|r| layout.rank(r, first_llm).0));
+        feeds.backward.push(feeding.map(|r| layout.row(r, first_llm) as u32));
     }
 }
 

@@ -35,18 +35,18 @@ pub struct WiredRow {
     pub component: usize,
 }
 
-/// Who shares samples over the boundary, as ranks: rows of one flat list.
+/// Who shares samples over the boundary, as rows of stages: rows of one flat list.
 #[derive(Debug, Clone, Default)]
 pub struct Feeds {
-    /// Encoder ranks of `[microbatch][llm replica]`.
+    /// Rows of the last encoder stage of `[microbatch][llm replica]`.
     pub forward: Rows,
-    /// LLM ranks of `[microbatch][encoder replica]`.
+    /// Rows of the first LLM stage of `[microbatch][encoder replica]`.
     pub backward: Rows,
     /// Of colocated ranks, by microbatch: whether some encode samples of others.
     pub exchanges: Vec<bool>,
 }
 
-/// Rows of ranks of `[microbatch][replica]`.
+/// Lists of stages' rows, of `[microbatch][replica]`.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
     replicas: usize,
@@ -86,7 +86,7 @@ impl Rows {
         rows
     }
 
-    /// The ranks of a microbatch and replica.
+    /// The stages' rows of a microbatch and replica.
     pub fn row(&self, microbatch: usize, replica: u32) -> &[u32] {
         let row = microbatch * self.replicas + replica as usize;
         &self.ranks[self.starts[row]..self.starts[row + 1]]

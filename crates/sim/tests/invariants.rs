@@ -1,6 +1,6 @@
 //! What must hold of every step: against an oracle, against each other, and by themselves.
 
-use crate::common::{ORDERS, duration_ns, inputs, lists, mixed, relax, steps};
+use crate::common::{ORDERS, duration_ns, inputs, lists, mixed, relax, steps, steps_of};
 use dflop_sim::{
     Durations, MicrobatchDurations, Simulator, StepInput, durations_of, idle_of, measured_lists,
     measured_timeline, simulate, simulate_lists, simulate_step,
@@ -24,7 +24,7 @@ proptest! {
 
     /// The engine gives, span by span, what relaxation to a fixed point gives.
     #[test]
-    fn the_oracle_agrees(step in steps()) {
+    fn the_oracle_agrees(step in steps_of(3)) {
         let timeline = simulate_step(&step).unwrap();
         let expected = relax(&step, &lists(&step));
         prop_assert_eq!(timeline.makespan_ns, end_with_tails(&step, &expected));
@@ -35,7 +35,7 @@ proptest! {
     /// split as it was simulated.
     #[test]
     fn the_oracle_agrees_on_mixed_lists(
-        step in steps(),
+        step in steps_of(3),
         draws in prop::collection::vec((any::<bool>(), 0usize..9), 1..40),
         ready in prop::collection::vec(0u64..40, 18),
     ) {
@@ -72,34 +72,34 @@ proptest! {
     /// A microbatch that is replaced, times and feeds: as if the step had been made with it.
     #[test]
     fn a_replaced_microbatch_is_as_if_made_so(
-        step in steps(),
+        step in steps_of(3),
         at: prop::sample::Index,
-        times in prop::collection::vec(0u64..40, 4 * 18),
+        times in prop::collection::vec(0u64..40, 4 * 36),
         feeding in prop::collection::vec(any::<bool>(), 9),
     ) {
         let m = step.num_microbatches as usize;
         if m > 0 {
-            let (at, ranks) = (at.index(m), step.layout.num_ranks() as usize);
+            let (at, rows) = (at.index(m), step.layout.num_rows() as usize);
             let mut simulator = Simulator::new(&step).unwrap();
             simulator.makespan_ns();
-            let by_rank = |kind: usize| times[18 * kind..18 * kind + ranks].to_vec();
+            let by_row = |kind: usize| times[36 * kind..36 * kind + rows].to_vec();
             let replicas = step.layout.llm.dp as usize;
             let column = MicrobatchDurations {
-                forward_ns: by_rank(0),
-                backward_ns: by_rank(1),
-                input_ns: by_rank(2),
-                weight_ns: by_rank(3),
+                forward_ns: by_row(0),
+                backward_ns: by_row(1),
+                input_ns: by_row(2),
+                weight_ns: by_row(3),
                 feeds: feeding.chunks(3).take(step.layout.encoder.dp as usize)
                     .map(|row| row[..replicas].to_vec()).collect(),
             };
             simulator.set_microbatch(at, step.layout, &column);
             let mut made = step;
             made.feeds[at].clone_from(&column.feeds);
-            for rank in 0..ranks {
-                made.forward_ns[rank][at] = column.forward_ns[rank];
-                made.backward_ns[rank][at] = column.backward_ns[rank];
-                made.input_ns[rank][at] = column.input_ns[rank];
-                made.weight_ns[rank][at] = column.weight_ns[rank];
+            for row in 0..rows {
+                made.forward_ns[row][at] = column.forward_ns[row];
+                made.backward_ns[row][at] = column.backward_ns[row];
+                made.input_ns[row][at] = column.input_ns[row];
+                made.weight_ns[row][at] = column.weight_ns[row];
             }
             prop_assert_eq!(simulator.timeline(), Simulator::new(&made).unwrap().timeline());
         }
@@ -108,7 +108,7 @@ proptest! {
     /// Two microbatches that swap: what is timed anew equals the whole, and is taken back.
     #[test]
     fn a_swap_is_an_order(
-        step in steps(),
+        step in steps_of(3),
         places in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<bool>(), any::<bool>()), 1..12),
         ready in prop::collection::vec(0u64..40, 18),
     ) {
@@ -147,7 +147,7 @@ proptest! {
     /// Per rank no overlap; every input earlier than its use; makespan at least every load and every path of
     /// a microbatch; idle + busy + tails = ranks x makespan.
     #[test]
-    fn a_timeline_is_sound(step in steps()) {
+    fn a_timeline_is_sound(step in steps_of(3)) {
         let timeline = simulate_step(&step).unwrap();
         let end: HashMap<_, _> = timeline.spans.iter().map(|s| ((s.rank, s.action), s.end_ns)).collect();
         prop_assert_eq!(end.len(), timeline.spans.len(), "each action once");
@@ -174,7 +174,7 @@ proptest! {
 
     /// More time for one action, tail or transfer never shortens the step.
     #[test]
-    fn longer_is_never_shorter(step in steps(), at in any::<prop::sample::Index>(), more_ns in 1u64..50) {
+    fn longer_is_never_shorter(step in steps_of(3), at in any::<prop::sample::Index>(), more_ns in 1u64..50) {
         let before = simulate_step(&step).unwrap().makespan_ns;
         let mut longer = step.clone();
         let StepInput { forward_ns, backward_ns, input_ns, weight_ns, tail_ns, transfer_ns, .. } = &mut longer;
@@ -190,7 +190,7 @@ proptest! {
 
     /// Transfers cost what they add: without them, none of the idle time is theirs and the rest stays.
     #[test]
-    fn transfer_is_what_transfers_add(step in steps()) {
+    fn transfer_is_what_transfers_add(step in steps_of(3)) {
         let with = simulate_step(&step).unwrap();
         let free = simulate_step(&StepInput { transfer_ns: 0, ..step }).unwrap();
         prop_assert_eq!(free.idle_ns.transfer, 0);
@@ -202,7 +202,7 @@ proptest! {
 
     /// Even work idles by ramp alone, whatever feeds whom.
     #[test]
-    fn even_work_has_no_imbalance(step in steps(), f in 0u64..20, b in 0u64..20) {
+    fn even_work_has_no_imbalance(step in steps_of(3), f in 0u64..20, b in 0u64..20) {
         let mut even = StepInput { transfer_ns: 0, ..step };
         even.forward_ns.iter_mut().flatten().for_each(|ns| *ns = f);
         even.backward_ns.iter_mut().flatten().for_each(|ns| *ns = b);
@@ -215,13 +215,13 @@ proptest! {
 
     /// The lists of a pipeline order never deadlock, and given as lists they are timed alike.
     #[test]
-    fn orders_never_deadlock(step in steps()) {
+    fn orders_never_deadlock(step in steps_of(3)) {
         prop_assert_eq!(simulate_lists(&step, &lists(&step)), simulate_step(&step));
     }
 
     /// Timing an order of microbatches equals timing the step with its microbatches moved.
     #[test]
-    fn an_order_is_a_moved_step(step in steps(), seed in any::<prop::sample::Index>()) {
+    fn an_order_is_a_moved_step(step in steps_of(3), seed in any::<prop::sample::Index>()) {
         let m = step.num_microbatches as usize;
         let mut order: Vec<usize> = (0..m).collect();
         for i in (1..m).rev() {
@@ -249,7 +249,7 @@ proptest! {
     /// A simulated step taken for a measured one: same durations, same idle time by cause, at any time of
     /// day.
     #[test]
-    fn a_simulation_measured_is_itself(step in steps(), midnight in 0u64..1_000_000) {
+    fn a_simulation_measured_is_itself(step in steps_of(3), midnight in 0u64..1_000_000) {
         let mut step = step;
         step.tail_ns.fill(0);
         let simulated = simulate_step(&step).unwrap();
@@ -272,7 +272,7 @@ proptest! {
     /// A measured step that dawdles: the causes still add up, and what the durations do not explain is
     /// transfer.
     #[test]
-    fn dawdling_is_transfer(step in steps(), dawdle_ns in 0u64..50) {
+    fn dawdling_is_transfer(step in steps_of(3), dawdle_ns in 0u64..50) {
         let mut step = step;
         step.tail_ns.fill(0);
         let simulated = simulate_step(&step).unwrap();
@@ -316,5 +316,5 @@ proptest! {
 
 /// No path has more hand-overs than there are actions.
 fn times_transferred(step: &StepInput) -> u64 {
-    u64::from(step.layout.num_ranks() * step.num_microbatches).max(1)
+    u64::from(step.layout.num_rows() * step.num_microbatches).max(1)
 }

@@ -6,6 +6,7 @@ mod closed_forms;
 mod colocated;
 mod common;
 mod document;
+mod interleaved;
 mod invariants;
 mod step;
 mod torch_orders;

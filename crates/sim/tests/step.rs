@@ -226,7 +226,7 @@ fn orders_that_a_layout_cannot_run() {
     let refused = |order| violations(simulate_step(&StepInput { order, ..step() }).unwrap_err());
     assert_eq!(
         refused(PipelineOrder::Interleaved),
-        ["order: `interleaved-1f1b` needs several stages a rank, a layout has one"]
+        ["order: `interleaved-1f1b` needs several stages a rank, the layout has one"]
     );
     assert_eq!(refused(PipelineOrder::ZeroBubble), ["order: `zero-bubble` needs `input_ns` and `weight_ns`"]);
 }

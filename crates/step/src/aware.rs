@@ -110,6 +110,10 @@ impl StepScheduler {
     /// not fit.
     fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
         let batch = search.batch;
+        if self.settings.layout.is_interleaved() {
+            // No lists are made for them, so the pipeline cannot run empty around a sample.
+            return Ok(None);
+        }
         let Some(mut fractions) = self.memory_fractions(batch, search.costs.typical, 0) else {
             return Ok(None);
         };
@@ -154,10 +158,11 @@ impl StepScheduler {
     }
 
     /// The pipeline order under which a method compares places: the plan's, or the one nearest to the lists that are
-    /// made at the end.
+    /// made at the end. For interleaved stages none are made.
     pub(crate) fn search_order(&self, method: Method) -> PipelineOrder {
+        let is_split = self.model.has_split() && !self.settings.layout.is_interleaved();
         match (method, self.settings.pipeline_order) {
-            (Method::Aware, PipelineOrder::DataAware) if self.model.has_split() => PipelineOrder::ZeroBubble,
+            (Method::Aware, PipelineOrder::DataAware) if is_split => PipelineOrder::ZeroBubble,
             (_, order) => order,
         }
     }

@@ -15,6 +15,11 @@ const fn part_name(component: Component) -> &'static str {
     }
 }
 
+/// How many chunks each rank has, where it is not one.
+fn times(chunks: u32) -> String {
+    if chunks > 1 { format!(" x interleave {chunks}") } else { String::new() }
+}
+
 /// Why there is no schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StepError {
@@ -77,28 +82,44 @@ pub enum StepError {
         /// Of the cost model.
         predicted: u32,
     },
+    /// Chunks where a pipeline of the LLM backbone has no several ranks.
+    #[error(
+        "layout `{layout}` has `llm_interleave` {chunks}: chunks are dealt round over the ranks of a pipeline, llm pp must be 2 or more and the components on ranks of their own"
+    )]
+    Interleave {
+        /// Chunks of a rank.
+        chunks: u32,
+        /// The layout.
+        layout: Box<Layout>,
+    },
     /// More pipeline stages than layers.
-    #[error("{component} pp {stages} exceeds the {layers} layers of the {}", part_name(*component))]
+    #[error(
+        "{component} pp {stages}{} exceeds the {layers} layers of the {}", times(*chunks), part_name(*component)
+    )]
     StagesExceedLayers {
         /// What is cut.
         component: Component,
-        /// Stages asked for.
+        /// Pipeline ranks asked for.
         stages: u32,
+        /// Chunks of each of them.
+        chunks: u32,
         /// Layers there are.
         layers: u32,
     },
     /// A cut that is not of this component's stages and layers.
     #[error(
-        "{component} layers {cut} are {} in {} stages, the model has {layers} in the {} and the layout {component} pp {stages}",
-        cut.num_layers(), cut.num_stages(), part_name(*component)
+        "{component} layers {cut} are {} in {} stages, the model has {layers} in the {} and the layout {component} pp {stages}{}",
+        cut.num_layers(), cut.num_stages(), part_name(*component), times(*chunks)
     )]
     CutLayers {
         /// What is cut.
         component: Component,
         /// Layers by stage.
         cut: LayerCut,
-        /// Stages of the layout.
+        /// Pipeline ranks of the layout.
         stages: u32,
+        /// Chunks of each of them.
+        chunks: u32,
         /// Layers there are.
         layers: u32,
     },
@@ -110,11 +131,16 @@ pub enum StepError {
         /// Stages asked for.
         stages: u32,
     },
-    /// A pipeline order that this version does not run: it needs several stages a rank.
-    #[error("pipeline order `{order}` is not supported: a rank holds one stage")]
+    /// A pipeline order for another number of stages a rank.
+    #[error(
+        "pipeline order `{order}` is not for this layout: `llm_interleave` is {chunks}, must be {}",
+        if *chunks > 1 { "1" } else { "2 or more" }
+    )]
     UnsupportedOrder {
         /// The order.
         order: PipelineOrder,
+        /// Chunks of each pipeline rank of the LLM backbone.
+        chunks: u32,
     },
     /// A pipeline order that splits the backward, and a profile that did not.
     #[error(
@@ -278,6 +304,7 @@ impl Hint for StepError {
             Self::ColocatedLists { .. } => "make the schedule anew, without `actions`",
             Self::ForeignSchedule { .. }
             | Self::Unsupported { .. }
+            | Self::Interleave { .. }
             | Self::CutLayers { .. }
             | Self::TensorDegree { .. }
             | Self::StagesExceedLayers { .. } => "make the plan anew with `dflop plan`",

@@ -142,9 +142,23 @@ impl StepScheduler {
         &self.model
     }
 
-    /// Layers of each stage of the LLM backbone.
+    /// Layers of each stage of the LLM backbone; of interleaved ones each chunk is a stage.
     pub fn stages(&self) -> &[StageLayers] {
         &self.stages
+    }
+
+    /// Layers of each pipeline rank of the LLM backbone: its stage, or all its chunks as one.
+    pub(crate) fn rank_layers(&self) -> Vec<StageLayers> {
+        let pp = self.settings.layout.llm.pp as usize;
+        let of_rank = |first: usize| {
+            let chunks = || self.stages.iter().skip(first).step_by(pp);
+            StageLayers {
+                num_layers: chunks().map(|chunk| chunk.num_layers).sum(),
+                is_first: chunks().any(|chunk| chunk.is_first),
+                is_last: chunks().any(|chunk| chunk.is_last),
+            }
+        };
+        (0..pp).map(of_rank).collect()
     }
 
     /// Layers of each stage of the encoder.
@@ -213,7 +227,7 @@ impl StepScheduler {
 
     /// Actions of a step over all ranks, at least 1.
     pub(crate) fn num_actions(&self) -> u64 {
-        2 * u64::from(self.settings.layout.num_ranks()) * u64::from(self.settings.num_microbatches)
+        2 * u64::from(self.settings.layout.num_rows()) * u64::from(self.settings.num_microbatches)
     }
 
     /// The seed of a step's searches.

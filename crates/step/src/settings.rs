@@ -42,10 +42,10 @@ impl StepSettings {
         Self { layout: self.layout.by_group(), ..self }
     }
 
-    /// Layers that each stage of the LLM backbone holds.
+    /// Layers that each stage of the LLM backbone holds: where stages are interleaved, each chunk of each rank.
     ///
     /// # Errors
-    /// [`StepError::Unsupported`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
+    /// [`StepError::Unsupported`], [`StepError::Interleave`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
     /// [`StepError::TiedStages`], [`StepError::UnsupportedOrder`], [`StepError::NoSplit`], [`StepError::TensorDegree`].
     pub fn stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
         let (encoder, llm) = (self.layout.encoder, self.layout.llm);
@@ -65,6 +65,7 @@ impl StepSettings {
             ("layout.encoder.pipeline_parallel_degree", encoder.pp),
             ("layout.llm.data_parallel_degree", llm.dp),
             ("layout.llm.pipeline_parallel_degree", llm.pp),
+            ("layout.llm_interleave", layout.llm_interleave),
             ("num_microbatches", self.num_microbatches),
         ] {
             if value == 0 {
@@ -80,12 +81,22 @@ impl StepSettings {
                 return Err(StepError::TensorDegree { component, wanted, predicted });
             }
         }
+        if layout.is_interleaved() && (is_colocated || llm.pp == 1) {
+            return Err(StepError::Interleave { chunks: layout.llm_interleave, layout: Box::new(layout) });
+        }
         if is_colocated && llm.pp == 1 {
             // Each rank takes one microbatch after another, whatever the pipeline order.
             return Ok(vec![model.whole_stage()]);
         }
-        if self.pipeline_order == PipelineOrder::Interleaved {
-            return Err(StepError::UnsupportedOrder { order: self.pipeline_order });
+        // Which order is right for one stage a rank, and which for several.
+        let is_other = match self.pipeline_order {
+            PipelineOrder::Interleaved => !layout.is_interleaved(),
+            PipelineOrder::ZeroBubble => layout.is_interleaved(),
+            _ => false,
+        };
+        if is_other {
+            let chunks = layout.llm_interleave;
+            return Err(StepError::UnsupportedOrder { order: self.pipeline_order, chunks });
         }
         if self.pipeline_order == PipelineOrder::ZeroBubble && !model.has_split() {
             return Err(StepError::NoSplit { order: self.pipeline_order });
@@ -132,16 +143,17 @@ impl StepSettings {
 
     /// Nothing if the layers of a component can be cut into its stages as the layout says.
     fn check_cut(&self, component: Component, layers: u32) -> Result<(), StepError> {
-        let (pp, cut) = match component {
+        let (stages, cut) = match component {
             Component::Encoder => (self.layout.encoder.pp, self.layout.encoder_cut),
-            Component::Llm | Component::Both => (self.layout.llm.pp, self.layout.llm_cut),
+            Component::Llm | Component::Both => (self.layout.num_llm_stages(), self.layout.llm_cut),
         };
-        if pp > layers {
-            return Err(StepError::StagesExceedLayers { component, stages: pp, layers });
+        let chunks = if component == Component::Encoder { 1 } else { self.layout.llm_interleave };
+        if stages > layers {
+            return Err(StepError::StagesExceedLayers { component, stages: stages / chunks, chunks, layers });
         }
         match cut {
-            Some(cut) if cut.num_stages() != pp || cut.num_layers() != layers => {
-                Err(StepError::CutLayers { component, cut, stages: pp, layers })
+            Some(cut) if cut.num_stages() != stages || cut.num_layers() != layers => {
+                Err(StepError::CutLayers { component, cut, stages: stages / chunks, chunks, layers })
             }
             _ => Ok(()),
         }

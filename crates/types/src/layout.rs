@@ -6,6 +6,16 @@ use crate::index::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// Chunks of a rank where stages are not interleaved.
+const fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // As serde calls it.
+const fn is_one(count: &u32) -> bool {
+    *count == 1
+}
+
 /// Whether a field says nothing that a file without it would not say.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
@@ -16,6 +26,10 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// *Disaggregated*: the encoder's ranks come first, then the LLM's, replica by replica; within a replica the pipeline
 /// stages follow each other, and the ranks of a stage that share its layers (tensor parallelism) lie side by side: its
 /// *tensor group*.
+///
+/// *Interleaved*: each pipeline rank of the LLM backbone holds `llm_interleave` runs of layers, its *chunks*, each a stage
+/// of its own. Chunk c of pipeline rank r is stage c x pp + r of the LLM backbone: a microbatch passes all ranks once for
+/// each chunk.
 ///
 /// *Colocated*: the degrees of both components are equal, `pp` is 1, and group r holds replica r of both: stage 0, the
 /// encoder, and stage 1, the LLM backbone.
@@ -38,9 +52,12 @@ pub struct Layout {
     /// Layers of each encoder stage; `None`: as even as can be, the longer runs first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoder_cut: Option<LayerCut>,
-    /// Layers of each stage of the LLM backbone, likewise.
+    /// Layers of each stage of the LLM backbone, likewise; by stage, whichever rank holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub llm_cut: Option<LayerCut>,
+    /// Chunks of each pipeline rank of the LLM backbone, at least 1; 1: one run of layers a rank, not interleaved.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub llm_interleave: u32,
 }
 
 /// Where a rank stands: its component, replica and stage.
@@ -50,7 +67,7 @@ pub struct Coordinates {
     pub component: Component,
     /// Replica of that component, from 0.
     pub replica: u32,
-    /// Stage in the whole step: the encoder's are first. The first of the rank's stages in a colocated layout.
+    /// Stage in the whole step: the encoder's are first. The first of the rank's stages where it holds several.
     pub stage: StageIndex,
     /// Position in its tensor group, from 0.
     pub tensor: u32,
@@ -67,6 +84,7 @@ impl Layout {
             shard_ranks: None,
             encoder_cut: None,
             llm_cut: None,
+            llm_interleave: 1,
         }
     }
 
@@ -89,9 +107,19 @@ impl Layout {
         }
     }
 
+    /// Stages of the LLM backbone: one for each chunk of each pipeline rank.
+    pub const fn num_llm_stages(&self) -> u32 {
+        self.llm.pp * self.llm_interleave
+    }
+
     /// Number of stages a microbatch passes: the encoder's stages, then the LLM backbone's.
     pub const fn num_stages(&self) -> u32 {
-        self.encoder.pp + self.llm.pp
+        self.encoder.pp + self.num_llm_stages()
+    }
+
+    /// Whether pipeline ranks hold several chunks each.
+    pub const fn is_interleaved(&self) -> bool {
+        self.llm_interleave > 1
     }
 
     /// Layers that each stage of `component` holds when it has `num_layers`: those of the layout's cut, which must have as
@@ -100,11 +128,16 @@ impl Layout {
     /// # Panics
     /// If the component has no stages.
     pub fn stage_layers(&self, component: Component, num_layers: u32) -> Vec<u32> {
-        let (cut, degrees) = match component {
-            Component::Encoder => (self.encoder_cut, self.encoder),
-            Component::Llm | Component::Both => (self.llm_cut, self.llm),
-        };
-        cut.map_or_else(|| cut_layers(num_layers, degrees.pp), Vec::from)
+        let (cut, stages) = self.cut_of(component);
+        cut.map_or_else(|| cut_layers(num_layers, stages), Vec::from)
+    }
+
+    /// The cut of a component, and its stages.
+    const fn cut_of(&self, component: Component) -> (Option<LayerCut>, u32) {
+        match component {
+            Component::Encoder => (self.encoder_cut, self.encoder.pp),
+            Component::Llm | Component::Both => (self.llm_cut, self.num_llm_stages()),
+        }
     }
 
     /// The first layer of a stage of the whole step among the `num_layers` of its component, and how many it has.
@@ -117,20 +150,19 @@ impl Layout {
         stage: StageIndex,
         num_layers: u32,
     ) -> Result<(u32, u32), String> {
-        let (first, degrees, cut) = match component {
-            Component::Encoder => (0, self.encoder, self.encoder_cut),
-            Component::Llm | Component::Both => (self.encoder.pp, self.llm, self.llm_cut),
-        };
-        let stages = first..first + degrees.pp;
+        let (cut, num_stages) = self.cut_of(component);
+        let first = if component == Component::Encoder { 0 } else { self.encoder.pp };
+        let stages = first..first + num_stages;
         if !stages.contains(&stage.0) {
             let last = stages.end.saturating_sub(1);
             return Err(format!("stage {} is none of the {component}, they are {first} to {last}", stage.0));
         }
-        if degrees.pp > num_layers {
-            return Err(format!(
-                "{component} pp {} exceeds the {num_layers} layers of the {component}",
-                degrees.pp
-            ));
+        if num_stages > num_layers {
+            let stages = match (component, self.llm_interleave) {
+                (Component::Encoder, _) | (_, 1) => format!("pp {num_stages}"),
+                (_, chunks) => format!("pp {} x interleave {chunks}", self.llm.pp),
+            };
+            return Err(format!("{component} {stages} exceeds the {num_layers} layers of the {component}"));
         }
         if let Some(cut) = cut.filter(|cut| cut.num_layers() != num_layers) {
             let found = cut.num_layers();
@@ -157,7 +189,7 @@ impl Layout {
         } else if stage.0 < self.encoder.pp {
             Rank((replica * self.encoder.pp + stage.0) * self.encoder.tp)
         } else {
-            let group = replica * self.llm.pp + (stage.0 - self.encoder.pp);
+            let group = replica * self.llm.pp + (stage.0 - self.encoder.pp) % self.llm.pp;
             Rank(self.encoder.num_ranks() + group * self.llm.tp)
         }
     }
@@ -198,26 +230,33 @@ impl Layout {
         ranks.map(Rank)
     }
 
-    /// Stages of all replicas: as many as tensor groups, and twice as many where each rank holds both components.
+    /// Stages of all replicas: as many as tensor groups, and more where a rank holds several.
     pub const fn num_rows(&self) -> u32 {
-        self.encoder.pp * self.encoder.dp + self.llm.pp * self.llm.dp
+        self.encoder.pp * self.encoder.dp + self.num_llm_stages() * self.llm.dp
     }
 
     /// The number of a stage of a replica among those of all replicas, the encoder's first: its tensor group, but where
-    /// components are colocated.
+    /// components are colocated or stages interleaved.
     pub const fn row(&self, replica: u32, stage: StageIndex) -> usize {
-        let apart = Self { placement: Placement::Disaggregated, ..self.by_group() };
-        apart.rank(replica, stage).index()
+        let row = if stage.0 < self.encoder.pp {
+            replica * self.encoder.pp + stage.0
+        } else {
+            let of_encoder = self.encoder.pp * self.encoder.dp;
+            of_encoder + replica * self.num_llm_stages() + (stage.0 - self.encoder.pp)
+        };
+        row as usize
     }
 
     /// The stages that `rank` holds, in the order in which a microbatch passes them; none past the last rank.
     pub fn stages(&self, rank: Rank) -> impl DoubleEndedIterator<Item = StageIndex> + use<> {
-        let held = match self.coordinates(rank) {
-            None => 0..0,
-            Some(_) if self.is_colocated() => 0..self.num_stages(),
-            Some(at) => at.stage.0..at.stage.0 + 1,
+        // The first stage, how many, and how far apart.
+        let (first, count, apart) = match self.coordinates(rank) {
+            None => (0, 0, 1),
+            Some(_) if self.is_colocated() => (0, self.num_stages(), 1),
+            Some(at) if at.component == Component::Encoder => (at.stage.0, 1, 1),
+            Some(at) => (at.stage.0, self.llm_interleave, self.llm.pp),
         };
-        held.map(StageIndex)
+        (0..count).map(move |chunk| StageIndex(first + chunk * apart))
     }
 
     /// Where `rank` stands; `None` past the last rank.
@@ -242,6 +281,21 @@ impl Layout {
         })
     }
 
+    /// Adds what is wrong with the number of chunks.
+    fn check_interleave(&self, name: &str, problems: &mut Vec<String>) {
+        let chunks = self.llm_interleave;
+        if chunks == 0 {
+            problems.push(format!("{name}.llm_interleave: must not be 0"));
+        } else if self.is_colocated() && chunks > 1 {
+            problems.push(format!(
+                "{name}.llm_interleave: {chunks}, must be 1 where the components are colocated"
+            ));
+        } else if self.llm.pp == 1 && chunks > 1 {
+            let rule = "must be 1 where llm.pipeline_parallel_degree is 1";
+            problems.push(format!("{name}.llm_interleave: {chunks}, {rule}"));
+        }
+    }
+
     /// Adds what is wrong with the layout beyond degrees of 0, each with its field.
     pub(crate) fn check(&self, name: &str, problems: &mut Vec<String>) {
         if self.is_colocated() {
@@ -255,11 +309,18 @@ impl Layout {
                 problems.push(format!("{name}.{field}: {pp}, must be 1 where the components are colocated"));
             }
         }
-        let cuts = [("encoder", self.encoder_cut, self.encoder), ("llm", self.llm_cut, self.llm)];
-        for (component, cut, degrees) in cuts {
-            if let Some(cut) = cut.filter(|cut| cut.num_stages() != degrees.pp) {
-                let (found, stages) = (cut.num_stages(), degrees.pp);
-                let rule = format!("{component}.pipeline_parallel_degree is {stages}, must be equal");
+        self.check_interleave(name, problems);
+        let cuts = [("encoder", Component::Encoder), ("llm", Component::Llm)];
+        for (component, of) in cuts {
+            let (cut, stages) = self.cut_of(of);
+            if let Some(cut) = cut.filter(|cut| cut.num_stages() != stages) {
+                let found = cut.num_stages();
+                let rule = if of == Component::Llm && self.is_interleaved() {
+                    let (pp, chunks) = (self.llm.pp, self.llm_interleave);
+                    format!("llm.pipeline_parallel_degree x llm_interleave is {pp} x {chunks}, must be equal")
+                } else {
+                    format!("{component}.pipeline_parallel_degree is {stages}, must be equal")
+                };
                 problems.push(format!("{name}.{component}_cut: {cut} has {found} stages, {rule}"));
             }
         }
@@ -290,6 +351,9 @@ impl fmt::Display for Layout {
                     write!(f, " layers {cut}")?;
                 }
                 write!(f, ", llm {}", self.llm)?;
+                if self.is_interleaved() {
+                    write!(f, " interleave {}", self.llm_interleave)?;
+                }
                 if let Some(cut) = self.llm_cut {
                     write!(f, " layers {cut}")?;
                 }
@@ -307,103 +371,4 @@ impl fmt::Display for Layout {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn ranks_and_coordinates_are_inverse(
-            e_dp in 1u32..5, l_dp in 1u32..5, e_pp in 1u32..4, l_pp in 1u32..5, e_tp in 1u32..5, l_tp in 1u32..5
-        ) {
-            let apart = Layout::disaggregated(
-                ComponentLayout { tp: e_tp, pp: e_pp, dp: e_dp },
-                ComponentLayout { tp: l_tp, pp: l_pp, dp: l_dp },
-            );
-            let one = ComponentLayout { tp: l_tp, pp: 1, dp: e_dp };
-            let colocated = Layout { encoder: one, llm: one, ..Layout::colocated(e_dp, Zero::Parameters) };
-            for layout in [apart, colocated] {
-                let (mut held, mut rows) = (0, std::collections::BTreeSet::new());
-                let mut groups = Vec::new();
-                for rank in (0..layout.num_ranks()).map(Rank) {
-                    let at = layout.coordinates(rank).unwrap();
-                    prop_assert_eq!(layout.stages(rank).next(), Some(at.stage));
-                    let group = layout.group(rank).unwrap();
-                    prop_assert_eq!(layout.ranks_of_group(group).nth(at.tensor as usize), Some(rank));
-                    prop_assert_eq!(layout.by_group().coordinates(group).unwrap(), Coordinates { tensor: 0, ..at });
-                    groups.push(group.0);
-                    for stage in layout.stages(rank) {
-                        prop_assert_eq!(layout.rank(at.replica, stage).0 + at.tensor, rank.0);
-                        prop_assert!(at.tensor < layout.tensor_degree(stage));
-                        rows.insert(layout.row(at.replica, stage));
-                        held += u32::from(at.tensor == 0);
-                    }
-                }
-                // Groups lie side by side, and each is there.
-                prop_assert!(groups.is_sorted());
-                groups.dedup();
-                prop_assert!(groups.into_iter().eq(0..layout.by_group().num_ranks()));
-                // Each stage of each replica stands on one rank.
-                prop_assert_eq!(held, layout.encoder.pp * layout.encoder.dp + layout.llm.pp * layout.llm.dp);
-                prop_assert_eq!(held, layout.num_rows());
-                prop_assert!(rows.into_iter().eq(0..held as usize));
-                prop_assert_eq!(layout.coordinates(Rank(layout.num_ranks())), None);
-                prop_assert_eq!(layout.stages(Rank(layout.num_ranks())).count(), 0);
-            }
-        }
-    }
-
-    /// What older files hold is read as before, and the fields that say nothing new are left out.
-    #[test]
-    fn only_what_differs_from_a_plain_pipeline_is_written() {
-        let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
-        let plain = Layout::disaggregated(degrees(2), degrees(3));
-        let text = serde_json::to_string(&plain).unwrap();
-        assert!(
-            !text.contains("placement")
-                && !text.contains("zero")
-                && !text.contains("shard_ranks")
-                && !text.contains("cut"),
-            "{text}"
-        );
-        let hybrid = Layout { shard_ranks: Some(4), ..Layout::colocated(8, Zero::Parameters) };
-        let text = serde_json::to_string(&hybrid).unwrap();
-        assert!(text.ends_with(r#""placement":"colocated","zero":3,"shard_ranks":4}"#), "{text}");
-        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), hybrid);
-        assert_eq!(hybrid.to_string(), "colocated tp 1 dp 8, zero 3 over 4 ranks");
-        let error = serde_json::from_str::<Layout>(&text.replace("\"zero\":3", "\"zero\":4")).unwrap_err();
-        assert!(error.to_string().starts_with("4, must be 0, 1, 2 or 3"), "{error}");
-    }
-
-    #[test]
-    fn an_uneven_cut_is_the_layouts_own() {
-        let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
-        let even = Layout::disaggregated(degrees(2), degrees(3));
-        assert_eq!(even.stage_layers(Component::Llm, 20), [7, 7, 6]);
-        let cut = |layers: &[u32]| Some(LayerCut::new(layers).unwrap());
-        let uneven = Layout { encoder_cut: cut(&[5, 3]), llm_cut: cut(&[7, 8, 5]), ..even };
-        assert_eq!(uneven.stage_layers(Component::Llm, 20), [7, 8, 5]);
-        assert_eq!(uneven.stage_layers(Component::Encoder, 8), [5, 3]);
-        assert_eq!(uneven.to_string(), "encoder tp 1 pp 2 dp 1 layers 5+3, llm tp 1 pp 3 dp 1 layers 7+8+5");
-        let text = serde_json::to_string(&uneven).unwrap();
-        assert!(text.ends_with(r#""encoder_cut":[5,3],"llm_cut":[7,8,5]}"#), "{text}");
-        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), uneven);
-        let mut problems = Vec::new();
-        Layout { llm_cut: cut(&[10, 10]), ..even }.check("layout", &mut problems);
-        let rule = "llm.pipeline_parallel_degree is 3, must be equal";
-        assert_eq!(problems, [format!("layout.llm_cut: 10+10 has 2 stages, {rule}")]);
-    }
-
-    #[test]
-    fn states_are_cut_over_all_replicas_or_over_groups_of_them() {
-        let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
-        let apart = Layout { zero: Zero::States, ..Layout::disaggregated(degrees(2), degrees(6)) };
-        let degree = |layout: Layout| {
-            [Component::Encoder, Component::Llm].map(|component| layout.shard_degree(component))
-        };
-        assert_eq!(degree(Layout { zero: Zero::Nothing, ..apart }), [1, 1]);
-        assert_eq!(degree(apart), [2, 6]);
-        assert_eq!(degree(Layout { shard_ranks: Some(2), ..apart }), [2, 2]);
-        assert_eq!(degree(Layout::colocated(8, Zero::Gradients)), [8, 8]);
-    }
-}
+mod tests;

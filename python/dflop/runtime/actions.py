@@ -6,7 +6,8 @@
     0W3  the gradients of the weights, at some time after
 
 A list is the schedule's own or, where that has none, the plan's for its pipeline order. In a colocated layout
-a rank holds stage 0 and stage 1, and its list has the actions of both: 0F3 1F3 1B3 0B3.
+a rank holds stage 0 and stage 1, and its list has the actions of both: 0F3 1F3 1B3 0B3. Where stages of the
+LLM are interleaved, a rank holds several of them, its chunks.
 """
 
 from __future__ import annotations

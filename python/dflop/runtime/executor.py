@@ -4,11 +4,11 @@
     B of microbatch j:  receive gradients of below[j] -> stage.backward -> send gradients of above[j]
     I of microbatch j:  as B, but for the gradients of the weights, which W of j computes
 
-A rank holds one stage or, in a colocated layout, the encoder and the LLM; what its stages hand to each other
-stays on it. Receives are opened a few actions ahead, so that a message moves while this rank computes. A
-microbatch of which this rank has no sample does nothing and sends nothing, and its peers know that from the
-schedule. Where ranks meet in each action (ZeRO-3) it takes part in what they do together, without work of its
-own.
+A rank holds one stage, several of the LLM where they are interleaved or, in a colocated layout, the encoder
+and the LLM; what its stages hand to each other stays on it. Receives are opened a few actions ahead, so that
+a message moves while this rank computes. A microbatch of which this rank has no sample does nothing and sends
+nothing, and its peers know that from the schedule. Where ranks meet in each action (ZeRO-3) it takes part in
+what they do together, without work of its own.
 
 No list that the simulator accepts can hang. It accepts lists whose actions, each after its inputs and after
 those before it on its rank, stand in some order without a circle. Take the first action of that order that

@@ -32,7 +32,8 @@ class Mesh:
     replica: int
     """Replica of that component, from 0."""
     stages: tuple[int, ...]
-    """Stages of the whole step that this rank holds, in the order of a forward: the encoder's come first."""
+    """Stages of the whole step that this rank holds, in the order of a forward: the encoder's come first. Of
+    the LLM several where they are interleaved (its chunks)."""
     device: torch.device
     control: dist.ProcessGroup
     """All ranks, gloo: small things on the CPU."""
@@ -113,7 +114,8 @@ class Mesh:
 def role_of(plan: Plan, rank: int) -> tuple[str, int]:
     """What a rank holds, in words, and its replica: `encoder`, `encoder stage 1`, `llm stage 2`.
 
-    Stages are those of the whole step; an encoder of one stage has no number.
+    Stages are those of the whole step; an encoder of one stage has no number. Of two chunks it is
+    `llm stages 1, 3`.
 
     Args:
         plan: The layout.
@@ -125,8 +127,12 @@ def role_of(plan: Plan, rank: int) -> tuple[str, int]:
     component, replica, stage = plan.coordinates(rank)
     if component == "both":
         return "encoder and llm", replica
-    is_whole = component == "encoder" and plan.encoder_stages == 1
-    return component if is_whole else f"{component} stage {stage}", replica
+    if component == "encoder" and plan.encoder_stages == 1:
+        return component, replica
+    stages = plan.stages(rank)
+    if len(stages) > 1:
+        return f"{component} stages {', '.join(map(str, stages))}", replica
+    return f"{component} stage {stage}", replica
 
 
 def join(

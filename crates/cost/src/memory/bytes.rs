@@ -176,7 +176,7 @@ pub enum MemoryError {
 /// 1F1B, data-aware:  min(M, p - s)      GPipe:  M      zero-bubble:  min(M, p), up to the W
 /// ```
 ///
-/// No layout has interleaved stages; that order is counted as 1F1B.
+/// This is of one stage a rank; interleaved 1F1B is counted as 1F1B. Of ranks that hold several chunks the lists say it.
 ///
 /// # Panics
 /// If `stage` is not one of the stages.

@@ -22,13 +22,21 @@ pub(crate) fn rows(ranks: usize, m: usize, ns_max: u64) -> impl Strategy<Value =
 /// Steps with 1 to 3 replicas and stages of each component, 0 to 7 microbatches, short times (so that ties
 /// and zeros are common), times of I and W.
 pub(crate) fn steps() -> impl Strategy<Value = StepInput> {
-    ((1u32..=3, 1u32..=3), (1u32..=3, 1u32..=3), 0u32..=7, 0usize..3).prop_flat_map(|(e, l, m, order)| {
-        let layout = layout(e, l);
-        let (ranks, m) = (layout.num_ranks() as usize, m as usize);
+    steps_of(1)
+}
+
+/// As `steps`, with 1 to `chunks_max` chunks on each rank of the LLM backbone.
+pub(crate) fn steps_of(chunks_max: u32) -> impl Strategy<Value = StepInput> {
+    let sizes = ((1u32..=3, 1u32..=3), (1u32..=3, 1u32..=3), 1..=chunks_max, 0u32..=7, 0usize..3);
+    sizes.prop_flat_map(|(e, l, chunks, m, order)| {
+        // Zero-bubble has no interleaved stages.
+        let llm_interleave = if l.0 == 1 || order == 2 { 1 } else { chunks };
+        let layout = Layout { llm_interleave, ..layout(e, l) };
+        let (ranks, num_rows, m) = (layout.num_ranks() as usize, layout.num_rows() as usize, m as usize);
         let feeds = prop::collection::vec(any::<bool>(), m * (e.1 * l.1) as usize);
-        let split = (rows(ranks, m, 20), rows(ranks, m, 20));
+        let split = (rows(num_rows, m, 20), rows(num_rows, m, 20));
         let tails = prop::collection::vec(0u64..30, ranks);
-        (rows(ranks, m, 20), rows(ranks, m, 40), split, feeds, 0u64..6, tails).prop_map(
+        (rows(num_rows, m, 20), rows(num_rows, m, 40), split, feeds, 0u64..6, tails).prop_map(
             move |(forward_ns, backward_ns, (input_ns, weight_ns), feeds, transfer_ns, tail_ns)| {
                 let column = |c: &[bool]| c.chunks(l.1 as usize).map(<[bool]>::to_vec).collect::<Vec<_>>();
                 StepInput {
@@ -129,7 +137,7 @@ pub(crate) fn duration_ns(step: &StepInput, rank: Rank, action: Action) -> u64 {
         ActionKind::I => &step.input_ns,
         ActionKind::W => &step.weight_ns,
     };
-    list[rank.index()][action.microbatch as usize]
+    list[step.row(rank, action.stage)][action.microbatch as usize]
 }
 
 /// All spans by relaxation: every start at the time its rank has its data, pushed later by each edge until nothing

@@ -67,12 +67,12 @@ impl StepScheduler {
                 *most = fraction(bytes, usable).max(*most);
             }
         }
-        for (stage, layers) in (self.settings.layout.encoder.pp..).zip(&self.stages) {
+        for (stage, held) in (self.settings.layout.encoder.pp..).zip(self.rank_layers()) {
             let in_flight = predict::in_flight(&self.settings, stage);
-            let usable = usable(RankRole::Stage(*layers), in_flight);
+            let usable = usable(RankRole::Stage(held), in_flight);
             for (most, &s) in fractions.iter_mut().zip(batch) {
-                *most = fraction(self.model.sample_stage_bytes(self.shape(s), typical, *layers), usable)
-                    .max(*most);
+                *most =
+                    fraction(self.model.sample_stage_bytes(self.shape(s), typical, held), usable).max(*most);
             }
         }
         Some(fractions)

@@ -9,7 +9,7 @@ use dflop_types::{
     Action, ActionKind, Component, MicrobatchShape, PartRange, Rank, SampleShape, Schedule, StageIndex,
 };
 
-/// What each rank computes, microbatch by microbatch, with its stage and the part of the model it holds.
+/// What each rank computes, microbatch by microbatch, with its first stage and the part of the model it holds.
 struct RankWork {
     rank: Rank,
     stage: usize,
@@ -52,9 +52,11 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
     if settings.layout.is_colocated() {
         return memory::peaks(scheduler, &schedule.llm, &schedule.encoder);
     }
-    let (p, m) = (settings.layout.num_stages(), settings.num_microbatches);
+    let (layout, m) = (settings.layout, settings.num_microbatches);
+    // Ranks by their first stage: the replicas of each run the same list.
+    let first_ranks = (0..layout.encoder.pp + layout.llm.pp).map(|stage| layout.rank(0, StageIndex(stage)));
     let by_stage: Vec<Vec<Action>> =
-        (0..p).map(|stage| order::actions(settings.pipeline_order, StageIndex(stage), p, m)).collect();
+        first_ranks.filter_map(|rank| order::of_rank(&layout, settings.pipeline_order, rank, m)).collect();
     let peak = |work: RankWork| {
         let list = schedule.actions.get(work.rank.index()).unwrap_or(&by_stage[work.stage]);
         rank_peak(scheduler, work.stage, work.role, &work.microbatches, list)
@@ -89,9 +91,9 @@ pub(crate) fn alone_bytes(
     ranks(scheduler, schedule).into_iter().map(of).unzip()
 }
 
-/// What the ranks of each stage hold, the encoder's first.
+/// What the ranks of a replica hold, the encoder's first: all chunks of a rank are one role.
 pub(crate) fn roles(scheduler: &StepScheduler) -> Vec<RankRole> {
-    let stages = scheduler.stages.iter().map(|&layers| RankRole::Stage(layers));
+    let stages = scheduler.rank_layers().into_iter().map(RankRole::Stage);
     let encoder: Vec<RankRole> = match scheduler.encoder_stages[..] {
         [_] => vec![RankRole::Encoder],
         ref several => several.iter().map(|&layers| RankRole::EncoderStage(layers)).collect(),
@@ -117,8 +119,15 @@ fn rank_peak(
     let boundary = layout.encoder.pp as usize;
     let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
     let steps = RankSteps { role, microbatches, actions, copies_rows, sharding: sharding(scheduler, role) };
+    let peak = if layout.is_interleaved() && stage >= boundary {
+        let pp = layout.llm.pp as usize;
+        let chunks: Vec<_> = scheduler.stages.iter().copied().skip(stage - boundary).step_by(pp).collect();
+        scheduler.model.interleaved_peak(&steps, &chunks, |of| (of.index() - stage) / pp)
+    } else {
+        scheduler.model.rank_peak(&steps)
+    };
     // The lists are our own, and name each microbatch of the step once in its turn.
-    scheduler.model.rank_peak(&steps).unwrap_or_else(|error| unreachable!("{error}"))
+    peak.unwrap_or_else(|error| unreachable!("{error}"))
 }
 
 impl StepScheduler {
@@ -161,7 +170,13 @@ impl StepScheduler {
             shape: MicrobatchShape::pack([sample]),
             feature_tokens: u64::from(sample.feature_tokens),
         }];
-        let list = order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1);
+        let layout = self.settings.layout;
+        let list = if layout.is_interleaved() {
+            let rank = layout.rank(0, StageIndex(stage as u32));
+            order::of_rank(&layout, self.settings.pipeline_order, rank, 1).unwrap_or_default()
+        } else {
+            order::actions(self.settings.pipeline_order, StageIndex(0), 1, 1)
+        };
         rank_peak(self, stage, role, &microbatch, &list).total_bytes()
     }
 }

@@ -6,8 +6,8 @@ use crate::place::sides::{EncoderSide, Side};
 use crate::scheduler::StepScheduler;
 use crate::settings::StepSettings;
 use dflop_cost::{Basis, Prediction, Sharding, StageLayers, Transfer, microbatches_in_flight};
-use dflop_sim::StepInput;
-use dflop_types::{Component, EncoderShare, PipelineOrder, SampleIndex, StageIndex};
+use dflop_sim::{StepInput, order};
+use dflop_types::{ActionKind, Component, EncoderShare, PipelineOrder, SampleIndex, StageIndex};
 
 /// How much of a predicted step was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +30,19 @@ pub(crate) struct Predicted {
     pub(crate) coverage: Coverage,
 }
 
-/// Microbatches in flight on `stage` at its peak.
+/// Microbatches in flight at its peak on the rank whose first stage is `stage`, rounded up where it holds several chunks.
 pub(crate) fn in_flight(settings: &StepSettings, stage: u32) -> u32 {
+    let layout = settings.layout;
+    if layout.is_interleaved() {
+        let rank = layout.rank(0, StageIndex(stage));
+        let list = order::of_rank(&layout, settings.pipeline_order, rank, settings.num_microbatches);
+        let (mut held, mut peak) = (0_u32, 0);
+        for action in list.unwrap_or_default() {
+            held = if action.kind == ActionKind::F { held + 1 } else { held - 1 };
+            peak = peak.max(held);
+        }
+        return peak.div_ceil(layout.stages(rank).count().max(1) as u32);
+    }
     microbatches_in_flight(
         settings.pipeline_order,
         StageIndex(stage),
@@ -122,10 +133,11 @@ fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     let encoder = scheduler.encoder_stages.iter();
     let encoder =
         encoder.map(|&stage| (model.sharded_encoder_stage_tail(stage, of_encoder), layout.encoder.dp));
-    let llm = scheduler.stages.iter();
-    let llm = llm.map(|&stage| (model.sharded_stage_tail(stage, of_llm), layout.llm.dp));
+    let llm = scheduler.rank_layers().into_iter();
+    let llm = llm.map(|held| (model.sharded_stage_tail(held, of_llm), layout.llm.dp));
     let mut is_all_measured = true;
     let mut tail_ns = vec![0; layout.num_ranks() as usize];
+    // By the first stage of each rank.
     for (stage, (tail, replicas)) in (0..).zip(encoder.chain(llm)) {
         is_all_measured &= is_measured(tail);
         for replica in 0..replicas {

@@ -31,6 +31,10 @@ impl Holding {
     fn violations(&self, input: &StepInput) -> Vec<Violation> {
         let (ranks, m) = (input.layout.num_ranks() as usize, input.num_microbatches as usize);
         let mut violations = Vec::new();
+        if input.layout.is_interleaved() {
+            let needs = "one stage a rank, the layout has several";
+            violations.push(Violation::Order { path: "order", order: PipelineOrder::DataAware, needs });
+        }
         let mut compare = |path: String, found, what, other, expected| {
             if found != expected {
                 violations.push(Violation::Count { path, found, what, other, expected });
@@ -122,7 +126,7 @@ pub fn data_aware(
 ///
 /// # Errors
 /// [`SimError::Unsound`] with every violation of `input` and `holding`: a microbatch that takes more on a rank than
-/// the rank may hold is one. [`SimError::Overflow`].
+/// the rank may hold is one, and so are interleaved stages. [`SimError::Overflow`].
 ///
 /// # References
 /// Serial schedule generation with priority rules: Kolisch, 1996, DOI 10.1016/0377-2217(95)00357-6.

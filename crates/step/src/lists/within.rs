@@ -22,10 +22,11 @@ impl StepScheduler {
     /// else as it is.
     ///
     /// An arm that runs ahead fills the memory budget; without a budget nothing limits its forwards. Any other arm
-    /// has no more microbatches in flight than 1F1B. Only [`Method::Aware`] splits the backward.
+    /// has no more microbatches in flight than 1F1B. Only [`Method::Aware`] splits the backward. Interleaved stages keep
+    /// the lists of their pipeline order under every arm.
     pub(crate) fn listed(&self, schedule: Schedule, arm: Arm) -> Result<Schedule, StepError> {
         let is_free = arm.method == Method::Aware && self.settings.pipeline_order == PipelineOrder::DataAware;
-        if !is_free && !arm.is_ahead {
+        if self.settings.layout.is_interleaved() || !is_free && !arm.is_ahead {
             return Ok(schedule);
         }
         let is_split = is_free && self.model.has_split();

@@ -30,7 +30,8 @@ impl Ramp {
     /// Ramps worth a try; none where few samples share a bucket, since nothing could be cut to size.
     pub(crate) fn candidates(settings: &StepSettings, num_samples: usize) -> Vec<Self> {
         let mut ramps = Vec::new();
-        let (m, p) = (settings.num_microbatches, settings.layout.num_stages());
+        let layout = settings.layout;
+        let (m, p) = (settings.num_microbatches, layout.encoder.pp + layout.llm.pp);
         if p < 2 || m < 4 || (num_samples as u64) < 3 * u64::from(settings.num_buckets()) {
             return ramps;
         }

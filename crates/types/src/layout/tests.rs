@@ -1,0 +1,135 @@
+use super::*;
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn ranks_and_coordinates_are_inverse(
+        e_dp in 1u32..5, l_dp in 1u32..5, e_pp in 1u32..4, l_pp in 1u32..5, e_tp in 1u32..5, l_tp in 1u32..5,
+        chunks in 1u32..4
+    ) {
+        let apart = Layout::disaggregated(
+            ComponentLayout { tp: e_tp, pp: e_pp, dp: e_dp },
+            ComponentLayout { tp: l_tp, pp: l_pp, dp: l_dp },
+        );
+        let one = ComponentLayout { tp: l_tp, pp: 1, dp: e_dp };
+        let colocated = Layout { encoder: one, llm: one, ..Layout::colocated(e_dp, Zero::Parameters) };
+        let interleaved = Layout { llm_interleave: chunks, ..apart };
+        for layout in [apart, colocated, interleaved] {
+            let (mut held, mut rows) = (0, std::collections::BTreeSet::new());
+            let mut groups = Vec::new();
+            for rank in (0..layout.num_ranks()).map(Rank) {
+                let at = layout.coordinates(rank).unwrap();
+                prop_assert_eq!(layout.stages(rank).next(), Some(at.stage));
+                let group = layout.group(rank).unwrap();
+                prop_assert_eq!(layout.ranks_of_group(group).nth(at.tensor as usize), Some(rank));
+                prop_assert_eq!(layout.by_group().coordinates(group).unwrap(), Coordinates { tensor: 0, ..at });
+                groups.push(group.0);
+                for stage in layout.stages(rank) {
+                    prop_assert_eq!(layout.rank(at.replica, stage).0 + at.tensor, rank.0);
+                    prop_assert!(at.tensor < layout.tensor_degree(stage));
+                    rows.insert(layout.row(at.replica, stage));
+                    held += u32::from(at.tensor == 0);
+                }
+            }
+            // Groups lie side by side, and each is there.
+            prop_assert!(groups.is_sorted());
+            groups.dedup();
+            prop_assert!(groups.into_iter().eq(0..layout.by_group().num_ranks()));
+            // Each stage of each replica stands on one rank.
+            let of_llm = layout.llm.pp * layout.llm_interleave * layout.llm.dp;
+            prop_assert_eq!(held, layout.encoder.pp * layout.encoder.dp + of_llm);
+            prop_assert_eq!(held, layout.num_rows());
+            prop_assert!(rows.into_iter().eq(0..held as usize));
+            prop_assert_eq!(layout.coordinates(Rank(layout.num_ranks())), None);
+            prop_assert_eq!(layout.stages(Rank(layout.num_ranks())).count(), 0);
+        }
+    }
+}
+
+/// What older files hold is read as before, and the fields that say nothing new are left out.
+#[test]
+fn only_what_differs_from_a_plain_pipeline_is_written() {
+    let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
+    let plain = Layout::disaggregated(degrees(2), degrees(3));
+    let text = serde_json::to_string(&plain).unwrap();
+    assert!(
+        !text.contains("placement")
+            && !text.contains("zero")
+            && !text.contains("shard_ranks")
+            && !text.contains("cut")
+            && !text.contains("interleave"),
+        "{text}"
+    );
+    let hybrid = Layout { shard_ranks: Some(4), ..Layout::colocated(8, Zero::Parameters) };
+    let text = serde_json::to_string(&hybrid).unwrap();
+    assert!(text.ends_with(r#""placement":"colocated","zero":3,"shard_ranks":4}"#), "{text}");
+    assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), hybrid);
+    assert_eq!(hybrid.to_string(), "colocated tp 1 dp 8, zero 3 over 4 ranks");
+    let error = serde_json::from_str::<Layout>(&text.replace("\"zero\":3", "\"zero\":4")).unwrap_err();
+    assert!(error.to_string().starts_with("4, must be 0, 1, 2 or 3"), "{error}");
+}
+
+#[test]
+fn an_uneven_cut_is_the_layouts_own() {
+    let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
+    let even = Layout::disaggregated(degrees(2), degrees(3));
+    assert_eq!(even.stage_layers(Component::Llm, 20), [7, 7, 6]);
+    let cut = |layers: &[u32]| Some(LayerCut::new(layers).unwrap());
+    let uneven = Layout { encoder_cut: cut(&[5, 3]), llm_cut: cut(&[7, 8, 5]), ..even };
+    assert_eq!(uneven.stage_layers(Component::Llm, 20), [7, 8, 5]);
+    assert_eq!(uneven.stage_layers(Component::Encoder, 8), [5, 3]);
+    assert_eq!(uneven.to_string(), "encoder tp 1 pp 2 dp 1 layers 5+3, llm tp 1 pp 3 dp 1 layers 7+8+5");
+    let text = serde_json::to_string(&uneven).unwrap();
+    assert!(text.ends_with(r#""encoder_cut":[5,3],"llm_cut":[7,8,5]}"#), "{text}");
+    assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), uneven);
+    let mut problems = Vec::new();
+    Layout { llm_cut: cut(&[10, 10]), ..even }.check("layout", &mut problems);
+    let rule = "llm.pipeline_parallel_degree is 3, must be equal";
+    assert_eq!(problems, [format!("layout.llm_cut: 10+10 has 2 stages, {rule}")]);
+}
+
+#[test]
+fn chunks_are_dealt_round_over_the_pipeline_ranks() {
+    let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };
+    let plain = Layout::disaggregated(degrees(2, 1), degrees(3, 2));
+    let layout = Layout { llm_interleave: 2, ..plain };
+    assert_eq!((layout.num_ranks(), layout.num_stages(), layout.num_rows()), (8, 8, 14));
+    let stages = |rank| layout.stages(Rank(rank)).map(|stage| stage.0).collect::<Vec<_>>();
+    assert_eq!([stages(1), stages(2), stages(4), stages(6)], [vec![1], vec![2, 5], vec![4, 7], vec![3, 6]]);
+    assert_eq!(layout.stage_layers(Component::Llm, 20), [4, 4, 3, 3, 3, 3]);
+    assert_eq!(layout.layers_of_stage(Component::Llm, StageIndex(5), 20), Ok((11, 3)));
+    let error = layout.layers_of_stage(Component::Llm, StageIndex(5), 4).unwrap_err();
+    assert_eq!(error, "llm pp 3 x interleave 2 exceeds the 4 layers of the llm");
+    assert_eq!(layout.to_string(), "encoder tp 1 pp 2 dp 1, llm tp 1 pp 3 dp 2 interleave 2");
+    let text = serde_json::to_string(&layout).unwrap();
+    assert!(text.ends_with(r#","llm_interleave":2}"#), "{text}");
+    assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout);
+    let problems = |layout: Layout| {
+        let mut problems = Vec::new();
+        layout.check("layout", &mut problems);
+        problems
+    };
+    let cut = LayerCut::new(&[1, 2, 3]).unwrap();
+    let rule = "llm.pipeline_parallel_degree x llm_interleave is 3 x 2, must be equal";
+    let expected = [format!("layout.llm_cut: 1+2+3 has 3 stages, {rule}")];
+    assert_eq!(problems(Layout { llm_cut: Some(cut), ..layout }), expected);
+    let alone = Layout { llm: degrees(1, 2), ..layout };
+    let rule = "must be 1 where llm.pipeline_parallel_degree is 1";
+    assert_eq!(problems(alone), [format!("layout.llm_interleave: 2, {rule}")]);
+    assert_eq!(problems(Layout { llm_interleave: 0, ..layout }), ["layout.llm_interleave: must not be 0"]);
+    let together = Layout { llm_interleave: 2, ..Layout::colocated(2, Zero::Nothing) };
+    let rule = "must be 1 where the components are colocated";
+    assert_eq!(problems(together), [format!("layout.llm_interleave: 2, {rule}")]);
+}
+
+#[test]
+fn states_are_cut_over_all_replicas_or_over_groups_of_them() {
+    let degrees = |dp| ComponentLayout { tp: 1, pp: 1, dp };
+    let apart = Layout { zero: Zero::States, ..Layout::disaggregated(degrees(2), degrees(6)) };
+    let degree =
+        |layout: Layout| [Component::Encoder, Component::Llm].map(|component| layout.shard_degree(component));
+    assert_eq!(degree(Layout { zero: Zero::Nothing, ..apart }), [1, 1]);
+    assert_eq!(degree(apart), [2, 6]);
+    assert_eq!(degree(Layout { shard_ranks: Some(2), ..apart }), [2, 2]);
+    assert_eq!(degree(Layout::colocated(8, Zero::Gradients)), [8, 8]);
+}
