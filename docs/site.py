@@ -39,7 +39,7 @@ for line in sys.stdin:
 
 
 class Helps:
-    """Prints help texts, 100 columns wide, from one process."""
+    """Prints help texts, 80 columns wide, which is what a page shows, from one process."""
 
     def __init__(self) -> None:
         self._asked = subprocess.Popen(
@@ -47,7 +47,7 @@ class Helps:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"COLUMNS": "100"},
+            env={"COLUMNS": "80"},
         )
 
     def of(self, *verb: str) -> str:

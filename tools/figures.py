@@ -15,11 +15,11 @@ STYLE = """<style>
   text { font: 14px system-ui, sans-serif; fill: #24292f }
   .small { font-size: 12px } .soft { fill: #57606a } .mid { text-anchor: middle } .end { text-anchor: end }
   .e { fill: #9cc5ee } .l { fill: #2a5f9e } .w { fill: #fdebdd; stroke: #d9692a; stroke-dasharray: 4 3 }
-  .card { fill: #f6f8fa; stroke: #afb8c1 } .good { fill: #dafbe1; stroke: #1a7f37 }
+  .page { fill: #ffffff } .card { fill: #f6f8fa; stroke: #afb8c1 } .good { fill: #dafbe1; stroke: #1a7f37 }
   .line { stroke: #57606a; fill: none } .dash { stroke-dasharray: 4 3 } .bold { stroke: #d9692a; stroke-width: 2; fill: none }
   .on { fill: #ffffff } .one { fill: #0b2540 }
   @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .soft { fill: #9da7b1 } .w { fill: #3b2a1e }
-    .card { fill: #1b2129; stroke: #57606a } .good { fill: #12301c; stroke: #3fb950 } .line { stroke: #9da7b1 }
+    .page { fill: #0d1117 } .card { fill: #1b2129; stroke: #57606a } .good { fill: #12301c; stroke: #3fb950 } .line { stroke: #9da7b1 }
     .on { fill: #fff } .one { fill: #0b2540 } }
 </style>
 <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
@@ -37,8 +37,11 @@ class Drawing:
             height: likewise.
             label: what the figure shows, for who does not see it.
         """
-        box = f'viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}"'
+        size = f'width="{width + 32}" height="{height + 28}"'
+        box = f'viewBox="-16 -14 {width + 32} {height + 28}" role="img" aria-label="{escape(label, quote=True)}"'
         self._parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}>', STYLE]
+        # A card of its own: the page's colours may be others than the system's.
+        self._parts.append(f'<rect x="-16" y="-14" {size} rx="6" class="page"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "") -> None:
         """Words whose line stands at `y`."""
