@@ -39,7 +39,8 @@ def test_the_changelog_of_today_can_be_released() -> None:
 
 
 def test_what_is_built_elsewhere_is_built_with_our_rust() -> None:
-    """The container's toolchain is that of `rust-toolchain.toml`: another one would be downloaded beside it."""
+    """The container's toolchain is that of `rust-toolchain.toml`, which is not copied into it."""
+    assert "rust-toolchain.toml" in (ROOT / ".dockerignore").read_text().split()
     channel = re.search(r'channel = "(\d+\.\d+)\.\d+"', (ROOT / "rust-toolchain.toml").read_text())
     image = re.search(r"library/rust:([\d.]+)-", (ROOT / "Containerfile").read_text())
     assert channel

@@ -33,6 +33,25 @@ def test_links_of_a_page_exist(page: str) -> None:
     assert not missing, f"{page} links to what does not exist: {missing}"
 
 
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [p.relative_to(ROOT).as_posix() for p in tracked("*.md")])
+def test_links_into_a_page_name_one_of_its_headings(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
+    missing = []
+    for path, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", text):
+        if "://" not in path and not path.endswith(".rs"):
+            target = (ROOT / page).parent / path if path else ROOT / page
+            if anchor not in anchors(target):
+                missing.append(f"{path}#{anchor}")
+    assert not missing, f"{page} links to no heading: {missing}"
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/tour.md"])
 def test_paths_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()

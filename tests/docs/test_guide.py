@@ -29,6 +29,22 @@ def test_the_guide_has_pages_to_walk() -> None:
     assert {"quick_start.md", "dataset.md", "cluster.md", "resume.md"} <= set(WALKED)
 
 
+def test_a_slow_step_is_looked_for_in_sections_that_the_report_has() -> None:
+    named = re.findall(r"\*\*([^*]+)\*\*", (GUIDE / "slow_step.md").read_text())
+    pages = (GUIDE.parent.parent / "crates" / "report" / "src").rglob("*.rs")
+    sections = set(re.findall(r'name: "([^"]+)"', "".join(path.read_text() for path in pages)))
+    assert len(named) > 3
+    assert not set(named) - sections
+
+
+def test_the_demo_has_as_many_samples_as_the_quick_start_says() -> None:
+    said = re.search(r"`demo` now holds (\d+) samples", (GUIDE / "quick_start.md").read_text())
+    assert said
+    command = [sys.executable, "-m", "dflop", "demo-data", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"[default: {said[1]}]" in shown
+
+
 @pytest.mark.site
 @pytest.mark.parametrize("page", WALKED)
 def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
