@@ -14,5 +14,6 @@ mod hostile;
 mod named;
 mod schedule;
 mod session;
+mod shapes;
 mod watch;
 mod writes;

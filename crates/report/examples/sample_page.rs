@@ -120,6 +120,8 @@ fn report() -> Report {
         loss_by_kind: ["text", "image", "video"].map(|name| group(&mut dice, name)).into(),
         loss_by_source: ["captions", "questions"].map(|name| group(&mut dice, name)).into(),
         against: None,
+        shapes: Vec::new(),
+        memory: Vec::new(),
         plans: None,
         events: Vec::new(),
         slow_steps: Vec::new(),

@@ -20,10 +20,12 @@ mod chart;
 mod figure;
 mod loss;
 mod page;
+mod shapes;
 
 pub use against::{Against, AgainstRow, Change, StepPair, Unit};
 pub use figure::figure;
 pub use loss::{GroupLoss, LossPoint};
+pub use shapes::{RankBytes, ShapeError};
 
 use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
 
@@ -50,6 +52,10 @@ pub struct Report {
     pub data: Option<DataProfile>,
     /// What the heaviest samples do to a step, where there is a plan and a model profile.
     pub outliers: Option<Outliers>,
+    /// Predicted and measured time by size of sample, where steps were measured.
+    pub shapes: Vec<ShapeError>,
+    /// Peak memory of each kind of rank.
+    pub memory: Vec<RankBytes>,
     /// The model profile.
     pub model: Option<ModelProfile>,
     /// Training loss for each label token, by step.

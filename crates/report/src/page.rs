@@ -8,6 +8,7 @@ mod loss;
 mod model;
 mod path;
 mod plan;
+mod shapes;
 mod steps;
 mod times;
 mod viewer;
@@ -39,7 +40,9 @@ pub(crate) fn page(report: &Report) -> Markup {
         path::changes(report),
         times::pairs(report),
         times::prediction(report),
+        shapes::section(report),
         plan::section(report),
+        shapes::memory(report),
         data::section(report),
         model::section(report),
         loss::section(report),

@@ -39,6 +39,7 @@ pub use adapt::correction::{Correction, CorrectionState};
 pub use adapt::fit::{BinExcess, Excess, Fit};
 pub use adapt::live::Live;
 pub use adapt::rows::Sum;
+pub use adapt::shape_times::{ShapeTime, ShapeTimes};
 pub use adapt::watch::{Alarm, Cause, Watch};
 pub use arm::{Arm, Method, ParseArmError};
 pub use error::StepError;

@@ -151,6 +151,39 @@ fn slow_shapes_are_scheduled_by_what_they_take() {
     }
 }
 
+/// The table of shapes names the slow ones: it counts each sample once a step, and all time of all actions.
+#[test]
+fn slow_shapes_stand_out_in_the_table() {
+    let shapes = fixture::shapes(NUM_SAMPLES as usize, 5);
+    let mut sizes: Vec<u32> = shapes.iter().map(|shape| shape.llm_tokens).collect();
+    sizes.sort_unstable();
+    let scheduler = scheduler(apart(8, 1, 2), 4, &shapes);
+    let (least, most) = (sizes[sizes.len() * 80 / 100], sizes[sizes.len() * 85 / 100]);
+    let machine = Machine { slow_shapes: Some((least, most, 6e6)), noise: 0.02, ..Machine::default() };
+    let mut times = dflop_step::ShapeTimes::new(&scheduler);
+    let (mut predicted_ns, mut measured_ns) = (0.0, 0.0);
+    for step in 0..30 {
+        let schedule = scheduler.schedule(step, &batch(step), Arm::AWARE).unwrap();
+        let run = machine.run(&scheduler, &schedule);
+        predicted_ns +=
+            scheduler.simulate(&schedule).unwrap().spans.iter().map(|s| s.duration_ns() as f64).sum::<f64>();
+        measured_ns += run.spans.iter().map(|s| s.duration_ns() as f64).sum::<f64>();
+        scheduler.add_shape_times(&mut times, &schedule, &run.spans, run.makespan_ns).unwrap();
+    }
+    let rows = times.rows();
+    let near = |found: f64, truth: f64| (found / truth - 1.0).abs() < 1e-9;
+    let sum = |of: fn(&dflop_step::ShapeTime) -> f64| rows.iter().map(of).sum::<f64>();
+    assert!(near(sum(|row| row.predicted_ns), predicted_ns) && near(sum(|row| row.measured_ns), measured_ns));
+    let llm = || rows.iter().filter(|row| !row.is_encoder);
+    assert_eq!(llm().map(|row| row.num_samples).sum::<u64>(), 30 * u64::from(BATCH));
+    let tokens: u64 = (0..30).flat_map(batch).map(|s| u64::from(shapes[s.index()].llm_tokens)).sum();
+    assert_eq!(llm().map(|row| row.num_tokens).sum::<u64>(), tokens);
+    let worst = rows.iter().max_by(|a, b| a.excess.excess.total_cmp(&b.excess.excess)).unwrap();
+    let is_slow = worst.tokens_max >= u64::from(least) && worst.tokens_min <= u64::from(most);
+    assert!(!worst.is_encoder && is_slow && worst.excess.excess > 3.5 * worst.excess.error, "{worst:?}");
+    assert!(worst.measured_ns / worst.predicted_ns > 1.02, "{worst:?}");
+}
+
 /// On a machine that does what the profile says, up to noise, nothing is corrected and schedules stay as they are.
 #[test]
 fn a_quiet_machine_is_left_alone() {

@@ -18,6 +18,8 @@ pub(crate) struct LinePlot<'a> {
     pub(crate) frame: Frame,
     /// Both axes logarithmic.
     pub(crate) is_log: bool,
+    /// Whether only the horizontal axis is logarithmic where `is_log`.
+    pub(crate) has_linear_y: bool,
     pub(crate) show_x: Show,
     pub(crate) show_y: Show,
     pub(crate) name_x: &'a str,
@@ -34,7 +36,11 @@ pub(crate) fn line_plot(plot: &LinePlot, lines: &[Line]) -> Markup {
     let (x, y) = if plot.is_log {
         (
             Scale::log(x_of.unwrap_or((1.0, 10.0)), frame.x(), false),
-            Scale::log(y_of.unwrap_or((1.0, 10.0)), frame.y(), false),
+            if plot.has_linear_y {
+                Scale::around(points().map(|p| p.1), frame.y())
+            } else {
+                Scale::log(y_of.unwrap_or((1.0, 10.0)), frame.y(), false)
+            },
         )
     } else {
         (

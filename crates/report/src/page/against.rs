@@ -104,6 +104,7 @@ fn step_times(against: &Against, names: &[String]) -> Markup {
         label: &label,
         frame: Frame::small(),
         is_log: false,
+        has_linear_y: false,
         show_x: number::tick,
         show_y: number::tick,
         name_x: "step",

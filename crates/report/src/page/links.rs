@@ -111,6 +111,7 @@ fn plot(links: &[&LinkProfile]) -> Markup {
         label: &format!("{name}: time over message size, as in the table below."),
         frame: Frame::third(),
         is_log: true,
+        has_linear_y: false,
         show_x: number::compact,
         show_y: number::tick,
         name_x: "bytes, log scale",

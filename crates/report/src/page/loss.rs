@@ -194,5 +194,8 @@ fn line(class: &'static str, name: &str, points: Vec<(f64, f64)>) -> Line {
 fn drawn(label: &str, frame: Frame, lines: &[Line]) -> Markup {
     let (show_x, show_y): (Show, Show) = (number::tick, number::tick);
     let name_y = "loss a label token";
-    line_plot(&LinePlot { label, frame, is_log: false, show_x, show_y, name_x: "step", name_y }, lines)
+    line_plot(
+        &LinePlot { label, frame, is_log: false, has_linear_y: true, show_x, show_y, name_x: "step", name_y },
+        lines,
+    )
 }

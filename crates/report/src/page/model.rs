@@ -257,6 +257,7 @@ fn measured(
         label: &format!("{name}: times over {unit}, as in the table below."),
         frame: Frame::third(),
         is_log,
+        has_linear_y: false,
         show_x: number::compact,
         show_y: number::tick,
         name_x: &unit_x,

@@ -229,6 +229,8 @@ pub(crate) fn small() -> Report {
         loss_by_kind: Vec::new(),
         loss_by_source: Vec::new(),
         against: None,
+        shapes: Vec::new(),
+        memory: Vec::new(),
         plans: None,
         events: Vec::new(),
         slow_steps: Vec::new(),

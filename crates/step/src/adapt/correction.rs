@@ -60,6 +60,10 @@ impl Correction {
         Self { rows: Rows::of_steps(state.steps), bins: self.bins, fits }
     }
 
+    pub(crate) const fn bins(&self) -> &ShapeBins {
+        &self.bins
+    }
+
     /// What each bin takes beyond its prediction, used or not.
     pub fn shapes(&self) -> Vec<BinExcess> {
         let of = |component: usize| {
@@ -136,17 +140,17 @@ impl Correction {
 }
 
 /// Bins with their parts of the tokens of an action.
-type Fractions = Vec<(usize, f64)>;
+pub(crate) type Fractions = Vec<(usize, f64)>;
 
 /// One action as it was predicted and measured.
-struct Action {
+pub(crate) struct Action {
     row: usize,
-    component: usize,
+    pub(crate) component: usize,
     kind: ActionKind,
-    predicted_ns: u64,
-    measured_ns: u64,
+    pub(crate) predicted_ns: u64,
+    pub(crate) measured_ns: u64,
     /// Bins of its samples, with their parts of the tokens.
-    fractions: Fractions,
+    pub(crate) fractions: Fractions,
     /// What these bins are taken to take of their predicted time so far.
     factor: f64,
 }
@@ -217,7 +221,7 @@ impl StepScheduler {
     }
 
     /// The actions of a measured step, each with what is known of its samples.
-    fn observed(
+    pub(crate) fn observed(
         &self,
         correction: &Correction,
         schedule: &Schedule,

@@ -12,4 +12,5 @@ pub(crate) mod correction;
 pub(crate) mod fit;
 pub(crate) mod live;
 pub(crate) mod rows;
+pub(crate) mod shape_times;
 pub(crate) mod watch;

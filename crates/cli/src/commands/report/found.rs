@@ -1,7 +1,7 @@
 //! What a directory holds for a report: profiles, plans, and a run.
 
 use super::path::slow_steps;
-use super::{for_page, loss, title};
+use super::{for_page, loss, shapes, title};
 use crate::Failure;
 use crate::commands::counted;
 use crate::comparison::{ArmSummary, Comparison, Steps, Waits};
@@ -51,7 +51,17 @@ impl Found {
         comparison: Option<&Comparison>,
         views: Vec<StepView>,
     ) -> Result<Report, Failure> {
+        let last = self.schedulers()?.pop().flatten();
+        let (shapes, memory) = match (&last, &self.data) {
+            // What slept for its predicted time says nothing of shapes.
+            (Some(scheduler), Some(data)) if !self.is_rehearsed() => {
+                (shapes::shapes(self, scheduler, data)?, shapes::memory(self, scheduler)?)
+            }
+            _ => (Vec::new(), Vec::new()),
+        };
         Ok(Report {
+            shapes,
+            memory,
             title: title(dir),
             facts: self.facts(),
             measured: Steps::of(&self.metrics).map(|steps| dflop_report::Measured {
@@ -165,33 +175,35 @@ impl Found {
         self.planned.iter().map(of).collect()
     }
 
-    /// Measured steps with what was predicted of them, in the order in which they ran.
-    pub(super) fn step_views(&self) -> Result<Vec<StepView>, Failure> {
-        let schedulers = self.schedulers()?;
+    /// The measured steps of one of [`Found::planned`], each with its schedule, in the order in which they ran.
+    pub(super) fn measured_steps(&self, index: usize) -> Vec<(&StepTrace, &StepSchedule)> {
         let lines: BTreeMap<(u64, &str), &StepSchedule> =
             self.schedules.iter().map(|line| ((line.schedule.step, line.arm.as_str()), line)).collect();
+        let of = |trace: &'_ StepTrace| lines.get(&(trace.step, trace.arm.as_str())).copied();
+        let all = self.traces.iter().filter_map(|trace| Some((trace, of(trace)?)));
+        all.filter(|(_, line)| self.plan_index(line) == index).collect()
+    }
+
+    /// Measured steps with what was predicted of them, plan by plan in the order in which they ran.
+    pub(super) fn step_views(&self) -> Result<Vec<StepView>, Failure> {
         let all_metrics: BTreeMap<(u64, &str), &StepMetrics> =
             self.metrics.iter().map(|line| ((line.step, line.arm.as_str()), line)).collect();
         let mut views = Vec::new();
-        for trace in &self.traces {
-            let key = (trace.step, trace.arm.as_str());
-            let Some(schedule) = lines.get(&key) else { continue };
-            let index = self.plan_index(schedule);
-            let Some(Some(scheduler)) = schedulers.get(index) else { continue };
+        for (index, scheduler) in self.schedulers()?.iter().enumerate() {
+            let Some(scheduler) = scheduler else { continue };
             let layout = &self.planned[index].plan.best.layout;
-            let metrics = all_metrics.get(&key);
-            views.push(StepView {
-                step: trace.step,
-                arm: trace.arm.clone(),
-                predicted: Some(scheduler.simulate(&schedule.schedule)?),
-                measured: Some(scheduler.measured(
-                    &schedule.schedule,
-                    &trace.spans(layout),
-                    trace.makespan_ns,
-                )?),
-                is_rehearsed: metrics.is_some_and(|m| m.is_rehearsed),
-                data_wait_ns: metrics.map_or(0, |m| m.data_wait_ns),
-            });
+            for (trace, line) in self.measured_steps(index) {
+                let metrics = all_metrics.get(&(trace.step, trace.arm.as_str()));
+                let spans = trace.spans(layout);
+                views.push(StepView {
+                    step: trace.step,
+                    arm: trace.arm.clone(),
+                    predicted: Some(scheduler.simulate(&line.schedule)?),
+                    measured: Some(scheduler.measured(&line.schedule, &spans, trace.makespan_ns)?),
+                    is_rehearsed: metrics.is_some_and(|m| m.is_rehearsed),
+                    data_wait_ns: metrics.map_or(0, |m| m.data_wait_ns),
+                });
+            }
         }
         Ok(views)
     }

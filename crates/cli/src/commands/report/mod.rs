@@ -4,6 +4,7 @@ mod against;
 mod found;
 mod loss;
 mod path;
+mod shapes;
 mod watch;
 
 use super::simulate::write_trace;

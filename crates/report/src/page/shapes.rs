@@ -1,0 +1,221 @@
+//! Predicted against measured time by size of sample, and memory by part.
+
+use super::{Section, plotted};
+use crate::chart::{Bar, Frame, Line, LinePlot, Part, bars, legend, line_plot, names, numbers, table, words};
+use crate::{Report, ShapeError};
+use dflop_types::number;
+use maud::{Markup, html};
+
+/// Bins that are named.
+const MOST_NAMED: usize = 3;
+/// Colours of the parts of memory.
+const CLASSES: [&str; 8] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7"];
+
+/// Error by component and shape bin.
+pub(super) fn section(report: &Report) -> Option<Section> {
+    if report.shapes.is_empty() {
+        return None;
+    }
+    let components = [(true, "encoder"), (false, "LLM")];
+    let of = |is_encoder: bool| {
+        report.shapes.iter().filter(|row| row.is_encoder == is_encoder).collect::<Vec<_>>()
+    };
+    let body = html! {
+        p { (worst(&report.shapes)) }
+        p {
+            "An action holds samples of several sizes. Its predicted and its measured time are divided over them by tokens: that is \"error\", with the sign of the "
+            "prediction's (below zero it took longer). \"Samples alone\" is what a regression over all actions lays to samples of that size, slow ranks and the other "
+            "samples of their actions taken off, with its standard error; later steps count more."
+        }
+        div class="row" { @for (is_encoder, name) in components { (drawn(name, &of(is_encoder))) } }
+        @for (is_encoder, name) in components { (rows(name, &of(is_encoder))) }
+    };
+    Some(Section { id: "shapes", name: "Error by size of sample", body })
+}
+
+fn range(row: &ShapeError) -> String {
+    let of = |(first, last): (u64, u64)| {
+        if first == last {
+            number::thousands(first)
+        } else {
+            format!("{} to {}", number::thousands(first), number::thousands(last))
+        }
+    };
+    of((row.tokens_min, row.tokens_max))
+}
+
+/// The worst bins in a sentence.
+fn worst(rows: &[ShapeError]) -> Markup {
+    let mut sure: Vec<&ShapeError> = rows.iter().filter(|row| row.is_sure()).collect();
+    sure.sort_by(|a, b| b.excess.abs().total_cmp(&a.excess.abs()));
+    let told = |row: &&ShapeError| {
+        format!(
+            "{} tokens in the {} ({}, \u{b1} {}; {})",
+            range(row),
+            if row.is_encoder { "encoder" } else { "LLM" },
+            number::signed_percent(row.excess),
+            number::percent(2.0 * row.excess_error),
+            number::counted(row.num_samples, "sample")
+        )
+    };
+    let named: Vec<String> = sure.iter().take(MOST_NAMED).map(told).collect();
+    html! {
+        @if named.is_empty() {
+            "No size of sample parts from its prediction by more than chance."
+        } @else {
+            "Furthest from their predicted time: samples of " strong { (named.join("; of ")) }
+            @if sure.len() > MOST_NAMED { ", and " (number::counted((sure.len() - MOST_NAMED) as u64, "other size")) }
+            ". " code { "dflop profile model --from-run" } " renews the profile where all sizes part alike, " code { "dflop profile model" } " measures again."
+        }
+    }
+}
+
+/// Time a thousand tokens over the tokens of a sample.
+fn drawn(name: &str, rows: &[&ShapeError]) -> Markup {
+    let known: Vec<&&ShapeError> =
+        rows.iter().filter(|row| row.num_tokens > 0 && row.num_samples > 0).collect();
+    if known.len() < 2 {
+        return html! {};
+    }
+    let line = |class, what: &str, ms: fn(&ShapeError) -> f64| {
+        let point = |row: &&&ShapeError| {
+            (row.num_tokens as f64 / row.num_samples as f64, 1e3 * ms(row) / row.num_tokens as f64)
+        };
+        let points: Vec<(f64, f64)> = known.iter().map(point).collect();
+        let title = |(row, point): (&&&ShapeError, &(f64, f64))| {
+            format!("{} tokens, {what}: {} for 1,000 tokens", range(row), number::ms(point.1))
+        };
+        Line { class, titles: known.iter().zip(&points).map(title).collect(), points }
+    };
+    let lines = [
+        line("a-blind", "predicted", |row| row.predicted_ms),
+        line("a-aware", "measured", |row| row.measured_ms),
+    ];
+    let label = format!(
+        "Time for a thousand tokens in the {name} over the tokens of a sample, predicted and measured."
+    );
+    let plot = LinePlot {
+        label: &label,
+        frame: Frame::small(),
+        is_log: true,
+        has_linear_y: true,
+        show_x: number::compact,
+        show_y: number::tick,
+        name_x: "tokens a sample, log scale",
+        name_y: "ms for 1,000 tokens",
+    };
+    let heading = format!("Time in the {name} by size of sample");
+    plotted(&heading, &line_plot(&plot, &lines), &legend([("a-blind", "predicted"), ("a-aware", "measured")]))
+}
+
+fn rows(name: &str, rows: &[&ShapeError]) -> Markup {
+    let cells = |row: &&ShapeError| {
+        let segments = match row.segments {
+            (0, 0) => number::NONE.to_owned(),
+            (least, most) if least == most => number::thousands(least),
+            (least, most) => format!("{} to {}", number::thousands(least), number::thousands(most)),
+        };
+        vec![
+            range(row),
+            segments,
+            number::thousands(row.num_samples),
+            number::thousands(row.num_actions),
+            number::ms(row.predicted_ms),
+            number::ms(row.measured_ms),
+            number::signed_percent(row.error()),
+            number::signed_percent(row.excess),
+            number::percent(row.excess_error),
+            if row.is_sure() { "yes" } else { "" }.to_owned(),
+        ]
+    };
+    let columns = [
+        names("tokens"),
+        numbers("tiles or frames"),
+        numbers("samples"),
+        numbers("actions"),
+        numbers("predicted"),
+        numbers("measured"),
+        numbers("error"),
+        numbers("samples alone"),
+        numbers("standard error"),
+        words("beyond chance"),
+    ];
+    let caption = format!("Predicted and measured time in the {name} by size of sample");
+    html! {
+        @if !rows.is_empty() {
+            details { summary { "Table: " (caption) } (table(&caption, &columns, &rows.iter().map(cells).collect::<Vec<_>>())) }
+        }
+    }
+}
+
+/// Peak memory of each kind of rank by part, and what was measured.
+pub(super) fn memory(report: &Report) -> Option<Section> {
+    if report.memory.is_empty() {
+        return None;
+    }
+    let mut parts: Vec<&str> = Vec::new();
+    for (name, bytes) in report.memory.iter().flat_map(|rank| &rank.parts) {
+        if *bytes > 0 && !parts.contains(&name.as_str()) {
+            parts.push(name);
+        }
+    }
+    let class =
+        |name: &str| CLASSES[parts.iter().position(|part| *part == name).unwrap_or(0) % CLASSES.len()];
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let bar = |rank: &crate::RankBytes| Bar {
+        name: rank.name.clone(),
+        is_predicted: false,
+        parts: rank
+            .parts
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(name, bytes)| Part {
+                class: class(name),
+                value: mib(*bytes),
+                title: format!("{}, {name}: {}", rank.name, number::memory_size(*bytes)),
+            })
+            .collect(),
+        total: number::compact(mib(rank.predicted_bytes)),
+    };
+    let drawn: Vec<Bar> = report.memory.iter().map(bar).collect();
+    let is_measured = report.memory.iter().any(|rank| rank.measured_tensor_bytes.is_some());
+    let rows: Vec<Vec<String>> = report
+        .memory
+        .iter()
+        .map(|rank| {
+            let mut row = vec![rank.name.clone(), rank.rank.to_string(), rank.moment.clone()];
+            let of =
+                |part: &&str| rank.parts.iter().find(|(name, _)| name == part).map_or(0, |(_, bytes)| *bytes);
+            row.extend(parts.iter().map(|part| number::memory_size(of(part))));
+            row.push(number::memory_size(rank.predicted_tensor_bytes));
+            if is_measured {
+                let measured = rank.measured_tensor_bytes;
+                row.push(measured.map_or_else(|| number::NONE.to_owned(), number::memory_size));
+                let error =
+                    measured.map(|bytes| (rank.predicted_tensor_bytes as f64 - bytes as f64) / bytes as f64);
+                row.push(error.map_or_else(|| number::NONE.to_owned(), number::signed_percent));
+            }
+            row
+        })
+        .collect();
+    let mut columns = vec![names("ranks"), numbers("rank"), names("fullest in")];
+    columns.extend(parts.iter().map(|part| numbers(part)));
+    columns.push(numbers("tensors, predicted"));
+    if is_measured {
+        columns.extend([numbers("tensors, measured"), numbers("error")]);
+    }
+    let body = html! {
+        p {
+            "Peak memory of the fullest rank of each kind, as predicted for a step of this run, by what holds it"
+            @if is_measured { ", beside what " code { "--measure-memory-step" } " counted in that step. " }
+            @else { ". Nothing was measured: " code { "dflop train --measure-memory-step N" } " counts it in step N. " }
+        }
+        figure class="wide" {
+            figcaption { "Predicted peak memory by part" }
+            (bars("Predicted peak memory by part, as in the table below.", 760.0, &drawn, number::tick, "MiB"))
+            (legend(parts.iter().map(|part| (class(part), *part))))
+        }
+        (table("Peak memory of the fullest rank of each kind", &columns, &rows))
+    };
+    Some(Section { id: "memory", name: "Memory by part", body })
+}
