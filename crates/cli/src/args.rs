@@ -446,8 +446,8 @@ pub(crate) struct Report {
     pub(crate) figure: Option<PathBuf>,
     /// Serve the page of a job that runs instead of writing it: it follows the run until Ctrl-C
     ///
-    /// Nothing is written, and nothing but the page is served. Only this machine reaches it, unless --listen says otherwise; from
-    /// elsewhere a tunnel does: ssh -L 8765:127.0.0.1:8765 HOST
+    /// Nothing is written, and nothing but the page and its numbers (/metrics, for Prometheus) is served. Only this machine reaches
+    /// it, unless --listen says otherwise; from elsewhere a tunnel does: ssh -L 8765:127.0.0.1:8765 HOST
     #[arg(long, conflicts_with_all = ["out", "trace", "figure"])]
     pub(crate) watch: bool,
     /// With --watch: address and port; port 0 takes a free one

@@ -118,10 +118,18 @@ pub(crate) struct StepSchedule {
 pub(crate) struct StepEvent {
     step: u64,
     kind: String,
+    /// Of an alarm.
+    #[serde(default)]
+    cause: Option<String>,
     words: String,
 }
 
 impl StepEvent {
+    /// The likely cause of an alarm; `None` of all else.
+    pub(crate) fn alarm(&self) -> Option<&str> {
+        (self.kind == "alarm").then(|| self.cause.as_deref().unwrap_or("unknown"))
+    }
+
     pub(crate) fn view(&self) -> dflop_report::EventView {
         dflop_report::EventView { step: self.step, is_alarm: self.kind == "alarm", words: self.words.clone() }
     }

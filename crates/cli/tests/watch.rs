@@ -2,6 +2,8 @@
 
 use crate::common::Session;
 use crate::from_run::with_run;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -74,6 +76,85 @@ fn the_page_of_a_run_is_served_and_follows_it() {
     assert!(!session.path("demo/report.html").exists(), "a watch writes nothing");
 }
 
+/// The rules of the text format, version 0.0.4: each family once, with its help and its type before its samples; names end by
+/// their kind and unit; a sample is a name, labels, a number.
+#[test]
+fn metrics_are_what_prometheus_reads() {
+    let session = with_run(1.0);
+    let alarm = json!({"step": 3, "kind": "alarm", "cause": "rank", "size": 0.3, "words": "rank 1 is slow"});
+    let decision = json!({"step": 3, "kind": "correction", "words": "on"});
+    fs::write(session.path("demo/run/events.jsonl"), format!("{alarm}\n{decision}\n{alarm}\n")).unwrap();
+    session.edit("demo/run/metrics.jsonl", |text| {
+        let whole = |line: &str| {
+            let mut line: Value = serde_json::from_str(line).unwrap();
+            line["idle_ns"] =
+                json!({"ramp": 500_000_000, "imbalance": 250_000_000, "transfer": 0, "data_wait": 1});
+            (line["tokens"], line["samples"]) = (json!(1_000), json!(64));
+            format!("{line}\n")
+        };
+        text.lines().map(whole).collect()
+    });
+    let server = Server::of(&session);
+    let answer = server.get("/metrics");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    let (mut types, mut helped, mut values) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+    assert!(body.ends_with('\n') && body.is_ascii(), "{body}");
+    for line in body.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, words) = help.split_once(' ').unwrap();
+            assert!(helped.insert(name) && words.ends_with('.'), "{line}");
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert!(helped.contains(name) && types.insert(name, kind).is_none(), "{line}");
+            let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+            assert!(name.starts_with("dflop_") && name.chars().all(is_name), "{name}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+            assert!(!name.ends_with("_ns") && !name.ends_with("_ms"), "{name}: base units only");
+        } else {
+            let (sample, value) = line.rsplit_once(' ').unwrap();
+            let name = sample.split('{').next().unwrap();
+            assert!(types.contains_key(name), "{line}: no type before it");
+            let labels = &sample[name.len()..];
+            assert!(
+                labels.is_empty() || (labels.starts_with("{cause=\"") && labels.ends_with("\"}")),
+                "{line}"
+            );
+            assert!(values.insert(sample, value.parse::<f64>().unwrap()).is_none(), "{line}: twice");
+        }
+    }
+    // By hand, of twelve steps.
+    let last: Value = serde_json::from_str(
+        fs::read_to_string(session.path("demo/run/metrics.jsonl")).unwrap().lines().last().unwrap(),
+    )
+    .unwrap();
+    let seconds = last["step_ns"].as_f64().unwrap() / 1e9;
+    for (name, value) in [
+        ("dflop_step", 11.0),
+        ("dflop_steps_total", 12.0),
+        ("dflop_step_duration_seconds", seconds),
+        ("dflop_step_predicted_seconds", last["predicted_ns"].as_f64().unwrap() / 1e9),
+        ("dflop_idle_ratio", 0.5),
+        ("dflop_idle_seconds_total{cause=\"ramp\"}", 6.0),
+        ("dflop_idle_seconds_total{cause=\"imbalance\"}", 3.0),
+        ("dflop_tokens_total", 12_000.0),
+        ("dflop_samples_total", 768.0),
+        ("dflop_tokens_per_second", 1_000.0 / seconds),
+        ("dflop_loss", 1.0),
+        ("dflop_alarms_total{cause=\"rank\"}", 2.0),
+        ("dflop_alarms_total{cause=\"data\"}", 0.0),
+    ] {
+        let found = values.get(name).unwrap_or_else(|| panic!("no {name}: {body}"));
+        assert!((found - value).abs() <= 1e-9 * value.abs(), "{name}: {found}, {value}");
+    }
+    assert!(!body.contains("corrected"), "what the run does not say is no number");
+    // A scraper asks at any time: before the first step there is nothing to say, and nothing is wrong.
+    fs::write(session.path("demo/run/metrics.jsonl"), "").unwrap();
+    assert!(
+        server.get("/metrics").starts_with("HTTP/1.1 200 OK") && server.get("/metrics").ends_with("\r\n\r\n")
+    );
+}
+
 /// No path of a request is one of the disk, nothing is written, and only who asks for this machine is answered.
 #[test]
 fn nothing_else_is_served() {
@@ -94,7 +175,7 @@ fn nothing_else_is_served() {
     ] {
         let answer = server.get(target);
         assert!(answer.starts_with("HTTP/1.1 404 "), "{target}: {answer}");
-        assert!(answer.ends_with("there is only /\n"), "{target}: {answer}");
+        assert!(answer.ends_with("there is only / and /metrics\n"), "{target}: {answer}");
     }
     for method in ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "get"] {
         let answer = server.raw(format!("{method} / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());

@@ -3,6 +3,7 @@
 use dflop_sim::{Durations, perfetto, simulate};
 use dflop_types::{PipelineOrder, Rank, Span, Timeline};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn timeline() -> Timeline {
     let durations = Durations {
@@ -59,4 +60,50 @@ fn spans_come_back() {
 fn nothing_is_an_empty_trace() {
     let json: Value = serde_json::from_str(&perfetto(&[])).unwrap();
     assert_eq!(json["traceEvents"].as_array().unwrap().len(), 0);
+}
+
+/// The rules that Perfetto's importer counts errors by: each slice has a whole name, time and duration; slices of one track lie one
+/// after the other or one in the other; every track has a name; nothing flows from a slice that is not there.
+#[test]
+fn an_importer_finds_nothing_to_complain_of() {
+    let mut measured = timeline();
+    // A measured step: its ranks do not begin at zero, and a span may be empty.
+    for span in &mut measured.spans {
+        (span.start_ns, span.end_ns) = (span.start_ns + 123_456_789, span.end_ns + 123_456_789);
+    }
+    let simulated = timeline();
+    let json: Value =
+        serde_json::from_str(&perfetto(&[("step 3 aware predicted", &simulated), ("measured", &measured)]))
+            .unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let mut tracks: BTreeMap<(u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
+    let mut named = BTreeSet::new();
+    for event in events {
+        let track = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        let name = event["name"].as_str().unwrap();
+        match event["ph"].as_str().unwrap() {
+            "M" => {
+                assert!(event["args"].is_object() && event.get("ts").is_none(), "{event}");
+                if name == "thread_name" {
+                    named.insert(track);
+                }
+            }
+            "X" => {
+                assert!(!name.is_empty() && event["cat"].is_string() && event["args"].is_object(), "{event}");
+                let ns = |key: &str| (event[key].as_f64().unwrap() * 1000.0).round();
+                assert!(ns("ts") >= 0.0 && ns("dur") >= 0.0, "{event}");
+                tracks.entry(track).or_default().push((ns("ts") as u64, (ns("ts") + ns("dur")) as u64));
+            }
+            other => {
+                panic!("an event of another kind, {other}: flows and asynchronous slices must be paired")
+            }
+        }
+    }
+    assert_eq!(tracks.len(), 4);
+    for (track, mut slices) in tracks {
+        assert!(named.contains(&track), "track {track:?} has no name");
+        slices.sort_unstable();
+        // A rank runs one action at a time: no slice lies in another one.
+        assert!(slices.windows(2).all(|two| two[0].1 <= two[1].0), "{track:?}: {slices:?}");
+    }
 }

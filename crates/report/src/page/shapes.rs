@@ -1,7 +1,9 @@
 //! Predicted against measured time by size of sample, and memory by part.
 
 use super::{Section, plotted};
-use crate::chart::{Bar, Frame, Line, LinePlot, Part, bars, legend, line_plot, names, numbers, table, words};
+use crate::chart::{
+    Bar, BarPart, Frame, Line, LinePlot, bars, legend, line_plot, names, numbers, table, words,
+};
 use crate::{Report, ShapeError};
 use dflop_types::number;
 use maud::{Markup, html};
@@ -169,7 +171,7 @@ pub(super) fn memory(report: &Report) -> Option<Section> {
             .parts
             .iter()
             .filter(|(_, bytes)| *bytes > 0)
-            .map(|(name, bytes)| Part {
+            .map(|(name, bytes)| BarPart {
                 class: class(name),
                 value: mib(*bytes),
                 title: format!("{}, {name}: {}", rank.name, number::memory_size(*bytes)),

@@ -286,17 +286,19 @@ impl Numbers<'_> {
             }),
         ]);
         let error = |ns: u64, m: &StepMetrics| (ns as f64 - m.step_ns as f64).abs() / m.step_ns as f64;
-        let predicted = |m: &StepMetrics| (m.predicted_ns > 0).then(|| error(m.predicted_ns, m));
-        let corrected = |m: &StepMetrics| m.corrected_ns.map(|ns| error(ns, m));
-        let of_errors: [(&str, &dyn Fn(&StepMetrics) -> Option<f64>); 2] =
-            [("prediction error", &predicted), ("corrected error", &corrected)];
-        for (what, of) in of_errors {
-            for (name, quantile) in [("median", 0.5), ("95th percentile", 0.95)] {
-                let values = [0, 1].map(|at: usize| {
-                    quantile_of(self.steps[at].iter().filter_map(|m| of(m)).collect(), quantile)
-                });
-                rows.push(plain(&format!("{what}, {name}"), Unit::Share, values));
-            }
+        for (name, quantile) in [("median", 0.5), ("95th percentile", 0.95)] {
+            let values = [0, 1].map(|at: usize| {
+                let known = self.steps[at].iter().filter(|m| m.predicted_ns > 0);
+                quantile_of(known.map(|m| error(m.predicted_ns, m)).collect(), quantile)
+            });
+            rows.push(plain(&format!("prediction error, {name}"), Unit::Share, values));
+        }
+        for (name, quantile) in [("median", 0.5), ("95th percentile", 0.95)] {
+            let values = [0, 1].map(|at: usize| {
+                let known = self.steps[at].iter().filter_map(|m| Some(error(m.corrected_ns?, m)));
+                quantile_of(known.collect(), quantile)
+            });
+            rows.push(plain(&format!("corrected error, {name}"), Unit::Share, values));
         }
         rows.extend(self.losses());
         let memory = |of: fn(&RankedPlan) -> u64| {

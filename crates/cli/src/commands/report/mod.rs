@@ -3,6 +3,7 @@
 mod against;
 mod found;
 mod loss;
+mod metrics;
 mod path;
 mod shapes;
 mod watch;

@@ -110,7 +110,7 @@ pub(super) fn memory(found: &Found, scheduler: &StepScheduler) -> Result<Vec<Ran
         let bytes = RankBytes {
             name: name.clone(),
             rank: rank.0,
-            parts: predicted.parts().into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect(),
+            parts: predicted.by_use().into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect(),
             predicted_tensor_bytes: predicted.tensor_bytes(),
             predicted_bytes: predicted.total_bytes(),
             moment: predicted.moment.to_string(),

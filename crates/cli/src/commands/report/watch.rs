@@ -1,11 +1,11 @@
 //! `dflop report --watch`: the page of a running job over HTTP, read only.
 //!
-//! Two answers and no more: `/`, the page, and `/state`, which changes when a file of the run does. No path of a request names a
+//! Three answers and no more: `/`, the page; `/state`, which changes when a file of the run does; and `/metrics`, for Prometheus. No path of a request names a
 //! file, so none leaves the directory. Who asks under another name than this machine's (a page of the web whose name was made to lead
 //! here) is refused.
 
 use super::found::run_dir;
-use super::page;
+use super::{metrics, page};
 use crate::Failure;
 use crate::args;
 use std::fmt::Write as _;
@@ -123,7 +123,11 @@ impl Watched<'_> {
         match target.split('?').next() {
             Some("/") => self.page(),
             Some("/state") => plain("200 OK", &self.state()),
-            _ => plain("404 Not Found", "there is only /"),
+            Some("/metrics") => match metrics::text(self.arguments) {
+                Ok(text) => Answer("200 OK", metrics::KIND, text),
+                Err(failure) => plain("503 Service Unavailable", &failure.message),
+            },
+            _ => plain("404 Not Found", "there is only / and /metrics"),
         }
     }
 
