@@ -123,7 +123,7 @@ mod tests {
         /// No schedule of either arm is predicted faster than the bound, and the bound is of use.
         #[test]
         fn no_schedule_beats_the_bound(
-            seed: u64, count in 1usize..40, ranks in 2u32..6, which in 0usize..24, m in 1u32..9
+            seed: u64, count in 1usize..40, ranks in 2u32..6, which in 0usize..32, m in 1u32..9
         ) {
             let mut shapes = fixture::shapes(count, seed);
             // A video in parts: every replica may encode some of it.
@@ -131,6 +131,9 @@ mod tests {
             let batch: Vec<SampleIndex> = (0..count as u32).map(SampleIndex).collect();
             let several = (1..3).flat_map(|pp| layouts_with(ranks, pp, [1, 1]));
             let mut layouts: Vec<_> = several.filter(|l| l.llm.pp <= 4).collect();
+            let chunked = |l: &Layout| l.llm.pp == 2;
+            let interleaved: Vec<_> = layouts.iter().copied().filter(chunked).map(|l| Layout { llm_interleave: 2, ..l }).collect();
+            layouts.extend(interleaved);
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
             let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: dflop_types::Recompute::None };
             let settings = StepSettings {
@@ -143,8 +146,9 @@ mod tests {
             profile.modules.get_mut("encoder_layer").expect("it is there").count = 3;
             let model = CostModel::new(&profile).unwrap();
             let work = BatchWork::new(&model, &shapes, &batch);
+            let rank_stages = settings.rank_stages(&model).unwrap();
             let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();
-            let bound_ns = makespan_min_ns(scheduler.model(), &candidate, scheduler.stages(), &work);
+            let bound_ns = makespan_min_ns(scheduler.model(), &candidate, &rank_stages, &work);
             let pair = scheduler.pair(0, &batch, Method::Aware, &|| false).unwrap();
             prop_assert!(bound_ns <= pair.aware.predicted_makespan_ns);
             prop_assert!(bound_ns <= pair.blind.predicted_makespan_ns);

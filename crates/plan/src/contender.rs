@@ -136,7 +136,7 @@ pub(crate) fn contenders(
             return Ok(Err(rejection));
         }
         let (model, known) = (models.of(candidate), known.of(candidate));
-        let stages = candidate.settings(input).stages(model)?;
+        let stages = candidate.settings(input).rank_stages(model)?;
         let least_ns = |work| bound::makespan_min_ns(model, candidate, &stages, work);
         let budget = input.memory_budget_bytes();
         let roughs = known.sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));

@@ -45,9 +45,9 @@ pub(crate) struct Alone {
     both: BTreeMap<Candidate, u64>,
 }
 
-/// Degrees, the cut into stages, whether a component has several replicas, what those keep only a part of, and what is
+/// Degrees, chunks of a pipeline rank, the cut into stages, whether a component has several replicas, what those keep only a part of, and what is
 /// recomputed.
-type Key = (ComponentLayout, Option<LayerCut>, bool, Zero, Recompute);
+type Key = (ComponentLayout, u32, Option<LayerCut>, bool, Zero, Recompute);
 
 fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
     let layout = candidate.layout;
@@ -57,8 +57,11 @@ fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
     let dp = if layout.zero == Zero::Nothing { 1 } else { llm.dp };
     let of_llm = ComponentLayout { dp, ..llm };
     [
-        (Component::Encoder, (encoder, layout.encoder_cut, copies, layout.zero, candidate.recompute)),
-        (Component::Llm, (of_llm, layout.llm_cut, copies, layout.zero, candidate.recompute)),
+        (Component::Encoder, (encoder, 1, layout.encoder_cut, copies, layout.zero, candidate.recompute)),
+        (
+            Component::Llm,
+            (of_llm, layout.llm_interleave, layout.llm_cut, copies, layout.zero, candidate.recompute),
+        ),
     ]
 }
 

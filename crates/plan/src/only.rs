@@ -24,6 +24,7 @@ pub struct Only {
     llm_tp: Option<u32>,
     llm_pp: Option<u32>,
     llm_dp: Option<u32>,
+    llm_interleave: Option<u32>,
     placement: Option<Placement>,
     zero: Option<Zero>,
     recompute: Option<Recompute>,
@@ -55,13 +56,14 @@ pub enum ParseOnlyError {
     },
 }
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "encoder.tp",
     "encoder.pp",
     "encoder.dp",
     "llm.tp",
     "llm.pp",
     "llm.dp",
+    "llm.interleave",
     "colocated",
     "zero",
     "recompute",
@@ -91,6 +93,7 @@ impl FromStr for Only {
                 "llm.tp" => only.llm_tp = degree()?,
                 "llm.pp" => only.llm_pp = degree()?,
                 "llm.dp" => only.llm_dp = degree()?,
+                "llm.interleave" => only.llm_interleave = degree()?,
                 "colocated" => {
                     only.placement = Some(match value {
                         "true" => Placement::Colocated,
@@ -133,6 +136,7 @@ impl fmt::Display for Only {
             number("llm.tp", self.llm_tp),
             number("llm.pp", self.llm_pp),
             number("llm.dp", self.llm_dp),
+            number("llm.interleave", self.llm_interleave),
             self.placement.map(|placement| format!("colocated={}", placement == Placement::Colocated)),
             number("zero", self.zero.map(|zero| u32::from(u8::from(zero)))),
             self.recompute.map(|recompute| format!("recompute={}", recompute_name(recompute))),
@@ -174,6 +178,7 @@ impl Only {
             && is(self.llm_tp, layout.llm.tp)
             && is(self.llm_pp, layout.llm.pp)
             && is(self.llm_dp, layout.llm.dp)
+            && is(self.llm_interleave, layout.llm_interleave)
             && self.placement.is_none_or(|placement| placement == layout.placement)
     }
 
@@ -185,6 +190,11 @@ impl Only {
     /// Stages of the encoder that are asked for.
     pub(crate) const fn encoder_stages(&self) -> Option<u32> {
         self.encoder_pp
+    }
+
+    /// Chunks of a pipeline rank that are asked for.
+    pub(crate) const fn chunks(&self) -> Option<u32> {
+        self.llm_interleave
     }
 
     /// Ranks that share the layers of encoder and LLM backbone, where they are asked for.
@@ -209,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,colocated=false,zero=1,recompute=full,cut=even";
+        let text = "encoder.tp=2,encoder.pp=3,encoder.dp=2,llm.tp=4,llm.pp=2,llm.dp=3,llm.interleave=2,colocated=false,zero=1,recompute=full,cut=even";
         let only: Only = text.parse().unwrap();
         assert_eq!(only.to_string(), text);
         assert_eq!("".parse::<Only>(), Ok(Only::default()));
@@ -224,7 +234,7 @@ mod tests {
         assert_eq!(error("colocated"), "`colocated=`: must be `true` or `false`");
         assert_eq!(
             error("dp=2"),
-            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, colocated, zero, recompute, cut"
+            "`dp=2` names no part of a plan, must be one of: encoder.tp, encoder.pp, encoder.dp, llm.tp, llm.pp, llm.dp, llm.interleave, colocated, zero, recompute, cut"
         );
     }
 }

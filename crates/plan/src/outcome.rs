@@ -116,6 +116,7 @@ impl Outcome {
             Rejection::Memory { .. } | Rejection::BucketTokens { .. } => 0,
             Rejection::TooFewSamples { .. } => 1,
             Rejection::StagesExceedLayers { .. }
+            | Rejection::ChunksExceedLayers { .. }
             | Rejection::TiedStages { .. }
             | Rejection::GroupAcrossNodes { .. } => 2,
             Rejection::Bound | Rejection::Estimate => 3,
@@ -136,6 +137,9 @@ impl Outcome {
             }
             Rejection::TooFewSamples { buckets, .. } => {
                 Some(format!("raise `global_batch_size` to {buckets} or more"))
+            }
+            Rejection::ChunksExceedLayers { layers, .. } => {
+                Some(format!("ask for fewer chunks (`--only llm.interleave`): the stages of all ranks are {layers} at most"))
             }
             Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
@@ -201,7 +205,7 @@ fn degrees(plan: &RankedPlan) -> String {
 fn is_plain(layout: &Layout) -> bool {
     let is_even = layout.encoder_cut.is_none() && layout.llm_cut.is_none();
     let is_whole = layout.zero == Zero::Nothing && !layout.cuts_layers();
-    !layout.is_colocated() && layout.encoder.pp == 1 && is_even && is_whole
+    !layout.is_colocated() && layout.encoder.pp == 1 && !layout.is_interleaved() && is_even && is_whole
 }
 
 /// The outcome for people: the choice, the runners-up, why the others were not chosen, and what the numbers do not hold.

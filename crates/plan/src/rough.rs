@@ -119,7 +119,7 @@ impl BatchSizes {
         let cut = |layers, stages, (ns, ends)| shortest_cut(layers, stages, ns, ends);
         Layout {
             encoder_cut: cut(model.num_encoder_layers(), layout.encoder.pp, encoder),
-            llm_cut: cut(model.num_llm_layers(), layout.llm.pp, llm),
+            llm_cut: cut(model.num_llm_layers(), layout.num_llm_stages(), llm),
             ..*layout
         }
     }
@@ -200,11 +200,12 @@ pub(crate) struct Rough {
 /// The estimated step of a candidate for one batch.
 ///
 /// ```text
-/// e, t_k      time of a mean microbatch on an encoder replica, on stage k of the LLM backbone
+/// e, t_k      time of a mean microbatch on an encoder replica, on pipeline rank k of the LLM backbone
 /// r_j         largest load of microbatch j over the mean load
 /// in flight   microbatches that the order wants and memory allows
 /// step = sum over j of max(e, r_j max_k t_k, (e + r_j sum_k t_k + transfers there and back) / in flight)
 ///      + e + sum_k t_k - max(e, max_k t_k) + tail
+///        of v chunks a rank: + max_k t_k + (sum_k t_k - max_k t_k) / v in place of sum_k t_k
 /// ```
 pub(crate) fn rough(
     model: &CostModel,
@@ -248,7 +249,9 @@ pub(crate) fn rough(
         sum_ns += ns;
     }
     let num_stages = stages.len() as f64 + f64::from(encoder_stages);
-    let transfers_ns = 2.0 * (num_stages - 1.0) * model.transfer_ns(tokens) as f64;
+    let chunks = f64::from(candidate.layout.llm_interleave);
+    let hops = f64::from(candidate.layout.num_stages()) - 1.0;
+    let transfers_ns = 2.0 * hops * model.transfer_ns(tokens) as f64;
     let in_flight = memory_budget_bytes
         .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
         .min(num_stages);
@@ -256,8 +259,10 @@ pub(crate) fn rough(
     // Where memory binds, buckets are less even and the search takes longer.
     let bound_factor = if in_flight < num_stages { 1.2 } else { 1.0 };
     let in_flight = in_flight.max(0.5).min(m as f64);
+    // The LLM's ranks fill and drain in chunks.
+    let ramp_ns = longest_ns + (sum_ns - longest_ns) / chunks;
     let mut step_ns =
-        encoder_ns + sum_ns - encoder_stage_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
+        encoder_ns + ramp_ns - encoder_stage_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
     // The costliest part of a sample makes one microbatch long for the encoder.
     let largest_ns = batch.encoder_largest_ns as f64 / f64::from(encoder_stages);
     step_ns += (largest_ns - encoder_stage_ns.max(longest_ns)).max(0.0);

@@ -179,7 +179,16 @@ impl<'a> Rules<'a> {
     /// Pipelines of whole layers with encoders of one stage; where other degrees are asked for, of those.
     pub(crate) fn plain(&self) -> Vec<Layout> {
         let [encoder, llm] = self.only.tensor_degrees().map(|degree| degree.unwrap_or(1));
-        layouts_with(self.ranks[0], self.only.encoder_stages().unwrap_or(1), [encoder, llm])
+        self.with_chunks(layouts_with(self.ranks[0], self.only.encoder_stages().unwrap_or(1), [encoder, llm]))
+    }
+
+    /// The layouts with as many chunks as are asked for on each pipeline rank; without, where there is one such rank.
+    pub(crate) fn with_chunks(&self, layouts: Vec<Layout>) -> Vec<Layout> {
+        let chunks = self.only.chunks().unwrap_or(1);
+        let of = |layout: Layout| {
+            if layout.llm.pp > 1 { Layout { llm_interleave: chunks, ..layout } } else { layout }
+        };
+        layouts.into_iter().map(of).collect()
     }
 
     /// The candidates of such degrees, and the rejections that need no profile's times. `ways` are a layout's shardings and
@@ -220,6 +229,10 @@ impl<'a> Rules<'a> {
         if let Some((component, stages, layers)) = components.into_iter().find(|(_, pp, layers)| pp > layers)
         {
             return Some(Rejection::StagesExceedLayers { component, stages, layers });
+        }
+        let (pp, chunks, layers) = (layout.llm.pp, layout.llm_interleave, self.layers[1]);
+        if layout.num_llm_stages() > layers {
+            return Some(Rejection::ChunksExceedLayers { pp, chunks, layers });
         }
         let ranks_per_node = self.ranks[1];
         if !groups_within_nodes(layout, ranks_per_node) {

@@ -42,7 +42,7 @@ pub(crate) fn wide(
     let is_plain: BTreeSet<Layout> = rules.plain().into_iter().collect();
     for &degrees in models.degrees() {
         for &stages in &of_encoder {
-            let layouts = layouts_with(rules.ranks[0], stages, degrees);
+            let layouts = rules.with_chunks(layouts_with(rules.ranks[0], stages, degrees));
             let layouts = layouts.into_iter().filter(|layout| !is_plain.contains(layout)).collect();
             let mut left_out_ns = Vec::new();
             let space = rules.pipelines(layouts, |layout| {
@@ -190,7 +190,7 @@ fn ends(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<u64>
         values.push(model.sharded_memory(RankRole::EncoderStage(stage), encoder).static_bytes());
     }
     let mut last = None;
-    let stages = settings.stages(model).unwrap_or_default();
+    let stages = settings.rank_stages(model).unwrap_or_default();
     for stage in stages.into_iter().filter(|stage| last.replace(*stage) != Some(*stage)) {
         values.push(model.sharded_stage_tail(stage, llm).ns);
         values.push(model.sharded_memory(RankRole::Stage(stage), llm).static_bytes());

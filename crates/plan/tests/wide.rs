@@ -2,7 +2,7 @@
 
 use crate::{asked, fixture};
 use dflop_plan::{Only, Outcome, Rival, SearchEffort, SearchInput, explain, search};
-use dflop_types::{ModelProfile, SampleShape, Variant, Zero};
+use dflop_types::{ModelProfile, Rejection, RejectionCount, SampleShape, Variant, Zero};
 
 fn input<'a>(shapes: &[SampleShape], model_profile: &'a ModelProfile, num_ranks: u32) -> SearchInput<'a> {
     SearchInput {
@@ -95,4 +95,38 @@ fn rivals_may_cut_layers_too() {
     let of_others =
         |rivals: Vec<Rival>| rivals.into_iter().filter(|rival| rival.name != "paper").collect::<Vec<_>>();
     assert_eq!(of_others(rivals(&cut, "encoder.tp=1,llm.tp=1")), of_others(of_cut));
+}
+
+/// Pipelines whose ranks hold several chunks, where they are asked for: in words, within the layers there are, with all
+/// else that a search varies; whatever falls is counted.
+#[test]
+fn chunks_are_planned_where_they_are_asked_for() {
+    let model_profile = cuttable();
+    let shapes = fixture::shapes(64, 3);
+    let of = |only: &str, num_ranks| {
+        let only = only.parse().unwrap();
+        search(&SearchInput { only, ..input(&shapes, &model_profile, num_ranks) }).unwrap()
+    };
+    let outcome = of("llm.interleave=2", 6);
+    assert!(!outcome.ranked.is_empty());
+    for plan in &outcome.ranked {
+        // Four layers: two ranks of two chunks at most.
+        assert_eq!((plan.layout.llm_interleave, plan.layout.llm.pp), (2, 2), "{}", plan.layout);
+        assert!(plan.prediction.step_ns_mean > 0);
+    }
+    assert!(explain(&outcome).contains(" interleave 2"), "{}", explain(&outcome));
+    let fallen: u64 = outcome.rejections.iter().map(|r| r.count).sum();
+    assert_eq!(fallen + outcome.num_judged, outcome.num_candidates);
+    let too_many = |r: &&RejectionCount| matches!(r.rejection, Rejection::ChunksExceedLayers { .. });
+    let found = outcome.rejections.iter().find(too_many).unwrap();
+    assert_eq!(
+        found.rejection.to_string(),
+        "llm pp 3 x interleave 2 exceeds the 4 layers of the LLM backbone"
+    );
+    let none = of("llm.interleave=3,encoder.pp=1,encoder.tp=1,llm.tp=1", 4);
+    assert!(none.ranked.is_empty());
+    let hint = "ask for fewer chunks (`--only llm.interleave`): the stages of all ranks are 4 at most";
+    assert_eq!(none.hint().unwrap(), hint);
+    // Not proposed without being asked for.
+    assert!(of("", 6).ranked.iter().all(|plan| plan.layout.llm_interleave == 1));
 }

@@ -149,16 +149,7 @@ impl StepScheduler {
 
     /// Layers of each pipeline rank of the LLM backbone: its stage, or all its chunks as one.
     pub(crate) fn rank_layers(&self) -> Vec<StageLayers> {
-        let pp = self.settings.layout.llm.pp as usize;
-        let of_rank = |first: usize| {
-            let chunks = || self.stages.iter().skip(first).step_by(pp);
-            StageLayers {
-                num_layers: chunks().map(|chunk| chunk.num_layers).sum(),
-                is_first: chunks().any(|chunk| chunk.is_first),
-                is_last: chunks().any(|chunk| chunk.is_last),
-            }
-        };
-        (0..pp).map(of_rank).collect()
+        self.settings.by_rank(&self.stages)
     }
 
     /// Layers of each stage of the encoder.

@@ -119,6 +119,28 @@ impl StepSettings {
             .collect())
     }
 
+    /// Layers that each pipeline rank of the LLM backbone holds: its stage, or all its chunks as one.
+    ///
+    /// # Errors
+    /// As [`StepSettings::stages`].
+    pub fn rank_stages(&self, model: &CostModel) -> Result<Vec<StageLayers>, StepError> {
+        self.stages(model).map(|stages| self.by_rank(&stages))
+    }
+
+    /// The `stages` of each pipeline rank of the LLM backbone as one.
+    pub(crate) fn by_rank(&self, stages: &[StageLayers]) -> Vec<StageLayers> {
+        let pp = stages.len() / self.layout.llm_interleave.max(1) as usize;
+        let of_rank = |first: usize| {
+            let chunks = || stages.iter().skip(first).step_by(pp);
+            StageLayers {
+                num_layers: chunks().map(|chunk| chunk.num_layers).sum(),
+                is_first: chunks().any(|chunk| chunk.is_first),
+                is_last: chunks().any(|chunk| chunk.is_last),
+            }
+        };
+        (0..pp).map(of_rank).collect()
+    }
+
     /// Layers that each stage of the encoder holds.
     ///
     /// # Errors

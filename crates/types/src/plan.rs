@@ -157,6 +157,15 @@ pub enum Rejection {
         /// Layers there are.
         layers: u32,
     },
+    /// More chunks of all pipeline ranks than layers of the LLM backbone.
+    ChunksExceedLayers {
+        /// Pipeline ranks asked for.
+        pp: u32,
+        /// Chunks of each of them.
+        chunks: u32,
+        /// Layers there are.
+        layers: u32,
+    },
     /// Several pipeline stages, but head and embedding share one matrix, which tensor groups would cut: the first and the
     /// last stage would each hold a part of their own.
     TiedStages {
@@ -203,6 +212,9 @@ impl fmt::Display for Rejection {
             Self::StagesExceedLayers { component, stages, layers } => {
                 let whole = if component.is_llm() { "LLM backbone" } else { "encoder" };
                 write!(f, "{component} pp {stages} exceeds the {layers} layers of the {whole}")
+            }
+            Self::ChunksExceedLayers { pp, chunks, layers } => {
+                write!(f, "llm pp {pp} x interleave {chunks} exceeds the {layers} layers of the LLM backbone")
             }
             Self::TiedStages { stages } => write!(
                 f,

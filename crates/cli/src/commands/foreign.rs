@@ -55,6 +55,9 @@ pub(super) fn megatron(plan: &RankedPlan, global_batch_size: u32) -> String {
         "--bf16".to_owned(),
         "--calculate-per-token-loss".to_owned(),
     ];
+    if layout.is_interleaved() {
+        arguments.push(format!("--num-virtual-stages-per-pipeline-rank {}", layout.llm_interleave));
+    }
     lacks.push(format!("microbatches of different size: each has {microbatch} samples"));
     let strategy = match layout.zero {
         Zero::Nothing => None,
@@ -123,7 +126,13 @@ pub(super) fn torchtitan(plan: &RankedPlan, global_batch_size: u32) -> String {
     if matches!(layout.zero, Zero::States | Zero::Gradients) {
         arguments.push("--parallelism.fsdp_reshard_after_forward never".to_owned());
     }
-    if llm.pp > 1 {
+    if layout.is_interleaved() {
+        arguments.push("--parallelism.pipeline_parallel_schedule Interleaved1F1B".to_owned());
+        let chunks = layout.llm_interleave;
+        lacks.push(format!(
+            "{chunks} chunks of layers a rank: its layers of a stage decide how many there are"
+        ));
+    } else if llm.pp > 1 {
         arguments.push("--parallelism.pipeline_parallel_schedule 1F1B".to_owned());
     }
     let mode = match plan.recompute {
