@@ -2,7 +2,7 @@
 //!
 //! | name | what it does |
 //! |---|---|
-//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage, layers cut over tensor groups where the profile has them; arrival order, equal counts |
+//! | `megatron` | one pipeline of all ranks of a replica, the encoder before the first stage, interleaved where that is shorter, layers cut over tensor groups where the profile has them; arrival order, equal counts |
 //! | `megatron-balanced` | the same; samples by predicted time of both components, longest first (LPT) |
 //! | `fsdp` | both components on every rank or tensor group, with each sharding and recomputation; arrival order |
 //! | `fsdp-tokens` | the same; samples packed by LLM tokens, longest first |
@@ -20,9 +20,9 @@ use crate::wide::colocated_groups;
 use crate::{baseline::refusal, only::Only};
 use dflop_cost::{CostModel, RankMicrobatch, RankRole, RankSteps, Sharding, StageLayers};
 use dflop_schedule::baseline::{arrival_order, single_cost_lpt};
-use dflop_sim::{Durations, order, simulate};
+use dflop_sim::{Durations, order, simulate_interleaved};
 use dflop_step::{Arm, Method};
-use dflop_types::{MicrobatchShape, PipelineOrder, Recompute, SampleIndex, StageIndex, Zero, cut_layers};
+use dflop_types::{Action, MicrobatchShape, Rank, Recompute, SampleIndex, StageIndex, Zero, cut_layers};
 use rayon::prelude::*;
 
 /// What people run today, or our balance in it.
@@ -175,9 +175,27 @@ struct Pipelines {
     /// Ranks that each layer of encoder and LLM backbone is cut over. An encoder that cannot be cut is whole on each.
     tp: [u32; 2],
     pp: u32,
+    /// Chunks of a pipeline rank.
+    chunks: u32,
     dp: u32,
     num_microbatches: u32,
     recompute: Recompute,
+}
+
+/// Chunks of a pipeline rank that are tried.
+const CHUNKS: [u32; 4] = [1, 2, 3, 4];
+
+impl Pipelines {
+    /// Whether its chunks can be run: over several ranks, each with layers, and whole rounds of microbatches, as Megatron asks.
+    fn has_rounds(&self, num_layers: u32) -> bool {
+        let is_whole = self.pp > 1 && self.num_microbatches.is_multiple_of(self.pp);
+        self.chunks == 1 || is_whole && self.pp * self.chunks <= num_layers
+    }
+
+    /// The actions of a pipeline rank; `None` where stages cannot be interleaved so.
+    fn actions(&self, rank: u32) -> Option<Vec<Action>> {
+        order::interleaved(Rank(rank), self.pp, self.pp * self.chunks, self.num_microbatches).ok()
+    }
 }
 
 /// The fastest pipelines with the encoder before the first stage, optimizer states cut over the replicas (ZeRO-1, their
@@ -203,15 +221,12 @@ fn megatron(
                 .num_microbatches
                 .map_or_else(|| microbatch_counts(input.global_batch_size, dp), |count| vec![count]);
             counts.into_iter().flat_map(move |num_microbatches| {
-                models.modes().iter().map(move |&recompute| Pipelines {
-                    tp,
-                    pp,
-                    dp,
-                    num_microbatches,
-                    recompute,
+                models.modes().iter().flat_map(move |&recompute| {
+                    CHUNKS.map(|chunks| Pipelines { tp, pp, chunks, dp, num_microbatches, recompute })
                 })
             })
         })
+        .filter(|way| way.has_rounds(num_layers))
         .collect();
     let step = |way: &Pipelines| -> Option<u64> {
         let model = models.cut(way.tp, way.recompute)?;
@@ -223,7 +238,12 @@ fn megatron(
     best.map_or_else(
         || none(name),
         |(way, ns)| Rival {
-            layout: words(&format!("tp {} pp {} dp {}, zero 1", way.tp[1], way.pp, way.dp), way.recompute),
+            layout: {
+                let chunks =
+                    if way.chunks > 1 { format!(" interleave {}", way.chunks) } else { String::new() };
+                let layout = format!("tp {} pp {} dp {}{chunks}, zero 1", way.tp[1], way.pp, way.dp);
+                words(&layout, way.recompute)
+            },
             num_microbatches: way.num_microbatches,
             step_ns_mean: Some(ns),
             ..none(name)
@@ -269,7 +289,7 @@ fn pipelines_ns(
     {
         return None;
     }
-    let cut = cut_layers(model.num_llm_layers(), way.pp);
+    let cut = cut_layers(model.num_llm_layers(), way.pp * way.chunks);
     let last = cut.len() - 1;
     let stages: Vec<StageLayers> = cut
         .into_iter()
@@ -282,7 +302,7 @@ fn pipelines_ns(
     for replica in 0..dp {
         // Microbatch by microbatch in arrival order; of the balanced ones it does not matter which.
         let own: Vec<RankMicrobatch> = (0..m).map(|at| microbatches[at * dp + replica].clone()).collect();
-        if !fits(input, model, &stages, sharding, &own) {
+        if !fits(input, model, way, &stages, sharding, &own)? {
             return None;
         }
         let mut durations = Durations {
@@ -309,33 +329,51 @@ fn pipelines_ns(
             durations.forward_ns.push(forward_ns);
             durations.backward_ns.push(backward_ns);
         }
-        longest_ns = simulate(&durations, PipelineOrder::OneFOneB).ok()?.makespan_ns.max(longest_ns);
+        longest_ns = simulate_interleaved(&durations, way.pp).ok()?.makespan_ns.max(longest_ns);
     }
-    let of_stages = stages.iter().map(|&stage| model.sharded_stage_tail(stage, sharding).ns);
-    let first_ns = model.sharded_encoder_tail(sharding).ns + model.sharded_stage_tail(stages[0], sharding).ns;
-    Some(longest_ns + of_stages.max().unwrap_or(0).max(first_ns))
+    let held: Vec<StageLayers> = (0..way.pp).map(|rank| held(&stages, way.pp, rank)).collect();
+    let of_ranks = held.iter().map(|&held| model.sharded_stage_tail(held, sharding).ns);
+    let first_ns = model.sharded_encoder_tail(sharding).ns + model.sharded_stage_tail(held[0], sharding).ns;
+    Some(longest_ns + of_ranks.max().unwrap_or(0).max(first_ns))
 }
 
-/// Whether the fullest rank of a pipeline has room: the first, which also holds the encoder, or the last.
+/// The stages of a pipeline rank as one.
+fn held(stages: &[StageLayers], pp: u32, rank: u32) -> StageLayers {
+    let chunks = || stages.iter().skip(rank as usize).step_by(pp as usize);
+    StageLayers {
+        num_layers: chunks().map(|chunk| chunk.num_layers).sum(),
+        is_first: chunks().any(|chunk| chunk.is_first),
+        is_last: chunks().any(|chunk| chunk.is_last),
+    }
+}
+
+/// Whether the fullest rank of a pipeline has room: the first, which also holds the encoder, or the last. `None` where its
+/// stages cannot be interleaved so.
 fn fits(
     input: &SearchInput<'_>,
     model: &CostModel,
+    way: &Pipelines,
     stages: &[StageLayers],
     sharding: Sharding,
     microbatches: &[RankMicrobatch],
-) -> bool {
-    let Some(budget_bytes) = input.memory_budget_bytes() else { return true };
-    let peak = |role: RankRole, stage: usize| {
-        let (p, m) = (stages.len() as u32, microbatches.len() as u32);
-        let actions = order::actions(PipelineOrder::OneFOneB, StageIndex(stage as u32), p, m);
+) -> Option<bool> {
+    let Some(budget_bytes) = input.memory_budget_bytes() else { return Some(true) };
+    let (pp, last) = (way.pp as usize, way.pp - 1);
+    let of_rank = |rank: u32| {
+        let actions = way.actions(rank)?;
+        let role = RankRole::Stage(held(stages, way.pp, rank));
         let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
-        model.rank_peak(&steps).ok()
+        let chunks: Vec<StageLayers> = stages.iter().copied().skip(rank as usize).step_by(pp).collect();
+        model.interleaved_peak(&steps, &chunks, |stage| stage.index() / pp).ok()
     };
-    let last = stages.len() - 1;
-    let Some(encoder) = peak(RankRole::Encoder, 0) else { return false };
-    let Some(first) = peak(RankRole::Stage(stages[0]), 0) else { return false };
-    let Some(end) = peak(RankRole::Stage(stages[last]), last) else { return false };
+    // The encoder runs with the first chunk.
+    let mut actions = way.actions(0)?;
+    actions.retain(|action| action.stage == StageIndex(0));
+    let role = RankRole::Encoder;
+    let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
+    let encoder = model.rank_peak(&steps).ok()?;
+    let (first, end) = (of_rank(0)?, of_rank(last)?);
     // One device, one context.
     let first_bytes = (encoder.total_bytes() + first.total_bytes()).saturating_sub(encoder.context_bytes);
-    first_bytes.max(end.total_bytes()) <= budget_bytes
+    Some(first_bytes.max(end.total_bytes()) <= budget_bytes)
 }

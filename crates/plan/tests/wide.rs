@@ -130,3 +130,20 @@ fn chunks_are_planned_where_they_are_asked_for() {
     // Not proposed without being asked for.
     assert!(of("", 6).ranked.iter().all(|plan| plan.layout.llm_interleave == 1));
 }
+
+/// Megatron interleaves where that is shorter: text alone, on ranks with less memory than the whole model takes.
+#[test]
+fn rivals_interleave_too() {
+    let mut model_profile = cuttable();
+    model_profile.variants.clear();
+    model_profile.modules.get_mut("llm_layer").expect("it is there").count = 8;
+    let text = fixture::shapes(64, 3).into_iter().find(|shape| shape.num_parts() == 0).unwrap();
+    let shapes = vec![text; 64];
+    let cluster = fixture::cluster(4, Some(220 << 20));
+    let asked = SearchInput { cluster, compares: true, ..input(&shapes, &model_profile, 4) };
+    let outcome = search(&asked).unwrap();
+    let of = |name: &str| outcome.rivals.iter().find(|rival| rival.name == name).unwrap();
+    // Four ranks of two layers each, in two chunks; of all numbers of chunks it takes the shortest step.
+    assert_eq!(of("megatron").layout, "tp 1 pp 4 dp 1 interleave 2, zero 1");
+    assert!(of("megatron-balanced").step_ns_mean <= of("megatron").step_ns_mean);
+}
