@@ -146,6 +146,14 @@ pub(crate) struct Run {
     whole: MicrobatchShape,
 }
 
+/// The global batches that candidates are held against.
+pub(crate) struct Held<'a> {
+    /// The sampled ones, for time and memory.
+    pub(crate) batches: &'a [Vec<SampleIndex>],
+    /// All of the run, for memory.
+    pub(crate) run: Option<Run>,
+}
+
 impl Run {
     /// Those of `input`; `None` where no memory is held against them.
     ///

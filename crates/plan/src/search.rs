@@ -12,7 +12,7 @@ use crate::mend::mends;
 use crate::models::Models;
 use crate::outcome::{Outcome, StopReason, group};
 use crate::rivals::rivals;
-use crate::run_memory::Run;
+use crate::run_memory::{Held, Run};
 use crate::space::{Candidate, Rules, Space, colocated};
 use crate::wide::{colocated_groups, recomputing, ways, wide};
 use dflop_cost::CostModel;
@@ -170,14 +170,6 @@ pub(crate) fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches:
     let sum: u128 = batches.iter().map(work_ns).sum();
     let over = (batches.len().max(1) as u128) * u128::from(input.cluster.num_ranks);
     u64::try_from(sum / over).unwrap_or(u64::MAX)
-}
-
-/// The global batches that candidates are held against.
-pub(crate) struct Held<'a> {
-    /// The sampled ones, for time and memory.
-    pub(crate) batches: &'a [Vec<SampleIndex>],
-    /// All of the run, for memory.
-    pub(crate) run: Option<Run>,
 }
 
 /// Judges all contenders that no bound rules out.
