@@ -55,7 +55,8 @@ impl Found {
         let (shapes, memory) = match (&last, &self.data) {
             // What slept for its predicted time says nothing of shapes.
             (Some(scheduler), Some(data)) if !self.is_rehearsed() => {
-                (shapes::shapes(self, scheduler, data)?, shapes::memory(self, scheduler)?)
+                let steps = self.measured_steps(self.planned.len() - 1);
+                (shapes::shapes(&steps, scheduler, data)?, shapes::memory(&self.run, &steps, scheduler)?)
             }
             _ => (Vec::new(), Vec::new()),
         };

@@ -1,6 +1,5 @@
 //! What samples of each size took in a run, and what its ranks hold: for `dflop report`.
 
-use super::found::Found;
 use crate::Failure;
 use crate::measured::{self, Line, StepSchedule, StepTrace};
 use dflop_report::{RankBytes, ShapeError};
@@ -8,19 +7,22 @@ use dflop_step::{ShapeTimes, StepScheduler};
 use dflop_types::{Component, DataProfile, Rank};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Steps that are looked at, the last ones.
 const STEPS_MAX: usize = 1_024;
 
-/// Error by component and shape bin, over the last steps of the last plan.
+/// A measured step and what it ran.
+type Step<'a> = (&'a StepTrace, &'a StepSchedule);
+
+/// Error by component and shape bin, over the last ones of `steps`, those of the scheduler's plan.
 pub(super) fn shapes(
-    found: &Found,
+    steps: &[Step<'_>],
     scheduler: &StepScheduler,
     data: &DataProfile,
 ) -> Result<Vec<ShapeError>, Failure> {
     let mut times = ShapeTimes::new(scheduler);
     let layout = &scheduler.settings().layout;
-    let steps = found.measured_steps(found.planned.len() - 1);
     for (trace, line) in &steps[steps.len().saturating_sub(STEPS_MAX)..] {
         scheduler.add_shape_times(&mut times, &line.schedule, &trace.spans(layout), trace.makespan_ns)?;
     }
@@ -80,15 +82,16 @@ impl Line for StepMemory {
     }
 }
 
-/// Memory of the fullest rank of each kind in the step that was measured, or in the last one.
-pub(super) fn memory(found: &Found, scheduler: &StepScheduler) -> Result<Vec<RankBytes>, Failure> {
-    let measured: Vec<StepMemory> =
-        measured::read_lines(&found.run.join("memory.jsonl"))?.unwrap_or_default();
-    let steps = found.measured_steps(found.planned.len() - 1);
+/// Memory of the fullest rank of each kind in the step of the run in `dir` that was measured, or in the last of `steps`.
+pub(super) fn memory(
+    dir: &Path,
+    steps: &[Step<'_>],
+    scheduler: &StepScheduler,
+) -> Result<Vec<RankBytes>, Failure> {
+    let measured: Vec<StepMemory> = measured::read_lines(&dir.join("memory.jsonl"))?.unwrap_or_default();
     // Of a step that was measured; else of the last one.
     let of_memory = measured.iter().rev().find_map(|memory| {
-        let is_its =
-            |(trace, _): &&(&StepTrace, &StepSchedule)| trace.step == memory.step && trace.arm == memory.arm;
+        let is_its = |(trace, _): &&Step<'_>| trace.step == memory.step && trace.arm == memory.arm;
         Some((Some(memory), *steps.iter().find(is_its)?))
     });
     let Some((memory, (_, line))) = of_memory.or_else(|| Some((None, *steps.last()?))) else {
