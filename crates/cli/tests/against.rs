@@ -113,6 +113,24 @@ fn a_run_that_has_changed_its_plan_shows_both() {
     let page = fs::read_to_string(session.path("demo/report.html")).unwrap();
     has(&page, "Before and after the plan changed");
     has(&page, "layout before (plan.json)");
+    // Planned again from what it does now: the times are those since the change, and the plan that runs stays what it is.
+    let before = fs::read(session.path("demo/plan.live.json")).unwrap();
+    let said = session.dflop(&[
+        "plan",
+        "-c",
+        "demo/dflop.yaml",
+        "--from-run",
+        "demo/run",
+        "--only",
+        "colocated=false",
+    ]);
+    has(&said, "status: 0");
+    has(&said, "8 steps of `demo/run`, the last is step 19");
+    has(&said, "LLM ranks take 1.000x (forward)");
+    has(&said, "wrote demo/plan.live2.json");
+    has(&said, "wrote demo/model_profile.live2.json");
+    assert!(fs::read(session.path("demo/plan.live.json")).unwrap() == before);
+    has(&session.dflop(&["report", "demo"]), "plan.live.json against plan.json:");
     // A plan that is gone is a plan that the steps were not made from.
     fs::remove_file(session.path("demo/plan.live.json")).unwrap();
     let said = session.dflop(&["report", "demo"]);

@@ -1,5 +1,6 @@
 //! `--from-run DIR`: what a run's spans say of the profile it was planned with, and whether another layout pays.
 
+use super::report::Planned;
 use super::{Inputs, beside};
 use crate::Failure;
 use crate::config::Config;
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 
 /// Where the renewed profile goes unless told: the measured one stays, as the plan and the run are of that.
 pub(super) const FILE_NAME: &str = "model_profile.live.json";
+/// Where the plan goes unless told.
+const PLAN_NAME: &str = "plan.live.json";
 /// Steps that are looked at, the last ones of a run: evidence halves in 34.
 const STEPS_MAX: usize = 256;
 /// Fewer steps say nothing: a factor is used from three on, and the first is spent on connecting.
@@ -28,7 +31,10 @@ const RESTART_SECONDS: f64 = 60.0;
 /// What a run says, and the plan it was made with.
 pub(super) struct FromRun {
     dir: PathBuf,
+    /// The plan of its last steps.
     plan: Plan,
+    /// The files of all plans that its steps were trained with.
+    names: Vec<String>,
     live: Live,
     /// The profile with the run's times.
     pub(super) renewed: ModelProfile,
@@ -45,22 +51,45 @@ impl FromRun {
         Ok(Some(found))
     }
 
-    /// The run in `dir`, planned by the plan beside the configuration from `data` and `model`.
+    /// The run in `dir`, with the plans beside the configuration; `data` and `model` are what the usual one was made from.
     pub(super) fn read(
         dir: &Path,
         config: &Config,
         data: &DataProfile,
         model: &ModelProfile,
     ) -> Result<Self, Failure> {
-        let plan_path = beside(config, None, "plan.json");
-        let plan: Plan = artifact::read(&plan_path)?;
-        artifact::check_made_from(&plan_path, &plan, "model_profile", &artifact::hash_of(model))?;
         let schedules_path = dir.join("schedules.jsonl");
-        let logged: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
-        let now: MadeFrom =
-            [("plan".to_owned(), artifact::hash_of(&plan)), ("data_profile".to_owned(), data.content_hash())]
-                .into();
-        measured::check_run(&schedules_path, &logged, std::slice::from_ref(&now))?;
+        let mut logged: Vec<StepSchedule> = measured::read_lines(&schedules_path)?.unwrap_or_default();
+        // A run that has changed its plan is planned by the last one: its steps since then say how things are.
+        let planned = Planned::of(&config.directory, &logged)?;
+        let plan_path = beside(config, None, "plan.json");
+        let current = logged.last().and_then(|line| line.made_from.get("plan"));
+        let is_current = |planned: &&Planned| Some(&planned.hash) == current;
+        let Some(last) = planned.iter().find(is_current).or_else(|| planned.last()) else {
+            // No plan at all, or none of those that the run names: the usual one is told to be missing.
+            let usual: Plan = artifact::read(&plan_path)?;
+            let now = [("plan".to_owned(), artifact::hash_of(&usual))].into();
+            measured::check_run(&schedules_path, &logged, &[now])?;
+            return Err(Failure::new(format!("`{}` names no plan", dir.display()), None));
+        };
+        let plan = last.plan.clone();
+        let model = last.model.as_ref().filter(|_| last.name != "plan.json").unwrap_or(model);
+        artifact::check_made_from(
+            &config.directory.join(&last.name),
+            &plan,
+            "model_profile",
+            &artifact::hash_of(model),
+        )?;
+        let data_hash = data.content_hash();
+        let now: Vec<MadeFrom> = planned
+            .iter()
+            .map(|planned| {
+                [("plan".to_owned(), planned.hash.clone()), ("data_profile".to_owned(), data_hash.clone())]
+                    .into()
+            })
+            .collect();
+        measured::check_run(&schedules_path, &logged, &now)?;
+        logged.retain(|line| line.made_from.get("plan").is_none_or(|hash| *hash == last.hash));
         let metrics: Vec<StepMetrics> = measured::read_lines(&dir.join("metrics.jsonl"))?.unwrap_or_default();
         if metrics.iter().any(|step| step.is_rehearsed) {
             return Err(Failure::new(
@@ -101,7 +130,17 @@ impl FromRun {
             (measured.len() as u64, measured.iter().map(|(trace, _)| trace.step).max().unwrap_or(0));
         let mut renewed = live.renewed(model, num_steps, last_step);
         renewed.made_from.insert("model_profile".to_owned(), artifact::hash_of(model));
-        Ok(Self { dir: dir.to_owned(), plan, live, renewed, num_steps, last_step })
+        let names = planned.iter().map(|planned| planned.name.clone()).collect();
+        Ok(Self { dir: dir.to_owned(), plan, names, live, renewed, num_steps, last_step })
+    }
+
+    /// Where the next plan goes unless told: no file that the run still needs.
+    pub(super) fn plan_name(&self) -> String {
+        let name =
+            |number: usize| if number < 2 { PLAN_NAME.to_owned() } else { format!("plan.live{number}.json") };
+        let is_free = |number: &usize| !self.names.contains(&name(*number));
+        // Of one name more than there are plans, one is free.
+        name((1..=self.names.len()).find(is_free).unwrap_or(self.names.len() + 1))
     }
 
     /// Mean step of a plan over the next global batches of the run, with all that its steps say; `None` where they do not fit.
@@ -192,7 +231,7 @@ impl FromRun {
         out: &Path,
         is_json: bool,
     ) -> Result<(), Failure> {
-        let profile = out.with_file_name(FILE_NAME);
+        let profile = out.with_file_name(profile_name(out));
         if !is_json {
             let go_on = format!(
                 "dflop train --resume auto --config {} --plan {} --model-profile {}",
@@ -214,6 +253,13 @@ impl FromRun {
                "encoder": component(&self.live.encoder, &self.live.encoder_shapes),
                "llm": component(&self.live.llm, &self.live.llm_shapes)})
     }
+}
+
+/// The profile's name beside a plan that is called as [`FromRun::plan_name`] says; [`FILE_NAME`] beside any other.
+fn profile_name(plan: &Path) -> String {
+    let number =
+        plan.file_name().and_then(|name| name.to_str()?.strip_prefix("plan.live")?.strip_suffix(".json"));
+    number.map_or_else(|| FILE_NAME.to_owned(), |number| format!("model_profile.live{number}.json"))
 }
 
 fn tokens(shape: &ShapeFactor, component: &str) -> String {

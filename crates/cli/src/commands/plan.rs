@@ -25,8 +25,8 @@ pub(super) fn run(arguments: &args::Plan) -> Result<(), Failure> {
     inputs.note_device();
     let from_run = FromRun::asked(arguments.from_run.as_deref(), &mut inputs)?;
     let config = &inputs.config;
-    let name = if from_run.is_some() { "plan.live.json" } else { "plan.json" };
-    let out = out_path::<Plan>(config, arguments.out.as_ref(), name)?;
+    let name = from_run.as_ref().map_or_else(|| "plan.json".to_owned(), FromRun::plan_name);
+    let out = out_path::<Plan>(config, arguments.out.as_ref(), &name)?;
     say_what_data(&inputs);
     let made_from = [
         ("data_profile", inputs.data_profile.content_hash()),

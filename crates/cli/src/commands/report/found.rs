@@ -409,18 +409,18 @@ fn optional<A>(read: Result<A, ArtifactError>) -> Result<Option<A>, Failure> {
 }
 
 /// A plan that steps were trained with.
-pub(super) struct Planned {
+pub(in crate::commands) struct Planned {
     /// The name of its file.
-    pub(super) name: String,
-    pub(super) hash: String,
-    pub(super) plan: Plan,
+    pub(in crate::commands) name: String,
+    pub(in crate::commands) hash: String,
+    pub(in crate::commands) plan: Plan,
     /// What it was made from; where that is not there, the model profile that is.
-    pub(super) model: Option<ModelProfile>,
+    pub(in crate::commands) model: Option<ModelProfile>,
 }
 
 impl Planned {
     /// The plans of `dir` that the steps were trained with, in the order of the steps; `plan.json` where no step names one of them.
-    fn of(dir: &Path, schedules: &[StepSchedule]) -> Result<Vec<Self>, Failure> {
+    pub(in crate::commands) fn of(dir: &Path, schedules: &[StepSchedule]) -> Result<Vec<Self>, Failure> {
         let mut hashes: Vec<&String> = Vec::new();
         for hash in schedules.iter().filter_map(|line| line.made_from.get("plan")) {
             if !hashes.contains(&hash) {

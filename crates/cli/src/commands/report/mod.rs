@@ -14,6 +14,7 @@ use crate::args;
 use crate::comparison::{ArmSummary, Comparison};
 use dflop_types::{Timeline, artifact};
 use found::Found;
+pub(super) use found::Planned;
 use std::path::Path;
 pub(super) use watch::run as watch;
 
