@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 
 
-def random_lists(plan, num_microbatches, seed, split_ratio=0.5):
+def random_lists(plan, num_microbatches, seed, split_ratio=0.5, whole_ranks=()):
     """Lists of all ranks, as in `0F3`: some order in which one rank after the other does what it can.
 
     Microbatches come in any order, other ones on each rank; forwards run ahead as far as chance has it; about
-    `split_ratio` of the backwards are I and W, with anything between them.
+    `split_ratio` of the backwards are I and W, with anything between them; none on `whole_ranks`.
     """
     draw = random.Random(seed)
     places = [(rank, stage) for rank in range(plan.num_ranks) for stage in plan.stages(rank)]
     last = plan.num_stages - 1
     at = {stage: [place for place in places if place[1] == stage] for stage in range(last + 1)}
     done = {place: set() for place in places}
-    is_split = {place: [draw.random() < split_ratio for _ in range(num_microbatches)] for place in places}
+    is_split = {
+        place: [draw.random() < split_ratio and place[0] not in whole_ranks for _ in range(num_microbatches)]
+        for place in places
+    }
     lists = [[] for _ in range(plan.num_ranks)]
 
     def can_run(rank, stage, letter, j):

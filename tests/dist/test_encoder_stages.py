@@ -10,10 +10,11 @@ from conformance import SETTINGS
 from lists import random_lists
 from ranks import results, run_ranks
 from test_conformance_ranks import Case, shared_out
-from test_gradients import AWARE, BLIND, SPLIT, check, one_process
+from test_gradients import AWARE, BLIND, SPLIT, check, one_process, zero_of
 from toy_run import SEED, RankParts, make_schedule, warm_model_dir, write_plan
 
 from dflop.models import load_adapter
+from dflop.models.parameters import component_of
 from dflop.models.recipes import freeze
 
 NUM_LAYERS = 4
@@ -105,32 +106,37 @@ def test_older_hidden_states_reach_the_projector(layers, tmp_path):
     check(plan, make_schedule(llm, 1), model_dir, expected, tmp_path)
 
 
-def test_a_frozen_encoder_passes_no_gradient(model_dir, expected, tmp_path):
-    """What trains has the gradient of one process, and no stage of the tower computes any."""
+@pytest.mark.parametrize("recipe", ["frozen-encoder", "frozen-llm", "projector"])
+def test_what_is_frozen_gets_no_gradient(recipe, model_dir, expected, tmp_path):
+    """What trains has the gradient of one process, under lists in which a rank without weights to train has no W."""
     llm = AWARE[1]
-    plan = plan_of(tmp_path, (1, 3, 1, 1), llm)
+    plan = plan_of(tmp_path, (1, 2, 1, 2), llm)
     _, gradients = expected
+    frozen = {"encoder", "llm"} if recipe == "projector" else {recipe.removeprefix("frozen-")}
+    # The projector always trains, on the last rank of the encoder.
+    whole = ({0} if "encoder" in frozen else set()) | ({2, 3} if "llm" in frozen else set())
+    lists = random_lists(plan, len(llm), 3, whole_ranks=whole)
 
     def prepare(pieces):
         for piece in pieces.values():
-            freeze(piece, "frozen-encoder")
+            freeze(piece, recipe)
 
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, prepare_pieces=prepare)
-        loss = parts.step(make_schedule(llm, 1))
+        loss = parts.step(make_schedule(llm, 1, actions=lists))
         found = {key: p.grad.numpy() for key, p in parts.gradients.parameters.items()}
         held = {key for piece in parts.pieces.values() for key, _ in piece.named_parameters()}
         return loss, found, held
 
     found = results(run_ranks(plan.num_ranks, rank, tmp_path))
     assert sum(loss for loss, _, _ in found) == pytest.approx(expected[0], rel=1e-6)
-    assert [set(of_rank) for _, of_rank, _ in found[:2]] == [set(), set()]
+    assert {index for index, (_, of_rank, _) in enumerate(found) if not of_rank} == whole
     trained = {key: torch.from_numpy(g) for _, of_rank, _ in found for key, g in of_rank.items()}
-    assert {key for key in trained if "multi_modal_projector" in key}
-    assert not {key for key in trained if "vision_tower" in key}
+    assert {component_of(key) for key in trained} == {"encoder", "projector", "llm"} - frozen
+    floor = zero_of(gradients)
     for key, gradient in trained.items():
         error = float((gradient - gradients[key]).norm())
-        assert error <= 1e-5 * max(float(gradients[key].norm()), 1e-6), key
+        assert error <= 1e-5 * max(float(gradients[key].norm()), floor), key
     # Together the ranks hold the whole model, each parameter once.
     held = [key for _, _, of_rank in found for key in of_rank]
     assert sorted(held) == sorted(gradients)

@@ -139,6 +139,59 @@ fn halves_that_pay_nothing_are_joined() {
     assert!(lists[1].iter().all(|action| action.kind != ActionKind::I), "{lists:?}");
 }
 
+/// Where weights are frozen there is no W, and where nothing before a rank trains no I: what is left of a backward is one
+/// B, also in a microbatch that is empty on a rank. No list is slower for that.
+#[test]
+fn halves_that_nothing_needs_are_not_listed() {
+    let letters = |lists: &[Vec<Action>], rank: usize| -> String {
+        let mut letters: Vec<String> =
+            lists[rank].iter().map(|action| action.to_string()[1..2].to_owned()).collect();
+        letters.sort_unstable();
+        letters.dedup();
+        letters.concat()
+    };
+    // A projector on the first rank: W alone. Then a frozen LLM: I alone.
+    let mut frozen = uneven(4, 8);
+    let split = {
+        let lists = data_aware(&frozen, &Holding::of_one_f_one_b(&frozen, 1), true).unwrap();
+        assert!((0..4).any(|rank| letters(&lists, rank).contains('W')), "{lists:?}");
+        simulate_lists(&frozen, &lists).unwrap().makespan_ns
+    };
+    frozen.input_ns[0].fill(0);
+    frozen.backward_ns[0].clone_from(&frozen.weight_ns[0]);
+    for rank in 1..4 {
+        frozen.weight_ns[rank].fill(0);
+        frozen.backward_ns[rank].clone_from(&frozen.input_ns[rank]);
+    }
+    for depth in [1, 2] {
+        let lists = data_aware(&frozen, &Holding::of_one_f_one_b(&frozen, depth), true).unwrap();
+        for rank in 0..4 {
+            assert_eq!(letters(&lists, rank), "BF", "{lists:?}");
+            assert_eq!(lists[rank].len(), 16);
+        }
+        assert!(simulate_lists(&frozen, &lists).unwrap().makespan_ns < split);
+    }
+    // A rank with one microbatch of no sample: of that one there is one backward.
+    let mut step = uneven(4, 8);
+    for times in [&mut step.forward_ns, &mut step.backward_ns, &mut step.input_ns, &mut step.weight_ns] {
+        times[2][3] = 0;
+    }
+    let lists = data_aware(&step, &Holding::of_one_f_one_b(&step, 2), true).unwrap();
+    let own = lists[2].iter().filter(|action| action.microbatch == 3).map(|action| action.kind);
+    assert_eq!(own.collect::<Vec<_>>(), [ActionKind::F, ActionKind::B]);
+    // Even work of 2 stages, forward 1, I 1: a frozen pipeline takes (m + p - 1)(f + i).
+    let even = |ns: u64| vec![vec![ns; 6]; 2];
+    let even = StepInput {
+        forward_ns: even(1),
+        backward_ns: even(1),
+        input_ns: even(1),
+        weight_ns: even(0),
+        ..uneven(2, 6)
+    };
+    let lists = data_aware(&even, &Holding::of_one_f_one_b(&even, 1), true).unwrap();
+    assert_eq!(simulate_lists(&even, &lists).unwrap().makespan_ns, (6 + 2 - 1) * 2);
+}
+
 /// A microbatch that never fits is named; so are lists of the wrong length.
 #[test]
 fn what_cannot_be_held_is_refused() {

@@ -6,7 +6,7 @@
 //! orders with two microbatches swapped. The best lists are taken; the pipeline orders are among those compared.
 
 use crate::lists::greedy::{Listed, Pass, Rule, Work};
-use dflop_sim::wiring::WiredRow;
+use dflop_sim::wiring::{Source, WiredRow};
 use dflop_sim::{Durations, SimError, Simulator, StepInput, Violation, simulate, simulate_lists};
 use dflop_types::{Action, ActionKind, ComponentLayout, Layout, PipelineOrder, Rank, Timeline};
 
@@ -145,6 +145,9 @@ pub fn data_aware_within(
     let (wired, feeds) = (input.wired_rows(), input.boundary());
     let work =
         Work { step: input, rows: &wired, feeds: &feeds, held: &holding.held, cap: &holding.cap, is_split };
+    let useful_all = |lists: Vec<Vec<Action>>| -> Vec<Vec<Action>> {
+        lists.into_iter().enumerate().map(|(rank, list)| useful(list, rank, input, &wired[rank])).collect()
+    };
     // The step is refused before this pass if its times would overflow when added up.
     let mut ordered = Vec::new();
     let orders = [PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble];
@@ -154,13 +157,15 @@ pub fn data_aware_within(
         let lists: Vec<Vec<Action>> =
             (0..step.layout.num_ranks()).filter_map(|rank| step.actions(Rank(rank))).collect();
         if holding.allows(&lists) {
+            let lists = if is_split { useful_all(lists) } else { lists };
             ordered.push((simulator.makespan_ns(), lists));
         }
     }
     let made = search(&work, effort);
-    let written: Vec<Vec<Action>> = made.iter().zip(&wired).map(|(list, row)| write(list, row)).collect();
+    let mut written: Vec<Vec<Action>> = made.iter().zip(&wired).map(|(list, row)| write(list, row)).collect();
     let mut others = ordered;
     if is_split {
+        written = useful_all(written);
         let join = |(rank, list): (usize, &Vec<Action>)| join(list, rank, input);
         let whole: Vec<Vec<Action>> = written.iter().enumerate().map(join).collect();
         others.push((Simulator::with_lists(input, &whole)?.makespan_ns(), whole));
@@ -210,6 +215,37 @@ pub fn simulate_pipeline(durations: &Durations) -> Result<Timeline, SimError> {
 
 fn write(list: &[(ActionKind, u32)], row: &WiredRow) -> Vec<Action> {
     list.iter().map(|&(kind, microbatch)| Action { stage: row.stage, kind, microbatch }).collect()
+}
+
+/// The list without halves that take nothing; what is left of such a backward is one B. Nothing ends later for that.
+///
+/// ```text
+/// W takes nothing: its weights are frozen, or it has no sample              B where I stands
+/// I takes nothing in all microbatches, and no rank waits for what it gives  B where W stands
+/// ```
+///
+/// Of a rank where I takes something in some microbatch all I stay: moved behind its W, the backward of one microbatch
+/// would take another turn on this rank than on the one after it.
+fn useful(list: Vec<Action>, rank: usize, step: &StepInput, row: &WiredRow) -> Vec<Action> {
+    let (backward_ns, input_ns, weight_ns) =
+        (&step.backward_ns[rank], &step.input_ns[rank], &step.weight_ns[rank]);
+    let has_no_input = row.forward == Source::Nothing
+        && input_ns.iter().all(|&ns| ns == 0)
+        && backward_ns.iter().zip(weight_ns).all(|(backward_ns, weight_ns)| backward_ns <= weight_ns);
+    let mut left = Vec::with_capacity(list.len());
+    for action in list {
+        let j = action.microbatch as usize;
+        let has_no_weight = !has_no_input && weight_ns[j] == 0 && backward_ns[j] <= input_ns[j];
+        let whole = Action { kind: ActionKind::B, ..action };
+        match action.kind {
+            ActionKind::I if has_no_input => {}
+            ActionKind::W if has_no_weight => {}
+            ActionKind::W if has_no_input => left.push(whole),
+            ActionKind::I if has_no_weight => left.push(whole),
+            _ => left.push(action),
+        }
+    }
+    left
 }
 
 /// The list with each I that its own W follows made one B, where that takes no longer.
