@@ -38,8 +38,8 @@ fn steps(criterion: &mut Criterion) {
         let ranks = layout.num_ranks() as usize;
         // Each encoder replica feeds its neighbours: a sample's segments are seldom spread over all.
         let near = |e: u32, r: u32| (e + encoders - r * encoders / replicas) % encoders < 2;
-        let column: Vec<Vec<bool>> =
-            (0..encoders).map(|e| (0..replicas).map(|r| near(e, r)).collect()).collect();
+        let column: Vec<Vec<u32>> =
+            (0..encoders).map(|e| (0..replicas).filter(|&r| near(e, r)).collect()).collect();
         let input = StepInput {
             layout,
             order: PipelineOrder::OneFOneB,

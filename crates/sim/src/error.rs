@@ -104,6 +104,13 @@ pub enum Violation {
         /// How many that has.
         expected: usize,
     },
+    /// LLM replicas that an encoder replica feeds, out of order or past the last.
+    Fed {
+        /// The place, as in `feeds[1][0]`.
+        path: String,
+        /// How many LLM replicas there are.
+        replicas: u32,
+    },
     /// Tensor parallelism is not simulated: a rank stands for a whole tensor-parallel group.
     TensorParallel {
         /// The place.
@@ -224,6 +231,9 @@ impl fmt::Display for Violation {
             Self::Zero { path, what } => write!(f, "{path}: {}, at least 1 is needed", counted(0, what)),
             Self::Count { path, found, what, other, expected } => {
                 write!(f, "{path}: {}, {other} has {expected}", counted(*found, what))
+            }
+            Self::Fed { path, replicas } => {
+                write!(f, "{path} must name LLM replicas in ascending order, below {replicas}")
             }
             Self::TensorParallel { path, degree } => write!(f, "{path}: {degree}, only 1 can be simulated"),
             Self::Colocated { layout } => {

@@ -15,8 +15,8 @@ pub struct MicrobatchDurations {
     pub input_ns: Vec<u64>,
     /// W by row, in nanoseconds; empty where no backward is split.
     pub weight_ns: Vec<u64>,
-    /// `[encoder replica][llm replica]`, as a column of [`crate::StepInput::feeds`].
-    pub feeds: Vec<Vec<bool>>,
+    /// By encoder replica the LLM replicas that it feeds, as a column of [`crate::StepInput::feeds`].
+    pub feeds: Vec<Vec<u32>>,
 }
 
 impl Simulator {

@@ -26,7 +26,7 @@ use dflop_types::{Action, PipelineOrder, Rank, StageIndex};
 ///     backward_ns: vec![vec![2, 2], vec![4, 4]],
 ///     input_ns: Vec::new(),
 ///     weight_ns: Vec::new(),
-///     feeds: vec![vec![vec![true]]; 2],
+///     feeds: vec![vec![vec![0]]; 2],
 ///     transfer_ns: 0,
 ///     tail_ns: vec![0, 0],
 ///     ready_ns: Vec::new(),

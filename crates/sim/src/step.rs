@@ -39,8 +39,9 @@ pub struct StepInput {
     /// The part that gives the gradients of the weights (W), as `input_ns`. I and W together may take longer than B.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight_ns: Vec<Vec<u64>>,
-    /// `[microbatch][encoder replica][llm replica]`: whether that encoder replica holds samples of that LLM replica.
-    pub feeds: Vec<Vec<Vec<bool>>>,
+    /// `[microbatch][encoder replica]`: the LLM replicas whose samples that encoder replica holds, ascending. Most encoder
+    /// replicas feed few: a table of all pairs would be larger than all else of a step of thousands of ranks.
+    pub feeds: Vec<Vec<Vec<u32>>>,
     /// How long an action's output takes to reach another rank, in nanoseconds. Between the components of a colocated
     /// rank nothing is sent, unless ranks encode samples of each other.
     pub transfer_ns: u64,
@@ -155,7 +156,7 @@ impl StepInput {
         let has_several = self.layout.is_colocated() || self.layout.is_interleaved();
         let of_rows = if has_several { "stage of a replica" } else { "rank" };
         let rows = self.layout.num_rows() as usize;
-        let (encoders, llms) = (self.layout.encoder.dp as usize, self.layout.llm.dp as usize);
+        let encoders = self.layout.encoder.dp as usize;
         let m = self.num_microbatches as usize;
         let mut compare = |path: &dyn Fn() -> String, found, what, other, expected| {
             if found != expected {
@@ -183,8 +184,14 @@ impl StepInput {
         compare(&|| "feeds".to_owned(), self.feeds.len(), "microbatch", "the step", m);
         for (j, column) in self.feeds.iter().enumerate() {
             compare(&|| format!("feeds[{j}]"), column.len(), "encoder replica", "the layout", encoders);
-            for (e, row) in column.iter().enumerate() {
-                compare(&|| format!("feeds[{j}][{e}]"), row.len(), "LLM replica", "the layout", llms);
+        }
+        for (j, column) in self.feeds.iter().enumerate() {
+            for (e, fed) in column.iter().enumerate() {
+                let is_ascending = fed.windows(2).all(|pair| pair[0] < pair[1]);
+                if !is_ascending || fed.last().is_some_and(|&last| last >= self.layout.llm.dp) {
+                    let path = format!("feeds[{j}][{e}]");
+                    violations.push(Violation::Fed { path, replicas: self.layout.llm.dp });
+                }
             }
         }
     }
@@ -273,8 +280,8 @@ impl StepInput {
         };
         for column in &self.feeds {
             if layout.is_colocated() {
-                let is_other = |e: usize| column[e].iter().enumerate().any(|(r, &feeds)| feeds && r != e);
-                feeds.exchanges.push((0..column.len()).any(is_other));
+                let is_other = |(e, fed): (u32, &Vec<u32>)| fed.iter().any(|&replica| replica != e);
+                feeds.exchanges.push((0..).zip(column).any(is_other));
             } else {
                 push_rows(layout, column, &mut feeds);
             }
@@ -386,23 +393,24 @@ impl Counts {
     }
 }
 
-/// Adds the rows of one microbatch, `column[encoder replica][llm replica]`.
-fn push_rows(layout: Layout, column: &[Vec<bool>], feeds: &mut Feeds) {
-    let (encoders, llms) = (layout.encoder.dp, layout.llm.dp);
+/// Adds the rows of one microbatch, `column[encoder replica]` of the LLM replicas it feeds.
+fn push_rows(layout: Layout, column: &[Vec<u32>], feeds: &mut Feeds) {
     let last_encoder = StageIndex(layout.encoder.pp - 1);
     let first_llm = StageIndex(layout.encoder.pp);
-    for r in 0..llms {
-        let fed_by = (0..encoders).filter(|&e| column[e as usize][r as usize]);
-        feeds.forward.push(fed_by.map(|e| layout.row(e, last_encoder) as u32));
+    let mut fed_by = vec![Vec::new(); layout.llm.dp as usize];
+    for (e, fed) in (0..).zip(column) {
+        for &r in fed {
+            fed_by[r as usize].push(layout.row(e, last_encoder) as u32);
+        }
+        feeds.backward.push(fed.iter().map(|&r| layout.row(r, first_llm) as u32));
     }
-    for e in 0..encoders {
-        let feeding = (0..llms).filter(|&r| column[e as usize][r as usize]);
-        feeds.backward.push(feeding.map(|r| layout.row(r, first_llm) as u32));
+    for ranks in fed_by {
+        feeds.forward.push(ranks.into_iter());
     }
 }
 
 /// The rows of one microbatch alone, forward and backward.
-pub(crate) fn feed_rows(layout: Layout, column: &[Vec<bool>]) -> (Rows, Rows) {
+pub(crate) fn feed_rows(layout: Layout, column: &[Vec<u32>]) -> (Rows, Rows) {
     let (encoders, llms) = (layout.encoder.dp as usize, layout.llm.dp as usize);
     let mut feeds = Feeds { forward: Rows::new(llms), backward: Rows::new(encoders), exchanges: Vec::new() };
     push_rows(layout, column, &mut feeds);

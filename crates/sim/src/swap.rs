@@ -28,7 +28,7 @@ impl Simulator {
     /// #     backward_ns: vec![vec![2, 2, 1], vec![4, 4, 4]],
     /// #     input_ns: Vec::new(),
     /// #     weight_ns: Vec::new(),
-    /// #     feeds: vec![vec![vec![true]]; 3],
+    /// #     feeds: vec![vec![vec![0]]; 3],
     /// #     transfer_ns: 0,
     /// #     tail_ns: vec![0, 0],
     /// #     ready_ns: Vec::new(),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 /// Both components of each rank: `forward[row][microbatch]`, twice as long backward; each rank encodes its own samples.
 fn step(layout: Layout, forward_ns: &[Vec<u64>], tail_ns: u64) -> StepInput {
     let (ranks, m) = (layout.num_ranks() as usize, forward_ns[0].len());
-    let own: Vec<Vec<bool>> = (0..ranks).map(|e| (0..ranks).map(|r| e == r).collect()).collect();
+    let own: Vec<Vec<u32>> = (0..ranks as u32).map(|rank| vec![rank]).collect();
     StepInput {
         layout,
         // Whatever the plan says, there is no pipeline.
@@ -29,8 +29,7 @@ fn walked(input: &StepInput, group: usize) -> u64 {
     let ranks = input.layout.num_ranks() as usize;
     let mut end_ns = vec![0; ranks];
     for microbatch in 0..input.num_microbatches as usize {
-        let is_exchanged =
-            input.feeds[microbatch].iter().enumerate().any(|(e, row)| (0..ranks).any(|r| row[r] && r != e));
+        let is_exchanged = (0..).zip(&input.feeds[microbatch]).any(|(e, fed)| fed.iter().any(|&r| r != e));
         for (stage, is_forward) in [(0, true), (1, true), (1, false), (0, false)] {
             let rows = if is_forward { &input.forward_ns } else { &input.backward_ns };
             let before = end_ns.clone();
@@ -65,7 +64,7 @@ proptest! {
             let group = if zero == Zero::Parameters && shards > 1 { ranks } else { 1 };
             if shared {
                 // Rank 0 encodes for the last one, too.
-                input.feeds[0][0][ranks - 1] = true;
+                input.feeds[0][0] = if ranks > 1 { vec![0, ranks as u32 - 1] } else { vec![0] };
             }
             let timeline = simulate_step(&input).unwrap();
             prop_assert_eq!(timeline.makespan_ns, walked(&input, group));

@@ -1,6 +1,6 @@
 //! What must hold of every step: against an oracle, against each other, and by themselves.
 
-use crate::common::{ORDERS, duration_ns, inputs, lists, mixed, relax, steps, steps_of};
+use crate::common::{ORDERS, duration_ns, fed, inputs, lists, mixed, relax, steps, steps_of};
 use dflop_sim::{
     Durations, MicrobatchDurations, Simulator, StepInput, durations_of, idle_of, measured_lists,
     measured_timeline, simulate, simulate_lists, simulate_step,
@@ -90,7 +90,7 @@ proptest! {
                 input_ns: by_row(2),
                 weight_ns: by_row(3),
                 feeds: feeding.chunks(3).take(step.layout.encoder.dp as usize)
-                    .map(|row| row[..replicas].to_vec()).collect(),
+                    .map(|row| fed(&row[..replicas])).collect(),
             };
             simulator.set_microbatch(at, step.layout, &column);
             let mut made = step;
@@ -299,7 +299,7 @@ proptest! {
         step.input_ns.truncate(ranks);
         step.weight_ns.truncate(ranks);
         step.tail_ns = vec![0; ranks];
-        step.feeds = vec![vec![vec![true]]; step.num_microbatches as usize];
+        step.feeds = vec![vec![vec![0]]; step.num_microbatches as usize];
         let durations = Durations {
             forward_ns: step.forward_ns.clone(),
             backward_ns: step.backward_ns.clone(),

@@ -16,7 +16,7 @@ fn step() -> StepInput {
         backward_ns: vec![vec![2, 2], vec![1, 0], vec![3, 3]],
         input_ns: Vec::new(),
         weight_ns: Vec::new(),
-        feeds: vec![vec![vec![true], vec![true]], vec![vec![true], vec![false]]],
+        feeds: vec![vec![vec![0], vec![0]], vec![vec![0], vec![]]],
         transfer_ns: 0,
         tail_ns: vec![0, 0, 0],
         ready_ns: Vec::new(),
@@ -77,7 +77,7 @@ fn tails() {
 /// A text-only microbatch waits for no encoder.
 #[test]
 fn nothing_fed_is_nothing_waited_for() {
-    let apart = StepInput { feeds: vec![vec![vec![false]; 2]; 2], ..step() };
+    let apart = StepInput { feeds: vec![vec![vec![]; 2]; 2], ..step() };
     let timeline = simulate_step(&apart).unwrap();
     assert_eq!(written(&timeline, 0), "0F0 0..3, 0F1 3..4, 0B0 4..6, 0B1 6..8");
     assert_eq!(written(&timeline, 2), "1F0 0..2, 1B0 2..5, 1F1 5..7, 1B1 7..10");
@@ -91,7 +91,8 @@ fn every_problem_is_listed() {
     ragged.backward_ns.pop();
     ragged.tail_ns.push(0);
     ragged.feeds[0].pop();
-    ragged.feeds[1][0] = vec![];
+    ragged.feeds[1][0] = vec![0, 0];
+    ragged.feeds[1][1] = vec![1];
     assert_eq!(
         violations(simulate_step(&ragged).unwrap_err()),
         [
@@ -99,7 +100,8 @@ fn every_problem_is_listed() {
             "backward_ns: 2 ranks, the layout has 3",
             "tail_ns: 4 ranks, the layout has 3",
             "feeds[0]: 1 encoder replica, the layout has 2",
-            "feeds[1][0]: 0 LLM replicas, the layout has 1",
+            "feeds[1][0] must name LLM replicas in ascending order, below 1",
+            "feeds[1][1] must name LLM replicas in ascending order, below 1",
         ]
     );
     let mut degrees = step();
@@ -135,7 +137,7 @@ fn lists_that_never_end() {
     assert_eq!(error.hint().unwrap(), "take the lists of `order::actions`, or move a backward ahead");
     // The feeds decide: where microbatch 1 comes from nowhere, the same lists end.
     let mut apart = step();
-    apart.feeds[1][0][0] = false;
+    apart.feeds[1][0].clear();
     assert!(simulate_lists(&apart, &crossed).is_ok());
     let turned = ["0B0 0F0 0F1 0B1", "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"].map(list);
     assert_eq!(
@@ -166,7 +168,7 @@ fn split_step() -> StepInput {
         backward_ns: vec![vec![4, 4]; 2],
         input_ns: vec![vec![1, 1], vec![2, 2]],
         weight_ns: vec![vec![3, 3], vec![2, 2]],
-        feeds: vec![vec![vec![true]]; 2],
+        feeds: vec![vec![vec![0]]; 2],
         tail_ns: vec![0, 0],
         ..step()
     }
@@ -271,7 +273,7 @@ fn the_lowest_rank_of_the_circle_is_named() {
     step.backward_ns.push(vec![1, 1]);
     step.tail_ns.push(0);
     // Rank 3 is fed by both encoders in microbatch 0, by rank 1 alone in microbatch 1; rank 2 by none.
-    step.feeds = vec![vec![vec![false, true]; 2], vec![vec![false, false], vec![false, true]]];
+    step.feeds = vec![vec![vec![1]; 2], vec![vec![], vec![1]]];
     let lists = ["0F0 0F1 0B0 0B1", "0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1", "1F0 1F1 1B0 1B1"].map(list);
     assert_eq!(
         simulate_lists(&step, &lists).unwrap_err().to_string(),

@@ -60,7 +60,7 @@ fn lists(criterion: &mut Criterion) {
             backward_ns: rows(p as usize, m as usize, 5),
             input_ns: rows(p as usize, m as usize, 5),
             weight_ns: rows(p as usize, m as usize, 9),
-            feeds: vec![vec![vec![true]]; m as usize],
+            feeds: vec![vec![vec![0]]; m as usize],
             transfer_ns: 3_000,
             tail_ns: vec![1_000_000; p as usize],
             ready_ns: Vec::new(),

@@ -100,7 +100,7 @@ fn step(stages: u32, loads: &[[f64; 2]]) -> StepInput {
         backward_ns: rows(2.0),
         input_ns: rows(1.0),
         weight_ns: rows(1.0),
-        feeds: vec![vec![vec![true]]; loads.len()],
+        feeds: vec![vec![vec![0]]; loads.len()],
         transfer_ns: 0,
         tail_ns: vec![0; stages as usize],
         ready_ns: Vec::new(),

@@ -101,7 +101,7 @@ fn uneven(p: u32, m: usize) -> StepInput {
         backward_ns: rows(2),
         input_ns: rows(1),
         weight_ns: rows(1),
-        feeds: vec![vec![vec![true]]; m],
+        feeds: vec![vec![vec![0]]; m],
         transfer_ns: 0,
         tail_ns: vec![0; p as usize],
         ready_ns: Vec::new(),

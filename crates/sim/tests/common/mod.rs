@@ -19,6 +19,11 @@ pub(crate) fn rows(ranks: usize, m: usize, ns_max: u64) -> impl Strategy<Value =
     prop::collection::vec(prop::collection::vec(0..=ns_max, m), ranks)
 }
 
+/// The replicas that are fed.
+pub(crate) fn fed(row: &[bool]) -> Vec<u32> {
+    (0..).zip(row).filter(|&(_, &is_fed)| is_fed).map(|(replica, _)| replica).collect()
+}
+
 /// Steps with 1 to 3 replicas and stages of each component, 0 to 7 microbatches, short times (so that ties
 /// and zeros are common), times of I and W.
 pub(crate) fn steps() -> impl Strategy<Value = StepInput> {
@@ -38,7 +43,7 @@ pub(crate) fn steps_of(chunks_max: u32) -> impl Strategy<Value = StepInput> {
         let tails = prop::collection::vec(0u64..30, ranks);
         (rows(num_rows, m, 20), rows(num_rows, m, 40), split, feeds, 0u64..6, tails).prop_map(
             move |(forward_ns, backward_ns, (input_ns, weight_ns), feeds, transfer_ns, tail_ns)| {
-                let column = |c: &[bool]| c.chunks(l.1 as usize).map(<[bool]>::to_vec).collect::<Vec<_>>();
+                let column = |c: &[bool]| c.chunks(l.1 as usize).map(fed).collect::<Vec<_>>();
                 StepInput {
                     layout,
                     order: ORDERS[order],
@@ -117,13 +122,13 @@ pub(crate) fn inputs(
         (ActionKind::W, _) => vec![(rank, Action { kind: ActionKind::I, ..action })],
         (ActionKind::F, 0) => vec![],
         (ActionKind::F, s) if s == first_llm => {
-            let feeders = (0..layout.encoder.dp).filter(|&e| feeds[e as usize][at.replica as usize]);
+            let feeders = (0..layout.encoder.dp).filter(|&e| feeds[e as usize].contains(&at.replica));
             on(s - 1, feeders.collect())
         }
         (ActionKind::F, s) => on(s - 1, vec![at.replica]),
         (_, s) if s == last => vec![],
         (_, s) if s + 1 == first_llm => {
-            let fed = (0..layout.llm.dp).filter(|&r| feeds[at.replica as usize][r as usize]);
+            let fed = (0..layout.llm.dp).filter(|&r| feeds[at.replica as usize].contains(&r));
             on(s + 1, fed.collect())
         }
         (_, s) => on(s + 1, vec![at.replica]),

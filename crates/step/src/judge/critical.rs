@@ -93,7 +93,7 @@ fn ready_ns(before: &Span, span: &Span, transfer_ns: u64) -> u64 {
 }
 
 /// Where the outputs stand that an action takes: row, whether of a backward, microbatch.
-fn sources(layout: &Layout, feeds: &[Vec<Vec<bool>>], span: &Span) -> Vec<(usize, bool, u32)> {
+fn sources(layout: &Layout, feeds: &[Vec<Vec<u32>>], span: &Span) -> Vec<(usize, bool, u32)> {
     let Some(is_backward) = side(span.action.kind) else { return Vec::new() };
     let (stage, microbatch) = (span.action.stage.0, span.action.microbatch);
     let Some(place) = layout.coordinates(span.rank) else { return Vec::new() };
@@ -102,7 +102,7 @@ fn sources(layout: &Layout, feeds: &[Vec<Vec<bool>>], span: &Span) -> Vec<(usize
     let fed = |encoder: u32, llm: u32| {
         let of_microbatch = feeds.get(microbatch as usize);
         let of_encoder = of_microbatch.and_then(|replicas| replicas.get(encoder as usize));
-        of_encoder.and_then(|row| row.get(llm as usize)).copied().unwrap_or(false)
+        of_encoder.is_some_and(|fed| fed.binary_search(&llm).is_ok())
     };
     if !is_backward {
         return if stage == 0 {

@@ -79,7 +79,7 @@ fn column_of_profile(
     let feeds = feeds(llm, encoder);
     let mut column = Column {
         predictions: vec![Prediction::default(); layout.num_rows() as usize],
-        num_messages: feeds.iter().flatten().filter(|&&feeds| feeds).count() as u64,
+        num_messages: feeds.iter().map(Vec::len).sum::<usize>() as u64,
         feeds,
         ..Column::default()
     };

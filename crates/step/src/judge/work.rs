@@ -10,8 +10,8 @@ use std::borrow::Cow;
 pub(crate) struct Column {
     /// By row: a rank, or the encoder's and then the LLM's part of all colocated ranks.
     pub(crate) predictions: Vec<Prediction>,
-    /// Encoder replica to LLM replica.
-    pub(crate) feeds: Vec<Vec<bool>>,
+    /// By encoder replica the LLM replicas that it feeds, ascending.
+    pub(crate) feeds: Vec<Vec<u32>>,
     pub(crate) num_predictions: u64,
     pub(crate) num_messages: u64,
     pub(crate) sent_tokens: u64,
@@ -53,15 +53,15 @@ pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> O
     Some(holders[at].1)
 }
 
-/// Who holds samples of whom, in one microbatch: `[encoder replica][llm replica]`.
-pub(crate) fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<bool>> {
+/// Who holds samples of whom, in one microbatch: by encoder replica the LLM replicas that it feeds, ascending.
+pub(crate) fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u32>> {
     let holders = holders(llm);
     let fed = |shares: &Vec<EncoderShare>| {
-        let mut row = vec![false; llm.len()];
-        for replica in shares.iter().filter_map(|share| holder(&holders, share.sample)) {
-            row[replica] = true;
-        }
-        row
+        let of_share = |share: &EncoderShare| holder(&holders, share.sample).map(|replica| replica as u32);
+        let mut fed: Vec<u32> = shares.iter().filter_map(of_share).collect();
+        fed.sort_unstable();
+        fed.dedup();
+        fed
     };
     encoder.iter().map(fed).collect()
 }

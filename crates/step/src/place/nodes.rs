@@ -81,10 +81,9 @@ impl StepScheduler {
         let mut traffic = Traffic::default();
         for (llm, encoder) in schedule.llm.iter().zip(&schedule.encoder) {
             let feeds = work::feeds(llm, encoder);
-            let is_message = |e: usize, r: usize| !self.settings.layout.is_colocated() || e != r;
-            let messages = feeds.iter().enumerate().map(|(e, row)| {
-                row.iter().enumerate().filter(|&(r, &feeds)| feeds && is_message(e, r)).count()
-            });
+            let is_message = |e: u32, r: u32| !self.settings.layout.is_colocated() || e != r;
+            let messages =
+                (0..).zip(&feeds).map(|(e, fed)| fed.iter().filter(|&&r| is_message(e, r)).count());
             traffic.num_messages += messages.sum::<usize>() as u64;
             let mut cut: Vec<SampleIndex> = encoder
                 .iter()
