@@ -127,7 +127,8 @@ impl CostModel {
     }
 
     /// Predicted peak of a colocated rank during one microbatch: of what it encodes, and of what its LLM backbone reads.
-    /// Where the two are not of the same samples, `is_exchanged`, features and their gradients are sent and received.
+    /// Where the two are not of the same samples, `is_exchanged`, features and their gradients are sent and received. `fixed` is
+    /// [`CostModel::colocated_memory`].
     ///
     /// *Complexity*: O(s log n) for s samples and n measured points.
     ///
@@ -136,16 +137,16 @@ impl CostModel {
         &self,
         encoder: &RankMicrobatch,
         llm: &RankMicrobatch,
-        sharding: Sharding,
+        fixed: [RankMemory; 2],
         is_exchanged: bool,
     ) -> RankMemory {
         let messages = encoder.feature_tokens.saturating_add(llm.feature_tokens);
         let message_bytes = if is_exchanged { messages.saturating_mul(self.hidden_bytes) } else { 0 };
-        self.peak_of_both(encoder, llm, self.colocated_memory(sharding), message_bytes)
+        self.peak_of_both(encoder, llm, fixed, message_bytes)
     }
 
     /// What a colocated rank holds independently of the samples: by its encoder, and by its LLM backbone.
-    fn colocated_memory(&self, sharding: Sharding) -> [RankMemory; 2] {
+    pub fn colocated_memory(&self, sharding: Sharding) -> [RankMemory; 2] {
         [RankRole::Encoder, RankRole::Stage(self.whole_stage())]
             .map(|role| self.sharded_memory(role, sharding))
     }

@@ -134,7 +134,7 @@ fn what_a_replica_holds_by_what_is_cut() {
     let both = model.colocated_static_bytes(over(Zero::Nothing, 2));
     let one = RankMicrobatch::default();
     assert_eq!(both, model.whole_peak(&one, 1).static_bytes());
-    let peak = model.colocated_peak(&one, &one, over(Zero::Nothing, 2), false);
+    let peak = model.colocated_peak(&one, &one, model.colocated_memory(over(Zero::Nothing, 2)), false);
     assert_eq!(peak, model.whole_peak(&one, 1));
 }
 

@@ -45,16 +45,21 @@ pub(crate) fn compare_with(
 ) -> Result<Vec<WayPrediction>, StepError> {
     let has_lists = batches.iter().all(|batch| batch.len() <= lists_max);
     let mut ways = baselines(scheduler, batches, tunes_microbatches, has_lists)?;
-    ways.push(WayPrediction {
-        way: Arm { method: Method::Aware, is_ahead: false }.to_string(),
+    let own = WayPrediction {
+        way: Arm::AWARE.to_string(),
         is_baseline: false,
         num_microbatches: plan.num_microbatches,
         step_ns_mean: Some(plan.prediction.step_ns_mean),
         refusal: None,
-    });
-    if has_lists {
-        ways.push(predict(scheduler, batches, Arm { method: Method::Aware, is_ahead: true })?);
-    }
+    };
+    let ahead = Arm { is_ahead: true, ..Arm::AWARE };
+    let of_ahead = match (has_lists, plan.layout.is_colocated()) {
+        (false, _) => None,
+        (true, true) => Some(WayPrediction { way: ahead.to_string(), ..own.clone() }),
+        (true, false) => Some(predict(scheduler, batches, ahead)?),
+    };
+    ways.push(own);
+    ways.extend(of_ahead);
     Ok(ways)
 }
 
@@ -65,11 +70,21 @@ fn baselines(
     has_lists: bool,
 ) -> Result<Vec<WayPrediction>, StepError> {
     let mut ways = Vec::new();
+    let is_colocated = scheduler.settings().layout.is_colocated();
     for method in METHODS {
         let (tuned, plain) = fastest_count(scheduler, batches, method, tunes_microbatches)?;
-        ways.push(plain);
         if has_lists {
-            ways.push(predict(&tuned, batches, Arm { method, is_ahead: true })?);
+            let arm = Arm { method, is_ahead: true };
+            // Nothing runs ahead on colocated ranks.
+            let ahead = if is_colocated {
+                WayPrediction { way: arm.to_string(), ..plain.clone() }
+            } else {
+                predict(&tuned, batches, arm)?
+            };
+            ways.push(plain);
+            ways.push(ahead);
+        } else {
+            ways.push(plain);
         }
     }
     // A cost model of layers that are cut knows none of whole ones.

@@ -2,7 +2,7 @@
 //! simulator.
 
 use crate::error::PlanError;
-use dflop_step::{Method, StepError, StepScheduler};
+use dflop_step::{Arm, StepError, StepScheduler};
 use dflop_types::statistics::Interval;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 
@@ -49,8 +49,8 @@ pub(crate) fn judge_batch(
     batch: &[SampleIndex],
     halt: &dyn Fn() -> bool,
 ) -> Result<Verdict, PlanError> {
-    let aware = match scheduler.pair(step, batch, Method::Aware, halt) {
-        Ok(pair) => pair.aware,
+    let aware = match scheduler.schedule_until(step, batch, Arm::AWARE, halt) {
+        Ok(aware) => aware,
         Err(
             StepError::Memory { component, needed_bytes, budget_bytes, .. }
             | StepError::SampleTooLarge { component, needed_bytes, budget_bytes, .. }

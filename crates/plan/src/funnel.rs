@@ -16,11 +16,12 @@ use crate::evaluate::{Judged, Verdict, judge_batch, summary};
 use crate::found::{Found, NUM_RANKED};
 use crate::input::SearchInput;
 use crate::models::Models;
-use crate::run_memory::{Held, Run};
+use crate::run_memory::{Held, Run, RunMemory};
 use crate::space::Candidate;
 use dflop_step::StepScheduler;
 use dflop_types::{PlanPrediction, RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 
 /// Candidates judged on one batch at most.
 const FIRST_MAX: usize = 96;
@@ -139,13 +140,14 @@ pub(crate) fn judge(
             for one in fitting_run(input, models, fitting, run.as_ref(), found)? {
                 found.insert(one.contender.candidate.ranked(input.order, one.prediction()));
             }
+            if size <= WHOLE_SAMPLES_MAX {
+                polish(input, models, batches, found)?;
+            }
+            confirm(input, models, run.as_ref(), found)?;
         }
         if waiting.peek().is_none() || (input.halt)() {
             break;
         }
-    }
-    if size <= WHOLE_SAMPLES_MAX {
-        polish(input, models, batches, found)?;
     }
     let was_halted = (input.halt)();
     let cutoff_ns = found.cutoff_ns();
@@ -251,7 +253,24 @@ fn rest_of_batches(
     Ok(fitting)
 }
 
-/// Those that fit the other global batches of the run as well; the others fall.
+/// What becomes of candidates on the global batches of the run that come near the budget.
+fn on_run(
+    input: &SearchInput<'_>,
+    models: &Models,
+    run: &Run,
+    asked: &[(Candidate, PlanPrediction)],
+    is_plan: bool,
+) -> Result<Vec<Result<RunMemory, Rejection>>, PlanError> {
+    let peaks = |(candidate, prediction): &(Candidate, PlanPrediction)| {
+        (*candidate, [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak])
+    };
+    let asked: Vec<(Candidate, [u64; 2])> = asked.iter().map(peaks).collect();
+    run.check(input, models, &asked, is_plan, &|candidate, step, batch| {
+        first_answer(input, &candidate.scheduler(input, models)?, step, batch)
+    })
+}
+
+/// Those that fit the fullest global batches of the run as well; the others fall.
 fn fitting_run(
     input: &SearchInput<'_>,
     models: &Models,
@@ -260,17 +279,9 @@ fn fitting_run(
     found: &mut Found,
 ) -> Result<Vec<Judgement>, PlanError> {
     let Some(run) = run else { return Ok(judged) };
-    let peaks = |one: &Judgement| {
-        let prediction = one.prediction();
-        let peaks = [prediction.encoder_memory_bytes_peak, prediction.llm_memory_bytes_peak];
-        (one.contender.candidate, peaks)
-    };
-    let asked: Vec<(Candidate, [u64; 2])> = judged.iter().map(peaks).collect();
-    let answer = |candidate: &Candidate, step, batch: &[SampleIndex]| {
-        first_answer(input, &candidate.scheduler(input, models)?, step, batch)
-    };
+    let asked: Vec<_> = judged.iter().map(|one| (one.contender.candidate, one.prediction())).collect();
     let mut fitting = Vec::with_capacity(judged.len());
-    for (one, checked) in judged.into_iter().zip(run.check(input, models, &asked, &answer)?) {
+    for (one, checked) in judged.into_iter().zip(on_run(input, models, run, &asked, false)?) {
         match checked {
             Ok(of_run) => {
                 found.run_memory.insert(one.contender.candidate, of_run);
@@ -285,6 +296,31 @@ fn fitting_run(
     Ok(fitting)
 }
 
+/// Holds the plan in front against more batches of the run, until one fits.
+fn confirm(
+    input: &SearchInput<'_>,
+    models: &Models,
+    run: Option<&Run>,
+    found: &mut Found,
+) -> Result<(), PlanError> {
+    let Some(run) = run else { return Ok(()) };
+    while let Some(best) = found.ranked.first() {
+        let candidate = Candidate::from(best);
+        match on_run(input, models, run, &[(candidate, best.prediction)], true)?.pop() {
+            Some(Err(rejection)) => {
+                found.ranked.remove(0);
+                found.num_judged -= 1;
+                found.rejections.push(rejection);
+            }
+            checked => {
+                found.run_memory.extend(checked.and_then(Result::ok).map(|of_run| (candidate, of_run)));
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The scheduler's whole search for the best plan, as training will run it, until the best is one that had it.
 fn polish(
     input: &SearchInput<'_>,
@@ -294,8 +330,9 @@ fn polish(
 ) -> Result<(), PlanError> {
     let is_small = batches[0].len() <= PATIENT_SAMPLES_MAX;
     let mut polished: Vec<Candidate> = Vec::new();
+    let mut searched = BTreeMap::new();
     if !is_small {
-        polished.extend(promote(input, models, batches, found)?);
+        polished.extend(promote(input, models, batches, found, &mut searched)?);
     }
     while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
         let best_ns = found.ranked.first().map_or(0, |plan| plan.prediction.step_ns_mean);
@@ -310,18 +347,31 @@ fn polish(
         let Some(at) = next else { break };
         let candidate = Candidate::from(&found.ranked[at]);
         polished.push(candidate);
-        let scheduler = candidate.scheduler(input, models)?;
-        let verdicts: Vec<Verdict> = batches
-            .par_iter()
-            .enumerate()
-            .map(|(step, batch)| judge_batch(&scheduler, step as u64, batch, input.halt))
-            .collect::<Result<_, PlanError>>()?;
-        if let Ok(judged) = verdicts.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
+        let first = searched.remove(&candidate);
+        if let Ok(judged) = searched_whole(input, models, &candidate, batches, first)? {
             found.ranked.remove(at);
             found.insert(candidate.ranked(input.order, summary(&judged)));
         }
     }
     Ok(())
+}
+
+/// The whole search for all batches; `first` is that for the first one, where it is known.
+fn searched_whole(
+    input: &SearchInput<'_>,
+    models: &Models,
+    candidate: &Candidate,
+    batches: &[Vec<SampleIndex>],
+    first: Option<Verdict>,
+) -> Result<Result<Vec<Judged>, Rejection>, PlanError> {
+    let scheduler = candidate.scheduler(input, models)?;
+    let known = usize::from(first.is_some());
+    let rest: Vec<Verdict> = batches[known..]
+        .par_iter()
+        .enumerate()
+        .map(|(at, batch)| judge_batch(&scheduler, (known + at) as u64, batch, input.halt))
+        .collect::<Result<_, PlanError>>()?;
+    Ok(first.into_iter().chain(rest).collect())
 }
 
 /// The whole search for the colocated candidates near the best, on the first batch: one that is in front then has all
@@ -331,6 +381,7 @@ fn promote(
     models: &Models,
     batches: &[Vec<SampleIndex>],
     found: &mut Found,
+    searched: &mut BTreeMap<Candidate, Verdict>,
 ) -> Result<Option<Candidate>, PlanError> {
     let Some(best) = found.ranked.first().copied().filter(|best| best.layout.is_colocated()) else {
         return Ok(None);
@@ -348,19 +399,15 @@ fn promote(
             Ok((*candidate, judge_batch(&scheduler, 0, &batches[0], input.halt)?))
         })
         .collect::<Result<_, PlanError>>()?;
-    let shortest = verdicts
-        .into_iter()
-        .filter_map(|(candidate, verdict)| Some((verdict.ok()?.makespan_ns(), candidate)));
+    searched.extend(verdicts);
+    let shortest = searched
+        .iter()
+        .filter_map(|(candidate, verdict)| Some((verdict.as_ref().ok()?.makespan_ns(), *candidate)));
     let Some((_, front)) = shortest.min().filter(|(_, front)| *front != Candidate::from(&best)) else {
         return Ok(None);
     };
-    let scheduler = front.scheduler(input, models)?;
-    let verdicts: Vec<Verdict> = batches
-        .par_iter()
-        .enumerate()
-        .map(|(step, batch)| judge_batch(&scheduler, step as u64, batch, input.halt))
-        .collect::<Result<_, PlanError>>()?;
-    if let Ok(judged) = verdicts.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
+    let first = searched.remove(&front);
+    if let Ok(judged) = searched_whole(input, models, &front, batches, first)? {
         found.ranked.retain(|plan| Candidate::from(plan) != front);
         found.insert(front.ranked(input.order, summary(&judged)));
         return Ok(Some(front));

@@ -22,9 +22,9 @@ use rayon::prelude::*;
 /// Samples that are looked at: a run of many epochs is a few of them.
 const SAMPLES_MAX: u64 = 1 << 22;
 
-/// Samples of the batches that are scheduled for one candidate, together.
-const SCHEDULED_SAMPLES: usize = 4_096;
-/// Fewest and most batches that are scheduled for one candidate.
+/// Samples of the batches that are scheduled for the plan in front, together.
+const SCHEDULED_SAMPLES: usize = 2_048;
+/// Fewest and most batches that are scheduled for it; the fewest are those of a runner-up.
 const SCHEDULED: [usize; 2] = [2, 32];
 
 /// What a batch may hold, of what is expected: two schedules of equal needs are not alike.
@@ -249,17 +249,20 @@ impl Run {
         self.loads.iter().map(|load| fixed + RESERVE * need(load)).collect()
     }
 
-    /// What becomes of candidates on the batches of the run that come near the budget, in their order. `judge` has the
-    /// scheduler's answer for one of them.
+    /// What becomes of candidates on the batches of the run that come near the budget, in their order: on the fullest two, or
+    /// where they are to be the plan on as many as have some thousand samples together. `judge` has the scheduler's answer
+    /// for one of them.
     pub(crate) fn check(
         &self,
         input: &SearchInput<'_>,
         models: &Models,
         judged: &[(Candidate, [u64; 2])],
+        is_plan: bool,
         judge: &Answer<'_>,
     ) -> Result<Vec<Result<RunMemory, Rejection>>, PlanError> {
         let size = self.batches.batch(0).len().max(1);
-        let most = (SCHEDULED_SAMPLES / size).clamp(SCHEDULED[0], SCHEDULED[1]);
+        let [fewest, most] = SCHEDULED;
+        let most = if is_plan { (SCHEDULED_SAMPLES / size).clamp(fewest, most) } else { fewest };
         let near = |(candidate, peaks): &(Candidate, [u64; 2])| {
             self.near(input, models.of(candidate), candidate, *peaks)
         };

@@ -197,7 +197,8 @@ fn judge_all(
                     judge_batch(&scheduler, step, batch, &|| false)
                 };
                 let asked = [(contender.candidate, peaks)];
-                let checked = run.as_ref().map(|run| run.check(input, models, &asked, &whole)).transpose()?;
+                let checked =
+                    run.as_ref().map(|run| run.check(input, models, &asked, true, &whole)).transpose()?;
                 match checked.and_then(|mut one| one.pop()) {
                     Some(Err(rejection)) => {
                         found.rejections.push(rejection);

@@ -9,27 +9,37 @@ use dflop_types::{Action, Component, EncoderShare, MicrobatchShape, SampleIndex,
 /// Predicted peak of every rank.
 pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide) -> Vec<RankMemory> {
     let ranks = 0..scheduler.settings.layout.num_ranks() as usize;
+    let fixed = fixed(scheduler);
     ranks
         .map(|rank| {
             let of_rank: Vec<(&[SampleIndex], &[EncoderShare])> =
                 llm.iter().zip(encoder).map(|(llm, encoder)| (&*llm[rank], &*encoder[rank])).collect();
-            peak(scheduler, &of_rank)
+            peak(scheduler, &of_rank, fixed)
         })
         .collect()
+}
+
+/// What each rank holds whatever its samples.
+pub(crate) fn fixed(scheduler: &StepScheduler) -> [RankMemory; 2] {
+    scheduler.model.colocated_memory(Sharding::of(&scheduler.settings.layout, Component::Both))
 }
 
 /// Predicted peak of a rank over its microbatches, each with what its LLM reads and what its encoder encodes.
 pub(crate) fn peak(
     scheduler: &StepScheduler,
     microbatches: &[(&[SampleIndex], &[EncoderShare])],
+    fixed: [RankMemory; 2],
 ) -> RankMemory {
-    let peaks = microbatches.iter().enumerate().map(|(at, (llm, encoder))| {
+    // One without samples needs no more than any other.
+    let filled =
+        microbatches.iter().enumerate().filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.is_empty());
+    let peaks = filled.map(|(at, (llm, encoder))| {
         let work = encoder_work(scheduler, encoder);
         let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
         let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
         // All it encodes is its own, and all of its own.
         let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
-        let memory = of_one(scheduler, &work, &read, is_exchanged);
+        let memory = scheduler.model.colocated_peak(&work, &read, fixed, is_exchanged);
         let moment = match memory.moment {
             // Of the two components together: shown as the LLM's.
             Moment::Action(action) => {
@@ -44,18 +54,8 @@ pub(crate) fn peak(
         peaks.reduce(|most, other| if other.total_bytes() > most.total_bytes() { other } else { most });
     fullest.unwrap_or_else(|| {
         let none = RankMicrobatch::default();
-        of_one(scheduler, &none, &none, false)
+        scheduler.model.colocated_peak(&none, &none, fixed, false)
     })
-}
-
-fn of_one(
-    scheduler: &StepScheduler,
-    encoder: &RankMicrobatch,
-    llm: &RankMicrobatch,
-    is_exchanged: bool,
-) -> RankMemory {
-    let sharding = Sharding::of(&scheduler.settings.layout, Component::Both);
-    scheduler.model.colocated_peak(encoder, llm, sharding, is_exchanged)
 }
 
 /// What a rank needs for one sample alone, in bytes: the least that any schedule with this sample needs.
@@ -64,5 +64,5 @@ pub(crate) fn alone(scheduler: &StepScheduler, sample: &SampleShape) -> u64 {
         shape: MicrobatchShape::pack([sample]),
         feature_tokens: u64::from(sample.feature_tokens),
     };
-    of_one(scheduler, &microbatch, &microbatch, false).total_bytes()
+    scheduler.model.colocated_peak(&microbatch, &microbatch, fixed(scheduler), false).total_bytes()
 }

@@ -206,7 +206,7 @@ impl StepScheduler {
         let Some(budget) = self.settings.memory_budget_bytes else { return true };
         let encoded: Vec<Vec<EncoderShare>> = microbatches.iter().map(|samples| self.own(samples)).collect();
         let of_rank: Vec<_> = microbatches.iter().zip(&encoded).map(|(llm, own)| (&**llm, &**own)).collect();
-        memory::peak(self, &of_rank).total_bytes() <= budget
+        memory::peak(self, &of_rank, memory::fixed(self)).total_bytes() <= budget
     }
 
     /// What a rank encodes that encodes its own samples.
