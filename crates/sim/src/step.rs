@@ -262,7 +262,7 @@ impl StepInput {
             backward_ns: Vec::new(),
             input_ns: Vec::new(),
             weight_ns: Vec::new(),
-            feeds: vec![vec![vec![true]]; self.num_microbatches as usize],
+            feeds: vec![vec![vec![0]]; self.num_microbatches as usize],
             transfer_ns: 0,
             tail_ns: Vec::new(),
             ready_ns: Vec::new(),

@@ -19,7 +19,7 @@ fn equal(layout: Layout, m: usize, f: u64, b: u64) -> StepInput {
         backward_ns: rows(b),
         input_ns: Vec::new(),
         weight_ns: Vec::new(),
-        feeds: vec![vec![vec![true; layout.llm.dp as usize]; layout.encoder.dp as usize]; m],
+        feeds: vec![vec![(0..layout.llm.dp).collect(); layout.encoder.dp as usize]; m],
         transfer_ns: 0,
         tail_ns: vec![0; layout.num_ranks() as usize],
         ready_ns: Vec::new(),
