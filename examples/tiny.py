@@ -63,6 +63,11 @@ class Samples(torch.utils.data.Dataset):
             for tiles, words in self.sizes
         ]
 
+    @property
+    def llm_costs(self) -> list[tuple[float, float]]:
+        """The LLM's work alone, for both lines together: the second one balances the encoder's. As `Costs.llm_alone()`."""
+        return [(0, llm) for _, llm in self.costs]
+
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Padded on the right; a batch of text alone has no `pixel_values`."""

@@ -17,7 +17,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
     data, model = Samples(), make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    loader = balanced(accelerator, data, data.costs, batch_size=4, collate_fn=collate)
+    loader = balanced(accelerator, data, data.llm_costs, batch_size=4, collate_fn=collate)
     balance_encoder(
         model
     )  # the second line; without it DDP must look for parameters that text alone leaves out

@@ -17,7 +17,7 @@ def main() -> None:
 
     balance_encoder(model)  # the second line: the encoder's work is shared out
     ddp = DistributedDataParallel(model)
-    loader = balanced_loader(data, data.costs, batch_size=4, collate_fn=collate)  # the first line
+    loader = balanced_loader(data, data.llm_costs, batch_size=4, collate_fn=collate)  # the first line
 
     optimizer = torch.optim.AdamW(ddp.parameters(), 1e-3)
     for epoch in range(2):

@@ -25,8 +25,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
 
     encoder = balance_encoder(model)
-    llm_alone = [(0, llm) for _, llm in data.costs]
-    loader = balanced_loader(data, llm_alone, batch_size=4, meets="phase", collate_fn=collate)
+    loader = balanced_loader(data, data.llm_costs, batch_size=4, meets="phase", collate_fn=collate)
 
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for batch in loader:

@@ -38,7 +38,7 @@ def main() -> None:
         use_distributed_sampler=False,  # each rank's batches are its own already
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(Module(), BalancedData(data, data.costs, batch_size=4, collate_fn=collate))
+    trainer.fit(Module(), BalancedData(data, data.llm_costs, batch_size=4, collate_fn=collate))
     if trainer.is_global_zero:
         print(f"{trainer.global_step} steps")
 

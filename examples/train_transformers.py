@@ -19,7 +19,7 @@ def main() -> None:
             use_cpu=True, remove_unused_columns=False, dataloader_pin_memory=False, disable_tqdm=True,
         )  # fmt: skip
         trainer = Trainer(model, arguments, collate, data)
-        balance(trainer, data.costs)  # the first line
+        balance(trainer, data.llm_costs)  # the first line
         balance_encoder(model)  # the second line
         trainer.train()
 

@@ -1,0 +1,185 @@
+"""No block of code stands on a page without something that runs it.
+
+A block names its language; `text` is a picture or an output. What is in another language stands in `RUN_BY`. The pages
+of `WALKED` are run here as a reader would, after the lines that the page takes for granted; those of the guide by
+`test_guide.py`. Walking takes a minute or two, so `make site` does it, and `make test` only looks at the table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "crates/README.md", "results/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+
+# What runs the blocks of a page in a language. `make` stands for the two commands, which `.ci/run` runs.
+RUN_BY = {
+    ("README.md", "sh"): "make, tests/docs/test_blocks.py",
+    ("README.md", "yaml"): "tests/docs/test_blocks.py",
+    ("README.md", "python"): "tests/docs/test_readme.py",
+    ("CONTRIBUTING.md", "python"): "tests/unit/test_family.py",
+    ("docs/index.md", "console"): "make",
+    ("docs/analytic.md", "sh"): "tests/docs/test_blocks.py",
+    ("docs/cost_model.md", "sh"): "tests/docs/test_blocks.py",
+    ("docs/data.md", "sh"): "tests/docs/test_blocks.py",
+    ("docs/data.md", "python"): "tests/docs/test_blocks.py",
+    ("docs/data.md", "yaml"): "tests/docs/test_blocks.py",
+    ("docs/integrations.md", "python"): "tests/docs/test_integrations_page.py",
+    ("docs/planner.md", "yaml"): "tests/docs/test_blocks.py",
+    ("docs/rehearsal.md", "sh"): "tests/docs/test_blocks.py",
+    ("docs/sampler.md", "python"): "tests/docs/test_sampler_page.py",
+    ("docs/simulator.md", "json"): "crates/sim/tests/document.rs",
+    ("docs/simulator.md", "rust"): "crates/sim/src/lib.rs",
+    ("docs/weights.md", "yaml"): "tests/docs/test_blocks.py",
+    ("docs/guide/dataset.md", "yaml"): "tests/docs/test_blocks.py",
+}
+
+A_DEMO = "dflop demo-data . --samples 96\n"
+SHORT = "--budget-seconds 5 --recompute none"
+TRAIN = f"dflop profile data && dflop profile model {SHORT} && dflop plan && dflop train --steps 1"
+OTHERS = (
+    "echo 'data: {mixture: data/mixture.yaml}' >> dflop.yaml; echo 'cluster: {num_ranks: 2}' >> dflop.yaml"
+)
+# How each page is walked: a number is a block of it (text and `make` are not counted), a string is what the page takes
+# for granted, in bash. A block of YAML becomes `dflop.yaml`.
+WALKED: dict[str, list[int | str]] = {
+    "README.md": [
+        A_DEMO,
+        "mkdir path; ln -s ../data path/to; ln -s ../model data/llava-onevision",
+        2,
+        3,
+        4,
+        5,
+    ],
+    "docs/analytic.md": [A_DEMO, "dflop profile data", 0, 1],
+    "docs/cost_model.md": [A_DEMO, "dflop profile data", 0],
+    "docs/data.md": [
+        A_DEMO,
+        0,
+        2,
+        1,
+        "echo 'data: {mixture: data/mixture.yaml}' >> dflop.yaml",
+        "dflop profile data",
+    ],
+    "docs/guide/dataset.md": [
+        A_DEMO,
+        "cp -r data/media/* .; cp data/videos.json chats.json; rm dflop.yaml",
+        'python -c \'import json, pyarrow as pa, pyarrow.parquet as pq; rows = json.load(open("data/videos.json"));'
+        ' turns = [[turn["value"] for turn in row["conversations"][:2]] for row in rows];'
+        ' pq.write_table(pa.table({"clip": [row["video"] for row in rows], "prompt": [t[0] for t in turns],'
+        ' "answer": [t[1] for t in turns]}), "videos.parquet")\'',
+        2,
+        "mv dflop.yaml mixture.yaml",
+        "printf 'model: {dir: model}\ndata: {mixture: mixture.yaml}\n' > dflop.yaml",
+        "dflop profile data",
+    ],
+    "docs/planner.md": [
+        A_DEMO,
+        "cp data/videos.json my_conversations.json; mv data/media/* .; rm dflop.yaml",
+        0,
+        "dflop plan",
+    ],
+    "docs/rehearsal.md": [A_DEMO, "dflop profile data", "dflop profile model --estimate --hardware h100", 0],
+    "docs/weights.md": [
+        A_DEMO,
+        TRAIN,
+        "dflop export run --out llava-onevision",
+        0,
+        OTHERS,
+        f"{TRAIN} --out align\ndflop export align --out aligned",
+        1,
+        OTHERS,
+        TRAIN,
+    ],
+}
+# The reader's own numbers, as large as this machine.
+INSTEAD = {
+    "global_batch_size: 256, steps: 1000": "global_batch_size: 16, num_microbatches: 4, steps: 2, init: random",
+    "num_ranks: 8, device: cuda": "num_ranks: 2",
+    " steps: 1000}": " steps: 1, global_batch_size: 16, num_microbatches: 4}",
+    " steps: 5000}": " steps: 1, global_batch_size: 16, num_microbatches: 4}",
+    "profile model &&": f"profile model {SHORT} &&",
+    "--tensor-parallel 2": f"--tensor-parallel 2 {SHORT}",
+    "--steps 20": "--steps 2",
+}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each block of a page; code that is only indented has the language ``."""
+    text = page.read_text()
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", text, flags=re.S | re.M)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return found + [
+        ("", line) for line in re.findall(r"^ {4}(?:dflop|import|model:|torchrun) .*$", rest, flags=re.M)
+    ]
+
+
+def test_each_block_is_run_somewhere() -> None:
+    found = {
+        (page.relative_to(ROOT).as_posix(), language)
+        for page in PAGES
+        for language, _ in blocks(page)
+        if language != "text"
+    }
+    of_guide = {
+        block for block in found if block[0].startswith("docs/guide/") and block[1] in {"sh", "python"}
+    }
+    assert found - of_guide == set(RUN_BY)
+
+
+@pytest.mark.parametrize("block", sorted(RUN_BY), ids="-".join)
+def test_what_runs_a_block_names_its_page(block: tuple[str, str]) -> None:
+    for by in RUN_BY[block].split(", "):
+        if by == "make":
+            assert {"make test", "make demo"} <= set((ROOT / ".ci/run").read_text().splitlines())
+        elif by == "tests/docs/test_blocks.py":
+            languages = [language for language, _ in walkable(block[0])]
+            walked = {languages[step] for step in WALKED[block[0]] if isinstance(step, int)}
+            assert block[1] in walked
+        else:
+            assert Path(block[0]).name in (ROOT / by).read_text()
+
+
+def walkable(page: str) -> list[tuple[str, str]]:
+    """The blocks of a page that a reader runs or writes down."""
+    return [
+        (language, text)
+        for language, text in blocks(ROOT / page)
+        if language != "text" and "make demo" not in text
+    ]
+
+
+@pytest.mark.site
+@pytest.mark.parametrize("page", sorted(WALKED))
+def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
+    example = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.S | re.M)[
+        0
+    ]
+    (tmp_path / "my_rules.py").write_text(example)
+    lines = ["set -euo pipefail"]
+    for step in WALKED[page]:
+        language, text = ("sh", step) if isinstance(step, str) else walkable(page)[step]
+        for own, ours in INSTEAD.items():
+            text = text.replace(own, ours)
+        if language == "yaml":
+            text = f"cat > dflop.yaml <<'END_OF_BLOCK'\n{text}END_OF_BLOCK"
+        elif language == "python":
+            text = f"python - <<'END_OF_BLOCK'\n{text}END_OF_BLOCK"
+        lines.append(text)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    walked = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert walked.returncode == 0, f"{walked.stdout[-3000:]}\n{walked.stderr[-3000:]}"
