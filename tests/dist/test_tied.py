@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -20,9 +21,12 @@ from transformers import LlavaOnevisionForConditionalGeneration
 from dflop.models import load_adapter
 from dflop.runtime.failure import RankError
 
-TOLERANCE = 2e-5
-"""Of each parameter's change, in its norm. Its gradients are smaller than without the tie, so that more of them is rounding,
-which AdamW makes steps of; a gradient without the other end's part is off by more than a tenth."""
+TOLERANCE = 1e-5
+"""Of each parameter's change, in its norm; a gradient without the other end's part is off by more than a tenth."""
+EPSILON = 1e-3
+"""Of AdamW, in the run and in the loop. PyTorch's 1e-8 makes a step of the learning rate of a gradient that is all
+rounding, and a tied model has more of those: with it three steps differ by 1.2e-5 in the queries of one layer, with
+this by 1.3e-6 everywhere; of the same model without the tie by 2.9e-6 and 1.8e-6. The tied matrix is not among them."""
 EMBEDDING = "model.language_model.embed_tokens.weight"
 
 
@@ -104,8 +108,9 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2)], ids=str)
-def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path):
+def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path, monkeypatch):
     """Both ends hold the same bits after it, and `from_pretrained` reads one matrix."""
+    monkeypatch.setattr(torch.optim, "AdamW", functools.partial(torch.optim.AdamW, eps=EPSILON))
     settings = {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": None}
     asked = request(
         demo,
