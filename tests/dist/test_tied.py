@@ -9,7 +9,7 @@ import pytest
 import tiny_llava
 import torch
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
-from demo_run import lines, request, run_training
+from demo_run import lines, python, request, run_training
 from lists import random_lists
 from ranks import results, run_ranks
 from test_gradients import AWARE, check, name, one_process
@@ -107,7 +107,23 @@ def demo(tmp_path_factory):
     return demo
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2)], ids=str)
+def planned(demo, tmp_path):
+    """A plan that the planner finds: both ends of a pipeline, cut over two ranks."""
+    profile = json.loads((demo / "model_profile.json").read_text())
+    cut = {name: profile["modules"][name] for name in ("llm_embedding", "llm_layer", "llm_head")}
+    profile["variants"] = [
+        {"tensor_parallel_degree": 2, "lora_rank": 0, "has_collectives": True, "modules": cut}
+    ]
+    paths = {name: tmp_path / f"{name}.json" for name in ("plan", "model_profile")}
+    paths["model_profile"].write_text(json.dumps(profile))
+    files = [part for name, path in paths.items() for part in (f"--{name.replace('_', '-')}", str(path))]
+    files[0] = "--out"
+    only = ["--only", "llm.tp=2,llm.pp=2", "--num-ranks", "5"]
+    python(["-m", "dflop", "plan", *files, *only], demo)
+    return {"num_ranks": 5, **{name: str(path) for name, path in paths.items()}}
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2), None], ids=str)
 def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path, monkeypatch):
     """Both ends hold the same bits after it, and `from_pretrained` reads one matrix."""
     monkeypatch.setattr(torch.optim, "AdamW", functools.partial(torch.optim.AdamW, eps=EPSILON))
@@ -115,14 +131,16 @@ def test_an_export_of_three_steps_is_that_of_a_plain_loop(layout, demo, tmp_path
     asked = request(
         demo,
         tmp_path / "run",
-        **layout_of(demo, tmp_path, layout),
+        **(layout_of(demo, tmp_path, layout) if layout else planned(demo, tmp_path)),
         config=config_with(demo, init="pretrained", **settings),
     )
     assert set(results(run_training(asked, tmp_path, keep_weights(tmp_path)))) == {0}
     held = [torch.load(tmp_path / f"weights {rank}") for rank in range(asked["num_ranks"])]
     copies = [weights[EMBEDDING] for weights in held if EMBEDDING in weights]
-    assert len(copies) == 2 * layout[1]
-    assert all(torch.equal(copies[0], copy) for copy in copies[1:])
+    assert len(copies) == 2 * (layout[1] if layout else 2)
+    # Replicas of a whole matrix, or both ends of each half of it.
+    rows = [copies[0]] * len(copies) if layout else copies[:2] * 2
+    assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True))
     loop = PlainLoop(demo, "full")
     export(tmp_path, "out")
     exported = LlavaOnevisionForConditionalGeneration.from_pretrained(tmp_path / "out")
