@@ -114,13 +114,14 @@ def planned(demo, tmp_path):
     profile["variants"] = [
         {"tensor_parallel_degree": 2, "lora_rank": 0, "has_collectives": True, "modules": cut}
     ]
-    paths = {name: tmp_path / f"{name}.json" for name in ("plan", "model_profile")}
-    paths["model_profile"].write_text(json.dumps(profile))
-    files = [part for name, path in paths.items() for part in (f"--{name.replace('_', '-')}", str(path))]
-    files[0] = "--out"
-    only = ["--only", "llm.tp=2,llm.pp=2", "--num-ranks", "5"]
-    python(["-m", "dflop", "plan", *files, *only], demo)
-    return {"num_ranks": 5, **{name: str(path) for name, path in paths.items()}}
+    plan, path = tmp_path / "plan.json", tmp_path / "model_profile.json"
+    path.write_text(json.dumps(profile))
+    config = (demo / "dflop.yaml").read_text()
+    assert "num_ranks: 2" in config
+    (demo / "five.yaml").write_text(config.replace("num_ranks: 2", "num_ranks: 5"))
+    files = ["--config", "five.yaml", "--model-profile", str(path), "--out", str(plan)]
+    python(["-m", "dflop", "plan", *files, "--only", "llm.tp=2,llm.pp=2"], demo)
+    return {"num_ranks": 5, "plan": str(plan), "model_profile": str(path)}
 
 
 @pytest.mark.parametrize("layout", [(1, 1, 2), (1, 2, 2), None], ids=str)
