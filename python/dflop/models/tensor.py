@@ -5,7 +5,8 @@
 
 A cut layer alone gives one summand of its result. `add_collectives` makes the ranks sum: an all-reduce at
 each (sum) in the forward, one at each (entry) in the backward. What stands between (norms, residual) runs
-whole on every rank. What a rank has of a parameter is its `Slice`: so it is filled, saved and exported.
+whole on every rank, or on a part of the rows (`sequence.py`). What a rank has of a parameter is its `Slice`:
+so it is filled, saved and exported.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import nn
 
 from dflop.models.errors import profile_error
 from dflop.models.recompute import is_replaying
+from dflop.models.sequence import share_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -130,6 +132,9 @@ class LayerPlan:
     """Modules that read what all ranks have: the gradients of their inputs are summed."""
     counts: tuple[tuple[str, str], ...] = ()
     """(module, attribute): numbers that the module's code reads, to be divided by the degree."""
+    between: tuple[str, ...] = ()
+    """Modules between the cut ones (norms), where each rank has a part of the rows there: the gradient of
+    what they hold has a summand on each. Empty: all ranks have all rows."""
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
@@ -197,6 +202,13 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     for path, attribute in plan.counts:
         module = layer.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) // degree)
+    for path in plan.between:
+        module = cast("Any", layer.get_submodule(path))
+        # All of it, shared by the ranks: as they share what is whole beside cut maps.
+        module.tensor_slices = {
+            kind: Slice(0, tuple(p.shape), ((0, p.shape[0]),))
+            for kind, p in module.named_parameters(recurse=False)
+        }
     # Where `add_collectives` finds it.
     cast("Any", layer).tensor_parallel_plan = plan
 
@@ -204,13 +216,16 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
 class Sums:
     """Sums over the ranks of a group; none while it is silent, when each rank runs its part alone."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """Sums that are not silent.
+    def __init__(self, group: dist.ProcessGroup | None, degree: int = 1) -> None:
+        """Sums that are not silent, unless there is nobody to sum with.
 
         Args:
-            group: the ranks; this process is one of them.
+            group: the ranks; this process is one of them. None: one rank's part, measured alone.
+            degree: ranks that there would be, where there is no group.
         """
-        self.group, self.rank, self.is_silent = group, dist.get_rank(group), False
+        self.group, self.is_silent = group, group is None
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.degree = degree if group is None else group.size()
 
     def add(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         """Puts the sum (or the like) of all ranks in the place of each one's tensor.
@@ -221,6 +236,36 @@ class Sums:
         """
         if not self.is_silent:
             dist.all_reduce(tensor, op, group=self.group)
+
+    def gather(self, own_RD: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks, in the order of the ranks.
+
+        Args:
+            own_RD: of this rank; as many on each.
+
+        Returns:
+            [R times ranks, D]; alone this rank's rows stand for the others' too.
+        """
+        if self.is_silent:
+            return own_RD.repeat(self.degree, 1)
+        rows = own_RD.new_empty(own_RD.shape[0] * self.degree, own_RD.shape[1])
+        dist.all_gather_into_tensor(rows, own_RD.contiguous(), group=self.group)
+        return rows
+
+    def scatter(self, summand_SD: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the sum over all ranks.
+
+        Args:
+            summand_SD: all rows; the ranks divide their number.
+
+        Returns:
+            [S / ranks, D].
+        """
+        own_RD = summand_SD.new_empty(summand_SD.shape[0] // self.degree, summand_SD.shape[1])
+        if self.is_silent:
+            return own_RD.copy_(summand_SD[: own_RD.shape[0]])
+        dist.reduce_scatter_tensor(own_RD, summand_SD.contiguous(), group=self.group)
+        return own_RD
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -344,12 +389,17 @@ def add_collectives(module: nn.Module, sums: Sums) -> int:
         Layers found.
     """
     for part in module.modules():
+        if hasattr(part, "row_sums"):
+            cast("Any", part).row_sums = sums
         if hasattr(part, "first_row"):
             cast("Any", part).vocabulary_sums = sums
         if hasattr(part, "first_row") and isinstance(part, nn.Embedding):
             _EmbeddingHooks(part, sums).register()
     layers = list(_cut_layers(module))
     for layer, plan in layers:
+        if plan.between:
+            share_rows(layer, plan, sums)
+            continue
         for path in plan.entries:
             layer.get_submodule(path).register_forward_pre_hook(_enter_hook(sums), with_kwargs=True)
         for cut in plan.cuts:
