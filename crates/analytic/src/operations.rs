@@ -45,6 +45,8 @@ pub struct Product {
     pub num_biases: u64,
     /// Whether the forward keeps its input for it; false where a step before has kept the same tensor.
     pub keeps_input: bool,
+    /// Ranks that each keep a part of the rows of its input, and gather them again in the backward; 1: this rank keeps all.
+    pub keepers: u64,
     /// Whether its input wants a gradient; pixels and sound do not.
     pub has_input_gradient: bool,
     /// How it is cut.
@@ -270,7 +272,9 @@ impl Operation {
     pub fn kept_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         rows * match self.kind {
-            Kind::Product(product) if product.keeps_input => product.inputs * size,
+            Kind::Product(product) if product.keeps_input => {
+                return rows * product.inputs * size / product.keepers;
+            }
             Kind::Product(_) | Kind::Lookup { .. } | Kind::Reduce { .. } => 0,
             // Its input, with mean and scale of each row in float32.
             Kind::Norm(NormKind::Layer, width) => width * size + 8,
@@ -331,6 +335,20 @@ impl Operation {
             // The logits themselves; on the way back their gradient.
             Kind::LossInPlace(classes) => rows * classes * size,
         }
+    }
+
+    /// As [`Operation::cut`], in a layer whose ranks share the rows between its cut products.
+    pub(super) fn cut_rows(&self, degree: u64) -> Option<Self> {
+        let own = self.cut(degree)?;
+        let shared = Rows { merged: own.rows.merged * degree, ..own.rows };
+        Some(match own.kind {
+            Kind::Norm(..) => Self { rows: shared, ..own },
+            Kind::Pass(pass) if !pass.is_cut => Self { rows: shared, ..own },
+            Kind::Product(product) if product.cut == Cut::Outputs => {
+                Self { kind: Kind::Product(Product { keepers: degree, ..product }), ..own }
+            }
+            _ => own,
+        })
     }
 
     /// The part of one of `degree` ranks; `None` where the degree does not divide it.

@@ -130,13 +130,16 @@ class _Gather(torch.autograd.Function):
     """Forward: the rows of all ranks; backward: this rank's rows of the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, own_1RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
+    def forward(ctx: Any, own_1RD: torch.Tensor, num_rows: int, sums: Sums, is_kept: bool) -> torch.Tensor:
         ctx.sums = sums
+        if is_kept:
+            # For those that read them in the backward; here, so that whoever counts what is kept sees them.
+            ctx.save_for_backward(own_1RD)
         return sums.gather(own_1RD[0])[None, :num_rows]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.sums.scatter(_padded(gradients[0][0], ctx.sums.degree))[None], None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.sums.scatter(_padded(gradients[0][0], ctx.sums.degree))[None], None, None, None
 
 
 class _Scatter(torch.autograd.Function):
@@ -168,8 +171,11 @@ class _Scatter(torch.autograd.Function):
 class _Gathered:
     """Rows of all ranks that are kept as this rank's, and gathered again for those that want them."""
 
-    def __init__(self, own_RD: torch.Tensor, whole_1TD: torch.Tensor, sums: Sums) -> None:
-        self._own_RD, self._sums = own_RD.detach(), sums
+    def __init__(self, own_1RD: torch.Tensor, whole_1TD: torch.Tensor, sums: Sums) -> None:
+        # Where nothing before wants a gradient, nobody else keeps the rows.
+        self._gather: Any = whole_1TD.grad_fn
+        self._own_1RD = own_1RD.detach() if self._gather is None else None
+        self._sums = sums
         self._pointer = whole_1TD.untyped_storage().data_ptr()
         self._whole: torch.Tensor | None = None
         self._num_kept = self._num_left = 0
@@ -184,7 +190,8 @@ class _Gathered:
     def take(self, shape: Any, stride: Any, offset: int) -> torch.Tensor:
         """The rows, gathered unless another reader in this backward has them. Every rank must take them."""
         if self._whole is None:
-            self._whole = self._sums.gather(self._own_RD)
+            own_1RD = self._gather.saved_tensors[0] if self._own_1RD is None else self._own_1RD
+            self._whole = self._sums.gather(own_1RD[0].detach())
             self._num_left = self._num_kept
         whole = self._whole
         self._num_left -= 1
@@ -214,10 +221,10 @@ class _SharedRows:
         if "position_embeddings" in kwargs:
             self._num_rows = kwargs["position_embeddings"][0].shape[-2]
         own_1RD: torch.Tensor = args[0] if args else kwargs["hidden_states"]
-        whole_1TD: torch.Tensor = _Gather.apply(own_1RD, self._num_rows, self._sums)
         # Layers that recompute keep none of it, and have it in their backward.
         is_kept = torch.is_grad_enabled() and not recomputes()
-        self._gathered = _Gathered(own_1RD[0], whole_1TD, self._sums) if is_kept else None
+        whole_1TD: torch.Tensor = _Gather.apply(own_1RD, self._num_rows, self._sums, is_kept)
+        self._gathered = _Gathered(own_1RD, whole_1TD, self._sums) if is_kept else None
         if args:
             return (whole_1TD, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": whole_1TD}
