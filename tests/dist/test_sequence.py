@@ -13,7 +13,8 @@ from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
 from dflop.models.sequence import rows_of_rank
 from dflop.models.split_backward import split_backward
-from dflop.models.tensor import Sums, TensorRank, add_collectives, slices_of
+from dflop.models.sums import Sums
+from dflop.models.tensor import TensorRank, add_collectives, slices_of
 from dflop.profiling.memory import saved_for_backward
 
 CPU = torch.device("cpu")

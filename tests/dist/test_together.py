@@ -12,7 +12,8 @@ from tiny_llava import write_model_dir
 
 import dflop
 import warm
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling import exchange, model, profile_model, team
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves

@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 from dflop import ProfileError
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patches import lay_out
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling.families import load_pieces
 from dflop.profiling.pieces import PieceSettings
 

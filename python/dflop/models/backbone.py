@@ -23,7 +23,8 @@ from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
     from dflop.models.adapter import LlmInput
-    from dflop.models.tensor import Sums, TensorRank
+    from dflop.models.sums import Sums
+    from dflop.models.tensor import TensorRank
 
 TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
 """`model_type` of the backbones whose layers are called as `LlmStage` calls them."""

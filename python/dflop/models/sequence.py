@@ -26,7 +26,9 @@ from torch import nn
 from dflop.models.recompute import is_keeping, is_replaying, recomputes
 
 if TYPE_CHECKING:
-    from dflop.models.tensor import LayerPlan, Sums
+    from collections.abc import Mapping, Sequence
+
+    from dflop.models.sums import Sums
 
 
 def rows_of_rank(num_rows: int, degree: int) -> int:
@@ -73,20 +75,21 @@ def all_rows(own_RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
     return own_RD if num_rows == 0 else _AllRows.apply(own_RD, num_rows, sums)
 
 
-def share_rows(layer: nn.Module, plan: LayerPlan, sums: Sums) -> None:
+def share_rows(layer: nn.Module, entries: Sequence[str], cuts: Mapping[str, bool], sums: Sums) -> None:
     """Makes a cut layer take and give a rank's rows.
 
     Args:
         layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows.
-        plan: how it was cut.
+        entries: modules that read all rows, attention first.
+        cuts: the cut maps, by their paths, and whether it is the inputs of each that are cut.
         sums: over the ranks.
     """
     shared = _SharedRows(sums)
-    for path in plan.entries:
+    for path in entries:
         layer.get_submodule(path).register_forward_pre_hook(shared.enter, with_kwargs=True)
-    for cut in plan.cuts:
-        module = layer.get_submodule(cut.path)
-        if cut.by_input:
+    for path, is_by_input in cuts.items():
+        module = layer.get_submodule(path)
+        if is_by_input:
             module.register_forward_hook(shared.leave)
         else:
             module.register_forward_pre_hook(shared.watch)

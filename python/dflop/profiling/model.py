@@ -24,7 +24,8 @@ import torch
 from dflop.device import take_device
 from dflop.models.errors import profile_error
 from dflop.models.parameters import squared_norm
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling.artifact import hash_config
 from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients

@@ -19,7 +19,7 @@ from dflop.profiling.families.source import bounds_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dflop.models.tensor import Sums
+    from dflop.models.sums import Sums
 
 
 @dataclass(frozen=True)
