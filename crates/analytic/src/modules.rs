@@ -83,7 +83,7 @@ impl Module {
         let part = |o: &Operation| if shares_rows { o.cut_rows(degree) } else { o.cut(degree) };
         let operations: Option<Vec<Operation>> = self.operations.iter().map(part).collect();
         let operations = operations?;
-        let input_width = if shares_rows { self.input_width / degree } else { self.input_width };
+        let input_width = if shares_rows { self.input_width.div_ceil(degree) } else { self.input_width };
         (operations != self.operations).then(|| Self { operations, input_width, ..self.clone() })
     }
 
@@ -126,7 +126,7 @@ impl Architecture {
     fn projector(&self) -> Module {
         let (encoder, projector) = (&self.encoder, &self.projector);
         let single =
-            Rows { dropped: projector.num_dropped_tokens, factor: 1, merged: projector.pooled_tokens };
+            Rows { dropped: projector.num_dropped_tokens, merged: projector.pooled_tokens, ..Rows::EACH };
         let rows = Rows { merged: projector.merged_tokens * projector.pooled_tokens, ..single };
         let width = encoder.width * projector.merged_tokens;
         let bias = |outputs: u64| if projector.has_bias { outputs } else { 0 };

@@ -2,7 +2,7 @@
 
 use crate::architecture::NormKind;
 
-/// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment.
+/// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     /// Tokens of a segment that it leaves out.
@@ -11,15 +11,18 @@ pub struct Rows {
     pub factor: u64,
     /// Tokens that become one.
     pub merged: u64,
+    /// Ranks that share the rows of all segments, the last of them with less; 1: each rank works on all.
+    pub ranks: u64,
 }
 
 impl Rows {
     /// One row a token.
-    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1 };
+    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1, ranks: 1 };
 
     /// Rows of segments of these tokens.
     pub fn of(self, segments: &[u64]) -> u64 {
-        segments.iter().map(|tokens| tokens.saturating_sub(self.dropped) * self.factor / self.merged).sum()
+        let of_segment = |tokens: &u64| tokens.saturating_sub(self.dropped) * self.factor / self.merged;
+        segments.iter().map(of_segment).sum::<u64>().div_ceil(self.ranks)
     }
 }
 
@@ -340,7 +343,7 @@ impl Operation {
     /// As [`Operation::cut`], in a layer whose ranks share the rows between its cut products.
     pub(super) fn cut_rows(&self, degree: u64) -> Option<Self> {
         let own = self.cut(degree)?;
-        let shared = Rows { merged: own.rows.merged * degree, ..own.rows };
+        let shared = Rows { ranks: degree, ..own.rows };
         Some(match own.kind {
             Kind::Norm(..) => Self { rows: shared, ..own },
             Kind::Pass(pass) if !pass.is_cut => Self { rows: shared, ..own },
