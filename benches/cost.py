@@ -88,7 +88,7 @@ def profile_request(folder: Path) -> dict[str, Any]:
     status, request = run_cli(["dflop", "profile", "model", "-c", str(config), "--recompute", "none"])
     if request is None:
         sys.exit(status)
-    arguments = json.loads(request)["arguments"]
+    arguments = request["arguments"]
     return {**arguments, "num_neighbours": 0}
 
 

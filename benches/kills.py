@@ -141,7 +141,7 @@ def command_of(process: int) -> bytes:
 
 def check(folder: Path, num_steps: int) -> dict[str, Any]:
     """Holds the log against the global batches that seed and data decide."""
-    config = json.loads(load_config(str(folder / "dflop.yaml")))
+    config = load_config(str(folder / "dflop.yaml"))
     data = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
     train = config["train"]
     batches = GlobalBatches(len(data), train["global_batch_size"], train["seed"])

@@ -37,7 +37,7 @@ def main() -> int:
         return status
     signal.signal(signal.SIGINT, python_handler)
     try:
-        return _run(json.loads(request))
+        return _run(request)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

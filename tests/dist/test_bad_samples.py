@@ -21,7 +21,7 @@ from ranks import results
 from test_training import SEED, Oracle, layout_of
 from transformers import WhisperFeatureExtractor
 
-from dflop._native import GlobalBatches, Schedule
+from dflop._native import GlobalBatches, Schedule, ScheduleError
 from dflop._native.testing import load_config
 from dflop.models import load_adapter
 from dflop.models.adapter import MediaGrid
@@ -74,10 +74,10 @@ def demo(tmp_path_factory):
 
 def asked(demo, out, tmp_path, layout, policy, **changes):
     """A request under a policy."""
-    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config = load_config(str(demo / "dflop.yaml"))
     config["data"] |= {"on_bad_sample": policy, "bad_samples_max_percent": 50, **changes}
     config["train"] |= {"seed": SEED, "learning_rate": 0.0, "weight_decay": 0.0, "workers": 1}
-    return request(demo, out, **layout_of(demo, tmp_path, layout), config=json.dumps(config), steps=STEPS)
+    return request(demo, out, **layout_of(demo, tmp_path, layout), config=config, steps=STEPS)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +186,17 @@ def test_a_schedule_changes_only_where_a_sample_is_bad():
     }  # fmt: skip
     shapes = {0: (4, 9, 1), 2: (0, 5, 2), 3: (4, 9, 3), 7: (3, 5, 4), 8: (0, 3, 5)}
     dataset = SimpleNamespace(shape=shapes.__getitem__)
-    schedule = Schedule.from_json(json.dumps(fields))
-    found = json.loads(changed(schedule, {1: 7, 4: 8}, [0, 7, 2, 3, 8], dataset).to_json())
+    schedule = Schedule.from_record(fields)
+    found = changed(schedule, {1: 7, 4: 8}, [0, 7, 2, 3, 8], dataset).record()
     assert found["llm"] == [[[0, 7], [2]], [[3], [8]]]
     assert found["encoder"] == [[[7, 0], []], [[], [3]]]
     assert found["label_tokens"] == 15
     assert found["giants"] == [3]
-    left_out = json.loads(
-        changed(schedule, {1: None}, [0, 2, 3, 4], SimpleNamespace(shape=lambda _: (1, 1, 1))).to_json()
-    )
+    left_out = changed(schedule, {1: None}, [0, 2, 3, 4], SimpleNamespace(shape=lambda _: (1, 1, 1))).record()
+    assert left_out == json.loads(Schedule.from_record(left_out).to_json())
+    for wrong in ({**fields, "step": -1}, {**fields, "step": True}, {**fields, "llm": {1: 2}}, "text"):
+        with pytest.raises(ScheduleError, match="^not a schedule: "):
+            Schedule.from_record(wrong)
     assert left_out["llm"] == [[[0], [2]], [[3], [4]]]
     assert left_out["encoder"] == [[[0], []], [[4], [3]]]
     assert left_out["label_tokens"] == 4
@@ -234,9 +236,9 @@ def test_a_sound_that_ends_early_is_bad_where_its_header_says_more(ending, tmp_p
 def test_a_decoder_that_hangs_is_named_with_file_rank_and_step(workers, demo, tmp_path):
     """Under `skip` too: it may be the disk. Before the others give up."""
     wanted = asked(demo, tmp_path / "run", tmp_path, (1, 1, 1), "skip")
-    config = json.loads(wanted["config"])
+    config = wanted["config"]
     config["train"]["workers"] = workers
-    wanted |= {"config": json.dumps(config), "timeout_s": 16.0, "first_timeout_s": 16.0}
+    wanted |= {"config": config, "timeout_s": 8.0, "first_timeout_s": 8.0}
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
@@ -250,6 +252,6 @@ def test_a_decoder_that_hangs_is_named_with_file_rank_and_step(workers, demo, tm
     assert set(results(run_training(wanted, tmp_path, before))) == {1}
     said = (tmp_path / "stderr0").read_text()
     place = r"error: \[encoder dp 0/1\] step 0: sample `\S+` \(\d+\), file `(\S+)`"
-    found = re.search(place + ": reading and decoding has not ended in 12 s\nhint: look at the file", said)
+    found = re.search(place + ": reading and decoding has not ended in 6 s\nhint: look at the file", said)
     assert found, said
     assert Path(found[1]).exists()

@@ -18,7 +18,7 @@ from ranks import results
 import dflop.runtime.trainer  # noqa: F401
 from dflop.runtime.turns import log_lines
 
-ASK = "import sys; from dflop._native import run_cli; print(run_cli(['dflop', *sys.argv[1:]])[1])"
+ASK = "import json, sys, dflop._native as d; print(json.dumps(d.run_cli(['dflop', *sys.argv[1:]])[1]))"
 """What the command line asks of the ranks, without starting them."""
 NUM_SAMPLES, BATCH, MICROBATCHES = 24, 8, 4
 RANKS = 2
@@ -142,14 +142,20 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
 
 
 def ranks_of(path):
-    """Processes that have this request; one that has ended but is not yet buried has no arguments."""
+    """Command lines of the processes that have this request; one that has ended but is not yet buried has none."""
     commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             commands[process.name] = (process / "cmdline").read_bytes()
         except OSError:
             continue
-    return [name for name, command in commands.items() if str(path).encode() in command]
+    return {int(name): command for name, command in commands.items() if str(path).encode() in command}
+
+
+def agent_of(processes):
+    """The agent among them. The numbers of processes begin again at some point: its own need not be the smallest."""
+    (agent,) = (process for process, command in processes.items() if b"dflop.runtime.agent" in command)
+    return agent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
@@ -176,7 +182,7 @@ def test_no_rank_outlives_an_agent_that_is_killed(demo, tmp_path):
     ranks = ranks_of(out / "request")
     # The agent, its ranks, and a process that decodes for each rank that encodes.
     assert len(ranks) > RANKS
-    os.kill(min(map(int, ranks)), signal.SIGKILL)
+    os.kill(agent_of(ranks), signal.SIGKILL)
     _, stderr = process.communicate(timeout=GUARD_S)
     assert "was killed by SIGKILL" in stderr
     wait_for_end(out / "request")
@@ -231,11 +237,12 @@ def test_torchrun_and_its_ranks_end_with_the_command(fault, tmp_path):
     while len(list(begun.iterdir())) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    started = sorted(int(rank) for rank in ranks_of(begun) if int(rank) != process.pid)
+    started = {rank: command for rank, command in ranks_of(begun).items() if rank != process.pid}
     assert len(started) == 3
     if fault == "agent stopped":
-        os.kill(started[0], signal.SIGSTOP)
-        while "State:\tT" not in Path(f"/proc/{started[0]}/status").read_text():
+        stopped = agent_of(started)
+        os.kill(stopped, signal.SIGSTOP)
+        while "State:\tT" not in Path(f"/proc/{stopped}/status").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
     process.send_signal(signal.SIGKILL if fault == "command killed" else signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -36,14 +35,14 @@ def demo(tmp_path_factory):
 
 def asked(demo, out, tmp_path, layout, evaluation=None, **train):
     """A request that evaluates."""
-    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config = load_config(str(demo / "dflop.yaml"))
     config["train"] |= {"seed": SEED, "learning_rate": 1e-3, **train}
     config["evaluation"] |= evaluation or {}
     return request(
         demo,
         out,
         **layout_of(demo, tmp_path, layout),
-        config=json.dumps(config),
+        config=config,
         evaluation_profile=None if evaluation is None else str(demo / "evaluation_profile.parquet"),
     )
 

@@ -8,7 +8,6 @@ leave microbatches empty. `make test` has each family once, each with another re
 from __future__ import annotations
 
 import functools
-import json
 
 import pytest
 import torch
@@ -91,10 +90,10 @@ def _steady(monkeypatch):
 @pytest.mark.parametrize(("name", "recipe", "layout", "recompute"), [*IN_SUITE, *others()], ids=str)
 def test_an_export_is_that_of_a_plain_loop(name, recipe, layout, recompute, tmp_path):
     run = FamilyRun(name, tmp_path / "demo", BATCH, MICROBATCHES)
-    config = json.loads(load_config(str(run.folder / "dflop.yaml")))
+    config = load_config(str(run.folder / "dflop.yaml"))
     config["train"] |= {"recipe": recipe, "max_grad_norm": None, "seed": SEED, **LORA}
     out = tmp_path / "run"
-    asked = request(run.folder, out, config=json.dumps(config), **plan_of(run, layout, recompute, recipe))
+    asked = request(run.folder, out, config=config, **plan_of(run, layout, recompute, recipe))
     ranks = run_training(asked, tmp_path)
     assert set(results(ranks)) == {0}, "\n".join(rank.stderr for rank in ranks)
     metrics, turns = (lines(out / f"{journal}.jsonl") for journal in ("metrics", "schedules"))

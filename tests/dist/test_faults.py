@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
@@ -48,7 +49,7 @@ def dying(owner, method, countdown, rank):
 
 def expected_batches(demo, num_steps):
     """The global batches that a run trains, from seed and number of samples alone."""
-    seed = json.loads(config(demo))["train"]["seed"]
+    seed = config(demo)["train"]["seed"]
     batches = GlobalBatches(NUM_SAMPLES, BATCH, seed)
     return [batches.batch(step) for step in range(num_steps)]
 
@@ -170,9 +171,9 @@ def test_a_damaged_file_is_refused_by_name_and_the_checkpoint_before_it_offered(
     ranks = run_training(asked, tmp_path / "missing")
     assert "step-4`: `__1_0.distcp` is missing" in ranks[0].stderr
     asked["resume"] = str(before)
-    other = json.loads(asked["config"])
+    other = copy.deepcopy(asked["config"])
     other["train"]["seed"] = 77
-    ranks = run_training({**asked, "config": json.dumps(other)}, tmp_path / "other")
+    ranks = run_training({**asked, "config": other}, tmp_path / "other")
     assert "step-2` has `seed` " in ranks[0].stderr
     # What was offered is good; the damaged one is put aside.
     assert {rank.result for rank in run_training(asked, tmp_path / "good")} == {0}

@@ -142,11 +142,11 @@ def test_the_planners_memory_is_the_trainers(zero, dtype, recipe, demo, tmp_path
     path = tmp_path / "plan.json"
     write_colocated(path, REPLICAS, MICROBATCHES, zero=zero, global_batch_size=BATCH)
     trains(path, recipe)
-    config = json.loads(request(demo, tmp_path)["config"])
+    config = request(demo, tmp_path)["config"]
     config["model"]["dtype"] = dtype
     config["train"] |= {"recipe": recipe, "precision": {"float32": "fp32", "bfloat16": "bf16"}[dtype]}
     out = tmp_path / "run"
-    asked = request(demo, out, steps=2, measure_memory_step=1, plan=str(path), config=json.dumps(config))
+    asked = request(demo, out, steps=2, measure_memory_step=1, plan=str(path), config=config)
     asked["model_profile"] = str(tmp_path / "model_profile.json")
     assert results(run_training(asked, tmp_path, count_held(tmp_path))) == [0] * REPLICAS
     (record,) = lines(out / "memory.jsonl")

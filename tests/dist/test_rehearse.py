@@ -145,9 +145,9 @@ def test_a_slow_rank_is_named_and_gets_less(demo, tmp_path):
     """One of two LLM replicas takes three times as long: an alarm names it, and schedules give it less."""
     out = tmp_path / "out"
     asked = rehearsal(demo, out, (2, 1, 2), 16, speed=0.5, slow_ranks=[{"rank": 3, "factor": 3.0}])
-    config = json.loads(asked["config"])
+    config = asked["config"]
     config["train"]["correction"] = "on"
-    asked["config"] = json.dumps(config)
+    asked["config"] = config
     assert results(run_training(asked, tmp_path)) == [0] * 4
     alarms = [event for event in lines(out / "events.jsonl") if event.get("cause") == "rank"]
     assert [alarm["words"].split(" takes")[0] for alarm in alarms] == ["rank 3"]
@@ -167,5 +167,5 @@ def test_a_slow_rank_is_named_and_gets_less(demo, tmp_path):
         asked["plan"], str(demo / "data_profile.parquet"), str(demo / "model_profile.json"), 0
     )
     last = turns[-1]
-    again = scheduler.schedule(last["step"], last["samples"], last["arm"], json.dumps(last["correction"]))
+    again = scheduler.schedule(last["step"], last["samples"], last["arm"], last["correction"])
     assert json.loads(again.to_json())["llm"] == last["schedule"]["llm"]

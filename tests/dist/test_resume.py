@@ -27,11 +27,11 @@ def demo(tmp_path_factory):
 
 
 def config(demo, every=2, keep=10, **train):
-    """The configuration with checkpoints, and other fields of `train`, as JSON."""
-    read = json.loads(load_config(str(demo / "dflop.yaml")))
+    """The configuration with checkpoints, and other fields of `train`."""
+    read = load_config(str(demo / "dflop.yaml"))
     read["train"] |= {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, **train}
     read["checkpoint"] = {"every": every, "keep": keep}
-    return json.dumps(read)
+    return read
 
 
 def run(demo, out, directory, before=None, statuses=(0,), **changes):
@@ -165,7 +165,7 @@ def test_what_was_watched_goes_on(demo, whole, tmp_path):
     assert any(side["num_steps"] > 2 for sides in ours["population"].values() for side in sides.values())
     for found in (ours, theirs):
         # Steps of which the usual time of a component is learned, before and after the checkpoint of step 2.
-        assert [len(clock["first"]) for clock in json.loads(found["watch"])["clocks"]] == [4, 4]
+        assert [len(clock["first"]) for clock in found["watch"]["clocks"]] == [4, 4]
         assert found["adaptation"]["mode"] == "off"
 
 
@@ -220,11 +220,9 @@ def test_updates_that_bfloat16_cannot_hold_are_kept(layout, demo, tmp_path):
     *degrees, sharding = layout
     path, rate, out = tmp_path / "plan.json", 1e-6, tmp_path / "run"
     plan = write_plan(path, *degrees, MICROBATCHES, global_batch_size=BATCH, **sharding)
-    asked = json.loads(config(demo, every=1, learning_rate=rate, weight_decay=0.0))
+    asked = config(demo, every=1, learning_rate=rate, weight_decay=0.0)
     asked["model"]["dtype"] = "bfloat16"
-    run(
-        demo, out, tmp_path / "1", config=json.dumps(asked), steps=2, plan=str(path), num_ranks=plan.num_ranks
-    )
+    run(demo, out, tmp_path / "1", config=asked, steps=2, plan=str(path), num_ranks=plan.num_ranks)
     before, after = (tensors(out / f"checkpoints/step-{step}") for step in (1, 2))
     for name in ("model.lm_head.weight", "model.model.multi_modal_projector.linear_1.weight"):
         assert before[name].dtype == torch.float32

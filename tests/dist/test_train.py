@@ -56,10 +56,10 @@ def test_giants_wait_for_each_other(demo, tmp_path):
     assert limit < a
     giants = {sample for sample, llm_tokens in enumerate(tokens) if llm_tokens > limit}
     assert len(giants) == 3, (a, b, c)
-    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config = load_config(str(demo / "dflop.yaml"))
     config["train"] |= {"giants": "defer", "giant_llm_tokens": limit, "giant_steps_max": 2}
     out = tmp_path / "run"
-    asked = request(demo, out, steps=3, config=json.dumps(config))
+    asked = request(demo, out, steps=3, config=config)
     assert results(run_training(asked, tmp_path)) == [0, 0]
     metrics, schedules = check_run(out, 3)
     batches = [schedule["samples"] for schedule in schedules]
@@ -134,11 +134,9 @@ def test_a_replayed_run_is_the_same_bit_by_bit(is_comparison, demo, tmp_path):
     changes = {"compare": True, "warmup_pairs": 1, "steps": 2} if is_comparison else {"steps": 4}
     assert results(run_training(request(demo, first, **changes), tmp_path / "1")) == [0, 0]
     # Nothing of it may be computed anew: another way to schedule is asked for, of steps that are not there.
-    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config = load_config(str(demo / "dflop.yaml"))
     config["train"]["schedule"] = "blind"
-    asked = request(
-        demo, second, config=json.dumps(config), replay=str(first / "schedules.jsonl"), steps=10_000
-    )
+    asked = request(demo, second, config=config, replay=str(first / "schedules.jsonl"), steps=10_000)
     assert results(run_training(asked, tmp_path / "2")) == [0, 0]
     assert lines(first / "schedules.jsonl") == lines(second / "schedules.jsonl")
     kept = ("step", "arm", "pair", "loss", "grad_norm", "tokens", "predicted_ns")
@@ -151,10 +149,10 @@ def test_schedules_are_computed_as_far_ahead_as_asked(demo, tmp_path):
     """Depths 1 and 5, more than there are steps: the same run. The end says what schedules were waited for."""
     losses = []
     for depth in (1, 5):
-        config = json.loads(load_config(str(demo / "dflop.yaml")))
+        config = load_config(str(demo / "dflop.yaml"))
         config["train"]["prefetch_depth"] = depth
         out = tmp_path / str(depth)
-        ranks = run_training(request(demo, out, config=json.dumps(config)), tmp_path / f"ranks {depth}")
+        ranks = run_training(request(demo, out, config=config), tmp_path / f"ranks {depth}")
         assert results(ranks) == [0, 0]
         metrics, _ = check_run(out, 3)
         losses.append([m["loss"] for m in metrics])
@@ -194,10 +192,10 @@ def test_the_arm_does_not_change_what_is_learned(demo, tmp_path):
     """Three steps blind and three aware: losses and gradient norms are equal up to rounding."""
     runs = {}
     for arm in ("blind", "aware"):
-        config = json.loads(load_config(str(demo / "dflop.yaml")))
+        config = load_config(str(demo / "dflop.yaml"))
         config["train"]["schedule"] = arm
         out = tmp_path / arm
-        asked = request(demo, out, config=json.dumps(config))
+        asked = request(demo, out, config=config)
         assert results(run_training(asked, tmp_path / f"{arm} ranks")) == [0, 0]
         runs[arm] = lines(out / "metrics.jsonl")
     for blind, aware in zip(runs["blind"], runs["aware"], strict=True):
@@ -250,9 +248,9 @@ def test_bfloat16_trains_on_the_same_way(demo, tmp_path):
     """One step: features, hidden states and gradients cross ranks; the loss is about that of float32."""
     losses = {}
     for dtype in ("float32", "bfloat16"):
-        config = json.loads(load_config(str(demo / "dflop.yaml")))
+        config = load_config(str(demo / "dflop.yaml"))
         config["model"]["dtype"] = dtype
-        asked = request(demo, tmp_path / dtype, config=json.dumps(config), steps=1)
+        asked = request(demo, tmp_path / dtype, config=config, steps=1)
         assert results(run_training(asked, tmp_path / f"{dtype} ranks")) == [0, 0]
         losses[dtype] = lines(tmp_path / dtype / "metrics.jsonl")[0]["loss"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.01)
@@ -279,10 +277,10 @@ def test_as_many_processes_as_the_plan_has_ranks(demo, tmp_path):
 def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd):
     """A family without an adapter, a directory that is a file, and GPUs that are not there; each has a hint."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
-    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    config = load_config(str(demo / "dflop.yaml"))
     config["model"]["dir"] = str(tmp_path)
     with pytest.raises(ValueError, match="is of model family `qwen3_vl`, known are ") as caught:
-        launch(request(demo, tmp_path / "run", config=json.dumps(config)))
+        launch(request(demo, tmp_path / "run", config=config))
     assert "other families can be profiled" in caught.value.__notes__[0]
     assert not (tmp_path / "run").exists()
     for taken in (Path("/dev/full"), demo / "dflop.yaml"):
@@ -299,11 +297,11 @@ def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, 
     with pytest.raises(
         ValueError, match=r"`vision_config.attention_dropout` is 0.1, must be 0: what is dropped"
     ):
-        launch(request(demo, tmp_path / "run", config=json.dumps(config)))
+        launch(request(demo, tmp_path / "run", config=config))
     config["model"]["dir"], config["cluster"]["device"] = str(demo / "model"), "cuda"
     profile = json.loads((demo / "model_profile.json").read_text()) | {"is_estimated": True}
     (tmp_path / "estimated.json").write_text(json.dumps(profile))
-    changes = {"config": json.dumps(config), "model_profile": str(tmp_path / "estimated.json")}
+    changes = {"config": config, "model_profile": str(tmp_path / "estimated.json")}
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     asked = request(demo, tmp_path / "run", **changes, environment=hidden)
     assert launch(asked) == 2

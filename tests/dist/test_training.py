@@ -6,7 +6,6 @@ sample, unpacked.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,10 +99,10 @@ class Oracle:
 
 
 def config_with(demo, **train):
-    """The configuration with other fields of `train`, as JSON."""
-    config = json.loads(load_config(str(demo / "dflop.yaml")))
+    """The configuration with other fields of `train`."""
+    config = load_config(str(demo / "dflop.yaml"))
     config["train"] |= {"seed": SEED, **train}
-    return json.dumps(config)
+    return config
 
 
 def keep_gradients(directory):

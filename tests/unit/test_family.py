@@ -119,7 +119,8 @@ def test_what_the_function_does_wrong_is_said(tmp_path, body, capfd):
     arguments = ["dflop", "profile", "data", "-c", bad.config, "--out", bad.profile]
     status, request = run_cli(arguments)
     assert status == 0
-    asked = json.loads(request or "")
+    assert request is not None
+    asked = request
     assert asked["verb"] == "profile_data"
     family = load(asked["arguments"]["family"], asked["arguments"]["directory"])
     assert run_cli(arguments, family) == (2, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import pytest
 
@@ -15,7 +14,7 @@ def test_without_torch_a_verb_says_what_to_install(verb, monkeypatch, capsys):
     """In a line, before any process is started: each of those would end in a traceback."""
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
-    monkeypatch.setattr(command, "run_cli", lambda _: (0, json.dumps({"verb": verb, "arguments": {}})))
+    monkeypatch.setattr(command, "run_cli", lambda _: (0, {"verb": verb, "arguments": {}}))
     assert command.main() == 2
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -12,6 +12,7 @@ mod plan;
 mod render;
 mod sampler;
 mod scheduler;
+mod value;
 
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -22,7 +23,6 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 #[pymodule]
 mod _native {
     use super::PyModule;
-    use crate::error::Kind;
     use pyo3::prelude::*;
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
@@ -68,14 +68,13 @@ mod _native {
         py: Python<'_>,
         arguments: Vec<String>,
         family: Option<Bound<'_, PyAny>>,
-    ) -> PyResult<(u8, Option<String>)> {
+    ) -> PyResult<(u8, Option<Py<PyAny>>)> {
         let family = crate::family::find(py, family, None, Path::new("."))?;
         match py.detach(|| dflop_cli::run_with(&arguments, family.as_ref())) {
             dflop_cli::Outcome::Done(status) => Ok((status, None)),
             dflop_cli::Outcome::Python(request) => {
-                let request = serde_json::to_string(&request)
-                    .map_err(|e| crate::error::raise(Kind::Plan, &e.to_string(), None))?;
-                Ok((0, Some(request)))
+                let request = crate::value::to_python(py, serde_json::to_value(&request))?;
+                Ok((0, Some(request.unbind())))
             }
         }
     }
@@ -96,7 +95,7 @@ mod _native {
 /// What only tests and benches ask; see `_native/testing.pyi`.
 #[pymodule(submodule)]
 mod testing {
-    use crate::error::{Kind, map, raise};
+    use crate::error::{Kind, map};
     use pyo3::prelude::*;
     use std::path::Path;
 
@@ -109,10 +108,10 @@ mod testing {
     #[pymodule_export]
     use crate::dataset::{MediaShape, encode_conversations, media_shape};
 
-    /// The configuration at `path` as JSON; see `_native/testing.pyi`.
+    /// The configuration at `path`; see `_native/testing.pyi`.
     #[pyfunction]
-    fn load_config(path: &str) -> PyResult<String> {
+    fn load_config<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'py, PyAny>> {
         let config = dflop_cli::config::load(Path::new(path)).map_err(map(Kind::Plan))?;
-        serde_json::to_string(&config).map_err(|e| raise(Kind::Plan, &e.to_string(), None))
+        crate::value::to_python(py, serde_json::to_value(&config))
     }
 }

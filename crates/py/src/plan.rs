@@ -2,8 +2,10 @@
 
 use crate::action::Action;
 use crate::error::{Kind, artifact, map, raise};
+use crate::value;
 use dflop_types::{Component, Placement, Rank, Recompute, SampleIndex, StageIndex};
 use pyo3::prelude::*;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 /// Which samples form the global batch of each step; see `_native/__init__.pyi`.
@@ -257,6 +259,25 @@ impl Schedule {
 
     fn to_json(&self) -> PyResult<String> {
         serde_json::to_string(&self.0).map_err(|error| raise(Kind::Schedule, &error.to_string(), None))
+    }
+
+    #[staticmethod]
+    fn from_record(record: &Bound<'_, PyAny>) -> PyResult<Self> {
+        serde_json::from_value(value::from_python("a schedule", record)?)
+            .map(Self)
+            .map_err(|error| raise(Kind::Schedule, &format!("not a schedule: {error}"), None))
+    }
+
+    fn record<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        value::to_python(py, serde_json::to_value(&self.0))
+    }
+
+    /// `instead` names what takes the place of a sample, or `None`; `encoded` what of that has media.
+    fn replaced(&self, instead: HashMap<u32, Option<u32>>, encoded: HashSet<u32>, label_tokens: u64) -> Self {
+        let instead =
+            instead.into_iter().map(|(old, new)| (SampleIndex(old), new.map(SampleIndex))).collect();
+        let has_media = |sample: SampleIndex| encoded.contains(&sample.0);
+        Self(self.0.replaced(&instead, has_media, label_tokens))
     }
 
     /// How it is pickled: ranks send each other the schedule itself.

@@ -4,6 +4,7 @@ use crate::SIGNALS_EVERY;
 use crate::action::letter;
 use crate::error::{Kind, artifact, map, raise};
 use crate::plan::Schedule;
+use crate::value;
 use dflop_step::{
     Adjustment, Arm, BinExcess, Correction, CorrectionState, Excess, Fit, GiantRule, Job, Prefetch,
     StepScheduler as Scheduler, Sum, Watch,
@@ -63,7 +64,7 @@ type Played = (Vec<(u32, String, u64, u64)>, u64);
 type ShapeEvidence = (Vec<f64>, Vec<f64>, (f64, f64), Vec<u32>);
 
 /// A schedule, nanoseconds waited, its adjustment as JSON, corrected makespans without and with it.
-type Taken = (Schedule, u64, Option<String>, Option<(u64, u64)>);
+type Taken = (Schedule, u64, Option<Py<PyAny>>, Option<(u64, u64)>);
 
 /// The kind of action that a letter names.
 fn kind(letter: char) -> PyResult<ActionKind> {
@@ -162,8 +163,7 @@ impl StepScheduler {
             py.check_signals()?;
         };
         let waited_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let adjustment =
-            (!answer.adjustment.is_nothing()).then(|| self::json(&answer.adjustment)).transpose()?;
+        let adjustment = record(py, &answer.adjustment)?;
         Ok((Schedule(answer.schedule), waited_ns, adjustment, answer.compared_ns))
     }
 
@@ -174,9 +174,9 @@ impl StepScheduler {
         step: u64,
         samples: Vec<u32>,
         arm: &str,
-        adjustment: Option<&str>,
+        adjustment: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Schedule> {
-        let (arm, adjustment) = (self::arm(arm)?, self::adjustment(adjustment)?);
+        let (arm, adjustment) = (self::arm(arm)?, self::adjustment(adjustment.as_ref())?);
         let samples: Vec<SampleIndex> = samples.into_iter().map(SampleIndex).collect();
         py.detach(|| self.scheduler.adjusted(adjustment)?.schedule(step, &samples, arm))
             .map(Schedule)
@@ -228,22 +228,21 @@ impl StepScheduler {
         alarms.iter().map(|a| (a.cause.name(), a.to_string(), a.cause.mend(), a.times)).collect()
     }
 
-    /// What the watch knows, as JSON.
-    fn watched(&self) -> PyResult<String> {
+    /// What the watch knows.
+    fn watched<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        serde_json::to_string(&*watch).map_err(|error| raise(Kind::Schedule, &error.to_string(), None))
+        value::to_python(py, serde_json::to_value(&*watch))
     }
 
-    fn watch_from(&self, text: &str) -> PyResult<()> {
-        let read = serde_json::from_str(text)
+    fn watch_from(&self, record: &Bound<'_, PyAny>) -> PyResult<()> {
+        let read = serde_json::from_value(value::from_python("the state of a watch", record)?)
             .map_err(|error| raise(Kind::Schedule, &format!("not the state of a watch: {error}"), None))?;
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = read;
         Ok(())
     }
 
-    fn adjustment(&self) -> PyResult<Option<String>> {
-        let adjustment = self.held().adjustment(&self.scheduler);
-        (!adjustment.is_nothing()).then(|| json(&adjustment)).transpose()
+    fn adjustment(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        record(py, &self.held().adjustment(&self.scheduler))
     }
 
     /// Component, fewest and most tokens, excess, its error and confidence.
@@ -361,12 +360,14 @@ impl StepScheduler {
     }
 }
 
-fn json(adjustment: &Adjustment) -> PyResult<String> {
-    serde_json::to_string(adjustment).map_err(|error| raise(Kind::Schedule, &error.to_string(), None))
+/// `None` where nothing is adjusted.
+fn record(py: Python<'_>, adjustment: &Adjustment) -> PyResult<Option<Py<PyAny>>> {
+    let of = || value::to_python(py, serde_json::to_value(adjustment)).map(Bound::unbind);
+    (!adjustment.is_nothing()).then(of).transpose()
 }
 
-fn adjustment(text: Option<&str>) -> PyResult<Adjustment> {
-    let Some(text) = text else { return Ok(Adjustment::default()) };
-    serde_json::from_str(text)
+fn adjustment(record: Option<&Bound<'_, PyAny>>) -> PyResult<Adjustment> {
+    let Some(record) = record else { return Ok(Adjustment::default()) };
+    serde_json::from_value(value::from_python("a correction", record)?)
         .map_err(|error| raise(Kind::Schedule, &format!("not a correction: {error}"), None))
 }

@@ -5,6 +5,7 @@ use crate::shape::PartRange;
 use crate::timeline::Action;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::{HashMap, HashSet};
 use thiserror::Error;
 
 /// What one encoder replica encodes of a sample. Written as the number of the sample, or as `[sample, first, count]`.
@@ -131,6 +132,38 @@ pub enum ScheduleError {
 }
 
 impl Schedule {
+    /// The same microbatches and actions with other samples: `instead` names what is taken out, and what comes into its
+    /// place, if anything does. What comes is encoded whole if it `has_media`, where the first part of the other was to
+    /// be encoded. `label_tokens` are those of the batch after that.
+    #[must_use]
+    pub fn replaced(
+        &self,
+        instead: &HashMap<SampleIndex, Option<SampleIndex>>,
+        has_media: impl Fn(SampleIndex) -> bool,
+        label_tokens: u64,
+    ) -> Self {
+        let mut changed = self.clone();
+        for samples in changed.llm.iter_mut().flatten() {
+            *samples = samples
+                .iter()
+                .filter_map(|sample| instead.get(sample).map_or(Some(*sample), |other| *other))
+                .collect();
+        }
+        let mut done = HashSet::new();
+        for shares in changed.encoder.iter_mut().flatten() {
+            *shares = shares
+                .iter()
+                .filter_map(|share| match instead.get(&share.sample) {
+                    None => Some(*share),
+                    Some(_) if !done.insert(share.sample) => None,
+                    Some(other) => other.filter(|&other| has_media(other)).map(EncoderShare::whole),
+                })
+                .collect();
+        }
+        changed.giants.retain(|sample| !instead.contains_key(sample));
+        Self { label_tokens, ..changed }
+    }
+
     /// Microbatches of the step.
     pub fn num_microbatches(&self) -> u32 {
         self.llm.len() as u32

@@ -1,6 +1,6 @@
 """The native module: everything that is not tensor math, in Rust."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from os import PathLike
 from typing import Any, Literal, Protocol, final
 
@@ -14,10 +14,10 @@ class ArtifactError(Error): ...
 
 __version__: str
 
-def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, str | None]:
+def run_cli(arguments: Sequence[str], family: object = None) -> tuple[int, dict[str, Any] | None]:
     """Runs the command line.
 
-    Returns the exit status. For `train` and `profile model` it also returns a JSON request that Python
+    Returns the exit status. For `train` and `profile model` it also returns a request that Python
     carries out. For `profile data` of a configuration with `model.family` the request asks to be called
     again with that function as `family`.
     """
@@ -354,7 +354,19 @@ class Schedule:
     def from_json(text: str) -> Schedule:
         """The schedule in a line of a log; ScheduleError if it is none."""
     def to_json(self) -> str:
-        """The schedule as a log holds it."""
+        """The schedule as a line of a log."""
+    @staticmethod
+    def from_record(record: dict[str, Any]) -> Schedule:
+        """The schedule in a record that was read from a log; ScheduleError if it is none."""
+    def record(self) -> dict[str, Any]:
+        """The schedule for a record of a log."""
+    def replaced(self, instead: Mapping[int, int | None], encoded: Set[int], label_tokens: int) -> Schedule:
+        """The same microbatches and actions with other samples.
+
+        `instead`: sample to be taken out -> what comes into its place; none: nothing. `encoded`: those that
+        come and have media. They are encoded whole, where the first part of the other was to be encoded.
+        `label_tokens`: of the batch after that.
+        """
     step: int
     num_microbatches: int
     label_tokens: int
@@ -407,14 +419,17 @@ class StepScheduler:
         If `corrected`, the schedule is made with times that the steps observed up to now have corrected. If
         `compared`, the batch is also scheduled without, and both are simulated with corrected times.
         """
-    def take(self, step: int, arm: str) -> tuple[Schedule, int, str | None, tuple[int, int] | None]:
+    def take(
+        self, step: int, arm: str
+    ) -> tuple[Schedule, int, dict[str, Any] | None, tuple[int, int] | None]:
         """(schedule, ns waited for it, correction, makespans); blocks without the GIL; Ctrl-C ends the wait.
 
-        The correction is JSON, or None if nothing was corrected. Makespans are there if `compared`: in ns,
-        by corrected times, without and with the correction. ScheduleError if no schedule can be made.
+        The correction is as a log keeps it, or None if nothing was corrected. Makespans are there if
+        `compared`: in ns, by corrected times, without and with the correction. ScheduleError if no schedule
+        can be made.
         """
     def schedule(
-        self, step: int, samples: Sequence[int], arm: str, adjustment: str | None = None
+        self, step: int, samples: Sequence[int], arm: str, adjustment: dict[str, Any] | None = None
     ) -> Schedule:
         """The schedule of a global batch, made at once, with the correction that `take` gave or a log keeps.
 
@@ -442,15 +457,15 @@ class StepScheduler:
         Causes are `rank`, `clock`, `data`, `loader` and `network`. The waits are the mean times that ranks
         waited for samples and for messages, as fractions of the step. Call it once a step.
         """
-    def watched(self) -> str:
-        """What `alarms` remembers, as JSON, for a checkpoint."""
-    def watch_from(self, text: str) -> None:
+    def watched(self) -> dict[str, Any]:
+        """What `alarms` remembers, for a checkpoint."""
+    def watch_from(self, record: dict[str, Any]) -> None:
         """Goes on from what `watched` gave, of the same plan.
 
         Raises ScheduleError where it is something else.
         """
-    def adjustment(self) -> str | None:
-        """What would correct a schedule now, as JSON; None: nothing."""
+    def adjustment(self) -> dict[str, Any] | None:
+        """What would correct a schedule now, as a log keeps it; None: nothing."""
     def shape_excesses(self) -> list[tuple[str, int, int, float, float, float]]:
         """For each shape bin: component, fewest and most tokens, measured / predicted time - 1, its standard
         error, and which fraction of it is used (0 to 1)."""

@@ -1,12 +1,12 @@
 """What only tests and benches ask of the native module."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from dflop._native import Balance, Meets
 
-def load_config(path: str) -> str:
-    """The configuration at `path`, checked and with every default filled in, as JSON."""
+def load_config(path: str) -> dict[str, Any]:
+    """The configuration at `path`, checked and with every default filled in."""
 
 def model_modules(config: str) -> tuple[dict[str, tuple[int, int]], int]:
     """Modules of the model that `config` (the text of a `config.json`) describes.

@@ -143,7 +143,7 @@ def _take_interrupts() -> None:
 
 def _check_gpus(request: dict[str, Any]) -> int:
     """Zero if each rank of this machine has a GPU, or needs none; else 2, and stderr says why."""
-    if "rehearsal" in request or json.loads(request["config"])["cluster"]["device"] != "cuda":
+    if "rehearsal" in request or request["config"]["cluster"]["device"] != "cuda":
         return 0
     from dflop import Error
     from dflop.device import check_gpus

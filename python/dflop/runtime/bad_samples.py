@@ -11,7 +11,6 @@ memory it was checked for is not exceeded.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,31 +209,6 @@ def changed(
         The same microbatches and actions. A substitute is encoded whole, where the first part of the other
         was to be encoded.
     """
-    fields = json.loads(schedule.to_json())
-
-    def placed(index: int) -> list[int]:
-        other = instead.get(index, index)
-        return [] if other is None else [other]
-
-    fields["llm"] = [
-        [[other for index in replica for other in placed(index)] for replica in row] for row in fields["llm"]
-    ]
-    done: set[int] = set()
-
-    def encoded(share: Any) -> list[Any]:
-        index = share[0] if isinstance(share, list) else share
-        if index not in instead:
-            return [share]
-        if index in done:
-            return []
-        done.add(index)
-        return [other for other in placed(index) if dataset.shape(other)[0] > 0]
-
-    fields["encoder"] = [
-        [[other for share in replica for other in encoded(share)] for replica in row]
-        for row in fields["encoder"]
-    ]
-    fields["label_tokens"] = sum(dataset.shape(index)[2] for index in samples)
-    if "giants" in fields:
-        fields["giants"] = [index for index in fields["giants"] if index not in instead]
-    return Schedule.from_json(json.dumps(fields))
+    others = [other for other in instead.values() if other is not None]
+    encoded = {other for other in others if dataset.shape(other)[0] > 0}
+    return schedule.replaced(instead, encoded, sum(dataset.shape(index)[2] for index in samples))

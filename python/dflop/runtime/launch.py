@@ -81,7 +81,7 @@ def _started(request: Mapping[str, Any], verb: str) -> int:
 
 def _check_family(request: Mapping[str, Any]) -> None:
     """Before any rank starts: the family can be trained, weights are there. And a word on an estimate."""
-    config = json.loads(request["config"])
+    config = request["config"]
     model_dir = Path(config["model"]["dir"])
     try:
         read_family(model_dir, FAMILIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +122,7 @@ class Options:
 
     @staticmethod
     def of_request(request: Mapping[str, Any]) -> Options:
-        """The options of a request, whose `config` is the JSON text of a checked configuration.
+        """The options of a request, whose `config` is a checked configuration.
 
         Args:
             request: As the command line makes it.
@@ -134,7 +133,7 @@ class Options:
         Raises:
             KeyError: A field is missing.
         """
-        config = json.loads(request["config"])
+        config = request["config"]
         train = config["train"]
         return Options(
             config_path=str(request["config_path"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +137,10 @@ def restore(
         ScheduleError: The checkpoint holds something else.
     """
     _restore_correction(scheduler, manifest["correction"])
-    if manifest.get("watch") is not None:
-        scheduler.watch_from(manifest["watch"])
+    watch = manifest.get("watch")
+    if watch is not None:
+        # Earlier versions kept it as JSON text.
+        scheduler.watch_from(json.loads(watch) if isinstance(watch, str) else watch)
     if adaptation is not None and manifest.get("adaptation") is not None:
         adaptation.load(manifest["adaptation"])
     if population is not None and manifest.get("population") is not None:

@@ -214,7 +214,7 @@ class Rehearser:
             "deferred": turn.deferred,
             "correction": turn.correction,
         }
-        schedule = json.loads(turn.schedule.to_json())
+        schedule = turn.schedule.record()
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
         journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
         journal.progress(metrics, True)

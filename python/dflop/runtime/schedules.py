@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -110,4 +109,4 @@ class Schedules:
             dist.broadcast_object_list(message, src=0, group=self._mesh.control)
         schedule = message[0]
         assert schedule is not None
-        return Taken(schedule, waited_ns, None if adjustment is None else json.loads(adjustment), compared_ns)
+        return Taken(schedule, waited_ns, adjustment, compared_ns)

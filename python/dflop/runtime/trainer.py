@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -477,7 +476,7 @@ class Trainer:
             "correction": turn.correction,
             "bad": [[one.sample, one.substitute] for one in turn.bad],
         }
-        schedule = json.loads(turn.schedule.to_json())
+        schedule = turn.schedule.record()
         journal.schedule({**key, **place, "samples": turn.samples, "schedule": schedule})
         for one in turn.bad:
             line = {**key, "sample": one.sample, "substitute": one.substitute, "cause": one.cause}

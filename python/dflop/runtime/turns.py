@@ -141,7 +141,7 @@ def replayed(lines: Sequence[str]) -> Iterator[Turn]:
             pair=record["pair"],
             is_recorded=record["is_recorded"],
             samples=record["samples"],
-            schedule=Schedule.from_json(json.dumps(record["schedule"])),
+            schedule=Schedule.from_record(record["schedule"]),
             schedule_wait_ns=0,
             # What is deferred now says nothing of that run. Logs from before have no such field.
             deferred=[(sample, steps) for sample, steps in record.get("deferred", [])],

@@ -184,7 +184,7 @@ pub(super) fn train(arguments: &args::Train) -> Result<Outcome, Failure> {
         verb: "train".to_owned(),
         arguments: json!({
             "config_path": arguments.files.inputs.config.config,
-            "config": serde_json::to_string(config).expect("a configuration has string keys"),
+            "config": config,
             "plan": plan_path,
             "data_profile": inputs.data_profile_path,
             "model_profile": inputs.model_profile_path,

@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &args::Rehearse) -> Result<Outcome, Failure> {
         verb: "rehearse".to_owned(),
         arguments: json!({
             "config_path": arguments.files.inputs.config.config,
-            "config": serde_json::to_string(config).expect("a configuration has string keys"),
+            "config": config,
             "plan": plan_path,
             "data_profile": inputs.data_profile_path,
             "model_profile": inputs.model_profile_path,

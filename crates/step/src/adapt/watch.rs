@@ -13,7 +13,8 @@ use crate::adapt::adjustment::rows_of;
 use crate::adapt::bins::{ENCODER, LLM};
 use crate::adapt::fit::BinExcess;
 use crate::adapt::rows::{Sum, median};
-use dflop_types::{Layout, StageIndex};
+use dflop_types::number::whole_percent;
+use dflop_types::{Layout, StageIndex, thousands};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -116,21 +117,24 @@ impl fmt::Display for Alarm {
                 let component = component(is_encoder);
                 write!(
                     f,
-                    "samples of {tokens_min} {component} tokens or more take {times:.2} times the predicted time"
+                    "samples of {} {component} tokens or more take {times:.2} times the predicted time",
+                    thousands(tokens_min)
                 )
             }
             Cause::Data { is_encoder, tokens_min, tokens_max } => {
                 let component = component(is_encoder);
                 write!(
                     f,
-                    "samples of {tokens_min} to {tokens_max} {component} tokens take {times:.2} times the predicted time"
+                    "samples of {} to {} {component} tokens take {times:.2} times the predicted time",
+                    thousands(tokens_min),
+                    thousands(tokens_max)
                 )
             }
             Cause::Loader => {
-                write!(f, "waiting for samples takes {:.0} % of a step more than at first", 100.0 * times)
+                write!(f, "waiting for samples takes {} of a step more than at first", whole_percent(times))
             }
             Cause::Network => {
-                write!(f, "waiting for messages takes {:.0} % of a step more than at first", 100.0 * times)
+                write!(f, "waiting for messages takes {} of a step more than at first", whole_percent(times))
             }
         }
     }

@@ -13,13 +13,10 @@ from torch import nn
 
 from dflop.models.backbone import rotate
 from dflop.models.loss import summed_cross_entropy
-from dflop.models.sequence import all_rows, own_rows
 from dflop.profiling.families.source import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from dflop.models.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,6 @@ class LlmEmbedding(nn.Module):
     def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
         self.embed_tokens, self.rotary = embed_tokens, rotary
-        self.row_sums: Sums | None = None
 
     def forward(
         self,
@@ -60,14 +56,13 @@ class LlmEmbedding(nn.Module):
             positions_1T: int64.
 
         Returns:
-            hidden_TD; this rank's rows where ranks share them.
+            hidden_TD.
         """
         ids_T = ids_T.masked_fill(mask_T, 0)
         embedded_TD = self.embed_tokens(ids_T)
         # Not of the layers, whose time is multiplied by their number: a stage does it once.
         rotate(self.rotary, positions_1T, embedded_TD)
-        hidden_TD = embedded_TD.masked_scatter(mask_T[:, None], features_ED)
-        return hidden_TD if self.row_sums is None else own_rows(hidden_TD, self.row_sums)
+        return embedded_TD.masked_scatter(mask_T[:, None], features_ED)
 
 
 class LlmLayers(nn.Module):
@@ -98,11 +93,11 @@ class LlmLayers(nn.Module):
         """Hidden states after the layers.
 
         Args:
-            hidden_TD: before; this rank's rows where ranks share them.
+            hidden_TD: before.
             pack: of the samples.
 
         Returns:
-            As many rows.
+            hidden_TD.
         """
         hidden_1TD = hidden_TD[None]
         for layer in self.layers:
@@ -124,7 +119,6 @@ class LlmHead(nn.Module):
     def __init__(self, norm: nn.Module, lm_head: nn.Module) -> None:
         super().__init__()
         self.norm, self.lm_head = norm, lm_head
-        self.row_sums: Sums | None = None
 
     def logits(self, hidden_TD: torch.Tensor, chosen_T: torch.Tensor) -> torch.Tensor:
         """Logits of the chosen rows.
@@ -142,7 +136,7 @@ class LlmHead(nn.Module):
         """The loss.
 
         Args:
-            hidden_TD: after the last layer; this rank's rows where ranks share them.
+            hidden_TD: after the last layer.
             targets_T: the id that each row must predict, -100 where there is no loss.
 
         Returns:
@@ -150,6 +144,4 @@ class LlmHead(nn.Module):
         """
         chosen_T = targets_T != -100
         targets_K = targets_T[chosen_T]
-        if self.row_sums is not None:
-            hidden_TD = all_rows(hidden_TD, targets_T.shape[0], self.row_sums)
         return summed_cross_entropy(self.lm_head, self.norm(hidden_TD[chosen_T]), targets_K)
