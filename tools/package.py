@@ -58,7 +58,8 @@ def main() -> None:
         # Built where our own build is: what is tried is whether all sources are there.
         unpacked = Path(directory) / "sdist"
         unpacked.mkdir()
-        run("tar", "--extract", "--file", sdists[-1], "--directory", unpacked, "--strip-components", "1")
+        # Times of now: the archive's are old, and cargo would take what an earlier sdist was built into.
+        run("tar", "-xmf", sdists[-1], "--directory", unpacked, "--strip-components", "1")
         build = [BIN / "maturin", "build", "--release", "--locked", "--interpreter", sys.executable]
         manifest = unpacked / "crates" / "py" / "Cargo.toml"
         run(

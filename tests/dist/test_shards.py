@@ -9,7 +9,9 @@ from ranks import results, run_ranks
 from tiny_families import some_segments, tiny
 from torch.testing import assert_close
 
-from dflop.models.tensor import Sums, add_collectives, cut_layer
+from dflop.models.sequence import all_rows, own_rows
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives, cut_layer
 from dflop.models.vocabulary import cut_vocabulary
 from dflop.profiling.pieces import PieceSettings
 
@@ -38,7 +40,7 @@ def _one_thread():
 def run(piece, module):
     """(input, result, gradient of the input) of a seeded run."""
     leaves = []
-    hook = module.register_forward_pre_hook(lambda _, args: leaves.append(args[0]))
+    hook = module.register_forward_pre_hook(lambda _, args: leaves.append(args[0]), prepend=True)
     result = piece.prepare(module, some_segments(piece)[1], WHOLE).forward()
     hook.remove()
     weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
@@ -66,7 +68,12 @@ def compare(piece, rank, num_ranks):
             else:
                 parameter.fill_(1.0)
     part = cut(copy.deepcopy(whole), plan, rank, num_ranks)
-    assert add_collectives(part, Sums(dist.group.WORLD)) == piece.num_layers
+    sums = Sums(dist.group.WORLD)
+    assert add_collectives(part, sums) == piece.num_layers
+    if plan.between:
+        # The layers take and give a rank's rows.
+        part.register_forward_pre_hook(lambda _, args: (own_rows(args[0], sums), *args[1:]))
+        part.register_forward_hook(lambda _, args, rows: all_rows(rows, args[1].positions_1T.shape[-1], sums))
     states, wanted, wanted_gradient = run(piece, whole)
     _, found, gradient = run(piece, part)
     scale = float((wanted - states).detach().abs().max())
@@ -82,6 +89,8 @@ def compare(piece, rank, num_ranks):
     expected = dict(cut(of_whole, plan, rank, num_ranks).named_parameters())
     repeated = num_ranks == 4
     for name, parameter in part.named_parameters():
+        if any(between in name for between in plan.between):
+            dist.all_reduce(parameter.grad)
         if repeated and ("k_proj" in name or "v_proj" in name):
             # Two ranks hold the head, each with a summand.
             dist.all_reduce(parameter.grad, group=pair(rank))
@@ -96,7 +105,8 @@ def compare_vocabulary(piece, rank, num_ranks):
     part = copy.deepcopy(whole)
     name = "embed_tokens" if piece.name == "llm_embedding" else "lm_head"
     cut_vocabulary(getattr(part, name), num_ranks, rank)
-    add_collectives(part, Sums(dist.group.WORLD))
+    sums = Sums(dist.group.WORLD)
+    add_collectives(part, sums)
     seen = []
     whole.register_forward_pre_hook(lambda _, args: seen.append(args))
     # Scaled, for the logits to be far apart.
@@ -106,7 +116,10 @@ def compare_vocabulary(piece, rank, num_ranks):
     wanted = piece.prepare(whole, [40, 8], WHOLE).forward()
     leaf, *others = seen[0]
     own = leaf.detach().clone().requires_grad_()
-    found = part(own, *others)
+    if piece.name == "llm_embedding":
+        found = all_rows(part(own, *others), wanted.shape[0], sums)
+    else:
+        found = part(own_rows(own, sums), *others)
     scale = float(wanted.detach().abs().max())
     assert_close(found, wanted, rtol=1e-5, atol=1e-5 * scale)
     weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))

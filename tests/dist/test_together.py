@@ -12,7 +12,9 @@ from tiny_llava import write_model_dir
 
 import dflop
 import warm
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sequence import all_rows, own_rows
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling import exchange, model, profile_model, team
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
@@ -273,18 +275,30 @@ def test_an_interruption_between_two_runs_ends_both_ranks_and_loses_none(tmp_pat
 
 
 class CountedSums(Sums):
-    """Sums that no other rank takes part in, counted."""
+    """All-gathers and reduce-scatters of two ranks that no other rank takes part in, counted."""
 
     def __init__(self, rank=0):
+        super().__init__(None, 2)
         self.rank, self.is_silent, self.count = rank, False, 0
 
-    def add(self, tensor, op=None):
+    def gather(self, own_RD):
         self.count += 0 if self.is_silent else 1
+        with self.silent():
+            return super().gather(own_RD)
+
+    def scatter(self, summand_SD):
+        self.count += 0 if self.is_silent else 1
+        with self.silent():
+            return super().scatter(summand_SD)
 
 
-@pytest.mark.parametrize(("way", "extra"), [("joint", 0), ("split", 0), ("selective", 0), ("full", 1)])
-def test_a_layer_sums_as_often_as_its_way_says(tmp_path, way, extra):
-    """Two sums forward, two backward; all of a layer again: that of attention, as nothing needs the other's."""
+@pytest.mark.parametrize(("way", "again"), [("joint", 2), ("split", 2), ("selective", 2), ("full", 3)])
+def test_a_layer_sums_as_often_as_its_way_says(tmp_path, way, again):
+    """A gather and a scatter around each block, forward and backward.
+
+    Each block's input is gathered again. Where all of a layer runs again, attention is summed again too, and the MLP not, as
+    nothing needs that.
+    """
     request = Request.parse(request_for(tmp_path, recompute=["none", "selective", "full"]))
     settings = PieceSettings(torch.device("cpu"), torch.float32, tensor_parallel_degree=2)
     built = [Built(p, settings, "") for p in load_pieces(request.model_dir) if p.name == "llm_layer"]
@@ -294,10 +308,10 @@ def test_a_layer_sums_as_often_as_its_way_says(tmp_path, way, extra):
     case = linear.case(12, with_recompute=True)
     assert way in case.ways
     case.run_untimed(way)
-    assert sums.count == num_layers * (4 + extra)
+    assert sums.count == num_layers * (8 + again)
     with sums.silent():
         case.run_untimed(way)
-    assert sums.count == num_layers * (4 + extra)
+    assert sums.count == num_layers * (8 + again)
 
 
 def test_layers_with_adapters_sum_as_layers_without(tmp_path):
@@ -308,7 +322,7 @@ def test_layers_with_adapters_sum_as_layers_without(tmp_path):
     module, sums = piece.build(settings), CountedSums(rank=1)
     num_layers = add_collectives(module, sums)
     piece.prepare(module, [12], settings).forward().sum().backward()
-    assert sums.count == num_layers * 4
+    assert sums.count == num_layers * (8 + 2)
 
 
 def compare_vocabulary(name, rank, directory):
@@ -325,7 +339,12 @@ def compare_vocabulary(name, rank, directory):
     owner.first_row = rank * len(own)
     with torch.no_grad():
         own.copy_(rows.chunk(2)[rank])
-    add_collectives(cut, Sums(dist.group.WORLD))
+    sums = Sums(dist.group.WORLD)
+    add_collectives(cut, sums)
+    if name == "llm_head":
+        cut.register_forward_pre_hook(lambda _, args: (args[0], own_rows(args[1], sums)))
+    else:
+        cut.register_forward_hook(lambda _, args, rows: all_rows(rows, args[0].input_ids_T.shape[0], sums))
     # The whole's own inputs: ids of both halves.
     settings = PieceSettings(cpu, torch.float32)
     wanted, found = (piece.prepare(module, [40], settings).forward() for module in (whole, cut))

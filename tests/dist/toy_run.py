@@ -13,7 +13,8 @@ from dflop.data.dataset import Sample
 from dflop.data.shares import share_of
 from dflop.models import load_adapter
 from dflop.models.recompute import recomputing
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.parallel.shard import layers_of
 from dflop.runtime.build import border_widths, stages_of
 from dflop.runtime.executor import Executor

@@ -16,6 +16,8 @@ from torch.nn.functional import cross_entropy
 from dflop import ProfileError
 from dflop.models.packing import PACKED, PACKED_ENCODER
 from dflop.models.patches import lay_out
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling.families import load_pieces
 from dflop.profiling.pieces import PieceSettings
 
@@ -342,6 +344,8 @@ def test_a_part_of_one_rank_has_its_heads_and_width(tmp_path, name):
             continue
         for settings in (half, quarter):
             module = piece.build(settings)
+            # One rank's rows between the cut maps, as it is measured alone.
+            add_collectives(module, Sums(None, settings.tensor_parallel_degree))
             piece.prepare(module, some_segments(piece)[-1], settings).forward().sum().backward()
 
 

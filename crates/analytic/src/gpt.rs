@@ -113,7 +113,7 @@ impl Gpt {
             // Where there are fewer key and value heads than ranks, several ranks hold the same head.
             key_value_heads: part("kv_heads", self.num_key_value_heads.max(degree))?,
             mlp_width: part("ffn_hidden_size", self.mlp_width)?,
-            rows: Rows { merged: if self.has_sequence_parallel { degree } else { 1 }, ..Rows::EACH },
+            rows: Rows { ranks: if self.has_sequence_parallel { degree } else { 1 }, ..Rows::EACH },
             is_cut: degree > 1,
         };
         let dropout = self.has_dropout.then(|| dropout_of(self.width, 0));

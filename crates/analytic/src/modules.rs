@@ -79,9 +79,12 @@ impl Module {
 
     /// The part of one of `degree` ranks; `None` where the degree does not divide it, or nothing of it is cut.
     pub fn cut(&self, degree: u64) -> Option<Self> {
-        let operations: Option<Vec<Operation>> = self.operations.iter().map(|o| o.cut(degree)).collect();
+        let shares_rows = self.name == "llm_layer";
+        let part = |o: &Operation| if shares_rows { o.cut_rows(degree) } else { o.cut(degree) };
+        let operations: Option<Vec<Operation>> = self.operations.iter().map(part).collect();
         let operations = operations?;
-        (operations != self.operations).then(|| Self { operations, ..self.clone() })
+        let input_width = if shares_rows { self.input_width.div_ceil(degree) } else { self.input_width };
+        (operations != self.operations).then(|| Self { operations, input_width, ..self.clone() })
     }
 
     /// Work of a phase over segments, with values of `size` bytes.
@@ -123,7 +126,7 @@ impl Architecture {
     fn projector(&self) -> Module {
         let (encoder, projector) = (&self.encoder, &self.projector);
         let single =
-            Rows { dropped: projector.num_dropped_tokens, factor: 1, merged: projector.pooled_tokens };
+            Rows { dropped: projector.num_dropped_tokens, merged: projector.pooled_tokens, ..Rows::EACH };
         let rows = Rows { merged: projector.merged_tokens * projector.pooled_tokens, ..single };
         let width = encoder.width * projector.merged_tokens;
         let bias = |outputs: u64| if projector.has_bias { outputs } else { 0 };
@@ -311,7 +314,16 @@ fn product(rows: Rows, inputs: u64, outputs: u64, num_biases: u64) -> Operation 
 }
 
 pub(super) const fn matrix(inputs: u64, outputs: u64, num_biases: u64, keeps_input: bool, cut: Cut) -> Kind {
-    Kind::Product(Product { inputs, outputs, num_biases, keeps_input, has_input_gradient: true, cut })
+    let keepers = 1;
+    Kind::Product(Product {
+        inputs,
+        outputs,
+        num_biases,
+        keeps_input,
+        keepers,
+        has_input_gradient: true,
+        cut,
+    })
 }
 
 const fn without_input_gradient(kind: Kind) -> Kind {

@@ -2,7 +2,7 @@
 
 use crate::architecture::NormKind;
 
-/// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment.
+/// Rows that a step works on: `factor * (tokens - dropped) / merged` of each segment, and a rank's part of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     /// Tokens of a segment that it leaves out.
@@ -11,15 +11,18 @@ pub struct Rows {
     pub factor: u64,
     /// Tokens that become one.
     pub merged: u64,
+    /// Ranks that share the rows of all segments, the last of them with less; 1: each rank works on all.
+    pub ranks: u64,
 }
 
 impl Rows {
     /// One row a token.
-    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1 };
+    pub const EACH: Self = Self { dropped: 0, factor: 1, merged: 1, ranks: 1 };
 
     /// Rows of segments of these tokens.
     pub fn of(self, segments: &[u64]) -> u64 {
-        segments.iter().map(|tokens| tokens.saturating_sub(self.dropped) * self.factor / self.merged).sum()
+        let of_segment = |tokens: &u64| tokens.saturating_sub(self.dropped) * self.factor / self.merged;
+        segments.iter().map(of_segment).sum::<u64>().div_ceil(self.ranks)
     }
 }
 
@@ -45,6 +48,8 @@ pub struct Product {
     pub num_biases: u64,
     /// Whether the forward keeps its input for it; false where a step before has kept the same tensor.
     pub keeps_input: bool,
+    /// Ranks that each keep a part of the rows of its input, and gather them again in the backward; 1: this rank keeps all.
+    pub keepers: u64,
     /// Whether its input wants a gradient; pixels and sound do not.
     pub has_input_gradient: bool,
     /// How it is cut.
@@ -270,7 +275,9 @@ impl Operation {
     pub fn kept_bytes(&self, segments: &[u64], size: u64) -> u64 {
         let rows = self.rows.of(segments);
         rows * match self.kind {
-            Kind::Product(product) if product.keeps_input => product.inputs * size,
+            Kind::Product(product) if product.keeps_input => {
+                return rows * product.inputs * size / product.keepers;
+            }
             Kind::Product(_) | Kind::Lookup { .. } | Kind::Reduce { .. } => 0,
             // Its input, with mean and scale of each row in float32.
             Kind::Norm(NormKind::Layer, width) => width * size + 8,
@@ -331,6 +338,20 @@ impl Operation {
             // The logits themselves; on the way back their gradient.
             Kind::LossInPlace(classes) => rows * classes * size,
         }
+    }
+
+    /// As [`Operation::cut`], in a layer whose ranks share the rows between its cut products.
+    pub(super) fn cut_rows(&self, degree: u64) -> Option<Self> {
+        let own = self.cut(degree)?;
+        let shared = Rows { ranks: degree, ..own.rows };
+        Some(match own.kind {
+            Kind::Norm(..) => Self { rows: shared, ..own },
+            Kind::Pass(pass) if !pass.is_cut => Self { rows: shared, ..own },
+            Kind::Product(product) if product.cut == Cut::Outputs => {
+                Self { kind: Kind::Product(Product { keepers: degree, ..product }), ..own }
+            }
+            _ => own,
+        })
     }
 
     /// The part of one of `degree` ranks; `None` where the degree does not divide it.

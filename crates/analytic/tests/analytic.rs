@@ -55,6 +55,23 @@ fn an_llm_layer_by_hand() {
 }
 
 #[test]
+fn a_layer_whose_ranks_share_the_rows_by_hand() {
+    let mut config = tiny();
+    config["text_config"]["num_key_value_heads"] = json!(2);
+    let kept = |layer: &Module, tokens: u64| {
+        layer.operations.iter().map(|operation| operation.kept_bytes(&[tokens], 2)).sum::<u64>()
+    };
+    let layer = module(&config, "llm_layer");
+    // As above, and two heads of keys and values: attention keeps 12 x 2 + 2 x 4.
+    assert_eq!(kept(&layer, 6), 6 * (56 + 36 + 32 + 36));
+    // Three of six rows at the norms, a head, half of the inner width, and half of the rows that two products read.
+    let part = layer.cut(2).unwrap();
+    assert_eq!((kept(&part, 6), part.input_width), (3 * (56 + 36 + 32 + 36), 2));
+    // Of seven rows one rank has four at the norms.
+    assert_eq!(kept(&part, 7), 4 * 56 + 7 * (36 + 32 + 36) / 2);
+}
+
+#[test]
 fn an_encoder_by_hand() {
     let layer = module(&tiny(), "encoder_layer");
     // Four products 4 x 4 + 4, MLP 4 x 6 + 6 and 6 x 4 + 4, two norms of 8.

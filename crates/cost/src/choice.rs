@@ -66,20 +66,30 @@ impl<'a> Choice<'a> {
     /// in a layer, and the gradients of their inputs; the output of a projector and of an embedding, the gradient of a
     /// projector's and of the head's input. Recomputing a whole layer sums its outputs again.
     ///
-    /// *References*: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3.
+    /// In the LLM backbone each sum is a reduce-scatter and an all-gather, which together are the bytes of an all-reduce: each
+    /// is counted as half of one. The backward gathers the inputs of weights that train once more, and what leaves the
+    /// embedding.
+    ///
+    /// *Not modelled*: the all-gather before the head, whose bytes are those of all tokens and not of the label tokens.
+    ///
+    /// *References*: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; Korthikanti et al., arXiv 2205.05198,
+    /// section 4.2.
     fn collectives(&self, mode: Mode, component: ComponentSettings) -> Collectives {
-        let (num_forward, num_backward) = match mode.name {
-            "encoder_embedding" | "llm_embedding" => (1, 0),
-            "projector" => (1, 1),
-            "llm_head" => (0, 1),
-            _ => (2, if mode.recompute == Recompute::Full { 4 } else { 2 }),
+        let is_full = mode.recompute == Recompute::Full;
+        let (forward_halves, backward_halves) = match mode.name {
+            "encoder_embedding" => (2, 0),
+            "llm_embedding" => (2, 1),
+            "projector" => (2, 2),
+            "llm_head" => (0, 2),
+            "llm_layer" if !is_full && matches!(mode.runs, Runs::Weight | Runs::Whole) => (4, 6),
+            _ => (4, if is_full { 8 } else { 4 }),
         };
         let degree = component.tensor_parallel_degree;
         Collectives {
             route: self.links.route(Collective::AllReduce, LinkSpan::Node, degree),
             bytes_per_token: self.profile.hidden_bytes,
-            num_forward,
-            num_backward,
+            forward_halves,
+            backward_halves,
         }
     }
 

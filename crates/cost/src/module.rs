@@ -20,9 +20,10 @@ pub(crate) fn is_layer(name: &str) -> bool {
 pub(crate) struct Collectives {
     pub(crate) route: Route,
     pub(crate) bytes_per_token: u64,
-    pub(crate) num_forward: u64,
-    /// Those of the gradient of the input.
-    pub(crate) num_backward: u64,
+    /// Halves of an all-reduce in the forward.
+    pub(crate) forward_halves: u64,
+    /// Those for the gradient of the input.
+    pub(crate) backward_halves: u64,
 }
 
 /// One measured module.
@@ -116,9 +117,9 @@ impl Module {
         if let Some(collectives) = &self.collectives {
             let transfer = collectives.route.transfer(size.saturating_mul(collectives.bytes_per_token));
             one.forward_ns =
-                one.forward_ns.saturating_add(transfer.ns.saturating_mul(collectives.num_forward));
+                one.forward_ns.saturating_add(transfer.ns.saturating_mul(collectives.forward_halves) / 2);
             if self.runs != Runs::Forward {
-                let ns = transfer.ns.saturating_mul(collectives.num_backward);
+                let ns = transfer.ns.saturating_mul(collectives.backward_halves) / 2;
                 one.lengthen(ns, self.runs == Runs::Weight);
             }
             one.extrapolated |= transfer.basis == Basis::Extrapolated;
@@ -172,11 +173,11 @@ impl Module {
     pub(crate) fn marginal_ns(&self, size: u64, typical: u64) -> u64 {
         let whole_ns = self.linear.marginal_ns(size, typical);
         let Some(collectives) = &self.collectives else { return whole_ns };
-        let backward = if self.runs == Runs::Forward { 0 } else { collectives.num_backward };
+        let backward = if self.runs == Runs::Forward { 0 } else { collectives.backward_halves };
         let transfer_ns = marginal(size, typical, |size| {
             collectives.route.transfer(size.saturating_mul(collectives.bytes_per_token)).ns
         });
-        whole_ns.saturating_add(transfer_ns.saturating_mul(collectives.num_forward + backward))
+        whole_ns.saturating_add(transfer_ns.saturating_mul(collectives.forward_halves + backward) / 2)
     }
 
     /// No way to cut `size` tokens into parts takes less in the linear part, in nanoseconds, but for the rounding of

@@ -94,8 +94,9 @@ impl CostModel {
         let layer = self.layer.marginal_bytes(tokens, typical.llm_tokens)
             + self.layer.attention_bytes(std::iter::once((1, tokens)));
         let mut sum = layer.saturating_mul(u64::from(stage.num_layers));
-        let incoming = if stage.is_first { u64::from(sample.feature_tokens) } else { tokens };
-        let outgoing = if stage.is_last { 0 } else { tokens };
+        let rows = self.llm_rows(tokens);
+        let incoming = if stage.is_first { u64::from(sample.feature_tokens) } else { rows };
+        let outgoing = if stage.is_last { 0 } else { rows };
         if stage.is_first {
             sum += self.embedding.marginal_bytes(tokens, typical.llm_tokens);
         }

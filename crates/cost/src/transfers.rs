@@ -50,6 +50,12 @@ impl CostModel {
         self.boundary.transfer(tokens.saturating_mul(self.hidden_bytes)).ns
     }
 
+    /// Hidden states of a pack of `tokens` that a rank has between two layers of the LLM backbone, and sends to the next
+    /// stage: the ranks of a tensor group share them.
+    pub fn llm_rows(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(u64::from(self.settings.llm.tensor_parallel_degree.max(1)))
+    }
+
     /// Hidden states of the LLM backbone that are as many bytes as those of `tokens` between two stages of the encoder:
     /// so many does [`CostModel::transfer_ns`] take for them.
     pub fn as_hidden_tokens(&self, encoder_tokens: u64) -> u64 {

@@ -185,6 +185,29 @@ fn closed_forms() {
     assert!(gloo.total_bytes() > one_f_one_b.total_bytes());
 }
 
+/// What passes between stages, and what the layers have been given, is a rank's part of the rows: 51 of 101.
+#[test]
+fn ranks_that_share_layers_share_the_rows_between_them() {
+    let mut profile = profile();
+    profile.variants.push(Variant {
+        tensor_parallel_degree: 2,
+        lora_rank: 0,
+        has_collectives: true,
+        modules: profile.modules.clone(),
+    });
+    let of = |degree| {
+        let llm = ComponentSettings { tensor_parallel_degree: degree, ..ComponentSettings::default() };
+        let model = with(&profile, &CostSettings { llm, ..CostSettings::default() });
+        peak(&model, MIDDLE, &vec![one(101, 30, 10); 6], "F0 F1 F2 F3 F4 F5 B0 B1 B2 B3 B4 B5")
+    };
+    let kept = 101 * (2 * (900 + 120) + INPUTS);
+    for (degree, rows) in [(1, 101), (2, 51)] {
+        let peak = of(degree);
+        assert_eq!(peak.activation_bytes, 6 * (kept - rows * HIDDEN));
+        assert_eq!(peak.boundary_bytes, (6 + 6 + 4) * rows * HIDDEN);
+    }
+}
+
 /// I turns what was kept into what waits, layer by layer, and W frees that.
 #[test]
 fn closed_forms_of_a_backward_in_two() {

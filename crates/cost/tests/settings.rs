@@ -152,10 +152,16 @@ fn a_cut_layer_sums_up_over_the_network() {
     let layers = 4 * (20 * 500 + 5 * 500);
     let forward = layers + 500 + 6 * 100;
     assert_eq!(llm.forward_ns, forward + 4 * 2 * sum_5000);
-    assert_eq!(llm.backward_ns, 2 * forward + 10 * 30 + 4 * 2 * sum_5000 + sum_1000);
-    // All of a layer once more, its two sums as well.
+    // What is kept in parts is gathered again, before attention and MLP: half a sum each.
+    let back = 2 * forward + 10 * 30 + 4 * 2 * sum_5000 + sum_1000;
+    assert_eq!(llm.backward_ns, back + 4 * sum_5000);
+    // All of a layer once more, its two sums as well, and what they gather.
     let (_, full) = both(&cut(2, Recompute::Full));
-    assert_eq!(full.backward_ns - llm.backward_ns, 4 * (5 * 500 + 5 * 500 + 2 * sum_5000));
+    assert_eq!(full.backward_ns - back, 4 * (5 * 500 + 5 * 500 + 2 * sum_5000));
+    // Nothing wants the inputs of weights that are frozen.
+    let mut frozen = cut(2, Recompute::None);
+    frozen.trained.llm = false;
+    assert_eq!(both(&frozen).1.backward_ns, llm.input_ns - 4 * sum_5000);
     // Half of the parameters of layers and head.
     let model = CostModel::with(&profile(), &cut(2, Recompute::None)).unwrap();
     assert_eq!(model.stage_tail(WHOLE, 1).ns, 4 * 2_500 + 4_000 + 3_000);

@@ -141,9 +141,10 @@ impl Outcome {
             Rejection::ChunksExceedLayers { layers, .. } => {
                 Some(format!("ask for fewer chunks (`--only llm.interleave`): the stages of all ranks are {layers} at most"))
             }
-            Rejection::StagesExceedLayers { .. } | Rejection::TiedStages { .. } => {
+            Rejection::StagesExceedLayers { .. } => {
                 Some("raise `global_batch_size`, so that the ranks can be LLM replicas".to_owned())
             }
+            Rejection::TiedStages { .. } => Some("ask for `llm.pp=1` or `zero=0` (`--only`)".to_owned()),
             Rejection::GroupAcrossNodes { .. } => Some(
                 "ask for tensor parallel degrees (`--only`) and encoder replicas that divide the ranks of a node"
                     .to_owned(),

@@ -313,7 +313,7 @@ fn pipelines_ns(
             transfer_ns: 0,
         };
         let tokens: u64 = own.iter().map(|microbatch| microbatch.shape.total_llm_tokens()).sum();
-        durations.transfer_ns = model.transfer_ns(tokens / m.max(1) as u64);
+        durations.transfer_ns = model.transfer_ns(model.llm_rows(tokens / m.max(1) as u64));
         for stage in &stages {
             let both = own.iter().map(|microbatch| {
                 let mut one =

@@ -4,7 +4,7 @@
 use crate::input::SearchInput;
 use crate::only::Only;
 use dflop_cost::CostModel;
-use dflop_step::has_llm_stages;
+use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
 use dflop_types::{Component, ComponentLayout, Layout, Recompute, Rejection, Zero};
 use std::collections::BTreeSet;
 
@@ -238,7 +238,8 @@ impl<'a> Rules<'a> {
         if !groups_within_nodes(layout, ranks_per_node) {
             return Some(Rejection::GroupAcrossNodes { ranks_per_node });
         }
-        if !has_llm_stages(self.is_tied, layout) {
+        let zero = self.only.zero().filter(|zero| PIPELINE_SHARDINGS.contains(zero)).unwrap_or_default();
+        if !has_llm_stages(self.is_tied, &Layout { zero, ..*layout }) {
             return Some(Rejection::TiedStages { stages: layout.llm.pp });
         }
         let fewest = u64::from(self.num_microbatches.unwrap_or(1)) * u64::from(layout.llm.dp);
@@ -335,13 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tied_head_that_is_cut_stays_with_its_embedding() {
+    fn a_tied_head_that_zero_cuts_stays_with_its_embedding() {
         let of = |is_tied, only: &str| space([7, 8], [2, 8], is_tied, 64, Some(4), only);
         let stages = |space: &Space| space.candidates.iter().map(|c| c.layout.llm.pp).collect::<Vec<_>>();
-        let cut = of(true, "llm.tp=2");
-        assert_eq!(stages(&cut), [1, 1, 1]);
-        assert_eq!(cut.rejections, [3, 2].map(|stages| Rejection::TiedStages { stages }));
-        assert_eq!(stages(&of(true, "")), stages(&of(false, "")));
+        for asked in ["", "llm.tp=2", "zero=0", "zero=3"] {
+            assert_eq!(stages(&of(true, asked)), stages(&of(false, asked)));
+        }
+        let cut = of(true, "zero=1");
+        assert_eq!(cut.rejections, [2, 3, 2].map(|stages| Rejection::TiedStages { stages }));
     }
 
     #[test]

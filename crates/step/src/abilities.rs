@@ -34,12 +34,12 @@ pub fn tensor_degrees(profile: &ModelProfile, trained: Trained, ranks_per_node: 
     [of("encoder_layer", 0), of("llm_layer", trained.lora_rank)]
 }
 
-/// Whether the LLM backbone can have the stages of this layout. A head that is tied to the embedding is summed over the first
-/// and the last stage where it is whole on both; a part of it has its like on one of them alone.
+/// Whether the LLM backbone can have the stages of this layout. The gradient of a head that is tied to the embedding is summed
+/// over the first and the last stage: over the ranks with the same rows, where tensor groups cut it. What ZeRO cuts has its
+/// like on one of the stages alone.
 pub fn has_llm_stages(is_tied: bool, layout: &Layout) -> bool {
     let llm = layout.llm;
-    let is_whole = llm.tp == 1 && (layout.zero == Zero::Nothing || llm.dp == 1);
-    llm.pp == 1 || !is_tied || is_whole
+    llm.pp == 1 || !is_tied || layout.zero == Zero::Nothing || llm.dp == 1
 }
 
 #[cfg(test)]

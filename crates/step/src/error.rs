@@ -123,9 +123,9 @@ pub enum StepError {
         /// Layers there are.
         layers: u32,
     },
-    /// Several pipeline stages, but the head and the embedding share one matrix that is cut.
+    /// Several pipeline stages, but the head and the embedding share one matrix that ZeRO cuts.
     #[error(
-        "llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1 where tensor groups or ZeRO cut them"
+        "llm pp {stages} parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
     )]
     TiedStages {
         /// Stages asked for.

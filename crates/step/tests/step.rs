@@ -3,7 +3,7 @@
 
 use crate::fixture;
 use dflop_cost::{CostModel, microbatches_in_flight};
-use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings};
+use dflop_step::{Arm, Job, Prefetch, StepError, StepScheduler, StepSettings, has_llm_stages};
 use dflop_types::{
     ActionKind, Component, ComponentLayout, EncoderShare, Hint, Layout, ModelProfile, PipelineOrder, Rank,
     SampleIndex, SampleShape, Schedule, StageIndex, Zero,
@@ -304,11 +304,15 @@ fn wrong_inputs_are_named() {
     let tied = CostModel::new(&ModelProfile { is_tied: true, ..fixture::model_profile() }).unwrap();
     assert_eq!(
         message(StepScheduler::new(settings(cut, 2), tied.clone(), shapes.clone(), 0).unwrap_err()),
-        "llm pp 2 parts the embedding from the head it is tied to: llm pp must be 1 where tensor groups or ZeRO cut them"
+        "llm pp 2 parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
     );
     for layout in [layout(1, 1, 1), layout(1, 2, 2), Layout { zero: Zero::States, ..layout(1, 2, 1) }] {
         assert!(StepScheduler::new(settings(layout, 2), tied.clone(), shapes.clone(), 0).is_ok());
     }
+    // Cut over a tensor group, both ends have the same rows.
+    let mut both_ends = layout(1, 2, 1);
+    both_ends.llm.tp = 2;
+    assert!(has_llm_stages(true, &both_ends));
     let mut tensor_parallel = layout(1, 1, 1);
     tensor_parallel.llm.tp = 2;
     assert_eq!(

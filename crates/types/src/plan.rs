@@ -166,8 +166,8 @@ pub enum Rejection {
         /// Layers there are.
         layers: u32,
     },
-    /// Several pipeline stages, but head and embedding share one matrix, which tensor groups would cut: the first and the
-    /// last stage would each hold a part of their own.
+    /// Several pipeline stages, but head and embedding share one matrix, which ZeRO would cut: the first and the last stage
+    /// would each hold a part of their own.
     TiedStages {
         /// Stages asked for.
         stages: u32,
@@ -218,7 +218,7 @@ impl fmt::Display for Rejection {
             }
             Self::TiedStages { stages } => write!(
                 f,
-                "llm pp {stages} or more parts the embedding from the head it is tied to: llm pp or llm tp must be 1"
+                "llm pp {stages} or more parts the embedding from the head it is tied to: llm pp must be 1 where ZeRO cuts them"
             ),
             Self::GroupAcrossNodes { ranks_per_node } => {
                 write!(f, "a tensor group would stand on two nodes of {ranks_per_node} ranks")

@@ -3,7 +3,8 @@
     input_ids_T --embedding--> [T, D] <--features_ED at feature_mask_T
     hidden_TD --layers, packed attention--> hidden_TD --norm, head at targets--> sum of cross entropy
 
-Shape letters: see `adapter.py`; K is the number of positions with a target. All modules are Hugging Face's,
+Shape letters: see `adapter.py`; K is the number of positions with a target, R that of a rank's rows between
+layers: all T, or a part where ranks share the layers (`sequence.py`). All modules are Hugging Face's,
 and so are the names of the parameters.
 """
 
@@ -16,11 +17,13 @@ from torch import nn
 
 from dflop.models.loss import cross_entropy_rows
 from dflop.models.rules import Rule, rope_rule
+from dflop.models.sequence import all_rows, own_rows
 from dflop.models.tensor import Cut, LayerPlan, cut_layer
 from dflop.models.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
     from dflop.models.adapter import LlmInput
+    from dflop.models.sums import Sums
     from dflop.models.tensor import TensorRank
 
 TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
@@ -73,6 +76,7 @@ def layer_plan(text: Any) -> LayerPlan:
             Cut("mlp.down_proj", *width, by_input=True),
         ),
         entries=("self_attn", "mlp"),
+        between=("input_layernorm", "post_attention_layernorm"),
     )
 
 
@@ -102,6 +106,8 @@ class LlmStage(nn.Module):
         self.is_last = is_last
         self.row_losses_K: torch.Tensor | None = None
         """Loss of each position with a target of the last forward, [K] float32; of the last stage only."""
+        self.row_sums: Sums | None = None
+        """Over the ranks that share the layers and the rows between them, where there are several."""
         self.model = nn.Module()
         stage = self.model.language_model = nn.Module()
         is_tied = cast("Any", whole).lm_head.weight is source.embed_tokens.weight
@@ -148,18 +154,21 @@ class LlmStage(nn.Module):
 
         Args:
             batch: the packed samples.
-            incoming: features_ED [E, D] for the first stage, hidden_TD [T, D] for the others.
+            incoming: features_ED [E, D] for the first stage, hidden_RD [R, D] for the others: all T rows, or
+                this rank's where a tensor group shares them.
 
         Returns:
-            hidden_TD [T, D]; from the last stage the sum of the cross entropy over all targets, a float32
+            hidden_RD [R, D]; from the last stage the sum of the cross entropy over all targets, a float32
             scalar.
 
         Raises:
             ValueError: the number of features differs from that of their places.
         """
-        hidden_TD = self.hidden(batch, incoming)
+        hidden_RD = self.hidden(batch, incoming)
         if not self.is_last:
-            return hidden_TD
+            return hidden_RD
+        num_tokens = batch.input_ids_T.shape[0]
+        hidden_TD = hidden_RD if self.row_sums is None else all_rows(hidden_RD, num_tokens, self.row_sums)
         rows_K = cross_entropy_rows(self.lm_head, *self.normed(batch, hidden_TD))
         self.row_losses_K = rows_K.detach()
         return rows_K.sum()
@@ -172,7 +181,7 @@ class LlmStage(nn.Module):
             incoming: as in `forward`.
 
         Returns:
-            hidden_TD: [T, D].
+            hidden_RD: [R, D], all T rows or this rank's.
 
         Raises:
             ValueError: the number of features differs from that of their places.
@@ -181,17 +190,19 @@ class LlmStage(nn.Module):
             # No work, but a result that backward can start from: the gradient is exactly zero.
             smallest = min(self.parameters(), key=torch.Tensor.numel)
             return incoming[:0] + smallest.reshape(-1)[:0].sum()
-        hidden_TD = self._embed(batch, incoming) if self.is_first else incoming
+        hidden_RD = self._embed(batch, incoming) if self.is_first else incoming
+        if self.is_first and self.row_sums is not None:
+            hidden_RD = own_rows(hidden_RD, self.row_sums)
         stage = cast("Any", self.model).language_model
         if not stage.layers:
-            return hidden_TD
-        hidden_1TD = hidden_TD[None]
+            return hidden_RD
+        hidden_1RD = hidden_RD[None]
         # [T] becomes [1, T]; [3, T] of M-RoPE becomes [3, 1, T].
         positions = batch.positions_T.unsqueeze(-2)
-        position_embeddings = rotate(stage.rotary_emb, positions, hidden_1TD)
+        position_embeddings = rotate(stage.rotary_emb, positions, hidden_1RD)
         for layer in stage.layers.values():
-            hidden_1TD = layer(
-                hidden_1TD,
+            hidden_1RD = layer(
+                hidden_1RD,
                 attention_mask=None,
                 position_ids=positions if positions.dim() == 2 else positions[0],
                 use_cache=False,
@@ -199,7 +210,7 @@ class LlmStage(nn.Module):
                 cu_seq_lens_q=batch.cu_seqlens,
                 segment_tokens=batch.segment_tokens,
             )
-        return hidden_1TD[0]
+        return hidden_1RD[0]
 
     def _embed(self, batch: LlmInput, features_ED: torch.Tensor) -> torch.Tensor:
         """Text embeddings with the features in their places, [T, D]."""
@@ -225,7 +236,7 @@ class LlmStage(nn.Module):
 
         Args:
             batch: the packed samples.
-            hidden_TD: [T, D], the result of `hidden` of the last stage.
+            hidden_TD: [T, D], all rows of the result of `hidden` of the last stage.
 
         Returns:
             logits_KV [K, V] and targets_K [K] of the K positions with a target, in order.
@@ -238,7 +249,7 @@ class LlmStage(nn.Module):
 
         Args:
             batch: the packed samples.
-            hidden_TD: [T, D], the result of `hidden` of the last stage.
+            hidden_TD: [T, D], all rows of the result of `hidden` of the last stage.
 
         Returns:
             Rows [K, D] after the final norm, and targets_K [K], of the K positions with a target, in order.

@@ -24,7 +24,7 @@ from dflop.models.vocabulary import cross_entropy_cut
 if TYPE_CHECKING:
     from torch import nn
 
-    from dflop.models.tensor import Sums
+    from dflop.models.sums import Sums
 
 LOGITS_BYTES_MAX = 256 << 20
 """Of the logits of a chunk in float32: 441 rows of the largest usual vocabulary, enough to fill a GPU."""

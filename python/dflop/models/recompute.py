@@ -15,7 +15,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -54,7 +54,19 @@ def _policy(_context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolic
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+_recomputes = False
+_keeping = False
 _replaying = False
+
+
+def recomputes() -> bool:
+    """Whether what runs now is computed again in a backward, or is being computed again."""
+    return _recomputes
+
+
+def is_keeping() -> bool:
+    """Whether a layer runs for the first time in mode `selective`: outputs of its linear maps are kept."""
+    return _keeping
 
 
 def is_replaying() -> bool:
@@ -77,10 +89,35 @@ def _replay(inner: Any) -> Iterator[None]:
         _replaying = False
 
 
+@contextmanager
+def _keep(inner: Any) -> Iterator[None]:
+    global _keeping
+    _keeping = True
+    try:
+        with inner:
+            yield
+    finally:
+        _keeping = False
+
+
 def _selective_contexts() -> tuple[Any, Any]:
     """What the forward runs in, and what it runs in again."""
     first, again = create_selective_checkpoint_contexts(_policy)
-    return first, _replay(again)
+    return _keep(first), _replay(again)
+
+
+def _noted(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The forward, which says of itself that it recomputes."""
+
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        global _recomputes
+        before, _recomputes = _recomputes, True
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _recomputes = before
+
+    return run
 
 
 @contextmanager
@@ -113,7 +150,7 @@ def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     try:
         for layer in layers:
             before = vars(layer).get("forward")
-            layer.forward = functools.partial(checkpoint, layer.forward, **options)
+            layer.forward = functools.partial(checkpoint, _noted(layer.forward), **options)
             wrapped.append((layer, before))
         yield
     finally:

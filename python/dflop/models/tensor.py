@@ -5,24 +5,26 @@
 
 A cut layer alone gives one summand of its result. `add_collectives` makes the ranks sum: an all-reduce at
 each (sum) in the forward, one at each (entry) in the backward. What stands between (norms, residual) runs
-whole on every rank. What a rank has of a parameter is its `Slice`: so it is filled, saved and exported.
+whole on every rank, or on a part of the rows (`sequence.py`). What a rank has of a parameter is its `Slice`:
+so it is filled, saved and exported.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dflop.models.errors import profile_error
 from dflop.models.recompute import is_replaying
+from dflop.models.sequence import share_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+
+    from dflop.models.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ class LayerPlan:
     """Modules that read what all ranks have: the gradients of their inputs are summed."""
     counts: tuple[tuple[str, str], ...] = ()
     """(module, attribute): numbers that the module's code reads, to be divided by the degree."""
+    between: tuple[str, ...] = ()
+    """Modules between the cut ones (norms), where each rank has a part of the rows there: the gradient of
+    what they hold has a summand on each. Empty: all ranks have all rows."""
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
@@ -197,43 +202,15 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
     for path, attribute in plan.counts:
         module = layer.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) // degree)
+    for path in plan.between:
+        module = cast("Any", layer.get_submodule(path))
+        # All of it, shared by the ranks: as they share what is whole beside cut maps.
+        module.tensor_slices = {
+            kind: Slice(0, tuple(p.shape), ((0, p.shape[0]),))
+            for kind, p in module.named_parameters(recurse=False)
+        }
     # Where `add_collectives` finds it.
     cast("Any", layer).tensor_parallel_plan = plan
-
-
-class Sums:
-    """Sums over the ranks of a group; none while it is silent, when each rank runs its part alone."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """Sums that are not silent.
-
-        Args:
-            group: the ranks; this process is one of them.
-        """
-        self.group, self.rank, self.is_silent = group, dist.get_rank(group), False
-
-    def add(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
-        """Puts the sum (or the like) of all ranks in the place of each one's tensor.
-
-        Args:
-            tensor: of the same tensor shape on all ranks.
-            op: what is done instead of adding up.
-        """
-        if not self.is_silent:
-            dist.all_reduce(tensor, op, group=self.group)
-
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Lets this rank run without the others: nothing is added, each tensor stays what it is.
-
-        Yields:
-            Nothing.
-        """
-        before, self.is_silent = self.is_silent, True
-        try:
-            yield
-        finally:
-            self.is_silent = before
 
 
 class Sum(torch.autograd.Function):
@@ -344,12 +321,17 @@ def add_collectives(module: nn.Module, sums: Sums) -> int:
         Layers found.
     """
     for part in module.modules():
+        if hasattr(part, "row_sums"):
+            cast("Any", part).row_sums = sums
         if hasattr(part, "first_row"):
             cast("Any", part).vocabulary_sums = sums
         if hasattr(part, "first_row") and isinstance(part, nn.Embedding):
             _EmbeddingHooks(part, sums).register()
     layers = list(_cut_layers(module))
     for layer, plan in layers:
+        if plan.between:
+            share_rows(layer, plan.entries, {cut.path: cut.by_input for cut in plan.cuts}, sums)
+            continue
         for path in plan.entries:
             layer.get_submodule(path).register_forward_pre_hook(_enter_hook(sums), with_kwargs=True)
         for cut in plan.cuts:

@@ -19,7 +19,7 @@ from dflop.models.errors import profile_error
 from dflop.models.tensor import Slice, Sum, own_rows, take_slice
 
 if TYPE_CHECKING:
-    from dflop.models.tensor import Sums
+    from dflop.models.sums import Sums
 
 
 def cut_vocabulary(module: nn.Module, degree: int, rank: int = 0) -> None:

@@ -24,6 +24,8 @@ import torch
 from dflop.device import take_device
 from dflop.models.errors import profile_error
 from dflop.models.parameters import squared_norm
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling.artifact import hash_config
 from dflop.profiling.assemble import assemble
 from dflop.profiling.cases import Gradients
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("dflop")
 
-METHOD = 4
+METHOD = 5
 """Raised when a change to the measuring makes older records incomparable."""
 # Of the time, what the whole model has where there are variants, too.
 _WHOLE_SHARE = 0.6
@@ -207,6 +209,10 @@ class _Measuring:
                 continue
             if settings.tensor_parallel_degree > num_ranks:
                 self._say_alone(settings.tensor_parallel_degree)
+            if num_ranks == 1 and settings.tensor_parallel_degree > 1:
+                # Of the tensor shapes that a rank has, between the cut maps too; what is sent is added later.
+                for one in made:
+                    add_collectives(one.module, Sums(None, settings.tensor_parallel_degree))
             done = share + index * part
             variants.append(
                 {

@@ -24,7 +24,7 @@ from dflop.profiling.workbench import Workbench
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dflop.models.tensor import Sums
+    from dflop.models.sums import Sums
     from dflop.profiling.curves import Curve
     from dflop.profiling.progress import Progress
     from dflop.profiling.records import Records

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.profiling.cases import Gradients
 from dflop.profiling.curves import Built, build_curves
 from dflop.profiling.network import measure_network

@@ -20,7 +20,7 @@ from dflop.profiling.timer import timer_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dflop.models.tensor import Sums
+    from dflop.models.sums import Sums
     from dflop.profiling.curves import Curve
     from dflop.profiling.timer import Timing
 

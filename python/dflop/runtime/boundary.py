@@ -7,7 +7,8 @@ Several encoder replicas may each encode parts of one sample. Both sides know th
 samples, part by part, so no header travels, and a message that would be empty does not exist. A message holds
 its shares in the encoder replica's packing order. Gradients go back over the same transfers. Features leave
 the last stage of an encoder replica and come to the first of an LLM replica. Between two stages of a replica
-there is one transfer: all rows of the microbatch, T of the LLM's, encoder tokens of the encoder's.
+there is one transfer: all rows of the microbatch, T of the LLM's (a rank's part of them where a tensor group
+shares them), encoder tokens of the encoder's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from dflop.models.adapters import add_adapters
 from dflop.models.load import Weights
 from dflop.models.parameters import component_of
 from dflop.models.recipes import freeze
-from dflop.models.tensor import Sums, add_collectives
+from dflop.models.sums import Sums
+from dflop.models.tensor import add_collectives
 from dflop.runtime.progress import say
 from dflop.runtime.stage import Stage
 

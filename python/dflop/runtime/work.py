@@ -9,6 +9,7 @@ from dflop.data.collate import encoder_input, llm_input
 from dflop.data.dataset import IGNORED_LABEL
 from dflop.data.pin import Batch, pinned
 from dflop.data.shares import share_of
+from dflop.models.sequence import rows_of_rank
 from dflop.runtime.boundary import Transfer, encoder_transfers, llm_transfers, stage_transfers
 from dflop.runtime.failure import RankError
 
@@ -200,11 +201,13 @@ def _llm_work(
     batch = llm_input(samples)
     num_tokens = batch.input_ids_T.shape[0]
     plan, tensor = mesh.plan, mesh.tensor
+    # Between two stages each rank of a tensor group sends the rows that it has between layers.
+    num_rows = rows_of_rank(num_tokens, plan.llm_tensor)
     if mesh.is_encoder_stage(stage - 1):
         by_index = {s.index: s for s in samples}
         above = llm_transfers(plan, schedule, microbatch, mesh.replica, by_index, tensor)
     else:
-        above = stage_transfers(plan, mesh.replica, stage - 1, num_tokens, tensor)
+        above = stage_transfers(plan, mesh.replica, stage - 1, num_rows, tensor)
     is_last = stage == plan.num_stages - 1
-    below = [] if is_last else stage_transfers(plan, mesh.replica, stage + 1, num_tokens, tensor)
+    below = [] if is_last else stage_transfers(plan, mesh.replica, stage + 1, num_rows, tensor)
     return MicrobatchWork(_pinned(mesh, batch), above, below)

@@ -170,7 +170,7 @@ impl CostModel {
         if total == 0 {
             return (MicrobatchBytes::default(), false);
         }
-        let hidden = total.saturating_mul(self.hidden_bytes);
+        let hidden = self.llm_rows(total).saturating_mul(self.hidden_bytes);
         let features = microbatch.feature_tokens.saturating_mul(self.hidden_bytes);
         let (mut pieces, mut is_extrapolated) = (Vec::new(), false);
         let mut push = |bytes: Bytes, count: u64, is_head| {

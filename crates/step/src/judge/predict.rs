@@ -111,7 +111,7 @@ fn column_of_profile(
             column.num_predictions += 1;
             if !layers.is_last {
                 column.num_messages += 1;
-                column.sent_tokens += shape.total_llm_tokens();
+                column.sent_tokens += model.llm_rows(shape.total_llm_tokens());
             }
         }
     }

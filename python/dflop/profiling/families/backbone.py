@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflop.models.backbone import layer_plan
+from dflop.models.sequence import rows_of_rank
 from dflop.models.tensor import cut_layer, heads_of_rank
 from dflop.models.vocabulary import cut_vocabulary
 from dflop.profiling.families.backbone_modules import LlmEmbedding, LlmHead, LlmLayers
@@ -66,6 +67,9 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
         leaf = random_states(settings, features, text.hidden_size)
         return Fed(leaf, (ids_T, mask_T, positions_1T), (ids_T,))
 
+    def own_rows(total: int, settings: PieceSettings) -> int:
+        return rows_of_rank(total, settings.tensor_parallel_degree)
+
     def take_layers(whole: Any, settings: PieceSettings) -> nn.Module:
         backbone = whole.model.language_model
         for layer in backbone.layers:
@@ -73,7 +77,7 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
         return LlmLayers(list(backbone.layers), backbone.rotary_emb)
 
     def feed_layers(module: Any, segments: Sequence[int], settings: PieceSettings) -> Fed:
-        leaf = random_states(settings, sum(segments), text.hidden_size)
+        leaf = random_states(settings, own_rows(sum(segments), settings), text.hidden_size)
         return Fed(leaf, (module.pack(segments, leaf),))
 
     def take_head(whole: Any, settings: PieceSettings) -> nn.Module:
@@ -85,7 +89,8 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
         total = TOKENS_PER_LABEL * labels
         targets_T = _random_ids(total, module.lm_head.out_features, settings)
         targets_T[: total - labels] = -100
-        return Fed(random_states(settings, total, text.hidden_size), (targets_T,), (targets_T,))
+        leaf = random_states(settings, own_rows(total, settings), text.hidden_size)
+        return Fed(leaf, (targets_T,), (targets_T,))
 
     def kind(settings: PieceSettings) -> AttentionKind:
         heads = heads_of_rank(

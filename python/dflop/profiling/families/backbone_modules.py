@@ -13,10 +13,13 @@ from torch import nn
 
 from dflop.models.backbone import rotate
 from dflop.models.loss import summed_cross_entropy
+from dflop.models.sequence import all_rows, own_rows
 from dflop.profiling.families.source import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dflop.models.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class LlmEmbedding(nn.Module):
     def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
         self.embed_tokens, self.rotary = embed_tokens, rotary
+        self.row_sums: Sums | None = None
 
     def forward(
         self,
@@ -56,13 +60,14 @@ class LlmEmbedding(nn.Module):
             positions_1T: int64.
 
         Returns:
-            hidden_TD.
+            hidden_TD; this rank's rows where ranks share them.
         """
         ids_T = ids_T.masked_fill(mask_T, 0)
         embedded_TD = self.embed_tokens(ids_T)
         # Not of the layers, whose time is multiplied by their number: a stage does it once.
         rotate(self.rotary, positions_1T, embedded_TD)
-        return embedded_TD.masked_scatter(mask_T[:, None], features_ED)
+        hidden_TD = embedded_TD.masked_scatter(mask_T[:, None], features_ED)
+        return hidden_TD if self.row_sums is None else own_rows(hidden_TD, self.row_sums)
 
 
 class LlmLayers(nn.Module):
@@ -93,11 +98,11 @@ class LlmLayers(nn.Module):
         """Hidden states after the layers.
 
         Args:
-            hidden_TD: before.
+            hidden_TD: before; this rank's rows where ranks share them.
             pack: of the samples.
 
         Returns:
-            hidden_TD.
+            As many rows.
         """
         hidden_1TD = hidden_TD[None]
         for layer in self.layers:
@@ -119,6 +124,7 @@ class LlmHead(nn.Module):
     def __init__(self, norm: nn.Module, lm_head: nn.Module) -> None:
         super().__init__()
         self.norm, self.lm_head = norm, lm_head
+        self.row_sums: Sums | None = None
 
     def logits(self, hidden_TD: torch.Tensor, chosen_T: torch.Tensor) -> torch.Tensor:
         """Logits of the chosen rows.
@@ -136,7 +142,7 @@ class LlmHead(nn.Module):
         """The loss.
 
         Args:
-            hidden_TD: after the last layer.
+            hidden_TD: after the last layer; this rank's rows where ranks share them.
             targets_T: the id that each row must predict, -100 where there is no loss.
 
         Returns:
@@ -144,4 +150,6 @@ class LlmHead(nn.Module):
         """
         chosen_T = targets_T != -100
         targets_K = targets_T[chosen_T]
+        if self.row_sums is not None:
+            hidden_TD = all_rows(hidden_TD, targets_T.shape[0], self.row_sums)
         return summed_cross_entropy(self.lm_head, self.norm(hidden_TD[chosen_T]), targets_K)

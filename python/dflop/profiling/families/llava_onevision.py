@@ -19,6 +19,7 @@ from dflop.models.backbone import LlmStage
 from dflop.models.encoder import Encoder
 from dflop.models.families.llava_onevision import LlavaOnevision
 from dflop.models.parameters import materialise
+from dflop.models.sequence import rows_of_rank
 from dflop.models.tensor import cut_layer, heads_of_rank
 from dflop.models.towers import inner_tower
 from dflop.models.vocabulary import cut_vocabulary
@@ -202,6 +203,10 @@ class _LlmPiece(_Piece):
     def _hidden(self, count: int, settings: PieceSettings) -> torch.Tensor:
         return self.inputs.rows("hidden", count, (self.adapter.hidden_size,), settings)
 
+    def _own(self, count: int, settings: PieceSettings) -> torch.Tensor:
+        """Hidden states as they come to a rank."""
+        return self._hidden(rows_of_rank(count, settings.tensor_parallel_degree), settings)
+
     def _batch(
         self, segments: Sequence[int], num_features: int, num_labels: int, settings: PieceSettings
     ) -> LlmInput:
@@ -266,8 +271,8 @@ class _LlmLayer(_LlmPiece):
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         batch = self._batch(segments, 0, 0, settings)
-        hidden_TD = self._hidden(sum(segments), settings)
-        return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))
+        hidden_RD = self._own(sum(segments), settings)
+        return Prepared(lambda: module(batch, hidden_RD.detach().requires_grad_()), (hidden_RD,))
 
 
 class _Head(_LlmPiece):
@@ -288,5 +293,5 @@ class _Head(_LlmPiece):
         num_labels = sum(segments)
         total = TOKENS_PER_LABEL * num_labels
         batch = self._batch([total], 0, num_labels, settings)
-        hidden_TD = self._hidden(total, settings)
-        return Prepared(lambda: module(batch, hidden_TD.detach().requires_grad_()), (hidden_TD,))
+        hidden_RD = self._own(total, settings)
+        return Prepared(lambda: module(batch, hidden_RD.detach().requires_grad_()), (hidden_RD,))

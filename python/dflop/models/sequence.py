@@ -1,0 +1,251 @@
+"""Sequence parallelism as Megatron has it: between the cut maps of a layer each rank has a part of the rows.
+
+    x_RD --norm--> --(all-gather)--> x_TD --cut maps, attention--> summand_TD --(reduce-scatter)--> y_RD
+
+The backward has the other of the two at each place. Both together are the bytes of the all-reduce that stands
+there where all ranks have all rows. Norms and residuals take 1/n of the time and of the memory on n ranks.
+What was gathered is not kept: the first map that wants it in the backward gathers it again, for all of them.
+
+R = ceil(T / n): the rows past T are zeros, come from nowhere and go nowhere. The gradient of a norm is summed
+over the ranks at the end of the step, as `LayerPlan.between` says.
+
+*References*: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
+2205.05198, section 4.2.
+
+Shape letters: see `adapter.py`; R rows of a rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dflop.models.recompute import is_keeping, is_replaying, recomputes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dflop.models.sums import Sums
+
+
+def rows_of_rank(num_rows: int, degree: int) -> int:
+    """Rows that each rank has between the cut maps, zeros at the end included.
+
+    Args:
+        num_rows: of the pack.
+        degree: ranks.
+
+    Returns:
+        ceil(num_rows / degree).
+    """
+    return -(-num_rows // degree)
+
+
+def own_rows(whole_TD: torch.Tensor, sums: Sums) -> torch.Tensor:
+    """This rank's part of rows that all ranks have alike. In the backward each rank gets the gradient of all.
+
+    Every rank must call it; the forward sends nothing, the backward gathers and blocks.
+
+    Args:
+        whole_TD: [T, D].
+        sums: over the ranks.
+
+    Returns:
+        [R, D].
+    """
+    return _OwnRows.apply(whole_TD, sums)
+
+
+def all_rows(own_RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
+    """The rows of all ranks, for a result whose gradient all ranks have alike.
+
+    Every rank must call it; the forward gathers and blocks, the backward sends nothing.
+
+    Args:
+        own_RD: [R, D], of this rank.
+        num_rows: T; 0: nothing is sent.
+        sums: over the ranks.
+
+    Returns:
+        [T, D], equal on all ranks.
+    """
+    return own_RD if num_rows == 0 else _AllRows.apply(own_RD, num_rows, sums)
+
+
+def share_rows(layer: nn.Module, entries: Sequence[str], cuts: Mapping[str, bool], sums: Sums) -> None:
+    """Makes a cut layer take and give a rank's rows.
+
+    Args:
+        layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows.
+        entries: modules that read all rows, attention first.
+        cuts: the cut maps, by their paths, and whether it is the inputs of each that are cut.
+        sums: over the ranks.
+    """
+    shared = _SharedRows(sums)
+    for path in entries:
+        layer.get_submodule(path).register_forward_pre_hook(shared.enter, with_kwargs=True)
+    for path, is_by_input in cuts.items():
+        module = layer.get_submodule(path)
+        if is_by_input:
+            module.register_forward_hook(shared.leave)
+        else:
+            module.register_forward_pre_hook(shared.watch)
+            module.register_forward_hook(shared.unwatch, always_call=True)
+
+
+def _padded(whole_TD: torch.Tensor, degree: int) -> torch.Tensor:
+    missing = -whole_TD.shape[0] % degree
+    return F.pad(whole_TD, (0, 0, 0, missing)) if missing else whole_TD
+
+
+def _part(whole_TD: torch.Tensor, sums: Sums) -> torch.Tensor:
+    num_own = rows_of_rank(whole_TD.shape[0], sums.degree)
+    # A copy: a view would keep all rows.
+    return _padded(whole_TD, sums.degree).narrow(0, sums.rank * num_own, num_own).clone()
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole_TD: torch.Tensor, sums: Sums) -> torch.Tensor:
+        ctx.sums, ctx.num_rows = sums, whole_TD.shape[0]
+        return _part(whole_TD, sums)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.sums.gather(gradients[0])[: ctx.num_rows], None
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own_RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
+        ctx.sums = sums
+        return sums.gather(own_RD)[:num_rows]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _part(gradients[0], ctx.sums), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Forward: the rows of all ranks; backward: this rank's rows of the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, own_1RD: torch.Tensor, num_rows: int, sums: Sums, is_kept: bool) -> torch.Tensor:
+        ctx.sums = sums
+        if is_kept:
+            # For those that read them in the backward; here, so that whoever counts what is kept sees them.
+            ctx.save_for_backward(own_1RD)
+        return sums.gather(own_1RD[0])[None, :num_rows]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.sums.scatter(_padded(gradients[0][0], ctx.sums.degree))[None], None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    """Forward: this rank's rows of the sum over all ranks; backward: the gradients of all rows.
+
+    Where a layer is computed again in mode `selective`, the result of the linear map was kept, with this
+    rank's rows of the sum in its first rows. That of a map with adapters beside it was not: it is summed
+    again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, summand_1TD: torch.Tensor, sums: Sums, is_linear: bool) -> torch.Tensor:
+        num_rows = summand_1TD.shape[1]
+        ctx.sums, ctx.num_rows = sums, num_rows
+        num_own = rows_of_rank(num_rows, sums.degree)
+        if not (is_linear and is_replaying()):
+            own_RD = sums.scatter(_padded(summand_1TD[0], sums.degree))
+            if not (is_linear and is_keeping()):
+                return own_RD[None]
+            # Past the version counter, as an all-reduce in place is.
+            summand_1TD.data[0, :num_own].copy_(own_RD)
+        return summand_1TD[:, :num_own].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.sums.gather(gradients[0][0])[None, : ctx.num_rows], None, None
+
+
+class _Gathered:
+    """Rows of all ranks that are kept as this rank's, and gathered again for those that want them."""
+
+    def __init__(self, own_1RD: torch.Tensor, whole_1TD: torch.Tensor, sums: Sums) -> None:
+        # Where nothing before wants a gradient, nobody else keeps the rows.
+        self._gather: Any = whole_1TD.grad_fn
+        self._own_1RD = own_1RD.detach() if self._gather is None else None
+        self._sums = sums
+        self._pointer = whole_1TD.untyped_storage().data_ptr()
+        self._whole: torch.Tensor | None = None
+        self._num_kept = self._num_left = 0
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """What is kept of a tensor that a backward wants."""
+        if tensor.untyped_storage().data_ptr() != self._pointer:
+            return tensor
+        self._num_kept += 1
+        return self, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    def take(self, shape: Any, stride: Any, offset: int) -> torch.Tensor:
+        """The rows, gathered unless another reader in this backward has them. Every rank must take them."""
+        if self._whole is None:
+            own_1RD = self._gather.saved_tensors[0] if self._own_1RD is None else self._own_1RD
+            self._whole = self._sums.gather(own_1RD[0].detach())
+            self._num_left = self._num_kept
+        whole = self._whole
+        self._num_left -= 1
+        if self._num_left <= 0:
+            self._whole = None
+        return whole.as_strided(shape, stride, offset)
+
+
+def _unpack(packed: Any) -> torch.Tensor:
+    if isinstance(packed, torch.Tensor):
+        return packed
+    gathered, *how = packed
+    return gathered.take(*how)
+
+
+class _SharedRows:
+    """The hooks of one layer."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._num_rows = 0
+        self._gathered: _Gathered | None = None
+        self._watching: torch.autograd.graph.saved_tensors_hooks | None = None
+
+    def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before attention and MLP: all rows. Attention comes first, and is told of the positions of all."""
+        if "position_embeddings" in kwargs:
+            self._num_rows = kwargs["position_embeddings"][0].shape[-2]
+        own_1RD: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+        # Layers that recompute keep none of it, and have it in their backward.
+        is_kept = torch.is_grad_enabled() and not recomputes()
+        whole_1TD: torch.Tensor = _Gather.apply(own_1RD, self._num_rows, self._sums, is_kept)
+        self._gathered = _Gathered(own_1RD, whole_1TD, self._sums) if is_kept else None
+        if args:
+            return (whole_1TD, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": whole_1TD}
+
+    def watch(self, _: nn.Module, __: tuple[Any, ...]) -> None:
+        """Before a map that reads what was gathered."""
+        if self._gathered is not None:
+            self._watching = torch.autograd.graph.saved_tensors_hooks(self._gathered.pack, _unpack)
+            self._watching.__enter__()
+
+    def unwatch(self, _: nn.Module, __: tuple[Any, ...], ___: Any) -> None:
+        """Behind it."""
+        if self._watching is not None:
+            self._watching.__exit__()
+            self._watching = None
+
+    def leave(self, module: nn.Module, _: tuple[Any, ...], summand_1TD: torch.Tensor) -> torch.Tensor:
+        """Behind a map whose inputs are cut: the sum, this rank's rows of it."""
+        # The graph has what it keeps.
+        self._gathered = None
+        return _Scatter.apply(summand_1TD, self._sums, isinstance(module, nn.Linear))
