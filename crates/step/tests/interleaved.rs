@@ -63,6 +63,22 @@ fn chunks_cost_memory_and_save_time() {
     assert!(makespan_ns(&chunked) < makespan_ns(&plain), "{} {}", makespan_ns(&chunked), makespan_ns(&plain));
 }
 
+/// A sample keeps a rank for all of its chunks: what is heavy is what is heavy without chunks.
+#[test]
+fn outliers_take_a_ranks_chunks_together() {
+    let of = |chunks| {
+        let scheduler = scheduler(settings(layout((1, 2), (3, 1), chunks), 4), fixture::shapes(40, 9));
+        scheduler.outliers(16, 5)
+    };
+    let (plain, chunked) = (of(1), of(2));
+    assert_eq!(plain.heaviest.len(), 5);
+    let times = |outliers: &dflop_step::Outliers| {
+        let heaviest = outliers.heaviest.iter().map(|o| (o.sample, o.encoder_ns, o.llm_ns));
+        (heaviest.collect::<Vec<_>>(), outliers.even_llm_ns, outliers.num_longer)
+    };
+    assert_eq!(times(&chunked), times(&plain));
+}
+
 /// What a rank holds at its peak: 3 microbatches of 2 chunks of 3 layers each on 2 LLM ranks, or of 6 layers in one run.
 #[test]
 fn the_fullest_moment_counts_all_chunks() {

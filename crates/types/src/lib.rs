@@ -18,6 +18,7 @@
 //! | component | encoder (with its projector) or LLM backbone | [`Component`] |
 //! | boundary | the hand-over of features from encoder to LLM backbone | |
 //! | stage | consecutive layers of one component on one pipeline rank, the encoder's first | [`StageIndex`] |
+//! | chunk | one of the stages of a pipeline rank that holds several: interleaved | `llm_interleave` |
 //! | rank | one process with one device | [`Rank`] |
 //! | role | what a rank holds: the encoder, a stage of it, or a stage of the LLM backbone | |
 //! | degree | how many ways a component is split: `tp`, `pp`, `dp` | [`ComponentLayout`] |

@@ -78,8 +78,9 @@ impl StepScheduler {
         let sum = |p: dflop_cost::Prediction| p.forward_ns.saturating_add(p.backward_ns);
         let encoder_stages = self.encoder_stages.iter().filter(|_| !shape.encoder_segments.is_empty());
         let encoder_ns = encoder_stages.map(|&s| sum(self.model.encoder_stage(&alone, s))).max().unwrap_or(0);
-        let stages = self.stages.iter();
-        let llm_ns = stages
+        // A rank's stages one after the other.
+        let ranks = self.rank_layers().into_iter();
+        let llm_ns = ranks
             .map(|s| sum(self.model.llm_stage(&alone, s.num_layers, s.is_first, s.is_last)))
             .max()
             .unwrap_or(0);

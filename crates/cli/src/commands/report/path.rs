@@ -111,7 +111,8 @@ impl Told<'_> {
         let place = self.scheduler.settings().layout.coordinates(rank);
         let name = place.map_or_else(String::new, |at| match at.component {
             Component::Encoder => format!(" (encoder, replica {})", at.replica),
-            Component::Llm => format!(" (LLM stage {}, replica {})", at.stage.0, at.replica),
+            // Of a rank with several stages that one which the action is of.
+            Component::Llm => format!(" (LLM stage {}, replica {})", link.span.action.stage.0, at.replica),
             Component::Both => format!(" (stage {})", link.span.action.stage.0),
         });
         format!("rank {rank}{name}")

@@ -105,6 +105,10 @@ pub(super) fn memory(
         let name = match at.component {
             Component::Encoder if layout.encoder.pp > 1 => format!("encoder stage {}", at.stage.0),
             Component::Encoder => "encoder".to_owned(),
+            Component::Llm if layout.is_interleaved() => {
+                let chunks: Vec<String> = layout.stages(rank).map(|stage| stage.0.to_string()).collect();
+                format!("LLM stages {}", chunks.join(", "))
+            }
             Component::Llm if layout.llm.pp > 1 => format!("LLM stage {}", at.stage.0),
             Component::Llm => "LLM".to_owned(),
             Component::Both => "all ranks".to_owned(),
