@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import tiny_llava
 import torch
 import torch.distributed as dist
 from lists import random_lists
@@ -139,6 +140,18 @@ def in_turn(stages):
 def test_lists_end_with_a_queue_for_two_ranks(seed, model_dir, tmp_path):
     plan = write_plan(tmp_path / "plan.json", 1, 1, 2, len(LLM))
     lists = in_turn(3) if seed is None else random_lists(plan, len(LLM), seed)
+    schedule = make_schedule(LLM, 1, actions=lists)
+    plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
+    assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize(("pp", "seed"), [(2, None), (3, None), (2, 4)])
+def test_lists_of_chunks_end_with_them(pp, seed, tmp_path):
+    """Of two ranks both send rows and gradients to each other; of three the last sends rows to the first."""
+    warm_model_dir(tmp_path / "warm")
+    model_dir = tiny_llava.write_model_dir(tmp_path / "model", num_hidden_layers=6)
+    plan = write_plan(tmp_path / "plan.json", 1, 1, pp, len(LLM), llm_interleave=2)
+    lists = () if seed is None else random_lists(plan, len(LLM), seed)
     schedule = make_schedule(LLM, 1, actions=lists)
     plain = expected(make_schedule(LLM, 1), model_dir, tmp_path)
     assert losses(plan, schedule, model_dir, tmp_path) == pytest.approx(plain, rel=1e-6)

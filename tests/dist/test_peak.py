@@ -20,15 +20,19 @@ OVER_MAX = 1.10
 """Predicted over measured, at most."""
 
 
-def prepare(directory, **changes):
+def prepare(directory, only="colocated=false", num_ranks=2, llm_layers=None, **changes):
     """Demo data, a profile whose bytes were counted on the demo's own modules, and a plan of two ranks."""
     torch.set_num_threads(1)
     python(["-m", "dflop", "demo-data", str(directory), "--samples", "24"], directory)
     model_config = directory / "model" / "config.json"
-    model_config.write_text(json.dumps({**json.loads(model_config.read_text()), **changes}))
+    model = json.loads(model_config.read_text()) | changes
+    if llm_layers is not None:
+        model["text_config"]["num_hidden_layers"] = llm_layers
+    model_config.write_text(json.dumps(model))
     config = directory / "dflop.yaml"
     text = config.read_text()
-    for key, value in {"global_batch_size": 8, "num_microbatches": 4, "video_max_frames": 3}.items():
+    sizes = {"global_batch_size": 8, "num_microbatches": 4, "video_max_frames": 3, "num_ranks": num_ranks}
+    for key, value in sizes.items():
         text = re.sub(rf"{key}: \d+", f"{key}: {value}", text)
     config.write_text(text)
     python(["-m", "dflop", "profile", "data"], directory)
@@ -36,7 +40,7 @@ def prepare(directory, **changes):
     sizes = ([1, 8, 40], [64, 512, 2048], [16, 128, 1024])
     profile = memory_profile(adapter, hash_config(directory / "model"), *sizes)
     (directory / "model_profile.json").write_text(json.dumps(profile))
-    python(["-m", "dflop", "plan", "--only", "colocated=false"], directory)
+    python(["-m", "dflop", "plan", "--only", only], directory)
     return directory
 
 
@@ -79,6 +83,21 @@ def test_a_matrix_that_embedding_and_head_share_is_held_once(tmp_path):
         assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
         static = sum(rank["predicted_parts"][part] for part in ("parameters", "gradients", "optimizer"))
         assert static <= rank["measured"]["held_bytes"] <= static * 1.01 + 4096
+
+
+def test_the_peak_of_a_rank_with_chunks_is_under_the_prediction(tmp_path):
+    """Two LLM ranks of two chunks, which hold microbatches of both at once; the lines name them."""
+    only = "colocated=false,encoder.dp=1,llm.pp=2,llm.interleave=2,recompute=none,zero=0"
+    directory = prepare(tmp_path, only, 3, llm_layers=4)
+    out = tmp_path / "run"
+    ranks = run_training(request(directory, out, num_ranks=3, steps=2, measure_memory_step=1), tmp_path)
+    assert results(ranks) == [0] * 3
+    (record,) = lines(out / "memory.jsonl")
+    for rank in record["ranks"]:
+        measured = rank["measured"]["tensor_bytes"]
+        assert measured <= rank["predicted_tensor_bytes"] <= OVER_MAX * measured, rank
+    said = re.findall(r"^memory, (.*): predicted", ranks[0].stderr, flags=re.MULTILINE)
+    assert said == ["encoder", "llm stages 1, 3", "llm stages 2, 4"]
 
 
 ALONE = "F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3"

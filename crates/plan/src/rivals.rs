@@ -198,6 +198,16 @@ impl Pipelines {
     }
 }
 
+/// Microbatch counts to try: those of our own plans, and whole rounds of `pp` of them.
+fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
+    let mut counts = microbatch_counts(global_batch_size, dp);
+    let most = global_batch_size / dp;
+    counts.extend((0..32).map_while(|power| pp.checked_mul(1 << power)).take_while(|&m| m <= most));
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
 /// The fastest pipelines with the encoder before the first stage, optimizer states cut over the replicas (ZeRO-1, their
 /// distributed optimizer).
 fn megatron(
@@ -219,7 +229,7 @@ fn megatron(
             let dp = ranks / tp[1] / pp;
             let counts = input
                 .num_microbatches
-                .map_or_else(|| microbatch_counts(input.global_batch_size, dp), |count| vec![count]);
+                .map_or_else(|| round_counts(input.global_batch_size, pp, dp), |count| vec![count]);
             counts.into_iter().flat_map(move |num_microbatches| {
                 models.modes().iter().flat_map(move |&recompute| {
                     CHUNKS.map(|chunks| Pipelines { tp, pp, chunks, dp, num_microbatches, recompute })

@@ -255,7 +255,8 @@ pub(crate) fn rough(
     let in_flight = memory_budget_bytes
         .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
         .min(num_stages);
-    let is_over = in_flight < 1.0;
+    // Interleaved stages have lists of their order alone, which hold what they hold.
+    let is_over = in_flight < if candidate.layout.is_interleaved() { num_stages } else { 1.0 };
     // Where memory binds, buckets are less even and the search takes longer.
     let bound_factor = if in_flight < num_stages { 1.2 } else { 1.0 };
     let in_flight = in_flight.max(0.5).min(m as f64);
@@ -329,7 +330,8 @@ const fn of_component(role: RankRole) -> Component {
     if matches!(role, RankRole::Stage(_)) { Component::Llm } else { Component::Encoder }
 }
 
-/// Mean microbatches that the fullest rank may hold, its part of the model beside them.
+/// Mean microbatches that the fullest rank may hold, its part of the model beside them; where stages are interleaved that
+/// many times the number of stages as it may hold times what its list holds.
 fn in_flight(
     model: &CostModel,
     candidate: &Candidate,
@@ -355,6 +357,18 @@ fn in_flight(
         let first = EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: false };
         of(RankRole::EncoderStage(first), batch.encoder_bytes / u64::from(degrees.pp), degrees.dp)
     };
+    if candidate.layout.is_interleaved() {
+        let [of_encoder, of_first, of_last] = wanted(&candidate.layout, candidate.num_microbatches);
+        let part = |(stage, wanted): (&StageLayers, f64)| {
+            let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
+            let head = if stage.is_last { batch.head_bytes } else { 0 };
+            let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
+            of(RankRole::Stage(*stage), bytes, candidate.layout.llm.dp) / wanted
+        };
+        let ends = [stages.first().zip(Some(of_first)), stages.last().zip(Some(of_last))];
+        let least = ends.into_iter().flatten().map(part).fold(encoder / of_encoder, f64::min);
+        return least * (stages.len() as f64 + f64::from(degrees.pp));
+    }
     // The first stage holds most microbatches, and after it each stage one less.
     let stage = |(after, stage): (usize, &StageLayers)| {
         let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
@@ -364,4 +378,54 @@ fn in_flight(
     };
     let ends = [stages.first().map(|stage| (0, stage)), stages.last().map(|stage| (stages.len() - 1, stage))];
     ends.into_iter().flatten().map(stage).fold(encoder, f64::min)
+}
+
+/// Microbatches that the lists of interleaved stages hold at once on the encoder's first stage, and on the first and the last
+/// LLM rank: of those, chunks over the number of chunks.
+///
+/// ```text
+/// r       microbatches of the first round
+/// LLM     warm-up and one forward: (v - 1) r + 2 (pp - 1 - rank) + 1 chunks, of all v m at most
+/// encoder forwards of the first chunk before its first backward, and one more for each encoder stage
+/// ```
+fn wanted(layout: &Layout, num_microbatches: u32) -> [f64; 3] {
+    let (m, pp, chunks) = (num_microbatches.max(1), layout.llm.pp, layout.llm_interleave);
+    let round = m.div_ceil((m / pp).max(1));
+    let (turns, total) = ((chunks - 1) * round, chunks * m);
+    let of_llm = |rank: u32| f64::from(total.min(turns + 2 * (pp - 1 - rank) + 1)) / f64::from(chunks);
+    let forwards = total.min(2 * turns + 2 * (pp - 1) + 1);
+    let fed = forwards / (chunks * round) * round + round.min(forwards % (chunks * round));
+    [f64::from(m.min(fed + layout.encoder.pp)), of_llm(0), of_llm(pp - 1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_sim::order;
+    use dflop_types::{ActionKind, ComponentLayout, PipelineOrder, Rank};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// What the lists themselves hold.
+        #[test]
+        fn lists_of_chunks_hold_what_is_wanted(e_pp in 1u32..4, pp in 2u32..8, chunks in 2u32..5, m in 1u32..40) {
+            let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
+            let layout =
+                Layout { llm_interleave: chunks, ..Layout::disaggregated(degrees(e_pp), degrees(pp)) };
+            let held = |rank: u32| {
+                let list = order::of_rank(&layout, PipelineOrder::OneFOneB, Rank(rank), m).unwrap();
+                let (mut now, mut most) = (0, 0);
+                for action in list {
+                    now = if action.kind == ActionKind::F { now + 1 } else { now - 1 };
+                    most = most.max(now);
+                }
+                f64::from(most)
+            };
+            let [encoder, first, last] = wanted(&layout, m);
+            prop_assert!((f64::from(chunks) * first - held(e_pp)).abs() < 1e-9);
+            prop_assert!((f64::from(chunks) * last - held(e_pp + pp - 1)).abs() < 1e-9);
+            // Rounds of unequal length: one more or less.
+            prop_assert!((encoder - held(0)).abs() <= 1.0, "{} {}", encoder, held(0));
+        }
+    }
 }

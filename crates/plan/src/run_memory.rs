@@ -305,6 +305,7 @@ fn static_bytes(
     };
     let encoder = settings.encoder_stages(model)?.into_iter();
     let encoder = encoder.map(|stage| of(RankRole::EncoderStage(stage), Component::Encoder));
-    let llm = settings.stages(model)?.into_iter().map(|stage| of(RankRole::Stage(stage), Component::Llm));
+    let llm = settings.rank_stages(model)?.into_iter();
+    let llm = llm.map(|held| of(RankRole::Stage(held), Component::Llm));
     Ok([encoder.min().unwrap_or(0), llm.min().unwrap_or(0)])
 }

@@ -78,3 +78,36 @@ fn a_rare_heavy_batch_is_looked_at() {
         }
     }
 }
+
+/// What a rank holds whatever the samples is that of all of its chunks: of equal samples no batch comes near a budget that
+/// has room for a fifth more of them.
+#[test]
+fn chunks_of_a_rank_are_held_together() {
+    let mut model_profile = fixture::model_profile();
+    // Wide layers, so that most of what a rank holds is its parameters.
+    let layer = model_profile.modules.get_mut("llm_layer").unwrap();
+    layer.count = 4;
+    layer.num_parameters *= 8;
+    layer.parameter_bytes *= 8;
+    let text = fixture::shapes(64, 3).into_iter().find(|shape| shape.num_parts() == 0).unwrap();
+    let shapes = vec![text; NUM_SAMPLES as usize];
+    let of = |budget| {
+        let only =
+            "colocated=false,llm.pp=2,llm.interleave=2,recompute=none,zero=0,cut=even".parse().unwrap();
+        let cluster = fixture::cluster(3, budget);
+        search(&SearchInput { only, cluster, ..asked::input(&shapes, &model_profile, 3) }).unwrap()
+    };
+    let plan = of(None).ranked[0];
+    assert_eq!(plan.layout.llm_interleave, 2);
+    let model = CostModel::new(&model_profile).unwrap();
+    let scheduler = StepScheduler::new(StepSettings::from(&plan), model, shapes.clone(), SEED).unwrap();
+    let batches = GlobalBatches::new(NUM_SAMPLES, 32, SEED).unwrap();
+    let schedule = scheduler.schedule(0, &batches.batch(0), Arm::AWARE).unwrap();
+    let peaks = scheduler.memory(&schedule).unwrap();
+    let fullest = peaks.iter().max_by_key(|peak| peak.total_bytes()).unwrap();
+    let held = fullest.total_bytes() - fullest.static_bytes();
+    assert!(fullest.static_bytes() > held, "else the test shows nothing: {fullest:?}");
+    let tight = of(Some(fullest.total_bytes() + held / 5));
+    let found = tight.run_memory.unwrap_or_default();
+    assert_eq!((tight.ranked[0].layout, found.num_near), (plan.layout, 0), "{found:?}");
+}

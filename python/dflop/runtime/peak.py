@@ -15,6 +15,7 @@ import torch
 
 from dflop.models.byte_counter import ByteCounter
 from dflop.parallel.shard import local
+from dflop.runtime.mesh import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -148,23 +149,26 @@ def compare(
     return records
 
 
-def summary(records: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each kind of rank (each stage): its rank with the highest measured peak."""
-    fullest: dict[tuple[str, int], dict[str, Any]] = {}
-    num_encoder_stages = len({r["stage"] for r in records if r["component"] == "encoder"})
+def summary(plan: Plan, records: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each role: its rank with the highest measured peak.
+
+    Args:
+        plan: The layout.
+        records: As `compare` gave them.
+
+    Returns:
+        The lines, in the order of the roles' first ranks.
+    """
+    fullest: dict[str, dict[str, Any]] = {}
     for record in records:
-        kind = (record["component"], record["stage"])
-        if kind not in fullest or _measured(record) > _measured(fullest[kind]):
-            fullest[kind] = record
+        role, _ = role_of(plan, record["rank"])
+        if role not in fullest or _measured(record) > _measured(fullest[role]):
+            fullest[role] = record
     lines: list[str] = []
-    for (component, stage), record in fullest.items():
-        is_one = {"encoder": num_encoder_stages == 1, "both": True}.get(component, False)
-        place = (
-            {"both": "encoder and llm"}.get(component, component) if is_one else f"{component} stage {stage}"
-        )
+    for role, record in fullest.items():
         predicted, measured = record["predicted_tensor_bytes"], _measured(record)
         lines.append(
-            f"memory, {place}: predicted {_size(predicted)}, measured {_size(measured)} "
+            f"memory, {role}: predicted {_size(predicted)}, measured {_size(measured)} "
             f"(x{predicted / max(1, measured):.2f})"
         )
     return lines

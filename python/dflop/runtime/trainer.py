@@ -485,8 +485,9 @@ class Trainer:
             journal.write(metrics, {**key, "makespan_ns": step_ns, "spans": spans, "tails": tails})
         peaks = [r.peak for r in reports if r.peak is not None]
         if peaks:
-            ranks = compare(self._mesh.plan, scheduler, turn.schedule, peaks)
-            journal.memory({"step": turn.step, "arm": turn.arm, "ranks": ranks}, summary(ranks))
+            plan = self._mesh.plan
+            ranks = compare(plan, scheduler, turn.schedule, peaks)
+            journal.memory({"step": turn.step, "arm": turn.arm, "ranks": ranks}, summary(plan, ranks))
         journal.progress(metrics, turn.is_recorded)
 
 

@@ -138,11 +138,12 @@ def prepare(
         message = f"the global batch of step {schedule.step} has no label tokens, nothing to learn from"
         raise RankError(message)
     stages: dict[int, list[MicrobatchWork]] = {}
+    packed_llm: dict[int, LlmInput] = {}
     for stage in mesh.stages:
         stages[stage] = [
             _encoder_work(mesh, schedule, stage, j, sample, tiles, dtype, encoder, packed or {})
             if mesh.is_encoder_stage(stage)
-            else _llm_work(mesh, schedule, stage, j, sample)
+            else _llm_work(mesh, schedule, stage, j, sample, packed_llm)
             for j in range(schedule.num_microbatches)
         ]
     num_targets = 0
@@ -190,15 +191,23 @@ def _pinned(mesh: Mesh, batch: Batch) -> Batch:
 
 
 def _llm_work(
-    mesh: Mesh, schedule: Schedule, stage: int, microbatch: int, sample: Callable[[int], Sample]
+    mesh: Mesh,
+    schedule: Schedule,
+    stage: int,
+    microbatch: int,
+    sample: Callable[[int], Sample],
+    packed: dict[int, LlmInput],
 ) -> MicrobatchWork:
+    """Packs a microbatch where `packed` has it not yet: chunks of a rank read the same."""
     indices = schedule.llm(microbatch, mesh.replica)
     if not indices:
         others = range(mesh.plan.llm_replicas)
         is_elsewhere = any(schedule.llm(microbatch, other) for other in others)
         return MicrobatchWork(None, [], [], is_elsewhere)
     samples = [sample(i) for i in indices]
-    batch = llm_input(samples)
+    batch = packed.get(microbatch)
+    if batch is None:
+        batch = packed[microbatch] = _pinned(mesh, llm_input(samples))
     num_tokens = batch.input_ids_T.shape[0]
     plan, tensor = mesh.plan, mesh.tensor
     # Between two stages each rank of a tensor group sends the rows that it has between layers.
@@ -210,4 +219,4 @@ def _llm_work(
         above = stage_transfers(plan, mesh.replica, stage - 1, num_rows, tensor)
     is_last = stage == plan.num_stages - 1
     below = [] if is_last else stage_transfers(plan, mesh.replica, stage + 1, num_rows, tensor)
-    return MicrobatchWork(_pinned(mesh, batch), above, below)
+    return MicrobatchWork(batch, above, below)

@@ -235,12 +235,17 @@ impl Watch {
         for component in [ENCODER, LLM] {
             let is_encoder = component == ENCODER;
             let mut all = Vec::new();
-            for rows in rows_of(layout, component) {
-                let present: Vec<(usize, usize, f64)> = rows
-                    .iter()
-                    .enumerate()
-                    .filter_map(|(replica, row)| taken.get(row).map(|&t| (replica, *row, t)))
-                    .collect();
+            for (stage, replicas) in peers(layout, component) {
+                let of = |(replica, rows): (u32, &Vec<usize>)| {
+                    let (predicted, taken) = rows
+                        .iter()
+                        .filter_map(|row| taken.get(row))
+                        .fold((0.0, 0.0), |sum: (f64, f64), &(predicted, taken)| {
+                            (sum.0 + predicted, sum.1 + taken)
+                        });
+                    (predicted > 0.0).then(|| (replica, rows[0], taken / predicted))
+                };
+                let present: Vec<(u32, usize, f64)> = (0..).zip(&replicas).filter_map(of).collect();
                 all.extend(present.iter().map(|p| p.2));
                 // Alone in its stage a rank has no peers; its change shows in the clock of the component.
                 if present.len() < 2 {
@@ -250,8 +255,7 @@ impl Watch {
                 for (replica, row, t) in present {
                     let change = self.rows.entry(row).or_insert_with(|| Change::against(1.0));
                     if let Some(above) = change.add(t / usual.max(1e-9), ratio) {
-                        let stage = rows_stage(layout, component, row, replica);
-                        let rank = layout.rank(replica as u32, stage).0;
+                        let rank = layout.rank(replica, stage).0;
                         alarms.push(Alarm { cause: Cause::Rank { rank, is_encoder }, times: 1.0 + above });
                     }
                 }
@@ -286,22 +290,29 @@ impl Watch {
     }
 }
 
-/// What each row took of its predicted time: the mean over kinds of the medians, by predicted time.
-fn by_row(sums: &[Sum]) -> BTreeMap<usize, f64> {
+/// What each row was predicted to take and what it took: the sums over kinds, what was taken by the medians.
+fn by_row(sums: &[Sum]) -> BTreeMap<usize, (f64, f64)> {
     let mut taken: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
     for sum in sums.iter().filter(|sum| sum.predicted_ns > 0) {
         let entry = taken.entry(sum.row).or_default();
         let ns = sum.predicted_ns as f64;
         *entry = (entry.0 + ns, entry.1 + ns * sum.median);
     }
-    taken.into_iter().map(|(row, (predicted, taken))| (row, taken / predicted)).collect()
+    taken
 }
 
-fn rows_stage(layout: &Layout, component: usize, row: usize, replica: usize) -> StageIndex {
+/// Ranks that do the same, by their first stage: of each replica the rows of its rank, all chunks together.
+fn peers(layout: &Layout, component: usize) -> Vec<(StageIndex, Vec<Vec<usize>>)> {
     let stages = rows_of(layout, component);
-    let first = if component == ENCODER { 0 } else { layout.encoder.pp };
-    let at = stages.iter().position(|rows| rows.get(replica) == Some(&row)).unwrap_or(0);
-    StageIndex(first + at as u32)
+    let (first, chunks) =
+        if component == ENCODER { (0, 1) } else { (layout.encoder.pp, layout.llm_interleave) };
+    let num_ranks = stages.len() / chunks.max(1) as usize;
+    let of_rank = |at: usize| {
+        let chunks = || stages.iter().skip(at).step_by(num_ranks);
+        let num_replicas = stages[at].len();
+        (0..num_replicas).map(|replica| chunks().map(|rows| rows[replica]).collect()).collect()
+    };
+    (0..num_ranks).map(|at| (StageIndex(first + at as u32), of_rank(at))).collect()
 }
 
 #[cfg(test)]
@@ -317,9 +328,18 @@ mod tests {
         Layout::disaggregated(degrees(1, 8), degrees(4, 14))
     }
 
-    /// Steps of 64 ranks whose actions take `1 + noise` of their time; `slow` says how much longer each row takes at a step.
     fn alarms(noise: f64, num_steps: u64, seed: u64, slow: impl Fn(u64, usize) -> f64) -> Vec<(u64, Alarm)> {
-        let layout = layout();
+        alarms_of(layout(), noise, num_steps, seed, slow)
+    }
+
+    /// Steps of 64 ranks whose actions take `1 + noise` of their time; `slow` says how much longer each row takes at a step.
+    fn alarms_of(
+        layout: Layout,
+        noise: f64,
+        num_steps: u64,
+        seed: u64,
+        slow: impl Fn(u64, usize) -> f64,
+    ) -> Vec<(u64, Alarm)> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         // The sum of four draws is near to a normal one: its deviation is `noise`.
         let mut draw = |deviation: f64| {
@@ -364,6 +384,28 @@ mod tests {
             assert_eq!(cause, Cause::Rank { rank: 21, is_encoder: false });
             assert!((100..120).contains(&step) && (named - times).abs() < 4.0 * noise, "{found:?}");
         }
+    }
+
+    /// Its chunks are one device: one alarm, not one a chunk.
+    #[test]
+    fn a_slow_rank_of_several_chunks_is_named_once() {
+        let layout = Layout { llm_interleave: 3, ..layout() };
+        let slow = |layout: &Layout, row: usize| {
+            layout.stages(dflop_types::Rank(21)).any(|stage| layout.row(3, stage) == row)
+        };
+        assert_eq!(layout.coordinates(dflop_types::Rank(21)).unwrap().replica, 3);
+        let found =
+            alarms_of(
+                layout,
+                0.02,
+                160,
+                6,
+                |step, row| {
+                    if step >= 100 && slow(&layout, row) { 1.3 } else { 1.0 }
+                },
+            );
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].1.cause, Cause::Rank { rank: 21, is_encoder: false });
     }
 
     /// A watch that was kept and read again goes on as the one that was not: the same alarms at the same steps, none twice.
