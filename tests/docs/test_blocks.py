@@ -96,7 +96,7 @@ WALKED: dict[str, list[int | str]] = {
         f"{TRAIN} --out align\ndflop export align --out aligned",
         1,
         OTHERS,
-        TRAIN,
+        f"{TRAIN} --out full",
     ],
 }
 # The reader's own numbers, as large as this machine.
