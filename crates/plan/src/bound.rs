@@ -85,13 +85,17 @@ pub(crate) fn makespan_min_ns(
         .fold(encoder, u64::max)
 }
 
-/// No pipeline of these degrees has a smaller makespan, in nanoseconds, whatever its microbatches and cuts into stages: the
-/// work of a component over its tensor groups.
-pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, work: &BatchWork) -> u64 {
+/// No pipeline of these degrees has a smaller mean makespan over the batches, in nanoseconds, whatever its microbatches and
+/// cuts into stages: the work of a component over its tensor groups.
+pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, works: &[BatchWork]) -> u64 {
     let over = |ns: u64, degrees: ComponentLayout| ns / u64::from(degrees.pp * degrees.dp).max(1);
-    let encoder_ns = work.least.encoder_ns(layout.encoder.dp.into());
-    let llm_ns = work.least.stage_ns(model.whole_stage(), layout.llm.dp.into());
-    over(encoder_ns, layout.encoder).max(over(llm_ns, layout.llm))
+    let of_batch = |work: &BatchWork| {
+        let encoder_ns = work.least.encoder_ns(layout.encoder.dp.into());
+        let llm_ns = work.least.stage_ns(model.whole_stage(), layout.llm.dp.into());
+        over(encoder_ns, layout.encoder).max(over(llm_ns, layout.llm))
+    };
+    let sum: u128 = works.iter().map(|work| u128::from(of_batch(work))).sum();
+    u64::try_from(sum / works.len().max(1) as u128).unwrap_or(u64::MAX)
 }
 
 /// As [`makespan_min_ns`], of ranks that hold both components.
@@ -112,9 +116,11 @@ fn colocated_min_ns(model: &CostModel, candidate: &Candidate, microbatches: u64,
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::rough::BatchSizes;
     use crate::space::layouts_with;
+    use dflop_cost::{ComponentSettings, CostSettings};
     use dflop_step::{Method, StepScheduler, StepSettings};
-    use dflop_types::{PipelineOrder, Zero};
+    use dflop_types::{PipelineOrder, Recompute, Zero};
     use proptest::prelude::*;
 
     proptest! {
@@ -135,7 +141,7 @@ mod tests {
             let interleaved: Vec<_> = layouts.iter().copied().filter(chunked).map(|l| Layout { llm_interleave: 2, ..l }).collect();
             layouts.extend(interleaved);
             layouts.extend(Zero::ALL.map(|zero| Layout::colocated(ranks, zero)));
-            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: dflop_types::Recompute::None };
+            let candidate = Candidate { layout: layouts[which % layouts.len()], num_microbatches: m, recompute: Recompute::None };
             let settings = StepSettings {
                 layout: candidate.layout,
                 num_microbatches: m,
@@ -153,6 +159,52 @@ mod tests {
             prop_assert!(bound_ns <= pair.aware.predicted_makespan_ns);
             prop_assert!(bound_ns <= pair.blind.predicted_makespan_ns);
             prop_assert!(bound_ns > pair.aware.predicted_makespan_ns / 12);
+        }
+
+        /// Degrees that a search leaves out as a whole: no pipeline of theirs, of layers cut over ranks too, has a mean step
+        /// below the least work, whatever its cut into stages, its microbatches and which of the batches is the heavy one.
+        #[test]
+        fn no_pipeline_beats_the_least_work_of_its_degrees(
+            seed: u64, count in 4usize..40, ranks in 2u32..9, which in 0usize..256, m in 1u32..9,
+            degrees in (0usize..3, 0usize..3), heavy_first: bool, is_cut: bool, is_even: bool,
+        ) {
+            let degrees = [degrees.0, degrees.1].map(|at| [1, 2, 4][at]);
+            let mut shapes = fixture::shapes(count, seed);
+            let tokens = |shape: &SampleShape| (shape.encoder_tokens(), shape.llm_tokens);
+            shapes.sort_by_key(|shape| tokens(shape));
+            if heavy_first {
+                shapes.reverse();
+            }
+            let all: Vec<SampleIndex> = (0..count as u32).map(SampleIndex).collect();
+            let batches: [&[SampleIndex]; 2] = all.split_at(count / 2).into();
+            let layouts: Vec<_> = (1..4).flat_map(|pp| layouts_with(ranks, pp, degrees)).filter(|l| l.llm.pp <= 4).collect();
+            prop_assume!(!layouts.is_empty());
+            let zero = if is_cut { Zero::States } else { Zero::Nothing };
+            let layout = Layout { zero, ..layouts[which % layouts.len()] };
+            let of = |tensor_parallel_degree| ComponentSettings { tensor_parallel_degree, ..ComponentSettings::default() };
+            let settings = CostSettings { encoder: of(degrees[0]), llm: of(degrees[1]), ..CostSettings::default() };
+            let model = CostModel::with(&fixture::cuttable(), &settings).unwrap();
+            let layout = if is_even {
+                layout
+            } else {
+                BatchSizes::new(&model, &shapes, batches[0]).shortest_cut(&model, &layout)
+            };
+            let works = batches.map(|batch| BatchWork::new(&model, &shapes, batch));
+            let least_ns = work_min_ns(&model, &layout, &works);
+            let settings = StepSettings {
+                layout,
+                num_microbatches: m,
+                pipeline_order: PipelineOrder::OneFOneB,
+                memory_budget_bytes: None,
+            };
+            let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();
+            let mut sums = [0; 2];
+            for (step, batch) in (0..).zip(batches) {
+                let pair = scheduler.pair(step, batch, Method::Aware, &|| false).unwrap();
+                sums[0] += pair.aware.predicted_makespan_ns;
+                sums[1] += pair.blind.predicted_makespan_ns;
+            }
+            prop_assert!(least_ns <= sums[0] / 2 && least_ns <= sums[1] / 2, "{layout}: {least_ns} {sums:?}");
         }
     }
 }

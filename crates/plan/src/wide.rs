@@ -49,7 +49,7 @@ pub(crate) fn wide(
                 let recompute = rules.only.first_mode();
                 let probe = Candidate { layout: *layout, num_microbatches: 1, recompute };
                 let (model, known) = (models.of(&probe), known.of(&probe));
-                let least_ns = work_min_ns(model, layout, &known.works[0]);
+                let least_ns = work_min_ns(model, layout, &known.works);
                 if limit_ns.is_some_and(|limit| least_ns > limit) {
                     left_out_ns.push(least_ns);
                     return Vec::new();
@@ -130,8 +130,8 @@ pub(crate) fn recomputing(
     let is_able = |candidate: &Candidate| {
         models.has(candidate)
             && limit_ns.is_none_or(|limit| {
-                let work = &known.of(candidate).works[0];
-                work_min_ns(models.of(candidate), &candidate.layout, work) <= limit
+                let works = &known.of(candidate).works;
+                work_min_ns(models.of(candidate), &candidate.layout, works) <= limit
             })
     };
     tight
