@@ -4,7 +4,8 @@ Usage: python benches/adapt.py OUT.json [--example EXECUTABLE] [--steps 48] [--w
 
 Two parts. Simulated: `crates/plan/examples/adapt.rs`, a made-up cluster of 32 H100 whose truth is known: slow
 shapes as in DFLOP's own table, slow ranks, and a thousand quiet steps. Rehearsed: eight real processes that
-sleep, with a rank that takes longer, with `train.correction` off and on in turn.
+sleep, with a rank that takes longer, with `train.correction` off and on in turn. What is done is said on
+stderr; Ctrl-C ends all of it, and nothing is written.
 
 recovered_ratio             median over slow shapes: the part of the time lost that correction wins back; and
 recovered_of_waits_ratio    the same without the work that the anomaly adds, which somebody has to do
@@ -61,6 +62,7 @@ def rehearsed(folder: Path, num_steps: int) -> list[dict[str, Any]]:
         medians: dict[str, float] = {}
         named: int | None = None
         for mode in ("off", "on"):
+            print(f"rehearsal of eight ranks: {name}, correction {mode}", file=sys.stderr, flush=True)
             config.write_text(text.replace("train:\n", f'train:\n  correction: "{mode}"\n', 1))
             # Twenty times slower than an H100: what a machine is late by counts little.
             flags_of_all = ("--steps", num_steps, "--speed", 0.05, "--force")
@@ -119,4 +121,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted: nothing was written")

@@ -2,8 +2,8 @@
 
 use dflop_types::SampleShape;
 
-/// Bins of a component, at most.
-pub(crate) const BINS_MAX: usize = 32;
+/// Bins of a component, at most: sizes of which one in a hundred samples is are to have bins of their own.
+pub(crate) const BINS_MAX: usize = 128;
 
 /// Samples that are looked at to find the ends of bins: evenly spread over larger data.
 const LOOKED_AT: usize = 1 << 17;

@@ -2,7 +2,7 @@
 
 use crate::adapt::adjustment::{Adjustment, RowFactor, ShapeFactor, rows_of, share_tokens};
 use crate::adapt::bins::{ENCODER, LLM, ShapeBins, tokens};
-use crate::adapt::fit::{BinExcess, Fit, Observed};
+use crate::adapt::fit::{BinExcess, Excess, Fit, Observed};
 use crate::adapt::rows::{RowStep, Rows, Sum, median};
 use crate::adapt::watch::{Alarm, Watch};
 use crate::error::StepError;
@@ -27,6 +27,8 @@ pub struct Correction {
     rows: Rows,
     bins: ShapeBins,
     fits: [Fit; 2],
+    /// What follows from the fits.
+    solved: [Vec<Excess>; 2],
 }
 
 /// All there is to a correction beside the data: a checkpoint keeps it.
@@ -43,7 +45,8 @@ impl Correction {
     pub fn new(scheduler: &StepScheduler) -> Self {
         let bins = ShapeBins::of(scheduler.shapes());
         let fits = [ENCODER, LLM].map(|component| Fit::of_bins(bins.count(component)));
-        Self { rows: Rows::default(), bins, fits }
+        let solved = [&fits[ENCODER], &fits[LLM]].map(Fit::solved);
+        Self { rows: Rows::default(), bins, fits, solved }
     }
 
     /// What is remembered.
@@ -57,7 +60,8 @@ impl Correction {
         let [encoder, llm] = &state.fits;
         let is_of_data = encoder.is_of(self.bins.count(ENCODER)) && llm.is_of(self.bins.count(LLM));
         let fits = if is_of_data { state.fits } else { self.fits };
-        Self { rows: Rows::of_steps(state.steps), bins: self.bins, fits }
+        let solved = [&fits[ENCODER], &fits[LLM]].map(Fit::solved);
+        Self { rows: Rows::of_steps(state.steps), bins: self.bins, fits, solved }
     }
 
     pub(crate) const fn bins(&self) -> &ShapeBins {
@@ -67,8 +71,7 @@ impl Correction {
     /// What each bin takes beyond its prediction, used or not.
     pub fn shapes(&self) -> Vec<BinExcess> {
         let of = |component: usize| {
-            let solved = self.fits[component].solved();
-            solved.into_iter().enumerate().map(move |(bin, excess)| {
+            self.solved[component].iter().enumerate().map(move |(bin, &excess)| {
                 let (tokens_min, tokens_max) = self.bins.range(component, bin);
                 BinExcess { is_encoder: component == ENCODER, tokens_min, tokens_max, excess }
             })
@@ -135,7 +138,7 @@ impl Correction {
 
     /// What each bin is taken to take of its predicted time.
     fn factors(&self, component: usize) -> Vec<f64> {
-        self.fits[component].solved().iter().map(|excess| 1.0 + excess.used()).collect()
+        self.solved[component].iter().map(|excess| 1.0 + excess.used()).collect()
     }
 }
 
@@ -214,8 +217,10 @@ impl StepScheduler {
                 });
             }
         }
-        for (fit, excesses) in correction.fits.iter_mut().zip(&excesses) {
-            fit.add(excesses);
+        for ((fit, solved), excesses) in correction.fits.iter_mut().zip(&mut correction.solved).zip(&excesses)
+        {
+            fit.add(excesses, solved);
+            *solved = fit.solved();
         }
         Ok(())
     }
