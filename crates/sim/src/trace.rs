@@ -1,6 +1,6 @@
 //! Traces: timelines in the JSON that Perfetto and `chrome://tracing` open.
 
-use dflop_types::{ActionKind, Span, Timeline};
+use dflop_types::{ActionKind, Span, Timeline, number};
 use std::fmt::Write as _;
 
 /// Timelines as Chrome trace JSON: each a process with its name, one track a rank, one slice an action.
@@ -33,9 +33,9 @@ pub fn perfetto(timelines: &[(&str, &Timeline)]) -> String {
     let mut separator = "\n";
     for (pid, (name, timeline)) in timelines.iter().enumerate() {
         let label = format!(
-            "makespan {:.3} ms, idle {:.1} %",
-            timeline.makespan_ns as f64 / 1e6,
-            100.0 * timeline.bubble_ratio()
+            "makespan {}, idle {}",
+            number::ns(timeline.makespan_ns),
+            number::percent(timeline.bubble_ratio())
         );
         for (event, key, value) in [
             ("process_name", "name", quoted(name)),

@@ -52,7 +52,7 @@ fn spans_come_back() {
     assert_eq!(names("thread_name", 1), ["rank 0", "rank 1", "rank 2"]);
     let label = events.iter().find(|event| event["name"] == "process_labels").unwrap();
     // 1F0 1251..2250, 1B0 ..3750, so 0B0 4000..7000 and 0B1 ..7001; 10,001 of 2 x 7,001 are busy.
-    assert_eq!(label["args"]["labels"], "makespan 0.007 ms, idle 28.6 %");
+    assert_eq!(label["args"]["labels"], "makespan 7,001 ns, idle 28.6 %");
 }
 
 /// No timeline is an empty trace, still JSON.
