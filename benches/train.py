@@ -135,13 +135,13 @@ def main() -> int:
         for index in range(asked.rounds):
             found: dict[str, Any] = {}
             for arm in random.Random(SEED + index).sample(["dflop", *OTHERS], 1 + len(OTHERS)):
+                print(f"round {index + 1} of {asked.rounds}: {arm}", file=sys.stderr, flush=True)
                 if arm == "dflop":
                     found[arm] = ours(folder, num_steps)
                     assert found[arm]["losses"] == first["losses"], "equal runs have equal losses"
                 else:
                     found[arm] = hugging.run(folder, OTHERS[arm], parts, WARMUP, SETTINGS)
             rounds.append(found)
-            print(f"round {index + 1} of {asked.rounds}", file=sys.stderr, flush=True)
     seconds = {arm: [found[arm]["seconds"] for found in rounds] for arm in ("dflop", *OTHERS)}
     gap = max(
         abs(a - b) / b
