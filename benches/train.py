@@ -80,10 +80,10 @@ def executor_ns() -> dict[str, float]:
 
     # No message leaves the rank: nothing else of it is asked for.
     plan = SimpleNamespace(num_stages=2, encoder_stages=1, llm_stages=1)
-    place: Any = SimpleNamespace(rank=0, device=torch.device("cpu"), plan=plan)
+    place: Any = SimpleNamespace(rank=0, tensor=0, device=torch.device("cpu"), plan=plan)
     stages: Any = {0: Nothing(), 1: Nothing()}
     recorder = SpanRecorder(0, place.device)
-    executor = Executor(place, stages, recorder, Messages(place, 8, torch.float32))
+    executor = Executor(place, stages, recorder, Messages(place, [8], torch.float32))
     both = {
         0: SimpleNamespace(batch=object(), above=(), below=own, is_elsewhere=False),
         1: SimpleNamespace(batch=object(), above=own, below=(), is_elsewhere=False),
