@@ -12,7 +12,7 @@ UV_VERSION   := 0.13.8
 RUST_SOURCES   := $(shell find crates -type f 2>/dev/null) Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' 2>/dev/null) pyproject.toml README.md
 
-.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader docs site package release check clean
+.PHONY: help setup demo test test-rust test-python test-explore test-dist test-layouts test-hosts test-hostile test-gpu lint fmt snap lock bench bench-data bench-cost bench-step bench-layouts bench-train bench-curves bench-kills bench-schedule bench-plan bench-paper bench-adapt bench-sim bench-prepare bench-loader docs site package release check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ test-dist: setup $(DEV) ## The tests with several processes
 
 test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
 	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_tensor.py tests/dist/test_encoder_stages.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
+
+test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json
+	$(BIN)/python benches/hosts.py bench/out/hosts.json
 
 test-hostile: setup $(DEV) ## Hostile inputs, within a limit on memory (docs/limits.md)
 	ulimit -v 8388608; $(BIN)/python -m pytest tests/hostile

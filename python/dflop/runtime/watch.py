@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.5
 """Seconds from one word of a rank to its next."""
+ANSWER_S = 10.0
+"""The store has answered by then, or its machine is out of reach: it has no timeout of its own for this."""
 
 
 class Watch:
@@ -68,7 +70,17 @@ class Watch:
 
         Returns:
             As in `rank 1 (llm stage 1, replica 0) is at step 37, action 1F5`; none where nobody can be named.
+            Where the store does not answer in ten seconds, that the machine that holds it is out of reach.
         """
+        found: list[str | None] = []
+        asking = threading.Thread(target=lambda: found.append(self._asked()), daemon=True, name="blame")
+        asking.start()
+        asking.join(ANSWER_S)
+        if found or not asking.is_alive():
+            return found[0] if found else None
+        return f"the machine of rank 0, {os.environ.get('MASTER_ADDR')}, does not answer"
+
+    def _asked(self) -> str | None:
         first = self._ask()
         time.sleep(3 * EVERY_S)
         second = self._ask()
