@@ -32,10 +32,10 @@ pub fn compare(
     Ok(ways)
 }
 
-/// As [`compare`], of a plan whose own step is known already.
+/// As [`compare`], for a plan whose own step time is already known.
 ///
-/// Where a global batch has more than `lists_max` samples, no way is tried with forwards that run ahead: the lists of
-/// so many ranks take longer than all else.
+/// If a global batch has more than `lists_max` samples, no way is tried with forwards that run ahead. Making the action
+/// lists for so many samples would take longer than the rest of the search.
 pub(crate) fn compare_with(
     plan: &RankedPlan,
     scheduler: &StepScheduler,
@@ -87,7 +87,7 @@ fn baselines(
             ways.push(plain);
         }
     }
-    // A cost model of layers that are cut knows none of whole ones.
+    // Plain data parallelism runs whole layers. A cost model of layers cut over a tensor group has no times for those.
     if !scheduler.settings().layout.cuts_layers() {
         for shards_states in [false, true] {
             ways.push(data_parallel(scheduler, batches, shards_states));
@@ -96,7 +96,7 @@ fn baselines(
     Ok(ways)
 }
 
-/// The scheduler with the number of microbatches that suits `method` best, and what that takes.
+/// The scheduler with the number of microbatches that is fastest under `method`, and the step it predicts.
 fn fastest_count(
     scheduler: &StepScheduler,
     batches: &[Vec<SampleIndex>],
@@ -129,7 +129,7 @@ fn fastest_count(
     Ok(best)
 }
 
-/// What one arm takes, or why it cannot run.
+/// The mean step of one arm, or why it cannot run.
 fn predict(
     scheduler: &StepScheduler,
     batches: &[Vec<SampleIndex>],
@@ -145,7 +145,7 @@ fn predict(
     Ok(way(arm.to_string(), is_baseline, scheduler.settings().num_microbatches, &steps))
 }
 
-/// Why a global batch cannot run, where that is the error.
+/// The refusal that `error` stands for; `None` if the error is not about a global batch that cannot run.
 pub fn refusal(error: &StepError) -> Option<Refusal> {
     match *error {
         StepError::Memory { needed_bytes, budget_bytes, .. }
@@ -186,7 +186,7 @@ fn data_parallel(
     way(plain.name().to_owned(), true, num_microbatches, &steps)
 }
 
-/// The mean of the steps; where one cannot run, the refusal that lacks most.
+/// The mean of the steps of a way. If some step cannot run, the refusal that is furthest from fitting.
 fn way(
     way: String,
     is_baseline: bool,

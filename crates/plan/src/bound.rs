@@ -12,7 +12,8 @@ pub(crate) struct BatchWork {
     /// Time from the first forward to the last backward of the sample that takes longest, among the samples of one
     /// part, in nanoseconds.
     longest_sample_ns: u64,
-    /// Of each other sample: least work of the encoder, and time through all stages of the LLM backbone.
+    /// For each sample of several parts: the least work of the encoder, and the time through all stages of the LLM
+    /// backbone in nanoseconds. Parts may be encoded on different replicas, so the encoder's time depends on the layout.
     in_parts: Vec<(WorkMin, u64)>,
 }
 
@@ -37,7 +38,7 @@ impl BatchWork {
         work
     }
 
-    /// Time of the sample that takes longest, where each is encoded on at most `replicas` replicas, in nanoseconds.
+    /// Time of the sample that takes longest, if each sample is encoded on at most `replicas` replicas, in nanoseconds.
     fn longest_ns(&self, replicas: u64) -> u64 {
         let in_parts = self.in_parts.iter();
         in_parts
@@ -49,12 +50,13 @@ impl BatchWork {
 /// No schedule of the batch has a smaller makespan than this, in nanoseconds.
 ///
 /// ```text
-/// makespan >= least work of a stage / its replicas + its tail      for each stage; of encoder stages the mean
-/// makespan >= F and B of one sample through all stages + the encoder's tail; of its encoder work one replica's
-///             share, where it is in parts
+/// makespan >= least work of a stage / its replicas + its tail           for each LLM stage
+/// makespan >= mean least work of an encoder stage / its replicas + tail  the tail only if there is one encoder stage
+/// makespan >= F and B of one sample through all stages + encoder's tail  for each sample; if the sample has several
+///             parts, its encoder work counts as if it were spread evenly over all encoder replicas
 /// ```
 ///
-/// The first bound holds because the fullest replica has at least the mean work. The second holds because a
+/// The first two bounds hold because the fullest replica has at least the mean work. The third holds because a
 /// microbatch that holds the sample takes at least as long as the sample alone, on every stage, and because the step
 /// ends after the encoder's last backward.
 pub(crate) fn makespan_min_ns(
@@ -71,7 +73,8 @@ pub(crate) fn makespan_min_ns(
     let (encoder_dp, encoder_parts) = replicas(candidate.layout.encoder.dp);
     let (llm_dp, llm_parts) = replicas(candidate.layout.llm.dp);
     let path = work.longest_ns(encoder_dp);
-    // Of several encoder stages the fullest does at least the mean; which one that is, and so its tail, is not known.
+    // The fullest of several encoder stages does at least the mean work. Which stage that is, and so which tail follows
+    // it, is not known: then no tail is added.
     let encoder_stages = u64::from(candidate.layout.encoder.pp);
     let sharding = Sharding::of(&candidate.layout, Component::Encoder);
     let tail_ns = if encoder_stages == 1 { model.sharded_encoder_tail(sharding).ns } else { 0 };
@@ -85,8 +88,8 @@ pub(crate) fn makespan_min_ns(
         .fold(encoder, u64::max)
 }
 
-/// No pipeline of these degrees has a smaller mean makespan over the batches, in nanoseconds, whatever its microbatches and
-/// cuts into stages: the work of a component over its tensor groups.
+/// No pipeline of these degrees has a smaller mean makespan over the batches than this, in nanoseconds, whatever its
+/// number of microbatches and its cut into stages. It is the work of a component, divided by its number of tensor groups.
 pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, works: &[BatchWork]) -> u64 {
     let over = |ns: u64, degrees: ComponentLayout| ns / u64::from(degrees.pp * degrees.dp).max(1);
     let of_batch = |work: &BatchWork| {
@@ -98,11 +101,11 @@ pub(crate) fn work_min_ns(model: &CostModel, layout: &Layout, works: &[BatchWork
     u64::try_from(sum / works.len().max(1) as u128).unwrap_or(u64::MAX)
 }
 
-/// As [`makespan_min_ns`], of ranks that hold both components.
+/// As [`makespan_min_ns`], for ranks that hold both components.
 ///
 /// ```text
 /// makespan >= (least work of the encoder + least work of the LLM backbone) / ranks + tail
-/// makespan >= F and B of one sample + tail; of its encoder work one rank's share, where it is in parts
+/// makespan >= F and B of one sample + tail         a sample of several parts: its encoder work is spread over the ranks
 /// ```
 fn colocated_min_ns(model: &CostModel, candidate: &Candidate, microbatches: u64, work: &BatchWork) -> u64 {
     let ranks = u64::from(candidate.layout.llm.dp);

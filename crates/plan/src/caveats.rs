@@ -1,18 +1,19 @@
-//! What the numbers of a plan do not hold, in words: nothing is guessed in silence.
+//! What is not certain about the numbers of a plan, in words. For example: transfers were taken as free, because no
+//! network was measured. Nothing is guessed in silence.
 
 use dflop_cost::{Basis, CostModel, Sharding};
 use dflop_step::StepSettings;
 use dflop_types::number::percent;
 use dflop_types::{Component, ModelProfile, PlanPrediction, RankedPlan, counted};
 
-/// What the numbers of a plan stand on.
+/// What the numbers of a plan are based on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caveats {
     /// Whether the model profile comes from the analytic model, so that every time and every byte is estimated.
     pub is_estimated: bool,
-    /// Whether transfers were measured; if not they were taken as free.
+    /// Whether transfers were measured. If not, they were taken as free.
     pub is_network_measured: bool,
-    /// Whether the reduction of the plan's gradients stands on measurements of as many ranks and bytes; true where
+    /// Whether the time of the plan's gradient reduction comes from measurements with as many ranks and bytes. True if
     /// nothing is reduced.
     pub is_reduction_measured: bool,
     /// Measured points that were corrected, because a larger size was measured shorter than a smaller one.
@@ -20,7 +21,7 @@ pub struct Caveats {
 }
 
 impl Caveats {
-    /// Those of `plan`, if there is one, by the model of a profile.
+    /// The caveats of `plan`, or without a plan those of the profile and its cost model alone.
     pub fn of(profile: &ModelProfile, model: &CostModel, plan: Option<&RankedPlan>) -> Self {
         Self {
             is_estimated: profile.is_estimated,
@@ -30,7 +31,7 @@ impl Caveats {
         }
     }
 
-    /// A sentence for each that is one.
+    /// One sentence for each caveat that applies.
     pub fn notes(&self, prediction: &PlanPrediction) -> Vec<String> {
         let mut notes = Vec::new();
         if self.is_estimated {

@@ -1,5 +1,5 @@
-//! Contenders: candidates that no rule and no certain lack of memory rules out, with what is known before they are
-//! judged.
+//! Contenders: candidates that keep every rule and are not certain to lack memory. Each comes with what is known of it
+//! before it is scheduled: its rough estimate and its lower bounds.
 
 use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Global batches that the rough estimate looks at: it is no better than that.
+/// Global batches that the rough estimate looks at. It is too rough to gain from more.
 const ROUGH_BATCHES: usize = 2;
 
 /// A candidate with its estimate and the certified bound of each batch.
@@ -31,14 +31,14 @@ impl Contender {
         self.bounds_ns.iter().map(|&ns| u128::from(ns)).sum()
     }
 
-    /// No mean of its steps is less, in nanoseconds.
+    /// Lower bound on the mean of its steps, in nanoseconds.
     pub(crate) fn bound_mean_ns(&self) -> u64 {
         u64::try_from(self.bound_sum_ns() / (self.bounds_ns.len().max(1) as u128)).unwrap_or(u64::MAX)
     }
 }
 
 impl Candidate {
-    /// What the scheduler of a step is told of it.
+    /// The settings with which the scheduler runs this candidate.
     pub(crate) fn settings(&self, input: &SearchInput<'_>) -> StepSettings {
         StepSettings {
             layout: self.layout,
@@ -48,7 +48,7 @@ impl Candidate {
         }
     }
 
-    /// The scheduler that would train it.
+    /// The scheduler that training would use for this candidate.
     pub(crate) fn scheduler(
         &self,
         input: &SearchInput<'_>,
@@ -66,7 +66,7 @@ impl Candidate {
             .with_checked_tokens_max(input.bucket_tokens_max))
     }
 
-    /// It as a plan.
+    /// This candidate as a plan, with its prediction.
     pub(crate) const fn ranked(&self, order: PipelineOrder, prediction: PlanPrediction) -> RankedPlan {
         RankedPlan {
             layout: self.layout,
@@ -84,7 +84,8 @@ impl From<&RankedPlan> for Candidate {
     }
 }
 
-/// What is known of the global batches under one way to run the components.
+/// What is known of the sampled global batches if the components run in one way (degrees and recomputation): the work,
+/// for the bound, and the sizes, for the rough estimate.
 #[derive(Debug)]
 pub(crate) struct KnownOfWay {
     pub(crate) works: Vec<BatchWork>,
@@ -105,7 +106,7 @@ impl KnownOfWay {
     }
 }
 
-/// What is known of the global batches, by the way to run the components.
+/// What is known of the sampled global batches, for each way to run the components.
 #[derive(Debug)]
 pub(crate) struct Known(BTreeMap<Way, KnownOfWay>);
 
@@ -116,13 +117,14 @@ impl Known {
         Self(ways.par_iter().map(of).collect())
     }
 
-    /// That of a candidate of which there is a model.
+    /// What is known under the way of `candidate`, for which there must be a cost model.
     pub(crate) fn of(&self, candidate: &Candidate) -> &KnownOfWay {
         &self.0[&Way::from(candidate)]
     }
 }
 
-/// Candidates that may fit, with their estimates and bounds; the others add to `rejections`.
+/// The candidates that may fit into memory, with their estimates and bounds. For each other candidate the reason is
+/// added to `rejections`.
 pub(crate) fn contenders(
     input: &SearchInput<'_>,
     models: &Models,

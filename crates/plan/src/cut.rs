@@ -1,12 +1,13 @@
-//! The cut that suits a model whose first or last stage holds more than layers: the embedding, the head.
+//! Uneven cuts into stages. The first stage also holds the embedding and the last one the head, so equal numbers of
+//! layers would make these stages the longest.
 
 use dflop_types::{LayerCut, cut_layers};
 
-/// Layers by stage that make the longest stage shortest, where a layer takes `layer_ns` and the first and the last stage
-/// take more by `ends_ns`; `None`: the even cut does, or layers are too many for a cut by name.
+/// The numbers of layers by stage that make the longest stage shortest. A layer takes `layer_ns`; the first and the last
+/// stage take `ends_ns` more. `None` if the even cut is as short, or if a `LayerCut` cannot hold that many layers.
 ///
-/// Layer by layer goes to the stage that is shortest with it, the last of equals: for equal layers no other way is better.
-/// Each stage begins with one layer.
+/// Each stage begins with one layer. Then each further layer goes to the stage that would be shortest with it; of equal
+/// stages to the last one. All layers are equal, so no other cut has a shorter longest stage.
 pub(crate) fn shortest_cut(
     num_layers: u32,
     stages: u32,

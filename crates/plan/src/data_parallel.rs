@@ -1,7 +1,8 @@
 //! Plain data parallelism: what most people run today, and so what a plan has to beat.
 //!
 //! Every rank holds the whole model. The samples of a global batch are packed by LLM tokens, onto ranks and then into
-//! microbatches, and the ranks meet once a step. A colocated layout under `train.schedule: tokens` trains so.
+//! microbatches, and the ranks wait for each other once a step. A colocated layout under `train.schedule: tokens` trains
+//! this way.
 
 use dflop_cost::{CostModel, RankMicrobatch};
 use dflop_schedule::baseline::single_cost_lpt;
@@ -36,7 +37,7 @@ pub struct DataParallelStep {
 }
 
 impl DataParallel<'_> {
-    /// Its name beside the arms.
+    /// The name of this baseline in tables, where it stands beside the arms.
     pub const fn name(&self) -> &'static str {
         if self.shards_states { "data-parallel-sharded" } else { "data-parallel" }
     }
@@ -47,11 +48,12 @@ impl DataParallel<'_> {
     /// step = max over ranks of (sum over its microbatches of encoder F + B, LLM F + B) + reduction + optimizer
     /// ```
     ///
-    /// Samples are packed longest first by LLM tokens (LPT), over ranks and then over the microbatches of each. Of 1, 2, 4,
-    /// ... microbatches the fewest that fit are taken: fewer are never slower, as each pays its kernels' launches.
+    /// Samples are packed longest first by LLM tokens (LPT), over ranks and then over the microbatches of each. 1, 2, 4, ...
+    /// microbatches are tried, and the fewest that fit are taken. Fewer are never slower, because each microbatch pays for
+    /// its own kernel launches.
     ///
     /// # Errors
-    /// [`Refusal`] where samples one by one do not fit either.
+    /// [`Refusal`] if a sample does not fit even as a microbatch of its own.
     pub fn step(&self, batch: &[SampleIndex]) -> Result<DataParallelStep, Refusal> {
         let of_rank = self.packed(batch, self.num_ranks);
         let most = of_rank.iter().map(Vec::len).max().unwrap_or(0).max(1) as u32;
@@ -94,7 +96,7 @@ impl DataParallel<'_> {
         }
     }
 
-    /// What the fullest rank needs, in bytes, if that is allowed, and so are the tokens of every microbatch.
+    /// What the fullest rank needs, in bytes; the refusal if that is over the budget or a microbatch has too many tokens.
     fn check(&self, microbatches: &[Vec<RankMicrobatch>]) -> Result<u64, Refusal> {
         let all = || microbatches.iter().flatten();
         let needed_tokens = all().map(|m| m.shape.total_llm_tokens()).max().unwrap_or(0);

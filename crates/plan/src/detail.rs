@@ -4,9 +4,9 @@
 //! step = work + recomputation + waiting by cause + end of the step + the rest
 //! ```
 //!
-//! `work` is the predicted work of the global batch over all ranks, at the rate of the whole batch and without
-//! recomputation: the work bound. `the rest` is what a microbatch takes beyond its part of that: launches, smaller products,
-//! and collectives of gathered layers that outlast the work they run beside.
+//! `work` is the work bound: the predicted work of the global batch divided by the number of ranks, at the rate of the
+//! whole batch and without recomputation. `the rest` is what microbatches take beyond their part of that: kernel launches,
+//! smaller and so less efficient matrix products, and gathers of sharded layers that take longer than the work beside them.
 
 use crate::error::PlanError;
 use crate::input::SearchInput;
@@ -19,7 +19,7 @@ use dflop_types::number::percent;
 use dflop_types::{Rank, RankedPlan, Recompute, memory_size};
 use std::fmt::Write as _;
 
-/// Global batches that it looks at, at most.
+/// The most global batches that the detail is a mean of.
 const BATCHES: usize = 4;
 
 /// Where time and memory of a plan go, as means over sampled global batches, in nanoseconds and bytes.
@@ -31,11 +31,12 @@ pub struct Detail {
     pub step_ns: u64,
     /// The longest of them.
     pub step_ns_max: u64,
-    /// The fullest rank, by what its bytes hold.
+    /// The bytes of the fullest rank, by what they hold.
     pub memory: Vec<(&'static str, u64)>,
     /// Which rank that is.
     pub fullest_rank: u32,
-    /// The same layout with less and less of what dflop does: name of the method, and its step where it fits.
+    /// The same layout under simpler methods, from arrival order up to ours: the name of the method, and its step in
+    /// nanoseconds; `None` if it does not fit.
     pub without: Vec<(String, Option<u64>)>,
 }
 
@@ -94,7 +95,8 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
         ("transfer", idle[2] / count),
         ("reduction and optimizer", ends / count),
     ];
-    // Ranks that have ended wait for the last: of the sum no part may be more than is left.
+    // The waiting time includes ranks that have ended and wait for the last, so the parts may add up to more than the
+    // step. No part gets more than what is left of it.
     let mut left = step_ns;
     let mut time_ns: Vec<(&'static str, u64)> = named
         .into_iter()
@@ -113,7 +115,7 @@ pub fn detail(input: &SearchInput<'_>, plan: &RankedPlan) -> Result<Detail, Plan
             let ns = match scheduler.schedule_until(step, batch, arm, input.halt) {
                 Ok(schedule) => Some(schedule.predicted_makespan_ns),
                 Err(error) if crate::refusal(&error).is_some() => None,
-                // Without a cap on tokens or bytes a simple method may find no places at all.
+                // A simple method may find no place for some sample under the caps that the aware one keeps.
                 Err(StepError::Balance(_)) => None,
                 Err(error) => return Err(error.into()),
             };

@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Why a search has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// No rank to plan for.
+    /// The cluster has no rank.
     #[error("`num_ranks` is {num_ranks}, at least 1 is needed")]
     TooFewRanks {
         /// Ranks of the cluster.

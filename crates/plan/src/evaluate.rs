@@ -6,14 +6,14 @@ use dflop_step::{Arm, StepError, StepScheduler};
 use dflop_types::statistics::Interval;
 use dflop_types::{PlanPrediction, Rejection, SampleIndex};
 
-/// What became of a candidate.
+/// What became of a candidate that was judged.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outlook {
     Fits(PlanPrediction),
     Falls(Rejection),
 }
 
-/// One judged batch, or why the candidate falls.
+/// One judged batch, or why the candidate is rejected.
 pub(crate) type Verdict = Result<Judged, Rejection>;
 
 /// One global batch as a candidate runs it.
@@ -21,7 +21,7 @@ pub(crate) type Verdict = Result<Judged, Rejection>;
 pub(crate) struct Judged {
     makespan_ns: u64,
     idle_ratio: f64,
-    /// Of the fullest encoder and the fullest LLM rank, in bytes.
+    /// Peak memory of the fullest encoder rank and of the fullest LLM rank, in bytes.
     peaks: [u64; 2],
     num_predictions: u64,
     num_extrapolated: u64,
@@ -42,7 +42,8 @@ pub(crate) fn mean_and_half_width(values: &[u64]) -> (u64, u64) {
     }
 }
 
-/// One global batch, filled by the scheduler that trains, until `halt` says to make do.
+/// One global batch, filled by the scheduler that trains. When `halt` says so, the scheduler ends its search and gives
+/// the best schedule so far.
 pub(crate) fn judge_batch(
     scheduler: &StepScheduler,
     step: u64,
@@ -72,7 +73,7 @@ pub(crate) fn judge_batch(
         *peak = memory.total_bytes().max(*peak);
     }
     if layout.is_colocated() {
-        // The ranks of one component are those of the other.
+        // Every colocated rank holds both components, so both have the same peak.
         peaks[0] = peaks[1];
     }
     Ok(Ok(Judged {
@@ -84,7 +85,7 @@ pub(crate) fn judge_batch(
     }))
 }
 
-/// Judged batches as one prediction.
+/// The prediction of a plan: the judged batches taken together.
 pub(crate) fn summary(judged: &[Judged]) -> PlanPrediction {
     let steps: Vec<u64> = judged.iter().map(|one| one.makespan_ns).collect();
     let (step_ns_mean, step_ns_half_width) = mean_and_half_width(&steps);
@@ -104,8 +105,8 @@ pub(crate) fn summary(judged: &[Judged]) -> PlanPrediction {
     }
 }
 
-/// The judgement of one candidate on `batches`, with a certified bound for each. It falls as soon as the
-/// steps done and the bounds of those left add up to a mean above `cutoff_ns`.
+/// The judgement of one candidate on `batches`. `bounds_ns` has a certified lower bound for each batch. The candidate is
+/// rejected as soon as the steps judged so far, with the bounds of the batches left, have a mean above `cutoff_ns`.
 pub(crate) fn evaluate(
     scheduler: &StepScheduler,
     batches: &[Vec<SampleIndex>],

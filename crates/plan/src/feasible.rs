@@ -1,4 +1,5 @@
-//! Candidates that no schedule can fit into memory, found without scheduling: one sample alone overfills a rank.
+//! Finds candidates that no schedule can fit into memory, because one sample alone is too much for a rank. Nothing has to
+//! be scheduled to know that.
 
 use crate::error::PlanError;
 use crate::input::SearchInput;
@@ -12,8 +13,8 @@ use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Positions of the samples that need most memory alone: in the encoder, in a layer, in the head. They may lie
-/// outside the sampled batches, so they are checked separately.
+/// Positions of the samples that need most memory alone: one for the encoder, one for an LLM layer, one for the head. They
+/// may be missing from the sampled batches, so they are checked separately.
 fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
     let layer = RankRole::Stage(StageLayers { num_layers: 1, is_first: false, is_last: false });
     let asks: [&dyn Fn(&SampleShape) -> u64; 3] = [
@@ -32,28 +33,29 @@ fn heaviest(model: &CostModel, shapes: &[SampleShape]) -> Vec<usize> {
 
 /// What the fullest rank needs for one sample of [`heaviest`] alone.
 ///
-/// An encoder rank's need depends on the encoder's degrees alone, an LLM rank's on its stages: so it is counted once for
-/// each of those. Where replicas are several, rows are copied, and that takes bytes.
+/// Many candidates share a need. That of an encoder rank depends on the encoder's degrees, that of an LLM rank on its
+/// stages; `Key` has all that decides it. So each need is counted once for each key, not once for each candidate.
 #[derive(Debug, Default)]
 pub(crate) struct Alone {
     budget_bytes: Option<u64>,
-    /// By what decides it.
+    /// Bytes of the fullest encoder rank.
     encoder: BTreeMap<Key, u64>,
-    /// Likewise.
+    /// Bytes of the fullest LLM rank.
     llm: BTreeMap<Key, u64>,
-    /// Colocated ones, each.
+    /// Bytes of the fullest rank of each colocated candidate.
     both: BTreeMap<Candidate, u64>,
 }
 
-/// Degrees, chunks of a pipeline rank, the cut into stages, whether a component has several replicas, what those keep only a part of, and what is
-/// recomputed.
+/// What decides the need of a component's ranks: its degrees, the chunks of a pipeline rank, the cut into stages, whether
+/// either component has several replicas (then feature rows are copied on their way, which takes bytes), what replicas
+/// keep only a part of, and what is recomputed.
 type Key = (ComponentLayout, u32, Option<LayerCut>, bool, Zero, Recompute);
 
 fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
     let layout = candidate.layout;
     let (encoder, llm) = (layout.encoder, layout.llm);
     let copies = encoder.dp.max(llm.dp) > 1;
-    // Replicas of the LLM backbone are all alike, but where they keep a part each.
+    // All replicas of the LLM backbone need the same, so their number matters only if states are sharded over them.
     let dp = if layout.zero == Zero::Nothing { 1 } else { llm.dp };
     let of_llm = ComponentLayout { dp, ..llm };
     [
@@ -66,7 +68,7 @@ fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
 }
 
 impl Alone {
-    /// The needs of all candidates.
+    /// The needs of all candidates, or nothing if there is no memory budget.
     pub(crate) fn new(
         input: &SearchInput<'_>,
         models: &Models,
@@ -109,8 +111,8 @@ impl Alone {
         Ok(alone)
     }
 
-    /// Why no schedule of the candidate can fit, if that is certain: the rank that a sample of [`heaviest`] alone
-    /// overfills most.
+    /// Why no schedule of the candidate can fit; `None` if one may. It names the component whose rank needs most for one
+    /// sample of [`heaviest`] alone.
     pub(crate) fn rejection(&self, candidate: &Candidate) -> Option<Rejection> {
         let budget_bytes = self.budget_bytes?;
         if let Some(&needed_bytes) = self.both.get(candidate) {

@@ -5,31 +5,31 @@ use crate::space::Candidate;
 use dflop_types::{Placement, RankedPlan, Rejection};
 use std::collections::BTreeMap;
 
-/// Plans that an outcome holds at most: the best and five runners-up.
+/// The most plans that an outcome holds: the best and five runners-up.
 pub const NUM_RANKED: usize = 6;
 
 /// The judged candidates of a search, the rejections of the others, and why it ended.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// By step time, at most [`NUM_RANKED`].
+    /// The best plans by step time, the fastest first, at most [`NUM_RANKED`].
     pub(crate) ranked: Vec<RankedPlan>,
     pub(crate) rejections: Vec<Rejection>,
     pub(crate) num_judged: u64,
-    /// Candidates left where a halt struck.
+    /// Candidates that were not judged because the search was halted.
     pub(crate) num_left: u64,
-    /// How those that fit fit the other global batches of the run.
+    /// For candidates that fit the sampled batches: how they fit the other global batches of the run.
     pub(crate) run_memory: BTreeMap<Candidate, RunMemory>,
 }
 
 impl Found {
-    /// Adds a judged plan in its place.
+    /// Adds a judged plan, in order of step time.
     pub(crate) fn insert(&mut self, plan: RankedPlan) {
         let ns = plan.prediction.step_ns_mean;
         let place = self.ranked.partition_point(|other| other.prediction.step_ns_mean <= ns);
         self.ranked.insert(place, plan);
     }
 
-    /// Keeps [`NUM_RANKED`] plans; the best of each placement is among them, so that it can be compared.
+    /// Keeps [`NUM_RANKED`] plans. The best plan of each placement stays among them, so that people can compare the two.
     pub(crate) fn keep_best(&mut self) {
         let is_other = |plan: &RankedPlan, than: Placement| plan.layout.placement != than;
         let Some(best) = self.ranked.first().map(|plan| plan.layout.placement) else { return };
@@ -42,7 +42,7 @@ impl Found {
         }
     }
 
-    /// The peaks of all plans over the other global batches of the run too.
+    /// Raises the memory peaks of all plans to those that the other global batches of the run reach.
     pub(crate) fn raise_peaks(&mut self) {
         for plan in &mut self.ranked {
             let Some(found) = self.run_memory.get(&Candidate::from(&*plan)) else { continue };
@@ -53,7 +53,7 @@ impl Found {
         }
     }
 
-    /// A candidate with a longer step cannot be among the best any more, in nanoseconds.
+    /// The step time above which a candidate cannot be among the best any more, in nanoseconds; `None` while there is room.
     pub(crate) fn cutoff_ns(&self) -> Option<u64> {
         self.ranked.get(NUM_RANKED - 1).map(|plan| plan.prediction.step_ns_mean)
     }

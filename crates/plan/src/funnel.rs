@@ -7,8 +7,8 @@
 //! the best      all global batches, the scheduler's whole search
 //! ```
 //!
-//! Every rung looks at the same global batches. Counts, not times, decide how many candidates pass, so that searches
-//! repeat.
+//! Every row looks at the same global batches. Counts, not times, decide how many candidates reach the next row, so that
+//! the same search gives the same plan on a slower machine.
 
 use crate::contender::Contender;
 use crate::error::PlanError;
@@ -23,45 +23,48 @@ use dflop_types::{PlanPrediction, RankedPlan, Rejection, SampleIndex};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// Candidates judged on one batch at most.
+/// The most candidates that are judged on the first batch.
 const FIRST_MAX: usize = 96;
-/// And fewest, where there are as many.
+/// The fewest candidates that are judged on the first batch, however many samples it has.
 const FIRST_MIN: usize = 2;
-/// Samples of all candidates judged on one batch together: a sample takes some tenth of a millisecond.
+/// Between these two limits: so many candidates that their batches together have this many samples. Scheduling takes
+/// some tenth of a millisecond a sample.
 const FIRST_SAMPLES: usize = 6_144;
 
 /// Samples in one batch beyond which the scheduler's whole search would take longer than all that comes before it.
 pub(crate) const WHOLE_SAMPLES_MAX: usize = 8_192;
 
-/// Samples in one batch up to which the scheduler's whole search is cheap: it judges all that are near the best, and
-/// looks for a schedule that fits where its first answer does not.
+/// Samples in one batch up to which the scheduler's whole search is cheap. It then judges all candidates near the best
+/// one, and it is also tried if the first answer does not fit into memory.
 const PATIENT_SAMPLES_MAX: usize = 128;
 
-/// Samples in one batch up to which the whole search takes some milliseconds, and a first answer says little: it is up to half
-/// as long again.
+/// Samples in one batch up to which the whole search takes some milliseconds. There the first answer says little: its
+/// step may be 1.5 times as long as that of the whole search.
 const TINY_SAMPLES_MAX: usize = 16;
 
-/// Candidates tried at most until one fits.
+/// The most candidates that are tried until one fits the first batch.
 const TRIED_MAX: usize = 192;
 
-/// And in all, where those that fit the sampled batches do not fit others of the run.
+/// The most candidates that are tried in all. More than `TRIED_MAX` are needed if those that fit the sampled batches do
+/// not fit other batches of the run.
 const ALL_TRIED_MAX: usize = 4 * TRIED_MAX;
 
-/// Candidates that the scheduler's whole search may judge where a batch has more samples than that: the best, and whoever
-/// is better than it then.
+/// The most candidates that the scheduler's whole search judges if a batch has more than `PATIENT_SAMPLES_MAX` samples:
+/// the best one, and then the one that stands in front of it.
 const WHOLE_MAX: usize = 2;
 
-/// Colocated candidates that the whole search is tried on, where their first answers are within a quarter of the best: on one
-/// batch, to see whether it puts them in front.
+/// Colocated runners-up that the whole search is tried on, with one batch, to see whether it puts them in front. Only those
+/// whose first answers are at most a quarter slower than the best are tried.
 const TRIED_WHOLE_MAX: usize = 3;
 
-/// Pipelines judged beside colocated ranks that are estimated faster.
+/// Pipelines that are judged even if all candidates in front are colocated, so that people see what a pipeline takes.
 const PIPELINES: usize = 2;
 
-/// Candidates judged at once, so that a search does the same on any number of cores.
+/// Candidates judged at once. It does not depend on the number of cores, so that a search does the same on any machine.
 const AT_ONCE: usize = 8;
 
-/// An estimate beyond which no candidate is judged, of the best judged step: the estimate is some percent off.
+/// A candidate whose estimate is above this is not judged; `step_ns` is the best judged step. The margin of a twelfth is
+/// there because estimates are some percent off.
 const fn far(step_ns: u64) -> u64 {
     step_ns.saturating_add(step_ns / 12)
 }
@@ -82,7 +85,7 @@ impl Judgement {
     }
 }
 
-/// Judges the candidates in front; all others fall.
+/// Judges the candidates with the best estimates and adds the plans to `found`; all others are rejected.
 pub(crate) fn judge(
     input: &SearchInput<'_>,
     models: &Models,
@@ -97,7 +100,8 @@ pub(crate) fn judge(
     let first = (FIRST_SAMPLES / size).clamp(FIRST_MIN, FIRST_MAX);
     let mut waiting = contenders.into_iter().peekable();
     let mut num_tried = 0;
-    // All that fit the sampled batches may fall on the heaviest of the run: then the next are judged.
+    // It may be that no candidate that fits the sampled batches fits the heaviest batches of the run. Then the next
+    // candidates are judged.
     while found.ranked.is_empty() && num_tried < ALL_TRIED_MAX {
         let num_before = num_tried;
         let mut judged: Vec<Judgement> = Vec::new();
@@ -163,15 +167,16 @@ pub(crate) fn judge(
     Ok(())
 }
 
-/// The place of the best candidate of the other placement than the best one's, behind the first `kept`, if none of those
-/// is of it.
+/// The position of the best candidate whose placement is not that of the front one, for example the best pipeline if a
+/// colocated candidate is in front. `None` if it is among the first `kept` anyway, or if there is none.
 fn best_other(judged: &[Judgement], kept: usize) -> Option<usize> {
     let placement = |one: &Judgement| one.contender.candidate.layout.placement;
     let best = placement(judged.first()?);
     judged.iter().position(|one| placement(one) != best).filter(|&at| at >= kept)
 }
 
-/// Contenders with their verdicts on the first batch. Whose bound is above the cutoff falls without.
+/// Contenders with their verdicts on the first batch. A contender whose bound is above the cutoff is rejected without
+/// being scheduled.
 fn judged_first(
     input: &SearchInput<'_>,
     models: &Models,
@@ -190,7 +195,7 @@ fn judged_first(
     contenders.into_par_iter().map(judge).collect()
 }
 
-/// Those that fit are judged, the others fall.
+/// Adds contenders that fit to `judged`, and the rejections of the others to `found`.
 fn sort_out(verdicts: Vec<(Contender, Verdict)>, judged: &mut Vec<Judgement>, found: &mut Found) {
     for (contender, verdict) in verdicts {
         match verdict {
@@ -200,8 +205,8 @@ fn sort_out(verdicts: Vec<(Contender, Verdict)>, judged: &mut Vec<Judgement>, fo
     }
 }
 
-/// The scheduler's first answer for one batch; where the batch is tiny, or that does not fit and the batch is small, that of its
-/// whole search.
+/// The scheduler's first answer for one batch. The answer of its whole search instead if the batch is tiny, or if the
+/// batch is small and the first answer does not fit.
 fn first_answer(
     input: &SearchInput<'_>,
     scheduler: &StepScheduler,
@@ -217,7 +222,7 @@ fn first_answer(
     }
 }
 
-/// The same candidates on the batches that are left; those that do not fit there fall.
+/// Judges the same candidates on the batches after the first. Those that do not fit there are rejected.
 fn rest_of_batches(
     input: &SearchInput<'_>,
     models: &Models,
@@ -237,7 +242,7 @@ fn rest_of_batches(
     let mut fitting = Vec::with_capacity(judged.len());
     let mut verdicts = verdicts.into_iter();
     for mut one in judged {
-        // All of its verdicts, also behind a first that falls.
+        // All verdicts of this candidate are taken, also those after a rejection: the next ones belong to the next candidate.
         let own: Vec<Verdict> = verdicts.by_ref().take(batches.len() - 1).collect();
         match own.into_iter().collect::<Result<Vec<Judged>, Rejection>>() {
             Ok(rest) => {
@@ -253,7 +258,8 @@ fn rest_of_batches(
     Ok(fitting)
 }
 
-/// What becomes of candidates on the global batches of the run that come near the budget.
+/// Schedules candidates on those global batches of the run that may come near the memory budget, and says which
+/// candidates fit.
 fn on_run(
     input: &SearchInput<'_>,
     models: &Models,
@@ -270,7 +276,7 @@ fn on_run(
     })
 }
 
-/// Those that fit the fullest global batches of the run as well; the others fall.
+/// The candidates that also fit the fullest global batches of the run; the others are rejected.
 fn fitting_run(
     input: &SearchInput<'_>,
     models: &Models,
@@ -296,7 +302,7 @@ fn fitting_run(
     Ok(fitting)
 }
 
-/// Holds the plan in front against more batches of the run, until one fits.
+/// Checks the plan in front on more batches of the run. If it does not fit, it is rejected and the next one is checked.
 fn confirm(
     input: &SearchInput<'_>,
     models: &Models,
@@ -321,7 +327,8 @@ fn confirm(
     Ok(())
 }
 
-/// The scheduler's whole search for the best plan, as training will run it, until the best is one that had it.
+/// Judges the best plan again with the scheduler's whole search, as training will run it. Another plan may be in front
+/// then; so this goes on until the plan in front has had its whole search.
 fn polish(
     input: &SearchInput<'_>,
     models: &Models,
@@ -337,7 +344,8 @@ fn polish(
     while polished.len() < if is_small { NUM_RANKED } else { WHOLE_MAX } && !(input.halt)() {
         let best_ns = found.ranked.first().map_or(0, |plan| plan.prediction.step_ns_mean);
         let is_open = |plan: &RankedPlan| !polished.contains(&Candidate::from(plan));
-        // In front, or so near that the whole search may put it there: of colocated ranks it makes more than of pipelines.
+        // A plan in front, or so near that the whole search may put it there. The search gains more on colocated ranks than
+        // on pipelines, so for those "near" is wider.
         let is_near = |plan: &RankedPlan| {
             let part = if plan.layout.is_colocated() { 4 } else { 8 };
             let near_ns = if is_small { best_ns.saturating_add(best_ns / part) } else { best_ns };
@@ -356,7 +364,7 @@ fn polish(
     Ok(())
 }
 
-/// The whole search for all batches; `first` is that for the first one, where it is known.
+/// The whole search for all batches. `first` is its verdict on the first batch, if that is already known.
 fn searched_whole(
     input: &SearchInput<'_>,
     models: &Models,
@@ -374,8 +382,11 @@ fn searched_whole(
     Ok(first.into_iter().chain(rest).collect())
 }
 
-/// The whole search for the colocated candidates near the best, on the first batch: one that is in front then has all
-/// batches searched, and is given back. What memory cuts into several microbatches gains most by it.
+/// Tries the whole search on the colocated candidates near the best, with the first batch only. If that puts another
+/// candidate in front, this candidate is searched on all batches, takes its place in `found`, and is returned.
+///
+/// A candidate gains most by the search if its memory asks for several microbatches. So first answers alone would not
+/// rank such candidates rightly.
 fn promote(
     input: &SearchInput<'_>,
     models: &Models,

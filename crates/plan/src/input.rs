@@ -9,10 +9,10 @@ use std::sync::Arc;
 /// How many candidates a search judges with the scheduler and the simulator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SearchEffort {
-    /// Those that a rough estimate puts in front: seconds for a thousand ranks.
+    /// Only candidates that a rough estimate puts in front: seconds for a thousand ranks.
     #[default]
     Quick,
-    /// All that a certified bound does not rule out: minutes for 64 ranks.
+    /// All candidates that a certified bound does not rule out: minutes for 64 ranks.
     Whole,
 }
 
@@ -28,7 +28,7 @@ pub struct SearchInput<'a> {
     pub global_batch_size: u32,
     /// Microbatches of a step on each LLM replica; `None`: the search chooses.
     pub num_microbatches: Option<u32>,
-    /// What becomes of giants.
+    /// What is done with giants.
     pub giants: GiantRule,
     /// The most LLM tokens of a bucket (microbatch x LLM replica); `None`: no cap.
     pub bucket_tokens_max: Option<u64>,
@@ -36,21 +36,21 @@ pub struct SearchInput<'a> {
     pub order: PipelineOrder,
     /// Global batches each candidate is judged on, at least 1; one alone gives no confidence interval.
     pub num_sampled_batches: u32,
-    /// Steps of the run; a plan fits all of its global batches, and those of an epoch at least.
+    /// Steps of the run. A plan must fit all global batches of the run, and at least those of one epoch.
     pub num_steps: u64,
-    /// What of the model trains.
+    /// Which parts of the model are trained.
     pub trained: Trained,
-    /// Which candidates there are.
+    /// The candidates to which the search is restricted.
     pub only: Only,
-    /// Whether what people run today is searched too.
+    /// Whether the rivals (what people run today, such as Megatron and FSDP) are searched too, for a comparison.
     pub compares: bool,
     /// How many candidates are judged.
     pub effort: SearchEffort,
-    /// Asked now and then, on several threads, whether to make do with the best so far.
+    /// Asked now and then, on several threads; `true` ends the search with the best plan so far.
     pub halt: &'a (dyn Fn() -> bool + Sync),
     /// Seed of the sampled global batches and of their schedules.
     pub seed: u64,
-    /// Hashes that the plan carries of what it was made from.
+    /// Hashes of the files that the search reads; the plan carries them on.
     pub made_from: MadeFrom,
     /// Called with candidates done and candidates in all, as the search goes on.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),

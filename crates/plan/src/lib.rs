@@ -2,14 +2,14 @@
 //!
 //! How many ranks the encoder should have, and how many the LLM backbone, depends on the data: on the mix of texts,
 //! images and videos in each batch, and on how well that mix can be balanced. So a candidate is judged by simulating
-//! what training will do: [`search`] draws global batches from the data profile, has each filled by the very
-//! [`StepScheduler`](dflop_step::StepScheduler) that trains, simulates the step, and gives an [`Outcome`] with the
-//! best plans and the reason why each other was not chosen; [`explain`] puts it into words.
+//! what training will do. [`search`] draws global batches from the data profile, has each filled by the very
+//! [`StepScheduler`](dflop_step::StepScheduler) that trains, and simulates the step. Its [`Outcome`] has the best plans,
+//! and for each other candidate the reason why it was not chosen; [`explain`] puts the outcome into words.
 //!
 //! *Not modelled*: what `dflop_step` does not model.
 //!
 //! *References*: DFLOP, arXiv 2603.25120, for the idea of planning by data. The paper's algorithm takes the cost of
-//! the mean sample; this one takes the mean of the costs. `docs/planner.md`.
+//! the mean sample; this one takes the mean of the costs. `docs/planner.md` explains the search.
 
 mod baseline;
 mod bound;

@@ -1,4 +1,5 @@
-//! What comes nearest to candidates that did not fit, with a time: "with full recomputation it fits: 1,402 ms".
+//! A way out for candidates that lacked memory: what would fit in their place, with its step time. For example: "with full
+//! recomputation it fits: 1,402 ms".
 
 use crate::contender::{Contender, Known, contenders};
 use crate::error::PlanError;
@@ -9,10 +10,10 @@ use crate::only::recompute_name;
 use crate::space::{Candidate, Rules};
 use dflop_types::{Component, Layout, RankedPlan, Recompute, Rejection, SampleIndex};
 
-/// Recomputing pipelines that are judged until one fits.
+/// The most recomputing pipelines that are judged until one fits.
 const TRIED: usize = 6;
 
-/// A candidate that fits where others of its kind lack memory, and its step.
+/// A candidate that fits, while others of its kind (pipelines, or colocated layouts) lack memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mend {
     /// Whose ranks lack memory, as rejections name it.
@@ -30,8 +31,10 @@ fn words(layout: &Layout, recompute: Recompute) -> String {
     }
 }
 
-/// For each component whose ranks lack memory somewhere, the fastest of its kind that is known to fit; of pipelines, where
-/// none is, the fastest that recomputes in full.
+/// One mend for each component whose ranks lack memory in some candidate: the fastest candidate of that kind that fits.
+///
+/// Ranked plans are looked at first. If no pipeline is among them, pipelines with full recomputation are judged on the
+/// first batch, in order of their estimates, until one fits.
 pub(crate) fn mends(
     input: &SearchInput<'_>,
     models: &Models,

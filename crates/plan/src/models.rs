@@ -1,4 +1,5 @@
-//! The cost model of each way to run the components that the profile knows.
+//! The cost models of a search. A way to run the components (tensor degrees, recomputation) has a cost model of its own if
+//! the model profile has times for it.
 
 use crate::error::PlanError;
 use crate::input::SearchInput;
@@ -9,7 +10,7 @@ use dflop_types::Recompute;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How encoder and LLM backbone are run: ranks that each layer is cut over, and what it recomputes.
+/// How the encoder and the LLM backbone run: for each, the ranks that a layer is cut over, and what it recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Way {
     pub(crate) encoder: (u32, Recompute),
@@ -35,22 +36,22 @@ impl From<&Candidate> for Way {
 #[derive(Debug, Clone)]
 pub(crate) struct Models {
     by_way: BTreeMap<Way, Arc<CostModel>>,
-    /// Ranks that the layers of encoder and LLM backbone are cut over, of each pair that is asked for.
+    /// Tensor degrees of encoder and LLM backbone: each pair for which there is a model.
     degrees: Vec<[u32; 2]>,
     modes: Vec<Recompute>,
 }
 
 impl Models {
-    /// Those of all degrees and modes that a search is asked for and training can run.
+    /// The models of all degrees and modes of recomputation that the search is asked for and that training can run.
     ///
     /// # Errors
-    /// As [`CostModel::with`], of whole layers, and of degrees and modes that are asked for by name. Another way that was not measured
-    /// is no error: there is no model of it.
+    /// As [`CostModel::with`], for whole layers without recomputation, and for degrees and modes that somebody asked for by
+    /// name. If any other way was not measured, that is no error: there is just no model of it.
     pub(crate) fn new(input: &SearchInput<'_>) -> Result<Self, PlanError> {
         Self::cut_over(input, input.only.tensor_degrees())
     }
 
-    /// As [`Models::new`], of the degrees that are asked for of encoder and LLM backbone.
+    /// As [`Models::new`], with the tensor degrees `asked` of encoder and LLM backbone; `None`: all that training can run.
     ///
     /// # Errors
     /// As [`Models::new`].
@@ -103,22 +104,22 @@ impl Models {
         Ok(Self { by_way, degrees, modes })
     }
 
-    /// The modes there are, none first.
+    /// The modes of recomputation for which there is a model; `Recompute::None` comes first.
     pub(crate) fn modes(&self) -> &[Recompute] {
         &self.modes
     }
 
-    /// Ranks that the layers of encoder and LLM backbone can be cut over, by pair.
+    /// Tensor degrees of encoder and LLM backbone for which there is a model, as pairs.
     pub(crate) fn degrees(&self) -> &[[u32; 2]] {
         &self.degrees
     }
 
-    /// The model where nothing is cut or recomputed.
+    /// The model of the plain way: no layer is cut, and nothing is recomputed.
     pub(crate) fn plain(&self) -> &Arc<CostModel> {
         &self.by_way[&Way::PLAIN]
     }
 
-    /// All models there are, by way.
+    /// All models, each with its way.
     pub(crate) fn ways(&self) -> impl Iterator<Item = (Way, &CostModel)> + '_ {
         self.by_way.iter().map(|(&way, model)| (way, &**model))
     }
@@ -128,12 +129,12 @@ impl Models {
         self.by_way.contains_key(&Way::from(candidate))
     }
 
-    /// The model of a candidate; of one that was not measured, that of the plain way.
+    /// The model of a candidate. If its way was not measured, the model of the plain way.
     pub(crate) fn of(&self, candidate: &Candidate) -> &Arc<CostModel> {
         self.by_way.get(&Way::from(candidate)).unwrap_or_else(|| self.plain())
     }
 
-    /// The model of layers cut over so many ranks, in a mode; `None` where it was not measured.
+    /// The model of layers cut over so many ranks, in a mode of recomputation; `None` if that was not measured.
     pub(crate) fn cut(&self, degrees: [u32; 2], mode: Recompute) -> Option<&Arc<CostModel>> {
         self.by_way.get(&Way::new(degrees, mode))
     }

@@ -1,11 +1,11 @@
-//! Which part of the candidates a search is asked for: `dflop plan --only`.
+//! The choice of candidates that `dflop plan --only` makes, for example `colocated=true,zero=2`.
 
 use dflop_types::{Layout, Placement, Recompute, Zero};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// The candidates to look at; by default all that this version trains.
+/// Which candidates a search looks at; by default all that this version trains.
 ///
 /// # Examples
 /// ```
@@ -41,7 +41,7 @@ enum Cut {
 /// A text that is no choice of candidates.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParseOnlyError {
-    /// A part without `=`, or with a name that is none.
+    /// A part without `=`, or with an unknown name.
     #[error("`{0}` names no part of a plan, must be one of: {names}", names = NAMES.join(", "))]
     Name(String),
     /// A value that the part cannot have.
@@ -146,7 +146,7 @@ impl fmt::Display for Only {
     }
 }
 
-/// The mode as files and people have it.
+/// The name of a mode, as files and people write it.
 pub(crate) const fn recompute_name(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::None => "none",
@@ -156,7 +156,7 @@ pub(crate) const fn recompute_name(recompute: Recompute) -> &'static str {
 }
 
 impl Only {
-    /// Those of one placement.
+    /// The candidates of one placement.
     pub fn placed(placement: Placement) -> Self {
         Self { placement: Some(placement), ..Self::default() }
     }
@@ -182,27 +182,27 @@ impl Only {
             && self.placement.is_none_or(|placement| placement == layout.placement)
     }
 
-    /// What replicas keep only a part of, where that is asked for.
+    /// What replicas keep only a part of; `None` if any sharding may be tried.
     pub(crate) const fn zero(&self) -> Option<Zero> {
         self.zero
     }
 
-    /// Stages of the encoder that are asked for.
+    /// The number of encoder stages that is asked for; `None` if any may be tried.
     pub(crate) const fn encoder_stages(&self) -> Option<u32> {
         self.encoder_pp
     }
 
-    /// Chunks of a pipeline rank that are asked for.
+    /// The number of chunks of a pipeline rank that is asked for; `None` if none was.
     pub(crate) const fn chunks(&self) -> Option<u32> {
         self.llm_interleave
     }
 
-    /// Ranks that share the layers of encoder and LLM backbone, where they are asked for.
+    /// The tensor degrees of encoder and LLM backbone that are asked for; `None` if any may be tried.
     pub(crate) const fn tensor_degrees(&self) -> [Option<u32>; 2] {
         [self.encoder_tp, self.llm_tp]
     }
 
-    /// Whether candidates may recompute so.
+    /// Whether candidates may use this mode of recomputation.
     pub(crate) fn has_mode(&self, recompute: Recompute) -> bool {
         self.recompute.is_none_or(|wanted| wanted == recompute)
     }

@@ -16,9 +16,9 @@ use std::fmt::Write as _;
 /// Why a search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// Every candidate was judged, or not chosen for a cause.
+    /// Every candidate was judged, or there is a reason why it was not.
     Done,
-    /// The search was told to make do with the best so far; the candidates left have the longest estimated steps.
+    /// The search was halted, and gave the best plan so far. The candidates left have the longest estimated steps.
     Halted {
         /// Candidates left unjudged.
         num_left: u64,
@@ -44,29 +44,29 @@ pub struct Outcome {
     pub global_batch_size: u32,
     /// Microbatches of a step that were asked for; `None`: the search chose.
     pub num_microbatches: Option<u32>,
-    /// Where none fits with those: a number of microbatches with which a plan fits, if one was found.
+    /// If no plan fits with the number that was asked for: another number with which one fits, if it was found.
     pub fitting_num_microbatches: Option<u32>,
-    /// The global batches in every way that was compared with the best plan, ours among them.
+    /// The same global batches run in every way that was compared: the baselines and ours.
     pub ways: Vec<WayPrediction>,
-    /// What people run today, each with the best of its own search; empty where it was not asked for.
+    /// What people run today, each with the best of its own search; empty if rivals were not asked for.
     pub rivals: Vec<Rival>,
-    /// What fits where candidates lack memory; looked for where rivals are, and where no plan fits.
+    /// What would fit in place of candidates that lack memory. Empty unless rivals were asked for or no plan fits.
     pub mends: Vec<Mend>,
-    /// Mean over the global batches of all their predicted work over all ranks, in nanoseconds.
+    /// The predicted work of a global batch divided by the number of ranks, as a mean over the batches, in nanoseconds.
     pub work_bound_ns: u64,
     /// Seed of the sampled global batches.
     pub seed: u64,
     /// Global batches each candidate was judged on.
     pub num_sampled_batches: u32,
-    /// What trains.
+    /// Which parts of the model are trained.
     pub trained: Trained,
-    /// Bytes one rank may use; `None`: nothing was held against it.
+    /// Bytes one rank may use; `None`: memory was not checked.
     pub memory_budget_bytes: Option<u64>,
-    /// How the best plan fits the global batches of the run beyond the sampled ones; `None`: nothing was held against it.
+    /// How the best plan fits the global batches of the run beyond the sampled ones; `None`: memory was not checked.
     pub run_memory: Option<RunMemory>,
-    /// Whether somebody gave that budget; else it is a share of the device's memory.
+    /// Whether somebody gave the memory budget; otherwise it is a fraction of the device's memory.
     pub is_budget_given: bool,
-    /// What the numbers of the best plan do not hold.
+    /// What is not certain about the numbers of the best plan.
     pub caveats: Caveats,
     /// Hashes of what the plan is made from.
     pub made_from: MadeFrom,
@@ -99,10 +99,10 @@ impl Outcome {
         }
     }
 
-    /// The act that comes nearest to a plan; `None` where there is one.
+    /// What to do if no plan fits, in words; `None` if there is a plan.
     ///
-    /// It names the limit that binds. Candidates that fell for their memory or their tokens kept every other rule, so
-    /// these limits go before the rules; and where another number of microbatches would do, that goes before all.
+    /// It names the limit that binds. Candidates that were rejected for their memory or their tokens kept every other rule,
+    /// so these limits are named before the rules. If another number of microbatches would fit, that is named before all.
     pub fn hint(&self) -> Option<String> {
         if !self.ranked.is_empty() {
             return None;
@@ -121,7 +121,7 @@ impl Outcome {
             | Rejection::GroupAcrossNodes { .. } => 2,
             Rejection::Bound | Rejection::Estimate => 3,
         };
-        // Among equals the most frequent, which stands first.
+        // Rejections stand in order of their counts. So of several that bind equally, this finds the most frequent.
         let nearest =
             self.rejections.iter().map(|r| &r.rejection).min_by_key(|rejection| binds(rejection))?;
         match nearest {
@@ -157,7 +157,7 @@ impl Outcome {
     }
 }
 
-/// Rejections with equal causes together, each with the value nearest to fitting, the most frequent first.
+/// Rejections grouped by cause, the most frequent first. Each group shows the value that comes nearest to fitting.
 pub(crate) fn group(rejections: impl IntoIterator<Item = Rejection>) -> Vec<RejectionCount> {
     let mut groups: Vec<RejectionCount> = Vec::new();
     for rejection in rejections {
@@ -165,7 +165,7 @@ pub(crate) fn group(rejections: impl IntoIterator<Item = Rejection>) -> Vec<Reje
         match same {
             Some(group) => {
                 group.count += 1;
-                // Causes compare by their values; the smaller need is nearer to fitting.
+                // Rejections of one cause are ordered by their values. The smaller need is nearer to fitting.
                 if rejection < group.rejection {
                     group.rejection = rejection;
                 }
@@ -188,7 +188,7 @@ fn ms(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e6)
 }
 
-/// The degrees that this version varies; the others are 1. What is recomputed, if anything is.
+/// The layout of a plan in words: the degrees that are not always 1, and what is recomputed, if anything is.
 fn degrees(plan: &RankedPlan) -> String {
     let layout = &plan.layout;
     let mut text = if is_plain(layout) {
@@ -202,15 +202,16 @@ fn degrees(plan: &RankedPlan) -> String {
     text
 }
 
-/// A pipeline of one encoder stage and even cuts, of which nothing is sharded: three numbers say it all.
+/// Whether three numbers describe the layout: a pipeline with one encoder stage and even cuts, of which nothing is sharded,
+/// interleaved or cut over a tensor group.
 fn is_plain(layout: &Layout) -> bool {
     let is_even = layout.encoder_cut.is_none() && layout.llm_cut.is_none();
     let is_whole = layout.zero == Zero::Nothing && !layout.cuts_layers();
     !layout.is_colocated() && layout.encoder.pp == 1 && !layout.is_interleaved() && is_even && is_whole
 }
 
-/// The outcome for people: the choice, the runners-up, why the others were not chosen, and what the numbers do not hold.
-/// Ends with a line end.
+/// The outcome for people: the choice, the runners-up, why the others were not chosen, and what is not certain about the
+/// numbers. Ends with a line end.
 pub fn explain(outcome: &Outcome) -> String {
     let mut text = String::new();
     match outcome.ranked.split_first() {
@@ -393,7 +394,7 @@ fn table(text: &mut String, ranked: &[RankedPlan]) {
     lines(text, &header, 0, &rows);
 }
 
-/// The same where not all are plain pipelines.
+/// The table of plans if not all of them are plain pipelines: layouts are in words.
 fn mixed_table(text: &mut String, ranked: &[RankedPlan]) {
     let header = ["layout", "step ms", "+- ms", "idle", "memory", "microbatches"];
     let row = |plan: &RankedPlan| {

@@ -7,7 +7,7 @@
 //! | `fsdp` | both components on every rank or tensor group, with each sharding and recomputation; arrival order |
 //! | `fsdp-tokens` | the same; samples packed by LLM tokens, longest first |
 //! | `fsdp-dflop` | the same, with our balance |
-//! | `paper` | the layout that is shortest at the mean sample (DFLOP, Algorithm 1), its balance of two resources |
+//! | `paper` | the layout that would be fastest if every sample were the mean one (DFLOP, Algorithm 1), with the paper's balance of both components |
 
 use crate::contender::Contender;
 use crate::error::PlanError;
@@ -30,7 +30,7 @@ use rayon::prelude::*;
 pub struct Rival {
     /// Its name.
     pub name: &'static str,
-    /// Whether it is other people's, so that we are compared with it.
+    /// Whether it is other people's work; `false` for our balance in their layouts. Ratios are formed with other people's.
     pub is_of_others: bool,
     /// Its layout and what it recomputes, in words; empty where nothing of it fits.
     pub layout: String,
@@ -40,13 +40,14 @@ pub struct Rival {
     pub step_ns_mean: Option<u64>,
 }
 
-/// Candidates in front by their first answers that have their whole search.
+/// Candidates of a rival that have the scheduler's whole search: those in front by their first answers.
 const WHOLE_TRIED: usize = 3;
 
-/// Candidates of the paper's order that are scheduled until one fits.
+/// The most candidates that are scheduled for `paper` until one fits, in the order of the paper's estimate.
 const PAPER_TRIED: usize = 24;
 
-/// All rivals. What Megatron and FSDP run has whole layers; the paper's order has all candidates, those with cut layers too.
+/// All rivals, each with the fastest configuration that fits. `paper` chooses among all `contenders`; the others have
+/// candidates of their own.
 pub(crate) fn rivals(
     input: &SearchInput<'_>,
     models: &Models,
@@ -55,7 +56,7 @@ pub(crate) fn rivals(
 ) -> Result<Vec<Rival>, PlanError> {
     let (ranks, nodes) = (input.cluster.num_ranks, input.cluster.ranks_per_node);
     let every = Only::default();
-    // Their search is whole, whatever ours was restricted to.
+    // Rivals search all tensor degrees, even if our own search was restricted to some.
     let whole;
     let models = if input.only.tensor_degrees() == every.tensor_degrees() {
         models
@@ -104,7 +105,7 @@ fn words(layout: &str, recompute: Recompute) -> String {
     }
 }
 
-/// A mean step, in nanoseconds, and how it came about.
+/// A mean step in nanoseconds, with the candidate and the arm that take it.
 type Timed = (u64, Candidate, Arm);
 
 /// The candidate with the shortest mean step under one of the methods, with and without running ahead.
@@ -144,7 +145,8 @@ fn fastest(
         .collect::<Result<_, PlanError>>()?;
     let mut steps: Vec<Timed> = steps.into_iter().flatten().collect();
     steps.sort_by_key(|&(ns, candidate, _)| (ns, candidate));
-    // A way that searches is not judged by its first answer alone: those in front have their whole search, as ours has.
+    // A method that searches is not judged by its first answer alone. Its candidates in front have the whole search, as
+    // ours have.
     let searches = |arm: Arm| matches!(arm.method, Method::Aware | Method::Ordered | Method::Shaped);
     if input.global_batch_size as usize <= WHOLE_SAMPLES_MAX {
         let whole: Vec<Option<Timed>> = steps
@@ -172,7 +174,7 @@ fn fastest(
 /// One way to run all ranks as pipelines of one shape.
 #[derive(Debug, Clone, Copy)]
 struct Pipelines {
-    /// Ranks that each layer of encoder and LLM backbone is cut over. An encoder that cannot be cut is whole on each.
+    /// Tensor degrees of encoder and LLM backbone. An encoder whose layers cannot be cut is whole on each rank.
     tp: [u32; 2],
     pp: u32,
     /// Chunks of a pipeline rank.
@@ -182,23 +184,24 @@ struct Pipelines {
     recompute: Recompute,
 }
 
-/// Chunks of a pipeline rank that are tried.
+/// The numbers of chunks on a pipeline rank that are tried.
 const CHUNKS: [u32; 4] = [1, 2, 3, 4];
 
 impl Pipelines {
-    /// Whether its chunks can be run: over several ranks, each with layers, and whole rounds of microbatches, as Megatron asks.
+    /// Whether its chunks can be run. Megatron asks for several pipeline ranks, at least one layer in each chunk, and a
+    /// number of microbatches that is a multiple of `pp`.
     fn has_rounds(&self, num_layers: u32) -> bool {
         let is_whole = self.pp > 1 && self.num_microbatches.is_multiple_of(self.pp);
         self.chunks == 1 || is_whole && self.pp * self.chunks <= num_layers
     }
 
-    /// The actions of a pipeline rank; `None` where stages cannot be interleaved so.
+    /// The actions of a pipeline rank; `None` if these stages cannot be interleaved.
     fn actions(&self, rank: u32) -> Option<Vec<Action>> {
         order::interleaved(Rank(rank), self.pp, self.pp * self.chunks, self.num_microbatches).ok()
     }
 }
 
-/// Microbatch counts to try: those of our own plans, and whole rounds of `pp` of them.
+/// Microbatch counts to try: those of our own plans, and those that make whole rounds of `pp` microbatches.
 fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
     let mut counts = microbatch_counts(global_batch_size, dp);
     let most = global_batch_size / dp;
@@ -208,8 +211,8 @@ fn round_counts(global_batch_size: u32, pp: u32, dp: u32) -> Vec<u32> {
     counts
 }
 
-/// The fastest pipelines with the encoder before the first stage, optimizer states cut over the replicas (ZeRO-1, their
-/// distributed optimizer).
+/// The fastest pipelines whose encoder runs on the rank of the first stage, before it. Optimizer states are sharded over
+/// the replicas (ZeRO-1; Megatron calls it the distributed optimizer).
 fn megatron(
     name: &'static str,
     input: &SearchInput<'_>,
@@ -261,7 +264,7 @@ fn megatron(
     )
 }
 
-/// The step of a global batch, in nanoseconds; `None` where a rank has too little memory.
+/// The step of a global batch, in nanoseconds; `None` if a rank has too little memory or a microbatch too many tokens.
 fn pipelines_ns(
     input: &SearchInput<'_>,
     model: &CostModel,
@@ -306,11 +309,12 @@ fn pipelines_ns(
         .enumerate()
         .map(|(stage, num_layers)| StageLayers { num_layers, is_first: stage == 0, is_last: stage == last })
         .collect();
-    // Their ranks of one stage follow each other, so that replicas share nodes.
+    // Megatron numbers the ranks of one stage one after the other, so the replicas of a stage share nodes.
     let sharding = Sharding::whole(Zero::States, way.dp);
     let mut longest_ns = 0;
     for replica in 0..dp {
-        // Microbatch by microbatch in arrival order; of the balanced ones it does not matter which.
+        // In arrival order the replicas take turns, microbatch by microbatch. Balanced microbatches are alike, so for those
+        // it does not matter which replica has which.
         let own: Vec<RankMicrobatch> = (0..m).map(|at| microbatches[at * dp + replica].clone()).collect();
         if !fits(input, model, way, &stages, sharding, &own)? {
             return None;
@@ -347,7 +351,7 @@ fn pipelines_ns(
     Some(longest_ns + of_ranks.max().unwrap_or(0).max(first_ns))
 }
 
-/// The stages of a pipeline rank as one.
+/// All chunks that a pipeline rank holds, as one stage: their layers together.
 fn held(stages: &[StageLayers], pp: u32, rank: u32) -> StageLayers {
     let chunks = || stages.iter().skip(rank as usize).step_by(pp as usize);
     StageLayers {
@@ -357,8 +361,8 @@ fn held(stages: &[StageLayers], pp: u32, rank: u32) -> StageLayers {
     }
 }
 
-/// Whether the fullest rank of a pipeline has room: the first, which also holds the encoder, or the last. `None` where its
-/// stages cannot be interleaved so.
+/// Whether the fullest rank of a pipeline fits the memory budget. That is the first rank, which also holds the encoder, or
+/// the last one. `None` if the stages cannot be interleaved.
 fn fits(
     input: &SearchInput<'_>,
     model: &CostModel,
@@ -383,7 +387,7 @@ fn fits(
     let steps = RankSteps { role, microbatches, actions: &actions, copies_rows: false, sharding };
     let encoder = model.rank_peak(&steps).ok()?;
     let (first, end) = (of_rank(0)?, of_rank(last)?);
-    // One device, one context.
+    // Encoder and first stage are on one device, which has its context only once.
     let first_bytes = (encoder.total_bytes() + first.total_bytes()).saturating_sub(encoder.context_bytes);
     Some(first_bytes.max(end.total_bytes()) <= budget_bytes)
 }

@@ -1,8 +1,8 @@
-//! A rough estimate of a candidate's step: what orders the candidates before any of them is scheduled.
+//! A rough estimate of a candidate's step. It puts the candidates in order before any of them is scheduled.
 //!
-//! It is a closed form over what a global batch holds as a whole, some microseconds a candidate, where one schedule
-//! takes milliseconds to seconds. It decides nothing alone: candidates that it puts in front are judged by the
-//! scheduler and the simulator (`funnel.rs`).
+//! The estimate is a closed form over sums of the global batch, such as all its tokens. It takes some microseconds for a
+//! candidate, while one schedule takes milliseconds to seconds. It decides nothing alone: the candidates that it puts in
+//! front are judged by the scheduler and the simulator (`funnel.rs`).
 
 use crate::cut::shortest_cut;
 use crate::space::Candidate;
@@ -16,23 +16,23 @@ pub(crate) struct BatchSizes {
     encoder_tokens: u64,
     llm_tokens: u64,
     label_tokens: u64,
-    /// Attention of all samples on the encoder, and on one layer of the LLM backbone, in nanoseconds.
+    /// Time of attention of all samples, in nanoseconds: on the encoder, and on one layer of the LLM backbone.
     encoder_attention_ns: u64,
     layer_attention_ns: u64,
     /// Time of the costliest sample, or part of a sample, on the encoder, in nanoseconds.
     encoder_largest_ns: u64,
-    /// Activations of all samples on the encoder, on one layer, on the embedding, on the head, in bytes.
+    /// Activations of all samples, in bytes: of the encoder, of one LLM layer, of the embedding, of the head.
     encoder_bytes: u64,
     layer_bytes: u64,
     embedding_bytes: u64,
     head_bytes: u64,
-    /// Work of the largest sample on the LLM backbone over that of the mean sample.
+    /// Work of the largest sample on the LLM backbone, divided by that of the mean sample.
     largest: f64,
-    /// Its time there, in nanoseconds.
+    /// Time of the largest sample on the LLM backbone, in nanoseconds.
     largest_ns: f64,
-    /// Work of each sample on the LLM backbone over that of the mean sample, the largest first.
+    /// Work of each sample on the LLM backbone, divided by that of the mean sample; the largest first.
     weights: Vec<f64>,
-    /// `sums[k]`: sum of the first k of them.
+    /// `sums[k]` is the sum of the first k `weights`.
     sums: Vec<f64>,
 }
 
@@ -93,8 +93,8 @@ impl BatchSizes {
         }
     }
 
-    /// Mean times of one module in microbatches of a usual size, in nanoseconds: of a layer, and of what stands before and
-    /// behind the layers. First those of the encoder.
+    /// For the encoder and for the LLM backbone: the time of one layer, and the times of what stands before and behind the
+    /// layers (embedding and head), in nanoseconds. They are means over microbatches of a usual size.
     fn module_ns(&self, model: &CostModel, layout: &Layout) -> [(u64, [u64; 2]); 2] {
         // The cost of a token hardly depends on the number of microbatches.
         let parts = |dp: u32| (8 * u64::from(dp)).min(self.num_samples).max(1);
@@ -124,7 +124,7 @@ impl BatchSizes {
         }
     }
 
-    /// The part of the encoder's time that its longest stage takes.
+    /// The fraction of the encoder's time that its longest stage takes; 1 if there is one stage.
     fn longest_stage_ratio(&self, model: &CostModel, layout: &Layout) -> f64 {
         if layout.encoder.pp == 1 {
             return 1.0;
@@ -142,12 +142,13 @@ impl BatchSizes {
         longest as f64 / stages.iter().sum::<u64>().max(1) as f64
     }
 
-    /// The largest load of each microbatch of `replicas` buckets, over the mean load of a bucket, the largest first:
-    /// `each` gets it with the number of microbatches that are alike.
+    /// Estimates how even a good schedule could be. A microbatch has one bucket on each of the `replicas`, and its fullest
+    /// bucket decides. `each` is called with the load of that bucket divided by the mean load, and with the number of
+    /// microbatches that have this load; the largest load comes first.
     ///
     /// ```text
-    /// samples <= 2 buckets:  the largest alone, the others in pairs, largest with smallest
-    /// else:                  samples larger than what is left for a bucket alone, the other buckets even
+    /// at most 2 samples a bucket:  the largest samples alone, the others in pairs, the largest with the smallest
+    /// else:                        a sample larger than the mean of what is left is alone; the other buckets are even
     /// ```
     fn columns(&self, num_buckets: u64, replicas: u64, mut each: impl FnMut(f64, usize)) {
         let n = self.weights.len();
@@ -166,7 +167,7 @@ impl BatchSizes {
                 _ if at - num_alone < num_pairs => pair(at - num_alone),
                 _ => 0.0,
             };
-            // Pairs are about even; only what stands alone may be larger than they are.
+            // All pairs count as even. Only a sample that is alone in its bucket may be larger than a pair.
             let even = if num_pairs > 0 { pair(0).max(pair(num_pairs - 1)) } else { 0.0 };
             for first in (0..buckets).step_by(replicas) {
                 each(of(first).max(if first + replicas > num_alone { even } else { 0.0 }) / mean, 1);
@@ -183,10 +184,11 @@ impl BatchSizes {
     }
 }
 
-/// What is estimated of a candidate.
+/// The rough estimate of a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rough {
-    /// Whether a microbatch of mean size is over the memory of a rank; such candidates are judged last.
+    /// Whether the activations that must be held at once seem too many for the memory of a rank. Such candidates are judged
+    /// last.
     pub(crate) is_over: bool,
     /// The step, in nanoseconds.
     pub(crate) step_ns: u64,
@@ -200,12 +202,13 @@ pub(crate) struct Rough {
 /// The estimated step of a candidate for one batch.
 ///
 /// ```text
-/// e, t_k      time of a mean microbatch on an encoder replica, on pipeline rank k of the LLM backbone
-/// r_j         largest load of microbatch j over the mean load
-/// in flight   microbatches that the order wants and memory allows
+/// e           time of a mean microbatch on an encoder replica
+/// t_k         time of a mean microbatch on pipeline rank k of the LLM backbone
+/// r_j         load of the fullest bucket of microbatch j / mean load
+/// in flight   the smaller of: microbatches that the order wants, microbatches that memory allows
 /// step = sum over j of max(e, r_j max_k t_k, (e + r_j sum_k t_k + transfers there and back) / in flight)
 ///      + e + sum_k t_k - max(e, max_k t_k) + tail
-///        of v chunks a rank: + max_k t_k + (sum_k t_k - max_k t_k) / v in place of sum_k t_k
+///        with v chunks on a rank: max_k t_k + (sum_k t_k - max_k t_k) / v in place of the sum_k t_k of the last line
 /// ```
 pub(crate) fn rough(
     model: &CostModel,
@@ -255,12 +258,13 @@ pub(crate) fn rough(
     let in_flight = memory_budget_bytes
         .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
         .min(num_stages);
-    // Interleaved stages have lists of their order alone, which hold what they hold.
+    // The lists of interleaved stages are fixed by their order. They cannot hold fewer microbatches where memory is short.
     let is_over = in_flight < if candidate.layout.is_interleaved() { num_stages } else { 1.0 };
-    // Where memory binds, buckets are less even and the search takes longer.
+    // If memory binds, buckets are less even, and the scheduler needs a longer search. So such a candidate is estimated
+    // 20 % slower.
     let bound_factor = if in_flight < num_stages { 1.2 } else { 1.0 };
     let in_flight = in_flight.max(0.5).min(m as f64);
-    // The LLM's ranks fill and drain in chunks.
+    // Interleaved LLM ranks fill and drain by chunks, each 1 / v of the rank's time.
     let ramp_ns = longest_ns + (sum_ns - longest_ns) / chunks;
     let mut step_ns =
         encoder_ns + ramp_ns - encoder_stage_ns.max(longest_ns) + tail_ns as f64 + transfers_ns / 2.0;
@@ -276,7 +280,8 @@ pub(crate) fn rough(
     Rough { is_over, step_ns: (step_ns * bound_factor) as u64, at_mean_ns: at_mean_ns as u64, is_tight }
 }
 
-/// As [`rough`], of ranks that hold both components: even work, in as many microbatches as memory asks for.
+/// As [`rough`], for ranks that hold both components. Work is taken as even over ranks, in as many microbatches as memory
+/// asks for.
 ///
 /// ```text
 /// step = max(microbatches * mean microbatch, the largest sample) + tail
@@ -288,7 +293,7 @@ fn colocated(
     batch: &BatchSizes,
 ) -> Rough {
     let sharding = Sharding::of(&candidate.layout, Component::Both);
-    // Tensor groups: the model's times and bytes are those of a rank of one.
+    // The number of tensor groups; the times and bytes of the cost model are those of one rank of a group.
     let ranks = u64::from(candidate.layout.llm.dp);
     let stage = model.whole_stage();
     let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into())
@@ -303,7 +308,7 @@ fn colocated(
     let m = (bytes / ranks).div_ceil(free.max(1)).clamp(1, most);
     let buckets = (m * ranks).min(batch.num_samples).max(1);
     let mean = |tokens: u64| u32::try_from(tokens / buckets).unwrap_or(u32::MAX);
-    // One segment of all tokens: collectives hide behind the work, and attention is counted apart.
+    // All tokens as one segment. This shape only says how much of the collectives the work hides; attention is added below.
     let shape = MicrobatchShape {
         encoder_segments: vec![EncoderSegments { count: 1, tokens: mean(batch.encoder_tokens) }],
         llm_tokens: vec![mean(batch.llm_tokens)],
@@ -330,8 +335,10 @@ const fn of_component(role: RankRole) -> Component {
     if matches!(role, RankRole::Stage(_)) { Component::Llm } else { Component::Encoder }
 }
 
-/// Mean microbatches that the fullest rank may hold, its part of the model beside them; where stages are interleaved that
-/// many times the number of stages as it may hold times what its list holds.
+/// How many microbatches of mean size the fullest rank has room for, beside its part of the model.
+///
+/// If stages are interleaved: the room divided by what the rank's list holds at once, times the number of stages. So the
+/// list fits if the answer is at least the number of stages.
 fn in_flight(
     model: &CostModel,
     candidate: &Candidate,
@@ -340,7 +347,7 @@ fn in_flight(
     batch: &BatchSizes,
 ) -> f64 {
     let m = u64::from(candidate.num_microbatches);
-    // All that are in flight are of mean size, but for one that holds the largest sample.
+    // Of the microbatches in flight one holds the largest sample; all others are of mean size.
     let of = |role: RankRole, bytes: u64, replicas: u32| {
         let sharding = Sharding::of(&candidate.layout, of_component(role));
         let free = budget_bytes.saturating_sub(model.sharded_memory(role, sharding).total_bytes());
@@ -369,7 +376,7 @@ fn in_flight(
         let least = ends.into_iter().flatten().map(part).fold(encoder / of_encoder, f64::min);
         return least * (stages.len() as f64 + f64::from(degrees.pp));
     }
-    // The first stage holds most microbatches, and after it each stage one less.
+    // The first stage holds the most microbatches; each stage after it holds one less.
     let stage = |(after, stage): (usize, &StageLayers)| {
         let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
         let head = if stage.is_last { batch.head_bytes } else { 0 };
@@ -380,12 +387,13 @@ fn in_flight(
     ends.into_iter().flatten().map(stage).fold(encoder, f64::min)
 }
 
-/// Microbatches that the lists of interleaved stages hold at once on the encoder's first stage, and on the first and the last
-/// LLM rank: of those, chunks over the number of chunks.
+/// How many microbatches the lists of interleaved stages hold at once: on the encoder's first stage, on the first LLM rank,
+/// and on the last LLM rank. LLM ranks hold chunks of microbatches; there the answer is chunks held / chunks of a rank.
 ///
 /// ```text
 /// r       microbatches of the first round
-/// LLM     warm-up and one forward: (v - 1) r + 2 (pp - 1 - rank) + 1 chunks, of all v m at most
+/// v, m    chunks of a rank, microbatches of the step
+/// LLM     warm-up and one forward: (v - 1) r + 2 (pp - 1 - rank) + 1 chunks, at most all v m
 /// encoder forwards of the first chunk before its first backward, and one more for each encoder stage
 /// ```
 fn wanted(layout: &Layout, num_microbatches: u32) -> [f64; 3] {

@@ -1,12 +1,12 @@
 //! Memory over the whole run: the global batches that may need more than those which candidates are judged on.
 //!
-//! The seed gives every global batch of a run before it starts. Most need about as much memory as the sampled ones; a few
-//! hold more large samples. Those are scheduled as well before a plan counts as one that fits.
+//! The seed decides every global batch of a run before it starts. Most batches need about as much memory as the sampled
+//! ones, but a few hold more large samples. Those are scheduled as well, before a plan counts as one that fits.
 //!
 //! ```text
-//! need of a batch  = the largest sample, or the mean microbatch, and the mean of each other microbatch in flight
+//! need of a batch  = max(largest sample, mean microbatch) + (microbatches in flight - 1) * mean microbatch, in tokens
 //! expected bytes   = static bytes + bytes held at the sampled peak * need / largest need of the sampled batches
-//! near the budget  : expected bytes, with a reserve on what is held, are over it
+//! near the budget  : expected bytes are over the budget if the bytes held are raised by a reserve
 //! ```
 
 use crate::error::PlanError;
@@ -19,35 +19,38 @@ use dflop_step::batches::GlobalBatches;
 use dflop_types::{Component, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
 use rayon::prelude::*;
 
-/// Samples that are looked at: a run of many epochs is a few of them.
+/// The most samples whose global batches are looked at, but at least one epoch. In a run of many epochs the later ones are
+/// much like the first.
 const SAMPLES_MAX: u64 = 1 << 22;
 
-/// Samples of the batches that are scheduled for the plan in front, together.
+/// For the plan in front, batches are scheduled that together have this many samples.
 const SCHEDULED_SAMPLES: usize = 2_048;
-/// Fewest and most batches that are scheduled for it; the fewest are those of a runner-up.
+/// The fewest and the most batches that are scheduled for the plan in front. For a runner-up it is always the fewest.
 const SCHEDULED: [usize; 2] = [2, 32];
 
-/// What a batch may hold, of what is expected: two schedules of equal needs are not alike.
+/// The reserve: a batch may hold this many times what is expected, because two schedules with equal needs are not alike.
 const RESERVE: f64 = 1.15;
 
-/// Where no batch comes near the budget: what the fullest may hold, reserve included, of the sampled peak, and is not scheduled.
+/// If no batch comes near the budget, the fullest one is still scheduled if it may hold more than this many times the
+/// sampled peak (with the reserve). So the peak that people read is that of the whole run.
 const MUCH_MORE: f64 = 1.2;
 
-/// What became of the global batches of a run that a plan was not judged on.
+/// How a plan fits the global batches of a run that it was not judged on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunMemory {
-    /// Global batches that were looked at: those of the run, of an epoch at least.
+    /// Global batches that were looked at: those of the run, and at least those of one epoch.
     pub num_batches: u64,
-    /// Those that may need more memory than there is, by an estimate with a reserve.
+    /// Batches that come near the memory budget: an estimate with a reserve is over it.
     pub num_near: u64,
-    /// Those of them that were scheduled, the fullest first; all of these fit.
+    /// Batches that were scheduled, the fullest ones. All of them fit.
     pub num_scheduled: u64,
-    /// Of the fullest encoder and the fullest LLM rank in those, in bytes; 0 where none was scheduled.
+    /// Peak memory of the fullest encoder rank and of the fullest LLM rank in the scheduled batches, in bytes; 0 if none was
+    /// scheduled.
     pub peak_bytes: [u64; 2],
 }
 
 impl RunMemory {
-    /// What was done about batches near the budget, as a line of an explanation; `None` where there are none.
+    /// What was done about batches near the budget, as a line of an explanation; `None` if there are none.
     pub(crate) fn words(&self) -> Option<String> {
         let Self { num_batches, num_near, num_scheduled, .. } = *self;
         let (comes, batches) = if num_near == 1 { ("comes", "batch") } else { ("come", "batches") };
@@ -65,7 +68,7 @@ impl RunMemory {
     }
 }
 
-/// Tokens of one kind in a global batch.
+/// Tokens of one kind in a global batch: all of them, and those of the largest sample.
 #[derive(Debug, Clone, Copy, Default)]
 struct Amount {
     sum: u64,
@@ -78,7 +81,7 @@ impl Amount {
         self.largest = self.largest.max(tokens);
     }
 
-    /// Tokens that a rank holds with so many microbatches in flight, out of so many buckets.
+    /// Tokens that a rank holds if `in_flight` microbatches are in flight and the batch is spread over `num_buckets`.
     fn held(self, in_flight: u32, num_buckets: u64) -> f64 {
         let mean = self.sum as f64 / num_buckets.max(1) as f64;
         f64::from(in_flight.saturating_sub(1)) * mean + mean.max(self.largest as f64)
@@ -89,7 +92,7 @@ impl Amount {
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     encoder: Amount,
-    /// Encoder tokens of the largest part that cannot be divided.
+    /// Encoder tokens of the largest part; a part cannot be divided over replicas.
     encoder_part: u64,
     llm: Amount,
     labels: Amount,
@@ -108,13 +111,14 @@ impl Load {
         load
     }
 
-    /// Encoder tokens, where each sample may be divided over so many replicas.
+    /// Encoder tokens, if the parts of each sample may be divided over so many replicas.
     fn encoder(&self, replicas: u32) -> Amount {
         let largest = (self.encoder.largest / u64::from(replicas.max(1))).max(self.encoder_part);
         Amount { largest, ..self.encoder }
     }
 
-    /// What an encoder rank holds under a candidate, and what ranks of the first and of the last LLM stage do, in tokens.
+    /// Tokens held under a candidate: encoder tokens on an encoder rank, LLM tokens on a rank of the first LLM stage, LLM
+    /// tokens on a rank of the last LLM stage, and label tokens there.
     fn needs(&self, candidate: &Candidate) -> [f64; 4] {
         let (layout, m) = (candidate.layout, candidate.num_microbatches);
         let buckets = |dp: u32| u64::from(m) * u64::from(dp);
@@ -137,25 +141,25 @@ type Answer<'a> = dyn Fn(&Candidate, u64, &[SampleIndex]) -> Result<Verdict, Pla
 pub(crate) struct Run {
     budget_bytes: u64,
     batches: GlobalBatches,
-    /// By step.
+    /// The load of each step.
     loads: Vec<Load>,
-    /// Steps whose batches are sampled ones.
+    /// Steps whose batches are among the sampled ones, on which candidates are judged anyway.
     sampled_steps: Vec<usize>,
     sampled: Vec<Load>,
     /// The first sampled batch as one microbatch.
     whole: MicrobatchShape,
 }
 
-/// The global batches that candidates are held against.
+/// The global batches on which candidates are judged.
 pub(crate) struct Held<'a> {
-    /// The sampled ones, for time and memory.
+    /// The sampled batches: they give time and memory.
     pub(crate) batches: &'a [Vec<SampleIndex>],
-    /// All of the run, for memory.
+    /// All batches of the run: they are checked for memory only. `None` if memory is not checked.
     pub(crate) run: Option<Run>,
 }
 
 impl Run {
-    /// Those of `input`; `None` where no memory is held against them.
+    /// The global batches of the run that `input` asks for; `None` if there is no memory budget to check.
     ///
     /// # Errors
     /// [`PlanError::Step`] where no global batch can be drawn.
@@ -190,8 +194,8 @@ impl Run {
         }))
     }
 
-    /// The steps whose batches may be over the budget under a candidate with these peaks of its encoder and LLM ranks over
-    /// the sampled batches, the fullest first. Their number, and the steps to schedule.
+    /// The number of steps whose batches may be over the budget under `candidate`, and the steps to schedule, the fullest
+    /// first. `peaks` are the candidate's peaks over the sampled batches: of its encoder ranks and of its LLM ranks, in bytes.
     fn near(
         &self,
         input: &SearchInput<'_>,
@@ -226,7 +230,8 @@ impl Run {
         let fuller = |a: &usize, b: &usize| fullness[*b].total_cmp(&fullness[*a]).then(a.cmp(b));
         near.sort_by(fuller);
         let num_near = near.len();
-        // One that holds much more than the sampled ones, so that the peak that is told is that of the run.
+        // No batch comes near the budget. If the fullest one holds much more than the sampled ones it is scheduled all the
+        // same, so that the peak that people read is that of the run.
         if near.is_empty() && !candidate.layout.is_colocated() {
             let told = MUCH_MORE * peaks[0].max(peaks[1]) as f64;
             near.extend((0..fullness.len()).min_by(fuller).filter(|&step| fullness[step] > told));
@@ -234,8 +239,10 @@ impl Run {
         Ok((num_near, near.into_iter().map(|step| step as u64).collect()))
     }
 
-    /// What the fullest colocated rank needs at least if it spreads its samples over as many microbatches as it may, with a
-    /// reserve: they take the fewest that fit, and more where those do not.
+    /// For each step, the bytes that the fullest colocated rank needs, with the reserve.
+    ///
+    /// A colocated rank takes the fewest microbatches that fit. So this is what it needs if it spreads its samples over as
+    /// many microbatches as it may: if that fits, some number of microbatches does.
     fn colocated(&self, model: &CostModel, candidate: &Candidate) -> Vec<f64> {
         let sharding = Sharding::of(&candidate.layout, Component::Both);
         let fixed = model.colocated_static_bytes(sharding) as f64;
@@ -249,9 +256,11 @@ impl Run {
         self.loads.iter().map(|load| fixed + RESERVE * need(load)).collect()
     }
 
-    /// What becomes of candidates on the batches of the run that come near the budget, in their order: on the fullest two, or
-    /// where they are to be the plan on as many as have some thousand samples together. `judge` has the scheduler's answer
-    /// for one of them.
+    /// Schedules each candidate on the batches of the run that come near the budget, and says which candidates fit. The
+    /// answers are in the order of `judged`.
+    ///
+    /// Each candidate is scheduled on the fullest two batches. With `is_plan` there are more: as many as have some thousand
+    /// samples together. `judge` gives the scheduler's answer for one candidate and batch.
     pub(crate) fn check(
         &self,
         input: &SearchInput<'_>,
@@ -276,7 +285,7 @@ impl Run {
         let mut checked = Vec::with_capacity(judged.len());
         for (at, &(num_near, _)) in near.iter().enumerate() {
             let own = std::iter::from_fn(|| verdicts.next_if(|((of, _), _)| *of == at));
-            // All of its own are taken, also behind one that falls.
+            // All verdicts of this candidate are taken, also those after a rejection: the next ones belong to the next candidate.
             let own: Vec<Verdict> = own.map(|(_, verdict)| verdict).collect();
             let num_scheduled = own.len() as u64;
             checked.push(own.into_iter().collect::<Result<Vec<Judged>, Rejection>>().map(|fitting| {
@@ -293,7 +302,7 @@ impl Run {
     }
 }
 
-/// The least that a rank of the encoder, and one of the LLM backbone, holds whatever the samples, in bytes.
+/// The bytes that do not depend on samples: of the encoder rank that has the fewest, and of the LLM rank that has the fewest.
 fn static_bytes(
     input: &SearchInput<'_>,
     model: &CostModel,

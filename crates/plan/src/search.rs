@@ -24,9 +24,9 @@ use dflop_types::{Layout, MicrobatchShape, Rejection, SampleIndex};
 ///
 /// Every candidate is judged on the same sampled global batches, so that two plans differ by their layout and
 /// not by their luck. Each batch is filled by the very [`dflop_step::StepScheduler`] that trains and timed by the
-/// simulator. With [`SearchEffort::Quick`] a rough estimate chooses which candidates are judged; with
-/// [`SearchEffort::Whole`] candidates stand by ascending lower bound, and once the bound is above the worst plan kept,
-/// all that follow fall.
+/// simulator. With [`SearchEffort::Quick`] a rough estimate chooses which candidates are judged. With
+/// [`SearchEffort::Whole`] candidates are judged in order of their lower bounds. Once the bound is above the step of the
+/// worst plan kept, no later candidate can be among the best, and all of them are rejected.
 ///
 /// *Complexity*: O(candidates) for the estimate; judged candidates x sampled batches x one
 /// [`dflop_step::StepScheduler::schedule`].
@@ -64,7 +64,8 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
         SearchEffort::Quick => funnel::judge(input, &models, contenders, &held, &mut found, &progress)?,
         SearchEffort::Whole => judge_all(input, &models, contenders, &held, &mut found, &progress)?,
     }
-    // Of whole degrees that were left out it is known now which are slower for certain.
+    // Some degrees were left out before anything was judged. Their least steps now tell which of them are certainly slower
+    // than the plans kept.
     let cutoff_ns = found.cutoff_ns();
     found.rejections.extend(left_out_ns.into_iter().map(|least_ns| match cutoff_ns {
         Some(cutoff) if least_ns > cutoff => Rejection::Bound,
@@ -123,16 +124,17 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
     })
 }
 
-/// All candidates of a search: those that may fit, and why others cannot be the plan.
+/// All candidates of a search: those that may fit, and why the others cannot be the plan.
 struct Candidates {
     contenders: Vec<Contender>,
     rejections: Vec<Rejection>,
-    /// Least steps of degrees that were left out as a whole, in nanoseconds.
+    /// Degrees whose candidates were all left out: the least step of each, in nanoseconds.
     left_out_ns: Vec<u64>,
     number: u64,
 }
 
-/// First colocated ranks and plain pipelines, then pipelines of other degrees, at last those that recompute.
+/// All candidates, made in three rounds: colocated ones and plain pipelines; pipelines of other degrees; pipelines that
+/// recompute. Each round looks at what the rounds before it found.
 fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result<Candidates, PlanError> {
     let rules = Rules::of(input, models.plain());
     let of_layout = |layout: &Layout| {
@@ -155,9 +157,11 @@ fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result
     Ok(Candidates { contenders: all, rejections, left_out_ns: wide.left_out_ns, number })
 }
 
-/// Mean over the batches of all their predicted work over all ranks, in nanoseconds: forward and backward of both
-/// components without recomputation, each at the rate of the whole batch. No step is shorter. Where layers are cut, all
-/// ranks of a tensor group do their part at the same time.
+/// The work bound: all predicted work of a global batch divided by the number of ranks, in nanoseconds, as a mean over the
+/// batches. No step is shorter.
+///
+/// The work is forward and backward of both components without recomputation, at the rate of the whole batch. If layers
+/// are cut, the cost model has the time of one rank of a tensor group, so it counts once for each rank of the group.
 pub(crate) fn work_bound_ns(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> u64 {
     let work_ns = |batch: &Vec<SampleIndex>| {
         let whole = MicrobatchShape::pack(batch.iter().map(|sample| &input.shapes[sample.index()]));
@@ -215,7 +219,7 @@ fn judge_all(
     Ok(())
 }
 
-/// Candidates judged at most to find a number of microbatches with which a plan fits.
+/// The most candidates that are judged to find a number of microbatches with which a plan fits.
 const FITTING_JUDGEMENTS_MAX: usize = 24;
 
 /// A number of microbatches other than `own` with which some candidate fits, the nearest to it that was found.
@@ -245,11 +249,11 @@ fn fitting_num_microbatches(
     Ok(None)
 }
 
-/// Global batches as training draws them, whole ones only where there are any: the smaller last batch of an
-/// epoch would make the mean too short.
+/// The global batches on which candidates are judged, drawn as training draws them. The smaller last batch of an epoch is
+/// left out, because it would make the mean too short, unless there is no other.
 ///
-/// The first ones; where giants are deferred over more steps than that, as many steps spread over the first window, its
-/// last one among them: there the giants stand.
+/// They are the first batches of the run. If giants are deferred over more steps than that, the batches are spread over
+/// the first window of deferral, and its last step is one of them: that is where the giants are.
 pub(crate) fn sampled_batches(input: &SearchInput<'_>) -> Result<Vec<Vec<SampleIndex>>, PlanError> {
     let num_samples = u32::try_from(input.shapes.len()).unwrap_or(u32::MAX);
     let batches = GlobalBatches::new(num_samples, input.global_batch_size, input.seed)?;

@@ -31,8 +31,8 @@ const DENSE_RANKS: u32 = 1_024;
 /// As [`DENSE_RANKS`], where layers are cut over several ranks or the encoder has several stages.
 const DENSE_WIDE_RANKS: u32 = 128;
 
-/// Numbers of encoder replicas to try on `num_ranks` ranks: all up to `dense` ranks; beyond them half as many that are
-/// evenly spread, and the powers of two with their neighbours.
+/// Numbers of encoder replicas to try on `num_ranks` ranks. Up to `dense` ranks: all numbers. With more ranks: `dense` / 2
+/// numbers that are evenly spread, and the powers of two with their neighbours.
 fn encoder_counts(num_ranks: u32, dense: u32) -> BTreeSet<u32> {
     if num_ranks <= dense {
         return (1..num_ranks).collect();
@@ -55,7 +55,8 @@ pub fn layouts(num_ranks: u32) -> Vec<Layout> {
     layouts_with(num_ranks, 1, [1, 1])
 }
 
-/// As [`layouts`], with so many encoder stages and tensor parallel degrees of encoder and LLM backbone, each at least 1.
+/// As [`layouts`], with `encoder_stages` stages of the encoder, and with these tensor degrees of encoder and LLM backbone.
+/// All of them are at least 1.
 pub(crate) fn layouts_with(
     num_ranks: u32,
     encoder_stages: u32,
@@ -79,7 +80,7 @@ pub(crate) fn layouts_with(
     layouts
 }
 
-/// Whether each tensor group of the layout stands on one node of so many ranks.
+/// Whether all ranks of each tensor group are on one node. Nodes have `ranks_per_node` ranks.
 fn groups_within_nodes(layout: &Layout, ranks_per_node: u32) -> bool {
     let ranks_per_node = ranks_per_node.max(1);
     let is_within = |first: u32, degrees: ComponentLayout| {
@@ -110,11 +111,12 @@ pub(crate) fn microbatch_counts(global_batch_size: u32, replicas: u32) -> Vec<u3
     counts
 }
 
-/// Microbatches that a colocated rank may have at most, unless told: each takes the fewest that fit its memory.
+/// The most microbatches of a colocated rank, unless somebody asks for a number. A rank takes the fewest that fit its
+/// memory, so this is only a limit.
 pub(crate) const COLOCATED_MICROBATCHES: u32 = 16;
 
-/// All colocated candidates: both components on every rank, with each sharding and each mode of recomputation. Parameters
-/// are also cut over the ranks of a node alone, where there are several nodes: groups of them hold copies.
+/// All colocated candidates: both components on every rank, with each sharding and each mode of recomputation. If there
+/// are several nodes, parameters are also sharded over the ranks of one node only: then every node holds a whole copy.
 pub(crate) fn colocated(
     num_ranks: u32,
     ranks_per_node: u32,
@@ -146,7 +148,7 @@ pub(crate) fn colocated(
         .collect()
 }
 
-/// What pipelines must keep that needs no times.
+/// The rules for pipelines that can be checked without any times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {
     /// Ranks of the cluster, and of a node.
@@ -159,12 +161,12 @@ pub(crate) struct Rules<'a> {
     pub(crate) global_batch_size: u32,
     /// The one number of microbatches to take, if given.
     pub(crate) num_microbatches: Option<u32>,
-    /// What is asked for.
+    /// The candidates to which the search is restricted.
     pub(crate) only: &'a Only,
 }
 
 impl<'a> Rules<'a> {
-    /// Those of a search, whose model has so many layers.
+    /// The rules of a search; `model` says how many layers there are.
     pub(crate) fn of(input: &'a SearchInput<'_>, model: &CostModel) -> Self {
         Self {
             ranks: [input.cluster.num_ranks, input.cluster.ranks_per_node],
@@ -176,13 +178,13 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Pipelines of whole layers with encoders of one stage; where other degrees are asked for, of those.
+    /// Pipelines with whole layers and one encoder stage. If other degrees are asked for, pipelines with those instead.
     pub(crate) fn plain(&self) -> Vec<Layout> {
         let [encoder, llm] = self.only.tensor_degrees().map(|degree| degree.unwrap_or(1));
         self.with_chunks(layouts_with(self.ranks[0], self.only.encoder_stages().unwrap_or(1), [encoder, llm]))
     }
 
-    /// The layouts with as many chunks as are asked for on each pipeline rank; without, where there is one such rank.
+    /// The layouts with as many chunks on each pipeline rank as are asked for. A pipeline of one rank has no chunks.
     pub(crate) fn with_chunks(&self, layouts: Vec<Layout>) -> Vec<Layout> {
         let chunks = self.only.chunks().unwrap_or(1);
         let of = |layout: Layout| {
@@ -191,8 +193,8 @@ impl<'a> Rules<'a> {
         layouts.into_iter().map(of).collect()
     }
 
-    /// The candidates of such degrees, and the rejections that need no profile's times. `ways` are a layout's shardings and
-    /// cuts into stages.
+    /// The candidates with the degrees of `layouts`, and the rejections by rules that need no times. `ways` gives the layouts
+    /// to try for each of them: its shardings and cuts into stages.
     pub(crate) fn pipelines(
         &self,
         layouts: Vec<Layout>,

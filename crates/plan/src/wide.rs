@@ -1,8 +1,8 @@
 //! Beyond plain pipelines: layers cut over the ranks of a tensor group, encoders of several stages, states cut over
 //! replicas, layers cut unevenly into stages, recomputation where memory is tight.
 //!
-//! They are many times the plain ones. So they come in after those: degrees whose least work alone takes longer than the
-//! best estimate of a plain pipeline are left out as a whole.
+//! There are many times more of these candidates than of plain ones. So they come second: if the least work of some
+//! degrees already takes longer than the best estimate of a plain pipeline, all candidates of these degrees are left out.
 
 use crate::bound::work_min_ns;
 use crate::contender::{Contender, Known};
@@ -18,14 +18,14 @@ use std::collections::BTreeSet;
 /// Numbers of encoder stages that are tried where none is asked for.
 const ENCODER_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
-/// Candidates beyond the plain ones, and the least steps of degrees that were left out, in nanoseconds.
+/// Candidates beyond the plain ones. `left_out_ns` has the least step of each layout that was left out, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Wide {
     pub(crate) space: Space,
     pub(crate) left_out_ns: Vec<u64>,
 }
 
-/// Pipelines with cut layers or several encoder stages. `plain` are the contenders without.
+/// Pipelines with cut layers or several encoder stages. `plain` are the contenders that have neither.
 pub(crate) fn wide(
     input: &SearchInput<'_>,
     rules: &Rules<'_>,
@@ -79,7 +79,7 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
         let most = rules.num_microbatches.unwrap_or_else(|| {
             of_rank.max(crate::space::COLOCATED_MICROBATCHES).min(rules.global_batch_size)
         });
-        // ZeRO-2 is ZeRO-1 in time and memory.
+        // ZeRO-2 takes as much time and memory as ZeRO-1 here. It is a candidate only if it is asked for.
         let shardings = Zero::ALL.into_iter().filter(|&zero| match zero {
             Zero::Nothing => true,
             Zero::Gradients => dp > 1 && rules.only.zero() == Some(zero),
@@ -98,7 +98,8 @@ pub(crate) fn colocated_groups(rules: &Rules<'_>, models: &Models) -> Vec<Candid
     candidates
 }
 
-/// The step that a pipeline must promise to be looked at: the shortest estimate of those that fit, in nanoseconds.
+/// The shortest estimated step of the pipelines that seem to fit, in nanoseconds. A further pipeline is looked at only if
+/// its least step is not above this. `None`: all are looked at.
 fn limit_ns(input: &SearchInput<'_>, contenders: &[Contender]) -> Option<u64> {
     let fitting = contenders.iter().filter(|one| !one.candidate.layout.is_colocated() && !one.rough.is_over);
     match input.effort {
@@ -107,8 +108,8 @@ fn limit_ns(input: &SearchInput<'_>, contenders: &[Contender]) -> Option<u64> {
     }
 }
 
-/// Pipelines of `candidates` that recompute: all but those whose memory is ample without, as `contenders` say, and those
-/// whose least work takes too long then.
+/// The pipelines of `candidates` once more, with recomputation. Two kinds are left out: those that have memory enough
+/// without, as `contenders` say, and those whose least work with recomputation already takes too long.
 pub(crate) fn recomputing(
     input: &SearchInput<'_>,
     models: &Models,
@@ -143,8 +144,8 @@ pub(crate) fn recomputing(
         .collect()
 }
 
-/// The shardings and cuts of a pipeline that are worth a look: of two shardings that one whose ends of the step and whose
-/// memory are both less; the even cut, and the one that makes the longest stage shortest.
+/// The shardings and cuts of a pipeline that are worth a look. Cuts: the even one, and the one that makes the longest stage
+/// shortest. Shardings: if one of two is better in both the end of the step and memory, only that one.
 pub(crate) fn ways(
     input: &SearchInput<'_>,
     model: &CostModel,
@@ -156,14 +157,15 @@ pub(crate) fn ways(
     cuts.flat_map(|layout| shardings(input, model, &layout)).collect()
 }
 
-/// The layout with each sharding that is asked for; where none is, with those that no other beats in time and memory.
+/// The layout with the sharding that is asked for. If none is, with each sharding that no other beats in both time and
+/// memory.
 fn shardings(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<Layout> {
     let of = |zero| Layout { zero, ..*layout };
     let is_able = |layout: &Layout| has_llm_stages(model.is_tied(), layout);
     if let Some(zero) = input.only.zero() {
         return PIPELINE_SHARDINGS.into_iter().filter(|&able| able == zero).map(of).filter(is_able).collect();
     }
-    // ZeRO-2 is ZeRO-1 here.
+    // In pipelines ZeRO-2 takes as much time and memory as ZeRO-1, so it need not be tried.
     let [whole, cut] = [of(Zero::Nothing), of(Zero::States)];
     if layout.encoder.dp.max(layout.llm.dp) == 1 || !is_able(&cut) {
         return vec![whole];
@@ -179,7 +181,8 @@ fn shardings(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec
     }
 }
 
-/// The end of the step, in nanoseconds, and what is held whatever the samples, in bytes, of each stage of a layout.
+/// Two numbers for each stage of a layout: the end of the step (reduction and optimizer) in nanoseconds, and the bytes that
+/// do not depend on samples.
 fn ends(input: &SearchInput<'_>, model: &CostModel, layout: &Layout) -> Vec<u64> {
     let probe = Candidate { layout: *layout, num_microbatches: 1, recompute: Recompute::None };
     let settings = probe.settings(input);
