@@ -1,12 +1,12 @@
 //! Idle time by cause, of simulated and of measured steps.
 //!
-//! The step is simulated several times with the same order and the same replicas feeding each other. Each line is a
-//! total over all ranks:
+//! The step is simulated several times, each time with one cause of waiting taken away. The order of actions stays the
+//! same, and so do the replicas that feed each other. Each line is a total over all ranks:
 //!
 //! ```text
-//! uniform = idle if every F took the mean F, and so for B, I and W; no transfer, no tails, all data there
-//! free    = idle with the real durations and tails; no transfer, all data there
-//! waits   = what it adds to the idle time that ranks start when their data is there
+//! uniform = idle if every F took the mean F, and so for B, I and W; no transfer, no tails, no wait for data
+//! free    = idle with the real durations and tails; no transfer, no wait for data
+//! waits   = idle that is added if ranks can start only when their data is there
 //! actual  = idle as simulated or measured            = ranks x makespan - actions - tails
 //!
 //! ramp      = min(uniform, free, actual)
@@ -15,9 +15,9 @@
 //! transfer  = what is left
 //! ```
 //!
-//! The means are over all ranks and microbatches, rounded down. `free <= actual` always holds in a
-//! simulation, since a transfer delays and never hastens; in a measurement it may fail where clocks disagree.
-//! `uniform` may exceed `free` where uneven work happens to fill and drain faster: then all of it is ramp.
+//! The means are over all ranks and microbatches, rounded down. In a simulation `free <= actual` always holds, because a
+//! transfer can only delay an action. In a measurement it may fail if the clocks of two machines disagree.
+//! `uniform` may exceed `free` if uneven work happens to fill and drain the pipeline faster: then all of `free` is ramp.
 
 use crate::engine::Times;
 use crate::error::{SimError, Violation};
@@ -32,7 +32,7 @@ pub(crate) fn split(simulator: &mut Simulator, makespan_ns: u64) -> Idle {
     by_cause(simulator, ranks * makespan_ns - busy_ns)
 }
 
-/// `actual_ns` of idle time split by cause.
+/// The idle time `actual_ns` of all ranks, split by cause.
 fn by_cause(simulator: &mut Simulator, actual_ns: u64) -> Idle {
     let free_ns = simulator.free_idle_ns().min(u128::from(actual_ns)) as u64;
     let ramp = simulator.uniform_idle_ns().min(u128::from(free_ns)) as u64;
@@ -69,7 +69,7 @@ impl Simulator {
         u128::from(self.end_ns(true))
     }
 
-    /// Idle time of all ranks with the real durations and tails, no transfer and all data there, in nanoseconds.
+    /// Idle time of all ranks with the real durations and tails, without transfers and waits for data, in nanoseconds.
     fn free_idle_ns(&mut self) -> u128 {
         let busy_ns: u128 = self.durations_ns.iter().chain(&self.tails_ns).map(|&ns| u128::from(ns)).sum();
         self.makespan_with(0, &[]) * self.graph.num_ranks() as u128 - busy_ns
@@ -144,9 +144,9 @@ impl Simulator {
 
 /// Idle time by cause of a measured step, over the span from its first start to its last end.
 ///
-/// The causes are those of a simulated step, from the measured durations put into `input`'s layout, order and
-/// feeds. What they do not explain is counted as transfer: data under way, and whatever else kept a rank from
-/// starting in time. The tails of `input` take no part, since spans do not show them.
+/// The measured durations are put into `input`, which gives layout, order and feeds. Simulating that gives the causes.
+/// Idle time that they do not explain counts as transfer: data under way, and whatever else kept a rank from starting in
+/// time. The tails of `input` are not used, because spans do not show them.
 ///
 /// # Errors
 /// As [`measured_timeline`].
@@ -166,7 +166,7 @@ pub fn measured_timeline(input: &StepInput, measured: &[Span]) -> Result<Timelin
     measured_by(input, measured, Simulator::new)
 }
 
-/// As [`measured_timeline`], of a step that ran the action list of each rank in place of the pipeline order.
+/// As [`measured_timeline`], for a step whose ranks ran `lists` in place of the pipeline order.
 ///
 /// # Errors
 /// As [`measured_timeline`], and those of [`Simulator::with_lists`].
@@ -222,14 +222,14 @@ fn measured_by(
     let makespan_ns = spans.iter().map(|span| span.end_ns).max().unwrap_or(0) - first_ns;
     let num_ranks = simulator.graph.num_ranks();
     let whole_ns = makespan_ns.checked_mul(num_ranks as u64).ok_or(SimError::Overflow { num_ranks })?;
-    // Spans of a rank do not overlap and lie within the makespan, so that busy time fits the whole.
+    // The spans of a rank do not overlap and lie within the makespan. So busy time is at most ranks x makespan.
     let busy_ns: u64 = spans.iter().map(Span::duration_ns).sum();
     let idle_ns = by_cause(&mut simulator, whole_ns - busy_ns);
     Ok(Timeline { num_ranks: num_ranks as u32, makespan_ns, idle_ns, spans })
 }
 
-/// `input` with the measured duration of each action in place of its own: what the simulator needs to be
-/// judged apart from the cost model.
+/// `input` with the measured duration of each action in place of its own. With that the simulator can be judged apart
+/// from the cost model.
 ///
 /// # Errors
 /// [`SimError::Unsound`] if `input` is not sound, if an action of it was not measured or measured twice, if a
@@ -268,7 +268,7 @@ pub fn durations_of(measured: &[Span], input: &StepInput) -> Result<StepInput, S
         .collect();
     let missing = not_once.iter().filter(|&&(_, _, count)| count == 0).count();
     if let Some(&(rank, action, _)) = not_once.iter().find(|&&(_, _, count)| count == 0) {
-        // A backward counts once, or twice where it is split.
+        // A backward counts as one action, and as two if it is split.
         let is_split = |counts: &[usize; 4]| counts[2] + counts[3] > 0;
         let actions = |counts: &Counts| 2 * m + counts.0.iter().filter(|counts| is_split(counts)).count();
         let total = counts.iter().map(actions).sum();

@@ -20,8 +20,8 @@ pub struct Durations {
     pub forward_ns: Vec<Vec<u64>>,
     /// Backward of `[stage][microbatch]`, in nanoseconds.
     pub backward_ns: Vec<Vec<u64>>,
-    /// The part of the backward that gives the gradient of what came in (I), as `backward_ns`; empty where no
-    /// backward is split.
+    /// The part of the backward that gives the gradient of the stage's input (I), as `backward_ns`; empty if no backward
+    /// is split.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub input_ns: Vec<Vec<u64>>,
     /// The part that gives the gradients of the weights (W), as `input_ns`.
@@ -87,7 +87,7 @@ impl Durations {
         } else {
             violations.push(kind("durations".to_owned(), &value, "an object"));
         }
-        // A missing list was reported already. It would be reported again here, as a list of 0 stages or microbatches.
+        // A missing list has been reported already. Here it would be reported again, as a list of 0 stages.
         if rows_are_lists(&value) {
             violations.extend(durations.violations());
         }
@@ -103,7 +103,7 @@ impl Durations {
         if violations.is_empty() { Ok(()) } else { Err(unsound(violations)) }
     }
 
-    /// Microbatches of each stage, of stage 0 where they differ.
+    /// Microbatches of each stage; if stages differ, those of stage 0.
     pub(crate) fn num_microbatches(&self) -> usize {
         self.forward_ns.first().map_or(0, Vec::len)
     }
@@ -154,7 +154,7 @@ impl Durations {
             violations.push(Violation::Zero { path: "forward_ns".to_owned(), what: "stage" });
         }
         let mut lists = vec![("forward_ns", &self.forward_ns), ("backward_ns", &self.backward_ns)];
-        // Where one of the two is there, both must be.
+        // I and W go together: if one list is there, the other must be there too.
         if self.has_split() {
             lists.extend([("input_ns", &self.input_ns), ("weight_ns", &self.weight_ns)]);
         }

@@ -1,10 +1,16 @@
 //! The engine: action lists and data dependencies as a graph, and the longest path through it.
 //!
-//! A row is a stage of one replica; its rank runs it, alone or, where stages are interleaved, beside others. A
-//! slot is an action of a row: `row * width + microbatch` for a forward, `m` more for what sends the gradient on,
-//! B or I, and `2m` more for a W. The width is 2m, or 3m where a backward is split. The graph is put into
-//! topological order once; after that, timing a step is one pass over the slots, so that trying many durations
-//! on one graph costs a few nanoseconds an action.
+//! A row is a stage of one replica. A rank runs one row, or several if stages are interleaved. A slot is the number of an
+//! action of a row, with m microbatches:
+//!
+//! ```text
+//! F       row * width + microbatch              width = 2m, or 3m if some backward is split
+//! B or I  row * width + microbatch + m
+//! W       row * width + microbatch + 2m
+//! ```
+//!
+//! The graph is put into topological order once. After that, timing a step is one pass over the slots: a few nanoseconds
+//! an action. So a search can try many durations on one graph.
 
 use crate::error::SimError;
 use crate::lists::Lists;
@@ -17,7 +23,8 @@ struct Node {
     slot: u32,
     rank: u32,
     source: u32,
-    /// Over the boundary the replica; at a meeting the ranks that meet, on the first of them, 0 on the others.
+    /// If `source` is [`BOUNDARY`]: the replica. If it is [`MEETING`]: the number of ranks that meet, on the first of them,
+    /// and 0 on the others.
     replica: u32,
 }
 
@@ -38,7 +45,7 @@ pub(crate) struct Graph {
     sequence: Vec<Node>,
 }
 
-/// What a pass times. Sums must not overflow: see [`crate::simulator`].
+/// The times that one pass uses. Their sums must not overflow: see [`crate::simulator`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times<'a> {
     /// By slot.
@@ -61,9 +68,8 @@ pub(crate) struct Clock {
 impl Graph {
     /// The graph of the `rows` whose ranks run `lists`, `feeds` over the boundary.
     ///
-    /// Walks each rank as far as its inputs allow and lets it wait on the first one that is not there; the
-    /// action that ends the wait puts the rank back on the stack. *Complexity*: O(slots + edges) without a
-    /// boundary.
+    /// Walks the list of each rank until an input is missing. The rank then waits for that input; the action that makes
+    /// the input puts the rank back on the stack. *Complexity*: O(slots + edges) without a boundary.
     ///
     /// # Errors
     /// [`SimError::Deadlock`] if ranks are left that wait in a circle.
@@ -100,10 +106,11 @@ impl Graph {
         }
     }
 
-    /// The first pair of the circle in which ranks wait whose lists are done up to `cursor`.
+    /// The deadlock error: some ranks wait in a circle, and the error names the first pair of it, by rank. Rank r has
+    /// run its list up to `cursor[r]`.
     fn circle(&self, feeds: &Feeds, cursor: &[usize], is_done: &[bool]) -> SimError {
-        // Rank and input of what each rank waits at; every input stands in some list, so the wait is a
-        // circle.
+        // The slot that a rank cannot run, and the input that this slot waits for. Every input is in the list of some
+        // rank, so following the waits ends in a circle.
         let waits = |rank: usize| -> (u32, u32) {
             let slot = self.lists.of(rank)[cursor[rank]];
             (slot, self.missing_input(slot, feeds, is_done).unwrap_or(slot))
@@ -136,7 +143,7 @@ impl Graph {
         }
     }
 
-    /// The same graph where all ranks start each action together. All must run the same actions in the same order.
+    /// The same graph, but all ranks start each action together. They must run the same actions in the same order.
     pub(crate) fn meeting(mut self) -> Self {
         self.sequence.clear();
         let num_ranks = self.num_ranks();
@@ -153,11 +160,12 @@ impl Graph {
         self
     }
 
-    /// The graph of many replicas that run the lists of a pipeline: `pipeline_rank` is the rank of this graph whose list
-    /// each of the `num_ranks` runs, `row_at` the row of a stage of such a rank, and `rows_of` gives all rows of a stage.
+    /// The graph of many replicas. This graph is one pipeline, and each of the `num_ranks` ranks runs one of its lists:
+    /// that of the rank which `pipeline_rank` gives. `row_at` gives the row of a stage on a rank, and `rows_of` gives all
+    /// rows of a stage.
     ///
-    /// No deadlock is possible, whoever feeds whom: each dependency between two rows is one between their
-    /// stages, so the order of the pipeline, with every action done on all rows of its stage at once, is a
+    /// No deadlock is possible, whichever replicas feed each other. Every dependency between two rows is also one between
+    /// their stages. So the topological order of the pipeline, with each action done on all rows of its stage, is a
     /// topological order of the whole.
     pub(crate) fn replicate<R: Iterator<Item = u32>>(
         &self,
@@ -215,7 +223,7 @@ impl Graph {
         first
     }
 
-    /// Where a row's F, or its B or I, takes its input from.
+    /// Where a row takes the input of its F from, or of its B or I.
     fn source(&self, row: usize, is_forward: bool) -> Source {
         let wired = &self.rows[row];
         if is_forward { wired.forward } else { wired.backward }
@@ -232,12 +240,12 @@ impl Graph {
         let rank = self.rows[row].rank;
         let alone = Node { slot, rank, source: NOTHING, replica: 0 };
         if kind == ActionKind::W {
-            // Its I stands before it in the list of its rank.
+            // A W needs only its own I, which comes earlier in the list of the same rank.
             return alone;
         }
         match self.source(row, kind == ActionKind::F) {
             Source::Nothing => alone,
-            // It stands before this in the list of the rank, and nothing is sent.
+            // The other row is on the same rank. Its action comes earlier in the list, and nothing is sent.
             Source::Row(other) if self.rows[other as usize].rank == rank => alone,
             Source::Row(other) => Node { source: self.at_row(slot, other), ..alone },
             Source::Boundary { replica } => Node { source: BOUNDARY, replica, ..alone },
@@ -248,7 +256,7 @@ impl Graph {
     fn missing_input(&self, slot: u32, feeds: &Feeds, is_done: &[bool]) -> Option<u32> {
         let is_missing = |input: &u32| !is_done[*input as usize];
         let (row, kind, microbatch) = self.lists.decode(slot);
-        // A backward needs what its own forward kept. A W needs what its I left.
+        // A backward needs the activations that its own forward kept. A W needs what its I kept.
         let own = (kind != ActionKind::F).then(|| slot - self.lists.num_microbatches as u32);
         if let Some(own) = own.filter(is_missing) {
             return Some(own);
@@ -277,8 +285,8 @@ impl Graph {
         self.run_from(0, times, clock);
     }
 
-    /// Times the actions from `position` of the topological order on. The clock holds the ends of those before,
-    /// and the last of them on each rank.
+    /// Times the actions from `position` of the topological order on. For the actions before `position` the clock must
+    /// already hold their ends, and the last end on each rank.
     pub(crate) fn run_from(&self, position: usize, times: &Times, clock: &mut Clock) {
         let &Times { durations_ns, feeds, order, transfer_ns } = times;
         let (m, width) = (self.lists.num_microbatches, self.lists.width);
@@ -312,8 +320,8 @@ impl Graph {
         }
     }
 
-    /// Whether ranks exchange features before the LLM's forward of a microbatch, or their gradients before the
-    /// encoder's backward, as some encode samples of others.
+    /// Whether colocated ranks exchange something before this action, because some ranks encode samples of others. They
+    /// exchange features before the LLM's forward, and gradients of features before the encoder's backward.
     fn is_exchanged(&self, slot: u32, feeds: &Feeds, order: &[u32]) -> bool {
         let (row, kind, microbatch) = self.lists.decode(slot);
         let is_forward = kind == ActionKind::F;
@@ -321,7 +329,7 @@ impl Graph {
         is_over && feeds.exchanges.get(order[microbatch] as usize).is_some_and(|&is_exchanged| is_exchanged)
     }
 
-    /// `[position][rank]`: actions of each rank before each of `positions` in the topological order.
+    /// `[position][rank]`: how many actions of each rank come before each of `positions` in the topological order.
     pub(crate) fn actions_before(&self, positions: &[usize]) -> Vec<u32> {
         let num_ranks = self.num_ranks();
         let mut by_position: Vec<usize> = (0..positions.len()).collect();

@@ -104,7 +104,7 @@ pub enum Violation {
         /// How many that has.
         expected: usize,
     },
-    /// LLM replicas that an encoder replica feeds, out of order or past the last.
+    /// LLM replicas that an encoder replica feeds are not in ascending order, or there is no such replica.
     Fed {
         /// The place, as in `feeds[1][0]`.
         path: String,
@@ -118,12 +118,12 @@ pub enum Violation {
         /// The degree.
         degree: u32,
     },
-    /// Components on the same ranks whose degrees differ, or with several stages.
+    /// Colocated components have different degrees, or several stages.
     Colocated {
         /// The layout.
         layout: Layout,
     },
-    /// Ranks that start each action together, with different lists.
+    /// Ranks must start each action together, but their lists differ.
     Apart {
         /// The rank whose list is not that of rank 0.
         rank: usize,
@@ -133,13 +133,13 @@ pub enum Violation {
         /// Actions of the step.
         actions: u128,
     },
-    /// An action does not stand once in its list, or was not measured once.
+    /// An action is not in its list exactly once, or was not measured exactly once.
     NotOnce {
         /// The list, as in `lists[2]`.
         path: String,
         /// The action.
         action: Action,
-        /// How often it stands there.
+        /// How often it is there.
         count: usize,
     },
     /// Actions of the step that were not measured.
@@ -153,15 +153,15 @@ pub enum Violation {
         /// The first.
         action: Action,
     },
-    /// Stages or microbatches that cannot be dealt out evenly.
+    /// Things that cannot be dealt out evenly, for example 6 stages over 4 ranks.
     Uneven {
-        /// How many there are.
+        /// How many things there are.
         count: u32,
-        /// Of what.
+        /// The name of the things, as in `stages`.
         what: &'static str,
-        /// Over how many they are dealt.
+        /// Over how many parts they are dealt.
         parts: u32,
-        /// Of what.
+        /// The name of the parts, as in `ranks`.
         of: &'static str,
     },
     /// A pipeline order that cannot be simulated as asked.
@@ -182,7 +182,7 @@ pub enum Violation {
         /// What the rank may hold.
         cap: u64,
     },
-    /// A backward that stands in its list both whole and split.
+    /// A backward that is in its list both whole and split.
     Both {
         /// The list, as in `lists[2]`.
         path: String,

@@ -4,10 +4,10 @@
 //! data under way. Durations alone do not show how much each of these costs. This crate simulates one step:
 //! [`simulate`] for one pipeline given as [`Durations`], [`simulate_step`] for a whole layout with encoder and LLM
 //! replicas given as [`StepInput`]. Both give a [`Timeline`] with the makespan, every span, and the idle time split
-//! into ramp, imbalance, transfer and data wait. [`order::actions`] are the lists that are timed, and the lists that
-//! the runtime runs; lists made for the durations of one step come from `dflop_step::lists`. [`idle_of`] splits a
-//! measured step by the same causes, and [`perfetto`] lays both one above the other. [`Simulator`] is for searches
-//! that time one step many times.
+//! into ramp, imbalance, transfer and data wait. [`order::actions`] gives the action lists: the simulator times the same
+//! lists that the runtime runs. Lists made for the durations of one step come from `dflop_step::lists`. [`idle_of`]
+//! splits a measured step by the same causes, and [`perfetto`] draws both steps one above the other. [`Simulator`] is for
+//! searches that time one step many times.
 //!
 //! # Examples
 //! ```
@@ -69,7 +69,7 @@ use dflop_types::{Action, PipelineOrder, Timeline};
 ///
 /// Each action starts as soon as its rank is free and its input has arrived. Transfers take `transfer_ns` and
 /// do not occupy the rank. 0 microbatches give an empty timeline.
-/// Data-aware lists are not made here: the order stands for 1F1B, as in [`order::actions`].
+/// Data-aware lists are not made here: a data-aware order is simulated as 1F1B, as in [`order::actions`].
 ///
 /// *Complexity*: O(p m).
 ///
@@ -80,9 +80,10 @@ pub fn simulate(durations: &Durations, order: PipelineOrder) -> Result<Timeline,
     Simulator::of_pipeline(durations, order).map(|mut simulator| simulator.timeline())
 }
 
-/// The timeline of one pipeline whose p stages are dealt round over `num_ranks`, under interleaved 1F1B.
+/// The timeline of one pipeline under interleaved 1F1B. Its p stages are dealt round over `num_ranks`: stage s is on rank
+/// s modulo `num_ranks`.
 ///
-/// What stays on its rank takes no transfer. *Complexity*: O(p m).
+/// An output that stays on its rank takes no transfer. *Complexity*: O(p m).
 ///
 /// # Errors
 /// As [`simulate`], and those of [`order::interleaved`].
@@ -92,11 +93,11 @@ pub fn simulate_interleaved(durations: &Durations, num_ranks: u32) -> Result<Tim
 
 /// The timeline of one step of a layout with encoder and LLM replicas.
 ///
-/// Within a replica a forward waits for the stage before and a backward for the stage after. Over the
-/// boundary, a forward of the first LLM stage waits for every encoder replica that feeds it in this
-/// microbatch, and a backward of the last encoder stage for every LLM replica that it feeds. After its last
-/// action a rank meets all ranks of its component; then each takes its tail. The makespan ends with the last
-/// tail. Spans hold the actions alone, so that idle time + spans + tails = ranks x makespan.
+/// Within a replica, a forward waits for the stage before and a backward for the stage after. Over the boundary, a
+/// forward of the first LLM stage waits for every encoder replica that feeds it in this microbatch. A backward of the last
+/// encoder stage waits for every LLM replica that it feeds. After its last action a rank waits for all ranks of its
+/// component; then each takes its tail (reduction and optimizer). The makespan ends with the last tail. Spans hold the
+/// actions alone, so that idle time + spans + tails = ranks x makespan.
 ///
 /// *Complexity*: O(actions + pairs that feed each other).
 ///

@@ -1,4 +1,4 @@
-//! Lists: what each rank runs, in which order, as slots.
+//! Lists: which actions each rank runs, in which order. An action is written as its slot (`engine.rs` says how).
 
 use dflop_types::ActionKind;
 
@@ -27,7 +27,7 @@ impl Lists {
         }
     }
 
-    /// Adds an action to the list of the rank that is being written. The width must have a place for it.
+    /// Adds an action to the list of the rank that is being written. A W needs lists made with `has_split`.
     pub(crate) fn push(&mut self, row: usize, kind: ActionKind, microbatch: usize) {
         let m = self.num_microbatches;
         let local = match kind {

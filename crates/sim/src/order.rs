@@ -7,12 +7,12 @@ use dflop_types::{Action, ActionKind, Layout, PipelineOrder, Rank, StageIndex};
 ///
 /// *GPipe*: all forwards, then all backwards, both from microbatch 0. *1F1B*: stage s of p does
 /// min(m, p - 1 - s) forwards to warm up, then one forward and one backward in turn, then the backwards that
-/// are left; at most p - s microbatches are in flight. *Zero-bubble*: as 1F1B, with the backward split, and the
-/// W of each microbatch s places behind its I; every rank holds at most p microbatches, as the first does under
-/// 1F1B. Every replica of a stage runs the same list.
+/// are left. At most p - s microbatches are in flight. *Zero-bubble*: as 1F1B with the backward split into I and W; stage
+/// s runs the W of a microbatch s microbatches after its I. Every rank holds at most p microbatches, as many as the first
+/// rank holds under 1F1B. Every replica of a stage runs the same list.
 ///
-/// *Interleaved* is 1F1B where a rank has one stage, as here; [`interleaved`] is for several. *Data-aware* has no
-/// list before the durations are known (`dflop_step::lists::data_aware`); until then it is 1F1B.
+/// *Interleaved* is the same as 1F1B here, because each rank has one stage; [`interleaved`] is for several. *Data-aware*
+/// lists need durations (`dflop_step::lists::data_aware`); without them the list is that of 1F1B.
 ///
 /// *Complexity*: O(m).
 ///
@@ -48,11 +48,11 @@ pub fn actions(
     list
 }
 
-/// The actions of `rank` in `layout`: those of its stage in the pipeline order. In a colocated layout every rank takes
-/// one microbatch after another through both components, whatever the order; `None` past the last rank.
+/// The actions of `rank` in `layout`, in the pipeline order; `None` past the last rank. In a colocated layout every rank
+/// takes one microbatch after another through both components, whatever the order.
 ///
-/// Where stages are interleaved, ranks of the LLM backbone pass the microbatches in rounds as [`interleaved`] does, and
-/// those of the encoder run one more forward ahead of each backward than the stage behind them.
+/// If stages are interleaved, ranks of the LLM backbone run the microbatches in rounds as [`interleaved`] does. An encoder
+/// stage has run one more forward at each backward than the stage it feeds.
 ///
 /// # Examples
 /// ```
@@ -145,7 +145,8 @@ fn of_interleaved(
             fed += 1;
             continue;
         }
-        // A stage that runs no fewer forwards ahead than the stage it feeds never keeps it waiting in a circle.
+        // Before each backward, this stage has run at least as many forwards as the stage it feeds. So the two never wait
+        // for each other in a circle.
         let until = num_microbatches.min(fed + num_ahead);
         list.extend((next..until).map(|microbatch| Action { stage, kind: ActionKind::F, microbatch }));
         next = next.max(until);
@@ -154,11 +155,11 @@ fn of_interleaved(
     list
 }
 
-/// The interleaved 1F1B list of `rank`: `num_stages` dealt round over `num_ranks`, so that rank r runs the stages
-/// r, r + p, r + 2p and so on: its chunks.
+/// The interleaved 1F1B list of `rank`. The `num_stages` stages are dealt round over p = `num_ranks` ranks: rank r runs the
+/// stages r, r + p, r + 2p and so on, which are its v chunks.
 ///
-/// The microbatches pass in rounds of about as many as there are ranks, each round through all chunks of a rank.
-/// With one chunk a rank it is 1F1B. Until the first backward, rank r of p with v chunks runs
+/// Microbatches are taken in rounds of about p. A rank runs all microbatches of a round through its first chunk, then
+/// through its second one, and so on. With one chunk on each rank the list is that of 1F1B. To warm up, rank r runs
 /// (v - 1) x microbatches of the first round + 2 (p - 1 - r) forwards.
 ///
 /// *Complexity*: O(m v).
@@ -179,8 +180,8 @@ fn of_interleaved(
 /// ```
 ///
 /// # References
-/// Narayanan et al., 2021, arXiv 2104.04473, section 2.2; rounds of other than `num_ranks` microbatches as PyTorch's
-/// `ScheduleInterleaved1F1B` makes them, where they are equal.
+/// Narayanan et al., 2021, arXiv 2104.04473, section 2.2, for rounds of `num_ranks` microbatches. If all rounds are equal
+/// but have another number of microbatches, they are those of PyTorch's `ScheduleInterleaved1F1B`.
 pub fn interleaved(
     rank: Rank,
     num_ranks: u32,
@@ -199,7 +200,7 @@ pub fn interleaved(
         .list(rank, false))
 }
 
-/// How microbatches pass ranks that hold several chunks: in rounds as even as can be, the longer first.
+/// The rounds in which microbatches pass ranks with several chunks. They are as even as possible, the longer ones first.
 #[derive(Debug, Clone, Copy)]
 struct Rounds {
     ranks: u32,
@@ -216,7 +217,7 @@ impl Rounds {
         (0..count).map(move |round| (round * least + round.min(longer), least + u32::from(round < longer)))
     }
 
-    /// The actions of `rank`, stages counted from 0; all forwards first where `is_gpipe`.
+    /// The actions of `rank`, with stages counted from 0. With `is_gpipe` all forwards come first.
     fn list(self, rank: Rank, is_gpipe: bool) -> Vec<Action> {
         let turns = |kind: ActionKind| {
             let chunk = move |turn| if kind == ActionKind::F { turn } else { self.chunks - 1 - turn };

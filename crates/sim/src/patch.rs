@@ -1,10 +1,10 @@
-//! One microbatch of a simulator replaced: what a search changes between two timings.
+//! Replacing one microbatch of a simulator. A search does that between two timings.
 
 use crate::simulator::Simulator;
 use crate::wiring::Rows;
 use dflop_types::Layout;
 
-/// What one microbatch takes on every row ([`crate::StepInput::forward_ns`]), and who feeds whom.
+/// The times of one microbatch on every row ([`crate::StepInput::forward_ns`]), and which replicas feed each other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MicrobatchDurations {
     /// Forward by row, in nanoseconds.
@@ -15,18 +15,19 @@ pub struct MicrobatchDurations {
     pub input_ns: Vec<u64>,
     /// W by row, in nanoseconds; empty where no backward is split.
     pub weight_ns: Vec<u64>,
-    /// By encoder replica the LLM replicas that it feeds, as a column of [`crate::StepInput::feeds`].
+    /// For each encoder replica the LLM replicas that it feeds, as in one entry of [`crate::StepInput::feeds`].
     pub feeds: Vec<Vec<u32>>,
 }
 
 impl Simulator {
-    /// Replaces microbatch `at` of a simulator of `layout` under a pipeline order; the next timing has it.
+    /// Replaces microbatch `at` of a simulator that was made for `layout` under a pipeline order. The next timing uses the
+    /// new times.
     ///
-    /// *Complexity*: O(rows), and O(microbatches x replicas) where another replica feeds another than before.
+    /// *Complexity*: O(rows), and O(microbatches x replicas) if the feeds change.
     ///
     /// # Panics
-    /// If there is no such microbatch, one that was swapped, or a list has another length than the layout gives. Times
-    /// whose sum overflows are the caller's to keep away.
+    /// If there is no microbatch `at`, if microbatches were swapped, or if a list does not have the length that the layout
+    /// gives. The caller must make sure that the sum of all times does not overflow.
     pub fn set_microbatch(&mut self, at: usize, layout: Layout, times: &MicrobatchDurations) {
         let lists = &self.graph.lists;
         let (m, width, num_rows) = (lists.num_microbatches, lists.width, self.graph.rows.len());

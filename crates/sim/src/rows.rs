@@ -1,8 +1,8 @@
-//! Durations by row and microbatch, as borrowed from a step or from a file of durations.
+//! Durations by row and microbatch, borrowed from a step or from a file of durations.
 
 use crate::lists::Lists;
 
-/// Durations by `[row][microbatch]`; the split ones are empty where no backward is split.
+/// Durations by `[row][microbatch]`. Those of I and W are empty if no backward is split.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_field_names, reason = "a unit stands last in a name")]
 pub(crate) struct DurationRows<'a> {
@@ -13,7 +13,7 @@ pub(crate) struct DurationRows<'a> {
 }
 
 impl DurationRows<'_> {
-    /// By the slots of `lists`; 0 for a slot that no action takes.
+    /// The durations in one list, indexed by the slots of `lists`; 0 for a slot without an action.
     pub(crate) fn by_slot(&self, lists: &Lists) -> Vec<u64> {
         let m = lists.num_microbatches;
         let mut flat = Vec::with_capacity(self.forward_ns.len() * lists.width);

@@ -1,4 +1,4 @@
-//! The simulator: an input made ready once, timed as often as one likes.
+//! The simulator: a step is checked and made ready once, and can then be timed many times.
 
 use crate::durations::Durations;
 use crate::engine::{Clock, Graph, Times};
@@ -45,36 +45,37 @@ pub struct Simulator {
     pub(crate) durations_ns: Vec<u64>,
     /// Tail of each rank.
     pub(crate) tails_ns: Vec<u64>,
-    /// When each rank has its data; empty where all have it from the start.
+    /// When each rank has its data; empty if all ranks have it from the start.
     pub(crate) ready_ns: Vec<u64>,
     pub(crate) transfer_ns: u64,
-    /// The microbatch of the input that stands at each place: 0, 1, ... m - 1 until two swap.
+    /// The order of the microbatches now: `standing[j]` is the microbatch of the input that is the j-th one. It is 0, 1,
+    /// ... m - 1 until two of them swap.
     pub(crate) standing: Vec<u32>,
     pub(crate) clock: Clock,
-    /// Whether the lists are a pipeline order's, which no order of microbatches can deadlock.
+    /// Whether the lists are those of a pipeline order. Then no order of microbatches can deadlock.
     pub(crate) is_ordered: bool,
-    /// Scratch: durations and feed rows of the order that is being tried; durations of even work.
+    /// Scratch space: durations and feed rows of the order that is being tried, or durations of uniform work.
     pub(crate) tried: (Vec<u64>, Vec<u32>),
     pub(crate) swaps: Swaps,
 }
 
-/// What swaps need beside the simulator's own lists; made at the first swap.
+/// What swaps need in addition to the simulator's own lists. It is made at the first swap.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Swaps {
-    /// Whether the clock holds the step as it stands.
+    /// Whether the clock holds the times of the step in its present order.
     pub(crate) is_timed: bool,
-    /// Where the first action of each microbatch stands in the topological order.
+    /// The position of the first action of each microbatch in the topological order.
     pub(crate) first: Vec<usize>,
-    /// `[microbatch][rank]`: actions that the rank has run before that place.
+    /// `[microbatch][rank]`: how many actions the rank has run before that position.
     pub(crate) before: Vec<u32>,
-    /// The last swap; nothing to undo without it.
+    /// The last swap, which can be undone; `None` if there is none.
     pub(crate) last: Option<(usize, usize)>,
-    /// What the clock held before it. Copying all of it is faster than picking what changes.
+    /// The clock before the last swap. Copying all of it is faster than finding what changes.
     pub(crate) before_it: Clock,
 }
 
 impl Swaps {
-    /// The clock no longer holds the step as it stands.
+    /// Notes that the clock no longer holds the times of the step in its present order.
     pub(crate) fn forget(&mut self) {
         self.is_timed = false;
         self.last = None;
@@ -105,7 +106,7 @@ impl Simulator {
         let graph = pipeline.replicate(
             input.wired_rows(),
             input.layout.num_ranks(),
-            // The first stage of a rank has the number of its place in the pipeline.
+            // The number of a rank's first stage is also the rank's position in the pipeline.
             |rank| input.layout.coordinates(rank).map_or(0, |at| at.stage.index()),
             |rank, stage| input.row(rank, stage),
             |stage| input.rows_of(stage),
@@ -160,7 +161,7 @@ impl Simulator {
         }
         let mut simulator = Self::of_lists(durations, chain(p, num_ranks), lists)?;
         if num_ranks == 1 {
-            // What stays on its rank is not sent.
+            // With one rank nothing is sent.
             simulator.transfer_ns = 0;
         }
         Ok(simulator)
@@ -198,8 +199,8 @@ impl Simulator {
 
     /// The simulator, if no sum of its times overflows.
     fn checked(mut self) -> Result<Self, SimError> {
-        // No path is longer than all actions, tails and as many transfers as actions, from the time on at which
-        // the last rank has its data. Where that fits, no pass can overflow.
+        // An upper bound for every path: when the last rank has its data, then all actions, all tails, and as many
+        // transfers as actions. If this sum fits 64 bits, no pass can overflow.
         let mut times = self.durations_ns.iter().chain(&self.tails_ns).chain(self.ready_ns.iter().max());
         let work = times.try_fold(0_u64, |sum, &ns| sum.checked_add(ns));
         let transfers = self.transfer_ns.checked_mul(self.durations_ns.len() as u64);
@@ -210,7 +211,7 @@ impl Simulator {
         whole.map(|_| self).ok_or(SimError::Overflow { num_ranks })
     }
 
-    /// Makespan of the step as it stands, in nanoseconds, tails included.
+    /// Makespan of the step with its microbatches in their present order, in nanoseconds, tails included.
     ///
     /// *Complexity*: O(actions + boundary edges).
     pub fn makespan_ns(&mut self) -> u64 {
@@ -230,8 +231,8 @@ impl Simulator {
     /// *Complexity*: O(actions + boundary edges); allocates nothing after the first call.
     ///
     /// # Panics
-    /// If `order` is no permutation of the microbatches, or the simulator was made from lists, whose deadlock
-    /// freedom holds for the order given alone.
+    /// If `order` is no permutation of the microbatches, or if the simulator was made from lists: those are known to be
+    /// free of deadlock in the given order only.
     pub fn makespan_in_order(&mut self, order: &[usize]) -> u64 {
         let m = self.graph.lists.num_microbatches;
         assert!(self.is_ordered, "microbatches are ordered under a pipeline order, not under lists");
@@ -260,8 +261,8 @@ impl Simulator {
     /// When the last pass ends, in nanoseconds. With tails, the ranks of a component meet after their last
     /// actions and then take their tails.
     pub(crate) fn end_ns(&self, has_tails: bool) -> u64 {
-        // Where ranks have several rows, those of the encoder come first and are its ranks, or all are of one component: of
-        // as many rows as there are ranks, each is of the component of the rank of its number.
+        // This takes row r for rank r, although there may be more rows than ranks. It only asks for the component, and
+        // there the two agree: the encoder's rows come first, one for each of its ranks, or all rows are of one component.
         let mut meet_ns = [0; 2];
         for (row, &end_ns) in self.graph.rows.iter().zip(&self.clock.last_end_ns) {
             meet_ns[row.component] = end_ns.max(meet_ns[row.component]);

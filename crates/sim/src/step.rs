@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// One step of a layout with encoder and LLM replicas: what the simulator needs to time it.
 ///
-/// Every rank runs a forward and a backward, whole or split, for each microbatch; where it has no samples, the
-/// action is there and takes no time.
+/// Every rank runs a forward and a backward, whole or split, for each microbatch. If it has no samples in a microbatch,
+/// its actions are still there and take no time.
 ///
 /// *Invariants* (checked by [`StepInput::check`]): no degree is 0, both tensor-parallel degrees are 1 (a rank
 /// stands for its tensor-parallel group); every list has the length that the layout and `num_microbatches`
@@ -27,20 +27,21 @@ pub struct StepInput {
     pub order: PipelineOrder,
     /// Microbatches of the step, on every replica; 0 is an empty step.
     pub num_microbatches: u32,
-    /// Forward of `[row][microbatch]`, in nanoseconds. A row is a stage of a replica ([`Layout::row`]): a rank, but where
-    /// ranks hold several stages; there the encoder's rows come first, then the LLM's, each replica by replica.
+    /// Forward of `[row][microbatch]`, in nanoseconds. A row is a stage of a replica ([`Layout::row`]). If each rank holds
+    /// one stage, row r is rank r. Else the encoder's rows come first and then the LLM's, each replica by replica.
     pub forward_ns: Vec<Vec<u64>>,
     /// Backward of `[row][microbatch]`, in nanoseconds.
     pub backward_ns: Vec<Vec<u64>>,
-    /// The part of the backward that gives the gradient of what came in (I), of `[row][microbatch]`, in nanoseconds;
-    /// empty where no backward is split.
+    /// The part of the backward that gives the gradient of the stage's input (I), of `[row][microbatch]`, in nanoseconds;
+    /// empty if no backward is split.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub input_ns: Vec<Vec<u64>>,
     /// The part that gives the gradients of the weights (W), as `input_ns`. I and W together may take longer than B.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight_ns: Vec<Vec<u64>>,
-    /// `[microbatch][encoder replica]`: the LLM replicas whose samples that encoder replica holds, ascending. Most encoder
-    /// replicas feed few: a table of all pairs would be larger than all else of a step of thousands of ranks.
+    /// `[microbatch][encoder replica]`: the LLM replicas whose samples that encoder replica encodes, ascending. These are
+    /// lists because most encoder replicas feed few LLM replicas. With thousands of ranks, a table of all pairs would be
+    /// larger than the rest of the step.
     pub feeds: Vec<Vec<Vec<u32>>>,
     /// How long an action's output takes to reach another rank, in nanoseconds. Between the components of a colocated
     /// rank nothing is sent, unless ranks encode samples of each other.
@@ -49,7 +50,7 @@ pub struct StepInput {
     /// nanoseconds.
     pub tail_ns: Vec<u64>,
     /// When the data of `[rank]` is there, in nanoseconds since the start of the step. The rank starts nothing before
-    /// that. Empty where all data is there from the start.
+    /// that. Empty if all data is there from the start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ready_ns: Vec<u64>,
 }
@@ -66,7 +67,7 @@ impl StepInput {
     /// [`SimError::Unsound`] with every invariant that does not.
     pub fn check(&self) -> Result<(), SimError> {
         let mut violations = self.layout_violations();
-        // With such a layout no count below means anything.
+        // The counts are compared with the layout, so they are checked only if the layout is sound.
         if violations.is_empty() {
             self.find_wrong_counts(&mut violations);
         }
@@ -80,8 +81,8 @@ impl StepInput {
     /// Nothing if the pipeline order can be run as it is.
     ///
     /// # Errors
-    /// [`SimError::Unsound`] for interleaved 1F1B in a layout with one stage a rank, for a split backward where stages are
-    /// interleaved, and for one that has no times.
+    /// [`SimError::Unsound`] for interleaved 1F1B in a layout with one stage on each rank, for an order with split backwards
+    /// if stages are interleaved, and for such an order if there are no times of I and W.
     pub(crate) fn check_order(&self) -> Result<(), SimError> {
         if self.layout.is_colocated() {
             // Each rank takes one microbatch after another.
@@ -137,7 +138,7 @@ impl StepInput {
             if degrees.tp != 1 {
                 violations.push(Violation::TensorParallel { path, degree: degrees.tp });
             }
-            // Ranks are numbered in an empty step too.
+            // An empty step has ranks too, and they are numbered.
             let of_rank = if self.has_split() { 3 } else { 2 } * u128::from(self.num_microbatches.max(1));
             actions += of_rank * u128::from(degrees.pp) * u128::from(degrees.dp) * u128::from(chunks);
         }
@@ -169,7 +170,7 @@ impl StepInput {
                 compare(&|| format!("{name}[{rank}]"), row.len(), "microbatch", "the step", m);
             }
         }
-        // Where one of the two is there, both must be.
+        // I and W go together: if one list is there, the other must be there too.
         let split = [("input_ns", &self.input_ns), ("weight_ns", &self.weight_ns)];
         for (name, list) in split.into_iter().filter(|_| self.has_split()) {
             compare(&|| name.to_owned(), list.len(), of_rows, "the layout", rows);
@@ -196,7 +197,7 @@ impl StepInput {
         }
     }
 
-    /// What each row holds: the rows of ranks, or of all stages of ranks that hold several. The input has been checked.
+    /// All rows, each with its stage, its rank, and what it waits for. The input has been checked.
     pub fn wired_rows(&self) -> Vec<WiredRow> {
         let layout = self.layout;
         let is_colocated = layout.is_colocated();
@@ -224,9 +225,9 @@ impl StepInput {
         replicas.flat_map(|(replica, stages)| stages.map(move |stage| row(replica, stage))).collect()
     }
 
-    /// The row of `stage` on `rank`, which holds it: where its durations stand.
+    /// The row of `stage` on `rank`: the index of its durations. The rank must hold the stage.
     pub fn row(&self, rank: Rank, stage: StageIndex) -> usize {
-        // Asked for every action: where a rank has one row, no division.
+        // This is called for every action. So if each rank has one row, it does without a division.
         if self.layout.is_colocated() {
             self.layout.row(rank.0, stage)
         } else if self.layout.is_interleaved() {
@@ -236,8 +237,9 @@ impl StepInput {
         }
     }
 
-    /// Whether all ranks start each action together, as they gather layers. Groups with copies of each other do too: they
-    /// reduce over the groups behind each layer's backward.
+    /// Whether all ranks start each action together. They do if they gather the parameters of each layer (ZeRO-3). If
+    /// several groups of ranks hold copies, these groups also wait for each other: gradients are reduced over them after
+    /// each layer's backward.
     pub(crate) fn meets(&self) -> bool {
         let layout = self.layout;
         layout.is_colocated() && layout.zero == Zero::Parameters && layout.shard_degree(Component::Llm) > 1
@@ -250,7 +252,8 @@ impl StepInput {
         (0..component.dp).map(move |replica| layout.row(replica, stage) as u32)
     }
 
-    /// The same step with one replica of each component, without times: one pipeline. The input has been checked.
+    /// The same step with one replica of each component, which is one pipeline, and without times. The input has been
+    /// checked.
     pub(crate) fn pipeline(&self) -> Self {
         let one = |degrees: ComponentLayout| ComponentLayout { dp: 1, ..degrees };
         let layout = Layout { encoder: one(self.layout.encoder), llm: one(self.layout.llm), ..self.layout };
@@ -344,7 +347,7 @@ impl StepInput {
     }
 }
 
-/// How often each action of one rank stands somewhere: F, B, I, W of `[microbatch]`.
+/// How often each action of one rank occurs: counts of F, B, I and W by `[microbatch]`.
 #[derive(Debug, Clone)]
 pub(crate) struct Counts(pub(crate) Vec<[usize; 4]>);
 
@@ -359,9 +362,9 @@ impl Counts {
         self.0[action.microbatch as usize][action.kind as usize] += 1;
     }
 
-    /// The actions that must stand once and do not, with their counts.
+    /// The actions that must occur once but do not, each with its count.
     pub(crate) fn not_once(&self, stage: StageIndex) -> impl Iterator<Item = (Action, usize)> + '_ {
-        // First all forwards, then the rest, as ranks mostly run them.
+        // Forwards are named first, because ranks run them first.
         let by_kind = Self::KINDS.into_iter().flat_map(move |kind| (0..self.0.len()).map(move |j| (kind, j)));
         by_kind.filter_map(move |(kind, j)| {
             let [_, whole, input, weight] = self.0[j];
@@ -393,7 +396,7 @@ impl Counts {
     }
 }
 
-/// Adds the rows of one microbatch, `column[encoder replica]` of the LLM replicas it feeds.
+/// Adds one microbatch to `feeds`. `column[encoder replica]` has the LLM replicas which that encoder replica feeds.
 fn push_rows(layout: Layout, column: &[Vec<u32>], feeds: &mut Feeds) {
     let last_encoder = StageIndex(layout.encoder.pp - 1);
     let first_llm = StageIndex(layout.encoder.pp);
@@ -409,7 +412,7 @@ fn push_rows(layout: Layout, column: &[Vec<u32>], feeds: &mut Feeds) {
     }
 }
 
-/// The rows of one microbatch alone, forward and backward.
+/// The feeds of one microbatch alone: the rows that forwards wait for, and those that backwards wait for.
 pub(crate) fn feed_rows(layout: Layout, column: &[Vec<u32>]) -> (Rows, Rows) {
     let (encoders, llms) = (layout.encoder.dp as usize, layout.llm.dp as usize);
     let mut feeds = Feeds { forward: Rows::new(llms), backward: Rows::new(encoders), exchanges: Vec::new() };

@@ -1,14 +1,14 @@
-//! Swaps: two microbatches change places, and only what comes after is timed anew.
+//! Swaps: two microbatches change places. Only the actions that come after the first action of either are timed again.
 
 use crate::engine::Times;
 use crate::simulator::Simulator;
 
 impl Simulator {
-    /// Lets microbatches `a` and `b` (places in the step as it stands) change places, in nanoseconds of makespan,
-    /// tails included.
+    /// Makespan in nanoseconds, tails included, after the `a`-th and the `b`-th microbatch of the present order have
+    /// changed places.
     ///
-    /// The step stays so until [`Self::undo`] or the next swap; all other answers are of the step as it stands.
-    /// Timed anew is only what comes in the topological order after the first action of either.
+    /// The microbatches stay swapped until [`Self::undo`]. All other methods answer for the step in its new order. Only
+    /// actions that come in the topological order after the first action of either microbatch are timed again.
     ///
     /// *Complexity*: O(actions after the first of `a` and `b` + ranks + rows of durations) and one copy of the ends of all
     /// actions; allocates nothing after the first call.
@@ -81,13 +81,13 @@ impl Simulator {
     pub fn undo(&mut self) {
         let Some((a, b)) = self.swaps.last.take() else { return };
         self.exchange(a, b);
-        // Unless another order was timed since, in which case the clock is made anew.
+        // If another order was timed since, the clock before the swap is of no use: the next timing makes a new one.
         if self.swaps.is_timed {
             std::mem::swap(&mut self.clock, &mut self.swaps.before_it);
         }
     }
 
-    /// The microbatch of the input that stands at each place.
+    /// The present order: for each position, the number that its microbatch has in the input.
     pub fn standing(&self) -> &[u32] {
         &self.standing
     }

@@ -3,11 +3,11 @@
 use dflop_types::{ActionKind, Span, Timeline, number};
 use std::fmt::Write as _;
 
-/// Timelines as Chrome trace JSON: each a process with its name, one track a rank, one slice an action.
+/// Timelines as Chrome trace JSON: each timeline is a process with its name, each rank a track, each action a slice.
 ///
 /// Slices are named as actions are (`2F0`) and carry their kind as category, stage and microbatch as
-/// arguments. Times are microseconds with three decimals, so that no nanosecond is lost. All timelines start
-/// at the time their spans give: two steps lie one above the other where both count from their own start.
+/// arguments. Times are microseconds with three decimals, so that no nanosecond is lost. Times of spans are written as
+/// they are: two steps are drawn one above the other if the times of each count from its own start.
 ///
 /// # Examples
 /// ```
@@ -80,7 +80,7 @@ fn slice(json: &mut String, pid: usize, span: &Span) {
     );
 }
 
-/// Exact: through a float, times past 2^53 ns would round.
+/// Nanoseconds as microseconds with three decimals. It uses no float, because times past 2^53 ns would be rounded.
 fn microseconds(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }

@@ -8,9 +8,9 @@ use dflop_types::StageIndex;
 /// Where an action's input comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// From nowhere but the rank itself: the first forward, the last backward.
+    /// From no other stage: the forward of the first stage, the backward of the last.
     Nothing,
-    /// From the same action of a neighbouring stage, in this row.
+    /// From the same action of a neighbouring stage, which is this row.
     Row(u32),
     /// Over the boundary, from the replicas of the other component that share samples of the microbatch with
     /// this replica.
@@ -31,48 +31,48 @@ pub struct WiredRow {
     pub forward: Source,
     /// Where its backwards get their gradient.
     pub backward: Source,
-    /// Ranks with the same number meet before their tails.
+    /// Ranks with the same number wait for each other before their tails.
     pub component: usize,
 }
 
-/// Who shares samples over the boundary, as rows of stages: rows of one flat list.
+/// Which replicas of the two components share samples over the boundary.
 #[derive(Debug, Clone, Default)]
 pub struct Feeds {
-    /// Rows of the last encoder stage of `[microbatch][llm replica]`.
+    /// For `[microbatch][llm replica]`: the rows of the last encoder stage that feed it. Forwards wait for these.
     pub forward: Rows,
-    /// Rows of the first LLM stage of `[microbatch][encoder replica]`.
+    /// For `[microbatch][encoder replica]`: the rows of the first LLM stage that it feeds. Backwards wait for these.
     pub backward: Rows,
-    /// Of colocated ranks, by microbatch: whether some encode samples of others.
+    /// For each microbatch: whether some colocated ranks encode samples of others.
     pub exchanges: Vec<bool>,
 }
 
-/// Lists of stages' rows, of `[microbatch][replica]`.
+/// One list of row numbers for each `[microbatch][replica]`, all in one flat list.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
     replicas: usize,
-    /// Row r is `ranks[starts[r]..starts[r + 1]]`.
+    /// List r is `ranks[starts[r]..starts[r + 1]]`.
     starts: Vec<usize>,
     ranks: Vec<u32>,
 }
 
 impl Rows {
-    /// No rows yet, for this many replicas in each microbatch.
+    /// No lists yet, for this many replicas in each microbatch.
     pub(crate) fn new(replicas: usize) -> Self {
         Self { replicas, starts: vec![0], ranks: Vec::new() }
     }
 
-    /// Adds the next row: by microbatch, then by replica.
+    /// Adds the next list, in order of microbatches, and of replicas within a microbatch.
     pub(crate) fn push(&mut self, ranks: impl Iterator<Item = u32>) {
         self.ranks.extend(ranks);
         self.starts.push(self.ranks.len());
     }
 
-    /// Whether the rows of microbatch `at` are all the rows of `other`.
+    /// Whether the lists of microbatch `at` are those of `other`, which has one microbatch.
     pub(crate) fn has_equal_rows(&self, at: usize, other: &Self) -> bool {
         (0..self.replicas as u32).all(|replica| self.row(at, replica) == other.row(0, replica))
     }
 
-    /// These rows with those of microbatch `at` replaced by all the rows of `other`.
+    /// A copy in which the lists of microbatch `at` are replaced by those of `other`, which has one microbatch.
     pub(crate) fn with_rows(&self, at: usize, other: &Self) -> Self {
         let mut rows = Self::new(self.replicas);
         let num_microbatches = (self.starts.len() - 1) / self.replicas.max(1);
@@ -86,7 +86,7 @@ impl Rows {
         rows
     }
 
-    /// The stages' rows of a microbatch and replica.
+    /// The list of a microbatch and replica.
     pub fn row(&self, microbatch: usize, replica: u32) -> &[u32] {
         let row = microbatch * self.replicas + replica as usize;
         &self.ranks[self.starts[row]..self.starts[row + 1]]
