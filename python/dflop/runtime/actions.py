@@ -2,12 +2,12 @@
 
     0F3  forward of microbatch 3 on stage 0
     0B3  its backward; or, in two parts:
-    0I3  the gradient of what came in
+    0I3  the gradient of what came into the stage
     0W3  the gradients of the weights, at some time after
 
-A list is the schedule's own or, where that has none, the plan's for its pipeline order. In a colocated layout
-a rank holds stage 0 and stage 1, and its list has the actions of both: 0F3 1F3 1B3 0B3. Where stages of the
-LLM are interleaved, a rank holds several of them, its chunks.
+Each rank has one list a step. It comes from the schedule or, where the schedule has none, from the plan's
+pipeline order. In a colocated layout a rank holds stage 0 and stage 1, and its list has the actions of both:
+0F3 1F3 1B3 0B3. Where the LLM's stages are interleaved, a rank holds several of them, called its chunks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PARAMETERS = 3
 """ZeRO-3: each rank keeps a part of the parameters, and layers are gathered where they run."""
 _NEXT = {"F": "", "B": "F", "I": "F", "W": "I"}
-"""What of a microbatch must have run just before a letter."""
+"""By letter: which action of the same microbatch must come just before it on the stage; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Receive:
     """One message to come."""
 
     stage: int
-    """Of this rank: the one that it comes to."""
+    """The stage of this rank that the message comes to."""
     microbatch: int
     is_gradient: bool
     transfer: Transfer
@@ -54,13 +54,14 @@ class StepActions:
 
     actions: Sequence[Action]
     receives: Sequence[Sequence[Receive]]
-    """By action: the messages to open when its turn to open comes, so that each is open before its use."""
+    """For each action, the receives to open with it: those that it needs, and those that its peers send
+    before them."""
     split: frozenset[tuple[int, int]]
     """(stage, microbatch) of each backward that runs as I and W."""
 
 
 class ActionLists:
-    """The lists of a run, of this rank and of those it receives from."""
+    """The action lists of this rank and of the ranks it receives from."""
 
     def __init__(self, mesh: Mesh) -> None:
         """Nothing read yet.
@@ -80,17 +81,17 @@ class ActionLists:
         Args:
             schedule: Of the step.
             work: This rank's share of it.
-            is_evaluated: Whether only forwards run. They stand in the order of the lists: what a forward
-                waits for comes before it there, too.
+            is_evaluated: Whether only forwards run. They keep their order in the list, which is safe: what a
+                forward waits for comes before it in that order, too.
 
         Returns:
             What the executor runs.
 
         Raises:
-            RankError: A list, this rank's or a peer's, is not a forward and then a backward, whole or as I
-                and W, of each microbatch; an action comes before one of its own rank whose result it takes;
-                ranks that meet in each action (ZeRO-3) have different lists, or I and W. With step, rank and
-                action.
+            RankError: A list, this rank's or a peer's, does not have for each microbatch a forward and then a
+                backward (B, or I and W); an action needs the result of an action that comes later on this
+                rank; or, under ZeRO-3, where ranks meet in each action, two ranks have different lists or a
+                list has I and W. The message names step, rank and action.
         """
         num_microbatches = schedule.num_microbatches
         own = self._checked(schedule, self._mesh.rank, num_microbatches)
@@ -116,7 +117,7 @@ class ActionLists:
         return StepActions(own, _in_order_of_senders(needed, turns), split)
 
     def _check_results_of_own(self, step: int, own: Sequence[Action], work: StepWork) -> None:
-        """Nothing if what stages of this rank hand to each other is there when it is taken."""
+        """Raises if a stage of this rank takes a result of another stage of this rank before it is there."""
         done: set[tuple[int, int, bool]] = set()
         for action in own:
             if any(transfer.peer == self._mesh.rank for transfer in _incoming(action, work)):
@@ -130,7 +131,7 @@ class ActionLists:
                 done.add((action.stage, action.microbatch, action.takes_gradient))
 
     def _check_meetings(self, schedule: Schedule, own: Sequence[Action], num_microbatches: int) -> None:
-        """Nothing if this rank's list is that of rank 0, with whole backwards: ranks meet in each action."""
+        """Raises unless this rank has the list of rank 0, with whole backwards: ranks meet in each action."""
         where = f"the actions of step {schedule.step}"
         for position, (a, b) in enumerate(
             zip(self._checked(schedule, 0, num_microbatches), own, strict=True)
@@ -156,9 +157,9 @@ class ActionLists:
 def check_actions(
     actions: Sequence[Action], step: int, rank: int, stages: Sequence[int], num_microbatches: int
 ) -> None:
-    """Nothing if each microbatch has F and then B, or F, then I, then W, each once.
+    """Raises unless each microbatch has F and then B, or F, then I, then W, each once.
 
-    On each of the stages that the rank holds, and on no other.
+    That holds on each stage of the rank; an action of any other stage is an error.
 
     Args:
         actions: Of one rank.
@@ -205,7 +206,7 @@ def _incoming(action: Action, work: StepWork) -> Sequence[Transfer]:
 
 
 def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int], int]:
-    """When a rank sends what it has of each microbatch on each stage, counted from its first."""
+    """By (stage, microbatch): how many messages of this kind the rank sends before that one."""
     sending = [a for a in actions if a.letter != "W" and a.takes_gradient == is_gradient]
     return {(action.stage, action.microbatch): turn for turn, action in enumerate(sending)}
 
@@ -214,12 +215,12 @@ def _in_order_of_senders(
     needed: Sequence[Sequence[Receive]],
     turns: Mapping[tuple[int, bool], Mapping[tuple[int, int], int]],
 ) -> list[list[Receive]]:
-    """Which messages to open at each action: those that it needs, and those that peers send before them."""
+    """For each action, the receives to open: those it needs, and those that its peers send before them."""
     waiting: dict[tuple[int, bool], list[Receive]] = {key: [] for key in turns}
     for receives in needed:
         for receive in receives:
             waiting[receive.transfer.peer, receive.is_gradient].append(receive)
-    # The next to open stands last.
+    # Sorted backwards: `pop` then takes the message that is sent first.
     waiting = {
         key: sorted(receives, key=lambda r, turn=turns[key]: turn[r.sender], reverse=True)
         for key, receives in waiting.items()

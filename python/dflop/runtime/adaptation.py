@@ -1,12 +1,15 @@
 """Whether measured times correct the schedules of a run: cost against benefit.
 
-    watching: every step is learned from; a step in four is scheduled with and without the correction
+The scheduler can learn from measured steps and correct the times that it predicts. That takes time on the
+leader, so it is done only while it saves more than it costs.
+
+    watching: seven steps in eight are learned from; every fourth schedule is also made without correction
     decision: after 32 steps; saved = mean makespan won by the correction, simulated with corrected times
-              cost  = mean time of learning and comparing on the leader, between two steps
+              cost  = what learning adds to the leader's time between two steps (medians, with and without)
     resting:  where saved <= cost; ranks are still watched, shapes and corrected times are not; after 256
               steps, or after an alarm, watching begins again
 
-One leader decides; the others get schedules. Every decision is an event, with its numbers.
+Only the leader decides; the other ranks receive the schedules. Every decision is an event, with its numbers.
 """
 
 from __future__ import annotations
@@ -21,19 +24,19 @@ WINDOW = 32
 REST = 256
 """Steps without correction before it is tried again."""
 COMPARED_EVERY = 4
-"""One schedule in so many is made without the correction too."""
+"""Every fourth schedule is made a second time, without the correction, to see what the correction saves."""
 UNMONITORED_EVERY = 8
-"""One step in so many of a window is not learned from: it shows what learning costs."""
+"""Every eighth step is not learned from: its shorter time on the leader shows what learning costs."""
 
 
 class Adaptation:
-    """The state of one run."""
+    """Decides during one run whether its schedules are corrected."""
 
     def __init__(self, mode: str) -> None:
-        """Watching, if it may.
+        """Starts in the state `watching`, unless the mode is `off`.
 
         Args:
-            mode: `auto`; `on`: never rests; `off`: never corrects.
+            mode: `auto`: decides by cost and benefit; `on`: never rests; `off`: never corrects.
         """
         self._mode = mode
         self._left = WINDOW
@@ -45,7 +48,7 @@ class Adaptation:
         """Whether schedules are made without correction for now."""
 
     def asks(self) -> tuple[bool, bool]:
-        """Whether the next schedule shall be corrected, and whether it shall be compared."""
+        """Whether to correct the next schedule, and whether to compare it with one that is not corrected."""
         self._num_asked += 1
         is_corrected = not self.is_resting
         is_compared = is_corrected and self._mode == "auto" and self._num_asked % COMPARED_EVERY == 0
@@ -58,12 +61,12 @@ class Adaptation:
         return not self.is_resting
 
     def wake(self) -> None:
-        """An alarm: what did not pay may pay now."""
+        """Ends a rest at once. Called after an alarm: a correction that did not pay before may pay now."""
         if self._mode == "auto" and self.is_resting:
             self._left = 0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: a run that goes on decides as one that was never ended."""
+        """What a checkpoint keeps, so that a resumed run decides as an uninterrupted one would."""
         return {
             "mode": self._mode,
             "left": self._left,
@@ -76,10 +79,10 @@ class Adaptation:
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave, unless it was asked to decide otherwise then.
+        """Goes on from what `state` gave, unless that run had another mode.
 
         Args:
-            kept: Through JSON.
+            kept: The answer of `state`, after a way through JSON.
         """
         if kept["mode"] != self._mode:
             return
@@ -96,14 +99,15 @@ class Adaptation:
         step_ns: int,
         cost_ns: int,
     ) -> list[dict[str, Any]]:
-        """A step is over.
+        """Takes the numbers of a step that has ended, and decides where a window or a rest is over.
 
         Args:
             step: Its number.
-            correction: What its schedule was made with.
-            compared_ns: Corrected makespans of its batch without and with it, where both were made.
-            step_ns: What it took.
-            cost_ns: What the leader spent on learning from it, or on what it does where it does not learn.
+            correction: The correction that its schedule was made with.
+            compared_ns: Makespans of its batch without and with the correction, both simulated with corrected
+                times; none where only one schedule was made.
+            step_ns: Duration of the step.
+            cost_ns: What the leader spent after the step: with learning, or, in every eighth step, without.
 
         Returns:
             The decision, as an event without its step; none between two decisions.

@@ -1,8 +1,8 @@
 """torchrun without its traceback: the ranks have said what went wrong, in one line each.
 
-It starts the ranks again where one died or hung, as often in a row as the request says (`max_restarts`). A
-new checkpoint in between begins the count anew. What all ranks refuse alike would be refused again: that ends
-the run.
+The agent starts the ranks again where one died or hung, at most `max_restarts` times in a row. A new
+checkpoint in between begins the count anew. An error that all ranks raise alike, such as a damaged file,
+would only come again: it ends the run.
 
 `python -m dflop.runtime.agent [options of torchrun] -m dflop.runtime.worker REQUEST.json`
 """
@@ -34,8 +34,8 @@ def main() -> int:
         SIGINT, else 0.
     """
     end_with_parent()
-    # Until torchrun takes the signal over there is no rank to end. Python's own handler could break into an
-    # import that swallows it, and the run would go on.
+    # Until torchrun handles SIGINT itself, no rank runs and Ctrl-C may end this process at once. Python's own
+    # handler would raise inside an import, which may swallow the exception; the run would then go on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -43,16 +43,16 @@ def main() -> int:
 
     path = Path(sys.argv[-1])
     request: dict[str, Any] = json.loads(path.read_bytes()) if path.suffix == ".json" else {}
-    # Here, since torch is imported already and no rank has started.
+    # GPUs are checked here: torch is imported already, and no rank has started yet.
     if request and (status := _check_gpus(request)):
         return status
     # The ranks' parent is this process.
     os.environ.update(as_parent())
-    # Ranks inherit that SIGINT waits until they have said what it shall do (`runtime/worker.py`): while
-    # Python starts, it would be a traceback. Another thread takes what is meant for this process.
+    # SIGINT is blocked here and ranks inherit that: it waits until they unblock it (`runtime/worker.py`).
+    # While Python starts, it would only give a traceback. A thread of its own receives it for this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=_take_interrupts, daemon=True).start()
-    # It logs each exit of a rank with a table; what matters is on stderr already.
+    # torchrun logs a table for each rank that exits; what matters is on stderr already.
     logging.disable(logging.ERROR)
     restarts = Restarts(request)
     while True:
@@ -71,23 +71,23 @@ class Restarts:
     """How often ranks may be started again."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        """None yet.
+        """No restart so far.
 
         Args:
-            request: Of the command line; without `max_restarts` none may be.
+            request: Of the command line; without `max_restarts` ranks are never started again.
         """
         self._left = self._most = int(request.get("max_restarts", 0))
         self._out = Path(request.get("out", "."))
         self._newest = self._newest_checkpoint()
 
     def may_restart(self, failures: Iterable[ProcessFailure]) -> bool:
-        """Whether to start the ranks again, and says so; counts it.
+        """Whether to start the ranks again; if so, counts the restart and tells people on stderr.
 
         Args:
             failures: Of the ranks that failed.
 
         Returns:
-            False where none is left, or it would be of no use.
+            False where no restart is left, or where the ranks would fail in the same way again.
         """
         if self._most == 0 or any(_is_hopeless(failure) for failure in failures):
             return False
@@ -113,12 +113,12 @@ class Restarts:
 
 
 def _told(failures: Mapping[int, ProcessFailure]) -> int:
-    """The exit status; where a rank was killed, which is the cause of what the others say, stderr says so."""
+    """The exit status. Names a killed rank on stderr, as it is the cause of the errors of the others."""
     killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
     if not killed:
         _, first = min(failures.items(), key=lambda item: item[1].timestamp)
         return first.exitcode
-    # It could say nothing itself.
+    # A killed rank could say nothing itself.
     rank, first = min(killed, key=lambda item: item[1].timestamp)
     name = signal.Signals(-first.exitcode).name
     sys.stderr.write(f"\nerror: rank {rank} was killed by {name}\n")
@@ -128,7 +128,7 @@ def _told(failures: Mapping[int, ProcessFailure]) -> int:
 
 
 def _is_hopeless(failure: ProcessFailure) -> bool:
-    """What a rank left word of (`tell_agent`); one that was killed left none."""
+    """Whether a rank said that a restart is of no use (`tell_agent`); a killed rank said nothing, so no."""
     from dflop.runtime.failure import HOPELESS
 
     message = failure.error_file_data.get("message")

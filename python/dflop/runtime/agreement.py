@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
 
 _WIDTH = 512
-"""Bytes of a statement on the wire, padded: one collective of equal sizes instead of two."""
+"""Bytes of a statement on the wire, padded. With equal sizes one collective is enough; else two."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Agreement:
     save_failed: bool
     """The checkpoint under way has failed on some rank."""
     is_bad: bool = False
-    """Some rank has samples that cannot be trained: nothing else was compared."""
+    """Some rank has samples that cannot be trained. Then nothing else was compared."""
 
 
 def agree(mesh: Mesh, own: Statement, label_tokens: int) -> Agreement:
     """Compares what the ranks are about to do, and tells whether one wants to stop.
 
-    Every rank must call it before each step; sends 512 bytes to all; blocks until all have come, and so is
-    the barrier that starts the step.
+    Every rank must call it before each step. It sends 512 bytes to all ranks and blocks until all have come,
+    so it is also the barrier that starts the step.
 
     Args:
         mesh: This rank's coordinates.

@@ -1,4 +1,7 @@
-"""What a rank decodes media with, begun before it joins the others: workers, and the room they fill."""
+"""What a rank decodes media with: worker processes, and the shared memory (arenas) that they fill.
+
+Both are made before the rank joins the others, since workers are forked.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Of one rank; nothing where it encodes nothing."""
+    """The workers and arenas of one rank; all fields are none where the rank does not hold the encoder."""
 
     workers: Workers | None = None
     arena: Arena | None = None
-    """For the samples that train."""
+    """For media of the samples that train."""
     evaluation_arena: Arena | None = None
-    """For those that are evaluated while the first holds what trains next."""
+    """For media of samples that are evaluated: meanwhile the other arena holds what trains next."""
 
     def close(self) -> None:
         """Ends the workers."""
@@ -37,7 +40,8 @@ class Ahead:
 def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.environ) -> Ahead:
     """Forks the workers of this rank, where it holds the encoder.
 
-    To be called before this process has threads, process groups or a GPU: a fork has none of them.
+    To be called before this process has threads, process groups or a GPU: none of them works in a forked
+    process.
 
     Args:
         options: Of the run.
@@ -62,9 +66,9 @@ def begin(options: Options, plan: Plan, environment: Mapping[str, str] = os.envi
 
 
 def _load_processor(adapter: ModelAdapter) -> None:
-    """Reads what images are processed with, once for all workers; else each would at its first one."""
+    """Loads the image processor before the fork; else each worker would load it for its first image."""
     try:
         getattr(adapter, "image_processor", None) or getattr(adapter, "processor", None)
     except Exception:  # noqa: BLE001
-        # It comes again, with a sample's name, where there is an image.
+        # A worker meets the same error at its first image, and then names the sample.
         return

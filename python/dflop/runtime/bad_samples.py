@@ -3,10 +3,10 @@
     ranks pack --some cannot decode--> agreement: how many --> all tell which --> another schedule, everywhere
                                                                               --> pack again, agree again
 
-`data.on_bad_sample` decides, as in the data profile. `skip` takes a sample out of its step: the loss is
-divided by the label tokens of the others. `substitute` trains a neighbour in its place that is no larger, or
-leaves the place empty where there is none. A schedule is changed where it must be, not computed again; the
-memory it was checked for is not exceeded.
+`data.on_bad_sample` decides, as it does for the data profile. Under `skip` a bad sample leaves its step, and
+the loss is divided by the label tokens of the others. Under `substitute` a neighbour that is no larger trains
+in its place; where there is none, the place stays empty. The schedule is not computed again, only changed in
+these places. No sample in it became larger, so it still fits the memory that it was checked for.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from dflop.runtime.work import Packed
 
 FEW = 4
-"""So many bad samples never end a run, whatever their percentage, as in the data profile."""
+"""Up to this number, bad samples never end a run, whatever their percentage; as in the data profile."""
 NEIGHBOURS_MAX = 10_000
-"""Samples that are looked at for a substitute."""
+"""How many samples are tried at most to find a substitute."""
 
 
 @dataclass(frozen=True)
 class BadSample:
-    """One that cannot be trained."""
+    """A sample that cannot be trained."""
 
     sample: int
     substitute: int | None
@@ -52,7 +52,7 @@ class BadSample:
 
 
 class BadSamples:
-    """Those of a run, as this rank knows them: the same as every other."""
+    """The bad samples of a run so far. Every rank knows the same ones."""
 
     def __init__(self, mesh: Mesh, dataset: Dataset, policy: str, percent_max: float) -> None:
         """None yet.
@@ -61,7 +61,7 @@ class BadSamples:
             mesh: This rank's coordinates.
             dataset: Knows sizes of samples.
             policy: `fail`, `skip` or `substitute`.
-            percent_max: Percent of bad samples, of those seen, above which the run ends too.
+            percent_max: The run ends where more than this percentage of the samples seen so far is bad.
         """
         self._mesh = mesh
         self._dataset = dataset
@@ -84,10 +84,11 @@ class BadSamples:
             schedule: Of the step.
             loader: Of this rank.
             dtype: Of the model.
-            packed: Takes the microbatches whose samples are all good, and keeps those that it has.
+            packed: Microbatches of the encoder that are packed already; those whose samples are all good are
+                added.
 
         Returns:
-            The bad ones with their causes; none where all are good.
+            The bad samples with their causes; empty where all are good.
 
         Raises:
             BadSampleError: Under `fail`, the first.
@@ -100,7 +101,7 @@ class BadSamples:
         for j in range(schedule.num_microbatches if self._mesh.holds_encoder else 0):
             shares = tuple(schedule.encoder(j, self._mesh.replica))
             if not reads_media:
-                # Later stages of the encoder know what media are like from the record.
+                # Later stages of the encoder need no pixels, only sizes of the media, which the record has.
                 for index, _ in shares:
                     self._try(lambda index=index: loader.sample(index), bad)
                 continue
@@ -147,7 +148,7 @@ class BadSamples:
         bad = [
             BadSample(index, self._substitute(index, turn.samples), causes[index]) for index in sorted(causes)
         ]
-        # Of several in a step none takes what another has taken.
+        # Two bad samples of a step must not get the same substitute.
         taken: set[int] = set()
         for place, one in enumerate(bad):
             if one.substitute in taken:
@@ -165,7 +166,7 @@ class BadSamples:
         )
 
     def count(self, turn: Turn) -> None:
-        """Counts the samples of a step in which none was bad."""
+        """Counts the samples of a step as seen; `mend` has done it where some were bad."""
         self._num_seen += 0 if turn.bad else len(turn.samples)
 
     def _check(self, causes: Mapping[int, str]) -> None:
@@ -201,13 +202,13 @@ def changed(
 
     Args:
         schedule: As it was.
-        instead: Sample to be taken out -> what takes its place; none: nothing.
-        samples: Those of the step after that.
+        instead: For each sample to be taken out, the sample that takes its place; none: its place is empty.
+        samples: All samples of the step after the change.
         dataset: Knows their label tokens, and which have media.
 
     Returns:
-        The same microbatches and actions. A substitute is encoded whole, where the first part of the other
-        was to be encoded.
+        The same microbatches and actions. Where several ranks were to encode parts of the bad sample, the
+        rank that had its first part encodes the whole substitute.
     """
     others = [other for other in instead.values() if other is not None]
     encoded = {other for other in others if dataset.shape(other)[0] > 0}

@@ -3,12 +3,15 @@
     encoder replica e: features_ED --rows of r's samples--> LLM replica r, for every r that holds some of them
     LLM replica r:     rows of e's shares, for every e --into the order of r's packed samples--> features_ED
 
-Several encoder replicas may each encode parts of one sample. Both sides know the feature rows of their own
-samples, part by part, so no header travels, and a message that would be empty does not exist. A message holds
-its shares in the encoder replica's packing order. Gradients go back over the same transfers. Features leave
-the last stage of an encoder replica and come to the first of an LLM replica. Between two stages of a replica
-there is one transfer: all rows of the microbatch, T of the LLM's (a rank's part of them where a tensor group
-shares them), encoder tokens of the encoder's.
+Several encoder replicas may each encode a part of one sample. Both sides know from the schedule how many
+feature rows each part has. So messages have no header, and a message without rows is not sent. A message
+holds its shares in the order in which the encoder replica packed them. Features leave the last stage of an
+encoder replica and come to the first stage of an LLM replica. Their gradients go back over the same
+transfers.
+
+Between two stages of the same component there is one transfer: all rows of the microbatch. Between LLM stages
+a row is an LLM token, and the ranks of a tensor group may each send a part of the rows. Between encoder
+stages a row is an encoder token.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorPair:
-    """Positions in the tensor groups of encoder and LLM whose ranks talk at the boundary, and what goes."""
+    """A rank of an encoder's tensor group and one of an LLM's that talk at the boundary."""
 
     encoder: int
     llm: int
@@ -39,16 +42,18 @@ class TensorPair:
 
 
 def tensor_pairs(plan: Plan) -> list[TensorPair]:
-    """Which ranks of an encoder's and an LLM's tensor group talk.
+    """Which ranks of an encoder's and of an LLM's tensor group talk to each other.
 
-    All ranks of a group have the same features and gradients: each rank takes them from one rank of the other
-    group, in turn.
+    All ranks of a tensor group have the same features, and the same gradients of them. So each rank needs
+    them from one rank of the other group only; the ranks of that group are taken in turn. Example: with 2
+    encoder ranks and 4 LLM ranks, LLM ranks 0 and 2 get features from encoder rank 0, LLM ranks 1 and 3 from
+    encoder rank 1. Encoder rank 0 gets gradients from LLM rank 0, encoder rank 1 from LLM rank 1.
 
     Args:
         plan: The layout.
 
     Returns:
-        Each pair once. Where the components are colocated, a rank and itself.
+        Each pair once. In a colocated layout each pair is one and the same rank.
     """
     encoders, llms = plan.encoder_tensor, plan.llm_tensor
     pairs = [TensorPair(e, t, t % encoders == e, e % llms == t) for e in range(encoders) for t in range(llms)]
@@ -57,7 +62,7 @@ def tensor_pairs(plan: Plan) -> list[TensorPair]:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message of a microbatch and its gradient, seen from this rank."""
+    """One message of a microbatch, and the message with its gradient, seen from this rank."""
 
     peer: int
     """The other rank."""
@@ -66,20 +71,20 @@ class Transfer:
     rows: torch.Tensor | None
     """[num_rows] int64, the place of each row of the message among this rank's rows; none: all, in order."""
     has_rows: bool = True
-    """Whether the rows go, towards the loss."""
+    """Whether the rows themselves are sent, in the forward, towards the loss."""
     has_gradients: bool = True
-    """Whether their gradients go, towards the encoder."""
+    """Whether their gradients are sent, in the backward, towards the encoder."""
 
 
 def going(transfers: Sequence[Transfer], is_gradient: bool) -> list[Transfer]:
-    """The transfers over which gradients go, or rows.
+    """The transfers of a microbatch that send something in its forward, or in its backward.
 
     Args:
         transfers: Of one microbatch.
-        is_gradient: Whether gradients.
+        is_gradient: True: those that send gradients, in the backward; false: those that send rows.
 
     Returns:
-        Those; where tensor groups are of equal size, all.
+        A part of `transfers`; all of them where both tensor groups have the same size.
     """
     return [t for t in transfers if (t.has_gradients if is_gradient else t.has_rows)]
 
@@ -94,12 +99,12 @@ def encoder_transfers(
         schedule: Of the step.
         microbatch: Which one.
         replica: Encoder replica of this rank.
-        rows: Of each share of this rank, among the features of its sample.
+        rows: For each share of this rank, which feature rows of its sample the share gives.
         tensor: Position of this rank in its tensor group.
 
     Returns:
-        One transfer an LLM replica that holds samples of this rank, and a rank of its tensor group that talks
-        with this one; over the replicas they cover each row once.
+        For each LLM replica that holds samples of this rank, one transfer to each rank of its tensor group
+        that this rank talks to. Taken over the replicas they cover each row once.
     """
     samples = [sample for sample, _ in schedule.encoder(microbatch, replica)]
     ends = list(accumulate(map(len, rows), initial=0))
@@ -133,8 +138,8 @@ def llm_transfers(
         tensor: Position of this rank in its tensor group.
 
     Returns:
-        One transfer an encoder replica that holds parts of samples of this rank, and a rank of its tensor
-        group that talks with this one; over the replicas they cover each row once.
+        For each encoder replica that holds parts of samples of this rank, one transfer from each rank of its
+        tensor group that this rank talks to. Taken over the replicas they cover each row once.
     """
     own = schedule.llm(microbatch, replica)
     ends = list(accumulate((samples[sample].num_features for sample in own), initial=0))
@@ -156,12 +161,12 @@ def llm_transfers(
 def stage_transfers(
     plan: Plan, replica: int, peer_stage: int, num_tokens: int, tensor: int = 0
 ) -> list[Transfer]:
-    """The hidden states between two stages of a replica of one component; nothing for an empty microbatch."""
+    """The transfer of hidden states between two stages of one replica; none for an empty microbatch."""
     return [Transfer(plan.rank(replica, peer_stage, tensor), num_tokens, None)] if num_tokens else []
 
 
 def _transfer(peer: int, message: Sequence[range], num_own_rows: int, pair: TensorPair) -> list[Transfer]:
-    """One transfer of the rows in `message`, given by their places among the own ones; none of no rows."""
+    """A transfer of the rows at the places `message` among this rank's rows; none where there are no rows."""
     num_rows = sum(map(len, message))
     if num_rows == 0:
         return []
@@ -195,5 +200,5 @@ def join(messages: Sequence[torch.Tensor], transfers: Sequence[Transfer]) -> tor
 
 
 def _on(device: torch.device, rows: torch.Tensor) -> torch.Tensor:
-    # A copy that blocks would wait for all that the device has to do before it.
+    # A blocking copy would wait until the device has done all its earlier work.
     return rows.to(device, non_blocking=True)

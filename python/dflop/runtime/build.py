@@ -79,7 +79,7 @@ def build_pieces(
 
 
 def border_widths(plan: Plan, adapter: ModelAdapter) -> list[int]:
-    """Values of a row that leaves each stage but the last.
+    """How many values a row has that leaves each stage; the last stage sends none.
 
     Args:
         plan: The layout.
@@ -122,7 +122,7 @@ def stages_of(
 
 
 def trains_tower(piece: nn.Module) -> bool:
-    """Whether the layers of an encoder piece train: then so do those of the stages before it.
+    """Whether the layers of an encoder piece train; if so, those of the stages before it train too.
 
     Args:
         piece: A stage of the encoder; it has at least one layer.

@@ -5,9 +5,9 @@
     step-4.new/checkpoint.json              the step, the place in the data, sizes and hashes of the files
     step-4.new -> step-4                    now it is a checkpoint; the oldest ones go
 
-Tensors are known by names that no layout changes: `model.NAME`, `optimizer.NAME.exp_avg`, `.exp_avg_sq` and
-`.step`, where NAME is Hugging Face's. Weights are float32 where training keeps them so. What several ranks
-hold is written by one of them, and a sharded tensor by each its shard.
+Tensors have names that are the same in every layout: `model.NAME`, `optimizer.NAME.exp_avg`, `.exp_avg_sq`
+and `.step`, where NAME is Hugging Face's. Weights are float32 where training keeps a float32 copy. A tensor
+that several ranks hold whole is written by one of them; of a sharded tensor each rank writes its shard.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ class Saver:
             out: Directory of the run.
             keep: Checkpoints to keep, the newest; at least 1.
             held: All parameters of this rank by name, trained or not; shards where they are cut.
-            optimizer: Of its parameters.
-            slices: Of those that tensor parallelism has cut: which part this rank has.
+            optimizer: The optimizer of these parameters.
+            slices: For each parameter that tensor parallelism has cut: which part this rank has.
         """
         self._mesh = mesh
         self._out = out
         self._keep = keep
         self._optimizer = optimizer
         self._slices = dict(slices or {})
-        # Masters where there are; what is frozen has none.
+        # The float32 masters are saved where there are any; a frozen parameter has none.
         self._weights = {name: p.detach() for name, p in held.items()}
         self._weights |= {name: p.detach() for name, p in optimizer.masters.items()}
-        # Its own: saving talks while training talks.
+        # A group of its own: ranks exchange messages for saving while they exchange others for training.
         group = dist.new_group(backend="gloo", timeout=mesh.timeout)
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
-        # How long a save takes is up to the disks.
+        # A save takes as long as the disks need, so this group keeps the long timeout.
         mesh.deadline.keep(group)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: tuple[Path, Future[str | None]] | None = None
@@ -95,7 +95,7 @@ class Saver:
 
         Args:
             step: Steps trained; the number of the next one.
-            about: More for `checkpoint.json`; used on the leader.
+            about: Further fields of `checkpoint.json`; used on the leader only.
 
         Raises:
             RankError: The save before it failed; see `finish`.
@@ -106,7 +106,7 @@ class Saver:
         if self._mesh.is_leader:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
-        # Nobody writes before the directory is there, and empty.
+        # No rank may write before the leader has made the directory and emptied it.
         with talking("begin a checkpoint"):
             dist.barrier(group=self._mesh.control)
         with _quiet():
@@ -158,7 +158,7 @@ class Saver:
         self._refuse(path, cause)
         state = self._state()
         held = FileSystemReader(path).read_metadata().state_dict_metadata
-        # Of ranks that this layout has and that one had not.
+        # A random state is kept by rank; the checkpoint has none for a rank that its layout did not have.
         state = {name: value for name, value in state.items() if name in held or not _is_random(name)}
         absent = sorted(set(state) - set(held))
         cause = None if not absent else f"it has no `{absent[0]}`, and {len(absent) - 1} more are missing"
@@ -181,16 +181,16 @@ class Saver:
         return f"random.rank-{self._mesh.rank}-of-{self._mesh.num_ranks}"
 
     def _state(self) -> dict[str, torch.Tensor]:
-        """What is saved and loaded, by name: the very tensors, no copies."""
+        """What is saved and loaded, by name: the tensors themselves, not copies."""
         state = {f"model.{name}": tensor for name, tensor in self._weights.items()}
         state |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.states().items()}
-        # Nothing draws random numbers while training; a layer that does will go on as it would have.
+        # Today no layer draws random numbers in training. If one ever does, it goes on where it was.
         return {**state, self._random: torch.get_rng_state()}
 
     def _split(
         self, state: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], dict[str, Rectangle]]:
-        """The state with tensors that are cut as rectangles, and where those stand in the whole ones."""
+        """The state with cut tensors as rectangles, and where each rectangle stands in its whole tensor."""
         tensors: dict[str, torch.Tensor] = {}
         rectangles: dict[str, Rectangle] = {}
         for name, tensor in state.items():
@@ -227,7 +227,7 @@ class Saver:
                 for file in fresh.glob(f"__{self._mesh.rank}_*.distcp")
             }  # fmt: skip
         except (Exception, CheckpointException) as error:  # noqa: BLE001
-            # Whatever it is, the others must hear of it, or they would wait. DCP's is no `Exception`.
+            # The other ranks must hear of any error, or they would wait. DCP's error is not an `Exception`.
             cause, files = _cause(error), {}
         told: list[Any] = [None for _ in range(self._mesh.num_ranks)]
         dist.all_gather_object(told, (cause, files), group=self._group)
@@ -248,7 +248,7 @@ class Saver:
                 file.flush()
                 os.fsync(file.fileno())
             if path.exists():
-                # Of a trajectory that was given up: this one takes its place.
+                # A checkpoint of this step from before the run was resumed: the new one takes its place.
                 shutil.rmtree(path)
             fresh.rename(path)
             _sync(path.parent)
@@ -260,7 +260,7 @@ class Saver:
 
 
 def damage(path: Path, rank: int, num_ranks: int) -> str | None:
-    """What is wrong with a rank's part of the files of a checkpoint, each of which some rank reads whole.
+    """What is wrong with the files of a checkpoint that this rank checks; the ranks share the files out.
 
     Args:
         path: Of the checkpoint.
@@ -304,7 +304,7 @@ def _is_random(name: str) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """The first cause of an error in a few words: DCP's holds one a rank, each with a traceback."""
+    """The first cause of an error, in a few words. DCP's error holds a cause and a traceback a rank."""
     if isinstance(error, CheckpointException):
         first, _ = next(iter(error.failures.values()))
         return _cause(first)
@@ -314,7 +314,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _sync(directory: Path) -> None:
-    """Has the names in a directory on the disk."""
+    """Waits until the disk has the names in a directory, as after a rename."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -324,7 +324,7 @@ def _sync(directory: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """DCP warns of what is meant here: one process that loads, plain tensors, an experimental call."""
+    """Silences warnings of DCP about what is meant here: loading by one process, plain tensors, a new API."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

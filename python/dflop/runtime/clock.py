@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 PARTS = ("schedule", "pack", "agree", "step", "checkpoint", "evaluation", "write")
-"""Waiting for the schedule; packing samples, and waiting for media; waiting for the last rank to be ready;
-the step itself; copying and waiting for checkpoints; evaluations; gathering spans, writing the journals."""
+"""In this order: waiting for the schedule; packing samples, and waiting for media; waiting for the last rank
+to be ready; the step itself; copying for checkpoints and waiting for them; evaluations; gathering spans and
+writing the journals."""
 
 
 class Clock:
-    """Laps of one process; what lies between two of them is not lost but belongs to the second."""
+    """Measures one process in laps, without gaps: all time since a lap belongs to the next lap."""
 
     def __init__(self) -> None:
         """Starts."""
@@ -19,7 +20,7 @@ class Clock:
         self._totals = _nothing()
 
     def lap(self, part: str) -> None:
-        """All since the last lap was `part`.
+        """Ends a lap: counts the time since the last lap as time of `part`.
 
         Args:
             part: One of `PARTS`.
@@ -30,9 +31,9 @@ class Clock:
         self._last_ns = now
 
     def take(self) -> dict[str, int]:
-        """Nanoseconds by part since this was asked last; and `end`, those of the last lap since the start.
+        """Nanoseconds by part since the last call; and `end`, from the start to the end of the last lap.
 
-        Over all answers the parts add up to the last `end`.
+        The parts of all answers together add up to the `end` of the last answer.
         """
         parts, self._parts = self._parts, _nothing()
         return {**parts, "end": self._last_ns - self._began_ns}

@@ -1,7 +1,7 @@
 """How long a rank waits for others: longer in its first step than in later ones.
 
 start, model, first step    minutes: kernels are loaded, ranks start apart, a checkpoint is read
-second step and later       a step takes what it takes; who is much later hangs
+second step and later       steps take about equally long; a rank that is much later hangs
 """
 
 from __future__ import annotations
@@ -12,36 +12,37 @@ from typing import Any
 import torch.distributed as dist
 
 DECODING_RATIO = 0.75
-"""Of the time that others wait for a rank; the rest is for the steps before, which end apart."""
+"""Part of the limit that a rank waits for its own decoders, so that it gives up before the others do. The
+rest allows for ranks that ended the step before at different moments."""
 
 
 class Deadline:
     """The time after which a rank that waits for another gives up."""
 
     def __init__(self, first_s: float, later_s: float) -> None:
-        """That of the first step.
+        """Begins with the limit of the first step.
 
         Args:
             first_s: Seconds until the first step has ended.
             later_s: Seconds from then on.
         """
         self.now = timedelta(seconds=first_s)
-        """What holds at present."""
+        """The limit that holds at present."""
         self._later = timedelta(seconds=later_s)
         self._kept: set[dist.ProcessGroup] = set()
 
     def decoding_s(self) -> float:
-        """Seconds that a rank waits for its decoders: less than others wait for it, so that it says why."""
+        """Seconds that a rank waits for its decoders: fewer than others wait for it, so it can say why."""
         return DECODING_RATIO * self.now.total_seconds()
 
     def keep(self, group: dist.ProcessGroup) -> None:
-        """Leaves a group that waits for something else than steps, as for disks, with the longer time."""
+        """Leaves a group the longer limit, since it does not wait for steps but, for example, for disks."""
         self._kept.add(group)
 
     def shorten(self) -> None:
-        """The first step has ended: all groups of this process but those kept have the later time.
+        """Gives all groups of this process the later limit, except those of `keep`; after the first step.
 
-        Messages of gloo between two ranks take no notice of it: whoever waits for one passes `now`.
+        On gloo, messages between two ranks ignore the limit of their group: the caller passes `now` instead.
         """
         if self.now == self._later:
             return

@@ -1,15 +1,17 @@
-"""The clock of a rehearsed rank: that of the device it stands for, which its process runs ahead of.
+"""The clock of a rehearsed rank: that of a device which is not there, and which its process runs ahead of.
 
     start of an action = max(end of the action before it on the rank,
                              end of each input's action + its predicted transfer,
                              the moment when the process comes to it)
     end of an action   = start + predicted duration
 
-A process that feeds a GPU issues an action while the one before it runs. So does a process here: it comes to
-an action when the one before it has begun, and what it sends carries the end that is to come. How late the
-system wakes a process, and how long a message takes on this machine, then shows only where it outlasts the
-action that runs meanwhile, as on a GPU. Between machines a message leaves when its action ends, and counts
-from its arrival.
+A process that feeds a GPU issues an action while the action before it still runs. A process does the same
+here: it issues an action as soon as the one before it has begun. Its message carries a time stamp, the moment
+at which the action will end. The system may wake a process late, and a message takes its time on this
+machine. Such delays then show only where they last longer than the running action, as on a GPU.
+
+Clocks of two machines cannot be compared. Between machines a message is therefore sent when its action has
+ended, and the moment of its arrival counts instead of the stamp.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
 
 MARGIN_NS = 2_000_000
-"""From the moment when all ranks are there to the start of a step, so that none comes late to it."""
+"""Time from the moment when all ranks are there to the start of a step, so that no rank starts late."""
 MARGIN_OF_RANK_NS = 500_000
-"""The same, for each rank of this machine: they wake one after the other on few cores."""
+"""Added to `MARGIN_NS` for each rank of this machine: on few cores they wake one after the other."""
 
 
 def sleep_until(moment_ns: int) -> None:
@@ -58,10 +60,10 @@ class DeviceClock:
         """Before the first step.
 
         Args:
-            clock: Of this rank's machine, as `clock_number` has it.
-            clocks: Of the machine of each rank.
+            clock: Number of this machine's clock, from `clock_number`.
+            clocks: The same number for the machine of each rank.
             now: The steady clock.
-            sleep: Returns at a moment of it.
+            sleep: Takes a moment of that clock, and returns at it.
         """
         self.clock = clock
         self._is_here = [other == clock for other in clocks]
@@ -90,28 +92,28 @@ class DeviceClock:
         self._arrived_ns = 0
 
     def arrive(self, sent_ns: Sequence[int], transfer_ns: int) -> None:
-        """The inputs of the next action: ends of the actions that give them, and what a transfer takes."""
+        """Notes when the inputs of the next action arrive: `transfer_ns` after the last of `sent_ns`."""
         if sent_ns:
             self._arrived_ns = max(sent_ns) + transfer_ns
 
     def ready(self) -> int:
-        """When the device could start the next action; it takes no time unless `run` follows."""
+        """When the device could start the next action. It takes no time unless `run` is called for it."""
         self.start_ns = self.end_ns = max(self._free_ns, self._arrived_ns)
         return self.start_ns
 
     def join(self, start_ns: int) -> None:
-        """Ranks start the action under way together: not before `start_ns`."""
+        """Delays the action under way to `start_ns`, for ranks that start it together."""
         self.start_ns = self.end_ns = max(self.start_ns, start_ns)
 
     def run(self, duration_ns: int, receivers: Sequence[int] = ()) -> int:
-        """Runs the action under way, as far as its process has to do with it.
+        """Runs the action under way: waits for its start, or its end where a receiver is elsewhere.
 
         Args:
-            duration_ns: What it takes.
-            receivers: Ranks that get what it gives.
+            duration_ns: Predicted duration of the action.
+            receivers: Ranks that get its result.
 
         Returns:
-            Its end, which may be to come; it is over where a receiver is on another machine.
+            Its end. It may lie in the future; where a receiver is on another machine it has passed.
         """
         self.start_ns = max(self.start_ns, self._now())
         self.end_ns = self.start_ns + duration_ns
@@ -120,7 +122,7 @@ class DeviceClock:
         return self.end_ns
 
     def finish(self) -> None:
-        """The action under way is issued: the device is free at its end."""
+        """Notes that the action under way is issued: the device is free again at its end."""
         self._free_ns = self.end_ns
         self._arrived_ns = 0
 
@@ -130,7 +132,7 @@ class DeviceClock:
 
 
 def clock_number() -> int:
-    """A number that ranks of one machine have alike."""
+    """A number that is the same on all ranks of a machine, and another on every other machine."""
     return int.from_bytes(clock_name().encode()[:7], "big")
 
 
@@ -177,7 +179,7 @@ def meet(clock: DeviceClock, group: dist.ProcessGroup) -> None:
         dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
         clock.join(int(latest))
     else:
-        # Clocks of several machines cannot be compared: all wait for the last.
+        # Clocks of several machines cannot be compared: all ranks wait for the last one to come.
         clock.wait()
         dist.barrier(group=group)
         clock.join(time.monotonic_ns())
@@ -197,7 +199,7 @@ class DeviceRecorder(SpanRecorder):
         self._device_clock = clock
 
     def begin(self) -> None:
-        """Starts a step, at the moment at which the clock does."""
+        """Starts a step, at the moment at which the device clock starts it."""
         super().begin()
         self._start_ns = self._device_clock.start_ns
 

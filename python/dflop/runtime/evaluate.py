@@ -2,9 +2,9 @@
 
     samples, drawn once --batches as large as a step's--> schedules (kept) --forward actions of each--> sums
 
-A batch goes through the ranks as a step does, without backwards: the lists of the schedule with nothing but
-their F. What is summed is the loss of each sample, so the answer is that of one process whatever the layout.
-Nothing of the training changes: samples, loader and schedules are of their own, and no gradient is made.
+A batch goes through the ranks as a training step does, but only with the forwards (F) of its action lists.
+The losses of the samples are summed one by one, so the result is that of a single process, in every layout.
+Training is not touched: an evaluation has its own samples, loader and schedules, and makes no gradient.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Evaluation:
         self._schedules = Schedules(mesh, options, self._batches, evaluated.profile_path)
         self._arm = options.arm
         self._turns: list[Turn] = []
-        # Bad ones are left out, and no neighbour stands in: a loss is that of the samples drawn, or of fewer.
+        # Under `substitute`, too, bad samples are left out: the loss must be that of the drawn samples only.
         policy = "fail" if options.on_bad_sample == "fail" else "skip"
         bad = BadSamples(mesh, self._dataset, policy, options.bad_samples_max_percent)
         self._loader = SampleLoader(
@@ -124,7 +124,7 @@ class Evaluation:
         self._loader.close()
 
     def _turn(self, number: int) -> Turn:
-        """Batch `number`; its schedule is computed once."""
+        """Batch `number`. Its schedule is computed at the first evaluation and kept for the later ones."""
         while len(self._turns) <= number:
             step = len(self._turns)
             self._schedules.submit(step, self._arm)
@@ -143,7 +143,7 @@ class Evaluation:
         stages: Mapping[int, Stage],
         is_stopped: Callable[[], int],
     ) -> tuple[Turn, list[SampleLoss]] | None:
-        """One batch; the losses that this rank computed."""
+        """Runs one batch: its turn, and the losses that this rank computed; none where the run shall stop."""
         schedule = turn.schedule
         self._loader.prefetch([(index, None) for index in llm_samples(self._mesh, schedule)], False)
         self._loader.prefetch(encoder_shares(self._mesh, schedule, self._loader.adapter), True)
@@ -162,14 +162,14 @@ class HeldOut:
         """Draws them.
 
         Args:
-            num_samples: There are.
-            num_drawn: How many of them; none: all.
-            batch_size: Of all batches but the last.
-            seed: Of the draw.
+            num_samples: How many samples there are.
+            num_drawn: How many of them to draw; none: all.
+            batch_size: Samples of each batch; the last one may have fewer.
+            seed: Decides which are drawn.
         """
         count = num_samples if num_drawn is None else min(num_drawn, num_samples)
         self.samples = sorted(GlobalBatches(num_samples, count, seed).batch(0))
-        """In order."""
+        """The drawn samples, ascending."""
         self._batch_size = batch_size
 
     @property
@@ -185,16 +185,17 @@ class HeldOut:
 def sample_losses(
     stages: Mapping[int, Stage], mesh: Mesh, schedule: Schedule, loader: SampleLoader
 ) -> list[SampleLoss]:
-    """What the samples lost whose loss this rank has computed last.
+    """The loss of each sample whose loss this rank has computed in the last step or batch.
 
     Args:
         stages: Of this rank.
-        mesh: Its place.
-        schedule: Of what it ran.
-        loader: Has its samples.
+        mesh: This rank's coordinates.
+        schedule: Of that step or batch.
+        loader: Has the samples of this rank.
 
     Returns:
-        Them; nothing where this rank computes no loss, or the first of its tensor group has the same.
+        The losses; empty where this rank computes no loss, or is not the first rank of its tensor group: all
+        ranks of a tensor group compute the same losses.
     """
     says = mesh.is_last_stage and mesh.tensor == 0
     found = stages[mesh.stages[-1]].sample_losses if says else {}
@@ -206,7 +207,7 @@ def sample_losses(
 
 
 def joined_loss(losses: list[SampleLoss], dataset: Dataset) -> dict[str, Any]:
-    """`loss`, `label_tokens` and `samples` over all of them."""
+    """`loss` (mean over label tokens), `label_tokens` and `samples` of all these samples together."""
     label_tokens = sum(dataset.shape(one.sample)[2] for one in losses)
     loss = sum(one.loss for one in losses) / max(1, label_tokens)
     is_number = loss == loss and abs(loss) != float("inf")

@@ -4,18 +4,18 @@
     B of microbatch j:  receive gradients of below[j] -> stage.backward -> send gradients of above[j]
     I of microbatch j:  as B, but for the gradients of the weights, which W of j computes
 
-A rank holds one stage, several of the LLM where they are interleaved or, in a colocated layout, the encoder
-and the LLM; what its stages hand to each other stays on it. Receives are opened a few actions ahead, so that
-a message moves while this rank computes. A microbatch of which this rank has no sample does nothing and sends
-nothing, and its peers know that from the schedule. Where ranks meet in each action (ZeRO-3) it takes part in
-what they do together, without work of its own.
+A rank holds one stage. It holds several stages of the LLM where they are interleaved, and the encoder and the
+LLM in a colocated layout; what its stages hand to each other stays on the rank. Receives are opened a few
+actions ahead, so that a message moves while this rank computes. For a microbatch of which this rank has no
+sample, it computes nothing and sends nothing; its peers know that from the schedule. Where ranks meet in each
+action (ZeRO-3), the rank still takes part in what they do together.
 
-No list that the simulator accepts can hang. It accepts lists whose actions, each after its inputs and after
-those before it on its rank, stand in some order without a circle. Take the first action of that order that
-has not ended. All before it on its rank have ended, and so have those that give its inputs; these have sent,
-and a send returns at once, whether or not the other side has opened its receive. This rank has opened the
-receives of the action by the time it comes to it, and opening waits for nobody; so the messages arrive, and
-the action ends.
+Lists that the simulator accepts cannot hang. It accepts them only if all actions of all ranks can be put in
+one order, in which each action comes after its inputs and after the earlier actions of its rank. Suppose that
+a step hangs, and take the first action of that order that has not ended. All earlier actions of its rank have
+ended, so the rank has come to it. The actions that give its inputs have ended too, so they have sent: a send
+returns at once, whether or not the receiver has opened its receive. This rank has opened the receives of the
+action, since opening waits for nobody. So the messages arrive and the action ends, against what was supposed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Executor:
         self._messages = messages
         self._lists = ActionLists(mesh)
         self._num_ahead = num_ahead
-        # The ranks of a tensor group find the same loss: the first of them says it.
+        # All ranks of a tensor group compute the same loss; only the first of them reports it.
         self._says_loss = mesh.tensor == 0
         self.running: str | None = None
         """The action under way, for error messages; none between steps."""
@@ -98,7 +98,7 @@ class Executor:
             watch: Called with the name of each action before it runs.
 
         Returns:
-            This rank's share of the loss: 0 where it does not compute it, or is not the first of its tensor
+            This rank's share of the loss; 0 where it computes none, or is not the first rank of its tensor
             group.
 
         Raises:
@@ -107,7 +107,7 @@ class Executor:
         actions, receives, num_ahead = steps.actions, steps.receives, self._num_ahead
         for stage in self._stages.values():
             stage.begin()
-        # Opening the first receives belongs to the first action, should a peer have gone by then.
+        # Should a peer have gone already, opening the first receives fails: the error names the first action.
         self.running = actions[0].name if actions else None
         for position in range(min(num_ahead, len(actions))):
             self._messages.post(receives[position])
@@ -118,15 +118,15 @@ class Executor:
             start = self._run(action, work, (action.stage, action.microbatch) in steps.split)
             if position + num_ahead < len(actions):
                 self._messages.post(receives[position + num_ahead])
-            # Messages and memory to give back keep a rank busy too: the simulator knows of no time between
-            # two actions.
+            # Handing over messages and freeing memory belong to the span of the action, since they keep the
+            # rank busy: the simulator knows of no time between two actions.
             self._recorder.add(action.name, start)
         self.running = None
         self._messages.finish()
         return sum(stage.loss for stage in self._stages.values()) if self._says_loss else 0.0
 
     def _run(self, action: Action, work: StepWork, is_split: bool) -> int | torch.cuda.Event:
-        """Runs one action; when all that it waits for was there."""
+        """Runs one action. Gives the moment when it had all its inputs, at which its span starts."""
         j = action.microbatch
         stage, microbatch = self._stages[action.stage], work.of(action)
         if microbatch.batch is None or action.letter == "W":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _KEYS = "model."
-"""What stands before the names of parameters in a checkpoint, beside the states of the optimizer."""
+"""Prefix of the names of parameters in a checkpoint; states of the optimizer have another one."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOPELESS = "is_hopeless"
-"""Of what a rank tells the agent: whether to start ranks again is of no use."""
+"""Field of what a rank tells the agent: true where starting the ranks again is of no use."""
 
 
 class RankError(RuntimeError):
-    """What stopped a rank and is explained in its message: no traceback is needed."""
+    """An error that stops a rank and that its message explains: no traceback is shown."""
 
     def __init__(
         self, message: str, hint: str | None = None, *, is_of_all: bool = False, is_of_other: bool = False
     ) -> None:
-        """Carries a hint as its note.
+        """Keeps the hint as a note of the exception.
 
         Args:
             message: What went wrong: value, rule.
             hint: What to do about it.
-            is_of_all: All ranks raise it at the same place: one of them says it.
-            is_of_other: Another rank is at fault, this one has waited for it.
+            is_of_all: Whether all ranks raise it at the same place; then only one of them prints it.
+            is_of_other: Whether another rank is at fault, for which this one has waited.
         """
         super().__init__(message)
         self.is_of_all = is_of_all
@@ -58,7 +58,7 @@ def talking(what: str) -> Iterator[None]:
     except RankError:
         raise
     except RuntimeError as error:
-        # gloo puts its source line before the cause and advice behind it.
+        # gloo puts a line of its source code before the cause, and advice after it: both are cut off.
         cause = re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
         message = f"cannot {what}, another rank stopped or is too slow ({cause})"
         raise RankError(message, is_of_other=True) from error
@@ -93,18 +93,18 @@ def tell_agent(line: str, error: Exception) -> None:
     if path is None:
         return
     about = {"py_callstack": "", "timestamp": str(int(time.time())), HOPELESS: is_hopeless(error)}
-    # A full disk may be what went wrong: the agent has the exit status.
+    # The disk may be full, and that may be what went wrong. The agent then still has the exit status.
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": about}}))
 
 
 def is_hopeless(error: Exception) -> bool:
-    """Whether ranks that start anew would end the same: what was foreseen, and is no other rank's end."""
+    """Whether restarted ranks would fail again: with a foreseen error that is not another rank's fault."""
     return isinstance(error, Error) or (isinstance(error, RankError) and not error.is_of_other)
 
 
 def complain(line: str, error: Exception) -> None:
-    """One line on stderr; a traceback below it where the error is none that we foresaw.
+    """Writes one line to stderr, with a traceback below it where the error is not one that we foresaw.
 
     Args:
         line: For people, as `describe` gives it.

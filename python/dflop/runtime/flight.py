@@ -2,9 +2,8 @@
 
     OUT/flight-recorder/rank-3.json     what rank 3 had begun and ended, in order
 
-Where ranks disagree, the first entry that is not the same on all of them is what they hang in. With NCCL the
-watchdog writes a file of its own beside it (`rank-3.nccl` and a number), which
-`torch.distributed.flight_recorder` reads.
+To find where ranks hang, look for the first entry that is not the same in all files. With NCCL, its watchdog
+also writes a file (`rank-3.nccl` and a number), which `torch.distributed.flight_recorder` reads.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NUM_ENTRIES = "2000"
 
 
 def record_flight(out: Path, device_type: str) -> None:
-    """Has collectives recorded; to be called before the process groups are made. What the user has set stays.
+    """Turns the recorder on, before process groups are made. Variables that the user has set stay.
 
     Args:
         out: Directory of the run.
@@ -36,14 +35,14 @@ def record_flight(out: Path, device_type: str) -> None:
         "TORCH_FR_DUMP_TEMP_FILE": str(out / "flight-recorder" / f"rank-{rank}.nccl"),
     }.items():
         os.environ.setdefault(name, value)
-    # NCCL's watchdog makes no folder.
+    # NCCL's watchdog does not make the folder that it writes to.
     if device_type == "cuda":
         with contextlib.suppress(OSError):
             (out / "flight-recorder").mkdir(parents=True, exist_ok=True)
 
 
 def dump_flight(out: Path, rank: int) -> None:
-    """Writes what this rank has recorded; a disk without room for it is no further fault.
+    """Writes what this rank has recorded. Where the disk has no room, nothing is written, without an error.
 
     Args:
         out: Directory of the run.

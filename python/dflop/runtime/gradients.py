@@ -3,8 +3,9 @@
 The loss was divided by the label tokens of the whole global batch before backward, so the gradient of the
 global batch is the *sum* over replicas; a mean would make it depend on how samples were dealt out.
 
-Which ranks hold a parameter is found by its name: the replicas of one stage, and whichever stage shares it.
-Here each of them has all of it; `sharded.py` has gradients that are cut among them.
+The ranks that hold a parameter are found by its name: all replicas of its stage, and those of another stage
+that shares it (a head tied to the embedding). In this file each of them has the whole gradient. In
+`sharded.py` gradients are cut among them.
 """
 
 from __future__ import annotations
@@ -29,33 +30,34 @@ if TYPE_CHECKING:
     from dflop.runtime.mesh import Mesh
 
 _Facts = tuple[Any, tuple[tuple[int, ...], float, float]]
-"""Which part of a parameter a rank has (none: all); tensor shape, sum and sum of squares of what it has."""
+"""Which part of a parameter a rank has (none: all); that part's tensor shape, sum and sum of squares."""
 BUCKET_BYTES = 25 << 20
-"""Bytes of one all-reduce; DDP's default, large enough that latency does not count."""
+"""Bytes of one all-reduce. The default of PyTorch's DDP: large enough that latency does not matter."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Which ranks hold what this rank holds of a parameter, and what of its gradient each of them has."""
+    """Which ranks hold the same part of a parameter as this rank, and how they get its gradient."""
 
     replicas: Ranks
-    """Those at the same position of their tensor groups, in order: each has a summand."""
+    """Ranks at the same position of their tensor groups, ascending. Their gradients are summed."""
     repeats: Ranks = ()
-    """Ranks of this one's tensor group that hold the same part of a parameter that is cut, where they are
-    several: heads of keys and values, that one of two adapters which is whole. Each has a summand."""
+    """Ranks of this one's tensor group that hold the same part of a cut parameter; empty where it is alone.
+    Examples: heads of keys and values, where there are fewer than ranks; of the two LoRA matrices of a cut
+    map, the one that stays whole. Their gradients are summed, too."""
     is_cut: bool = False
-    """Whether this rank has a part of the parameter alone; else all of its tensor group have the same
-    gradient."""
+    """Whether tensor parallelism has cut the parameter. If not, all ranks of the tensor group have all of it,
+    and the same gradient."""
 
     def counts(self, rank: int, tensor: int) -> bool:
-        """Whether the gradient is this rank's to count, among those of its tensor group.
+        """Whether this rank counts the gradient in the norm, so that each gradient is counted once.
 
         Args:
-            rank: This one.
+            rank: This rank.
             tensor: Its position in its tensor group.
 
         Returns:
-            True on one of the ranks with the same gradient.
+            True on exactly one of the ranks of the tensor group that have the same gradient.
         """
         if self.is_cut:
             return not self.repeats or self.repeats[0] == rank
@@ -105,7 +107,7 @@ class Gradients:
         holders = find_holders(pieces.values(), mesh)
         groups = groups_of(holders, mesh)
         self._repeats = repeat_groups(holders, mesh)
-        # A parameter under two names is one parameter.
+        # `named_parameters` gives a parameter that has two names only once.
         self.held = {name: p for piece in pieces.values() for name, p in piece.named_parameters()}
         """All parameters of this rank, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
@@ -113,7 +115,7 @@ class Gradients:
         kinds = {holders.of[name] for name in self.parameters}
         for held in sorted(kinds, key=lambda held: (held.replicas, held.repeats, held.is_cut)):
             members = [p for name, p in self.parameters.items() if holders.of[name] == held]
-            # Float32 whatever the weights are: in bfloat16 what a late microbatch adds would be lost.
+            # Float32 for weights of any type: in bfloat16 the sum would lose what late microbatches add.
             flat = torch.zeros(sum(p.numel() for p in members), dtype=torch.float32, device=mesh.device)
             offset = 0
             for p in members:
@@ -123,14 +125,14 @@ class Gradients:
             self._flats.append(_Flat(flat, held, groups[held.replicas].whole))
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """None: no ranks meet in an action."""
+        """Always none: here ranks do not meet in each action. As in `ShardedGradients`."""
         del stage
 
     def gather(self) -> None:
-        """Nothing: all is here."""
+        """Does nothing: each rank has whole parameters. As in `ShardedGradients`."""
 
     def release(self) -> None:
-        """Nothing: all stays here."""
+        """Does nothing: each rank keeps whole parameters. As in `ShardedGradients`."""
 
     def zero(self) -> None:
         """Sets all gradients to zero, in place."""
@@ -189,13 +191,13 @@ def clip(
 ) -> torch.Tensor:
     """Scales all gradients of the model down to `max_norm` if their norm is above it.
 
-    Every rank must call it; sums one float64 over all ranks. On a GPU nothing is read back: whether to scale
-    is decided there.
+    Every rank must call it; sums one float64 over all ranks. On a GPU the host reads nothing back: the device
+    itself decides whether to scale.
 
     Args:
         mesh: This rank's coordinates.
-        counted: Gradients of one dimension whose norm this rank brings; over all ranks, each once.
-        scaled: All that this rank has.
+        counted: Gradients that this rank counts in the norm, flat; over all ranks each gradient comes once.
+        scaled: All gradients of this rank.
         max_norm: The largest norm allowed; none clips nothing.
 
     Returns:
@@ -209,13 +211,13 @@ def clip(
     nothing = torch.zeros((), dtype=torch.float64, device=mesh.device)
     total = torch.stack(squares).sum() if squares else nothing
     with talking("sum the gradients' norm"):
-        # Over all ranks, where the tensors are.
+        # In the default group: all ranks, and NCCL where the tensor is on a GPU.
         dist.all_reduce(total)
     norm = total.sqrt()
     if max_norm is not None:
         is_above = (norm > max_norm) & norm.isfinite()
         factor = torch.where(is_above, max_norm / norm, 1.0)
-        # On a CPU it costs nothing to look, and a factor of 1 would cost a pass.
+        # On a CPU reading the flag costs nothing, while scaling by 1 would cost a pass over all gradients.
         if mesh.device.type != "cpu" or bool(is_above):
             for gradients in scaled:
                 gradients.mul_(factor)
@@ -230,7 +232,7 @@ def groups_of(holders: Holders, mesh: Mesh) -> dict[Ranks, HolderGroups]:
         mesh: This rank's coordinates.
 
     Returns:
-        By set; what the replicas of one stage hold is cut where the plan says so.
+        By set of ranks. The groups of the replicas of one stage also have shard groups, where the plan cuts.
     """
     plan = mesh.plan
     cut: set[Ranks] = set()
@@ -251,7 +253,7 @@ def repeat_groups(holders: Holders, mesh: Mesh) -> dict[Ranks, dist.ProcessGroup
         mesh: This rank's coordinates.
 
     Returns:
-        By `Held.repeats`; those that this rank is in.
+        The groups that this rank is in, by `Held.repeats`.
     """
     made = holder_groups(holders.repeats, (), mesh.rank, None, mesh.device, mesh.timeout)
     return {ranks: groups.whole for ranks, groups in made.items() if groups.whole is not None}
@@ -272,7 +274,7 @@ def find_holders(pieces: Iterable[nn.Module], mesh: Mesh) -> Holders:
     Raises:
         RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values.
     """
-    # Sum and sum of squares tell two initialisations apart without sending weights.
+    # Two different initialisations differ in sum and sum of squares, so no weights need to be sent.
     own: dict[str, _Facts] = {}
     for piece in pieces:
         slices = slices_of(piece)

@@ -1,4 +1,4 @@
-"""Gradients that are no numbers: the step is skipped, and after too many of them the run ends."""
+"""Gradients with NaN or infinity: such a step is skipped, and after too many in a row the run ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dflop.runtime.failure import RankError
 
 
 class Guard:
-    """Has steps skipped whose gradient is no finite number, and ends the run after too many in a row."""
+    """Counts steps that are skipped because their gradient is not finite; too many in a row end the run."""
 
     def __init__(self, skipped_max: int) -> None:
         """Nothing skipped yet.
@@ -18,12 +18,12 @@ class Guard:
         """
         self._skipped_max = skipped_max
         self.in_row = 0
-        """Steps skipped since the last that was not."""
+        """Steps skipped in a row, up to the last step; 0 where the last step was not skipped."""
         self.num_skipped = 0
-        """Of the run."""
+        """Steps skipped in the whole run."""
 
     def skips(self, norm: float) -> bool:
-        """Whether the weights stay as they are in this step; the same on every rank, as the norm is.
+        """Whether this step is skipped, its weights unchanged. The same on every rank, as the norm is.
 
         Args:
             norm: Of the gradients of the whole model.
@@ -32,7 +32,7 @@ class Guard:
             False where it is finite.
 
         Raises:
-            RankError: More steps in a row than may be would be skipped.
+            RankError: More steps in a row are skipped than `skipped_max`.
         """
         if math.isfinite(norm):
             self.in_row = 0

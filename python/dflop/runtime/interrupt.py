@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, what schedulers and an external torchrun send, and SLURM's warning before its end."""
+"""Ctrl-C; the signal of job schedulers and of an external torchrun; SLURM's warning before a job's end."""
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C: 130, as in shells."""
 
 
 class Interrupt:
@@ -16,7 +16,7 @@ class Interrupt:
     def __init__(self) -> None:
         """Takes over `SIGNALS` of this process."""
         self.number = 0
-        """Of the last that came; 0: none did."""
+        """Number of the last signal that came; 0: none came."""
         for number in SIGNALS:
             signal.signal(number, self._remember)
 

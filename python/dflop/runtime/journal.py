@@ -1,7 +1,7 @@
-"""What a run writes, on the leader: a line a step in three files, what trackers take, progress on stderr.
+"""What a run writes, on the leader: a line a step in several files, numbers for trackers, progress on stderr.
 
-Every line is on disk when its step ends, so a run that is stopped leaves all steps it finished. No file of an
-earlier run is touched before the first step has ended: a run that comes to nothing leaves what was there. A
+Every line is written when its step ends, so a run that is stopped leaves all steps that it finished. Files of
+an earlier run are left alone until the first step has ended: a run that fails before that destroys nothing. A
 run that goes on from a checkpoint adds lines to the files of its directory (`resume.py`).
 """
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 FILES = ("metrics", "trace", "schedules", "events")
 """Files with a line a step, `.jsonl`."""
 RARE_FILES = ("memory", "evaluations", "bad_samples")
-"""Files that are there once they have a line."""
+"""Files that are made only when they get their first line, `.jsonl`."""
 _BAD_SHOWN = 5
-"""Bad samples that are told of one by one."""
+"""How many bad samples are named on stderr one by one."""
 
 
 class Lines:
-    """A file of whole lines: one that the disk has no room for is taken back."""
+    """A file that holds whole lines only: a line that the disk has no room for is removed again."""
 
     def __init__(self, path: Path, *, is_new: bool = True) -> None:
         """Opens the file.
@@ -48,7 +48,7 @@ class Lines:
             OSError: It cannot be written.
         """
         self._path = path
-        # Without a buffer, which would try once more what failed when it is closed.
+        # No buffer: closing the file would try once more to write a line that has failed.
         self._file = path.open("wb" if is_new else "ab", buffering=0)
         self._num_bytes = 0 if is_new else self._file.tell()
 
@@ -67,7 +67,7 @@ class Lines:
             while left:
                 left = left[self._file.write(left) or 0 :]
         except OSError as error:
-            # A device has no size to set.
+            # A device such as /dev/null has no size that could be set.
             with suppress(OSError):
                 os.ftruncate(self._file.fileno(), self._num_bytes)
             # A full disk does not say which file it had no room for.
@@ -80,7 +80,7 @@ class Lines:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Nothing is left to be written."""
+        """Closes the file; every line has been written before."""
         self._file.close()
 
 
@@ -102,9 +102,9 @@ class Journal:
             out: Directory; made if missing, once there is something to write.
             num_turns: Training steps of the run, for the progress line.
             request: File with what the run was asked to do, which becomes `request.json` beside the others.
-            trackers: Take the numbers of each step besides; none: nobody does.
+            trackers: Also take the numbers of each step; none: there are no trackers.
             first_step: Where the run of this directory goes on; none: a new run begins.
-            verb: Of the command line, for the progress line.
+            verb: The command's name for the progress line, as in `train`.
         """
         self._out = out
         self._first_step = first_step
@@ -130,9 +130,9 @@ class Journal:
         return bool(self._files)
 
     def _begin(self) -> None:
-        """Cuts the files back to where the run goes on, or makes those of an earlier run go.
+        """Cuts the files back to the step where the run goes on, or removes those of an earlier run.
 
-        All of it before there is a line of this run.
+        All of this is done before the first line of this run is written.
         """
         out, is_new = self._out, self._first_step is None
         out.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class Journal:
         if is_new:
             for name in (*RARE_FILES, *(f"{name}.undone" for name in (*FILES, *RARE_FILES))):
                 (out / f"{name}.jsonl").unlink(missing_ok=True)
-            # TensorBoard draws every file of a folder: those of an earlier run would stand in the same curve.
+            # TensorBoard draws all files of a folder: curves of an earlier run would mix with the new ones.
             for folder in ("tensorboard", "checkpoints"):
                 shutil.rmtree(out / folder, ignore_errors=True)
         if self._request is None:
@@ -152,7 +152,7 @@ class Journal:
         self._files = files
 
     def schedule(self, record: dict[str, Any]) -> None:
-        """One line in `schedules.jsonl`, of every turn, warm-up too: a run can be replayed."""
+        """Writes a turn to `schedules.jsonl`, in the warm-up too: with all turns a run can be replayed."""
         self._line("schedules", record)
 
     def events(self, step: int, events: Sequence[dict[str, Any]]) -> None:
@@ -167,7 +167,7 @@ class Journal:
             self.note(f"step {step}: {event['words']}")
 
     def write(self, metrics: dict[str, Any], trace: dict[str, Any]) -> None:
-        """One line in each file; then the trackers.
+        """Writes one line to each of the two files, and gives the numbers to the trackers.
 
         Args:
             metrics: For `metrics.jsonl`; its numbers go to the trackers.
@@ -198,7 +198,7 @@ class Journal:
         )
 
     def bad_sample(self, record: dict[str, Any], num_so_far: int) -> None:
-        """One line in `bad_samples.jsonl`; the first few are told to people, too."""
+        """One line in `bad_samples.jsonl`; the first few bad samples are also named on stderr."""
         self._line("bad_samples", record)
         self._bad = num_so_far
         if num_so_far <= _BAD_SHOWN:
@@ -210,7 +210,7 @@ class Journal:
         """Where the wall clock of this run went: `clock.json`, and a line on stderr when it ends.
 
         Args:
-            totals: As of `Clock.totals`.
+            totals: Nanoseconds by part, from `Clock.totals`.
         """
         if not self._files:
             return
@@ -220,7 +220,7 @@ class Journal:
         self._memory.insert(0, f"clock: {totals['end'] / 1e9:.1f} s: {parts}")
 
     def sync(self) -> None:
-        """Waits until the disk has all lines: a checkpoint must not know of steps that the journals lack."""
+        """Waits until the disk has all lines, so that the journals hold every step a checkpoint counts."""
         for file in self._files.values():
             file.sync()
 
@@ -244,7 +244,7 @@ class Journal:
         self._shown_s = now
         width = 24
         filled = width * self._num_done // max(1, self._num_turns)
-        # What has passed since the run began (or went on), all waits included, goes on as it went.
+        # The time left assumes the mean speed since the run began (or went on), all waits included.
         steps_per_s = (self._num_done - self._num_before) / max(1e-9, now - self._began_s)
         left_s = round((self._num_turns - self._num_done) / steps_per_s)
         text = (
@@ -289,5 +289,5 @@ class Journal:
 
 
 def _number(value: float | None) -> float:
-    """A value as a number: what is none of them stands as null in a line."""
+    """A value of a line as a number: lines have null where a number is not finite."""
     return math.nan if value is None else value

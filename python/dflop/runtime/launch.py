@@ -63,14 +63,14 @@ def _started(request: Mapping[str, Any], verb: str) -> int:
         "--nproc-per-node", str(request["num_ranks"]),
         "-m", "dflop.runtime.worker", str(path),
     ]  # fmt: skip
-    # What the user has set stays.
+    # Variables that the user has set win over those of the profile.
     environment = {**request["environment"], **os.environ}
     say(f"starting {request['num_ranks']} ranks", verb)
     try:
         status, caught = run_child(command, environment, "torchrun's agent, which starts the ranks,")
         has_begun = not path.exists()
     finally:
-        # Left where no step has ended; then an earlier run is as it was.
+        # The file is still there only if no step has ended: removing it leaves an earlier run as it was.
         path.unlink(missing_ok=True)
     if caught is None:
         return 1 if status < 0 else status
@@ -80,7 +80,7 @@ def _started(request: Mapping[str, Any], verb: str) -> int:
 
 
 def _check_family(request: Mapping[str, Any]) -> None:
-    """Before any rank starts: the family can be trained, weights are there. And a word on an estimate."""
+    """Raises before any rank starts if the model cannot be trained; notes an estimated model profile."""
     config = request["config"]
     model_dir = Path(config["model"]["dir"])
     try:
@@ -107,8 +107,8 @@ def _check_family(request: Mapping[str, Any]) -> None:
 def _alone_in(out: Path) -> Iterator[None]:
     """Makes the output directory, and keeps other commands from training in it until this one ends.
 
-    The lock is the system's: it ends with this process however that ends, and leaves no file. A file system
-    without locks goes without.
+    The lock is one of the operating system. It is released when this process ends, however it ends, and
+    leaves no file. On a file system without locks nothing is locked.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -131,16 +131,16 @@ def _alone_in(out: Path) -> Iterator[None]:
 
 
 def _not_writable(out: Path, error: OSError) -> OSError:
-    # mkdir says "exists" of a file.
+    # Where a file of that name is in the way, mkdir only says that it exists.
     cause = "it is no directory" if out.exists() and not out.is_dir() else str(error.strerror).lower()
     message = f"`{out}`: {cause}, the run must be written there"
     return hinted(OSError(message), "choose another directory with `--out`")
 
 
 def _written(request: Mapping[str, Any]) -> Path:
-    """The path of the request as a file in the output directory.
+    """Writes the request to a file in the output directory, and gives its path.
 
-    It takes the place of an earlier run's `request.json` with the first step.
+    When the first step has ended, this file replaces the `request.json` of an earlier run.
     """
     out = Path(request["out"])
     path = out / "request.new.json"

@@ -3,8 +3,8 @@
     rows of a pack [K] --by the bounds of its samples--> samples [M]      on the rank that computes the loss
     samples of all ranks --kind, source--> sums over label tokens         on the leader
 
-What a sample has lost does not depend on its pack, so the sums are the same for every schedule and layout,
-but for rounding.
+The loss of a sample does not depend on the samples packed with it. So, apart from rounding, the sums are the
+same for every schedule and layout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleLoss:
-    """What one sample has lost."""
+    """The loss of one sample."""
 
     sample: int
     kind: str
@@ -50,7 +50,7 @@ def sums_by_sample(row_losses_K: torch.Tensor, batch: LlmInput) -> torch.Tensor:
     counts_M = ends.diff()
     which_K = torch.repeat_interleave(torch.arange(len(counts_M)), counts_M)
     sums_M = torch.zeros(len(counts_M), dtype=torch.float64, device=row_losses_K.device)
-    # A copy that blocks would wait for all that the device has to do before it.
+    # A blocking copy would wait until the device has done all its earlier work.
     return sums_M.index_add_(0, which_K.to(row_losses_K.device, non_blocking=True), row_losses_K.double())
 
 
@@ -76,7 +76,7 @@ def grouped(losses: Iterable[SampleLoss], dataset: Dataset) -> dict[str, dict[st
 
 
 def joined(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """One of several answers of `grouped`, of its kinds or of its sources.
+    """Joins several answers of `grouped` into one, those by kind or those by source.
 
     Args:
         groups: By name, as in `grouped(...)["kind"]`.
@@ -95,6 +95,6 @@ def joined(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[
 
 def _entry(loss: float, label_tokens: float, samples: float) -> dict[str, Any]:
     mean = loss / max(1.0, label_tokens)
-    # JSON has no number that is none.
+    # JSON has no NaN and no infinity.
     is_number = mean == mean and abs(mean) != float("inf")
     return {"loss": mean if is_number else None, "label_tokens": int(label_tokens), "samples": int(samples)}

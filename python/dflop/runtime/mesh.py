@@ -32,23 +32,24 @@ class Mesh:
     replica: int
     """Replica of that component, from 0."""
     stages: tuple[int, ...]
-    """Stages of the whole step that this rank holds, in the order of a forward: the encoder's come first. Of
-    the LLM several where they are interleaved (its chunks)."""
+    """Stages that this rank holds, in the order of a forward. They are counted over the encoder first, then
+    the LLM. A rank has several of the LLM where they are interleaved: its chunks."""
     device: torch.device
     control: dist.ProcessGroup
-    """All ranks, gloo: small things on the CPU."""
+    """All ranks, over gloo: small messages of the CPU, such as schedules and statements."""
     downward: dist.ProcessGroup
-    """All ranks: features and hidden states, towards the loss, to a rank of a higher number."""
+    """All ranks: features and hidden states (towards the loss), where the receiver has the higher number."""
     upward: dist.ProcessGroup
-    """All ranks: gradients, towards the encoder, to a rank of a lower number."""
+    """All ranks: gradients (towards the encoder), where the receiver has the lower number."""
     crossing: tuple[dist.ProcessGroup, dist.ProcessGroup]
-    """The same two for messages the other way: colocated ranks encode for each other, in both directions."""
+    """The same two, where the receiver's number is lower or higher instead: colocated ranks encode for each
+    other, so both directions occur."""
     deadline: Deadline
     """A rank that waits longer than this for another gives up."""
     tensor: int = 0
     """Position in the tensor group, from 0: the ranks that share the layers of this one's stages."""
     tensor_group: dist.ProcessGroup | None = None
-    """Those ranks; none where this rank has its layers whole."""
+    """The ranks of the tensor group; none where this rank has its layers whole."""
 
     @property
     def tensor_rank(self) -> TensorRank:
@@ -71,14 +72,14 @@ class Mesh:
 
     @property
     def timeout(self) -> timedelta:
-        """What `deadline` is now; that of new groups."""
+        """The limit that holds now, and that new groups get."""
         return self.deadline.now
 
     def way(self, is_gradient: bool, source: int, target: int) -> dist.ProcessGroup:
-        """The group of a message: between two ranks each has messages of one kind in one direction.
+        """The group of a message: between two ranks, a group carries one kind of message in one direction.
 
-        On NCCL two ranks run the sends and receives of a group one after the other: behind a receive that is
-        open ahead, a send that the other waits for would not leave.
+        On NCCL two ranks run the sends and receives of one group one after the other. If a receive was opened
+        ahead, a send of the same group that the other rank waits for would stay behind it.
 
         Args:
             is_gradient: Whether it is a gradient.
@@ -86,7 +87,7 @@ class Mesh:
             target: The rank that receives it.
 
         Returns:
-            On gloo, which has tags, the same group for all.
+            The group. On gloo, whose messages have tags, it is the same one for all messages.
         """
         usual = self.upward if is_gradient else self.downward
         return usual if (source > target) == is_gradient else self.crossing[is_gradient]
@@ -114,7 +115,7 @@ class Mesh:
 def role_of(plan: Plan, rank: int) -> tuple[str, int]:
     """What a rank holds, in words, and its replica: `encoder`, `encoder stage 1`, `llm stage 2`.
 
-    Stages are those of the whole step; an encoder of one stage has no number. Of two chunks it is
+    Stages are counted over encoder and LLM. An encoder of one stage has no number. A rank with two chunks is
     `llm stages 1, 3`.
 
     Args:
@@ -151,7 +152,7 @@ def join(
         plan: The layout.
         device: Of this rank; its type chooses NCCL or gloo for tensors.
         timeout_s: A rank that waits longer than this for another gives up with an error.
-        first_timeout_s: The same until the first step has ended; none: no other.
+        first_timeout_s: The same until the first step has ended; none: `timeout_s` from the beginning.
         init_method: How ranks find each other; the default reads torchrun's environment.
         rank: Of this process, where the environment does not say it.
         num_ranks: Of all processes, where the environment does not say it.
@@ -165,8 +166,8 @@ def join(
     deadline = Deadline(timeout_s if first_timeout_s is None else first_timeout_s, timeout_s)
     timeout = deadline.now
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # Without `device_id`: with it NCCL would run all messages of a group one after the other, whatever their
-    # peers, and a receive that is open ahead would hold up the send that the peer waits for.
+    # `device_id` is left out on purpose. With it, NCCL would run all messages of a group one after the other,
+    # even those of different peers: a receive opened ahead would hold up a send that another rank waits for.
     dist.init_process_group(
         backend, init_method=init_method, rank=rank, world_size=num_ranks, timeout=timeout
     )
@@ -208,8 +209,8 @@ def join(
 def message_backend() -> str:
     """The backend of groups that carry messages between GPUs.
 
-    From torch 2.15 on, `nccl` has one queue a group: an open receive holds up the sends to all other ranks.
-    `nccl-lazy` has one a pair of ranks, which is what `nccl` had before.
+    From torch 2.15 on, `nccl` has one queue for each group: an open receive holds up the sends to all other
+    ranks. `nccl-lazy` has one queue for each pair of ranks, as `nccl` had before.
     """
     known = {entry.name for entry in entry_points(group="torch.distributed.backends")}
     return "nccl-lazy" if "nccl-lazy" in known else "nccl"
@@ -265,10 +266,11 @@ def neighbours(plan: Plan) -> list[tuple[int, int]]:
 def connect(mesh: Mesh) -> None:
     """Sends one number each way between all neighbours. Every rank must call it; blocks until all have.
 
-    NCCL connects two ranks at their first message, and the first of them to come blocks until the other comes
-    too. Receives are opened ahead: an encoder would stand at that of its first gradient, and the LLM at that
-    of the features that the encoder has not sent yet, for ever. Here all ranks take the pairs in one order,
-    in which the two of the first pair that is left always meet.
+    NCCL connects two ranks at their first message, and the rank that comes first blocks until the other comes
+    too. Without this function training would hang, since receives are opened ahead: an encoder rank would
+    block where it opens the receive of its first gradient, and the LLM rank where it opens the receive of
+    features, which the encoder has not sent yet. Here all ranks take the pairs in the same order. So both
+    ranks of the first pair that is left always come to it.
 
     Args:
         mesh: This rank's coordinates.

@@ -1,4 +1,4 @@
-"""Receives posted ahead and sends kept until they are done, over the transfers of `boundary.py`.
+"""Opens receives ahead, and keeps what is sent in memory until it has left; transfers are `boundary.py`'s.
 
 What a rank sends to itself, from one of its stages to the next, stays where it is.
 """
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 class Messages:
     """The traffic of one rank.
 
-    A message is known by its peer, its direction, the stage it comes to and its microbatch; the last three
-    make its tag. NCCL has no tags: there, messages of one direction between two ranks are received in the
-    order in which they are sent, and so they are opened in that order everywhere (`actions.py`). On NCCL to
-    wait for a message is to have the device wait: this process goes on, and where a peer has gone NCCL's
-    watchdog ends it, at the timeout.
+    A message is identified by its peer, its direction, the stage that it comes to and its microbatch. The
+    last three make its tag. NCCL has no tags: between two ranks, the first message sent in a direction is
+    the first received. So receives are always opened in the order in which the peer sends (`actions.py`). On
+    NCCL, waiting for a message only makes the device wait; this process goes on. Where the peer has gone,
+    NCCL's watchdog ends this process at the timeout.
     """
 
     def __init__(self, mesh: Mesh, width: Sequence[int] | int, dtype: torch.dtype) -> None:
-        """Nothing under way.
+        """No message is under way.
 
         Args:
             mesh: This rank's coordinates.
-            width: Values of a row of features and hidden states, D, or of what leaves each stage.
+            width: Values of a row, D; or a list: the values of a row that leaves each stage but the last.
             dtype: Of features and hidden states.
         """
         self._mesh = mesh
@@ -78,7 +78,8 @@ class Messages:
             stage: Of the action.
             microbatch: Its number.
             is_gradient: Whether they are gradients.
-            transfers: What comes from where; all posted, and what comes from this rank sent.
+            transfers: What comes from where. Receives from other ranks have been posted, and what comes from
+                another stage of this rank has been sent.
 
         Returns:
             One [num_rows, D] tensor a transfer.
@@ -119,7 +120,8 @@ class Messages:
         Raises:
             RankError: A peer has gone; the message names it.
         """
-        # What is done may be freed. gloo tells only who waits; there the payloads live until `finish`.
+        # Frees messages that have left. gloo tells this only to a caller that waits, so there they live until
+        # `finish`.
         self._sent = [(payload, work) for payload, work in self._sent if not work.is_completed()]
         place = (stage + (-1 if is_gradient else 1), microbatch, is_gradient)
         for transfer, payload in zip(transfers, split(rows_RD, transfers), strict=True):
@@ -154,7 +156,7 @@ class Messages:
         return join(received, transfers)
 
     def _width(self, stage: int, is_gradient: bool) -> int:
-        """Values of a row that comes to `stage`: from the one before it, or, of a gradient, from the next."""
+        """Values of a row that comes to `stage`: from the stage before; of a gradient, from the one after."""
         return self._widths[stage if is_gradient else stage - 1]
 
     def finish(self) -> None:
@@ -170,7 +172,7 @@ class Messages:
 
     def _wait(self, work: dist.Work) -> None:
         if self._mesh.device.type == "cuda":
-            # The device waits; NCCL's watchdog keeps the deadline, that of the group.
+            # Only the device waits. NCCL's watchdog applies the timeout of the group.
             work.wait()
         else:
             work.wait(self._mesh.deadline.now)

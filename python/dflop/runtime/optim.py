@@ -2,9 +2,9 @@
 
     gradients (float32, summed, clipped) --> AdamW on the masters --> weights
 
-A weight that is no float32 has a master: a float32 copy that is updated in its place and rounded into it. In
-bfloat16 alone most updates would be lost: near 1 the next number is 0.008 away, and a step of 1e-5 changes
-nothing.
+A weight that is not float32 has a master: a float32 copy. AdamW updates the master, and the weight is the
+master rounded. Without masters most updates would be lost: near 1 the next bfloat16 number is 0.008 away, so
+an update of 1e-5 would change nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 BETAS = (0.9, 0.999)
 """AdamW's; PyTorch's default."""
 _STATES = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of a parameter, as large as it."""
+"""States that AdamW keeps for a parameter, each as large as the parameter."""
 
 
 def undecayed(modules: Iterable[nn.Module]) -> set[str]:
-    """Names of parameters that do not decay: those of norms, and biases; as in transformers' `Trainer`.
+    """Names of parameters without weight decay: biases, and all of norms; as in transformers' `Trainer`.
 
-    That one goes by names, and decays a norm whose name does not say so: `ln_q` of Qwen2.5-VL.
+    The `Trainer` finds norms by their names, so it decays a norm whose name does not say so, such as `ln_q`
+    of Qwen2.5-VL. Here a norm is found by its class.
 
     Args:
         modules: The pieces of a rank.
@@ -50,7 +51,7 @@ def undecayed(modules: Iterable[nn.Module]) -> set[str]:
 
 
 class Optimizer:
-    """AdamW over the parameters of one rank; its states are there from the start."""
+    """AdamW over the parameters of one rank. Its states exist from the start, before the first step."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Optimizer:
         """Makes masters and states.
 
         Args:
-            parameters: What is trained, by full name: plain tensors or DTensors.
-            rates: Of the run.
-            weight_decay: Of all but `without_decay`.
-            without_decay: Names, see `undecayed`.
+            parameters: All that train, by full name: plain tensors or DTensors.
+            rates: Learning rates of the run.
+            weight_decay: Of all parameters but those of `without_decay`.
+            without_decay: Names of parameters, from `undecayed`.
         """
         self._rates = rates
         self.masters: dict[str, torch.Tensor] = {}
-        """What AdamW updates, by full name, float32: the parameters themselves where they are."""
+        """What AdamW updates, by full name: a parameter that is float32 itself, else its float32 copy."""
         self._rounded: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, parameter in parameters.items():
             master = parameter
@@ -85,7 +86,7 @@ class Optimizer:
                 {"params": members, "component": component, "weight_decay": weight_decay * decays}
                 for (component, decays), members in groups.items()
             ]
-            # A rank without anything to train; AdamW takes no empty list.
+            # AdamW refuses an empty list, as a rank with nothing to train would give.
             or [{"params": [torch.nn.Parameter(torch.empty(0))], "component": "llm", "weight_decay": 0.0}],
             lr=1.0,
             betas=BETAS,
@@ -98,15 +99,15 @@ class Optimizer:
             }
 
     def step(self, step: int, norm: torch.Tensor | None = None) -> None:
-        """Updates all parameters by their gradients; nothing changes where their norm is no finite number.
+        """Updates all parameters by their gradients; changes nothing where the norm is not finite.
 
-        Nothing is read from the device: it decides itself.
+        The device itself decides that: the host reads nothing back.
 
         Args:
-            step: From 0; it decides the rates.
-            norm: Of the gradients of the whole model, on the device; none: they are finite.
+            step: From 0; it decides the learning rates.
+            norm: Of the gradients of the whole model, on the device; none: it is known to be finite.
         """
-        # As a gradient scaler tells it.
+        # The attribute by which a gradient scaler of PyTorch makes AdamW skip a step.
         self._adamw.found_inf = None if norm is None else (~norm.isfinite()).float()  # pyright: ignore[reportAttributeAccessIssue]
         rates = self._rates.at(step)
         for group in self._adamw.param_groups:
@@ -119,7 +120,7 @@ class Optimizer:
 
     @torch.no_grad()
     def round(self) -> None:
-        """Sets weights that have masters to what these are, rounded."""
+        """Sets each weight that has a master to the rounded master."""
         for weight, master in self._rounded:
             weight.copy_(master)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FIRST_TIMEOUT_S = 1800.0
-"""Until the first step has ended: kernels are loaded, and ranks do not start at the same moment."""
+"""Default of `first_timeout_s`. Long, since kernels are loaded and ranks do not start at the same moment."""
 Arm = str
 """A way to schedule, as in `blind` or `aware-ahead`; the command line has checked the name."""
 
@@ -26,7 +26,7 @@ class Evaluated:
     every: int
     """Steps from one evaluation to the next."""
     samples: int | None
-    """How many of them, drawn once; none: all."""
+    """How many of these samples, drawn once for the whole run; none: all."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class Options:
     """What an export of a checkpoint has to know: `dir`, `chat_template` (absolute paths), `dtype`, `recipe`,
     `lora_rank`, `lora_alpha`."""
     lora_rank: int
-    """Of the adapters under `lora`."""
+    """Rank of the LoRA adapters; used by the recipe `lora` only."""
     lora_alpha: float
-    """The product of the adapters is multiplied by it over their rank."""
+    """The product of the two adapter matrices is multiplied by `lora_alpha / lora_rank`."""
     weight_decay: float
-    """AdamW's, of all but norms and biases."""
+    """AdamW's weight decay, of all parameters but norms and biases."""
     max_grad_norm: float | None
     seed: int
     arm: Arm
-    """Schedules of a run that is no comparison."""
+    """How the schedules are made, in a run that is not a comparison."""
     giants: str
     """`alone`, `defer` or `refuse`: what becomes of samples far larger than the others."""
     giant_llm_tokens: int | None
-    """Samples with more LLM tokens are giants; None: none is."""
+    """Samples with more LLM tokens than this are giants; None: there are no giants."""
     giant_steps_max: int
     """The most steps that a deferred giant may be late."""
     correction: str
@@ -84,21 +84,21 @@ class Options:
     """Schedules computed ahead, that of the step to come included; at least 1. Ignored in a comparison, where
     each arm computes its next one while it trains."""
     cache_bytes: int
-    """Decoded media that a rank keeps."""
+    """Bytes of decoded media that a rank keeps."""
     measure_memory_step: int | None
     """The step whose memory is counted, at least 1; none: no step's."""
     memory_budget_bytes: int | None
-    """What a rank may use; schedules keep to it. None: not limited."""
+    """Memory that a rank may use; schedules keep to it. None: no limit."""
     bucket_tokens_max: int | None
     """LLM tokens a bucket (microbatch on one LLM replica) may hold; schedules keep to it. None: no limit."""
     profile_device: str | None
     """Name of the device that the model profile was measured on; None: any will do."""
     request_path: Path | None
-    """File with all of this, where one command started the ranks; the run takes it into its directory."""
+    """File that holds this request, where one command started the ranks; later the run's `request.json`."""
     timeout_s: float
     """A rank that waits longer than this for another gives up; from the second step on."""
     first_timeout_s: float
-    """The same until the first step has ended; not shorter."""
+    """The same limit until the first step has ended; at least `timeout_s`."""
     resume: str | None
     """`auto`, or a checkpoint or run to go on from; none: from the beginning."""
     checkpoint_every: int | None
@@ -110,11 +110,11 @@ class Options:
     on_bad_sample: str
     """`fail`, `skip` or `substitute`: what becomes of a sample that cannot be decoded."""
     bad_samples_max_percent: float
-    """Of the samples seen; above it the run ends."""
+    """The run ends where more than this percentage of the samples seen so far is bad."""
     workers: int
-    """Processes that decode for a rank; 0: its threads do."""
+    """Worker processes that decode media for a rank; 0: threads of the rank decode."""
     ahead_bytes: int
-    """Of media that a rank has decoded ahead of need, at most."""
+    """The most bytes of media that a rank decodes before they are needed."""
     evaluation: Evaluated | None
     """What is evaluated between steps; none: nothing."""
     wandb_project: str | None

@@ -2,7 +2,7 @@
 
 pack --> agree --nobody has a bad sample--> ready
 ^        |
-+- mend -+  some rank has: another turn, the same on all ranks
++- mend -+  a rank has one: the turn is changed, in the same way on all ranks
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Ready:
     """A step that all ranks may start."""
 
     turn: Turn
-    """What trains: without bad samples."""
+    """The turn that trains, without bad samples."""
     work: StepWork
     actions: StepActions
     data_wait_ns: int
-    """What this rank took for packing, waiting for media included."""
+    """Time that this rank spent on packing, waiting for media included."""
 
 
 class Packer:
@@ -74,19 +74,19 @@ class Packer:
         save_failed: bool = False,
         lap: Callable[[str], None] = lambda _: None,
     ) -> tuple[Ready | None, Agreement]:
-        """What this rank does in a turn. Every rank must call it; blocks until all have packed.
+        """Prepares this rank's work of a turn. Every rank must call it; blocks until all have packed.
 
         Args:
             turn: As it was drawn.
             executor: Makes lists of actions.
             stop: Gives the number of a signal that tells this process to stop, or 0.
-            step: What the ranks compare; none: that of the turn.
+            step: Step number that the ranks compare; none: that of the turn.
             is_evaluated: Whether only forwards will run.
             save_failed: Whether the checkpoint that this rank was writing has failed.
-            lap: Told when a part of the clock has ended.
+            lap: Called with the name of a part of the clock when it has ended; see `Clock.lap`.
 
         Returns:
-            What to do; none where some rank shall stop. And what the ranks agreed on.
+            The step that may start, or none where some rank shall stop; and what the ranks agreed on.
 
         Raises:
             RankError: Ranks differ, or too many samples are bad.

@@ -2,8 +2,9 @@
 
     peak = parameters, gradients, optimizer states + the most that the step allocates beyond them
 
-Counted on one step that the user names, with `ByteCounter`: exact on a GPU and on a CPU. On a CPU the step
-is slowed by the counting, and its inputs are copied at their forward, as to a device with memory of its own.
+The bytes are counted in one step that the user names, with `ByteCounter`: exactly, on a GPU and on a CPU. On
+a CPU counting slows the step down. There the inputs are copied at their forward, as they would be to a GPU,
+so that they count too.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ class StepPeak:
     """The measured peak of one rank."""
 
     tensor_bytes: int
-    """The most that tensors took, what the rank holds anyhow included."""
+    """The most bytes that tensors took at any moment of the step, `held_bytes` included."""
     held_bytes: int
-    """Of that, parameters, buffers, gradients and optimizer states."""
+    """Bytes of parameters, buffers, gradients and optimizer states, which the rank always holds."""
     moment: str
-    """When: an action, as in `1F3`, or `optimizer`."""
+    """When the most was taken: an action, as in `1F3`, or `optimizer`."""
     reserved_bytes: int
-    """The most that the allocator held; 0 on a CPU."""
+    """The most bytes that PyTorch's allocator had reserved; 0 on a CPU."""
     device_bytes: int
-    """Used of the device's memory after the step, by whomever; 0 on a CPU."""
+    """Bytes of the device in use after the step, by this and any other process; 0 on a CPU."""
 
 
 def tensor_bytes(tensors: Iterable[object]) -> int:
-    """Bytes of the storages of what is a tensor among `tensors`, each once, however many views of it.
+    """Bytes of the tensors among `tensors`; a storage counts once, however many views of it there are.
 
-    Of one that is cut among ranks, those of this rank's shard.
+    Of a sharded tensor, this rank's shard counts.
     """
     storages = [local(t).untyped_storage() for t in tensors if isinstance(t, torch.Tensor)]
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
@@ -69,9 +70,9 @@ class PeakMeter:
 
         Args:
             device: Of this rank.
-            pieces: Of this rank, as a step finds them.
-            held: Their parameters between steps, with their gradients: shards, where they are cut.
-            states: What the optimizer holds beside them.
+            pieces: Of this rank, as they are when a step begins.
+            held: Their parameters between steps, with their gradients; shards where they are cut.
+            states: What the optimizer holds besides: masters and states.
         """
         self._device = device
         self._counter = ByteCounter(device)
@@ -89,7 +90,7 @@ class PeakMeter:
         return self
 
     def phase(self, name: str) -> None:
-        """An action begins, or what comes after the last."""
+        """A phase begins: an action, or `optimizer` after the last action."""
         self._counter.phase(name)
 
     def __exit__(

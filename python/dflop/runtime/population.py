@@ -1,12 +1,15 @@
-"""Population: whether the samples that are trained are still those that were planned with.
+"""Population: whether the samples that train are still like those that the plan was made with.
 
-    counts of a step, by kind and by source
-      -> for each name: log P(counts | another share) / P(counts | its share of the data profile), summed up
-         from 0 on; an alarm above LIMIT
+Samples have a kind (such as `image`) and a source; both are called names here. For each name a sequential
+test (CUSUM) compares its share among the trained samples with its share of the data profile:
 
-The other share has `TIMES` the odds, or one over that. Of samples drawn as in the profile, a sum passes its
-limit once in e^16 steps (9 million) on the mean, however rare the name is. Batches that are drawn without
-replacement scatter less. A source that is gone is named after a few steps.
+    evidence of a step = log [ P(counts | changed share) / P(counts | share of the data profile) ]
+    sum                = max(0, sum + evidence); an alarm where it passes LIMIT
+
+There are two sums for each name: for a changed share with `TIMES` the odds of the profile, and for one with
+1 / `TIMES` of them. Where samples are drawn as in the profile, a sum gives a false alarm once in e^16 (9
+million) steps on average, however rare the name is. Batches that are drawn without replacement vary less and
+give even fewer. If a source is gone, the alarm comes after a few steps.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
     from dflop._native import Dataset
 
 LIMIT = 16.0
-"""Log likelihood ratio from which a change is sure."""
+"""Sum of log likelihood ratios above which a change is taken for sure."""
 TIMES = 1.5
-"""Odds of the share that is looked for, over those of the profile; and one over that."""
+"""A change that is looked for multiplies the odds of a share by this, or divides them by it."""
 LOOKED_AT = 1 << 17
-"""Samples that are counted, about: evenly spread over larger data."""
+"""About how many samples are counted for the usual shares; in larger data they are evenly spread."""
 COUNT_MIN = 400
-"""Of those, how many must have a name: its share is then known to 5 %."""
+"""A name is watched if so many counted samples have it: its share is then known to 5 % (1 / sqrt(400))."""
 _MEND = (
     "see `bad_samples.jsonl` for what was left out; where the data itself has changed, "
     "`dflop profile data` and then `dflop plan`"
@@ -34,7 +37,7 @@ _MEND = (
 
 
 class Population:
-    """The shares of one run against those of its data profile."""
+    """Compares the shares of one run with those of its data profile."""
 
     def __init__(self, dataset: Dataset) -> None:
         """Counts the profile's samples by kind and by source: the shares that are usual.
@@ -45,8 +48,8 @@ class Population:
         self._dataset = dataset
         looked_at = range(0, len(dataset), max(1, len(dataset) // LOOKED_AT))
         counts = _counted(name for sample in looked_at for name in self._names(sample))
-        # Of a part of the data a rare name's share is not known well enough.
-        # What all samples are cannot shift.
+        # Where only a part of the data is counted, the share of a rare name is not known well enough. A name
+        # that all samples have cannot change its share either.
         least = 1 if len(looked_at) == len(dataset) else COUNT_MIN
         self._shares = {
             name: count / len(looked_at)
@@ -59,13 +62,13 @@ class Population:
         return f"kind {self._dataset.kind(sample)}", f"source {self._dataset.source(sample)}"
 
     def step(self, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """What has become sure with the samples of a step.
+        """Adds the samples of a step, and gives the changes that have just become sure.
 
         Args:
             samples: Those that were trained.
 
         Returns:
-            Alarms, as events without their step: each of a name once, until its share is the usual one again.
+            Alarms, as events without their step. A change is told once, until the share is usual again.
         """
         counts = _counted(name for sample in samples for name in self._names(sample))
         events: list[dict[str, Any]] = []
@@ -83,10 +86,10 @@ class Population:
         }
 
     def load(self, kept: dict[str, Any]) -> None:
-        """Goes on from what `state` gave; of names that the data no longer has, nothing is taken.
+        """Goes on from what `state` gave; names that the data no longer has are left out.
 
         Args:
-            kept: Through JSON.
+            kept: The answer of `state`, after a way through JSON.
         """
         for name in self._changes.keys() & kept.keys():
             self._changes[name] = {side: {**sums} for side, sums in kept[name].items()}
@@ -107,19 +110,19 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 
 def _add(change: dict[str, Any], count: int, num_samples: int, share: float, times: float) -> bool:
-    """Adds a step to a sum; whether the change has just become sure."""
+    """Adds a step to a sum; true where the change has just become sure."""
     odds = times * share / (1 - share)
     other = odds / (1 + odds)
     evidence = count * math.log(other / share) + (num_samples - count) * math.log((1 - other) / (1 - share))
     change["sum"] += evidence
     if change["sum"] <= 0:
-        # The change, if it was one, is over; what follows is counted anew.
+        # There is no change, or it is over: counting begins anew.
         change.update(_nothing()["more"])
         return False
     change["count"] += count
     change["num_samples"] += num_samples
     change["num_steps"] += 1
-    # Bounded, so that it is soon over when it is over.
+    # The sum has an upper limit, so that it falls to 0 soon after a change has ended.
     change["sum"] = min(change["sum"], 2 * LIMIT)
     if change["is_raised"] or change["sum"] <= LIMIT:
         return False

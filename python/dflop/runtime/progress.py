@@ -11,7 +11,7 @@ def say(text: str, verb: str = "train") -> None:
 
     Args:
         text: What begins now, as in "building the model".
-        verb: Of the command line.
+        verb: The command's name, which begins the line.
     """
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"{verb}: {text}\n")

@@ -1,4 +1,4 @@
-"""Learning rates: one a component, and how they go over the steps of a run. Nothing here is state."""
+"""Learning rates: one for each component, and how they change over a run. They depend on the step only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPONENTS = ("encoder", "projector", "llm")
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates of a run: one a component, and how they go over the steps."""
+    """Learning rates of a run: one for each component, and how they change over the steps."""
 
     peak: Mapping[str, float]
     """By component: the rate after the warm-up."""
@@ -24,12 +24,12 @@ class Rates:
     num_steps: int
     """Of the whole run."""
     warmup_steps: int
-    """First steps, over which rates rise in equal parts: the first has 1 / `warmup_steps` of the peak."""
+    """Steps at the start over which rates rise evenly: the first step has 1 / `warmup_steps` of the peak."""
     decay_steps: int
-    """Last steps, over which rates fall in equal parts under `constant-then-decay`."""
+    """Steps at the end over which rates fall evenly; used by `constant-then-decay` only."""
 
     def factor(self, step: int) -> float:
-        """What the peak is multiplied by at a step; depends on nothing but the step.
+        """What the peak is multiplied by at a step.
 
         Args:
             step: From 0.
@@ -43,7 +43,7 @@ class Rates:
             return 1.0
         if self.schedule == "constant-then-decay":
             return max(0.0, min(1.0, (self.num_steps - step) / self.decay_steps))
-        # From 1 at the first step after the warm-up to 0 just behind the last one.
+        # The factor is 1 at the first step after the warm-up and would be 0 one step after the last.
         done = min(1.0, (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps))
         return 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
 

@@ -26,31 +26,32 @@ def step_metrics(
     data_wait_ns: int = 0,
     adaptation: Adaptation | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A line of `metrics.jsonl`, but for what only the caller knows: epoch, loss and norm.
+    """A line of `metrics.jsonl`, except for what only the caller knows, such as epoch, loss and norm.
 
-    To be asked of the leader. The scheduler learns from the step too: it corrects later predictions.
+    To be called on the leader. The scheduler also learns from the step here, to correct later predictions.
 
     Args:
-        scheduler: That of the run.
-        dataset: Of the run.
+        scheduler: The scheduler of the run.
+        dataset: The dataset of the run.
         turn: The step.
-        spans: Of all ranks, in ns since the start of the step.
+        spans: Spans of all ranks, in ns since the start of the step.
         step_ns: From the start of the step to the end of its last rank.
-        num_ranks: In all.
-        data_wait_ns: What ranks waited for samples before the step.
-        adaptation: Decides what is learned from the step; none: all, and nobody watches.
+        num_ranks: Number of all ranks.
+        data_wait_ns: Time that ranks waited for samples before the step.
+        adaptation: Decides whether the step is learned from; none: it is, and there are no events.
 
     Returns:
-        The line; and what happened: lines of `events.jsonl` without their step.
+        The line; and events, as lines of `events.jsonl` without their step.
     """
     schedule = turn.schedule
     ramp, imbalance, transfer, late = scheduler.idle_by_cause(schedule, spans, step_ns)
-    # With corrected times the schedule's own makespan is no prediction of the profile.
+    # `predicted_ns` is by the times of the model profile. A schedule that was made with corrected times has
+    # another makespan in it.
     predicted_ns = 0 if turn.correction is not None else schedule.predicted_makespan_ns
     predicted_ns = predicted_ns or scheduler.predict_makespan_ns(schedule)
     began_ns = time.perf_counter_ns()
     is_monitored = adaptation is None or adaptation.is_monitored(turn.step)
-    # Before this step is learned from: what the steps before it say of it.
+    # Predicted before the step is learned from, so that only earlier steps count.
     corrected_ns = scheduler.predict_corrected_ns(schedule) if is_monitored else None
     scheduler.observe(schedule, spans, step_ns, fitted=is_monitored)
     events: list[dict[str, Any]] = []
@@ -99,7 +100,7 @@ def step_metrics(
 def kept(
     scheduler: StepScheduler, adaptation: Adaptation | None, population: Population | None
 ) -> dict[str, Any]:
-    """What a checkpoint keeps of what was learned from steps: a run that goes on raises no alarm twice.
+    """What a checkpoint keeps of what was learned from steps, so that a resumed run repeats no alarm.
 
     Args:
         scheduler: That of the run.
@@ -107,7 +108,7 @@ def kept(
         population: Watches which samples come.
 
     Returns:
-        Parts of the manifest.
+        Fields of the manifest.
     """
     return {
         "correction": scheduler.correction(),
@@ -125,11 +126,11 @@ def restore(
 ) -> None:
     """Goes on from what `kept` gave, of the same plan and data.
 
-    What an earlier version did not keep begins anew.
+    Fields that an earlier version of dflop did not write begin anew.
 
     Args:
-        manifest: Of the checkpoint, through JSON.
-        scheduler: That of the run.
+        manifest: Of the checkpoint, as read from JSON.
+        scheduler: The scheduler of the run.
         adaptation: Decides whether schedules are corrected.
         population: Watches which samples come.
 
@@ -139,7 +140,7 @@ def restore(
     _restore_correction(scheduler, manifest["correction"])
     watch = manifest.get("watch")
     if watch is not None:
-        # Earlier versions kept it as JSON text.
+        # Earlier versions of dflop kept this field as JSON text.
         scheduler.watch_from(json.loads(watch) if isinstance(watch, str) else watch)
     if adaptation is not None and manifest.get("adaptation") is not None:
         adaptation.load(manifest["adaptation"])
@@ -148,7 +149,7 @@ def restore(
 
 
 def _restore_correction(scheduler: StepScheduler, kept: Any) -> None:
-    """Goes on from the correction of a checkpoint; one of an earlier version is left out."""
+    """Goes on from the correction of a checkpoint; one in the form of an earlier version is ignored."""
     if len(kept) != 2 or (kept[0] and len(kept[0][0]) and kept[0][0][0] and len(kept[0][0][0][0]) != 5):
         return
     steps, shapes = kept

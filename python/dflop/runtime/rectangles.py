@@ -1,10 +1,10 @@
-"""Parameters that tensor parallelism has cut, in a checkpoint: saved as rectangles of the whole ones.
+"""Parameters that tensor parallelism has cut, in a checkpoint: saved as rectangles of the whole tensors.
 
-    layers.0.q_proj.weight [48, 48] on 2 ranks   -> `...@0`: [24, 48], its rows 0 to 24 of the whole; 24 to 48
-    the same, its replicas' shards (ZeRO)        -> each the rows that it has of its rank's rows
-    qkv.weight, three maps behind each other     -> `...@0`, `...@1`, `...@2`: a run of rows each
+    layers.0.q_proj.weight [48, 48] on 2 ranks   -> `...@0` [24, 48]: rows 0 to 24, on the other 24 to 48
+    the same, also sharded over replicas (ZeRO)  -> each replica writes its part of these rows
+    qkv.weight, three maps one after the other   -> `...@0`, `...@1`, `...@2`: a run of rows of each map
 
-So a checkpoint has whole tensors by their own names, whatever wrote it, and is read by ranks of any layout.
+So a checkpoint holds whole tensors under their own names, whatever layout wrote it; any layout can read it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Where a tensor of this rank stands in a whole one."""
+    """Where a part of a tensor, held by this rank, stands in the whole tensor."""
 
     name: str
-    """Of the whole one."""
+    """Name of the whole tensor."""
     box: ChunkStorageMetadata
-    """Its first element in the whole one, and its sizes."""
+    """Offsets of the part in the whole tensor, and its sizes."""
     shape: torch.Size
-    """Of the whole one."""
+    """Tensor shape of the whole tensor."""
 
 
 def rectangles_of(name: str, tensor: torch.Tensor, cut: Slice) -> dict[str, tuple[torch.Tensor, Rectangle]]:
-    """What a rank has of a tensor, in rectangles of the whole one.
+    """The part of a tensor that a rank has, as rectangles of the whole tensor.
 
     Args:
         name: of the tensor.
-        tensor: this rank's slice, or its shard of that.
-        cut: which slice it is.
+        tensor: this rank's slice, or its shard of that slice (a DTensor).
+        cut: which part of the whole tensor the slice is.
 
     Returns:
-        By a name of its own: a view, and where it stands. None where the rank's shard is empty.
+        By names such as `NAME@0`: a view of `tensor`, and where it stands. Empty where the shard is empty.
     """
     rows = range(tensor.shape[0])
     values = tensor
@@ -83,7 +83,7 @@ def rectangles_of(name: str, tensor: torch.Tensor, cut: Slice) -> dict[str, tupl
 
 
 class RectangleSavePlanner(DefaultSavePlanner):
-    """Writes tensors that are rectangles as such."""
+    """DCP's planner, which here writes some tensors as rectangles of whole ones."""
 
     def __init__(self, rectangles: Mapping[str, Rectangle]) -> None:
         """As DCP's own.
@@ -98,7 +98,7 @@ class RectangleSavePlanner(DefaultSavePlanner):
         }
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank can write."""
+        """What this rank can write, for DCP."""
         plan = super().create_local_plan()
         items = [self._as_rectangle(item) for item in plan.items]
         names = {item.index.fqn: (item.index.fqn,) for item in items}
@@ -117,13 +117,13 @@ class RectangleSavePlanner(DefaultSavePlanner):
         )
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The tensor of an item."""
+        """The tensor that an item of the plan writes."""
         key = None if index.offset is None else self._keys.get((index.fqn, tuple(index.offset)))
         return super().lookup_object(index) if key is None else self.state_dict[key]
 
 
 class RectangleLoadPlanner(DefaultLoadPlanner):
-    """Reads of whole tensors what this rank has of them."""
+    """DCP's planner, which here reads some tensors as rectangles of whole ones."""
 
     def __init__(self, rectangles: Mapping[str, Rectangle]) -> None:
         """As DCP's own.
@@ -138,7 +138,7 @@ class RectangleLoadPlanner(DefaultLoadPlanner):
         """What this rank reads.
 
         Returns:
-            The plan: tensors that are whole as DCP reads them, and the rectangles of others.
+            DCP's plan for tensors that the rank holds whole, and items for the rectangles of the others.
 
         Raises:
             ValueError: A tensor has another shape in the checkpoint.
@@ -158,5 +158,5 @@ class RectangleLoadPlanner(DefaultLoadPlanner):
         return dataclasses.replace(plan, items=items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Where an item goes."""
+        """The tensor that an item of the plan is read into."""
         return self.state_dict[index.fqn] if index.fqn in self._rectangles else super().lookup_tensor(index)

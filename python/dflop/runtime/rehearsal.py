@@ -3,9 +3,9 @@
     leader: schedule --simulator--> spans --broadcast--> times of each rank's actions
     rank:   0F3: message here? -> sleep to its start -> its end sent to the ranks that hold its samples
 
-`device_clock.py` says when an action starts and ends. What is real: the ranks and their groups, the
-scheduler, the action lists, the order of all messages, the agreement of the ranks before each step. What is
-not: tensors, media, times.
+`device_clock.py` says when an action starts and ends. Real are the ranks and their groups, the scheduler, the
+action lists, the order of all messages, and the agreement of the ranks before each step. Not real are the
+tensors, media and times.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was asked for."""
+    """What the command line asks of a rehearsal."""
 
     speed: float
-    """How many times faster than predicted all runs."""
+    """How many times faster than predicted everything runs, to save time."""
     slow_ranks: Mapping[int, float]
-    """Ranks that take longer than predicted, and how many times."""
+    """Ranks that are slower than predicted, each with the factor on its times."""
     network_latency_ns: int
-    """What each message takes beyond its predicted time, before `speed`."""
+    """Time that each message takes longer than predicted; `speed` is not applied to it yet."""
     kill: tuple[int, int] | None
-    """A rank, and the step in whose middle it is killed."""
+    """A rank, and the step in which it is killed; none: no rank is."""
 
     @staticmethod
     def of_request(request: Mapping[str, Any]) -> Rehearsal:
@@ -83,7 +83,7 @@ class StepTimes:
 
 
 def times_by_rank(scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehearsal) -> list[StepTimes]:
-    """The predicted times of a step, as fast as the rehearsal runs. To be asked of the leader.
+    """The predicted times of a step, divided by the rehearsal's speed. To be called on the leader.
 
     Args:
         scheduler: That of the run.
@@ -94,13 +94,13 @@ def times_by_rank(scheduler: StepScheduler, schedule: Schedule, rehearsal: Rehea
         By rank.
 
     Raises:
-        ScheduleError: The schedule is none of this plan and data.
+        ScheduleError: The schedule does not belong to this plan and data.
     """
     spans, tails, transfer_ns = scheduler.predicted_spans(schedule)
     of_ranks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for rank, action, start, end in spans:
         of_ranks[rank][action] = end - start
-    # Rounded up: multiplied by the speed again, nothing is shorter than predicted.
+    # Rounded up, so that a time multiplied by the speed again is never shorter than predicted.
     transfer = math.ceil((transfer_ns + rehearsal.network_latency_ns) / rehearsal.speed)
     times: list[StepTimes] = []
     for rank, tail in enumerate(tails):
@@ -118,7 +118,7 @@ def rehearsed_work(mesh: Mesh, schedule: Schedule) -> StepWork:
         schedule: Of the step.
 
     Returns:
-        Work whose batches hold nothing; the leader speaks for all label tokens.
+        Work with empty batches. The leader reports all label tokens, so that their sum is right.
     """
     stages = {
         stage: [_microbatch(mesh, schedule, stage, j) for j in range(schedule.num_microbatches)]
@@ -176,7 +176,7 @@ def _one_row_each(peers: Sequence[tuple[int, TensorPair | None]]) -> list[Transf
 
 _EMPTY = torch.empty(0, dtype=torch.int64)
 _NOTHING = LlmInput(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
-"""The batch of a microbatch that is there: without tensors."""
+"""Stands for the batch of a microbatch that this rank has samples of; it holds no data."""
 
 
 class RehearsedStage(Stage):
@@ -190,14 +190,15 @@ class RehearsedStage(Stage):
         rehearsal: Rehearsal,
         meeting: dist.ProcessGroup | None = None,
     ) -> None:
-        """No times yet.
+        """A stage without times yet; `take` gives them.
 
         Args:
             mesh: This rank's coordinates.
             clock: Of the device that it stands for.
             stage: Which one of its stages.
             rehearsal: What was asked for.
-            meeting: The ranks that start each action together, as ranks do that gather layers (ZeRO-3).
+            meeting: Ranks that start each action together, since they gather layers (ZeRO-3); none: no ranks
+                do.
         """
         super().__init__(torch.nn.Identity(), is_last=False, device=mesh.device)
         self._clock = clock
@@ -210,7 +211,7 @@ class RehearsedStage(Stage):
         self._num_done = 0
 
     def take(self, work: StepWork, times: StepTimes) -> None:
-        """What comes: the step that `begin` starts.
+        """Takes the work and the times of the step that comes next.
 
         Args:
             work: This rank's share of it.
@@ -230,13 +231,13 @@ class RehearsedStage(Stage):
 
         Args:
             microbatch: Its number.
-            batch: Of no matter; as all that follow.
-            incoming_RD: Stamps.
-            label_tokens: None are counted.
-            is_split: Nothing is kept for later.
+            batch: Not used.
+            incoming_RD: Time stamps; not used.
+            label_tokens: Not used.
+            is_split: Not used.
 
         Returns:
-            A stamp for each message that leaves; nothing where none does.
+            A time stamp for each message that leaves; none where none leaves.
         """
         del batch, incoming_RD, label_tokens, is_split
         return self._act("F", microbatch)
@@ -246,7 +247,7 @@ class RehearsedStage(Stage):
 
         Args:
             microbatch: Its number.
-            gradient_RD: Stamps.
+            gradient_RD: Time stamps; not used.
 
         Returns:
             As `forward`.
@@ -259,7 +260,7 @@ class RehearsedStage(Stage):
         self._act("W", microbatch)
 
     def pass_by(self, takes_gradient: bool, microbatch: int) -> None:
-        """Meets the others in an action of which this rank has no sample, where ranks meet in each.
+        """Joins the other ranks in an action of which this rank has no sample, where ranks meet in each.
 
         Args:
             takes_gradient: Whether it is a backward.
@@ -301,19 +302,19 @@ class RehearsedMessages(Messages):
         super().__init__(mesh, 2, torch.int64)
         self._clock = clock
         self.transfer_ns = 0
-        """Of the step under way."""
+        """Predicted time of a message in the step under way."""
 
     def joined(
         self, stage: int, is_gradient: bool, received: Sequence[torch.Tensor], transfers: Sequence[Transfer]
     ) -> torch.Tensor:
-        """The stamps of one action, in the order of their messages: not all may go this way."""
+        """The time stamps of one action, one after the other, in the order of their messages."""
         del stage, is_gradient, transfers
         return torch.cat(list(received)) if received else torch.empty(0, 2, dtype=torch.int64)
 
     def receive(
         self, stage: int, microbatch: int, is_gradient: bool, transfers: Sequence[Transfer]
     ) -> list[torch.Tensor]:
-        """The stamps of one action; the device has its inputs when their predicted transfers are over.
+        """The time stamps of one action; tells the device clock when the predicted transfers have arrived.
 
         Args:
             stage: Of the action.
@@ -329,7 +330,7 @@ class RehearsedMessages(Messages):
         """
         received = super().receive(stage, microbatch, is_gradient, transfers)
         here = time.monotonic_ns()
-        # Another machine's clock says nothing here: what it sent counts from its arrival.
+        # The clock of another machine cannot be compared: its message counts from its arrival.
         sent = [
             int(stamp[0, 0]) if int(stamp[0, 1]) == self._clock.clock else here
             for stamp, transfer in zip(received, transfers, strict=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 GATHERS_LAYERS = 3
-"""The ZeRO stage in which ranks meet in each action."""
+"""The ZeRO level at which layers are gathered in each action, so that ranks meet there."""
 
 
 class Rehearser:
@@ -52,7 +52,7 @@ class Rehearser:
         """Makes this rank ready. Every rank must call it; blocks until all have.
 
         Args:
-            options: Of the run; what concerns the model is not used.
+            options: Of the run; options of the model are not used.
             rehearsal: What was asked for.
             mesh: This rank's coordinates.
             interrupt: Set when this process shall stop.
@@ -65,7 +65,7 @@ class Rehearser:
         self._rehearsal = rehearsal
         self._mesh = mesh
         self._interrupt = interrupt
-        # The leader alone: 32 copies of a large profile would not fit into one machine.
+        # Only the leader reads the data profile: 32 copies of a large one would not fit into one machine.
         self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
         self._batches = self._agreed_batches()
         self._schedules = Schedules(mesh, options, self._batches)
@@ -103,7 +103,7 @@ class Rehearser:
                 self._journal.close()
 
     def _agreed_batches(self) -> GlobalBatches:
-        """The global batches, whose number of samples and giants the leader tells all."""
+        """The global batches; the leader, which alone has the dataset, tells its size and giants to all."""
         told: list[Any] = [None]
         if self._dataset is not None:
             limit = self._options.giant_llm_tokens if self._options.giants == "defer" else None
@@ -116,7 +116,7 @@ class Rehearser:
         return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max)
 
     def _component_group(self) -> dist.ProcessGroup:
-        """The ranks that sum gradients before one of them may update: those of this rank's component."""
+        """The ranks of this rank's component: they sum gradients, so none may update before all have come."""
         plan, own = self._mesh.plan, None
         components = [plan.coordinates(rank)[0] for rank in range(self._mesh.num_ranks)]
         for component in sorted(set(components)):
@@ -130,7 +130,8 @@ class Rehearser:
     def _meeting_group(self) -> dist.ProcessGroup | None:
         """All ranks, where layers are gathered in each action (colocated ZeRO-3); else none.
 
-        Hybrid shards too: in each backward, gradients go on to the copies of a shard.
+        That holds for hybrid shards too, although only a part of the ranks gathers a layer: in each backward,
+        gradients are also summed over the copies of a shard, so all ranks still wait for each other.
         """
         plan = self._mesh.plan
         if plan.placement != "colocated" or plan.zero < GATHERS_LAYERS:
@@ -181,7 +182,7 @@ class Rehearser:
         return True
 
     def _record(self, turn: Turn, ranks: list[RankSpans]) -> None:
-        """Writes a step, on the leader, as long as it would be without `speed`."""
+        """Writes a step, on the leader. All times are multiplied by `speed`, as if it were 1."""
         scheduler, dataset, journal = self._schedules.scheduler, self._dataset, self._journal
         assert scheduler is not None
         assert dataset is not None
@@ -237,7 +238,7 @@ def rehearse(request: Mapping[str, Any]) -> int:
         options = Options.of_request(request)
         plan = Plan.read(options.plan_path)
         say("waiting for all ranks", "rehearse")
-        # What is rehearsed for GPUs needs none.
+        # A rehearsal for GPUs needs no GPU.
         mesh = join(plan, torch.device("cpu"), options.timeout_s)
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
         interrupt = Interrupt()
@@ -259,14 +260,14 @@ def rehearse(request: Mapping[str, Any]) -> int:
 
 
 def summary(out: Path) -> dict[str, Any]:
-    """How far rehearsed steps were from simulated ones. The first is left out: in it ranks connect.
+    """How far rehearsed steps were from simulated ones. The first is left out, since ranks connect in it.
 
     Args:
         out: Directory of the rehearsal.
 
     Returns:
-        `ranks`, `steps` (those counted), `step_ms_median`, `simulated_ms_median`, and of
-        |rehearsed - simulated| / simulated `error_median` and `error_p95`.
+        `ranks`, `steps` (how many count), `step_ms_median`, `simulated_ms_median`; and `error_median` and
+        `error_p95` of |rehearsed - simulated| / simulated.
 
     Raises:
         OSError: The files cannot be read.
@@ -283,6 +284,6 @@ def summary(out: Path) -> dict[str, Any]:
         "step_ms_median": statistics.median(m["step_ns"] for m in counted) / 1e6,
         "simulated_ms_median": statistics.median(m["predicted_ns"] for m in counted) / 1e6,
         "error_median": statistics.median(errors),
-        # The smallest error that 95 % of the steps do not pass.
+        # The smallest error such that 95 % of the steps have at most this one.
         "error_p95": errors[max(0, -(-95 * len(errors) // 100) - 1)],
     }

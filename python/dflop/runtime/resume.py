@@ -1,8 +1,9 @@
 """Where a run goes on: the checkpoint, what must be as it was then, and the journals cut back to it.
 
 A checkpoint `step-N` was taken when N steps, 0 to N - 1, were trained. The journals then hold these N steps.
-A run that is killed later has trained some more, which nothing keeps: their lines are cut when the run goes
-on, and kept apart in `*.undone.jsonl`. So the journals hold each step of the trained trajectory once.
+A run that is killed later has trained further steps, whose weights are lost. When the run goes on, the lines
+of these steps are cut from the journals and moved to `*.undone.jsonl`. So the journals hold each step of the
+trained trajectory once.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 MANIFEST = "checkpoint.json"
 """What a checkpoint says of itself; written last."""
 VERSION = 1
-"""Of the format of checkpoints."""
+"""Format version of checkpoints."""
 RESTARTED = "DFLOP_RESTARTED"
-"""Environment variable of ranks that were started again."""
+"""Environment variable that is set for ranks that the agent has started again."""
 _STEP = re.compile(rb'\{"step": (\d+),')
 """How a line of a journal begins."""
 
@@ -40,10 +41,10 @@ class Resume:
     path: Path | None
     """The checkpoint; none: from the beginning, since there is none yet."""
     manifest: Mapping[str, Any]
-    """What it says of itself."""
+    """Content of its `checkpoint.json`."""
 
     def continues(self, out: Path) -> bool:
-        """Whether the run of that directory goes on, rather than a new one with the state of another."""
+        """Whether the run in `out` itself goes on; false for a new run that begins from another's state."""
         return self.path is None or self.path.parent.parent == out.absolute()
 
 
@@ -51,10 +52,10 @@ def request_of(path: Path) -> dict[str, Any]:
     """What a rank that was started by `path` is asked to do.
 
     Args:
-        path: The request. With the first step of a run it becomes `request.json` beside it.
+        path: The request. When the first step has ended, it is renamed to `request.json` beside it.
 
     Returns:
-        The request; one of ranks that were started again goes on where the run is.
+        The request. For ranks that the agent has started again, it says to go on where the run is.
 
     Raises:
         OSError: It cannot be read.
@@ -63,10 +64,10 @@ def request_of(path: Path) -> dict[str, Any]:
     if RESTARTED not in os.environ or path.exists():
         return json.loads(path.read_bytes())
     request = json.loads(begun.read_bytes())
-    # Until there is a checkpoint, a run that began from that of another begins so again.
+    # A run that began from another run's checkpoint begins there again, until it has a checkpoint itself.
     if request.get("resume") is None or checkpoints(Path(request["out"])):
         request["resume"] = "auto"
-    # It stands where it belongs.
+    # The file has its final name already.
     request["request_path"] = str(begun)
     return request
 
@@ -77,25 +78,26 @@ def step_dir(out: Path, step: int) -> Path:
 
 
 def checkpoints(out: Path) -> list[tuple[int, Path]]:
-    """The whole checkpoints of a run, by step; those that a kill left half are none."""
+    """The complete checkpoints of a run, by step; one that a kill left half written is not among them."""
     found = (out / "checkpoints").glob("step-*")
     named = [(name, path) for path in found if (name := path.name.removeprefix("step-")).isdecimal()]
     return sorted((int(name), path) for name, path in named)
 
 
 def find(asked: str, out: Path, place: Mapping[str, Any]) -> Resume:
-    """What `--resume` names.
+    """The checkpoint that `--resume` names, checked.
 
     Args:
         asked: `auto`, the directory of a checkpoint, or that of a run.
         out: Directory of this run.
-        place: What decides which samples each step has, as in the manifest of a checkpoint.
+        place: All that decides which samples each step has, as in the manifest of a checkpoint.
 
     Returns:
-        Where to go on; from the beginning where `auto` finds nothing.
+        Where to go on; the beginning where `auto` finds no checkpoint.
 
     Raises:
-        RankError: There is no checkpoint, it cannot be read, or its samples are others; on every rank alike.
+        RankError: There is no checkpoint, it cannot be read, or other samples would come next; on every rank
+            alike.
     """
     path = Path(asked)
     if asked == "auto" or not (path / MANIFEST).exists():
@@ -132,9 +134,9 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def cut_back(out: Path, step: int, names: Sequence[str]) -> None:
-    """Takes what was trained from `step` on out of a run's journals and checkpoints, and keeps it apart.
+    """Moves steps from `step` on out of a run's journals, and later checkpoints out of the way.
 
-    It may be killed at any moment and be called again.
+    If this is killed at any moment, it can be called again.
 
     Args:
         out: Directory of the run.
@@ -144,7 +146,7 @@ def cut_back(out: Path, step: int, names: Sequence[str]) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    # First, or a kill in between would leave journals that end before the newest checkpoint.
+    # Checkpoints go first: otherwise a kill could leave journals that end before the newest checkpoint.
     for later, path in checkpoints(out):
         if later > step:
             undone = path.with_name(f"{path.name}.undone")
@@ -159,7 +161,7 @@ def cut_back(out: Path, step: int, names: Sequence[str]) -> None:
 
 
 def _cut(path: Path, undone: Path, step: int) -> None:
-    """Moves the lines from `step` on, and what is left of a line that was not ended, to another file."""
+    """Moves the lines from `step` on, and a last line without an end, to another file."""
     with path.open("r+b") as file:
         keep = _end_of_steps_before(file.fileno(), step)
         file.seek(keep)
@@ -174,7 +176,7 @@ def _cut(path: Path, undone: Path, step: int) -> None:
 
 
 def _end_of_steps_before(handle: int, step: int) -> int:
-    """Bytes of a journal up to the end of its last whole line of a step before `step`; read from the end."""
+    """Bytes of a journal up to the end of the last line of a step before `step`; searched from the end."""
     if os.fstat(handle).st_size == 0:
         return 0
     with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as text:

@@ -1,4 +1,4 @@
-"""Schedules for all ranks: the leader's Rust thread computes them ahead of time, the others receive them."""
+"""Schedules for all ranks: a Rust thread on the leader computes them ahead, the other ranks receive them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class Taken:
     waited_ns: int
     """How long the leader waited for it; 0 elsewhere."""
     correction: dict[str, Any] | None
-    """The factors on predicted times that it was made with; none: the model profile's own."""
+    """Factors on predicted times that it was made with; none: the times of the model profile, uncorrected."""
     compared_ns: tuple[int, int] | None
-    """Corrected makespans of the same batch without and with the correction, where both were made."""
+    """Makespans of this batch if scheduled without and with the correction, both with corrected times; none
+    where only one schedule was made."""
 
 
 class Batches(Protocol):
     """Which samples each step has."""
 
     def batch(self, step: int) -> list[int]:
-        """Those of a step."""
+        """The samples of a step."""
         ...
 
 
@@ -50,7 +51,7 @@ class Schedules:
             mesh: This rank's coordinates.
             options: Of the run.
             batches: Which samples each step has.
-            data_profile_path: Where their shapes are; none: those of the run.
+            data_profile_path: Data profile with the shapes of these samples; none: that of the run.
 
         Raises:
             ArtifactError: A file cannot be used.
@@ -64,7 +65,7 @@ class Schedules:
                 options.model_profile_path,
                 options.seed,
                 options.memory_budget_bytes,
-                # torchrun numbers ranks node by node.
+                # Ranks of each node: torchrun numbers ranks node by node.
                 int(os.environ.get("LOCAL_WORLD_SIZE", mesh.num_ranks)),
                 giants=options.giants,
                 bucket_tokens_max=options.bucket_tokens_max,
@@ -72,11 +73,11 @@ class Schedules:
             if mesh.is_leader
             else None
         )
-        """On the leader only."""
-        # A comparison is of arms: what one of them measured must not change the other.
+        """Computes the schedules; none on ranks other than the leader."""
+        # A comparison corrects nothing: what one arm has measured must not change the others.
         is_run = mesh.is_leader and not options.compare
         self.adaptation = Adaptation(options.correction) if is_run else None
-        """Whether schedules are corrected; on the leader of a run that is no comparison."""
+        """Decides whether schedules are corrected; none on other ranks, and in a comparison."""
 
     def submit(self, step: int, arm: Arm) -> None:
         """Queues a schedule on the leader and returns at once; does nothing elsewhere."""
@@ -91,8 +92,8 @@ class Schedules:
         Every rank must call it; the leader sends the schedule; blocks until it is there.
 
         Args:
-            step: Of the global batch.
-            arm: How it was scheduled.
+            step: Step of the global batch.
+            arm: The way in which it was scheduled.
 
         Returns:
             The schedule, and what the leader alone knows of it.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ShardedGradients:
-    """The gradients of this rank's pieces, each rank with its shard; the same calls as `Gradients` has."""
+    """The gradients of this rank's pieces, each rank with its shard; the same methods as `Gradients`."""
 
     def __init__(self, pieces: Mapping[int, nn.Module], mesh: Mesh, dtype: torch.dtype) -> None:
         """Cuts the pieces, in place. Every rank must call it; blocks until all have.
@@ -29,7 +29,7 @@ class ShardedGradients:
         Args:
             pieces: Of this rank, by stage; whole, float32.
             mesh: This rank's coordinates.
-            dtype: That layers compute in. What is cut stays float32: the masters of the optimizer.
+            dtype: Type that layers compute in. The shards stay float32: they are the optimizer's masters.
 
         Raises:
             RankError: Two ranks hold a parameter of the same name with other tensor shapes or other values,
@@ -61,21 +61,21 @@ class ShardedGradients:
             )
             is_first = is_first_copy(shards)
             self._counts |= {n: is_first and holders.of[n].counts(mesh.rank, mesh.tensor) for n in names}
-        # Those that are there between steps: what is gathered during one is no parameter of the optimizer.
+        # Read between steps: what is gathered within a step is not a parameter of the optimizer.
         self.held: dict[str, nn.Parameter] = {
             name: p for piece in pieces.values() for name, p in piece.named_parameters()
         }
-        """All parameters of this rank, trained or not; this rank's shards."""
+        """This rank's shards of all its parameters, trained or not."""
         self.parameters = {name: p for name, p in self.held.items() if p.requires_grad}
-        # Equal parts are cut into equal shards: the ranks of a tensor group have the same ones.
+        # Ranks that hold the same part cut it into the same shards, so their shards can be summed.
         self._repeated = {n: repeats[ranks] for n in self.parameters if (ranks := holders.of[n].repeats)}
 
     def nothing(self, stage: int) -> NothingPass | None:
-        """What `stage` runs for a microbatch without samples; none where ranks do not meet in each action."""
+        """What `stage` runs for a microbatch without samples, under ZeRO-3; none where ranks do not meet."""
         return self._pieces[stage].nothing if self._mesh.plan.zero == PARAMETERS else None
 
     def gather(self) -> None:
-        """Gathers what a step needs whole (ZeRO-1, 2), unless it is. Every rank must call it; blocks.
+        """Gathers what a step needs whole (ZeRO-1, 2), unless it is whole. Every rank must call it; blocks.
 
         Raises:
             RankError: Another rank has gone.
@@ -85,17 +85,17 @@ class ShardedGradients:
                 piece.gather()
 
     def release(self) -> None:
-        """Frees what was gathered: `named_parameters` of the pieces are shards again."""
+        """Frees the gathered parameters: `named_parameters` of the pieces are shards again."""
         for piece in self._pieces.values():
             piece.release()
 
     def zero(self) -> None:
-        """Forgets all gradients."""
+        """Drops all gradients: `.grad` is none."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def reduce(self) -> None:
-        """Sums each gradient over the ranks that hold it, as far as that is not done, and cuts it.
+        """Sums each gradient over its ranks, unless a backward has done it; leaves this rank its shard.
 
         Every rank must call it after its last backward; blocks until they are summed.
 
@@ -144,10 +144,10 @@ def gradients_of(
     Args:
         pieces: Of this rank, by stage; float32 where they are cut, and cut in place.
         mesh: This rank's coordinates.
-        dtype: That layers compute in.
+        dtype: Type that layers compute in.
 
     Returns:
-        Whole ones where this rank's stages have one replica.
+        Whole gradients where the plan cuts none (ZeRO-0), or where this rank's stages have one replica.
 
     Raises:
         RankError: The plan cuts parameters (ZeRO-3) of stages that meet others in the midst of a microbatch.

@@ -1,8 +1,9 @@
 """Start and end of each action on this rank, in nanoseconds of a steady clock.
 
-On a GPU the host runs ahead of the device, so the clock there is that of events on the stream, tied to the
-host's by one synchronisation at the start of the step. A span is what keeps the rank busy: the compute, and
-handing messages over. Waiting for a message ends before it starts.
+On a GPU the host runs ahead of the device. There the clock is that of CUDA events on the stream; one
+synchronisation at the start of each step ties it to the clock of the host. A span is the time in which an
+action keeps the rank busy: computing and handing over messages. It starts when the action has its inputs, so
+waiting for a message is not part of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Span = tuple[int, str, int, int]
-"""Rank, action, start and end in nanoseconds since the start of the step; as the native module takes it."""
+"""(rank, action, start, end), times in nanoseconds since the start of the step; for the native module."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class RankSpans:
 
     rank: int
     clock: str
-    """Ranks of equal `clock` read the same clock."""
+    """Name of the clock: ranks with the same name read the same clock."""
     start_ns: int
     """When this rank left the barrier that starts the step."""
     actions: tuple[tuple[str, int, int], ...]
@@ -36,7 +37,7 @@ class RankSpans:
 
 
 def clock_name() -> str:
-    """What tells this machine's steady clock from another's: its boot."""
+    """A name for this machine's steady clock, which starts at a boot: the identity of that boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else f"machine of node {time.time_ns()}"
 
@@ -67,7 +68,7 @@ class SpanRecorder:
         self._start_ns = time.monotonic_ns()
 
     def now(self) -> int | torch.cuda.Event:
-        """A mark: the time, or an event put on the stream."""
+        """A mark of this moment: the time or, on a GPU, an event put on the stream."""
         return self._event() if self._device.type == "cuda" else time.monotonic_ns()
 
     def add(self, action: str, start: int | torch.cuda.Event) -> None:
@@ -97,8 +98,9 @@ class SpanRecorder:
 def align(ranks: Sequence[RankSpans]) -> tuple[list[Span], list[tuple[int, int, int]], int]:
     """Spans of all ranks on one axis whose zero is the start of the step.
 
-    Ranks of one clock share a zero, the moment when the first of them left the barrier; ranks of another
-    clock count from their own first, which is off by what the barrier took to reach them.
+    For ranks with the same clock, zero is the moment when the first of them left the barrier. Ranks with
+    another clock count from the first of their own; that zero is wrong by the time that the barrier took to
+    reach them.
 
     Args:
         ranks: What each rank measured in the same step.

@@ -1,16 +1,16 @@
 """One stage of one component: forward and backward of a microbatch, with what backward needs kept in between.
 
     encoder      EncoderInput           --F--> features_ED     gradient of features_ED --B--> nothing
-      of several stages, each but the last gives hidden_RU, and each but the first takes them
+      with several stages, each but the last gives hidden_RU instead, and each but the first takes them
     LLM, first   LlmInput, features_ED  --F--> hidden_TD       gradient of hidden_TD   --B--> of features_ED
     LLM, middle  LlmInput, hidden_TD    --F--> hidden_TD       gradient of hidden_TD   --B--> of hidden_TD
     LLM, last    LlmInput, hidden_TD    --F--> loss share      nothing                 --B--> of hidden_TD
 
-Where ranks meet in each action (ZeRO-3), a microbatch without samples has its F and B too:
-`parallel/nothing.py`. B may be run in two parts: I gives what B gives and keeps what the weights' gradients
-need, W computes those.
+Where ranks meet in each action (ZeRO-3), F and B also run for a microbatch without samples
+(`parallel/nothing.py`). B may run in two parts: I gives the same gradient as B, and keeps what the gradients
+of the weights need; W computes those.
 
-What comes in is a leaf of its own graph: no graph crosses ranks.
+A tensor that comes in is a leaf of a new autograd graph: no graph crosses ranks.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Batch = TypeVar("Batch", EncoderInput, LlmInput)
 
 
 def to_device(batch: Batch, device: torch.device, is_copied: bool = False) -> Batch:
-    """The batch with its tensors on `device`; the copy need not have ended when this returns.
+    """The batch with its tensors on `device`. The copy may still be under way when this returns.
 
     Args:
         batch: On the CPU or the device.
         device: Of this rank.
-        is_copied: Whether to copy what is on the device already.
+        is_copied: Whether to copy tensors that are on the device already, too.
 
     Returns:
         The same batch there.
@@ -74,15 +74,16 @@ class Stage:
         gives_features: bool = True,
         needs_gradient: bool = True,
     ) -> None:
-        """Nothing in flight.
+        """No microbatch is in flight.
 
         Args:
             module: The piece, on `device`, as the adapter built it.
             is_last: Whether it ends in the loss.
             device: Of this rank.
-            nothing: What to run for a microbatch without samples, where ranks meet in each action; else none.
-            gives_features: Of a stage of the encoder, whether it is the last.
-            needs_gradient: Whether anything before this stage trains; if not, what came in gets zeros.
+            nothing: What to run for a microbatch without samples where ranks meet in each action; else none.
+            gives_features: Whether it is the last stage of the encoder; not used in the LLM.
+            needs_gradient: Whether anything before this stage trains. If not, the gradient that goes back is
+                zeros.
         """
         self.module = module
         self._gives_features = gives_features
@@ -94,7 +95,7 @@ class Stage:
         self._in_flight: dict[int, _InFlight] = {}
         self._weights: dict[int, WeightQueue] = {}
         self.copies_inputs = False
-        """Whether inputs that are on the device already are copied there all the same, to be counted."""
+        """Whether to copy even inputs that are on the device already, so that their memory is counted."""
         self._losses: list[torch.Tensor] = []
         self._sample_losses: dict[int, torch.Tensor] = {}
 
@@ -109,7 +110,7 @@ class Stage:
     def sample_losses(self) -> dict[int, list[float]]:
         """By microbatch, the loss of each of its samples, summed over label tokens; of the last stage only.
 
-        To be asked when the step has ended: it waits for the device.
+        Read it after the step: it waits for the device.
         """
         if not self._sample_losses:
             return {}
@@ -140,7 +141,7 @@ class Stage:
             is_split: Whether its backward will run as I and W.
 
         Returns:
-            What leaves this stage, [R, D], detached; nothing from the last one.
+            What leaves this stage, [R, D], detached; none from the last stage of the LLM.
 
         Raises:
             ValueError: The encoder gave another number of rows than the samples have places for.
@@ -170,7 +171,7 @@ class Stage:
     def backward(self, microbatch: int, gradient_RD: torch.Tensor | None) -> torch.Tensor | None:
         """Runs backward through what `forward` left; parameters add their gradients to `.grad`.
 
-        Where the forward was told of a split, this is I: the weights' gradients wait for `weights`.
+        If the forward was called with `is_split`, this is I: gradients of the weights wait for `weights`.
 
         Args:
             microbatch: As given to `forward`.
@@ -181,13 +182,14 @@ class Stage:
         """
         kept = self._in_flight.pop(microbatch)
         if kept.outgoing.requires_grad:
-            # Layers that recompute run their forward again in here: it must be the same one.
+            # Layers that recompute run their forward again in this backward: it must be split like the first.
             with self._splitting(kept.is_split) as queue:
                 torch.autograd.backward(kept.outgoing, gradient_RD)
             if queue is not None:
                 self._weights[microbatch] = queue.take()
         if self._is_last:
-            # Not read here: on a GPU that would wait for this backward, and the gradient go out after that.
+            # The loss is read later. Reading it here would wait for this backward on a GPU, and the gradient
+            # would be sent only after that.
             self._losses.append(kept.outgoing.detach())
         incoming = kept.incoming
         if incoming is None:
@@ -195,7 +197,7 @@ class Stage:
         return torch.zeros_like(incoming) if incoming.grad is None else incoming.grad
 
     def pass_by(self, takes_gradient: bool, microbatch: int) -> None:
-        """Does what ranks do together in an action of which this rank has no sample, if they do anything.
+        """Takes part in an action of which this rank has no sample, where ranks meet in each action.
 
         Args:
             takes_gradient: Whether it is a backward.
@@ -213,7 +215,7 @@ class Stage:
             passed.backward()
 
     def weights(self, microbatch: int) -> None:
-        """Adds to `.grad` the gradients of the weights that I left (W), and frees what they needed."""
+        """Runs W: adds to `.grad` the weights' gradients that I has left, and frees what they needed."""
         queue = self._weights.pop(microbatch, None)
         if queue is not None:
             queue.flush()
@@ -224,5 +226,5 @@ class Stage:
         return to_device(batch, self._device, self.copies_inputs)
 
     def _splitting(self, is_split: bool) -> AbstractContextManager[WeightQueue | None]:
-        # Only what is split pays for the split: a layer that is not runs PyTorch's own forward and backward.
+        # Splitting has a cost, so it is on only for such microbatches; else layers run as PyTorch has them.
         return self._splitter.splitting() if is_split else nullcontext()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 ID_FILE = "wandb_id"
-"""In the directory of a run: what a run that goes on is called there."""
+"""File in the directory of a run: the identity that the run has at W&B, so that it can go on there."""
 
 
 def values_of(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -77,7 +77,7 @@ class Trackers:
 
         Args:
             out: Directory of the run.
-            wandb_project: Project of Weights & Biases; none: it is not asked.
+            wandb_project: Project of Weights & Biases; none: nothing is sent there.
             first_step: Where the run of this directory goes on; none: a new run begins.
 
         Raises:
@@ -115,12 +115,12 @@ class Trackers:
             arm: That of the run.
 
         Raises:
-            OSError: As of `step`.
+            OSError: As for `step`.
         """
         self._add(evaluation_values(evaluation), evaluation["step"], arm)
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Ends the trackers: no more numbers will come."""
         for board in self._boards.values():
             board.close()
         if self._wandb is not None:
@@ -133,21 +133,21 @@ class Trackers:
                 board.add_scalar(name, value, step)
             board.flush()
         if self._project is not None:
-            # Not as W&B's own step: what is trained again after a kill would be thrown away.
+            # W&B's own step counter is not used: it drops steps that are trained again after a kill.
             self._opened().log({**{f"{arm}/{name}": value for name, value in values.items()}, "step": step})
 
     def _board(self, arm: str) -> SummaryWriter:
-        # A run each, so that TensorBoard draws the arms of a comparison over each other.
+        # Each arm is a run of its own, so that TensorBoard draws the arms of a comparison over each other.
         if arm not in self._boards:
             from torch.utils.tensorboard import SummaryWriter
 
             folder = str(self._out / "tensorboard" / arm)
-            # Curves of steps that are trained again are hidden from there on.
+            # Hides old points of steps that are trained again.
             self._boards[arm] = SummaryWriter(folder, purge_step=self._first_step)
         return self._boards[arm]
 
     def _opened(self) -> Any:
-        """The run of Weights & Biases; that of before where this one goes on."""
+        """The run at Weights & Biases; the earlier one where this run goes on from a checkpoint."""
         if self._wandb is None:
             import wandb
 
@@ -166,13 +166,13 @@ class Trackers:
 
 
 def _number(value: float | None) -> float:
-    """A value as a number: what is none of them stands as null in a line."""
+    """A value of a line as a number: lines have null where a number is not finite."""
     return math.nan if value is None else value
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Around what writes below `path` and may find the disk full: its error alone names no file."""
+    """Adds `path` to the error of a full disk, which names no file; put around what writes below `path`."""
     try:
         yield
     except OSError as error:

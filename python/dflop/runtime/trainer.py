@@ -74,12 +74,12 @@ class RankReport:
 
     spans: RankSpans
     loss: float
-    """Its share."""
+    """Its share of the loss."""
     data_wait_ns: int
     peak: StepPeak | None
-    """Of a step whose memory was counted."""
+    """Where the memory of the step was counted; else none."""
     sample_losses: list[SampleLoss]
-    """Of the samples whose loss it computed."""
+    """Losses of the samples whose loss this rank computed."""
 
 
 class Trainer:
@@ -94,7 +94,8 @@ class Trainer:
             options: Of the run.
             mesh: This rank's coordinates.
             interrupt: Set when this process shall stop.
-            ahead: What it decodes with; none: its threads, in memory without a limit.
+            ahead: Workers and arenas that this rank decodes with; none: its own threads, without a memory
+                limit.
 
         Raises:
             Error: An artifact, the model or the data cannot be used.
@@ -196,7 +197,7 @@ class Trainer:
 
         Every rank must call it; blocks until training ends.
         """
-        # Collecting garbage at a moment of its own choosing, Python would stop one rank, and with it all.
+        # If Python chose the moment of a garbage collection, it would stop one rank, and all others with it.
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -218,7 +219,7 @@ class Trainer:
                 self._journal.close()
 
     def say_interrupted(self) -> None:
-        """Tells people, on the leader, that `run` was ended early, and what there is."""
+        """Tells people, on the leader, that `run` was ended early, and what was saved."""
         journal = self._journal
         if journal is None:
             return
@@ -229,7 +230,7 @@ class Trainer:
         elif self._options.request_path is None:
             words = "before the first step; nothing is written"
         else:
-            # The command that started the ranks says so, as it does where they did not come this far.
+            # The command that started the ranks says this itself, here as for a signal before the ranks met.
             return
         sys.stderr.write(f"interrupted {words}\n")
         sys.stderr.flush()
@@ -264,7 +265,7 @@ class Trainer:
         return True
 
     def _evaluate(self, step: int, *, is_last: bool) -> None:
-        """Evaluates where it is time to. Every rank must call it between the same two steps."""
+        """Evaluates after each N-th step and the last. Every rank must call it between the same steps."""
         evaluated = self._options.evaluation
         if self._evaluation is None or evaluated is None:
             return
@@ -280,7 +281,7 @@ class Trainer:
         self._clock.lap("evaluation")
 
     def _found(self) -> Resume | None:
-        """Where the run goes on, as the leader finds it; none: it begins. Every rank must call it; blocks."""
+        """Where the run goes on, found by the leader; none: at the start. Every rank must call it; blocks."""
         if self._options.resume is None:
             return None
         found: list[Resume | RankError | None] = [None]
@@ -304,12 +305,12 @@ class Trainer:
         self._saver.load(resume.path)
         self._guard.load(resume.manifest["guard"])
         scheduler = self._schedules.scheduler
-        # What ranks took says nothing of those of another plan.
+        # Times that were measured under one plan say nothing about ranks of another plan.
         if scheduler is not None and resume.manifest["made_from"] == self._options.made_from:
             restore(resume.manifest, scheduler, self._schedules.adaptation, self._population)
 
     def _save(self, num_trained: int) -> None:
-        """A checkpoint, unless there is that one. Every rank must call it between the same two steps."""
+        """Saves a checkpoint, unless it exists. Every rank must call it between the same two steps."""
         if num_trained == (self._saver.last_step or 0) or self._log is not None:
             return
         about: dict[str, Any] = {}
@@ -337,7 +338,8 @@ class Trainer:
             taken: dict[Arm, Taken] = {}
             for arm in arms_in_order(arms, step):
                 taken[arm] = self._schedules.take(step, arm)
-            # All arms find their media decoded, whichever goes first; no thread decodes while one is timed.
+            # Media of all arms are decoded before the first one starts: no arm waits for them, and no thread
+            # decodes while an arm is timed.
             for one in taken.values():
                 samples = llm_samples(self._mesh, one.schedule)
                 self._loader.fill([(sample, None) for sample in samples], False)
@@ -346,7 +348,7 @@ class Trainer:
             pair = step - warmup if is_recorded else None
             samples, deferred = self._batches.batch(step), self._batches.deferred(step)
             for arm, one in taken.items():
-                # The next schedule of an arm is computed while that arm runs: each pays for its own.
+                # The next schedule of an arm is computed while this arm runs, so that each pays for its own.
                 if step + 1 < num_rounds:
                     self._schedules.submit(step + 1, arm)
                 turn = Turn(step, arm, pair, is_recorded, samples, one.schedule, one.waited_ns, deferred)
@@ -360,13 +362,13 @@ class Trainer:
         self._loader.prefetch(self._shares(turn.schedule), True)
 
     def _shares(self, schedule: Schedule) -> list[Share]:
-        """What this rank decodes."""
+        """The samples, or parts of them, whose media this rank decodes."""
         return encoder_shares(self._mesh, schedule, self._adapter)
 
     def _train(self, turn: Turn) -> bool:
         """One training step; false if the ranks agreed to stop before it."""
         self.step = turn.step
-        # Here before the first step only, and after a checkpoint: the tail of a step gathers for the next.
+        # Has work only before the first step and after an evaluation: a step's tail gathers for the next one.
         self._gradients.gather()
         ready, agreement = self._packer.pack(
             turn,
@@ -397,7 +399,7 @@ class Trainer:
         peak = None if meter is None else meter.peak()
         for stage in self._stages.values():
             stage.copies_inputs = False
-        # The first to wait for the device since the step began; the norm is there then, and read for nothing.
+        # The first wait for the device since the step began. After it, reading the norm costs nothing.
         losses = sample_losses(self._stages, self._mesh, turn.schedule, self._loader)
         report = RankReport(self._recorder.finish(), loss, data_wait_ns, peak, losses)
         norm = float(grad_norm)
@@ -411,13 +413,13 @@ class Trainer:
         if reports is not None:
             self._record(turn, norm, [r for r in reports if r is not None])
         self._mesh.deadline.shorten()
-        # Young objects only: a step leaves a few, and looking at all would take longer than the step's gaps.
+        # Looks at young objects only, of which a step leaves a few: looking at all would delay the next step.
         gc.collect(0)
         self._clock.lap("write")
         return True
 
     def _meter(self, turn: Turn) -> PeakMeter | None:
-        """What counts the memory of this step, if it shall be."""
+        """What counts the memory of this step; none where it is not to be counted."""
         if turn.step != self._options.measure_memory_step:
             return None
         for stage in self._stages.values():
@@ -431,7 +433,7 @@ class Trainer:
         assert scheduler is not None
         assert journal is not None
         spans, tails, step_ns = align([r.spans for r in reports])
-        # The clock starts when the last rank has its samples: all have waited as long as that one.
+        # A step starts when the last rank has its samples, so all ranks have waited as long as that one.
         data_wait_ns = max(r.data_wait_ns for r in reports)
         adaptation = self._schedules.adaptation
         clock_ns = self._clock.take()
@@ -467,7 +469,7 @@ class Trainer:
         if turn.schedule.was_stopped:
             journal.note(f"step {turn.step}: the search for a schedule was stopped by its wall limit")
         key: dict[str, Any] = {"step": turn.step, "arm": turn.arm}
-        # Warm-up too: without it a replay would not come to the same weights.
+        # Steps of the warm-up are logged too: without them a replay would not come to the same weights.
         place = {
             "pair": turn.pair,
             "is_recorded": turn.is_recorded,
@@ -500,8 +502,8 @@ def train(request: Mapping[str, Any]) -> int:
         request: As the command line makes it; see `Options`.
 
     Returns:
-        The exit status: 0 done, 1 failed, 128 and the number of the signal that ended it (130 after Ctrl-C):
-        all steps up to then are written, and a checkpoint.
+        The exit status: 0 done, 1 failed; 128 plus the number of the signal that ended it (130 after Ctrl-C),
+        where all steps up to then and a checkpoint are written.
     """
     coordinates, is_leader = "rank not placed yet", True
     trainer: Trainer | None = None
@@ -509,7 +511,7 @@ def train(request: Mapping[str, Any]) -> int:
     try:
         options = Options.of_request(request)
         plan = Plan.read(options.plan_path)
-        # First: what is forked has no GPU, no group and no thread of this process.
+        # Workers are forked first, while this process has no GPU, no process group and no threads.
         ahead = begin(options, plan)
         device = take_device(options.device)
         check_device(options, device)
@@ -517,7 +519,7 @@ def train(request: Mapping[str, Any]) -> int:
         say("waiting for all ranks")
         mesh = join(plan, device, options.timeout_s, first_timeout_s=options.first_timeout_s)
         coordinates, is_leader = mesh.coordinates, mesh.is_leader
-        # Not before: until all ranks have met there is no step to end, and Ctrl-C may stop this one at once.
+        # Signals are taken over only now. Before all ranks have met, Ctrl-C may stop this process at once.
         interrupt = Interrupt()
         watch = Watch(plan, mesh.rank, lambda: (trainer.step, trainer.action) if trainer else (None, None))
         say("building the model and reading the data profile")
@@ -551,14 +553,14 @@ def train(request: Mapping[str, Any]) -> int:
 
 
 def check_device(options: Options, device: torch.device) -> None:
-    """Nothing if a GPU is one of those the model profile is of; a CPU the command line has compared.
+    """Raises if this rank's GPU is not the one of the model profile; the command line has compared CPUs.
 
     Args:
         options: Of this run.
         device: Of this rank.
 
     Raises:
-        RankError: It is another one; the message names both.
+        RankError: It is another GPU; the message names both.
     """
     if device.type != "cuda" or options.profile_device is None:
         return
@@ -572,5 +574,5 @@ def check_device(options: Options, device: torch.device) -> None:
 
 
 def _finite(value: float) -> float | None:
-    """The value; none where it is no number that JSON has."""
+    """The value; none for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -2,7 +2,7 @@
 
 a run          batch 0, 1, 2, ...            schedules computed a few batches ahead
 a comparison   batch 0 by each arm, then 1   the order of the arms changes from batch to batch
-a replay       as a log says                 nothing computed
+a replay       batches of a log              schedules of the log, nothing computed
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Turn:
     step: int
     arm: Arm
     pair: int | None
-    """Position of its round among those recorded; none outside a comparison, and in its warm-up."""
+    """Number of its round in a comparison, after the warm-up; none in a warm-up, and in other runs."""
     is_recorded: bool
     samples: list[int]
     """The global batch, in arrival order."""
     schedule: Schedule
     schedule_wait_ns: int
     deferred: list[tuple[int, int]]
-    """Samples of it that had to wait for it, with the steps that they waited."""
+    """Samples of the batch that were drawn for an earlier step, each with the number of steps it waited."""
     correction: dict[str, Any] | None = None
-    """The factors on predicted times that the schedule was made with; none: the model profile's own."""
+    """As `Taken.correction`."""
     compared_ns: tuple[int, int] | None = None
-    """Corrected makespans of the batch without and with the correction, where both were made."""
+    """As `Taken.compared_ns`."""
     bad: list[BadSample] = field(default_factory=list)
-    """Those that were to be trained, and cannot be."""
+    """Samples that were to be trained in this turn and cannot be."""
 
 
 def steps(
@@ -51,7 +51,7 @@ def steps(
 ) -> Iterator[Turn]:
     """The turns of a run with one arm.
 
-    Every rank must come for each of them; blocks until its schedule is there.
+    Every rank must take each turn; taking one blocks until its schedule is there.
 
     Args:
         options: Of the run.
@@ -60,13 +60,14 @@ def steps(
         first_step: Steps trained before.
 
     Yields:
-        A turn a step; `options.prefetch_depth` schedules are computed or under way by then, its own included.
+        One turn a step. By then `options.prefetch_depth` schedules, its own included, are computed or under
+        way.
     """
     arm, depth = options.arm, options.prefetch_depth
     for step in range(first_step, min(first_step + depth, options.steps)):
         schedules.submit(step, arm)
     for step in range(first_step, options.steps):
-        # The caller comes for a turn before it trains the one before: that is when a place is free.
+        # The caller takes a turn before it trains the turn before it: from then on one more may be computed.
         if step > first_step and step - 1 + depth < options.steps:
             schedules.submit(step - 1 + depth, arm)
         taken = schedules.take(step, arm)
@@ -88,8 +89,9 @@ def steps(
 def arms_in_order(arms: Sequence[Arm], step: int) -> list[Arm]:
     """The arms as they take turns on the global batch of `step`.
 
-    No arm always finds the machine as the same other left it: over n batches (2n where n is odd) each arm
-    stands once (twice) at each place, and just after each other arm equally often.
+    An arm may profit or suffer from the state in which the arm before it left the machine. So the order
+    changes: over n batches, each of the n arms stands at each place once, and directly after each other arm
+    equally often. Where n is odd, that takes 2n batches, and each arm stands at each place twice.
 
     Args:
         arms: At least one, each once.
@@ -102,14 +104,14 @@ def arms_in_order(arms: Sequence[Arm], step: int) -> list[Arm]:
         Williams, Experimental designs balanced for the estimation of residual effects of treatments, 1949.
     """
     n = len(arms)
-    # 0, 1, n - 1, 2, n - 2, ...: neighbours differ by each number once.
+    # 0, 1, n - 1, 2, n - 2, ...: between neighbours each difference (modulo n) occurs once.
     first = [(place + 1) // 2 if place % 2 else (n - place // 2) % n for place in range(n)]
     row = [arms[(place + step) % n] for place in first]
     return row[::-1] if n % 2 and step // n % 2 else row
 
 
 def log_lines(path: Path) -> list[str]:
-    """The lines of a log of schedules; a last one that was cut short is left out.
+    """The lines of a log of schedules; an incomplete last line is left out.
 
     Args:
         path: A `schedules.jsonl`.
@@ -143,7 +145,7 @@ def replayed(lines: Sequence[str]) -> Iterator[Turn]:
             samples=record["samples"],
             schedule=Schedule.from_record(record["schedule"]),
             schedule_wait_ns=0,
-            # What is deferred now says nothing of that run. Logs from before have no such field.
+            # Taken from the log, since today's options may defer others. Old logs lack the field.
             deferred=[(sample, steps) for sample, steps in record.get("deferred", [])],
             correction=record.get("correction"),
         )

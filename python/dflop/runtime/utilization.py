@@ -1,4 +1,4 @@
-"""What a step was in work: operations of the model, and their share of what the devices could have done."""
+"""How much work a step was: operations of the model, and their share of the devices' peak rate (MFU)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dflop._native import Dataset
 
 WORK = ("schedule", "pack", "agree", "step", "write")
-"""Parts of the clock (`clock.py`) that a step takes; checkpoints and evaluations lie between steps."""
+"""Parts of the clock (`clock.py`) that count as the step; checkpoints and evaluations do not."""
 
 
 class Utilization:
-    """Rates of a run, on the leader."""
+    """Computes the rates of a run, on the leader."""
 
     def __init__(
         self, model_dir: Path, recipe: str, dtype: str, device: torch.device, num_ranks: int
@@ -30,14 +30,14 @@ class Utilization:
             model_dir: With `config.json`.
             recipe: What trains.
             dtype: What forward and backward compute in.
-            device: Of a rank; all have the same.
-            num_ranks: In all.
+            device: Of this rank; all ranks have the same kind.
+            num_ranks: Number of all ranks.
         """
         self._num_ranks = num_ranks
         self._flops: ModelFlops | None = None
         self._peak_gflops: int | None = None
         self.reason: str | None = None
-        """Why there is no MFU; none: there is one."""
+        """Why MFU cannot be computed; none where it can."""
         try:
             self._flops = ModelFlops((model_dir / "config.json").read_text(encoding="utf-8"), recipe)
         except ProfileError as error:

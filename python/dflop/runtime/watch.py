@@ -1,7 +1,7 @@
-"""Which rank the others wait for: each says twice a second where it is, for the one that gives up.
+"""Which rank the others wait for: each rank writes twice a second to a store where it is.
 
-A rank that waits too long knows only that another has not come. Here it finds out which: the one whose
-process moves no more, or, where all processes move, the one that is behind.
+A rank that has waited too long knows only that another rank has not come. From the store it learns which one:
+a rank whose process no longer writes or, where all processes write, the rank that is in the earliest step.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from dflop._native import Plan
 
 EVERY_S = 0.5
-"""Seconds from one word of a rank to its next."""
+"""Seconds from one entry of a rank to its next."""
 ANSWER_S = 10.0
-"""The store has answered by then, or its machine is out of reach: it has no timeout of its own for this."""
+"""Seconds to wait for the store; after that its machine counts as out of reach. It has no such timeout."""
 
 
 class Watch:
     """Says where this rank is, and asks where the others are, through torchrun's store."""
 
     def __init__(self, plan: Plan, rank: int, place: Callable[[], tuple[int | None, str | None]]) -> None:
-        """Begins to say so, in a thread; does nothing where the environment names no store.
+        """Begins to write to the store, in a thread; does nothing where the environment names none.
 
         Args:
             plan: The layout.
             rank: Of this process.
-            place: The step and the action under way, asked from the thread.
+            place: Gives the step and the action under way; called in the thread.
         """
         self._plan = plan
         self.rank = rank
@@ -62,15 +62,15 @@ class Watch:
             time.sleep(EVERY_S)
 
     def stop(self) -> None:
-        """Says nothing more."""
+        """Ends the thread."""
         self._is_over = True
 
     def blame(self) -> str | None:
-        """Whom this rank waits for when it gives up, in words; takes a second or two.
+        """Which rank this one has waited for, in words; takes a second or two. Called when it gives up.
 
         Returns:
-            As in `rank 1 (llm stage 1, replica 0) is at step 37, action 1F5`; none where nobody can be named.
-            Where the store does not answer in ten seconds, that the machine that holds it is out of reach.
+            As in `rank 1 (llm stage 1, replica 0) is at step 37, action 1F5`; none where no rank is known.
+            Where the store does not answer in ten seconds: that its machine does not answer.
         """
         found: list[str | None] = []
         asking = threading.Thread(target=lambda: found.append(self._asked()), daemon=True, name="blame")
@@ -88,7 +88,7 @@ class Watch:
         still = [rank for rank in others if first[rank][0] == second[rank][0]]
         if still:
             return self._words(still[0], second[still[0]], "stands still or is gone, last seen")
-        # All processes move: those in the earliest step are waited for.
+        # All processes still write: a rank in the earliest step is the one that is waited for.
         earliest = min((second[rank][1] or 0 for rank in others), default=0)
         late = [rank for rank in others if (second[rank][1] or 0) == earliest]
         return self._words(late[0], second[late[0]], "is") if late else None
@@ -119,12 +119,12 @@ def _key(rank: int) -> str:
 
 
 def _store() -> dist.Store | None:  # pyright: ignore[reportPrivateImportUsage]
-    """A connection of its own: the ranks' talk must not wait for it."""
+    """A new connection to torchrun's store, so that the ranks' own messages never wait for this thread."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if address is None or port is None:
         return None
     timeout = timedelta(seconds=30)
     store = dist.TCPStore(address, int(port), is_master=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
-    # A restart by torchrun has a store of the same name.
+    # Ranks that torchrun starts again find the same store, so each start has a prefix of its own.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(restart, store)  # pyright: ignore[reportPrivateImportUsage]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EncoderBorders(Protocol):
-    """What of a model's adapter says what passes between two stages of the encoder."""
+    """The part of a model's adapter that tells what passes between two stages of the encoder."""
 
     runs_read_inputs: bool
 
@@ -42,11 +42,11 @@ class MicrobatchWork:
     batch: EncoderInput | LlmInput | None
     """None where this rank has no sample of it: its actions then do nothing."""
     above: Sequence[Transfer]
-    """How what enters the stage comes, and its gradient goes; nothing for the encoder's first."""
+    """Transfers of what enters the stage, and back of its gradient; none for the encoder's first stage."""
     below: Sequence[Transfer]
-    """How what leaves the stage goes, and its gradient comes; nothing for the last stage."""
+    """Transfers of what leaves the stage, and back of its gradient; none for the last stage."""
     is_elsewhere: bool = False
-    """This rank has no sample of it, and another replica of the stage has."""
+    """Whether this rank has no sample of it, but another replica of the stage has."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class StepWork:
     stages: Mapping[int, Sequence[MicrobatchWork]]
     """Microbatches in their order, of each stage that this rank holds."""
     num_targets: int
-    """Positions with loss on this rank, where it computes the loss, first of its tensor group; else 0.
-    Summed: `label_tokens`."""
+    """Positions with a loss on this rank, if it computes the loss and is the first rank of its tensor group;
+    else 0. Summed over all ranks this must be `label_tokens`."""
 
     def of(self, action: Action) -> MicrobatchWork:
         """What an action of this rank works on."""
@@ -72,7 +72,7 @@ Packed: TypeAlias = "dict[tuple[Share, ...], EncoderInput]"
 
 
 def decodes(mesh: Mesh, encoder: EncoderBorders) -> bool:
-    """Whether this rank reads media: the encoder's first stage, or each where its layers need the inputs.
+    """Whether this rank reads media: on the encoder's first stage, or on each if all need the inputs.
 
     Args:
         mesh: This rank's coordinates.
@@ -85,7 +85,7 @@ def decodes(mesh: Mesh, encoder: EncoderBorders) -> bool:
 
 
 def encoder_shares(mesh: Mesh, schedule: Schedule, encoder: EncoderBorders) -> list[Share]:
-    """The samples whose media this rank decodes, or the parts of them, microbatch after microbatch.
+    """The samples, or parts of samples, whose media this rank decodes, microbatch after microbatch.
 
     Args:
         mesh: This rank's coordinates.
@@ -116,13 +116,13 @@ def prepare(
     encoder: EncoderBorders,
     packed: Packed | None = None,
 ) -> StepWork:
-    """Packs this rank's samples and finds its transfers; waits for tiles that are not decoded yet.
+    """Packs this rank's samples and finds its transfers. Waits for tiles that are not decoded yet.
 
     Args:
         mesh: This rank's coordinates.
         schedule: Of the step.
         sample: The token tensors of a sample.
-        tiles: The tiles of a share of a sample; asked for on ranks that read them only.
+        tiles: The tiles of a share of a sample; called only on ranks that read media.
         dtype: Of the pixels given to the model.
         encoder: What passes between stages of the encoder.
         packed: Microbatches of the encoder that are packed already.
@@ -147,7 +147,7 @@ def prepare(
             for j in range(schedule.num_microbatches)
         ]
     num_targets = 0
-    # The ranks of a tensor group have the same: the first says it.
+    # All ranks of a tensor group have the same samples: only the first one counts them.
     if mesh.is_last_stage and mesh.tensor == 0:
         for index in llm_samples(mesh, schedule):
             num_targets += int((sample(index).targets_T != IGNORED_LABEL).sum())
@@ -198,7 +198,7 @@ def _llm_work(
     sample: Callable[[int], Sample],
     packed: dict[int, LlmInput],
 ) -> MicrobatchWork:
-    """Packs a microbatch where `packed` has it not yet: chunks of a rank read the same."""
+    """Packs a microbatch, unless it is in `packed`: all chunks of a rank read the same batch."""
     indices = schedule.llm(microbatch, mesh.replica)
     if not indices:
         others = range(mesh.plan.llm_replicas)
@@ -210,7 +210,8 @@ def _llm_work(
         batch = packed[microbatch] = _pinned(mesh, llm_input(samples))
     num_tokens = batch.input_ids_T.shape[0]
     plan, tensor = mesh.plan, mesh.tensor
-    # Between two stages each rank of a tensor group sends the rows that it has between layers.
+    # With sequence parallelism a rank of a tensor group has only a part of the rows between layers, and
+    # sends that part to the next stage.
     num_rows = rows_of_rank(num_tokens, plan.llm_tensor)
     if mesh.is_encoder_stage(stage - 1):
         by_index = {s.index: s for s in samples}

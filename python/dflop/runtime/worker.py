@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HEAP_BYTES = 1 << 30
-"""Touched before training where the allocator keeps what it has, or the first steps pay for page faults."""
+"""Memory that is written once before training, where the allocator keeps freed memory (`MALLOC_MMAP_MAX_` is
+0). Otherwise the first steps would pay for its page faults."""
 
 
 def run(request: Mapping[str, Any]) -> int:
-    """Trains as the rank that the environment names; imports torch only here.
+    """Trains as the rank that the environment names. Imports torch only once it is called.
 
     Args:
         request: As the command line makes it.
@@ -29,10 +30,11 @@ def run(request: Mapping[str, Any]) -> int:
         The exit status: 0 done, 1 failed, 130 interrupted. Ctrl-C before the ranks have met ends this
         process.
     """
-    # Until the trainer takes the signal over there is nothing to write, and an import that Python's own
-    # handler breaks into may swallow it, and train on with half a module.
+    # Until the trainer takes the signal over, there is nothing to save, so Ctrl-C ends the process at once.
+    # Python's own handler would raise inside an import, which may swallow the exception: the process would
+    # then go on with half a module.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # One that came while this process started has waited (`runtime/agent.py`): it ends it now.
+    # SIGINT was blocked while this process started (`runtime/agent.py`). One that has come ends it now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     say("importing PyTorch", "rehearse" if "rehearsal" in request else "train")
     if "rehearsal" in request:
@@ -57,7 +59,7 @@ def _touch_heap() -> None:
 def leave(status: int) -> NoReturn:
     """Ends this process, a rank, at once.
 
-    There is no clean-up: after a failure, that of a process group may wait for ranks that are gone.
+    It skips all clean-up: after a failure, the clean-up of a process group may wait for ranks that are gone.
 
     Args:
         status: The exit status.
