@@ -1,15 +1,16 @@
-//! What training runs: the one list from which candidates are made. What it lacks is not proposed.
+//! What training can run. The planner makes its candidates from this list, so it never proposes what training cannot run.
 //!
-//! [`crate::StepSettings::stages`] and [`crate::StepSettings::encoder_stages`] refuse layouts that no schedule is made for;
-//! here stands what the model and its recipe allow beyond that.
+//! [`crate::StepSettings::stages`] and [`crate::StepSettings::encoder_stages`] refuse layouts for which no schedule can be
+//! made. This file has the limits that depend on the model and its recipe.
 
 use dflop_types::{Layout, ModelProfile, Trained, Zero};
 
-/// What replicas of a pipeline's component may keep only a part of. ZeRO-2 is ZeRO-1 there: gradients are cut once a step.
+/// The shardings that a pipeline can have: what the replicas of a component keep only a part of. In a pipeline ZeRO-2 is
+/// the same as ZeRO-1, because gradients are reduced once a step.
 pub const PIPELINE_SHARDINGS: [Zero; 3] = [Zero::Nothing, Zero::States, Zero::Gradients];
 
-/// Tensor parallel degrees that encoder and LLM backbone can have, ascending from 1: those that the profile was measured
-/// with, which divide heads and widths, up to the ranks of a node.
+/// Tensor parallel degrees that encoder and LLM backbone can have, ascending from 1. These are the degrees with which the
+/// profile was measured (they divide heads and widths), up to the number of ranks of a node.
 ///
 /// # Examples
 /// ```
@@ -20,7 +21,7 @@ pub const PIPELINE_SHARDINGS: [Zero; 3] = [Zero::Nothing, Zero::States, Zero::Gr
 pub fn tensor_degrees(profile: &ModelProfile, trained: Trained, ranks_per_node: u32) -> [Vec<u32>; 2] {
     let of = |layer: &str, lora_rank: u32| {
         let cut = profile.variants.iter().filter(|variant| {
-            // A degree that does not divide the heads has no such layer.
+            // A degree that does not divide the heads was not measured: its variant lacks this layer.
             variant.lora_rank == lora_rank && variant.modules.contains_key(layer)
         });
         let cut = cut.map(|variant| variant.tensor_parallel_degree).filter(|&degree| degree > 1);
@@ -34,9 +35,11 @@ pub fn tensor_degrees(profile: &ModelProfile, trained: Trained, ranks_per_node: 
     [of("encoder_layer", 0), of("llm_layer", trained.lora_rank)]
 }
 
-/// Whether the LLM backbone can have the stages of this layout. The gradient of a head that is tied to the embedding is summed
-/// over the first and the last stage: over the ranks with the same rows, where tensor groups cut it. What ZeRO cuts has its
-/// like on one of the stages alone.
+/// Whether the LLM backbone can be cut into the stages of this layout. `is_tied`: head and embedding are one matrix.
+///
+/// The first stage has the embedding and the last one the head. If they are tied, their gradients are summed over these two
+/// stages, between ranks that hold the same rows. That does not work together with ZeRO, which shards each stage for
+/// itself. So a tied model with several stages needs whole states, or only one replica.
 pub fn has_llm_stages(is_tied: bool, layout: &Layout) -> bool {
     let llm = layout.llm;
     llm.pp == 1 || !is_tied || layout.zero == Zero::Nothing || llm.dp == 1

@@ -3,22 +3,21 @@
 use std::{fmt, str::FromStr};
 use thiserror::Error;
 
-/// How much of the data the schedule looks at; each does what the one before it does, and more.
+/// How much of the data the schedule looks at. The methods stand in order: each looks at more than the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Method {
-    /// Arrival order and equal counts, on both sides of the boundary: what a trainer does that does not look at the
-    /// data.
+    /// Arrival order and equal counts, on both sides of the boundary. A trainer that does not look at the data does this.
     Blind,
-    /// LLM tokens alone, longest first (LPT): the balancing that trainers have.
+    /// Buckets balanced by LLM tokens alone, longest first (LPT): the balancing that other trainers have.
     Tokens,
-    /// Predicted times of both components: balanced buckets.
+    /// Buckets balanced by the predicted times of both components.
     Balanced,
-    /// Balanced buckets, formed into microbatches and ordered with the simulator.
+    /// As `Balanced`; the simulator chooses which buckets form a microbatch, and the order of the microbatches.
     Ordered,
-    /// The same, with buckets that are smaller where the pipeline fills and drains, and single samples moved as long as
-    /// the simulated step shortens.
+    /// As `Ordered`, with smaller buckets where the pipeline fills and drains. Then single samples are moved as long as that
+    /// makes the simulated step shorter.
     Shaped,
-    /// The same, and action lists made for the step where the pipeline order of the plan is `data-aware`.
+    /// As `Shaped`, with action lists made for the step if the pipeline order of the plan is `data-aware`.
     Aware,
 }
 
@@ -34,15 +33,15 @@ pub enum Method {
 pub struct Arm {
     /// How much of the data it looks at.
     pub method: Method,
-    /// Whether forwards run ahead as far as the memory cap allows; else no more microbatches are in flight than under
-    /// the pipeline order of the plan.
+    /// Whether forwards run ahead as far as memory allows. Otherwise no more microbatches are in flight than under the
+    /// pipeline order of the plan.
     pub is_ahead: bool,
 }
 
 impl Arm {
-    /// All that dflop does, with the memory of the pipeline order.
+    /// All that dflop does, without running ahead.
     pub const AWARE: Self = Self { method: Method::Aware, is_ahead: false };
-    /// What a trainer does that does not look at the data.
+    /// Arrival order, without running ahead: what a trainer does that does not look at the data.
     pub const BLIND: Self = Self { method: Method::Blind, is_ahead: false };
 }
 

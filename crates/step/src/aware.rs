@@ -1,4 +1,5 @@
-//! The aware arm: the search for places and lists, within the memory budget, against arrival order.
+//! The aware arm: it searches for places of the samples and for action lists within the memory budget. If arrival order is
+//! predicted faster and fits, it takes that.
 
 use crate::arm::{Arm, Method};
 use crate::costs::BatchCosts;
@@ -10,7 +11,7 @@ use crate::scheduler::{Pair, StepScheduler, Stop};
 use dflop_types::{PipelineOrder, SampleIndex, Schedule};
 use std::cell::Cell;
 
-/// The error of a giant that is refused, of one about the memory that it needs beside others.
+/// Turns the error of a step that lacks memory into the error of a giant that the rule refuses.
 fn giant_error(error: StepError, step: u64, sample: SampleIndex) -> StepError {
     match error {
         StepError::Memory { component, needed_bytes, budget_bytes, .. } => {
@@ -21,8 +22,10 @@ fn giant_error(error: StepError, step: u64, sample: SampleIndex) -> StepError {
 }
 
 impl StepScheduler {
-    /// Both arms on one batch. The aware one, [`Method::Shaped`] or [`Method::Aware`], is the better of the two that
-    /// fits; it says whether `halt` cut its search short, also where the blind one's places are taken.
+    /// The schedule of `method`, which is [`Method::Shaped`] or [`Method::Aware`], and the blind schedule of the same batch.
+    ///
+    /// The aware schedule fits the memory budget. If the blind one is faster and fits, the aware one has the same places.
+    /// Its `was_stopped` says in any case whether `halt` cut the search short.
     ///
     /// # Errors
     /// As [`StepScheduler::schedule`].
@@ -43,7 +46,8 @@ impl StepScheduler {
         };
         let is_first_answer = halt();
         let (Pair { mut aware, blind }, is_tight) = match self.searched(step, batch, method, &halt) {
-            // What fits by the first answer is what plans are held against: the whole search has no less to give.
+            // The planner judges candidates by the first answer. What fits by that must also fit here: so if the whole search
+            // finds nothing that fits, the first answer is taken.
             Err(error @ StepError::Memory { .. }) if !is_first_answer => {
                 let (pair, _) = self.searched(step, batch, method, &|| true).map_err(|_| error)?;
                 (pair, false)
@@ -51,7 +55,8 @@ impl StepScheduler {
             found => found?,
         };
         if is_tight && !was_stopped.get() {
-            // The places of a longer search may need a cap where those of the first answer, or of a laxer cap, need none.
+            // A longer search may find places that fit only under a cap, while those of the first answer fit without one.
+            // Then the first answer may be the faster of the two.
             if let Ok((Pair { aware: first, .. }, _)) = self.searched(step, batch, method, &|| true)
                 && first.predicted_makespan_ns < aware.predicted_makespan_ns
             {
@@ -61,7 +66,7 @@ impl StepScheduler {
         Ok(Pair { aware: Schedule { was_stopped: was_stopped.get(), ..aware }, blind })
     }
 
-    /// Both arms, and whether the best places that were found without a look at memory do not fit it.
+    /// Both schedules, and whether memory is tight: the best places that a search without regard to memory finds do not fit.
     fn searched(
         &self,
         step: u64,
@@ -85,8 +90,8 @@ impl StepScheduler {
             Err(error @ StepError::Memory { .. }) => error,
             Err(error) => return Err(error),
         };
-        // Only now are buckets capped: a cap costs balance, and it speaks of one sample's fraction where the
-        // memory model speaks of whole microbatches. Hence the reserve, and the check of what came out.
+        // Buckets are capped only now, because a cap makes them less even. The cap adds up the fractions of single samples,
+        // while the memory model takes a whole microbatch at once. So a reserve is kept, and each result is checked.
         for reserve_percent in [0, 15, 30] {
             let Some(fractions) = self.memory_fractions(batch, costs.typical, reserve_percent) else { break };
             match found(&Search { fractions: Some(&fractions), ..search }) {
@@ -105,13 +110,12 @@ impl StepScheduler {
         }
     }
 
-    /// A schedule for samples that fit a rank alone but not beside others: each has a bucket of its own, and action
-    /// lists that let the pipeline run empty around it. `None` where there is no such sample, or where even that does
-    /// not fit.
+    /// A schedule for samples that fit a rank alone but not beside others. Each of them has a bucket of its own, and the
+    /// action lists let the pipeline run empty around it. `None` if there is no such sample, or if even that does not fit.
     fn drained(&self, search: &Search) -> Result<Option<Schedule>, StepError> {
         let batch = search.batch;
         if self.settings.layout.is_interleaved() {
-            // No lists are made for them, so the pipeline cannot run empty around a sample.
+            // No lists are made for interleaved stages, so the pipeline cannot run empty around a sample.
             return Ok(None);
         }
         let Some(mut fractions) = self.memory_fractions(batch, search.costs.typical, 0) else {
@@ -135,7 +139,7 @@ impl StepScheduler {
                 Err(StepError::Balance(_)) => return Ok(None),
                 placed => placed?,
             };
-            // A microbatch holds more between I and W than in one backward, and a giant leaves no room for that.
+            // A split backward holds some of a microbatch until its W. A giant leaves no room for that.
             let making = Making { input: &self.input_of(&placed), is_split: false, effort: search.effort };
             let is_shorter = |found: &Schedule, best: &Option<Schedule>| {
                 best.as_ref().is_none_or(|best| found.predicted_makespan_ns < best.predicted_makespan_ns)
@@ -148,7 +152,7 @@ impl StepScheduler {
         Ok(best.map(|schedule| Schedule { giants, ..schedule }))
     }
 
-    /// The aware schedule, or the blind one's places where those are predicted faster and fit.
+    /// The pair of schedules. If the blind one is predicted faster and fits, the aware one takes its places.
     fn better(&self, aware: Schedule, blind: Schedule) -> Pair {
         if blind.predicted_makespan_ns < aware.predicted_makespan_ns && self.check_limits(&blind).is_ok() {
             let aware = Schedule { lower_bound_ns: aware.lower_bound_ns, ..blind.clone() };
@@ -157,8 +161,8 @@ impl StepScheduler {
         Pair { aware, blind }
     }
 
-    /// The pipeline order under which a method compares places: the plan's, or the one nearest to the lists that are
-    /// made at the end. For interleaved stages none are made.
+    /// The pipeline order under which a method compares places. It is the plan's, or, if action lists are made at the end,
+    /// the order nearest to those lists. For interleaved stages no lists are made.
     pub(crate) fn search_order(&self, method: Method) -> PipelineOrder {
         let is_split = self.model.has_split() && !self.settings.layout.is_interleaved();
         match (method, self.settings.pipeline_order) {

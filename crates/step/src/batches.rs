@@ -1,5 +1,5 @@
-//! Which samples form the global batch of each step: a seeded permutation an epoch, cut into consecutive
-//! batches; giants may be gathered in some of them.
+//! Which samples form the global batch of each step. Each epoch has a seeded permutation of the samples, which is cut into
+//! consecutive batches. Giants may be gathered in some of them.
 
 use crate::error::StepError;
 use dflop_types::SampleIndex;
@@ -13,17 +13,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 struct EpochOrder {
     samples: Vec<SampleIndex>,
-    /// The place of each among those that arrive; empty where nothing is deferred, and each stands at its own.
+    /// For each position in `samples`: the position of that sample in arrival order. Empty if nothing is deferred, because
+    /// then the two are equal.
     arrivals: Vec<u32>,
 }
 
-/// Epochs whose order is kept: where schedules are computed ahead, steps of two are asked for in turn.
+/// Epochs whose order is kept in memory. Two, because at the end of an epoch schedules of the next one are already computed,
+/// so that steps of both are asked for in turn.
 const EPOCHS_KEPT: usize = 2;
 
 /// The global batch of every step, the same on every rank that has the same seed and giants.
 ///
-/// Each sample stands in exactly one batch of an epoch; the last batch of an epoch is smaller rather than
-/// dropped, unless asked for ([`GlobalBatches::whole_only`]).
+/// Each sample is in exactly one batch of an epoch. If samples are left over, the last batch of the epoch is smaller; it is
+/// left out only if asked for ([`GlobalBatches::whole_only`]).
 #[derive(Debug, Clone)]
 pub struct GlobalBatches {
     num_samples: u32,
@@ -75,13 +77,13 @@ impl GlobalBatches {
         Self { is_shuffled: false, drawn: Arc::default(), ..self }
     }
 
-    /// The same, without the smaller last batch of an epoch: its samples are left out, others in each epoch.
+    /// The same, without the smaller last batch of an epoch. Its samples are left out; in each epoch these are others.
     ///
     /// The samples left out are the ones that arrive last. Deferral gathers giants among the other samples only, so
     /// that no giant is left out for its size.
     ///
     /// # Errors
-    /// [`StepError::NoWholeBatch`] where nothing would be left.
+    /// [`StepError::NoWholeBatch`] if nothing would be left.
     pub fn whole_only(self) -> Result<Self, StepError> {
         let Self { num_samples, global_batch_size, .. } = self;
         if num_samples < global_batch_size {
@@ -94,15 +96,15 @@ impl GlobalBatches {
     /// the end, and the other samples move up. So many giants are in one step, and none is trained more than
     /// `steps_max` steps later than without this rule.
     ///
-    /// One giant in a step makes all replicas but one wait, and the pipeline runs empty. As many giants as there are
-    /// replicas, together in one step, cause that only once. Which samples form a global batch is still decided
-    /// before any of them is scheduled, by nothing but seed, giants and `steps_max`: not by layout, ranks or arm.
+    /// One giant in a step makes all replicas but one wait, and the pipeline runs empty. If as many giants as there are
+    /// replicas are together in one step, that happens only once. Which samples form a global batch is still decided
+    /// before any of them is scheduled. It depends on seed, giants and `steps_max` only, not on layout, ranks or arm.
     ///
     /// # Errors
     /// [`StepError::UnknownSample`].
     ///
-    /// *References*: the idea is the outlier queue of WLB-LLM, arXiv 2503.17924; there the length of the queue decides
-    /// when it empties, here the step does, so that it is known in advance.
+    /// *References*: the idea is the outlier queue of WLB-LLM, arXiv 2503.17924. There the length of the queue decides when
+    /// it is emptied. Here the number of the step decides, so that it is known in advance.
     pub fn with_deferred(self, giants: &[SampleIndex], steps_max: u32) -> Result<Self, StepError> {
         let num_samples = self.num_samples as usize;
         let mut is_giant = vec![false; num_samples];
@@ -128,7 +130,7 @@ impl GlobalBatches {
         step / self.steps_per_epoch()
     }
 
-    /// The samples of `step`, in arrival order; giants that are deferred, and those beside them, behind the others.
+    /// The samples of `step`, in arrival order. If giants are deferred, the giants of a window come behind its other samples.
     ///
     /// *Complexity*: O(number of samples) at the first step asked of an epoch, where its order is drawn; then as many
     /// as a global batch has.
@@ -137,8 +139,8 @@ impl GlobalBatches {
         order.samples[self.range(step, &order)].to_vec()
     }
 
-    /// At most `count` samples of `epoch` from place `first` of its order on, as they stand in its global batches one after
-    /// another; none behind its end.
+    /// At most `count` samples of `epoch`, from position `first` of its order on. The order is that of the global batches,
+    /// one after another. Fewer samples at the end of the epoch, none behind it.
     ///
     /// *Complexity*: as [`GlobalBatches::batch`].
     pub fn samples(&self, epoch: u64, first: usize, count: usize) -> Vec<SampleIndex> {
@@ -147,8 +149,7 @@ impl GlobalBatches {
         order.samples[first..first.saturating_add(count).min(order.samples.len())].to_vec()
     }
 
-    /// Those samples of `step` that would stand in an earlier one, had they not been deferred, with the steps they have
-    /// waited.
+    /// The samples of `step` that were deferred, each with the number of steps by which it is late.
     pub fn deferred(&self, step: u64) -> Vec<(SampleIndex, u64)> {
         let at = step % self.steps_per_epoch();
         let waited = |arrival: u32| at.saturating_sub(u64::from(arrival / self.global_batch_size));
@@ -162,16 +163,16 @@ impl GlobalBatches {
         placed.filter(|&(_, steps)| steps > 0).collect()
     }
 
-    /// Where the samples of `step` stand in the order of their epoch.
+    /// The positions of the samples of `step` in the order of their epoch.
     fn range(&self, step: u64, order: &EpochOrder) -> Range<usize> {
         let size = self.global_batch_size as usize;
         let first = (step % self.steps_per_epoch()) as usize * size;
         first..(first + size).min(order.samples.len())
     }
 
-    /// The order of `epoch`, drawn where it is not kept.
+    /// The order of `epoch`: the one that is kept, or else a newly drawn one.
     fn order(&self, epoch: u64) -> Arc<EpochOrder> {
-        // A panic elsewhere cannot leave half an order: what is there is whole.
+        // A lock that was poisoned by a panic can be used: an order is put in only when it is complete.
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = drawn.iter().find(|(of, _)| *of == epoch) {
             return Arc::clone(order);
@@ -184,7 +185,7 @@ impl GlobalBatches {
         order
     }
 
-    /// The order of an epoch: as its samples arrive, then giants to the ends of their windows.
+    /// Draws the order of an epoch: arrival order, and then giants moved to the ends of their windows.
     fn draw(&self, epoch: u64) -> EpochOrder {
         let mut samples = if self.is_shuffled {
             self.permutation(epoch)
@@ -219,8 +220,8 @@ impl GlobalBatches {
         EpochOrder { samples, arrivals }
     }
 
-    /// Fisher and Yates on a generator whose stream is the epoch: the order depends on nothing but seed and
-    /// epoch, on any machine.
+    /// A random order of all samples, by the shuffle of Fisher and Yates. The epoch chooses the stream of the random
+    /// generator. So the order depends only on seed and epoch, and is the same on any machine.
     fn permutation(&self, epoch: u64) -> Vec<SampleIndex> {
         let mut order: Vec<SampleIndex> = (0..self.num_samples).map(SampleIndex).collect();
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
@@ -232,8 +233,8 @@ impl GlobalBatches {
     }
 }
 
-/// A number below `end`, each as likely as the other: high half of a product, rejecting the few values that
-/// would favour some (Lemire, "Fast Random Integer Generation in an Interval", 2019).
+/// A random number below `end`; all are equally likely. It is the high half of a product. The few values that would favour
+/// some numbers are rejected (Lemire, "Fast Random Integer Generation in an Interval", 2019).
 pub(crate) fn below(random: &mut ChaCha8Rng, end: u64) -> u64 {
     let threshold = end.wrapping_neg() % end;
     loop {

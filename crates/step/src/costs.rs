@@ -1,4 +1,4 @@
-//! What the samples of a batch cost, and what a bucket of them costs together.
+//! What each sample of a batch costs on both components, and the loads of buckets, which are sums of such costs.
 
 use crate::adapt::bins::{ENCODER, LLM};
 use crate::error::StepError;
@@ -8,29 +8,34 @@ use dflop_cost::{EncoderLayers, StageLayers, Typical};
 use dflop_schedule::Costs;
 use dflop_types::{SampleIndex, SampleShape};
 
-/// What one batch costs, sample by sample, in comparable time.
+/// What one batch costs, sample by sample. Times of both components can be compared ([`StepScheduler::costs`]).
 pub(crate) struct BatchCosts {
     pub(crate) costs: Costs,
-    /// Time of each sample on an encoder replica, in nanoseconds, to share a microbatch out by.
+    /// Time of each sample on an encoder replica, in nanoseconds. The samples of a microbatch are shared out over encoder
+    /// replicas by these times.
     pub(crate) encoder_ns: Vec<u64>,
-    /// The same, part by part.
+    /// The same time, for each part of each sample.
     pub(crate) part_ns: Vec<PartCosts>,
     pub(crate) typical: Typical,
 }
 
 impl StepScheduler {
-    /// Costs of a batch's samples in comparable time: what a bucket takes on the busiest stage of its LLM
-    /// replica, and its part of what its microbatch takes on the busiest stage of an encoder replica.
+    /// The costs of a batch's samples, scaled so that times of both components can be compared.
+    ///
+    /// The LLM load of a bucket is its time on the busiest stage of an LLM replica. A microbatch has one bucket on each LLM
+    /// replica, and all encoder replicas encode them together. So the encoder load of a bucket is its part of the time that
+    /// the microbatch takes on the busiest stage of an encoder replica.
     ///
     /// ```text
-    /// llm_i     = F + B of sample i on the stage with the most work
-    /// encoder_i = (F + B of sample i on that with the most work) * llm replicas / encoder replicas
+    /// llm_i     = F + B of sample i on the LLM stage with the most work
+    /// encoder_i = (F + B of sample i on the encoder stage with the most work) * llm replicas / encoder replicas
     /// ```
     pub(crate) fn costs(&self, batch: &[SampleIndex]) -> Result<BatchCosts, StepError> {
         self.costs_in(batch, self.settings.num_microbatches)
     }
 
-    /// As [`StepScheduler::costs`], around the size of microbatches of which a replica has so many.
+    /// As [`StepScheduler::costs`], for another number of microbatches. It decides how large a microbatch is, and the cost of
+    /// a sample depends a little on that.
     pub(crate) fn costs_in(
         &self,
         batch: &[SampleIndex],
@@ -56,7 +61,7 @@ impl StepScheduler {
             };
             batch.iter().map(of_sample).collect()
         };
-        // Of stages with equal layers one is enough.
+        // Stages with equal layers have equal costs, so one of them is enough.
         let mut different: Vec<&StageLayers> = Vec::new();
         for stage in &self.stages {
             if !different.contains(&stage) {
@@ -88,7 +93,7 @@ impl StepScheduler {
         Ok(BatchCosts { costs, encoder_ns, part_ns, typical })
     }
 
-    /// What a sample costs a component, as measured steps have corrected it.
+    /// The cost of a sample on a component, corrected by what measured steps showed.
     fn corrected(&self, component: usize, sample: SampleIndex, ns: u64) -> u64 {
         match &self.adjusted {
             None => ns,
@@ -96,7 +101,7 @@ impl StepScheduler {
         }
     }
 
-    /// The stage of the encoder on which the samples of a batch take longest together.
+    /// The encoder stage on which all samples of a batch together take longest.
     fn busiest_encoder_stage(&self, batch: &[SampleIndex], typical: Typical) -> EncoderLayers {
         let sum_ns = |stage: &EncoderLayers| -> u128 {
             let ns = |&s| u128::from(self.model.sample_encoder_stage_ns(self.shape(s), typical, *stage));
@@ -109,7 +114,7 @@ impl StepScheduler {
     }
 }
 
-/// Load of each bucket on both resources, in nanoseconds.
+/// The load of each bucket in nanoseconds: on the encoder, and on the LLM backbone.
 pub(crate) fn loads(costs: &Costs, bucket: &[u32], num_buckets: u32) -> (Vec<u64>, Vec<u64>) {
     let sum = |cost_ns: &[u64]| {
         let mut load_ns = vec![0u64; num_buckets as usize];

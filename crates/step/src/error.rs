@@ -6,7 +6,7 @@ use dflop_sim::SimError;
 use dflop_types::{Component, Hint, LayerCut, Layout, PipelineOrder, SampleIndex};
 use thiserror::Error;
 
-/// A component as people name it.
+/// The name of a component in error texts.
 const fn part_name(component: Component) -> &'static str {
     match component {
         Component::Encoder => "encoder",
@@ -15,7 +15,7 @@ const fn part_name(component: Component) -> &'static str {
     }
 }
 
-/// How many chunks each rank has, where it is not one.
+/// The number of chunks of each rank in words; empty if it is one.
 fn times(chunks: u32) -> String {
     if chunks > 1 { format!(" x interleave {chunks}") } else { String::new() }
 }
@@ -26,7 +26,7 @@ pub enum StepError {
     /// There is nothing to schedule.
     #[error("the data profile has 0 samples, at least 1 is needed")]
     NoSamples,
-    /// Smaller global batches shall be left out, but every global batch is smaller.
+    /// Global batches that are not whole shall be left out, but there are too few samples for a whole one.
     #[error(
         "{num_samples} samples are fewer than one global batch of {global_batch_size}, and a smaller one is left out"
     )]
@@ -72,17 +72,17 @@ pub enum StepError {
         /// The layout.
         layout: Box<Layout>,
     },
-    /// A cost model of layers that are cut over another number of ranks.
+    /// The cost model is one of layers cut over another number of ranks than the layout says.
     #[error("layout has {component} tp {wanted}, the cost model predicts tp {predicted}")]
     TensorDegree {
         /// Whose layers.
         component: Component,
-        /// Of the layout.
+        /// The tensor degree of the layout.
         wanted: u32,
-        /// Of the cost model.
+        /// The tensor degree of the cost model.
         predicted: u32,
     },
-    /// Chunks where a pipeline of the LLM backbone has no several ranks.
+    /// The layout has chunks, but the LLM backbone is no pipeline of several ranks.
     #[error(
         "layout `{layout}` has `llm_interleave` {chunks}: chunks are dealt round over the ranks of a pipeline, llm pp must be 2 or more and the components on ranks of their own"
     )]
@@ -106,7 +106,7 @@ pub enum StepError {
         /// Layers there are.
         layers: u32,
     },
-    /// A cut that is not of this component's stages and layers.
+    /// The cut has another number of stages or layers than the component.
     #[error(
         "{component} layers {cut} are {} in {} stages, the model has {layers} in the {} and the layout {component} pp {stages}{}",
         cut.num_layers(), cut.num_stages(), part_name(*component), times(*chunks)
@@ -131,7 +131,7 @@ pub enum StepError {
         /// Stages asked for.
         stages: u32,
     },
-    /// A pipeline order for another number of stages a rank.
+    /// The pipeline order is for several stages on a rank and the layout has one, or the other way round.
     #[error(
         "pipeline order `{order}` is not for this layout: `llm_interleave` is {chunks}, must be {}",
         if *chunks > 1 { "1" } else { "2 or more" }
@@ -142,7 +142,7 @@ pub enum StepError {
         /// Chunks of each pipeline rank of the LLM backbone.
         chunks: u32,
     },
-    /// A pipeline order that splits the backward, and a profile that did not.
+    /// The pipeline order splits the backward, but the profile has only times of whole backwards.
     #[error(
         "pipeline order `{order}` splits the backward, the model profile has it measured in one piece only"
     )]
@@ -166,7 +166,7 @@ pub enum StepError {
         /// What the plan has.
         expected: usize,
     },
-    /// A schedule with action lists for ranks that have none: each takes one microbatch after another.
+    /// The schedule has action lists for colocated ranks. These have none: each takes one microbatch after another.
     #[error("the schedule of step {step} has action lists, but components are colocated in `{layout}`")]
     ColocatedLists {
         /// The step.
@@ -225,9 +225,9 @@ pub enum StepError {
         step: u64,
         /// The first such sample of the step.
         sample: SampleIndex,
-        /// The component whose rank is over with others beside it.
+        /// The component whose rank is over the budget if the sample has others beside it.
         component: Component,
-        /// What that rank would need then, in bytes.
+        /// What that rank would need with the others, in bytes.
         needed_bytes: u64,
         /// The budget, in bytes.
         budget_bytes: u64,
@@ -253,15 +253,15 @@ pub enum StepError {
         step: u64,
         /// Buckets of the step.
         num_buckets: u32,
-        /// Tokens of the fullest bucket: of the schedule, of the best packing found, or at least, where none can keep the
-        /// cap.
+        /// Tokens of the fullest bucket: in the schedule, or in the best packing that was found. If no packing can keep the
+        /// cap, the least that it must have.
         needed_tokens: u64,
         /// The cap, in LLM tokens.
         bucket_tokens_max: u64,
-        /// Whether the method looks at the cap; else another one may keep it.
+        /// Whether the method looks at the cap. If it does not, another method may keep the cap.
         is_balanced: bool,
     },
-    /// A schedule was asked for that was never ordered, or was taken before.
+    /// A schedule was asked for that was never submitted, or that was taken before.
     #[error("the schedule of step {step} was not submitted, or was taken before")]
     NotSubmitted {
         /// The step.

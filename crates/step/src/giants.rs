@@ -1,4 +1,4 @@
-//! Giants: samples far larger than the others, and what becomes of them by the user's choice.
+//! Giants: samples far larger than the others. The user chooses what is done with them.
 
 use crate::batches::GlobalBatches;
 use crate::error::StepError;
@@ -6,13 +6,14 @@ use dflop_types::{SampleIndex, SampleShape};
 use std::{cmp::Reverse, fmt, str::FromStr};
 use thiserror::Error;
 
-/// What becomes of a giant.
+/// What is done with a giant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum GiantPolicy {
-    /// It is trained in its own step. Where memory requires it, the pipeline is empty around it.
+    /// It is trained in the step in which it arrives. If memory requires it, the pipeline runs empty around it.
     #[default]
     Alone,
-    /// As `Alone`, but giants by tokens wait for each other: [`GlobalBatches::with_deferred`].
+    /// As `Alone`, but giants (by the limit on tokens) wait until several can be trained in one step:
+    /// [`GlobalBatches::with_deferred`].
     Defer,
     /// It is an error.
     Refuse,
@@ -41,13 +42,13 @@ impl FromStr for GiantPolicy {
     }
 }
 
-/// Which samples are giants, and what becomes of them.
+/// Which samples are giants, and what is done with them.
 ///
-/// A sample that fits a rank alone but not beside others is one too, under [`GiantPolicy::Alone`] and
-/// [`GiantPolicy::Refuse`]: that depends on the layout and is found when its step is scheduled.
+/// Under [`GiantPolicy::Alone`] and [`GiantPolicy::Refuse`], a sample that fits a rank alone but not beside others is a giant
+/// too. That depends on the layout, so it is found only when the step of the sample is scheduled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GiantRule {
-    /// What becomes of them.
+    /// What is done with giants.
     pub policy: GiantPolicy,
     /// Samples with more LLM tokens than this are giants; `None`: none is.
     pub llm_tokens_max: Option<u64>,

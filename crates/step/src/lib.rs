@@ -1,10 +1,10 @@
 //! Prepare: one global batch in, the schedule of one step out.
 //!
 //! A global batch is uneven: texts, images and videos take times that differ a hundredfold, and every rank waits for
-//! the fullest one. [`StepScheduler`] decides which sample goes into which microbatch on which replica and in which
-//! order each rank works: samples are placed (`place`), action lists are made for the step ([`lists`]), and the result
+//! the fullest one. [`StepScheduler`] decides which sample goes into which microbatch on which replica, and in which
+//! order each rank works. Samples are placed (`place`), action lists are made for the step ([`lists`]), and the result
 //! is judged by its predicted time and memory (`judge`). An [`Arm`] says how much of that is done, so that the ways to
-//! schedule can be compared. [`batches::GlobalBatches`] says which samples form the batch of a step; [`Prefetch`]
+//! schedule can be compared. [`batches::GlobalBatches`] says which samples form the batch of a step. [`Prefetch`]
 //! computes schedules in a thread beside the training. The planner and the training use the same code.
 //!
 //! See `docs/step.md`.

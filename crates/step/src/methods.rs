@@ -1,4 +1,4 @@
-//! The simpler methods of an arm: arrival order, token LPT, balanced buckets as they come.
+//! The simpler methods of an arm: arrival order, LPT by tokens, and balanced buckets in no particular order.
 
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
@@ -62,7 +62,7 @@ impl StepScheduler {
         Ok(with_bound(self.judged(step, batch, costs, &bucket, share)?, &assignment))
     }
 
-    /// The schedule of samples in the places `bucket`, with its loads and its makespan under the pipeline order.
+    /// The schedule of samples in the buckets `bucket`, with its loads and its makespan under the pipeline order.
     pub(crate) fn judged(
         &self,
         step: u64,
@@ -74,7 +74,7 @@ impl StepScheduler {
         self.judge_sides(step, batch, costs, bucket, self.place(batch, bucket, share))
     }
 
-    /// As [`StepScheduler::judged`], with the encoder's part shared out already.
+    /// As [`StepScheduler::judged`], if the encoder shares have been decided already.
     pub(crate) fn judge_sides(
         &self,
         step: u64,
@@ -93,12 +93,12 @@ impl StepScheduler {
     }
 }
 
-/// The bound of a schedule's largest load, with that of a better search if there is one.
+/// The schedule with the lower bound that `assignment` has for its largest load.
 pub(crate) fn with_bound(schedule: Schedule, assignment: &Assignment) -> Schedule {
     Schedule { lower_bound_ns: assignment.lower_bound_ns, ..schedule }
 }
 
-/// A lower bound of the largest load: the mean load, or the largest sample, on either resource, whichever is largest.
+/// A lower bound for the largest load of a bucket: the largest of the mean load and the largest sample, on either component.
 fn simple_bound(costs: &Costs, num_buckets: u32) -> u64 {
     let bound = |cost_ns: &[u64]| {
         let total: u128 = cost_ns.iter().map(|&ns| u128::from(ns)).sum();

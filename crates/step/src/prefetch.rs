@@ -12,10 +12,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A job's name: the step and the arm.
+/// What names a job: its step and its arm.
 pub type JobKey = (u64, Arm);
 
-/// Made anew for each job: says when its wall limit has passed. This crate reads no clock.
+/// Called at the start of each job. The function that it gives says whether the job's time limit has passed. The caller
+/// provides it, because this crate reads no clock.
 pub type WallLimit = Box<dyn Fn() -> Box<dyn Fn() -> bool> + Send>;
 
 /// What a schedule is made of.
@@ -25,25 +26,25 @@ pub struct Job {
     pub samples: Vec<SampleIndex>,
     /// Corrects the predicted times; the default changes nothing.
     pub adjustment: Adjustment,
-    /// Whether the same batch shall be scheduled without the adjustment too, to see what it saves.
+    /// Whether the same batch is also scheduled without the adjustment, to see what the adjustment saves.
     pub is_compared: bool,
 }
 
-/// A schedule with what it was made with.
+/// A schedule, and the adjustment with which it was made.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// The schedule; with an adjustment, its predicted makespan is the corrected one.
     pub schedule: Schedule,
-    /// As asked for.
+    /// The adjustment of the job.
     pub adjustment: Adjustment,
-    /// Corrected makespan of the same batch scheduled without the adjustment, and with it, in nanoseconds; `None` where
-    /// nobody asked.
+    /// Two corrected makespans of the same batch in nanoseconds: scheduled without the adjustment, and with it. `None` if
+    /// the job did not ask for them.
     pub compared_ns: Option<(u64, u64)>,
 }
 
 /// Owns a [`StepScheduler`] in a thread; [`Prefetch::submit`] returns at once, [`Prefetch::take_within`] waits.
 ///
-/// Dropping it stops the job under way at its best so far, and leaves the others undone.
+/// Dropping it ends the job under way with the best schedule so far. Jobs that have not begun are not done.
 #[derive(Debug)]
 pub struct Prefetch {
     jobs: Option<Sender<(JobKey, Job)>>,
@@ -67,13 +68,13 @@ struct State {
 }
 
 impl Shared {
-    // A panic under the lock can only come from the allocator; the state is whole at every await point.
+    // A poisoned lock can be used: only the allocator can panic under the lock, and the state is complete at every wait.
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Says that the thread has ended, also when it unwinds.
+/// Notes that the thread has ended, when it is dropped: so also if the thread panics.
 struct EndMark(Arc<Shared>);
 
 impl Drop for EndMark {
@@ -84,7 +85,7 @@ impl Drop for EndMark {
 }
 
 impl Prefetch {
-    /// The thread, started, with nothing to do yet.
+    /// Starts the thread; it has nothing to do yet.
     ///
     /// # Errors
     /// [`StepError::Thread`] if the system starts no more threads.
@@ -126,7 +127,7 @@ impl Prefetch {
         }
     }
 
-    /// The schedule of `key`, once; `None` if it is not there after `wait`: it can be asked for again.
+    /// Takes the schedule of `key`, which works once. `None` if it is not there after `wait`: then ask again.
     ///
     /// # Errors
     /// What [`StepScheduler::schedule`] or [`StepScheduler::adjusted`] answered; [`StepError::NotSubmitted`] for a key that was never queued
@@ -172,7 +173,7 @@ impl Drop for Prefetch {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // Its panic was reported by `take_within`; a drop has nobody to tell.
+            // If the thread panicked, `take_within` has reported it. A drop cannot report anything.
             let _ = thread.join();
         }
     }

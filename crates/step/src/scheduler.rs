@@ -11,7 +11,7 @@ use dflop_types::{DataProfile, ModelProfile, Plan, SampleIndex, SampleShape, Sch
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Asked now and then whether to make do with what there is: the caller's clock, or its wish to end.
+/// Asked now and then whether to end the search with the best so far. The caller decides, by a clock or by a signal.
 pub type Stop<'a> = &'a dyn Fn() -> bool;
 
 /// Turns the samples of a global batch into a [`Schedule`] for one layout.
@@ -20,26 +20,26 @@ pub type Stop<'a> = &'a dyn Fn() -> bool;
 /// training. The same seed, step and batch give the same schedule on any machine.
 #[derive(Debug, Clone)]
 pub struct StepScheduler {
-    /// As it was asked for: with its tensor groups.
+    /// The settings as they were asked for, with tensor groups.
     asked: StepSettings,
-    /// Each tensor group as one rank: what the rest of the crate schedules.
+    /// The same settings with each tensor group as one rank. The rest of the crate schedules these ranks.
     pub(crate) settings: StepSettings,
     pub(crate) model: Arc<CostModel>,
     pub(crate) shapes: Arc<[SampleShape]>,
     pub(crate) encoder_stages: Vec<EncoderLayers>,
     pub(crate) stages: Vec<StageLayers>,
-    /// `None`: not known, or of no matter.
+    /// Ranks of a node; `None`: not known, and placement takes no account of nodes.
     pub(crate) ranks_per_node: Option<u32>,
     /// Whether samples that fit a rank alone, but not beside others, are an error.
     pub(crate) refuses_giants: bool,
     /// The most LLM tokens of a bucket; `None`: no cap.
     pub(crate) bucket_tokens_max: Option<u64>,
-    /// What measured steps say of the predictions; `None`: nothing.
+    /// Corrections of the predictions by measured steps; `None`: there are none.
     pub(crate) adjusted: Option<Arc<Adjusted>>,
     seed: u64,
 }
 
-/// The same global batch under both arms.
+/// The same global batch under an aware arm and under the blind one.
 #[derive(Debug, Clone)]
 pub struct Pair {
     /// The schedule of the method asked for; it fits the memory budget.
@@ -77,8 +77,8 @@ impl StepScheduler {
         })
     }
 
-    /// A scheduler for the best plan of `plan`, under the memory budget of the cluster, which a plan does not carry;
-    /// without one under that of the profile's device ([`ModelProfile::memory_budget_bytes`]).
+    /// A scheduler for the best plan of `plan`. The memory budget is that of the cluster, because a plan does not carry one.
+    /// Without a cluster it is that of the profile's device ([`ModelProfile::memory_budget_bytes`]).
     ///
     /// # Errors
     /// As [`StepScheduler::new`], and [`StepError::Cost`].
@@ -97,7 +97,7 @@ impl StepScheduler {
         Self::new(settings, CostModel::with(model, &cost)?, shapes, seed)
     }
 
-    /// The same scheduler under a rule for giants; global batches have one of their own
+    /// The same scheduler under a rule for giants. Global batches need the rule too
     /// ([`crate::batches::GlobalBatches::with_giants`]).
     #[must_use]
     pub fn with_giants(mut self, rule: GiantRule) -> Self {
@@ -115,10 +115,10 @@ impl StepScheduler {
         Ok(Self { asked, settings: asked.by_group(), ..self.clone() })
     }
 
-    /// The same scheduler with corrected times: its predictions, its balance and its lists take them for true.
+    /// The same scheduler with corrected times. It uses them for its predictions, its balance and its lists.
     ///
     /// # Errors
-    /// [`StepError::Adjustment`] where it is of another layout, or a factor is no positive number.
+    /// [`StepError::Adjustment`] if the adjustment is for another layout, or if a factor is not a positive number.
     pub fn adjusted(&self, adjustment: Adjustment) -> Result<Self, StepError> {
         if let Some(problem) = adjustment.problem(&self.settings.layout) {
             return Err(StepError::Adjustment { problem });
@@ -128,7 +128,7 @@ impl StepScheduler {
         Ok(Self { adjusted, ..self.clone() })
     }
 
-    /// The settings it was made with.
+    /// The settings with which it was made.
     #[expect(
         clippy::misnamed_getters,
         reason = "the field of this name counts each tensor group as one rank"
@@ -137,12 +137,12 @@ impl StepScheduler {
         &self.asked
     }
 
-    /// The cost model it predicts with.
+    /// The cost model with which it predicts.
     pub fn model(&self) -> &CostModel {
         &self.model
     }
 
-    /// Layers of each stage of the LLM backbone; of interleaved ones each chunk is a stage.
+    /// Layers of each stage of the LLM backbone. If stages are interleaved, each chunk is a stage.
     pub fn stages(&self) -> &[StageLayers] {
         &self.stages
     }
@@ -162,25 +162,26 @@ impl StepScheduler {
         &self.shapes
     }
 
-    /// The schedule of `batch`, whose samples stand in arrival order, as step `step`.
+    /// The schedule of `batch`, whose samples are in arrival order, as step `step`.
     ///
-    /// What the arm's method does ([`Method`]): for [`Arm::AWARE`] balanced buckets ([`dflop_schedule::schedule`]) of
-    /// the best shape, microbatches of them in the best order found, single samples moved as long as the simulated
-    /// step shortens, action lists under `data-aware`; at last the better of that and the blind schedule.
+    /// The arm's [`Method`] decides how. For [`Arm::AWARE`]: buckets of the best shape are balanced
+    /// ([`dflop_schedule::schedule`]), and put as microbatches into the best order found. Single samples are moved as long
+    /// as that makes the simulated step shorter. If the pipeline order is `data-aware`, action lists are made. The answer is
+    /// the better of this schedule and the blind one.
     ///
-    /// *Complexity*: counted moves and actions, more for a longer step: some 40 ms on one core for a step of a second
-    /// (`docs/step.md`).
+    /// *Complexity*: the number of moves and of simulated actions is limited; the limit is higher for a longer step. A step
+    /// of one second takes some 40 ms on one core (`docs/step.md`).
     ///
     /// # Errors
-    /// [`StepError::UnknownSample`], [`StepError::RepeatedSample`]; under a memory budget [`StepError::SampleTooLarge`] and
-    /// [`StepError::Memory`] where no schedule that fits was found, likewise [`StepError::Tokens`] under a cap on tokens;
-    /// [`StepError::Balance`] and [`StepError::Sim`] where times overflow.
+    /// [`StepError::UnknownSample`], [`StepError::RepeatedSample`]. Under a memory budget [`StepError::SampleTooLarge`] and
+    /// [`StepError::Memory`] if no schedule that fits was found; likewise [`StepError::Tokens`] under a cap on tokens.
+    /// [`StepError::Balance`] and [`StepError::Sim`] if times overflow.
     pub fn schedule(&self, step: u64, batch: &[SampleIndex], arm: Arm) -> Result<Schedule, StepError> {
         self.schedule_until(step, batch, arm, &|| false)
     }
 
-    /// As [`StepScheduler::schedule`], with the best found when `halt` says so; that it did is in
-    /// [`Schedule::was_stopped`]. Such a schedule may differ from machine to machine.
+    /// As [`StepScheduler::schedule`], but the search ends with the best schedule so far when `halt` says so.
+    /// [`Schedule::was_stopped`] tells whether that happened. Such a schedule may differ from machine to machine.
     ///
     /// # Errors
     /// As [`StepScheduler::schedule`].
@@ -196,7 +197,7 @@ impl StepScheduler {
             return Err(StepError::RepeatedSample { sample, step });
         }
         if self.settings.layout.is_colocated() {
-            // A rank has one microbatch in flight: no arm runs ahead.
+            // A colocated rank has one microbatch in flight, so no arm can run ahead.
             return self.colocated(step, batch, arm.method, halt);
         }
         let costs = || self.costs(batch);
@@ -227,7 +228,8 @@ impl StepScheduler {
     }
 }
 
-/// A seed for one step: the finaliser of `SplitMix64`, so that neighbouring steps share no stream.
+/// A seed for one step, mixed by the finaliser of `SplitMix64`, so that the random numbers of neighbouring steps have
+/// nothing in common.
 fn mix(seed: u64, step: u64) -> u64 {
     let mut z = seed ^ step.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

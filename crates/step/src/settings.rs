@@ -1,20 +1,20 @@
-//! Settings: what of a plan the scheduler of a step needs to know.
+//! Settings: the part of a plan that the scheduler of a step needs.
 
 use crate::abilities::has_llm_stages;
 use crate::error::StepError;
 use dflop_cost::{CostModel, EncoderLayers, StageLayers};
 use dflop_types::{Component, Layout, PipelineOrder, RankedPlan, Zero};
 
-/// What of a plan the scheduler of a step needs to know.
+/// The part of a plan that the scheduler of a step needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSettings {
-    /// Degrees of both components and where they sit; those of tensor parallelism are the cost model's.
+    /// Degrees of both components, and where they sit. The tensor degrees must be those of the cost model.
     pub layout: Layout,
     /// Microbatches of a step, on each LLM replica; at least 1. Colocated ranks may leave the last ones empty.
     pub num_microbatches: u32,
     /// Order of actions.
     pub pipeline_order: PipelineOrder,
-    /// Bytes one rank may use; `None`: nothing is held against it.
+    /// Bytes one rank may use; `None`: memory is not checked.
     pub memory_budget_bytes: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl StepSettings {
         Self { layout: self.layout.by_group(), ..self }
     }
 
-    /// Layers that each stage of the LLM backbone holds: where stages are interleaved, each chunk of each rank.
+    /// Layers that each stage of the LLM backbone holds. If stages are interleaved, each chunk is a stage.
     ///
     /// # Errors
     /// [`StepError::Unsupported`], [`StepError::Interleave`], [`StepError::Zero`], [`StepError::StagesExceedLayers`], [`StepError::CutLayers`],
@@ -88,7 +88,7 @@ impl StepSettings {
             // Each rank takes one microbatch after another, whatever the pipeline order.
             return Ok(vec![model.whole_stage()]);
         }
-        // Which order is right for one stage a rank, and which for several.
+        // Interleaved 1F1B is only for several stages on a rank, and zero-bubble only for one.
         let is_other = match self.pipeline_order {
             PipelineOrder::Interleaved => !layout.is_interleaved(),
             PipelineOrder::ZeroBubble => layout.is_interleaved(),
@@ -119,7 +119,7 @@ impl StepSettings {
             .collect())
     }
 
-    /// Layers that each pipeline rank of the LLM backbone holds: its stage, or all its chunks as one.
+    /// Layers that each pipeline rank of the LLM backbone holds: its stage, or all its chunks together.
     ///
     /// # Errors
     /// As [`StepSettings::stages`].
@@ -127,7 +127,7 @@ impl StepSettings {
         self.stages(model).map(|stages| self.by_rank(&stages))
     }
 
-    /// The `stages` of each pipeline rank of the LLM backbone as one.
+    /// For each pipeline rank of the LLM backbone, its `stages` put together as one.
     pub(crate) fn by_rank(&self, stages: &[StageLayers]) -> Vec<StageLayers> {
         let pp = stages.len() / self.layout.llm_interleave.max(1) as usize;
         let of_rank = |first: usize| {

@@ -1,7 +1,7 @@
-//! The cap on LLM tokens in the scheduler: who keeps it, and the errors where it does not hold.
+//! The cap on LLM tokens in the scheduler: which methods keep it, and the errors if it is not kept.
 //!
-//! Tokens are exact where bytes are predicted: a bucket (microbatch x LLM replica) has the sum of its samples'
-//! tokens, so the cap goes to the balancer as it is, and only schedules of arms that do not know it must be checked
+//! Unlike bytes, which are predicted, tokens are exact: a bucket (microbatch x LLM replica) has the sum of its samples'
+//! tokens. So the balancer gets the cap as it is. Only schedules of methods that do not look at the cap must be checked
 //! afterwards.
 
 use crate::error::StepError;
@@ -10,8 +10,8 @@ use dflop_schedule::BalanceError;
 use dflop_types::{SampleIndex, SampleShape, Schedule};
 use std::cmp::Reverse;
 
-/// Checks that the cap is above 0 and that each sample alone keeps it. The error names the longest sample: a cap that
-/// holds this one holds all.
+/// Checks that the cap is above 0 and that each sample alone keeps it. The error names the longest sample: if the cap is
+/// raised enough for this one, it is enough for all.
 ///
 /// # Errors
 /// [`StepError::Zero`], [`StepError::SampleOverTokens`].
@@ -31,7 +31,7 @@ pub fn check_samples(shapes: &[SampleShape], bucket_tokens_max: Option<u64>) -> 
     }
 }
 
-/// Turns the balancer's error into an error of the step where the cap on tokens cannot be kept; other errors stay.
+/// Turns the balancer's error that the cap on tokens cannot be kept into an error of the step. Other errors stay as they are.
 pub(crate) fn of_step(step: u64, error: StepError) -> StepError {
     match error {
         StepError::Balance(
@@ -46,18 +46,18 @@ pub(crate) fn of_step(step: u64, error: StepError) -> StepError {
 
 impl StepScheduler {
     /// The same scheduler with a hard cap on the LLM tokens of a bucket, which is a microbatch on one LLM replica.
-    /// Methods from [`crate::Method::Balanced`] on keep to it; a schedule of the others that passes it is refused.
+    /// Methods from [`crate::Method::Balanced`] on keep the cap. If a schedule of another method is over it, it is refused.
     ///
     /// # Errors
-    /// [`StepError::Zero`]; [`StepError::SampleOverTokens`] where a sample of the data profile is over the cap alone.
+    /// [`StepError::Zero`]; [`StepError::SampleOverTokens`] if a sample of the data profile alone is over the cap.
     pub fn with_bucket_tokens_max(mut self, bucket_tokens_max: Option<u64>) -> Result<Self, StepError> {
         check_samples(&self.shapes, bucket_tokens_max)?;
         self.bucket_tokens_max = bucket_tokens_max;
         Ok(self)
     }
 
-    /// As [`StepScheduler::with_bucket_tokens_max`] for a cap that [`check_samples`] has passed for the same samples: a
-    /// search makes many schedulers of one dataset and looks at its samples once.
+    /// As [`StepScheduler::with_bucket_tokens_max`], for a cap that [`check_samples`] has already checked for the same
+    /// samples. A search makes many schedulers of one dataset, and so checks the samples only once.
     #[must_use]
     pub const fn with_checked_tokens_max(mut self, bucket_tokens_max: Option<u64>) -> Self {
         self.bucket_tokens_max = bucket_tokens_max;
@@ -75,7 +75,7 @@ impl StepScheduler {
         Some(batch.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).collect())
     }
 
-    /// Nothing if no bucket of a schedule passes the cap on tokens, or if there is none.
+    /// Nothing if no bucket of a schedule is over the cap on tokens, or if there is no cap.
     ///
     /// # Errors
     /// [`StepError::Tokens`]; [`StepError::UnknownSample`] and [`StepError::ForeignSchedule`] for a schedule that is

@@ -1,4 +1,4 @@
-//! Memory of colocated ranks: that of the largest of their microbatches, as a rank has one in flight.
+//! Memory of colocated ranks. A rank has one microbatch in flight, so its largest microbatch decides.
 
 use crate::judge::work::{encoder_work, features, pack};
 use crate::place::sides::{EncoderSide, Side};
@@ -19,7 +19,7 @@ pub(crate) fn peaks(scheduler: &StepScheduler, llm: &Side, encoder: &EncoderSide
         .collect()
 }
 
-/// What each rank holds whatever its samples.
+/// The memory of each rank that does not depend on its samples: for the encoder, and for the LLM backbone.
 pub(crate) fn fixed(scheduler: &StepScheduler) -> [RankMemory; 2] {
     scheduler.model.colocated_memory(Sharding::of(&scheduler.settings.layout, Component::Both))
 }
@@ -30,18 +30,18 @@ pub(crate) fn peak(
     microbatches: &[(&[SampleIndex], &[EncoderShare])],
     fixed: [RankMemory; 2],
 ) -> RankMemory {
-    // One without samples needs no more than any other.
+    // A microbatch without samples never decides the peak.
     let filled =
         microbatches.iter().enumerate().filter(|(_, (llm, encoder))| !llm.is_empty() || !encoder.is_empty());
     let peaks = filled.map(|(at, (llm, encoder))| {
         let work = encoder_work(scheduler, encoder);
         let read = RankMicrobatch { shape: pack(scheduler, llm), feature_tokens: features(scheduler, llm) };
         let own = |share: &EncoderShare| share.parts.is_none() && llm.contains(&share.sample);
-        // All it encodes is its own, and all of its own.
+        // Nothing is exchanged if the rank encodes only samples that it also reads, and all of those.
         let is_exchanged = !encoder.iter().all(own) || work.feature_tokens != read.feature_tokens;
         let memory = scheduler.model.colocated_peak(&work, &read, fixed, is_exchanged);
         let moment = match memory.moment {
-            // Of the two components together: shown as the LLM's.
+            // The peak belongs to both components together. It is shown as an action of the LLM backbone.
             Moment::Action(action) => {
                 Moment::Action(Action { stage: StageIndex(1), microbatch: at as u32, ..action })
             }
@@ -49,7 +49,7 @@ pub(crate) fn peak(
         };
         RankMemory { moment, ..memory }
     });
-    // The first of equals.
+    // Of equal peaks the first one is taken.
     let fullest =
         peaks.reduce(|most, other| if other.total_bytes() > most.total_bytes() { other } else { most });
     fullest.unwrap_or_else(|| {

@@ -1,8 +1,11 @@
 //! Colocated layouts: every rank holds both components and takes one microbatch after another.
 //!
-//! What ranks wait for decides what is balanced. Where they meet once a step (no sharding, ZeRO-1, ZeRO-2) it is the sum
-//! of a rank's work, and each rank cuts its samples into as few microbatches as its memory allows. Where they gather
-//! layers (ZeRO-3) they meet in each component of each microbatch.
+//! What is balanced depends on when ranks wait for each other:
+//!
+//! - Without sharding, and with ZeRO-1 and ZeRO-2, they wait once a step. The sum of each rank's work is balanced, and each
+//!   rank cuts its samples into as few microbatches as its memory allows.
+//! - With ZeRO-3 they gather layers, and wait in each component of each microbatch. So both components of each microbatch
+//!   are balanced.
 
 pub(crate) mod memory;
 mod placing;

@@ -12,15 +12,15 @@ use crate::tokens;
 use dflop_schedule::{Assignment, Costs, Limits, Meets, NEAR, baseline, schedule_for};
 use dflop_types::{EncoderShare, SampleIndex, Schedule, Zero};
 
-/// What of the memory budget is kept free, in percent, one after the other: the sum of the samples' bytes is not quite
-/// that of a microbatch.
+/// Percentages of the memory budget that are kept free, tried one after the other. A reserve is needed because the bytes of
+/// a microbatch are not exactly the sum of the bytes of its samples.
 const RESERVES_PERCENT: [u64; 4] = [0, 5, 15, 30];
 
 impl StepScheduler {
     /// The schedule of `batch` on colocated ranks that fits the memory budget and the cap on tokens.
     ///
-    /// Samples go to ranks as the method says, and each rank takes as few microbatches as fit: each microbatch pays its
-    /// launches, and where layers are gathered its collectives.
+    /// The method decides which samples go to which rank. Each rank takes as few microbatches as fit, because each
+    /// microbatch pays for its kernel launches and, if layers are gathered, for its collectives.
     pub(crate) fn colocated(
         &self,
         step: u64,
@@ -72,13 +72,16 @@ impl StepScheduler {
         Ok(Pair { aware, blind })
     }
 
-    /// Where the ranks of this layout meet.
+    /// When the ranks of this layout wait for each other: once a step, or in each component of each microbatch.
     fn meets(&self) -> Meets {
         if self.settings.layout.zero == Zero::Parameters { Meets::Phase } else { Meets::Step }
     }
 
-    /// The schedule of `way`, which puts samples into so many microbatches of each rank, with the fewest of 1, 2, 4, ...
-    /// that fit; where all ranks have as many, a quarter more each time, as for balanced ones.
+    /// The schedule that `way` makes with the fewest microbatches that fit. `way` gets a number of microbatches of each rank
+    /// and gives the bucket of each sample.
+    ///
+    /// The numbers tried are 1, 2, 4 and so on. If ranks wait for each other in each microbatch, each number is only a
+    /// quarter more than the one before it, as for balanced buckets.
     fn in_fewest(
         &self,
         step: u64,
@@ -106,8 +109,9 @@ impl StepScheduler {
         baseline::arrival_order(batch.len(), count * self.settings.layout.llm.dp)
     }
 
-    /// Longest first by LLM tokens (LPT): over ranks and then over the microbatches of each, or, where ranks meet in
-    /// each microbatch, over all of them, those of like load together.
+    /// Buckets by LLM tokens, longest first (LPT). If ranks wait for each other once a step: over the ranks, and then over
+    /// the microbatches of each rank. If they wait in each microbatch: over all buckets, and those with like loads form one
+    /// microbatch.
     fn buckets_by_tokens(&self, batch: &[SampleIndex], count: u32) -> Vec<u32> {
         let ranks = self.settings.layout.llm.dp;
         let tokens: Vec<u64> = batch.iter().map(|&s| u64::from(self.shape(s).llm_tokens)).collect();
@@ -134,7 +138,7 @@ impl StepScheduler {
         bucket
     }
 
-    /// Ranks of even sums of both components, each cut into as few microbatches as fit.
+    /// Balances the sum of both components over the ranks. Each rank then cuts its samples into as few microbatches as fit.
     fn balanced_once(&self, step: u64, batch: &[SampleIndex], halt: Stop) -> Result<Schedule, StepError> {
         let ranks = self.settings.layout.llm.dp;
         let costs = self.costs_in(batch, self.fewest_by_bytes(batch)?)?;
@@ -149,8 +153,8 @@ impl StepScheduler {
         Ok(bounded(schedule, &assignment))
     }
 
-    /// The microbatches of every rank, given the rank of each sample; `None` where a rank would need more of them than
-    /// there are.
+    /// The bucket of each sample, given its rank: every rank cuts its samples into microbatches. `None` if a rank would need
+    /// more microbatches than the plan has.
     fn cut(
         &self,
         batch: &[SampleIndex],
@@ -182,7 +186,8 @@ impl StepScheduler {
         Some(bucket)
     }
 
-    /// The microbatch of each of a rank's samples, in the fewest that fit; largest first.
+    /// The microbatch of each sample `own` of a rank, with the fewest microbatches that fit; samples are placed largest
+    /// first. `None` if the samples do not fit.
     fn fewest_of_rank(&self, batch: &[SampleIndex], own: &[usize], sizes: &[u64]) -> Option<Vec<u32>> {
         let most = self.settings.num_microbatches.min(own.len().max(1) as u32);
         (1..=most).find_map(|count| {
@@ -195,7 +200,7 @@ impl StepScheduler {
         })
     }
 
-    /// Whether a rank may have these microbatches.
+    /// Whether a rank with these microbatches keeps the cap on tokens and the memory budget.
     fn fits_rank(&self, microbatches: &[Vec<SampleIndex>]) -> bool {
         let tokens = |samples: &Vec<SampleIndex>| -> u64 {
             samples.iter().map(|&sample| u64::from(self.shape(sample).llm_tokens)).sum()
@@ -209,14 +214,14 @@ impl StepScheduler {
         memory::peak(self, &of_rank, memory::fixed(self)).total_bytes() <= budget
     }
 
-    /// What a rank encodes that encodes its own samples.
+    /// The encoder shares of a rank that encodes its own samples and no others.
     fn own(&self, samples: &[SampleIndex]) -> Vec<EncoderShare> {
         let has_segments = |sample: &&SampleIndex| !self.shape(**sample).encoder_segments.is_empty();
         samples.iter().filter(has_segments).map(|&sample| EncoderShare::whole(sample)).collect()
     }
 
-    /// Microbatches of even encoder loads and even LLM loads over the ranks, in the fewest microbatches that fit; twice
-    /// as many where that is shorter, as a large sample then makes fewer wait.
+    /// Balances encoder loads and LLM loads within each microbatch, with the fewest microbatches that fit. If twice as many
+    /// make the step shorter, these are taken: a large sample is then in a smaller microbatch, where less waits for it.
     fn balanced_by_phase(&self, step: u64, batch: &[SampleIndex], halt: Stop) -> Result<Schedule, StepError> {
         let most = self.settings.num_microbatches;
         let mut count = self.fewest_by_bytes(batch)?.min(most);
@@ -248,8 +253,8 @@ impl StepScheduler {
         Ok(best)
     }
 
-    /// LLM loads even by themselves, and the encoder's work of each microbatch shared out over all ranks, whoever holds the
-    /// samples: features and their gradients are then exchanged. `None` where it does not fit.
+    /// Balances the LLM loads alone, and shares the encoder's work of each microbatch out over all ranks. A rank may then
+    /// encode samples that another rank reads, so features and their gradients are exchanged. `None` if it does not fit.
     fn shared_out(
         &self,
         step: u64,
@@ -301,7 +306,8 @@ impl StepScheduler {
         Ok(None)
     }
 
-    /// The least number of microbatches that the bytes of all samples need on all ranks; 1 without a budget.
+    /// A lower limit for the number of microbatches: the bytes of all samples, divided by what all ranks may hold at once.
+    /// 1 without a memory budget.
     fn fewest_by_bytes(&self, batch: &[SampleIndex]) -> Result<u32, StepError> {
         let typical = self.costs_in(batch, 1)?.typical;
         let Some(fractions) = self.memory_fractions(batch, typical, 0) else { return Ok(1) };
@@ -311,8 +317,8 @@ impl StepScheduler {
         Ok(u32::try_from(count).unwrap_or(u32::MAX).clamp(1, self.settings.num_microbatches))
     }
 
-    /// The best assignment to `count` microbatches of each rank that fits: first without a cap on bytes, then under caps
-    /// of less and less.
+    /// The best schedule with `count` microbatches on each rank that fits. The buckets are first balanced without a cap on
+    /// bytes, and then under smaller and smaller caps.
     fn capped(
         &self,
         step: u64,
@@ -340,8 +346,8 @@ impl StepScheduler {
         Err(self.too_large(batch).unwrap_or(worst))
     }
 
-    /// The assignment to `count` microbatches of each rank by what the ranks wait for; `fractions` of memory are kept
-    /// within a bucket's.
+    /// Balances the batch over `count` microbatches of each rank, by what the ranks wait for. `fractions` are the parts of a
+    /// bucket's memory that the samples take; their sum in a bucket is kept within that memory.
     fn assigned(
         &self,
         step: u64,
@@ -352,7 +358,8 @@ impl StepScheduler {
         halt: Stop,
     ) -> Result<Assignment, StepError> {
         let meets = self.meets();
-        // Ranks that meet once a step are cut into microbatches later, if only one is asked for.
+        // If ranks wait once a step and one microbatch is asked for, the ranks are cut into microbatches later. The cap on
+        // tokens is one of a microbatch, so it is not applied yet.
         let is_cut_later = meets == Meets::Step && count == 1;
         let cap = self.bucket_tokens_max.filter(|_| !is_cut_later);
         let tokens = costs.costs.tokens.clone().filter(|_| cap.is_some());
@@ -369,12 +376,12 @@ impl StepScheduler {
         Ok(assignment)
     }
 
-    /// Gives slow ranks less: over the step where ranks meet once, else in each microbatch by itself.
+    /// Gives slow ranks less work: over the whole step if ranks wait for each other once, else in each microbatch.
     fn slow_ranks(&self, costs: &Costs, limits: &Limits, meets: Meets, bucket: &mut [u32]) {
         let ranks = self.settings.layout.llm.dp;
         let count = limits.num_buckets / ranks;
         if meets == Meets::Step && count > 1 {
-            // A rank's sum over its microbatches counts, and moves between those of one rank change nothing.
+            // Only a rank's sum over its microbatches counts here. Balancing each microbatch by itself would not help.
             return;
         }
         for microbatch in 0..count {
@@ -397,8 +404,8 @@ impl StepScheduler {
         }
     }
 
-    /// The schedule of samples in these buckets, microbatch x ranks + rank, each encoded where it is read, with its
-    /// makespan.
+    /// The schedule of samples in these buckets (microbatch x ranks + rank), with its makespan. Each rank encodes the samples
+    /// that it reads.
     fn placed(&self, step: u64, batch: &[SampleIndex], bucket: &[u32]) -> Result<Schedule, StepError> {
         let ranks = self.settings.layout.llm.dp;
         let own = |positions: &[usize]| {
@@ -416,7 +423,7 @@ impl StepScheduler {
     }
 }
 
-/// A rank's even share of all loads, rounded down: no assignment makes ranks wait less than for that.
+/// The mean load of a rank, rounded down. No assignment makes the fullest rank lighter than this.
 fn mean(load_ns: &[u64], ranks: u32) -> u64 {
     let sum: u128 = load_ns.iter().map(|&ns| u128::from(ns)).sum();
     u64::try_from(sum / u128::from(ranks.max(1))).unwrap_or(u64::MAX)

@@ -5,8 +5,8 @@ use crate::scheduler::StepScheduler;
 use dflop_cost::{Prediction, Sharding};
 use dflop_types::{Component, EncoderShare, MicrobatchShape, SampleIndex, StageIndex};
 
-/// One microbatch on all ranks. A replica without samples takes part in the collectives of layers that are gathered; a
-/// microbatch without samples on all ranks is skipped by all.
+/// The predictions of one microbatch on all ranks. If layers are gathered, a rank without samples still takes part in the
+/// collectives. If no rank has samples in this microbatch, all ranks skip it.
 pub(crate) fn column(
     scheduler: &StepScheduler,
     llm: &[Vec<SampleIndex>],
@@ -22,7 +22,7 @@ pub(crate) fn column(
     if llm.iter().all(Vec::is_empty) {
         return column;
     }
-    // Without samples a rank has the collectives alone: the same on all of them.
+    // A rank without samples has only the collectives, which take the same time on all ranks.
     let empty = MicrobatchShape::default();
     let idle =
         [model.sharded_encoder(&empty, sharding), model.sharded_stage(&empty, model.whole_stage(), sharding)];
@@ -41,7 +41,7 @@ pub(crate) fn column(
             model.sharded_stage(&pack(scheduler, samples), model.whole_stage(), sharding)
         };
     }
-    // Ranks exchange features together, and wait for the one that sends or gets most.
+    // All ranks exchange features together. They wait for the rank that sends or gets most.
     column.sent_tokens = exchanged(scheduler, llm, encoder);
     column.num_messages = u64::from(column.sent_tokens > 0);
     column

@@ -1,4 +1,5 @@
-//! The critical path of a measured step: the chain of actions, each waiting for the one before, that made it as long as it was.
+//! The critical path of a measured step: a chain of actions in which each waits for the one before it. This chain made the
+//! step as long as it was.
 
 use crate::error::StepError;
 use crate::scheduler::StepScheduler;
@@ -10,13 +11,15 @@ use std::collections::BTreeMap;
 pub struct Link {
     /// The action.
     pub span: Span,
-    /// From the end of the one before it to its start, in nanoseconds: a message under way, or time that no span explains.
+    /// From the end of the action before it on the path to its start, in nanoseconds: a message under way, or time that no
+    /// span explains.
     pub gap_ns: u64,
-    /// What the profile says that it takes, in nanoseconds.
+    /// The predicted time of the action, in nanoseconds.
     pub predicted_ns: u64,
 }
 
-/// Forward, or backward in whole or its first half: what others wait for.
+/// Whether the action is a backward (B, or the I of a split one) and not a forward. `None` for a W, for which no other rank
+/// waits.
 fn side(kind: ActionKind) -> Option<bool> {
     match kind {
         ActionKind::F => Some(false),
@@ -29,9 +32,9 @@ impl StepScheduler {
     /// The actions that made a step as long as it was, the first one first. `timeline` is that of `schedule`, measured or
     /// simulated.
     ///
-    /// It begins with the action that ended last. Before each action stands the last of those it had to wait
-    /// for: the one before it on its rank, and those whose output it takes, a message later. An action that overlaps what it waits for (clocks of
-    /// two machines) has a gap of 0.
+    /// The path is found backwards from the action that ended last. An action waits for the one before it on its rank, and
+    /// for those whose output it takes (from another rank: plus the time of a message). The last of these is the action
+    /// before it on the path. If the two overlap, because the clocks of two machines differ, the gap is 0.
     ///
     /// # Errors
     /// As [`StepScheduler::step_input`].
@@ -70,7 +73,8 @@ impl StepScheduler {
             let needed = sources(&layout, &input.feeds, &span);
             let given = needed.iter().filter_map(|place| by_place.get(place));
             let candidates = given.chain(before_on_rank.get(&here)).copied();
-            // What starts later was not waited for, whatever the lists say: the path goes back in time, and ends.
+            // An action that started later was not waited for, whatever the lists say. So the path always goes back in time,
+            // and it ends.
             let before = candidates
                 .filter(|&other| (timeline.spans[other].start_ns, other) < (span.start_ns, here))
                 .max_by_key(|&other| (ready_ns(&timeline.spans[other], &span, input.transfer_ns), other));
@@ -87,12 +91,12 @@ impl StepScheduler {
     }
 }
 
-/// When what `before` gives may be used by `span`: from another rank it comes as a message.
+/// When `span` may use the output of `before`, in nanoseconds. From another rank the output comes as a message.
 fn ready_ns(before: &Span, span: &Span, transfer_ns: u64) -> u64 {
     before.end_ns + if before.rank == span.rank { 0 } else { transfer_ns }
 }
 
-/// Where the outputs stand that an action takes: row, whether of a backward, microbatch.
+/// The actions whose outputs `span` takes, each as its row, whether it is a backward, and its microbatch.
 fn sources(layout: &Layout, feeds: &[Vec<Vec<u32>>], span: &Span) -> Vec<(usize, bool, u32)> {
     let Some(is_backward) = side(span.action.kind) else { return Vec::new() };
     let (stage, microbatch) = (span.action.stage.0, span.action.microbatch);

@@ -1,5 +1,5 @@
-//! The memory budget in the scheduler: who holds it, what fraction of it a sample takes, and the errors where it
-//! does not hold.
+//! The memory budget in the scheduler: what fraction of a bucket's memory each sample takes, whether a schedule keeps the
+//! budget, and the errors if it does not.
 
 use crate::error::StepError;
 use crate::judge::{peaks, predict};
@@ -10,7 +10,7 @@ use dflop_types::{Component, Rank, SampleIndex, Schedule};
 /// The capacity of a bucket, in the unit in which [`StepScheduler::memory_fractions`] measures samples.
 pub(crate) const FRACTION_ONE: u64 = 1 << 30;
 
-/// The memory error that is nearer to fitting.
+/// Of two errors the memory error that needs fewer bytes, and so is nearer to fitting.
 pub(crate) fn least(a: StepError, b: StepError) -> StepError {
     let needed = |error: &StepError| match error {
         StepError::Memory { needed_bytes, .. } => *needed_bytes,
@@ -20,9 +20,11 @@ pub(crate) fn least(a: StepError, b: StepError) -> StepError {
 }
 
 impl StepScheduler {
-    /// Share that each sample takes of the memory a bucket may use, in parts of [`FRACTION_ONE`], with
-    /// `reserve_percent` kept free: the largest over all ranks, so that a bucket within the cap is within it
-    /// on each. `None` without a budget.
+    /// The fraction that each sample takes of the memory a bucket may use, in parts of [`FRACTION_ONE`]. `reserve_percent`
+    /// of that memory is kept free. `None` without a budget.
+    ///
+    /// It is the largest fraction over all ranks. So if the fractions of a bucket add up to at most [`FRACTION_ONE`], the
+    /// bucket fits on every rank.
     pub(crate) fn memory_fractions(
         &self,
         batch: &[SampleIndex],
@@ -33,7 +35,7 @@ impl StepScheduler {
         let free_beside = |static_bytes: u64| {
             let free = budget.saturating_sub(static_bytes);
             let kept = u128::from(free) * u128::from(100 - reserve_percent) / 100;
-            // No more than `free`.
+            // It is no more than `free`, so it fits 64 bits.
             kept as u64
         };
         let fraction = |bytes: u64, usable: u64| {
@@ -60,7 +62,7 @@ impl StepScheduler {
         for (stage, layers) in (0..).zip(&self.encoder_stages) {
             let in_flight = predict::in_flight(&self.settings, stage);
             let role = RankRole::EncoderStage(*layers);
-            // One share of a microbatch on each of `encoder_dp` replicas, out of `llm_dp` buckets.
+            // A microbatch has `llm_dp` buckets, and `encoder_dp` encoder replicas share its samples.
             let usable = usable(role, in_flight).saturating_mul(encoder_dp) / llm_dp;
             for (most, &s) in fractions.iter_mut().zip(batch) {
                 let bytes = self.model.sample_encoder_stage_bytes(self.shape(s), typical, *layers);
@@ -82,7 +84,7 @@ impl StepScheduler {
         self.check_limits(&schedule).map(|()| schedule)
     }
 
-    /// Nothing if the schedule keeps the cap on tokens and the memory budget, where there are any.
+    /// Nothing if the schedule keeps the cap on tokens and the memory budget, or there are none.
     pub(crate) fn check_limits(&self, schedule: &Schedule) -> Result<(), StepError> {
         self.check_tokens(schedule)?;
         self.check_memory(schedule)

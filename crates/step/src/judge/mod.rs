@@ -1,4 +1,4 @@
-//! Judge: the times and the memory that a schedule is predicted to take, and what measured steps say of that.
+//! Judge: the time and the memory that a schedule is predicted to take, and how measured steps compare with that.
 
 pub(crate) mod critical;
 pub(crate) mod memory;

@@ -1,18 +1,18 @@
-//! Outliers: what the heaviest samples of a dataset do to a step, and which fit on no rank.
+//! Outliers: how much longer the heaviest samples of a dataset make a step, and which samples fit on no rank.
 
 use crate::scheduler::StepScheduler;
 use dflop_types::{Component, MicrobatchShape, SampleIndex, SampleShape};
 
-/// A sample that is heavy for this plan, alone in a microbatch.
+/// A sample that is heavy under this plan. Its times and bytes are those of a microbatch with this sample alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outlier {
     /// The sample.
     pub sample: SampleIndex,
     /// Forward and backward on an encoder replica, on the stage that takes longest, in nanoseconds.
     pub encoder_ns: u64,
-    /// The same on the LLM stage that takes longest.
+    /// Forward and backward on the LLM rank that takes longest, in nanoseconds.
     pub llm_ns: u64,
-    /// Component of the rank that it fills most.
+    /// The component of the rank that this sample fills most.
     pub component: Component,
     /// What that rank needs with this sample alone, in bytes.
     pub needed_bytes: u64,
@@ -21,22 +21,22 @@ pub struct Outlier {
 /// The outliers of a dataset under a plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outliers {
-    /// Those that take longest of their even share, the worst first.
+    /// The samples whose time is longest, compared with that of an even microbatch; the worst first.
     pub heaviest: Vec<Outlier>,
-    /// Mean time of an even microbatch on an encoder replica: of the mean samples of a step, in nanoseconds.
+    /// Time of an even microbatch on an encoder replica, in nanoseconds: as if every sample were the mean one.
     pub even_encoder_ns: u64,
-    /// The same on the LLM stage that takes longest.
+    /// Time of an even microbatch on the LLM rank that takes longest, in nanoseconds.
     pub even_llm_ns: u64,
-    /// Samples that take longer alone than an even microbatch, on either component: no packing hides them.
+    /// Number of samples that alone take longer than an even microbatch, on either component. No packing hides them.
     pub num_longer: u64,
-    /// Samples over the memory budget alone, the largest first, at most as many as `heaviest`.
+    /// Samples that alone are over the memory budget, the largest first; at most as many as `heaviest`.
     pub unfit: Vec<Outlier>,
-    /// All of those.
+    /// Number of all samples that alone are over the memory budget.
     pub num_unfit: u64,
 }
 
 impl StepScheduler {
-    /// What the heaviest samples of the data profile do to a step of `global_batch_size` samples; `most` are named.
+    /// The outliers of the data profile for steps of `global_batch_size` samples. At most `most` samples are named.
     ///
     /// *Complexity*: O(n log n) in the samples.
     pub fn outliers(&self, global_batch_size: u32, most: usize) -> Outliers {
@@ -78,7 +78,7 @@ impl StepScheduler {
         let sum = |p: dflop_cost::Prediction| p.forward_ns.saturating_add(p.backward_ns);
         let encoder_stages = self.encoder_stages.iter().filter(|_| !shape.encoder_segments.is_empty());
         let encoder_ns = encoder_stages.map(|&s| sum(self.model.encoder_stage(&alone, s))).max().unwrap_or(0);
-        // A rank's stages one after the other.
+        // All chunks of a rank together: it runs them one after the other.
         let ranks = self.rank_layers().into_iter();
         let llm_ns = ranks
             .map(|s| sum(self.model.llm_stage(&alone, s.num_layers, s.is_first, s.is_last)))

@@ -9,7 +9,7 @@ use dflop_types::{
     Action, ActionKind, Component, MicrobatchShape, PartRange, Rank, SampleShape, Schedule, StageIndex,
 };
 
-/// What each rank computes, microbatch by microbatch, with its first stage and the part of the model it holds.
+/// The work of one rank, microbatch by microbatch, with its first stage and the part of the model that it holds.
 struct RankWork {
     rank: Rank,
     stage: usize,
@@ -53,7 +53,7 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
         return memory::peaks(scheduler, &schedule.llm, &schedule.encoder);
     }
     let (layout, m) = (settings.layout, settings.num_microbatches);
-    // Ranks by their first stage: the replicas of each run the same list.
+    // One list for each rank of a replica; all replicas run the same lists.
     let first_ranks = (0..layout.encoder.pp + layout.llm.pp).map(|stage| layout.rank(0, StageIndex(stage)));
     let by_stage: Vec<Vec<Action>> =
         first_ranks.filter_map(|rank| order::of_rank(&layout, settings.pipeline_order, rank, m)).collect();
@@ -64,8 +64,8 @@ pub(crate) fn memory(scheduler: &StepScheduler, schedule: &Schedule) -> Vec<Rank
     ranks(scheduler, schedule).into_iter().map(peak).collect()
 }
 
-/// Bytes that each microbatch takes on `[rank][microbatch]` if it is the only one in flight, beside what the rank
-/// holds in any case; and the latter, by rank. Degrees and samples have been checked.
+/// Two lists of bytes. First `[rank][microbatch]`: what a microbatch takes if it is the only one in flight, in addition to
+/// what the rank holds in any case. Second, by rank: what the rank holds in any case. Degrees and samples have been checked.
 pub(crate) fn alone_bytes(
     scheduler: &StepScheduler,
     schedule: &Schedule,
@@ -91,7 +91,7 @@ pub(crate) fn alone_bytes(
     ranks(scheduler, schedule).into_iter().map(of).unzip()
 }
 
-/// What the ranks of a replica hold, the encoder's first: all chunks of a rank are one role.
+/// What each rank of a replica holds, the encoder's ranks first. All chunks of a rank together are one role.
 pub(crate) fn roles(scheduler: &StepScheduler) -> Vec<RankRole> {
     let stages = scheduler.rank_layers().into_iter().map(RankRole::Stage);
     let encoder: Vec<RankRole> = match scheduler.encoder_stages[..] {
@@ -101,7 +101,7 @@ pub(crate) fn roles(scheduler: &StepScheduler) -> Vec<RankRole> {
     encoder.into_iter().chain(stages).collect()
 }
 
-/// How the replicas of a component share what they hold.
+/// How the replicas of the role's component are sharded.
 pub(crate) fn sharding(scheduler: &StepScheduler, role: RankRole) -> Sharding {
     let component = if role.is_encoder() { Component::Encoder } else { Component::Llm };
     Sharding::of(&scheduler.settings().layout, component)
@@ -115,7 +115,7 @@ fn rank_peak(
     actions: &[Action],
 ) -> RankMemory {
     let layout = scheduler.settings.layout;
-    // Between two stages of a replica all rows pass as they are.
+    // Rows are copied only at the boundary. Between two stages of a replica all rows are passed on as they are.
     let boundary = layout.encoder.pp as usize;
     let copies_rows = (boundary - 1..=boundary).contains(&stage) && layout.encoder.dp.max(layout.llm.dp) > 1;
     let steps = RankSteps { role, microbatches, actions, copies_rows, sharding: sharding(scheduler, role) };
@@ -126,14 +126,13 @@ fn rank_peak(
     } else {
         scheduler.model.rank_peak(&steps)
     };
-    // The lists are our own, and name each microbatch of the step once in its turn.
+    // This cannot fail: the lists are our own, and have each microbatch of the step once.
     peak.unwrap_or_else(|error| unreachable!("{error}"))
 }
 
 impl StepScheduler {
-    /// The component of the fullest rank when one sample is all there is, and what that rank needs, in bytes: the
-    /// least that any schedule with this sample needs, its parts being divided over the encoder replicas in equal
-    /// counts.
+    /// The component of the fullest rank if one sample is all there is, and what that rank needs, in bytes. Any schedule with
+    /// this sample needs at least as much. The parts of the sample are divided over the encoder replicas in equal counts.
     pub fn alone(&self, sample: &SampleShape) -> (Component, u64) {
         if self.settings.layout.is_colocated() {
             return (Component::Both, memory::alone(self, sample));
@@ -142,7 +141,7 @@ impl StepScheduler {
         if llm > encoder { (Component::Llm, llm) } else { (Component::Encoder, encoder) }
     }
 
-    /// As [`StepScheduler::alone`], of the fullest encoder rank; the LLM's part of the layout does not matter.
+    /// As [`StepScheduler::alone`], for the fullest encoder rank. The LLM's part of the layout does not matter for this.
     pub fn encoder_alone(&self, sample: &SampleShape) -> u64 {
         let (num_parts, replicas) = (sample.num_parts(), self.settings.layout.encoder.dp);
         if num_parts < 2 || replicas < 2 {
@@ -153,13 +152,13 @@ impl StepScheduler {
         (0..num_parts.div_ceil(count)).map(|at| self.encoder_part_alone(&share(at))).max().unwrap_or(0)
     }
 
-    /// As [`StepScheduler::encoder_alone`], of what one replica encodes.
+    /// As [`StepScheduler::encoder_alone`], for the `share` of the sample that one replica encodes.
     fn encoder_part_alone(&self, share: &SampleShape) -> u64 {
         let stages = roles(self).into_iter().enumerate().take(self.encoder_stages.len());
         stages.map(|(stage, role)| self.role_alone(stage, role, share)).max().unwrap_or(0)
     }
 
-    /// As [`StepScheduler::alone`], of the fullest LLM rank.
+    /// As [`StepScheduler::alone`], for the fullest LLM rank.
     pub fn llm_alone(&self, sample: &SampleShape) -> u64 {
         let stages = roles(self).into_iter().enumerate().skip(self.encoder_stages.len());
         stages.map(|(stage, role)| self.role_alone(stage, role, sample)).max().unwrap_or(0)

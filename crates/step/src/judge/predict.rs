@@ -12,13 +12,13 @@ use dflop_types::{ActionKind, Component, EncoderShare, PipelineOrder, SampleInde
 /// How much of a predicted step was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
-    /// Predictions for work that is not empty: one for each microbatch and rank.
+    /// Number of predictions: one for each microbatch and rank whose work is not empty.
     pub num_predictions: u64,
-    /// Those outside the measured range.
+    /// Predictions for sizes outside the measured range.
     pub num_extrapolated: u64,
-    /// Those with transfers that nobody measured.
+    /// Predictions with transfers that nobody measured.
     pub num_assumed: u64,
-    /// Whether the reduction of the gradients stands on measurements of as many ranks and bytes; true where nothing is
+    /// Whether the time of the gradient reduction comes from measurements with as many ranks and bytes. True if nothing is
     /// reduced.
     pub is_reduction_measured: bool,
 }
@@ -30,7 +30,8 @@ pub(crate) struct Predicted {
     pub(crate) coverage: Coverage,
 }
 
-/// Microbatches in flight at its peak on the rank whose first stage is `stage`, rounded up where it holds several chunks.
+/// The most microbatches in flight on the rank whose first stage is `stage`. If the rank holds several chunks, chunks in
+/// flight are converted to microbatches, rounded up.
 pub(crate) fn in_flight(settings: &StepSettings, stage: u32) -> u32 {
     let layout = settings.layout;
     if layout.is_interleaved() {
@@ -51,8 +52,8 @@ pub(crate) fn in_flight(settings: &StepSettings, stage: u32) -> u32 {
     )
 }
 
-/// One microbatch on all ranks, from the samples of each replica, as measured steps have corrected it. Degrees and samples
-/// have been checked.
+/// The predictions of one microbatch on all ranks, from the samples of each replica. They are corrected by measured steps,
+/// if there are any. Degrees and samples have been checked.
 pub(crate) fn column(
     scheduler: &StepScheduler,
     llm: &[Vec<SampleIndex>],
@@ -65,7 +66,7 @@ pub(crate) fn column(
     column
 }
 
-/// The same as the model profile has it.
+/// The same predictions from the model profile alone, without corrections.
 fn column_of_profile(
     scheduler: &StepScheduler,
     llm: &[Vec<SampleIndex>],
@@ -98,7 +99,7 @@ fn column_of_profile(
     }
     for (replica, samples) in (0..).zip(llm).filter(|(_, samples)| !samples.is_empty()) {
         let shape = pack(scheduler, samples);
-        // Stages of equal layers take equally long: most are.
+        // Stages with equal layers take equally long. Most stages are equal to the one before, so its prediction is reused.
         let mut last: Option<(StageLayers, Prediction)> = None;
         for (stage, &layers) in (layout.encoder.pp..).zip(&scheduler.stages) {
             let row = layout.row(replica, StageIndex(stage));
@@ -118,10 +119,11 @@ fn column_of_profile(
     column
 }
 
-/// What comes after the last action, by rank, in nanoseconds, and whether all of it was measured.
+/// The tail of each rank in nanoseconds (reduction and optimizer after its last action), and whether all tails come from
+/// measurements.
 fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     let (model, layout) = (&scheduler.model, scheduler.settings.layout);
-    // Where ranks stand on the nodes is told by tensor groups too.
+    // Which ranks share a node depends on the tensor groups, so this is the layout with them.
     let asked = scheduler.settings().layout;
     let is_measured = |tail: Transfer| tail.basis == Basis::Measured;
     if layout.is_colocated() {
@@ -137,7 +139,7 @@ fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     let llm = llm.map(|held| (model.sharded_stage_tail(held, of_llm), layout.llm.dp));
     let mut is_all_measured = true;
     let mut tail_ns = vec![0; layout.num_ranks() as usize];
-    // By the first stage of each rank.
+    // The index is the first stage of each rank.
     for (stage, (tail, replicas)) in (0..).zip(encoder.chain(llm)) {
         is_all_measured &= is_measured(tail);
         for replica in 0..replicas {
@@ -147,7 +149,7 @@ fn tails(scheduler: &StepScheduler) -> (Vec<u64>, bool) {
     (tail_ns, is_all_measured)
 }
 
-/// The durations of a step of these microbatches.
+/// The durations of a step from the predictions of its microbatches.
 pub(crate) fn assemble(scheduler: &StepScheduler, columns: &[Column], order: PipelineOrder) -> Predicted {
     let (settings, model) = (&scheduler.settings, &scheduler.model);
     let layout = settings.layout;

@@ -1,4 +1,4 @@
-//! A schedule as a step: whether it is of this plan and data, its durations, its timeline, its memory.
+//! A schedule as a step: its durations, its timeline and its memory. A schedule of another plan or other data is refused.
 
 use crate::error::StepError;
 use crate::judge::peaks;
@@ -49,9 +49,8 @@ impl StepScheduler {
         Ok(simulator?.makespan_ns())
     }
 
-    /// The timeline of a measured step, with its idle time by cause. `makespan_ns` is that of the whole step,
-    /// reduction and optimizer included, which spans do not show; the idle time is that before the last
-    /// action ends.
+    /// The timeline of a measured step, with its idle time by cause. `makespan_ns` is that of the whole step, with reduction
+    /// and optimizer, which spans do not show. The idle time counts only until the last action ends.
     ///
     /// # Errors
     /// As [`StepScheduler::step_input`], and [`StepError::Sim`] if `spans` are not one for each action.
@@ -65,9 +64,9 @@ impl StepScheduler {
         Ok(Timeline { makespan_ns: timeline.makespan_ns.max(makespan_ns), ..timeline })
     }
 
-    /// The timeline that the simulator gives for the measured durations of a step: its own error, apart from
-    /// that of the cost model. Transfers are predicted, and so is what comes after the last action (reduction and
-    /// optimizer) unless `tail_ns` says how long it took on every rank.
+    /// The timeline that the simulator gives for the measured durations of a step. Compared with the measured timeline it
+    /// shows the simulator's own error, apart from that of the cost model. Transfers are predicted. So is what comes after
+    /// the last action (reduction and optimizer), unless `tail_ns` says how long that took on every rank.
     ///
     /// # Errors
     /// As [`StepScheduler::measured`].
@@ -92,7 +91,7 @@ impl StepScheduler {
         if schedule.actions.is_empty() {
             self.check_is_ours(schedule)?;
         } else {
-            // Lists out of a file may be no lists of this step.
+            // Lists that were read from a file may belong to another step, so they are checked.
             Simulator::with_lists(&self.step_input(schedule)?, &schedule.actions)?;
         }
         Ok(peaks::memory(self, schedule))
@@ -146,12 +145,12 @@ impl StepScheduler {
     }
 }
 
-/// The timeline of durations under the lists of `schedule`, or the pipeline order where it has none.
+/// The simulated timeline under the lists of `schedule`, or the pipeline order if it has none.
 pub(crate) fn play(input: &StepInput, schedule: &Schedule) -> Result<Timeline, SimError> {
     if schedule.actions.is_empty() { simulate_step(input) } else { simulate_lists(input, &schedule.actions) }
 }
 
-/// The timeline of measured spans under the same.
+/// The timeline of measured spans under the lists of `schedule`, or the pipeline order if it has none.
 pub(crate) fn play_measured(
     input: &StepInput,
     schedule: &Schedule,

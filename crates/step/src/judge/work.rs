@@ -1,16 +1,17 @@
-//! What the samples of one microbatch give each rank to do, and who sends features to whom.
+//! The work that the samples of one microbatch make for each rank, and which encoder replica sends features to which LLM
+//! replica.
 
 use crate::scheduler::StepScheduler;
 use dflop_cost::{Prediction, RankMicrobatch};
 use dflop_types::{EncoderShare, MicrobatchShape, SampleIndex};
 use std::borrow::Cow;
 
-/// One microbatch on all ranks.
+/// The predictions of one microbatch on all ranks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Column {
-    /// By row: a rank, or the encoder's and then the LLM's part of all colocated ranks.
+    /// The prediction of each row (`Layout::row`). Colocated ranks have two rows each: all encoder rows come first.
     pub(crate) predictions: Vec<Prediction>,
-    /// By encoder replica the LLM replicas that it feeds, ascending.
+    /// For each encoder replica the LLM replicas that it feeds, ascending.
     pub(crate) feeds: Vec<Vec<u32>>,
     pub(crate) num_predictions: u64,
     pub(crate) num_messages: u64,
@@ -25,7 +26,7 @@ pub(crate) fn features(scheduler: &StepScheduler, samples: &[SampleIndex]) -> u6
     samples.iter().map(|&sample| u64::from(scheduler.shape(sample).feature_tokens)).sum()
 }
 
-/// What an encoder replica does for its shares of one microbatch.
+/// The work of an encoder replica for its shares of one microbatch.
 pub(crate) fn encoder_work(scheduler: &StepScheduler, shares: &[EncoderShare]) -> RankMicrobatch {
     let mut work = RankMicrobatch { shape: MicrobatchShape::default(), feature_tokens: 0 };
     for share in shares {
@@ -37,7 +38,7 @@ pub(crate) fn encoder_work(scheduler: &StepScheduler, shares: &[EncoderShare]) -
     work
 }
 
-/// The LLM replica of each sample of a microbatch, by sample.
+/// The samples of a microbatch in ascending order, each with the LLM replica that holds it.
 pub(crate) fn holders(llm: &[Vec<SampleIndex>]) -> Vec<(SampleIndex, usize)> {
     let of_replica = |(replica, samples): (usize, &Vec<SampleIndex>)| -> Vec<(SampleIndex, usize)> {
         samples.iter().map(|&sample| (sample, replica)).collect()
@@ -53,7 +54,7 @@ pub(crate) fn holder(holders: &[(SampleIndex, usize)], sample: SampleIndex) -> O
     Some(holders[at].1)
 }
 
-/// Who holds samples of whom, in one microbatch: by encoder replica the LLM replicas that it feeds, ascending.
+/// For each encoder replica the LLM replicas that it feeds in one microbatch, ascending.
 pub(crate) fn feeds(llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u32>> {
     let holders = holders(llm);
     let fed = |shares: &Vec<EncoderShare>| {

@@ -1,14 +1,15 @@
-//! Greedy: one pass of list scheduling over all ranks, by one rule, within what each rank may hold.
+//! Greedy list scheduling: one pass over all ranks makes their action lists, by one rule, within what each rank may hold.
 //!
-//! Time runs forward over the moments at which a rank becomes free or something arrives. At each, a free rank takes
-//! one of at most three actions: its next forward, its next backward (B, or I where the backward is split), its
-//! next W. Forwards and backwards go through the microbatches in one order on all ranks, so that what two ranks
-//! send each other arrives in the order in which it is waited for.
+//! Time runs forward over the moments at which a rank becomes free or something arrives. At each moment a free rank takes
+//! one of at most three actions: its next forward, its next backward (B, or I if the backward is split), or its next W.
+//! All ranks run forwards and backwards through the microbatches in one order. So messages between two ranks arrive in the
+//! order in which the receiver waits for them.
 //!
-//! No pass can get stuck while each microbatch alone fits each rank. Of the microbatches that are not done on all
-//! ranks take the first in that order: what its next forward needs is there, since all before it is done; and its
-//! rank holds nothing, since later forwards come later. Once all its forwards are done, the same holds of its
-//! backwards from the last stage on, which need no room. A rank waits by choice only for what is under way.
+//! A pass cannot get stuck as long as each microbatch alone fits each rank. Proof: take the first microbatch, in that order,
+//! that is not done on all ranks. The inputs of its next forward are there, because everything before it is done. The
+//! rank has room, because it holds nothing: later microbatches come later. Once all its forwards are done, the same holds
+//! for its backwards, from the last stage on; these need no room. And a rank that waits by choice waits only for something
+//! that is already under way.
 
 use dflop_sim::StepInput;
 use dflop_sim::wiring::{Feeds, Source, WiredRow};
@@ -16,15 +17,15 @@ use dflop_types::ActionKind;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A step as the pass sees it: one row a rank.
+/// A step as a pass sees it. Each rank has one row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work<'a> {
     pub(crate) step: &'a StepInput,
     pub(crate) rows: &'a [WiredRow],
     pub(crate) feeds: &'a Feeds,
-    /// What a microbatch takes on `[rank][microbatch]` from its F to the end of its B or W.
+    /// What `[rank][microbatch]` holds from its F to the end of its B or W, in the unit of `Holding`.
     pub(crate) held: &'a [Vec<u64>],
-    /// The most a rank may hold.
+    /// The most that each rank may hold, in the same unit.
     pub(crate) cap: &'a [u64],
     /// Whether the backward is split.
     pub(crate) is_split: bool,
@@ -35,7 +36,7 @@ impl<'a> Work<'a> {
         self.step.num_microbatches as usize
     }
 
-    /// Ranks that the forward of `rank` waits for; its backward is sent to them.
+    /// Ranks that a forward of `rank` waits for. The output of its backward is sent to them.
     fn before(&self, rank: usize, microbatch: usize) -> Ranks<'a> {
         match self.rows[rank].forward {
             Source::Nothing => Ranks::None,
@@ -44,7 +45,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Ranks that the backward of `rank` waits for; its forward is sent to them.
+    /// Ranks that a backward of `rank` waits for. The output of its forward is sent to them.
     fn after(&self, rank: usize, microbatch: usize) -> Ranks<'a> {
         match self.rows[rank].backward {
             Source::Nothing => Ranks::None,
@@ -54,7 +55,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// A few ranks.
+/// None, one or several ranks, without an allocation.
 #[derive(Debug, Clone, Copy)]
 enum Ranks<'a> {
     None,
@@ -83,14 +84,14 @@ impl Ranks<'_> {
 /// How a free rank chooses among its actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rule {
-    /// A forward that is ready goes before a backward that is ready.
+    /// If a forward and a backward are both ready, the forward goes first.
     pub(crate) is_forward_first: bool,
-    /// A rank that is full while its next forward is ready runs a W before anything else, to make room.
+    /// If the rank is full and its next forward is ready, it runs a W before anything else, to make room.
     pub(crate) makes_room: bool,
-    /// A rank waits for a backward under way rather than start a forward, if the wait is at most this share of the
-    /// forward, in thousandths.
+    /// If a backward is under way, the rank waits for it and starts no forward. It does so only if the wait is at most this
+    /// fraction of the forward's time, in thousandths.
     pub(crate) wait_permille: u64,
-    /// A W may make what is under way wait for at most this share of the W, in thousandths.
+    /// A W may delay the next forward or backward that arrives by at most this fraction of the W's time, in thousandths.
     pub(crate) delay_permille: u64,
 }
 
@@ -98,14 +99,14 @@ pub(crate) struct Rule {
 #[derive(Debug, Clone, Copy, Default)]
 struct RankState {
     free_ns: u64,
-    /// Places in the order of the next F, the next B or I, the next W.
+    /// Positions in the order of microbatches: of the next F, of the next B or I, of the next W.
     forward: usize,
     backward: usize,
     weight: usize,
     held: u64,
 }
 
-/// When something arrives, and how much of it is not under way yet.
+/// When the inputs of an action arrive, and how many of them are not yet under way.
 #[derive(Debug, Clone, Copy, Default)]
 struct Arrival {
     ns: u64,
@@ -113,7 +114,7 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// When all of it is there, if that is known.
+    /// When all inputs are there, in nanoseconds; `None` while one is not yet under way.
     fn known_ns(self) -> Option<u64> {
         (self.missing == 0).then_some(self.ns)
     }
@@ -122,7 +123,7 @@ impl Arrival {
 /// Kind and microbatch of each action of a rank.
 pub(crate) type Listed = Vec<(ActionKind, u32)>;
 
-/// Lists that a pass made; also its scratch, so that the next pass allocates nothing.
+/// The lists that a pass made, and its scratch space, so that the next pass allocates nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pass {
     /// By rank.
@@ -177,7 +178,7 @@ impl Pass {
         }
     }
 
-    /// What a free rank starts now; nothing if it must wait, or chooses to.
+    /// The action that a free rank starts now; `None` if it must wait, or chooses to.
     fn choose(&self, work: &Work, order: &[u32], rule: Rule, rank: usize, now_ns: u64) -> Option<ActionKind> {
         let (state, m) = (&self.ranks[rank], work.num_microbatches());
         let backward_kind = if work.is_split { ActionKind::I } else { ActionKind::B };
@@ -205,7 +206,7 @@ impl Pass {
             }
         }
         let weight = *next_weight?;
-        // What is under way comes at this time; a W that would make it wait too long is put off.
+        // The next input that is under way arrives at this time. A W that would delay it too long is put off.
         let next_ns =
             backward_ns.into_iter().chain(forward_ns.filter(|_| fits)).filter(|&ns| ns > now_ns).min();
         let weight_ns = work.step.weight_ns[rank][weight as usize];
@@ -246,7 +247,7 @@ impl Pass {
             let arrival = &mut arrivals[receiver * m + microbatch];
             arrival.ns = arrival.ns.max(there_ns);
             arrival.missing -= 1;
-            // A rank that is busy after that looks around when it becomes free.
+            // If the receiver is still busy at that time, it looks for its next action when it becomes free.
             if arrival.missing == 0 && self.ranks[receiver].free_ns <= arrival.ns {
                 self.events.push(Reverse((arrival.ns, receiver as u32)));
             }

@@ -1,9 +1,9 @@
-//! Listing: action lists made for the durations of one step, by list scheduling within a memory cap.
+//! Makes action lists for the durations of one step, by list scheduling within a memory cap.
 //!
 //! A pipeline order is made for even work. Here a pass over all ranks ([`crate::lists::greedy`]) makes the lists for
-//! the predicted durations: backwards before forwards, forwards as far ahead as the cap allows, W where a rank would
-//! wait. Which rule and which order of microbatches is best depends on the durations. So several are tried, then
-//! orders with two microbatches swapped. The best lists are taken; the pipeline orders are among those compared.
+//! the predicted durations. Forwards run as far ahead as the cap allows, and a W runs where a rank would wait. Which rule
+//! and which order of microbatches is best depends on the durations. So several are tried, and then orders with
+//! microbatches moved. The best lists are taken; the lists of the pipeline orders are compared too.
 
 use crate::lists::greedy::{Listed, Pass, Rule, Work};
 use dflop_sim::wiring::{Source, WiredRow};
@@ -13,14 +13,14 @@ use dflop_types::{Action, ActionKind, ComponentLayout, Layout, PipelineOrder, Ra
 /// What each rank may hold between the forward of a microbatch and the end of its backward.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// What a microbatch takes on `[rank][microbatch]`, in any unit: bytes, or 1 for each.
+    /// What `[rank][microbatch]` takes, in any unit: for example in bytes, or 1 for each microbatch.
     pub held: Vec<Vec<u64>>,
-    /// The most a rank may hold at a time, in the same unit; at least its largest microbatch.
+    /// The most that each rank may hold at a time, in the same unit; at least its largest microbatch.
     pub cap: Vec<u64>,
 }
 
 impl Holding {
-    /// At most `depth` times the microbatches that 1F1B has in flight, on every rank.
+    /// Every rank may hold `depth` times as many microbatches as it has in flight under 1F1B.
     pub fn of_one_f_one_b(input: &StepInput, depth: u64) -> Self {
         let num_stages = u64::from(input.layout.num_stages());
         let ranks = (0..input.layout.num_ranks()).filter_map(|rank| input.layout.coordinates(Rank(rank)));
@@ -74,7 +74,7 @@ impl Holding {
     }
 }
 
-/// Actions that [`data_aware`] may place over all its passes.
+/// The most actions that [`data_aware`] places, over all its passes.
 pub const EFFORT: usize = 200_000;
 
 /// The action list of every rank, made for the durations of `input`: [`data_aware_within`] with [`EFFORT`].
@@ -116,17 +116,17 @@ pub fn data_aware(
 
 /// The action list of every rank, made for the durations of `input` within what `holding` allows.
 ///
-/// All ranks run forwards and backwards through the microbatches in one order, which may be another than the one
-/// given. With `is_split` and times of I and W, backwards are split where that does not make the step slower. The
-/// lists never deadlock, and are never slower than those of 1F1B (nor, where backwards are split, of zero-bubble) if
-/// `holding` allows these. The same arguments give the same lists on any machine.
+/// All ranks run forwards and backwards through the microbatches in one order, which may differ from that of `input`.
+/// With `is_split` and times of I and W, backwards are split if that does not make the step slower. The lists never
+/// deadlock. If `holding` allows the lists of 1F1B, the answer is never slower than these; if backwards are split, the same
+/// holds for zero-bubble. The same arguments give the same lists on any machine.
 ///
-/// *Complexity*: O(`effort` x log) and at least one pass of O(n log n) for n actions: `effort` is how many actions
-/// may be placed over all passes, some ten million a second.
+/// *Complexity*: O(`effort` x log) and at least one pass of O(n log n) for n actions. `effort` is the number of actions that
+/// may be placed over all passes; some ten million are placed in a second.
 ///
 /// # Errors
-/// [`SimError::Unsound`] with every violation of `input` and `holding`: a microbatch that takes more on a rank than
-/// the rank may hold is one, and so are interleaved stages. [`SimError::Overflow`].
+/// [`SimError::Unsound`] with every violation of `input` and `holding`, for example a microbatch that takes more on a rank
+/// than the rank may hold, or interleaved stages. [`SimError::Overflow`].
 ///
 /// # References
 /// Serial schedule generation with priority rules: Kolisch, 1996, DOI 10.1016/0377-2217(95)00357-6.
@@ -148,7 +148,7 @@ pub fn data_aware_within(
     let useful_all = |lists: Vec<Vec<Action>>| -> Vec<Vec<Action>> {
         lists.into_iter().enumerate().map(|(rank, list)| useful(list, rank, input, &wired[rank])).collect()
     };
-    // The step is refused before this pass if its times would overflow when added up.
+    // If the times of the step overflow when they are added up, the simulator refuses the step here, before any pass.
     let mut ordered = Vec::new();
     let orders = [PipelineOrder::OneFOneB, PipelineOrder::ZeroBubble];
     for order in orders.into_iter().take(if is_split { 2 } else { 1 }) {
@@ -172,7 +172,7 @@ pub fn data_aware_within(
     }
     let mut best = (Simulator::with_lists(input, &written)?.makespan_ns(), written);
     for (makespan_ns, lists) in others.into_iter().rev() {
-        // Where two take equally long, the simpler one: whole backwards, then the pipeline order.
+        // Of lists that take equally long the simplest are taken: those of 1F1B, then of zero-bubble, then joined ones.
         if makespan_ns <= best.0 {
             best = (makespan_ns, lists);
         }
@@ -180,8 +180,8 @@ pub fn data_aware_within(
     Ok(best.1)
 }
 
-/// The timeline of one pipeline under action lists made for its durations, with the microbatches that 1F1B has in
-/// flight, its backward split where there are times for it; never slower than under 1F1B.
+/// The timeline of one pipeline under action lists made for its durations. No more microbatches are in flight than under
+/// 1F1B, and backwards may be split if there are times of I and W. It is never slower than under 1F1B.
 ///
 /// *Complexity*: as [`data_aware_within`] with [`EFFORT`].
 ///
@@ -191,7 +191,7 @@ pub fn simulate_pipeline(durations: &Durations) -> Result<Timeline, SimError> {
     let in_order = simulate(durations, PipelineOrder::OneFOneB)?;
     let (p, m) = (durations.forward_ns.len(), durations.forward_ns[0].len());
     if p == 1 {
-        // One rank has no one to wait for: its work is its time.
+        // One rank waits for nobody, so no list is faster than another.
         return Ok(in_order);
     }
     let component = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
@@ -217,15 +217,16 @@ fn write(list: &[(ActionKind, u32)], row: &WiredRow) -> Vec<Action> {
     list.iter().map(|&(kind, microbatch)| Action { stage: row.stage, kind, microbatch }).collect()
 }
 
-/// The list without halves that take nothing; what is left of such a backward is one B. Nothing ends later for that.
+/// The list without I and W that take no time. The other half of such a backward becomes one B. No action ends later by
+/// that.
 ///
 /// ```text
-/// W takes nothing: its weights are frozen, or it has no sample              B where I stands
-/// I takes nothing in all microbatches, and no rank waits for what it gives  B where W stands
+/// W takes no time: its weights are frozen, or it has no sample                  B takes the place of I
+/// I takes no time in all microbatches, and no rank waits for its output         B takes the place of W
 /// ```
 ///
-/// Of a rank where I takes something in some microbatch all I stay: moved behind its W, the backward of one microbatch
-/// would take another turn on this rank than on the one after it.
+/// If I takes time in some microbatch of a rank, all its I stay. Otherwise the B of some microbatches would come where their
+/// W was, and this rank would run backwards in another order than the rank after it.
 fn useful(list: Vec<Action>, rank: usize, step: &StepInput, row: &WiredRow) -> Vec<Action> {
     let (backward_ns, input_ns, weight_ns) =
         (&step.backward_ns[rank], &step.input_ns[rank], &step.weight_ns[rank]);
@@ -248,7 +249,7 @@ fn useful(list: Vec<Action>, rank: usize, step: &StepInput, row: &WiredRow) -> V
     left
 }
 
-/// The list with each I that its own W follows made one B, where that takes no longer.
+/// The list in which an I directly followed by its own W becomes one B, if B takes no longer than the two.
 fn join(list: &[Action], rank: usize, step: &StepInput) -> Vec<Action> {
     let mut joined: Vec<Action> = Vec::with_capacity(list.len());
     for &action in list {
@@ -269,8 +270,8 @@ fn join(list: &[Action], rank: usize, step: &StepInput) -> Vec<Action> {
 
 /// Rules in the order in which they are tried.
 ///
-/// Of 72 combinations these gave the best list, or one within 0.1 % of it, for 4 to 16 stages and 8 to 64
-/// microbatches (`examples/ratios.rs`); the first of each mostly did.
+/// They were chosen out of 72 combinations, with 4 to 16 stages and 8 to 64 microbatches (`examples/ratios.rs`): one of
+/// these always gave the best list, or one within 0.1 % of it. Mostly it was the first rule.
 fn rules(is_split: bool) -> Vec<Rule> {
     let rule = |is_forward_first, makes_room, wait_permille, delay_permille| Rule {
         is_forward_first,
@@ -300,7 +301,8 @@ struct Found {
     lists: Vec<Listed>,
 }
 
-/// The best lists of a search: every rule on some orders, then the best rule on orders with microbatches moved.
+/// The best lists that were found: every rule is tried on some orders, then the best rule on orders with microbatches
+/// moved.
 fn search(work: &Work, effort: usize) -> Vec<Listed> {
     let m = work.num_microbatches();
     let of_pass = (work.rows.len() * m * if work.is_split { 3 } else { 2 }).max(1);
@@ -335,7 +337,7 @@ fn search(work: &Work, effort: usize) -> Vec<Listed> {
                 tried.insert(b, moved);
             }
             let makespan_ns = attempt(rule, &tried, &mut best);
-            // Equals are taken: they lead out of flat ground.
+            // An equally good order is taken too: the search can so leave a plateau.
             if makespan_ns <= standing_ns {
                 standing_ns = makespan_ns;
                 std::mem::swap(&mut order, &mut tried);
@@ -358,8 +360,8 @@ impl SplitMix64 {
     }
 }
 
-/// Orders of the microbatches to begin with: as given, and short ones at both ends, where the pipeline fills and
-/// drains.
+/// Orders of the microbatches with which the search begins: the given one, and orders with short microbatches at both ends,
+/// where the pipeline fills and drains.
 fn orders(work: &Work) -> Vec<Vec<u32>> {
     let given: Vec<u32> = (0..work.step.num_microbatches).collect();
     let load = |j: &u32| -> u128 {

@@ -1,4 +1,4 @@
-//! Action lists of a schedule: made for its predicted durations, within what a rank may hold.
+//! Makes the action lists of a schedule for its predicted durations, within the memory that each rank may hold.
 
 use crate::arm::{Arm, Method};
 use crate::error::StepError;
@@ -9,17 +9,17 @@ use crate::scheduler::StepScheduler;
 use dflop_sim::{Simulator, StepInput};
 use dflop_types::{PipelineOrder, Rank, Schedule};
 
-/// Actions that may be placed over all passes that make lists, in a step of a second: some 5 ms on one core.
+/// The most actions that all passes together place for a step of one second. That takes some 5 ms on one core.
 const ACTIONS: u64 = 50_000;
 
-/// Parts of the memory budget that lists are made for, in eighths, the most first: microbatches one by one say too
-/// little or too much of a step in which many are in flight, so the memory model judges the whole list, and less is
-/// tried where it does not fit.
+/// Fractions of the memory budget, in eighths, for which lists are made one after the other. Adding up the bytes of single
+/// microbatches gives too little or too much for a step with many in flight. So the memory model judges each finished list,
+/// and if that does not fit, a list for the next smaller fraction is made.
 const FILLED_EIGHTHS: [u64; 6] = [8, 7, 6, 5, 4, 2];
 
 impl StepScheduler {
-    /// The schedule with the action lists of `arm`, where those are predicted no slower and fit the memory budget;
-    /// else as it is.
+    /// The schedule with the action lists of `arm`. If these are predicted slower or do not fit the memory budget, the
+    /// schedule stays as it is.
     ///
     /// An arm that runs ahead fills the memory budget; without a budget nothing limits its forwards. Any other arm
     /// has no more microbatches in flight than 1F1B. Only [`Method::Aware`] splits the backward. Interleaved stages keep
@@ -54,8 +54,8 @@ impl StepScheduler {
         Ok(best)
     }
 
-    /// The schedule with lists that fill the memory budget as far as it goes; `None` without a budget, or where no
-    /// list fits.
+    /// The schedule with lists that fill as much of the memory budget as they can. `None` without a budget, or if no list
+    /// fits.
     pub(crate) fn filling(
         &self,
         schedule: &Schedule,
@@ -82,7 +82,7 @@ impl StepScheduler {
         predict::predict(self, &schedule.llm, &schedule.encoder, self.settings.pipeline_order).input
     }
 
-    /// So many microbatches in flight at each stage.
+    /// A limit on the number of microbatches in flight: `most` gives it for each stage.
     fn counted(&self, most: impl Fn(u32) -> u32) -> Holding {
         let (layout, m) = (self.settings.layout, self.settings.num_microbatches);
         let stage = |rank| layout.coordinates(Rank(rank)).map_or(0, |at| at.stage.0);
@@ -91,7 +91,7 @@ impl StepScheduler {
     }
 }
 
-/// What lists are made for.
+/// The durations for which lists are made, and how.
 pub(crate) struct Making<'a> {
     pub(crate) input: &'a StepInput,
     /// Whether backwards may be split.
@@ -100,7 +100,7 @@ pub(crate) struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// The schedule with lists for `holding`, and what the simulator gives for them.
+    /// The schedule with lists for `holding`, and with the makespan that the simulator gives for them.
     fn lists(&self, schedule: &Schedule, holding: &Holding) -> Result<Schedule, StepError> {
         let num_actions = self.effort.of(ACTIONS) as usize;
         let actions = data_aware_within(self.input, holding, self.is_split, num_actions)?;

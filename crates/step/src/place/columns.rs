@@ -1,11 +1,11 @@
-//! Columns: which buckets form the same microbatch, one on each LLM replica.
+//! Columns: which buckets together form a microbatch. A column has one bucket for each LLM replica.
 
 use std::cmp::Reverse;
 
-/// Bucket of `[microbatch][llm replica]`.
+/// The number of the bucket of `[microbatch][llm replica]`.
 pub(crate) type Columns = Vec<Vec<usize>>;
 
-/// The buckets of samples, numbered microbatch * replicas + replica, when their buckets stand in `columns`.
+/// The bucket of each sample in new numbers, microbatch * replicas + replica, if the buckets stand in `columns`.
 pub(crate) fn renumbered<'a>(bucket: &[u32], columns: impl Iterator<Item = &'a Vec<usize>>) -> Vec<u32> {
     let mut number = Vec::new();
     for (at, &bucket) in (0..).zip(columns.flatten()) {
@@ -22,15 +22,15 @@ pub(crate) fn as_given(num_buckets: usize, replicas: usize) -> Columns {
     (0..num_buckets).collect::<Vec<_>>().chunks(replicas).map(<[usize]>::to_vec).collect()
 }
 
-/// Buckets of like LLM load in one microbatch, so that replicas that meet at the boundary arrive together.
+/// Puts buckets with similar LLM loads into one microbatch, so that its replicas reach the boundary at about the same time.
 pub(crate) fn by_llm_load(llm_ns: &[u64], replicas: usize) -> Columns {
     let mut order: Vec<usize> = (0..llm_ns.len()).collect();
     order.sort_by_key(|&bucket| (Reverse(llm_ns[bucket]), bucket));
     spread(order.chunks(replicas).map(<[usize]>::to_vec).collect(), llm_ns, replicas)
 }
 
-/// Buckets dealt to and fro by encoder load, so that the encoder, which runs all buckets of a microbatch, has
-/// even microbatches.
+/// Deals the buckets to and fro over the microbatches, in order of encoder load. The encoder runs all buckets of a
+/// microbatch, so this makes its microbatches even.
 pub(crate) fn by_encoder_load(encoder_ns: &[u64], llm_ns: &[u64], replicas: usize) -> Columns {
     let num_columns = encoder_ns.len() / replicas;
     let mut order: Vec<usize> = (0..encoder_ns.len()).collect();
@@ -45,8 +45,8 @@ pub(crate) fn by_encoder_load(encoder_ns: &[u64], llm_ns: &[u64], replicas: usiz
     spread(columns, llm_ns, replicas)
 }
 
-/// Within each microbatch, the heaviest bucket goes to the replica that has least so far: replicas also meet
-/// at the end of the step.
+/// Within each microbatch, gives the heaviest bucket to the replica that has least work so far. So the replicas also have
+/// even sums, because they wait for each other at the end of the step.
 fn spread(mut columns: Columns, llm_ns: &[u64], replicas: usize) -> Columns {
     let mut total_ns = vec![0u64; replicas];
     for column in &mut columns {

@@ -1,4 +1,4 @@
-//! Nodes: what crosses the boundary between encoder and LLM replicas, and how much of it leaves a node.
+//! Nodes: how much data crosses the boundary between encoder and LLM replicas, and how much of it leaves a node.
 
 use crate::error::StepError;
 use crate::judge::work;
@@ -12,19 +12,19 @@ use std::sync::Arc;
 /// backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Pairs of an encoder and an LLM replica that talk, over all microbatches.
+    /// Messages: pairs of an encoder and an LLM replica of which one feeds the other, summed over all microbatches.
     pub num_messages: u64,
     /// Feature tokens sent.
     pub feature_tokens: u64,
-    /// Feature tokens of these that go to a rank of another node; 0 where the ranks of a node are not known.
+    /// Feature tokens that are sent to a rank of another node; 0 if the number of ranks of a node is not known.
     pub feature_tokens_across: u64,
-    /// Samples that several encoder replicas encode.
+    /// Samples whose parts are encoded on several replicas.
     pub num_cut_samples: u64,
 }
 
-/// Chooses a replica for each share, such that much of what the share sends stays on its node. `sent[share][node]`
-/// are the tokens that a share sends to a node, and `node_of` is the node of each replica. The largest amounts choose
-/// first.
+/// Chooses a replica for each share, so that much of what the share sends stays on the replica's node. `sent[share][node]`
+/// is the number of tokens that a share sends to a node, and `node_of` is the node of each replica. The shares with the
+/// largest amounts choose first.
 fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
     let mut wishes: Vec<(u64, usize, usize)> = Vec::new();
     for (share, by_node) in sent.iter().enumerate() {
@@ -56,8 +56,9 @@ fn near(sent: &[Vec<u64>], node_of: &[usize]) -> Vec<usize> {
 }
 
 impl StepScheduler {
-    /// The same scheduler for a cluster with this many ranks in a node: among placements that are as even, encoder
-    /// replicas send to LLM replicas of their own node, and replicas of one node meet over its links.
+    /// The same scheduler for a cluster with this many ranks in a node. Of placements that are equally even it prefers those
+    /// in which encoder replicas send to LLM replicas of their own node. Its predictions use the links within a node for
+    /// replicas that share one.
     ///
     /// # Errors
     /// [`StepError::Zero`].
@@ -103,19 +104,19 @@ impl StepScheduler {
         Ok(traffic)
     }
 
-    /// Node of the first rank of a tensor group; 0 where the ranks of a node are not known.
+    /// Node of the first rank of a tensor group; 0 if the number of ranks of a node is not known.
     pub(crate) fn node(&self, group: Rank) -> usize {
         let rank = self.settings().layout.ranks_of_group(group).next().unwrap_or(group);
         self.ranks_per_node.map_or(0, |ranks| rank.index() / ranks as usize)
     }
 
-    /// Node of the rank from which features of an encoder replica leave: its last stage.
+    /// Node of the rank that sends the features of an encoder replica: the rank of its last stage.
     pub(crate) fn encoder_node(&self, replica: u32) -> usize {
         let layout = self.settings.layout;
         self.node(layout.rank(replica, StageIndex(layout.encoder.pp - 1)))
     }
 
-    /// Feature tokens that each encoder replica sends, by node of the LLM replica.
+    /// `[encoder replica][node]`: the feature tokens that the replica sends to LLM replicas of the node.
     fn sent(&self, llm: &[Vec<SampleIndex>], encoder: &[Vec<EncoderShare>]) -> Vec<Vec<u64>> {
         let layout = self.settings.layout;
         let first = StageIndex(layout.encoder.pp);
@@ -127,7 +128,7 @@ impl StepScheduler {
             let mut by_node = vec![0; num_nodes];
             for share in shares {
                 let held = work::holder(&holders, share.sample);
-                // What a colocated replica encodes for itself is not sent.
+                // A colocated rank sends nothing to itself.
                 if let Some(holder) = held.filter(|&holder| !layout.is_colocated() || holder != replica) {
                     by_node[node_of[holder]] += self.feature_tokens(share);
                 }
@@ -145,7 +146,8 @@ impl StepScheduler {
         )
     }
 
-    /// The shares of each colocated rank on ranks that hold many of their samples: what stays is not sent.
+    /// Moves the encoder shares between colocated ranks, so that many shares are on the rank that holds their samples.
+    /// Features that stay on their rank are not sent.
     pub(crate) fn at_home(&self, llm: &[Vec<SampleIndex>], encoder: &mut [Vec<EncoderShare>]) {
         let holders = work::holders(llm);
         let of_rank = |shares: &Vec<EncoderShare>| {
@@ -166,7 +168,8 @@ impl StepScheduler {
         encoder.clone_from_slice(&placed);
     }
 
-    /// The shares on replicas near those they send to; as they are where no node is known, or there is one.
+    /// Moves the encoder shares to replicas near the LLM replicas that they send to. Nothing is moved if the nodes are not
+    /// known, or if there is only one.
     pub(crate) fn near(
         &self,
         llm: &[Vec<SampleIndex>],

@@ -1,15 +1,16 @@
 //! Ramps: microbatches that are smaller where the pipeline fills and drains.
 //!
 //! Stages wait while the first microbatch fills the p stages, and again while the last one drains. A small first and
-//! a small last microbatch shorten both waits, and the other microbatches grow only a little:
+//! a small last microbatch shorten both waits, and the other microbatches grow only a little.
+//!
+//! The balancer makes all buckets even and knows nothing of ramps. So it also gets phantoms: samples that do not exist. A
+//! bucket with a phantom gets that much less real work. The balancer chooses which bucket gets a phantom and is small.
 //!
 //! ```text
-//! targets t_j: t rises from `least` to 1 over the first `front` microbatches, falls over the last `back`
-//! phantom of microbatch j, on each replica: (1 - t_j) x total / sum(t), on both resources
+//! t_j       target size of microbatch j: rises from `least` to 1 over the first `front` microbatches, falls over the
+//!           last `back` ones
+//! phantom   for each microbatch j and replica one of (1 - t_j) x total / sum(t), on both components
 //! ```
-//!
-//! The balancer gets the phantoms as samples. A bucket with a phantom gets that much less real work. So the balancer
-//! needs to know nothing of ramps, and it chooses which bucket is small.
 
 use crate::settings::StepSettings;
 use dflop_schedule::Costs;
@@ -19,7 +20,7 @@ use dflop_schedule::Costs;
 pub(crate) struct Ramp {
     front: u32,
     back: u32,
-    /// Target of the smallest, as a part of a full microbatch.
+    /// Target size of the smallest microbatch, as a fraction of a full one.
     least: f64,
 }
 
@@ -27,7 +28,7 @@ impl Ramp {
     /// No ramp.
     pub(crate) const EVEN: Self = Self { front: 0, back: 0, least: 1.0 };
 
-    /// Ramps worth a try; none where few samples share a bucket, since nothing could be cut to size.
+    /// The ramps that are worth a try. None if few samples share a bucket, because then no bucket can be given a size.
     pub(crate) fn candidates(settings: &StepSettings, num_samples: usize) -> Vec<Self> {
         let mut ramps = Vec::new();
         let layout = settings.layout;
@@ -48,7 +49,7 @@ impl Ramp {
         ramps
     }
 
-    /// Parts that the targets leave free, one a smaller microbatch.
+    /// For each smaller microbatch the fraction of a full one that it lacks: 1 - t_j.
     fn missing(&self) -> impl Iterator<Item = f64> + '_ {
         let side = |length: u32| {
             (0..length).map(move |at| (1.0 - self.least) * f64::from(length - at) / f64::from(length))
@@ -56,7 +57,7 @@ impl Ramp {
         side(self.front).chain(side(self.back))
     }
 
-    /// `costs` with the phantoms of this shape as further samples, at the end.
+    /// `costs` with the phantoms of this ramp as further samples, at the end.
     pub(crate) fn with_phantoms(&self, mut costs: Costs, settings: &StepSettings) -> Costs {
         let full = f64::from(settings.num_microbatches) - self.missing().sum::<f64>();
         let mean = |column: &[u64]| {

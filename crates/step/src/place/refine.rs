@@ -1,8 +1,8 @@
-//! Refinement: single samples change buckets as long as that shortens the simulated step.
+//! Refinement: single samples are moved to other buckets as long as that makes the simulated step shorter.
 //!
-//! Balanced buckets are not the shortest step. A small first microbatch fills the pipeline sooner, a small
-//! last one drains it sooner, and a long encoder part can hide behind a long LLM part of the microbatch
-//! before. Only the simulator sees that.
+//! Balanced buckets do not give the shortest step. A small first microbatch fills the pipeline sooner, and a small last one
+//! drains it sooner. Long encoder work of a microbatch can run beside long LLM work of the microbatch before it. Only the
+//! simulator sees all that.
 
 use crate::batches::below;
 use crate::costs::BatchCosts;
@@ -15,27 +15,29 @@ use dflop_sim::{MicrobatchDurations, Simulator};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-/// Actions that all trials may time together in a step of a second, some 10 ms on one core; a trial also costs as much
-/// as [`TRIAL_ACTIONS`] beside its own, and where microbatches are large as [`SAMPLE_ACTIONS`] for each sample of one.
+/// The most actions that all trials together time for a step of one second: some 10 ms on one core. A trial counts its own
+/// actions, and [`TRIAL_ACTIONS`] more for what it costs besides. With large microbatches it counts [`SAMPLE_ACTIONS`] for
+/// each sample of a microbatch instead, if that is more.
 const ACTIONS: u64 = 2_000_000;
 const TRIAL_ACTIONS: u64 = 1_000;
 const SAMPLE_ACTIONS: u64 = 15;
 
-/// Trials between two questions whether to stop.
+/// Trials between two calls that ask whether to stop.
 const TRIALS_UNASKED: u64 = 32;
 
-/// Trials in a row, per sample, that win nothing, after which the search leaves the best buckets by a few
+/// After this many trials for each sample without a gain, the search goes back to the best buckets and leaves them by a few
 /// random moves.
 const PATIENCE: u64 = 3;
 
-/// What buckets are worth, less being better: the simulated makespan in nanoseconds, then the sum of the
-/// squared loads of all buckets.
+/// How good a choice of buckets is; less is better. First the simulated makespan in nanoseconds, then the sum of the squared
+/// loads of all buckets.
 ///
-/// The second decides between steps of equal length. Without it the search leaves uneven what a longer action
-/// elsewhere happens to hide, and then a little noise shows it.
+/// The second number decides between steps of equal length. Without it the search would leave buckets uneven if a longer
+/// action elsewhere hides that, and then a little noise in training would make the step longer.
 type Judgement = (u64, u128);
 
-/// Where the samples are, what each microbatch takes with them, and what that makes of the step.
+/// The state of the search: the bucket of each sample, the times of each microbatch with these samples, and the simulator of
+/// the step.
 struct Buckets<'a> {
     search: &'a Search<'a>,
     /// Bucket of each sample, microbatch * replicas + replica.
@@ -45,7 +47,7 @@ struct Buckets<'a> {
     columns: Vec<Column>,
     /// Load of each bucket on the encoder and on the LLM backbone, in nanoseconds.
     load_ns: Vec<[u64; 2]>,
-    /// Share of each bucket's memory that is taken.
+    /// What the samples of each bucket take of its memory, in parts of `FRACTION_ONE`.
     held: Vec<u64>,
     /// LLM tokens of each bucket; all 0 without a cap on them.
     tokens: Vec<u64>,
@@ -53,7 +55,7 @@ struct Buckets<'a> {
     simulator: Simulator,
 }
 
-/// How to take back what was tried: the samples with the buckets they came from, and the microbatches as they were.
+/// What is needed to take a move back: the samples with the buckets they came from, and the microbatches as they were.
 struct Undo {
     moves: Vec<(usize, u32)>,
     columns: Vec<(usize, Column)>,
@@ -84,7 +86,7 @@ impl<'a> Buckets<'a> {
         (self.simulator.makespan_ns(), self.squares)
     }
 
-    /// Takes samples to other buckets.
+    /// Moves samples to other buckets, and gives what is needed to take that back.
     fn put(&mut self, moves: &[(usize, u32)]) -> Undo {
         let mut undo = Undo { moves: Vec::with_capacity(moves.len()), columns: Vec::new() };
         for &(position, to) in moves {
@@ -113,7 +115,7 @@ impl<'a> Buckets<'a> {
         }
     }
 
-    /// Takes one sample to another bucket, and gives the one it came from.
+    /// Moves one sample to another bucket, and gives the bucket it came from.
     fn shift(&mut self, position: usize, to: u32) -> u32 {
         let from = std::mem::replace(&mut self.bucket[position], to);
         let replicas = self.search.scheduler.settings.layout.llm.dp;
@@ -175,13 +177,13 @@ fn square(load_ns: [u64; 2]) -> u128 {
 }
 
 impl Search<'_> {
-    /// Buckets of the samples, microbatch * replicas + replica, that the simulator finds no slower than
+    /// Buckets of the samples (microbatch * replicas + replica) with which the simulated step is no longer than with
     /// `bucket`.
     ///
-    /// A move takes a random sample to a random bucket, or exchanges two samples; it is kept if the step is no
-    /// longer, and if no bucket holds more than the memory it may use, where the search has fractions, or more tokens than
-    /// the cap. Equal steps are kept too, so that the search walks along plateaus; after many failures it goes on from near the
-    /// best.
+    /// A move takes a random sample to a random bucket, or exchanges two samples. It is kept if the step is no longer, and
+    /// if every bucket keeps the cap on tokens and, if there is one, the memory it may use. Moves that leave the step equally
+    /// long are kept too, so that the search can walk along plateaus. After many trials without a gain it goes on from
+    /// near the best buckets.
     pub(crate) fn refine(&self, bucket: Vec<u32>) -> Result<Vec<u32>, StepError> {
         let num_buckets = self.scheduler.settings.num_buckets();
         if num_buckets < 2 || self.batch.is_empty() {
@@ -229,10 +231,11 @@ impl Search<'_> {
         Ok(best)
     }
 
-    /// What a microbatch takes with the samples at `positions`.
+    /// The predictions of a microbatch with the samples at `positions`.
     fn column_of(&self, bucket: &[u32], positions: &[usize]) -> Column {
         let scheduler = self.scheduler;
-        // In the order of the batch, as they are placed at the end: packing order is part of a prediction.
+        // Samples stand in the order of the batch, as they do in the final schedule: a prediction depends a little on the
+        // order in which samples are packed.
         let mut positions = positions.to_vec();
         positions.sort_unstable();
         let share = |column: &[usize]| scheduler.share_quickly(self.costs, column);
@@ -246,7 +249,7 @@ fn num_trials(effort: Effort, num_actions: u64, of_microbatch: u64) -> u64 {
     effort.of(ACTIONS) / (TRIAL_ACTIONS.max(SAMPLE_ACTIONS * of_microbatch) + num_actions)
 }
 
-/// Takes one sample to another bucket, or exchanges two samples of different buckets.
+/// Draws the next move: one sample to another bucket, or an exchange of two samples of different buckets.
 fn change(bucket: &[u32], num_buckets: u32, random: &mut ChaCha8Rng, moves: &mut Vec<(usize, u32)>) {
     let mut draw = |end: u64| below(random, end);
     let one = draw(bucket.len() as u64) as usize;

@@ -1,5 +1,5 @@
-//! The search for places: balanced buckets, the shape and the order of the microbatches that the simulator finds
-//! shortest.
+//! The search for places of the samples: it balances buckets, and finds with the simulator the shape and the order of the
+//! microbatches that make the step shortest.
 
 use crate::costs::{BatchCosts, loads};
 use crate::error::StepError;
@@ -14,31 +14,32 @@ use dflop_schedule::{Assignment, Costs, Limits, Meets, Slowness, order_microbatc
 use dflop_sim::Simulator;
 use dflop_types::{PipelineOrder, SampleIndex, Schedule};
 
-/// Actions that the search for an order of microbatches may time in a step of a second: some 3 ms on one core.
+/// The most actions that the search for an order of microbatches times for a step of one second: some 3 ms on one core.
 const ORDER_ACTIONS: u64 = 1_000_000;
 
-/// Orders that are timed for each shape before the best shapes are searched: the orders with which a search begins.
+/// Orders that are timed for every shape, to choose the shapes that are searched further: the orders with which each search
+/// begins.
 const QUICK_EVALUATIONS: u64 = 5;
 
-/// The part of the moves that a ramp gets to balance: one in this many. Single samples are moved later anyway.
+/// Balancing the buckets of a ramp gets only one in this many of the moves, because single samples are moved later anyway.
 const RAMP_SHARE: u64 = 8;
 
-/// Shapes whose order is searched.
+/// The number of shapes whose order is searched further.
 const NUM_ORDERED: usize = 2;
 
-/// Samples in places, microbatch * replicas + replica, and what the simulator gives for them.
+/// The bucket of each sample (microbatch * replicas + replica), and the simulated makespan with these.
 struct Candidate {
     makespan_ns: u64,
     bucket: Vec<u32>,
 }
 
-/// One search for places: of what, and what it may spend.
+/// One search for places: its input, and how long it may search.
 pub(crate) struct Search<'a> {
     pub(crate) scheduler: &'a StepScheduler,
     pub(crate) step: u64,
     pub(crate) batch: &'a [SampleIndex],
     pub(crate) costs: &'a BatchCosts,
-    /// Part of a bucket's memory that each sample takes; none without a budget.
+    /// The fraction of a bucket's memory that each sample takes; `None` if memory is not looked at.
     pub(crate) fractions: Option<&'a [u64]>,
     /// The pipeline order under which places are compared.
     pub(crate) order: PipelineOrder,
@@ -46,20 +47,20 @@ pub(crate) struct Search<'a> {
     pub(crate) halt: Stop<'a>,
 }
 
-/// What a search may spend, in thousandths of what suits a step of one second.
+/// How long a search may be, in thousandths of what suits a step of one second.
 ///
-/// A long step can hide a long search, and a short one cannot. The length is the predicted one, so that the search is
-/// the same on any machine.
+/// Schedules are computed while the step before them trains: a long step hides a long search, and a short one does not. The
+/// predicted length of the step decides, so that the search is the same on any machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort(u64);
 
 impl Effort {
-    /// For a step of this length in arrival order.
+    /// The effort for a step that takes `makespan_ns` in arrival order.
     pub(crate) fn of_step(makespan_ns: u64) -> Self {
         Self((makespan_ns / 1_000_000).clamp(250, 8_000))
     }
 
-    /// This part of `amount`.
+    /// `amount`, which suits a step of one second, scaled by this effort.
     pub(crate) fn of(self, amount: u64) -> u64 {
         amount / 1_000 * self.0
     }
@@ -73,7 +74,7 @@ impl Search<'_> {
         Ok(with_bound(self.shared(&bucket)?, &assignment))
     }
 
-    /// The schedule of these places, the encoder's part shared out in the way with the shortest step.
+    /// The schedule of these places. Of the ways to share out the encoder's work, the one with the shortest step is taken.
     fn shared(&self, bucket: &[u32]) -> Result<Schedule, StepError> {
         let sides = self.scheduler.place_best(self.batch, self.costs, bucket, self.order)?;
         self.scheduler.judge_sides(self.step, self.batch, self.costs, bucket, sides)
@@ -88,7 +89,7 @@ impl Search<'_> {
             if (self.halt)() {
                 break;
             }
-            // A ramp takes room: under a cap it may not exist.
+            // Under a cap there may be no buckets with this ramp, because it makes the other buckets larger.
             let assignment = match self.shaped(&ramp) {
                 Err(StepError::Balance(_)) => continue,
                 found => found?,
@@ -111,7 +112,7 @@ impl Search<'_> {
         Ok(with_bound(self.shared(&bucket)?, &assignments[0]))
     }
 
-    /// The places of a candidate, or those with less on slow LLM replicas where the step is then shorter.
+    /// The places of a candidate. If some LLM replicas are slow, places with less work on these, if the step is then shorter.
     fn by_speed(&self, found: Candidate) -> Result<Vec<u32>, StepError> {
         let settings = &self.scheduler.settings;
         let num_buckets = settings.num_buckets();
@@ -140,14 +141,14 @@ impl Search<'_> {
         Ok(with_bound(self.shared(&bucket)?, &assignment))
     }
 
-    /// Orders that one search may time.
+    /// The number of orders that one search may time.
     fn max_evaluations(&self) -> u64 {
         (self.effort.of(ORDER_ACTIONS) / self.scheduler.num_actions()).clamp(16, 8_192)
     }
 
     /// Even buckets.
     ///
-    /// The balancer fails where no assignment keeps the caps. Without fractions of memory only the cap on tokens can be
+    /// The balancer fails if no assignment keeps the caps. Without fractions of memory only the cap on tokens can be
     /// the cause, so the error becomes one of the step that names this cap. With fractions the balancer's own error is
     /// returned: fractions overstate what a sample needs, so they may be the cause although a schedule exists.
     fn even(&self) -> Result<Assignment, StepError> {
@@ -177,8 +178,8 @@ impl Search<'_> {
         Ok(assignment)
     }
 
-    /// The buckets of an assignment as places: the best of the ways to form microbatches of them, in the best order
-    /// found when the simulator may be asked `max_evaluations` times.
+    /// The buckets of an assignment as places: of the ways to form microbatches from them the best one, in the best order that
+    /// was found. At most `max_evaluations` orders are simulated.
     fn in_best_order(&self, assignment: &Assignment, max_evaluations: u64) -> Result<Candidate, StepError> {
         let scheduler = self.scheduler;
         let mut best: Option<(u64, Columns, Simulator)> = None;
@@ -219,15 +220,17 @@ impl Search<'_> {
         })
     }
 
-    /// The seed of all its draws.
+    /// The seed of all random numbers of this search.
     pub(crate) fn seed(&self) -> u64 {
         self.scheduler.seed_of(self.step)
     }
 }
 
 impl StepScheduler {
-    /// Gives slow LLM replicas less; false, and nothing changed, where all replicas are equally fast. Colocated ranks do
-    /// both components; else the encoder's work is on other ranks, and its shares are made even by its own replicas' speed.
+    /// Moves samples away from slow LLM replicas. `false`, and nothing is moved, if no replica is known to be slow.
+    ///
+    /// A colocated rank runs both components, so both count. Otherwise the encoder runs on other ranks; its shares are
+    /// balanced later, by the speed of the encoder replicas.
     pub(crate) fn slow_replicas(
         &self,
         costs: &Costs,
@@ -255,7 +258,7 @@ impl StepScheduler {
         true
     }
 
-    /// Ways to form microbatches of buckets; one where there is one LLM replica.
+    /// The ways to form microbatches from buckets. With one LLM replica there is only one.
     fn columns(&self, assignment: &Assignment) -> Vec<Columns> {
         let replicas = self.settings.layout.llm.dp as usize;
         let (encoder_ns, llm_ns) = (&assignment.encoder_load_ns, &assignment.llm_load_ns);

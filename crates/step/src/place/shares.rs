@@ -1,12 +1,12 @@
-//! Shares: a microbatch's samples cut into runs of parts over the encoder replicas.
+//! Shares: the samples of a microbatch are spread over the encoder replicas. Large ones are cut into runs of parts.
 
 use dflop_types::PartRange;
 use std::cmp::Reverse;
 
-/// What each replica encodes: positions in a list of samples, with the parts; `None`: all of them.
+/// For each replica what it encodes: positions in a list of samples, each with a run of parts; `None`: all parts.
 pub(crate) type Shares = Vec<Vec<(usize, Option<PartRange>)>>;
 
-/// Time of the parts of a sample, in order: (how many equal ones, nanoseconds of each).
+/// The times of the parts of a sample, in order, as runs of equal parts: (number of parts, nanoseconds of each).
 pub(crate) type PartCosts = Vec<(u32, u64)>;
 
 /// Sum of `costs`.
@@ -28,13 +28,13 @@ fn before(costs: &[(u32, u64)], parts: u32) -> u64 {
     })
 }
 
-/// Number of parts whose time is nearest to `target_ns`.
+/// The number of parts, from the first on, whose time together is nearest to `target_ns`.
 fn nearest(costs: &[(u32, u64)], target_ns: u64) -> u32 {
     let (mut parts, mut left) = (0, target_ns);
     for &(count, ns) in costs {
         let whole = ns.saturating_mul(u64::from(count));
         if whole > left {
-            // Rounded half up: `count` only where more than half of the last one is inside, else less.
+            // Rounded: a part counts if at least half of it lies within the target.
             return parts + u32::try_from((left + ns / 2) / ns).unwrap_or(count).min(count);
         }
         left -= whole;
@@ -43,7 +43,7 @@ fn nearest(costs: &[(u32, u64)], target_ns: u64) -> u32 {
     parts
 }
 
-/// Whole samples on the replicas that are named.
+/// Shares of whole samples: `replica_of` names the replica of each sample.
 pub(crate) fn whole(replica_of: &[u32], replicas: u32) -> Shares {
     let mut shares = vec![Vec::new(); replicas as usize];
     for (position, &replica) in replica_of.iter().enumerate() {
@@ -52,13 +52,14 @@ pub(crate) fn whole(replica_of: &[u32], replicas: u32) -> Shares {
     shares
 }
 
-/// Samples in runs of parts over `replicas`, such that no replica takes longer than the even share plus one part.
-/// Samples of a single part are the exception: they are placed first, by LPT, and may exceed it.
+/// Spreads the samples over `replicas`, in runs of parts. No replica takes longer than the even share plus one part. Only
+/// samples of a single part may exceed that: they are placed first, by LPT.
 ///
 /// ```text
-/// T = sum of all / replicas;   the room of a replica is what its load lacks to T
-/// a sample that fits into the largest room goes there whole; else it fills the largest rooms one after the other,
-/// cut where its parts are nearest to their ends: half a part too much at either end of a run
+/// T     even share = time of all samples / replicas
+/// room  of a replica = T - its load
+/// a sample that fits into the largest room goes there whole. Else it fills the largest rooms one after the other, and
+/// is cut between the parts nearest to the end of a room: at most half a part too much at either end of a run
 /// ```
 ///
 /// *Complexity*: O(n (r log r + r g)) for r replicas and g groups of equal parts.
@@ -66,11 +67,12 @@ pub(crate) fn spread(costs: &[&PartCosts], replicas: u32) -> Shares {
     spread_over(costs, vec![0; (replicas as usize).max(1)])
 }
 
-/// The same for replicas that are not equally fast; `slowness` is that of each, in thousandths. A slow one begins with the
-/// load that it lacks in speed:
+/// As `spread`, for replicas that are not equally fast. `slowness` is that of each replica in thousandths: 1,200 takes 1.2
+/// times as long. A slow replica begins with a load, so that it gets less work:
 ///
 /// ```text
-/// C = sum / (1/s_1 + ... + 1/s_r), the time all take;   replica r begins with C - C / s_r
+/// C = sum / (1/s_1 + ... + 1/s_n)     the time that all replicas take if they end together
+/// replica k begins with C - C / s_k
 /// ```
 pub(crate) fn spread_by_speed(costs: &[&PartCosts], slowness: &[u32]) -> Shares {
     let sum = costs.iter().fold(0, |sum: u64, costs| sum.saturating_add(total(costs)));
@@ -81,7 +83,7 @@ pub(crate) fn spread_by_speed(costs: &[&PartCosts], slowness: &[u32]) -> Shares 
     spread_over(costs, lacks.iter().map(|ns| (ns - least).round() as u64).collect())
 }
 
-/// The same for replicas that have some load already.
+/// As `spread`, for replicas that already have the loads `load_ns`.
 fn spread_over(costs: &[&PartCosts], mut load_ns: Vec<u64>) -> Shares {
     let replicas = load_ns.len();
     let of_costs = costs.iter().map(|costs| total(costs));
@@ -103,7 +105,8 @@ fn spread_over(costs: &[&PartCosts], mut load_ns: Vec<u64>) -> Shares {
         let (mut first, mut filled_ns) = (0, 0u64);
         for (turn, replica) in (1..).zip(by_room) {
             filled_ns = filled_ns.saturating_add(even_ns.saturating_sub(load_ns[replica]));
-            // The rooms together hold every sample that is left; the last one all the same where sums pass 64 bits.
+            // The rooms together are large enough for all samples that are left. The last replica takes the rest in any
+            // case, because sums that pass 64 bits are cut off.
             let is_last = filled_ns >= sample_ns || turn == replicas;
             let end = if is_last { parts } else { nearest(costs, filled_ns) };
             if end > first {
@@ -119,7 +122,7 @@ fn spread_over(costs: &[&PartCosts], mut load_ns: Vec<u64>) -> Shares {
             }
         }
     }
-    // In the order of the samples, as they would be packed whole.
+    // Shares stand in the order of the samples, as whole samples would.
     for share in &mut shares {
         share.sort_unstable_by_key(|&(at, _)| at);
     }

@@ -1,8 +1,8 @@
 //! Sharing: which encoder replica encodes which parts of a microbatch's samples.
 //!
-//! Samples are kept whole where whole samples give even shares. A sample that is large against the even share of a
-//! replica is cut into runs of parts. It is cut into as few runs as the room on the replicas allows, because each run
-//! is a message of its own.
+//! Samples are kept whole if that gives even shares. A sample that is large compared with the even share of a replica is cut
+//! into runs of parts. It is cut into as few runs as the room on the replicas allows, because each run is a message of
+//! its own.
 
 use crate::costs::BatchCosts;
 use crate::error::StepError;
@@ -16,14 +16,14 @@ use dflop_sim::Simulator;
 use dflop_types::{PartRange, PipelineOrder, SampleIndex, SampleShape};
 use std::cmp::Reverse;
 
-/// A way to share out the samples at these positions of a batch.
+/// A way to share out the samples of a microbatch over the encoder replicas; it gets their positions in the batch.
 type Way<'a> = &'a dyn Fn(&[usize]) -> Shares;
 
-/// Whole samples are kept where the fullest replica has at most one part in this many more than the even share.
+/// Samples are kept whole if the fullest replica then has at most 1 / 16 more than the even share.
 const EVEN_ENOUGH: u64 = 16;
 
 impl StepScheduler {
-    /// Time of the parts of a sample on a stage of the encoder; one part where it cannot be cut.
+    /// The times of the parts of a sample on a stage of the encoder. A sample that cannot be cut is one part.
     pub(crate) fn part_costs(
         &self,
         shape: &SampleShape,
@@ -36,7 +36,7 @@ impl StepScheduler {
         }
         let mut first = 0;
         let groups = shape.encoder_parts.iter().map(|group| {
-            // Parts of a group have equal segments and features, so equal time. Where segments differ in size, the
+            // The parts of a group have equal segments and features, and so equal times. If segments differ in size, the
             // mean is taken.
             let run = shape.share(PartRange { first, count: group.count });
             first += group.count;
@@ -45,14 +45,14 @@ impl StepScheduler {
         groups.collect()
     }
 
-    /// How slow each encoder replica is, in thousandths; `None` where all are equally fast.
+    /// How slow each encoder replica is, in thousandths; `None` if all are equally fast.
     fn slow_encoders(&self) -> Option<&[u32]> {
         let slowness = &self.adjusted.as_ref()?.slowness.as_ref()?.encoder;
         slowness.iter().any(|&s| s != 1_000).then_some(slowness)
     }
 
-    /// Shares of a microbatch, quick enough for a search: whole samples by LPT where that is even enough; else
-    /// samples are cut where that is more even.
+    /// Shares of a microbatch, quick enough for a search. Whole samples are placed by LPT. If that is not even enough, samples
+    /// are cut, if that is more even.
     pub(crate) fn share_quickly(&self, costs: &BatchCosts, column: &[usize]) -> Shares {
         let replicas = self.settings.layout.encoder.dp;
         let part_ns: Vec<&PartCosts> = column.iter().map(|&position| &costs.part_ns[position]).collect();
@@ -73,9 +73,11 @@ impl StepScheduler {
         if fullest_ns(&part_ns, &cut) < kept_ns { cut } else { kept }
     }
 
-    /// The same shares on other replicas of their node: of each microbatch in turn the longest goes to the replica that
-    /// has worked least before it. Each microbatch may be even only as a whole, as where it has one image for two
-    /// replicas.
+    /// The same shares, exchanged between replicas of one node. In each microbatch in turn, the longest share goes to the
+    /// replica that has worked least in the microbatches before.
+    ///
+    /// This helps if the shares of a single microbatch cannot be even. For example, it has one image for two replicas: then
+    /// the replicas take turns.
     fn turned(&self, mut sides: Sides) -> Sides {
         let layout = self.settings.layout;
         let (replicas, pp) = (layout.encoder.dp as usize, layout.encoder.pp as usize);
@@ -103,8 +105,9 @@ impl StepScheduler {
         sides
     }
 
-    /// The samples in the places of `bucket`: of the ways to share out the encoder's part, as they are and turned, the one
-    /// with the shortest step under `order` within the memory budget; samples are cut only where that wins.
+    /// The samples in the places of `bucket`, with the encoder's work shared out in the best of several ways. The best way
+    /// has the shortest step under `order` within the memory budget. Each way is also tried with its shares exchanged
+    /// (`turned`). Samples are cut only if that makes the step shorter.
     pub(crate) fn place_best(
         &self,
         batch: &[SampleIndex],

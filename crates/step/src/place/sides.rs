@@ -1,4 +1,4 @@
-//! Samples in their places: from the bucket of each sample to the microbatches of both components.
+//! Samples in their places: turns the bucket of each sample into the microbatches of both components.
 
 use crate::costs::BatchCosts;
 use crate::place::shares::Shares;
@@ -19,12 +19,13 @@ pub(crate) struct Sides {
 }
 
 impl StepScheduler {
-    /// Samples in their places, the encoder's part of each microbatch shared out as a search can afford it.
+    /// Samples in their places. The encoder's work is shared out in a way that is quick enough for a search.
     pub(crate) fn place_quickly(&self, batch: &[SampleIndex], costs: &BatchCosts, bucket: &[u32]) -> Sides {
         self.place(batch, bucket, |column| self.share_quickly(costs, column))
     }
 
-    /// Samples in the places that `bucket` names, microbatch * replicas + replica.
+    /// Samples in the places that `bucket` names (microbatch * replicas + replica). `share` shares out the encoder's work of
+    /// a microbatch.
     pub(crate) fn place(
         &self,
         batch: &[SampleIndex],
@@ -44,8 +45,8 @@ impl StepScheduler {
         sides
     }
 
-    /// The samples of one microbatch, at `positions` of the batch, on each LLM and each encoder replica:
-    /// `share` gives the encoder replicas their parts of those that have segments.
+    /// The samples of one microbatch, at `positions` of the batch: first those of each LLM replica, then the shares of each
+    /// encoder replica. `share` decides the latter, for the samples that have segments.
     pub(crate) fn place_column(
         &self,
         batch: &[SampleIndex],
