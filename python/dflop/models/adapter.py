@@ -8,8 +8,8 @@ Shape letters, here and in every file of `models/`:
     P encoder tokens    E feature tokens   T LLM tokens
     D width             V vocabulary       M samples
 
-Parallelism is applied from outside: nothing here knows a rank. Parameter names are those of the Hugging Face
-model as a whole, so that weights, references and checkpoints speak of the same tensors in every layout.
+Parallelism is applied from outside: nothing here knows a rank. A parameter has the name that it has in the
+whole Hugging Face model, so that weights and checkpoints name the same tensors in every layout.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ EXAMPLE_SIZE = (480, 640)
 
 @dataclass(frozen=True)
 class MediaGrid:
-    """How what is read of one medium becomes features; sizes are in pixels, as displayed."""
+    """One medium, or the part of it that this rank reads: its tiles and features. Sizes are as displayed."""
 
     kind: str
     """`image`, `multi_image` (one of several of its sample), `video` or `audio`."""
     num_tiles: int
-    """Its tiles: those of an image (base tile included), a video's frames, windows of a sound. Where pictures
-    keep their own resolution: 1 an image, and the frame pairs of a video."""
+    """Tiles of an image (base tile included), frames of a video, or windows of a sound. In families where
+    pictures keep their own resolution: 1 for an image, and the number of frame pairs of a video."""
     height: int
     """Height of the image, in pixels; 0 for a sound."""
     width: int
     """Width of the image, in pixels; 0 for a sound."""
     num_features: int
-    """LLM tokens it fills; the encoder must give exactly as many rows."""
+    """How many LLM tokens it fills; the encoder must give exactly so many rows."""
     is_end: bool = True
-    """Whether its last tile is here; false for tiles of a medium whose rest another rank encodes."""
+    """Whether the last tile of the medium is among these; false where another rank encodes the last tile."""
     patches: tuple[int, int] | None = None
     """Rows and columns of patches of a tile, where pictures keep their own resolution."""
     sampled_fps: float | None = None
@@ -62,7 +62,7 @@ class MediaGrid:
 
     @property
     def num_inputs(self) -> int:
-        """Rows of `EncoderInput.inputs_N` that are its own."""
+        """How many rows of `EncoderInput.inputs_N` belong to it."""
         return self.num_tiles * math.prod(self.patches or (1,))
 
 
@@ -90,14 +90,14 @@ class LlmInput:
     """[M + 1] int32; sample m holds rows cu_seqlens[m]:cu_seqlens[m + 1]."""
     targets_T: torch.Tensor
     """[T] int64; the id that position t must predict (the next token), -100 where there is no loss."""
-    # What a forward must know on the host. A device that is asked answers when all before it is done:
-    # it is found where the batch is packed, and goes along.
+    # What a forward must know on the host. To read it from the device would wait for all its earlier work.
+    # So these fields are computed when the batch is packed, and go along.
     segment_tokens: tuple[int, ...] = ()
-    """Rows of each sample; found from `cu_seqlens`."""
+    """Rows of each sample; computed from `cu_seqlens`."""
     num_features: int = -1
-    """Places of `feature_mask_T`; found from it."""
+    """How many places `feature_mask_T` has; computed from it."""
     target_rows_K: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """[K] int64; positions with a target, in order; found from `targets_T`."""
+    """[K] int64; positions with a target, ascending; computed from `targets_T`."""
 
     def __post_init__(self) -> None:
         if self.num_features < 0:
@@ -128,20 +128,20 @@ class ModelAdapter(Protocol):
     family: str
     num_encoder_layers: int
     num_run_layers: int
-    """Layers of the encoder that a forward runs: its last ones may rest."""
+    """How many layers of the encoder a forward runs; the tower may have further layers that nothing reads."""
     runs_read_inputs: bool
-    """Whether every run of the encoder's layers needs `inputs_N`; else the first alone."""
+    """Whether every run of the encoder's layers needs `inputs_N`; if false, only the first run does."""
     num_llm_layers: int
     hidden_size: int
     """D of features and hidden states at the boundary."""
     input_shape: tuple[int, ...]
-    """Of one input: a tile of pixels (3, S, S), values of a patch (C,), a window of sound (B + 1, F)."""
+    """Tensor shape of one input: a tile (3, S, S), a patch (C,), or a window of sound (B + 1, F)."""
     encoder_tokens_per_tile: int
-    """Encoder tokens of the example's tile; with tiles and windows, P of every one."""
+    """Encoder tokens of a tile of `example_media`; where all tiles have one size, of every tile (P)."""
     vocab_size: int
     """V."""
     attention: AttentionShape
-    """What the profiler times alone."""
+    """The attention of a backbone layer, which the profiler times by itself."""
 
     def __init__(self, model_dir: Path) -> None:
         """Reads `config.json` (Hugging Face form) of `model_dir`."""
@@ -166,11 +166,11 @@ class ModelAdapter(Protocol):
         """The encoder with its projector; `forward(EncoderInput) -> features_ED` [E, D].
 
         With no inputs it returns [0, D] without running the encoder. Without a seed its parameters have
-        memory and no values yet. With `layers` (of `num_run_layers`) it is that run of layers, with what
-        stands before them where they are the first, and with the projector where they are the last:
-        `forward(EncoderInput, hidden_RU) -> hidden_RU`, hidden_RU being nothing before the first run.
-        `tensor` says whose part of the layers it is: `add_collectives` then makes the ranks give the whole
-        together.
+        memory but no values yet. With `layers` (of `num_run_layers`) it is only that run of layers. The first
+        run also has what stands before the layers, and the last run has the projector. Its forward is
+        `forward(EncoderInput, hidden_RU) -> hidden_RU`, with no hidden_RU for the first run. `tensor` says
+        for which rank of a tensor group to build. `add_collectives` then makes the ranks give the whole
+        result together.
         """
         ...
 
@@ -195,21 +195,21 @@ class ModelAdapter(Protocol):
         ...
 
     def row_width(self, layer: int) -> int:
-        """Values of a row that pass to a run of the encoder's layers which begins with `layer`."""
+        """How many values a row has that passes to a run of the encoder's layers beginning with `layer`."""
         ...
 
     def num_rows(self, media: Sequence[MediaGrid]) -> int:
-        """Rows of media between two runs of the encoder's layers."""
+        """How many rows media have between two runs of the encoder's layers."""
         ...
 
     def build_llm_layers(
         self, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
     ) -> nn.Module:
-        """The first `num_layers` layers without embedding, norm and head, called as a stage in the middle."""
+        """The first `num_layers` layers, without embedding, norm and head; called like a middle stage."""
         ...
 
     def example_media(self, num_tiles: int) -> list[MediaGrid]:
-        """Media of a usual kind with `num_tiles` tiles in all, for measuring the encoder."""
+        """Usual media with `num_tiles` tiles in all, to measure the encoder with."""
         ...
 
     def positions(
@@ -227,8 +227,8 @@ class ModelAdapter(Protocol):
             file: the file, or its bytes; its EXIF rotation is applied.
             kind: that of `MediaGrid`.
             frame_indices: frames of a video, ascending from 0; empty for others.
-            grid: the medium as profiled, or the part of it that the frames are; families whose frames' size
-                depends on how many are read need it.
+            grid: the medium as profiled, or the part of it with these frames. Needed by families in which the
+                size of a frame depends on how many are read.
 
         Returns:
             [n, *input_shape], normalised, float32, CPU.

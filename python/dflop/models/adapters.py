@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _BASE = ".base_layer"
 _ADAPTER = ".default"
-"""What peft calls the one adapter of a model; its files leave it out."""
+"""The name that peft gives to the only adapter of a model, in names of parameters; its files leave it out."""
 PROJECTORS = ("multi_modal_projector", "merger")
-"""Modules that train beside the adapters, and that peft saves with them; single parameters it cannot save."""
+"""Modules that train besides the adapters and that peft saves. It cannot save single parameters."""
 
 
 def is_adapter(name: str) -> bool:
@@ -41,7 +41,7 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
         model: the whole model or a piece of it, without adapters.
         rank: of the adapters, at least 1.
         alpha: their product is multiplied by `alpha / rank`.
-        source: directory of the model without adapters, for files.
+        source: directory of the model without adapters, which the files then name.
 
     Returns:
         Adapters on every linear map of the LLM's layers.
@@ -56,7 +56,7 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
     parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     return LoraConfig(
         r=rank,
-        # peft declares an integer; a fraction serves as well.
+        # peft declares an integer, but a fraction works as well.
         lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # pyright: ignore[reportArgumentType]
         target_modules=rf".*language_model.*\.({'|'.join(sorted(maps))})",
         modules_to_save=sorted(parts.intersection(PROJECTORS)) or None,
@@ -67,21 +67,21 @@ def lora_config(model: nn.Module, rank: int, alpha: float, source: Path | None =
 
 @torch.no_grad()
 def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
-    """Puts adapters on a piece or a whole model; without any change to what it computes, as B is zeros.
+    """Puts adapters on a piece or a whole model. At first its results stay the same, since B is zeros.
 
     Args:
-        model: changed in place; a piece without layers of the LLM is left as it is. Beside layers that tensor
-            parallelism has cut each rank gets its part of the adapters of the whole ones.
+        model: changed in place; a piece without layers of the LLM is left as it is. Where tensor parallelism
+            has cut the layers, each rank gets its part of the adapters of the whole layers.
         rank: of the adapters, at least 1.
         alpha: their product is multiplied by `alpha / rank`.
-        seed: A depends on it and on its name alone, in any layout.
+        seed: the values of A depend only on it and on the parameter's name, so not on the layout.
     """
     from peft import inject_adapter_in_model
 
     if not any(".layers." in name and component_of(name) == "llm" for name, _ in model.named_modules()):
         return
     config = lora_config(model, rank, alpha)
-    # Those train as they are; peft would keep a copy of each beside it.
+    # These modules train in place; peft would train a copy of each.
     config.modules_to_save = None
     inject_adapter_in_model(config, model)
     _slice(model)
@@ -101,10 +101,11 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
 
 
 def _slice(model: nn.Module) -> None:
-    """Notes which part adapters are of those of whole layers, where tensor parallelism has cut the layers.
+    """Notes which part of a whole adapter this rank has, where tensor parallelism has cut the layers.
 
-    Beside cut outputs B is cut, beside cut inputs A. The other of the two is whole on all ranks, and each has
-    a summand of its gradient: it is a part that they share, from the first index to the last.
+    Where the outputs of a map are cut, B is cut; where its inputs are cut, A is cut. The other matrix is
+    whole on all ranks, and each rank has a summand of its gradient. So it is noted as a slice of everything,
+    which the ranks share.
     """
     for module in model.modules():
         adapted: Any = module
@@ -120,7 +121,7 @@ def _slice(model: nn.Module) -> None:
 
 
 def merged(parameters: Mapping[str, torch.Tensor], rank: int, alpha: float) -> dict[str, torch.Tensor]:
-    """The parameters of a model whose weights hold the adapters: W + alpha / r B A, computed in float32.
+    """Parameters of a model without adapters: each W becomes W + alpha / r B A, computed in float32.
 
     Args:
         parameters: of a model with adapters, by peft's names.
@@ -157,7 +158,7 @@ def write_adapter(
     Args:
         whole: the model of the source's `config.json`, without adapters; it may be on the meta device.
         parameters: of the model with adapters, by peft's names.
-        source: directory of the model that was trained from; the file names it.
+        source: directory of the model that training started from; the file names it.
         out: where to write; made if missing.
         rank: of the adapters.
         alpha: their product is multiplied by `alpha / rank`.

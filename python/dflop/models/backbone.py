@@ -3,9 +3,9 @@
     input_ids_T --embedding--> [T, D] <--features_ED at feature_mask_T
     hidden_TD --layers, packed attention--> hidden_TD --norm, head at targets--> sum of cross entropy
 
-Shape letters: see `adapter.py`; K is the number of positions with a target, R that of a rank's rows between
-layers: all T, or a part where ranks share the layers (`sequence.py`). All modules are Hugging Face's,
-and so are the names of the parameters.
+Shape letters: see `adapter.py`. K is the number of positions with a target. R is the number of rows that a
+rank has between layers: all T, or a part of them where ranks share the layers (`sequence.py`). All modules
+and the names of parameters are Hugging Face's.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from dflop.models.tensor import TensorRank
 
 TEXT_MODELS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
-"""`model_type` of the backbones whose layers are called as `LlmStage` calls them."""
+"""`model_type` of the backbones whose layers `LlmStage` can call."""
 
 
 def backbone_rules(text: Any) -> list[Rule]:
     """What the backbone's configuration must be.
 
     Args:
-        text: it.
+        text: configuration of the backbone.
 
     Returns:
         Rules for `check_rules`.
     """
-    # Qwen2 names a window that it uses only where told to; Mistral uses it where there is one.
+    # Qwen2 uses its window only where `use_sliding_window` is true; Mistral uses it wherever there is one.
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
     return [
         Rule(
@@ -105,15 +105,15 @@ class LlmStage(nn.Module):
         self.is_first = is_first
         self.is_last = is_last
         self.row_losses_K: torch.Tensor | None = None
-        """Loss of each position with a target of the last forward, [K] float32; of the last stage only."""
+        """Loss of each position with a target, from the last forward: [K] float32; last stage only."""
         self.row_sums: Sums | None = None
-        """Over the ranks that share the layers and the rows between them, where there are several."""
+        """Collectives of the ranks that share layers and rows; none where a rank has its layers whole."""
         self.model = nn.Module()
         stage = self.model.language_model = nn.Module()
         is_tied = cast("Any", whole).lm_head.weight is source.embed_tokens.weight
         if self.is_first or (self.is_last and is_tied):
-            # A tied head has the embedding's matrix, and its name: by it the two ends of a pipeline find each
-            # other, draw the same values and sum their gradients.
+            # A tied head holds the embedding's matrix under the embedding's name. By that name the first and
+            # the last stage draw the same values and sum their gradients.
             stage.embed_tokens = source.embed_tokens
         # A dictionary, since the keys of a list would start at 0 in every stage.
         stage.layers = nn.ModuleDict({str(index): source.layers[index] for index in layers})
@@ -124,7 +124,7 @@ class LlmStage(nn.Module):
             self.lm_head = cast("Any", whole).lm_head
 
     def cut(self, plan: LayerPlan, tensor: TensorRank) -> None:
-        """Leaves of its layers, and of embedding and head where it has them, the part of one rank.
+        """Reduces its layers, and its embedding and head if it has them, to the part of one rank.
 
         Args:
             plan: how a layer is cut.
@@ -142,7 +142,7 @@ class LlmStage(nn.Module):
         for end in ends:
             cut_vocabulary(end, tensor.degree, tensor.rank)
         if is_tied:
-            # Both have the same rows, and were cut apart.
+            # Embedding and head were cut one by one, to the same rows: here they are tied again.
             self.lm_head.weight = stage.embed_tokens.weight
 
     def layers_in_order(self) -> list[nn.Module]:
@@ -187,7 +187,7 @@ class LlmStage(nn.Module):
             ValueError: the number of features differs from that of their places.
         """
         if batch.input_ids_T.shape[0] == 0:
-            # No work, but a result that backward can start from: the gradient is exactly zero.
+            # Nothing is computed, but backward can start from the result and gives gradients of exactly zero.
             smallest = min(self.parameters(), key=torch.Tensor.numel)
             return incoming[:0] + smallest.reshape(-1)[:0].sum()
         hidden_RD = self._embed(batch, incoming) if self.is_first else incoming
@@ -219,13 +219,13 @@ class LlmStage(nn.Module):
         if places != features_ED.shape[0]:
             message = f"{features_ED.shape[0]} features for {places} places"
             raise ValueError(message)
-        # Placeholders read row 0, whose gradient from them is zero: their own id may lie outside the
-        # vocabulary.
+        # Placeholders read row 0, since their own id may lie outside the vocabulary. They add nothing to its
+        # gradient: features take their places.
         embedded_TD = cast("Any", self.model).language_model.embed_tokens(
             batch.input_ids_T.masked_fill(mask_T, 0)
         )
         if places == 0:
-            # Features of no rows still take part, so that their gradient is zeros rather than missing.
+            # Features without rows still take part in the result, so that their gradient exists (as zeros).
             return embedded_TD + features_ED.sum() if features_ED.requires_grad else embedded_TD
         return embedded_TD.masked_scatter(mask_T[:, None], features_ED.to(embedded_TD.dtype))
 

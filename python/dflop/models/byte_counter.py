@@ -1,4 +1,4 @@
-"""Bytes: those that tensors take, counted between two moments, phase by phase."""
+"""Counts the bytes that tensors take, phase by phase."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Phase:
 
     name: str
     peak_bytes: int
-    """The most at any moment of the phase, its first included."""
+    """The most at any moment of the phase, including its first moment."""
     end_bytes: int
-    """When the phase ended."""
+    """At the end of the phase."""
 
 
 class ByteCounter:
     """Counts the bytes of one device's tensors, exactly, phase by phase, within a `with` block.
 
-    On a GPU these are the numbers of PyTorch's caching allocator, and counting costs nothing. On a CPU they
-    are the allocator's own events, buffers inside an operator included: that slows the block down (some
-    microseconds an operator) and sees this thread and its backward only.
+    On a GPU the numbers come from PyTorch's caching allocator, and counting costs nothing. On a CPU they come
+    from the allocator's events, which include buffers inside an operator. That slows the block down by some
+    microseconds an operator, and it sees only this thread and its backward.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,14 +44,14 @@ class ByteCounter:
         """All phases, in order; complete when the block has ended."""
 
     def __enter__(self) -> Self:
-        """Begins to count; bytes are those above what is allocated now."""
+        """Begins to count; all bytes are counted from what is allocated now."""
         if self._device.type == "cuda":
             self._start_bytes = torch.cuda.memory_allocated(self._device)
         self._begin()
         return self
 
     def phase(self, name: str) -> None:
-        """Ends the running phase and begins the next; what comes before the first is not reported."""
+        """Ends the running phase and begins another. What is before the first phase is not reported."""
         self._end()
         self._name = name
         self._begin()
@@ -85,20 +85,20 @@ class ByteCounter:
 
 
 def _log_allocations() -> None:
-    """Has the CPU's allocator write down what it does, until `_read_log`.
+    """Makes the CPU's allocator log its events, until `_read_log`.
 
-    Through PyTorch's profiler without Kineto, which takes seconds to start and writes to stderr.
+    This uses PyTorch's legacy profiler. The other one, Kineto, takes seconds to start and writes to stderr.
     """
     from torch._C._autograd import _enable_profiler_legacy
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-    # Of its switches only the memory's is on.
+    # Of all switches of the profiler only the one for memory is on.
     config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
     _enable_profiler_legacy(config)
 
 
 def _read_log() -> tuple[int, int]:
-    """The most bytes above those at the log's start, at least 0; and those at its end, which may be fewer."""
+    """Bytes relative to the start of the log: the most, at least 0; and at its end, which may be negative."""
     from torch._C._autograd import _disable_profiler_legacy
 
     live = peak = 0

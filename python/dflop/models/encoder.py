@@ -2,11 +2,11 @@
 
     inputs_N, media --Encoder--> features_ED
 
-Its layers may be cut into runs, each on ranks of its own:
+Its layers may be split into runs, each on ranks of its own:
 
     inputs_N, media --first run--> hidden_RU --next run--> hidden_RU ... --last run--> features_ED
 
-Shape letters: see `adapter.py`; R rows of all media (encoder tokens), U what passes of a row from run to run.
+Shape letters: see `adapter.py`; R rows of all media (encoder tokens), U values of a row between two runs.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class EncoderRun:
     first_layer: int
     """From 0."""
     end_layer: int
-    """The layer behind the last."""
+    """The number after its last layer."""
     num_layers: int
-    """Of the whole encoder: those that a forward runs."""
+    """How many layers of the whole encoder a forward runs."""
 
     @property
     def is_first(self) -> bool:
-        """Whether what makes hidden states of the inputs belongs to it."""
+        """Whether it begins at the inputs, with the modules before the layers."""
         return self.first_layer == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether what makes features of hidden states belongs to it, the projector last."""
+        """Whether it ends with the features: it then has the modules after the layers, as the projector."""
         return self.end_layer == self.num_layers
 
 
@@ -49,7 +49,7 @@ def numbered(layers: Any) -> list[tuple[int, Any]]:
     """The layers that a module holds, each with its number in the whole tower.
 
     Args:
-        layers: Hugging Face's list, or of a run of them a dictionary by number.
+        layers: Hugging Face's list; or, in a run of layers, a dictionary by number.
 
     Returns:
         (number, layer), in order.
@@ -60,16 +60,16 @@ def numbered(layers: Any) -> list[tuple[int, Any]]:
 
 
 def cut_to(part: nn.Module, run: EncoderRun, layers: nn.ModuleList, before: Sequence[nn.Module]) -> None:
-    """Takes from a part of the model, in place, what does not belong to a run of its layers.
+    """Removes from a part of the model, in place, all that does not belong to a run of its layers.
 
-    Layers keep their names. Layers behind those that a forward runs, and all that stands behind the layers,
-    belong to the last run.
+    Layers keep their names. The last run also has the layers that no forward runs, and all modules after the
+    layers.
 
     Args:
         part: As `modules_of` gives it.
         run: What to keep.
         layers: All layers of its tower.
-        before: Modules that make hidden states of the inputs.
+        before: Modules before the layers, which turn inputs into hidden states.
     """
     end = len(layers) if run.is_last else run.end_layer
     kept = {str(number): layers[number] for number in range(run.first_layer, end)}
@@ -85,7 +85,7 @@ def _prune(
     in_layers: set[int],
     is_kept: Callable[[nn.Parameter], bool],
 ) -> None:
-    """Takes parameters and modules away, but for those below `layers` that are `kept`."""
+    """Removes parameters for which `is_kept` is false, modules left empty, and layers that are not `kept`."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         if id(parameter) not in in_layers and not is_kept(parameter):
             del module._parameters[name]
@@ -96,13 +96,13 @@ def _prune(
             continue
         had_any = any(True for _ in child.parameters())
         _prune(child, layers, kept, in_layers, is_kept)
-        # What has buffers alone, as a rotary embedding, is of use to all runs.
+        # A module that has only buffers, such as a rotary embedding, stays: all runs may use it.
         if had_any and not any(True for _ in child.parameters()):
             del module._modules[name]
 
 
 def modules_of(source: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Modules and parameters of `source` alone, under the names that they have in it.
+    """Some modules and parameters of `source`, under the names that they have in it.
 
     Args:
         source: a module.
@@ -125,7 +125,7 @@ def modules_of(source: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 class RunsEncoder(Protocol):
-    """What of a `FamilyAdapter` the encoder needs."""
+    """The part of a `FamilyAdapter` that the encoder needs."""
 
     @property
     def encoder_modules(self) -> Sequence[str]:
@@ -163,7 +163,7 @@ class Encoder(nn.Module):
         self.run = run or family.encoder_run(None)
 
     def layers_in_order(self) -> list[nn.Module]:
-        """Its layers that a forward runs, in their order."""
+        """Its layers, in the order in which a forward runs them."""
         return self.family.layers_in_order(self.model)
 
     def forward(self, batch: EncoderInput, incoming_RU: torch.Tensor | None = None) -> torch.Tensor:
@@ -181,7 +181,7 @@ class Encoder(nn.Module):
             ValueError: a medium gives another number of features than its `num_features`.
         """
         if sum(grid.num_inputs for grid in batch.media) == 0:
-            # Tied to one small parameter: the caller may run backward through it and finds a gradient of
+            # The result depends on one small parameter, so that the caller can run backward: the gradient is
             # zeros.
             smallest = min(self.parameters(), key=lambda p: (not p.requires_grad, p.numel()))
             family, run = self.family, self.run

@@ -1,4 +1,4 @@
-"""Errors and their hints. Ours is imported late: the native module must not be needed to read these files."""
+"""Errors and their hints. `ProfileError` is imported late: this file must load without the native module."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def hinted(error: _Error, hint: str) -> _Error:
     Returns:
         The error.
     """
-    # `add_note` is Python 3.11; 3.10 carries the list all the same.
+    # Python 3.10 has no `add_note`, so the list of notes is set by its name.
     vars(error)["__notes__"] = [hint]
     return error

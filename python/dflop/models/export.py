@@ -1,4 +1,4 @@
-"""Weights out: a model directory that `from_pretrained` reads, from parameters by their full names.
+"""Export of weights: writes parameters, by their full names, as a directory that `from_pretrained` reads.
 
 parameters by name --transformers' own naming of files--> safetensors, sharded by size
 config.json, tokenizer, processor, chat template: copied from the model that training started from
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CONFIG = "config.json"
 _TEMPLATE = "chat_template.jinja"
-# What a model directory has beside its weights; a model card tells of other weights than these.
+# Files of a model directory that are copied. A model card (.md) is not: it describes other weights.
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _TEMPLATES = "additional_chat_templates"
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
@@ -38,10 +38,10 @@ def write_model(
     shard_bytes_max: int,
     chat_template: Path | None = None,
 ) -> None:
-    """Writes a model directory; files of an earlier export in it go first.
+    """Writes a model directory; files of an earlier export in it are removed.
 
-    All parameters are in memory at a time. The files are written beside `out` and moved there when they are
-    whole.
+    All parameters are in memory at the same time. The files are written beside `out` and moved there when all
+    are complete.
 
     Args:
         whole: the model of the source's `config.json`, a `PreTrainedModel`; it may be on the meta device.
@@ -50,7 +50,7 @@ def write_model(
         out: where to write; made if missing.
         dtype: of the weights.
         shard_bytes_max: of one file; a larger tensor has a file of its own.
-        chat_template: what the model was trained with, where it was not the source's own.
+        chat_template: template that the model was trained with; none: that of the source.
 
     Raises:
         ProfileError: a parameter is missing, left over or of another shape; the first is named.
@@ -65,7 +65,7 @@ def write_model(
         tensors = {name: value.to(dtype).contiguous() for name, value in parameters.items()}
         model: Any = whole
         model.save_pretrained(new, state_dict=tensors, max_shard_size=shard_bytes_max)
-        # Its own words about the model are those of the source; these files hold defaults beside them.
+        # transformers wrote these two files with defaults added: the files of the source are copied instead.
         for name in (_CONFIG, "generation_config.json"):
             (new / name).unlink(missing_ok=True)
         _copy(source, new, dtype)
@@ -77,7 +77,7 @@ def write_model(
 
 
 def _check(whole: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Nothing if these are the parameters of the whole model."""
+    """Raises unless these are exactly the parameters of the whole model."""
     wanted = {name: tuple(p.shape) for name, p in whole.named_parameters()}
     problems = [
         *(f"`{name}` is missing" for name in wanted if name not in parameters),
@@ -94,7 +94,7 @@ def _check(whole: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
 
 
 def _copy(source: Path, new: Path, dtype: torch.dtype) -> None:
-    """Copies what is no weights; the configuration says the dtype of the weights."""
+    """Copies all but weights. The copied configuration gets the dtype of the exported weights."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, new / path.name)
@@ -107,7 +107,7 @@ def _copy(source: Path, new: Path, dtype: torch.dtype) -> None:
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
-    """A configuration whose fields of the dtype, its parts' too, say another one."""
+    """A configuration with another dtype in all its fields for it, those of its parts included."""
     if not isinstance(config, dict):
         return config
     return {
@@ -117,12 +117,12 @@ def _with_dtype(config: Any, dtype: str) -> Any:
 
 
 def _move(new: Path, out: Path) -> None:
-    """Moves all files; shards of an earlier export would be read beside the new ones."""
+    """Moves all files, and removes old weight files first: old shards would be read along with new ones."""
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob("model*.safetensors"):
         path.unlink()
     (out / INDEX).unlink(missing_ok=True)
-    # The configuration last: a directory without it is no model.
+    # The configuration is moved last: a directory without one is not a model.
     for path in sorted(new.iterdir(), key=lambda path: (path.name == _CONFIG, path.name)):
         target = out / path.name
         if target.is_dir():

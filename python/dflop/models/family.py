@@ -1,4 +1,4 @@
-"""What all families share: the configuration, the whole model without memory, and the pieces taken from it.
+"""What all families share: the configuration, the whole model (without memory), and the pieces taken from it.
 
     config.json --> the whole Hugging Face model on the meta device --> encoder, runs of LLM layers --> values
 
@@ -38,21 +38,21 @@ _UNSET = -1
 
 
 class FamilyAdapter(ABC):
-    """`ModelAdapter` but for what a family's own file says."""
+    """`ModelAdapter`, except for the methods that a family's own file adds."""
 
     family: str
     config_class: Any
-    """Hugging Face's."""
+    """Class of Hugging Face's configuration."""
     model_class: Any
-    """Hugging Face's, with `.model.language_model` and `.lm_head`."""
+    """Class of Hugging Face's model, with `.model.language_model` and `.lm_head`."""
     encoder_modules: tuple[str, ...]
-    """What the encoder holds with its projector, by name below `.model`."""
+    """Names, below `.model`, of the modules and parameters of the encoder and its projector."""
     encoder_config: str = "vision_config"
     """Field of the configuration that describes the encoder."""
     encoder_attention: str = "sdpa"
     """Name of the attention function of the encoder's layers."""
     runs_read_inputs: bool = False
-    """Whether all runs of the encoder's layers need the inputs; else the first one does."""
+    """Whether all runs of the encoder's layers need the inputs; if false, only the first run does."""
     num_encoder_layers: int
     input_shape: tuple[int, ...]
     encoder_tokens_per_tile: int
@@ -80,16 +80,16 @@ class FamilyAdapter(ABC):
 
     @abstractmethod
     def rules(self) -> list[Rule]:
-        """What the configuration must be, beside what all backbones must."""
+        """What the configuration must be, in addition to the rules of all backbones."""
 
     @abstractmethod
     def encode_run(
         self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
     ) -> torch.Tensor:
-        """A run of the encoder's layers: what stands before them in the first, the projector in the last.
+        """Runs layers of the encoder; the first run has the modules before them, the last the projector.
 
         Args:
-            model: `encoder_modules`, under their names, as far as the run needs them.
+            model: holds those of `encoder_modules` that the run needs, under their names.
             batch: at least one input; only the first run has `inputs_N`, unless `runs_read_inputs`.
             run: which layers.
             incoming_RU: [R, U], hidden states from the run before; none for the first.
@@ -113,11 +113,11 @@ class FamilyAdapter(ABC):
     @property
     @abstractmethod
     def num_run_layers(self) -> int:
-        """Layers of the encoder that a forward runs: those that are cut into stages."""
+        """How many layers of the encoder a forward runs; these are dealt out to stages."""
 
     @abstractmethod
     def row_width(self, layer: int) -> int:
-        """Values of a row that pass to a run which begins with `layer`."""
+        """How many values a row has that passes to a run beginning with `layer`."""
 
     @abstractmethod
     def num_rows(self, media: Sequence[MediaGrid]) -> int:
@@ -129,10 +129,10 @@ class FamilyAdapter(ABC):
 
     @abstractmethod
     def before_layers(self, model: Any) -> Sequence[nn.Module]:
-        """The modules that make hidden states of the inputs."""
+        """The modules before the layers, which turn inputs into hidden states."""
 
     def layers_in_order(self, model: Any) -> list[nn.Module]:
-        """The encoder's layers that a forward runs, in their order.
+        """The encoder's layers that a forward runs, in the order in which it runs them.
 
         Args:
             model: as in `encode_run`.
@@ -147,7 +147,7 @@ class FamilyAdapter(ABC):
         """A run of the encoder's layers.
 
         Args:
-            layers: which; None: all.
+            layers: numbers of the layers; None: all.
 
         Returns:
             The run.
@@ -171,7 +171,7 @@ class FamilyAdapter(ABC):
         return layer_plan(self.text)
 
     def cut_rules(self) -> list[Rule]:
-        """What the configuration must be for the encoder's layers to be cut, beside `encoder_plan`."""
+        """What else the configuration must be so that tensor parallelism can cut the encoder's layers."""
         return []
 
     def check_cut(self) -> None:
@@ -219,17 +219,17 @@ class FamilyAdapter(ABC):
         return getattr(self.config, self.encoder_config)
 
     def read_config(self) -> Any:
-        """A fresh configuration: the models built from one write into it. Its fields are untyped upstream."""
+        """A new configuration object, since a model that is built writes into its own. Untyped upstream."""
         return self.config_class.from_dict(json.loads((self.model_dir / "config.json").read_bytes()))
 
     def build_whole(
         self, attention: str = PACKED, encoder_attention: str | None = None
     ) -> tuple[nn.Module, Any]:
-        """The whole model on the meta device, but for its buffers, which are real and on the CPU.
+        """The whole model on the meta device; only its buffers are real, on the CPU.
 
         Args:
             attention: name of the backbone's attention function.
-            encoder_attention: of the encoder's; None: the family's own.
+            encoder_attention: name of the encoder's attention function; None: the family's own.
 
         Returns:
             The model, to take pieces from, and the configuration it was built with.
@@ -237,14 +237,14 @@ class FamilyAdapter(ABC):
         config = self.read_config()
         with torch.device("meta"):
             whole: Any = self.model_class(config)
-        # The layers look the function up by this name at each call.
+        # Layers look their attention function up by this name at each call.
         config.text_config._attn_implementation = attention
         getattr(config, self.encoder_config)._attn_implementation = (
             encoder_attention or self.encoder_attention
         )
         fill_buffers(whole)
         whole.tie_weights()
-        # As `from_pretrained` gives it: Qwen2-Audio's class freezes its positions, which loading undoes.
+        # As after `from_pretrained`: Qwen2-Audio's class freezes its positions, and loading undoes that.
         whole.requires_grad_(True)
         return whole, config
 
@@ -268,8 +268,9 @@ class FamilyAdapter(ABC):
             device: where its parameters shall live.
             dtype: of its parameters.
             seed: the values depend on it and on the parameters' names alone; none: no values yet.
-            layers: those of a stage, of `num_run_layers`; None: all.
-            tensor: whose part of the layers; the rest of the encoder is whole on each rank.
+            layers: layers of a stage, out of `num_run_layers`; None: all.
+            tensor: rank of a tensor group whose part of the layers is built. The rest of the encoder is whole
+                on each rank.
 
         Returns:
             `forward(EncoderInput) -> features_ED` [E, D]; of a run `forward(EncoderInput, hidden_RU)`.
@@ -303,8 +304,8 @@ class FamilyAdapter(ABC):
     ) -> LlmStage:
         """A run of layers of the backbone; see `ModelAdapter.build_llm_stage`.
 
-        A run of no layers is the embedding alone (`first_layer` 0), or norm and head alone (`first_layer` is
-        `num_llm_layers`): so they are measured.
+        A run of 0 layers is the embedding alone (`first_layer` is 0), or norm and head alone (`first_layer`
+        is `num_llm_layers`). In this form the profiler measures them.
 
         Args:
             first_layer: from 0.
@@ -312,7 +313,7 @@ class FamilyAdapter(ABC):
             device: where its parameters shall live.
             dtype: of its parameters.
             seed: the values depend on it and on the parameters' names alone; none: no values yet.
-            tensor: whose part of layers and vocabulary.
+            tensor: rank of a tensor group whose part of layers and vocabulary is built.
 
         Returns:
             `forward(LlmInput, incoming) -> hidden_TD`, or the summed loss from the last stage.
@@ -326,7 +327,7 @@ class FamilyAdapter(ABC):
             message = f"layers {first_layer} to {last} of a backbone of {self.num_llm_layers}"
             raise ValueError(message)
         whole, _ = self.build_whole()
-        # A run of no layers at either end is that end alone.
+        # A run of 0 layers has only that end of the backbone at which it stands.
         stage = LlmStage(whole, range(first_layer, last), first_layer == 0, last == self.num_llm_layers)
         if tensor.degree > 1:
             stage.cut(self.llm_plan(), tensor)
@@ -336,7 +337,7 @@ class FamilyAdapter(ABC):
     def build_llm_layers(
         self, num_layers: int, device: torch.device, dtype: torch.dtype, seed: int
     ) -> LlmStage:
-        """Layers without the ends of the backbone; see `ModelAdapter.build_llm_layers`.
+        """Layers of the backbone without its embedding, norm and head; see `ModelAdapter.build_llm_layers`.
 
         Args:
             num_layers: at least 1, at most `num_llm_layers`.
@@ -353,7 +354,7 @@ class FamilyAdapter(ABC):
         return stage
 
     def reference_model(self, seed: int, dtype: torch.dtype = torch.float32) -> Any:
-        """Hugging Face's whole model on the CPU, with the parameters that the pieces get: the tests' oracle.
+        """Hugging Face's whole model on the CPU, with the parameters of the pieces; tests compare with it.
 
         Args:
             seed: as for the pieces.
@@ -374,7 +375,7 @@ def fill_buffers(whole: Any) -> None:
         whole: a `PreTrainedModel`; its parameters stay as they are.
 
     Raises:
-        ValueError: a buffer has none; the message names it.
+        ValueError: a buffer gets no value; the message names it.
     """
     for path, module in whole.named_modules():
         empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
@@ -387,7 +388,7 @@ def fill_buffers(whole: Any) -> None:
         for name in empty:
             buffer = module.get_buffer(name)
             if name == "position_ids":
-                # Towers make it in their constructors alone: each patch's own number.
+                # Only constructors of towers make this buffer: it holds the number of each patch.
                 buffer.copy_(torch.arange(buffer.shape[-1]))
             elif bool((buffer == _UNSET).all()):
                 message = (

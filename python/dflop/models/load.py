@@ -1,10 +1,10 @@
-"""Weights in: a piece of a model reads its parameters straight from the files of a model directory.
+"""Loading of weights: a piece of a model reads its parameters from the files of a model directory.
 
     headers of all files --transformers' own renaming--> which tensors make each parameter
     parameters of a piece --> their tensors alone are read, converted, copied into place
 
-Every rank reads the headers (kilobytes), so every rank finds a missing or left-over tensor. Of the tensors it
-reads only those of its own piece.
+Every rank reads the headers of all files (kilobytes), so every rank notices a missing or left-over tensor. It
+reads the tensors of its own piece only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dflop.models.tensor import Slice
 
-# Of safetensors; integers and floats of 8 bits are quantised weights, which need their scales.
+# Types of safetensors that are read. 8-bit integers and floats are quantised weights, which also need scales.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -46,14 +46,14 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Group:
-    """Tensors of the files that are made into parameters together; mostly one into one, by another name."""
+    """Tensors of the files that together become parameters; mostly one tensor becomes one parameter."""
 
     name: str
     """Full name of the first parameter."""
     keys: tuple[tuple[str, str | None], ...]
-    """Names in the files, each with the pattern of transformers that it fits."""
+    """Names in the files, each with the pattern of transformers that it matches."""
     converter: WeightConverter | None
-    """What makes the parameters of them; none: the one tensor is the parameter."""
+    """What turns the tensors into parameters; none: the only tensor is the parameter."""
 
     def made(self, whole: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The parameters, by full name."""
@@ -95,7 +95,7 @@ class Weights:
         return len({tensor.path for tensor in self._tensors.values()})
 
     def _match(self) -> set[str]:
-        """Finds the tensors of each parameter; the names of those that belong to none."""
+        """Finds the tensors of each parameter. Gives the names of tensors that belong to none."""
         conversions: list[Any] = get_model_conversion_mapping(self._whole)
         renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         converters = [c for c in conversions if isinstance(c, WeightConverter)]
@@ -119,7 +119,7 @@ class Weights:
         return left_over
 
     def _shapes(self, group: _Group) -> dict[str, tuple[int, ...]]:
-        """The shapes of what a group is made into, by full name; nothing is read."""
+        """Tensor shapes of the parameters of a group, by full name; no tensor is read."""
         empty = {key: torch.empty(self._tensors[key].shape, device="meta") for key, _ in group.keys}
         return {name: tuple(value.shape) for name, value in group.made(self._whole, empty).items()}
 
@@ -127,9 +127,9 @@ class Weights:
         tied: dict[int, list[str]] = {}
         for name, parameter in self._wanted.items():
             tied.setdefault(id(parameter), []).append(name)
-        # A tied parameter stands in the files under one of its names.
+        # The files hold a tied parameter under at least one of its names.
         missing = {names[0] for names in tied.values() if not any(name in self._groups for name in names)}
-        # Buffers that older releases saved, and what the class says that it can do without.
+        # Ignores buffers that older releases saved, and keys that the model's class declares optional.
         info: Any = SimpleNamespace(missing_keys=missing, unexpected_keys=left_over)
         self._whole._adjust_missing_and_unexpected_keys(info)
         shapes = {}
@@ -155,7 +155,7 @@ class Weights:
         """Fills the parameters of a piece; each tensor is rounded to the dtype of its parameter.
 
         Args:
-            piece: its parameters have memory, and names of the whole model.
+            piece: its parameters have memory, and the names of the whole model.
 
         Returns:
             Names of the tensors that were read.
@@ -171,7 +171,7 @@ class Weights:
         with ExitStack() as stack:
             files: dict[Path, Any] = {}
             for group in groups:
-                # What is made of several tensors, or turned, is cut when it is made.
+                # Only a tensor that needs no conversion is cut while it is read; others are cut afterwards.
                 is_plain = group.converter is None
                 part = slices.get(group.name) if is_plain else None
                 tensors = {key: self._read(key, part, files, stack) for key, _ in group.keys}
@@ -212,7 +212,7 @@ class Weights:
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:
-    """Sorts layer 10 behind layer 9: converters take their tensors in order."""
+    """Sort key that puts layer 10 after layer 9: converters need their tensors in this order."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in key.split(".")]
 
 
@@ -232,7 +232,7 @@ def _unreadable(path: Path, error: Exception) -> Exception:
 
 
 def _headers(paths: list[Path]) -> Iterator[tuple[str, _Tensor]]:
-    """What the files hold: names with tensor shapes."""
+    """Names of all tensors in the files, with tensor shapes."""
     seen: dict[str, Path] = {}
     for path in paths:
         try:

@@ -1,13 +1,13 @@
-"""The loss without the logits of a whole pack: rows in chunks, whose logits the backward computes again.
+"""The loss, without keeping the logits of a whole pack: the backward computes them again, chunk by chunk.
 
 hidden rows [K, D] --chunk of rows--> logits [rows, V] --float32--> cross entropies; the logits are freed
 
-K rows of a vocabulary of 152,064 are 0.6 MB of logits each in float32, and their gradient as much. One more
-product with the head for each chunk is the price; a pack that fits one chunk pays nothing.
+With a vocabulary of 152,064, the logits of one row are 0.6 MB in float32, and their gradient is as large. The
+price of chunks is one more product with the head for each chunk. A pack that fits one chunk pays nothing.
 
-PyTorch's `linear_cross_entropy` in chunks is no substitute (2.15, measured 2026-11): in bfloat16 it also sums
-the loss in bfloat16, 5 % off over 3,000 rows, and from forward to backward it holds a gradient of the head's
-size for each microbatch in flight.
+PyTorch's `linear_cross_entropy` works in chunks too, but cannot be used (2.15, measured 2026-11). In bfloat16
+it also sums the loss in bfloat16, which was 5 % wrong over 3,000 rows. And for each microbatch in flight it
+holds a gradient as large as the head, from the forward to the backward.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from dflop.models.sums import Sums
 
 LOGITS_BYTES_MAX = 256 << 20
-"""Of the logits of a chunk in float32: 441 rows of the largest usual vocabulary, enough to fill a GPU."""
+"""Bytes of the float32 logits of a chunk: 441 rows of the largest usual vocabulary, enough to fill a GPU."""
 
 
 def summed_cross_entropy(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torch.Tensor) -> torch.Tensor:
     """The cross entropy of all rows, summed.
 
     Args:
-        head: Gives logits [K, V] of hidden rows [K, D]; a linear map. Of a rank's part of the vocabulary,
-            where it is cut: the ranks then find the loss together.
+        head: Linear map from hidden rows [K, D] to logits [K, V]. Where the vocabulary is cut it gives this
+            rank's part of the logits, and the ranks compute the loss together.
         hidden_KD: [K, D], after the final norm, the rows with a target.
         targets_K: [K] int64, ids.
 
@@ -49,8 +49,8 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
     """The cross entropy of each row; training takes their sum.
 
     Args:
-        head: Gives logits [K, V] of hidden rows [K, D]; a linear map. Of a rank's part of the vocabulary,
-            where it is cut: the ranks then find the losses together, and each of them has all.
+        head: Linear map from hidden rows [K, D] to logits [K, V]. Where the vocabulary is cut it gives this
+            rank's part of the logits, the ranks compute the losses together, and each gets all of them.
         hidden_KD: [K, D], after the final norm, the rows with a target.
         targets_K: [K] int64, ids.
 
@@ -59,7 +59,7 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
     """
     sums: Sums | None = getattr(head, "vocabulary_sums", None)
     if sums is not None:
-        # The gradient of what all ranks read is the sum of theirs.
+        # All ranks read these rows for their parts of the vocabulary: the gradient is the sum over the ranks.
         hidden_KD = Enter.apply(hidden_KD, sums)
 
     def of_logits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def cross_entropy_rows(head: nn.Module, hidden_KD: torch.Tensor, targets_K: torc
     num_rows = max(1, LOGITS_BYTES_MAX // (4 * vocab_size))
 
     def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # Past the module: a backward in two parts would keep the gradients of all logits until the second.
+        # Not called as a module: a split backward (I, W) would then keep the gradients of all logits until W.
         logits = F.linear(rows, head.weight, head.bias)  # pyright: ignore[reportArgumentType]
         return of_logits(logits, targets)
 

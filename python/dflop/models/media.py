@@ -1,4 +1,4 @@
-"""Decoding: files to RGB pictures, as displayed."""
+"""Decoding: from files to RGB pictures, rotated as they are displayed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decode_image(file: MediaFile) -> Image.Image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise
-    # Pillow's plugins raise whatever their parsing runs into.
+    # Pillow's plugins may raise any exception on a damaged file.
     except Exception as error:
         raise _undecodable(file, str(error)) from error
 
@@ -61,8 +61,8 @@ def decode_image(file: MediaFile) -> Image.Image:
 def decode_frames(file: MediaFile, frame_indices: Sequence[int]) -> list[Image.Image]:
     """The named frames of a video or animation in RGB, rotated as its container says.
 
-    *Complexity*: decodes from the first frame to the last one named; keyframes are not sought, since indices
-    count frames as decoded.
+    *Complexity*: decodes all frames from the first to the last one named. It does not seek to keyframes,
+    since indices count decoded frames.
 
     Args:
         file: a video (mp4, mkv, webm, ...) or animation (GIF, WebP, PNG).
@@ -105,7 +105,7 @@ def opened(file: MediaFile) -> str | io.BytesIO:
     """
     if isinstance(file, MediaBytes):
         return io.BytesIO(file.data)
-    # A pipe that took the place of the file since it was profiled would be waited for.
+    # If the file has become a pipe since it was profiled, opening it would block.
     if file.exists() and not file.is_file():
         message = "it is a directory, device, pipe or socket, must be a regular file"
         raise ValueError(message)
@@ -148,7 +148,7 @@ def _decode_video(file: MediaFile, wanted: set[int]) -> tuple[dict[int, Image.Im
             message = "it has no video stream"
             raise ValueError(message)
         stream = container.streams.video[0]
-        # One thread: ranks already fill the cores.
+        # One thread, since ranks and workers fill the cores already.
         stream.codec_context.thread_count = 1
         for index, frame in enumerate(container.decode(stream)):
             num_frames = index + 1

@@ -3,10 +3,10 @@
     q_1HTd, k_1GTd, v_1GTd, cu_seqlens --> one attention a sample --> out_1THd
 
 Shape letters: H query heads, G key and value heads, T tokens, d width of a head; the first axis is a batch of
-1. Backbones attend causally; encoders, whose samples are pictures or windows of them, do not.
+1. Backbones attend causally. Encoders do not; what is a sample here is for them a picture or a window of one.
 
-Registered under `PACKED` and `PACKED_ENCODER` as an attention function of transformers, so that its own
-layers run unchanged.
+The function is registered in transformers, under `PACKED` and `PACKED_ENCODER`, so that its layers run it
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PACKED = "dflop_packed"
 """Name of the attention function in transformers' registry."""
 PACKED_ENCODER = "dflop_flash_packed"
-"""The same function for vision towers: they hand the bounds to functions with `flash` in their name only, and
-else cut the tokens up themselves and call once a segment."""
+"""The same function under a name for vision towers. They pass the bounds of segments only to functions with
+`flash` in the name; for any other they split the tokens themselves and call it once for each segment."""
 
 
 def _find_varlen() -> Callable[..., Any] | None:
@@ -37,7 +37,7 @@ def _find_varlen() -> Callable[..., Any] | None:
     return varlen_attn
 
 
-# What PyTorch's flash attention asks for.
+# What PyTorch's flash attention requires: widths of a head up to 256, compute capability 8 (Ampere).
 _MAX_HEAD_SIZE, _AMPERE = 256, 8
 _VARLEN = _find_varlen()
 _VARLEN_ARGUMENTS = frozenset(inspect.signature(_VARLEN).parameters) if _VARLEN is not None else frozenset()
@@ -47,12 +47,12 @@ def uses_varlen(tensor: torch.Tensor, dropout: float = 0.0) -> bool:
     """Whether packed attention on `tensor` runs as one fused call; else it is a loop over the samples.
 
     Args:
-        tensor: a query; only its device, dtype and last size, the width of a head, count. The fused call has
-            no float32, and no widths but multiples of 8 up to 256.
-        dropout: probability of dropping an attention weight; the fused call has none.
+        tensor: a query; only its device, its dtype and its last size (the width of a head) matter. The fused
+            call takes no float32, and only widths that are multiples of 8 up to 256.
+        dropout: probability of dropping an attention weight; the fused call has no dropout.
 
     Returns:
-        True on a CUDA device that has the call, in half precision without dropout.
+        True on a CUDA device that has the fused call, in half precision and without dropout.
     """
     return (
         _VARLEN is not None
@@ -82,7 +82,7 @@ def attend_segment(
     dropout: float = 0.0,
     is_causal: bool = True,
 ) -> torch.Tensor:
-    """Attention of one sample; this is what the profiler times as "attention of one segment".
+    """Attention of one sample, which the profiler times as "attention of one segment".
 
     Args:
         query_1HTd: [1, H, t, d].
@@ -123,21 +123,21 @@ def attend_packed(
         key_1GTd: [1, G, T, d].
         value_1GTd: [1, G, T, d].
         cu_seqlens: [M + 1] int32, same device.
-        segment_tokens: tokens of each sample, the differences of `cu_seqlens`, known without asking the
-            device.
+        segment_tokens: tokens of each sample, which are the differences of `cu_seqlens`; given so that
+            nothing is read from the device.
         scaling: factor on the scores; None is 1 / sqrt(d).
         dropout: probability of dropping an attention weight.
         is_causal: whether a token sees only those before it.
 
     Returns:
-        out_1THd: [1, T, H, d], contiguous on the loop's path.
+        out_1THd: [1, T, H, d]; contiguous where it was computed sample by sample.
     """
     if uses_varlen(query_1HTd, dropout):
         longest = max(segment_tokens)
         return _attend_varlen(query_1HTd, key_1GTd, value_1GTd, cu_seqlens, longest, scaling, is_causal)
     sizes = [tokens for tokens in segment_tokens if tokens > 0]
-    # split, not slices: the backward of a slice fills a tensor of all T rows with zeros, which over M samples
-    # costs M * T; that of a split is one concatenation.
+    # `split` instead of slices: the backward of a slice fills a tensor of all T rows with zeros, so M samples
+    # would cost M * T. The backward of a split is one concatenation.
     parts = zip(
         query_1HTd.split(sizes, dim=2),
         key_1GTd.split(sizes, dim=2),
@@ -159,7 +159,7 @@ def _attend_varlen(
 ) -> torch.Tensor:
     assert _VARLEN is not None, "asked for by `uses_varlen` only"
     options: dict[str, Any] = {"scale": scaling}
-    # The causal mask was a flag before it was a window, and grouped heads came later still.
+    # Arguments differ by PyTorch version: `is_causal` came first, then `window_size`, then `enable_gqa`.
     if "window_size" in _VARLEN_ARGUMENTS:
         options["window_size"] = (-1, 0) if is_causal else (-1, -1)
     else:
@@ -174,7 +174,7 @@ def _attend_varlen(
         key_1GTd[0].transpose(0, 1),
         value_1GTd[0].transpose(0, 1),
         cu_seqlens,
-        # The very tensor again: some kernels take the mask as causal only then.
+        # The same tensor object again: only then do some kernels apply the causal mask.
         cu_seqlens,
         max_tokens,
         max_tokens,
@@ -203,11 +203,11 @@ def packed_attention(
         query: [1, H, T, d].
         key: [1, G, T, d].
         value: [1, G, T, d].
-        attention_mask: must be None: who sees whom is told by `cu_seq_lens_q`.
+        attention_mask: must be None: `cu_seq_lens_q` already says who sees whom.
         scaling: factor on the scores.
         dropout: probability of dropping an attention weight.
         cu_seq_lens_q: [M + 1] int32; required.
-        segment_tokens: its differences, to spare the device a question in each layer.
+        segment_tokens: its differences; none: they are read from the device, in each layer.
         is_causal: whether a token sees only those before it; None: as `module.is_causal` says, else true.
 
     Returns:
@@ -233,5 +233,5 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 for _name in (PACKED, PACKED_ENCODER):
     AttentionInterface.register(_name, packed_attention)
-    # Without this, transformers would build a mask of T x T for an attention function it does not know.
+    # Without this, transformers would build a T x T mask, as it does for functions that it does not know.
     AttentionMaskInterface.register(_name, _no_mask)

@@ -1,8 +1,8 @@
-"""Parameters by name: any piece of a model gets the very values it has in the whole model.
+"""Parameters by name: a piece of a model gets the same values that it has in the whole model.
 
-The whole model is built on the meta device, where it costs nothing; the pieces a rank holds are taken from
-it, given memory, and filled from a generator seeded by (seed, full name). So no layout changes what is
-trained.
+The whole model is built on the meta device, where it takes no memory. The pieces that a rank holds are taken
+from it, get memory, and are filled from a generator that is seeded by (seed, full name). So the values are
+the same in every layout.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Values of a piece of a norm: its copy stays in the cache of a core, or fills a GPU and is small there.
+# How many values `squared_norm` takes at a time. On a CPU their float64 copy stays in the cache of a core. On
+# a GPU they are enough to keep it busy, and the copy is small beside its memory.
 _NORM_SIZES = {"cpu": 1 << 16, "cuda": 1 << 24}
 
-# Modules and parameters of the projector, whatever the family: Qwen's merger is one.
+# Names of modules and parameters of the projector, over all families; `merger` is Qwen's.
 _PROJECTORS = ("multi_modal_projector", "merger", "image_newline")
 
 
@@ -44,11 +45,11 @@ def name_seed(seed: int, name: str) -> int:
 def squared_norm(values: torch.Tensor) -> torch.Tensor:
     """Sum of squares, in float64.
 
-    In pieces: PyTorch copies what it sums in another dtype, of all gradients of a rank four times their bytes
-    where they are bfloat16.
+    Works piece by piece, since PyTorch copies what it sums in another dtype: of all gradients of a rank at
+    once, that would take four times their bytes where they are bfloat16.
 
     Args:
-        values: of one dimension.
+        values: a tensor of one dimension.
 
     Returns:
         A scalar on the same device.
@@ -62,8 +63,8 @@ def squared_norm(values: torch.Tensor) -> torch.Tensor:
 def fill_parameter(parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
     """Fills one parameter: weights of norms with 1, biases with 0, all else from normal(0, `std`).
 
-    Drawn in float32 on the CPU and rounded afterwards: the same values, up to rounding, in any dtype on any
-    device.
+    Values are drawn in float32 on the CPU and then rounded. So they are the same, up to rounding, in any
+    dtype on any device.
 
     Args:
         parameter: filled in place.
@@ -93,15 +94,15 @@ def materialise(
     """Gives a piece of a model on the meta device memory and values.
 
     A parameter that modules share (a head tied to the embedding) is made once, and they still share it.
-    Buffers have no values here: the caller replaces those on the meta device by real ones beforehand.
+    Buffers are not filled here: the caller has replaced those on the meta device by real ones.
 
     Args:
         piece: its parameters are on the meta device and have their full names.
         device: where it shall live.
         dtype: of all parameters.
-        seed: the seed of the run; none: the memory holds anything, and values follow (`load.py`).
+        seed: the seed of the run; none: values are not set here but loaded later (`load.py`).
         std: standard deviation of a parameter, by its name.
-        fill: fills one parameter, with arguments as `fill_parameter` has them.
+        fill: fills one parameter; takes the arguments of `fill_parameter`.
     """
     for name, buffer in piece.named_buffers():
         assert not buffer.is_meta, f"buffer `{name}` would hold garbage"
@@ -115,14 +116,14 @@ def materialise(
                 made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
             module.register_parameter(kind, made[parameter])
         for kind, buffer in module.named_buffers(recurse=False):
-            # Only the device changes: frequencies of rotary embeddings stay float32 in every dtype.
+            # Buffers change their device only: frequencies of rotary embeddings must stay float32.
             setattr(module, kind, buffer.to(device))
     if seed is None:
         return
     slices = slices_of(piece)
     for name, parameter in piece.named_parameters():
         if name in slices:
-            # The values that it has in the whole parameter.
+            # A slice gets the values that it has in the whole parameter.
             whole = torch.empty(slices[name].shape, dtype=dtype)
             fill(whole, name, seed, std(name))
             with torch.no_grad():
@@ -138,7 +139,7 @@ def component_of(name: str) -> str:
         name: as in `model.vision_tower.encoder.layers.0.mlp.fc1.weight`.
 
     Returns:
-        `projector` (what joins the two, newline rows included), `llm` or `encoder`.
+        `projector` (between encoder and LLM; newline rows belong to it), `llm` or `encoder`.
     """
     parts = name.split(".")
     if any(part in _PROJECTORS for part in parts):

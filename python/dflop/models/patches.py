@@ -1,10 +1,10 @@
-"""Encoders that read pictures at their own resolution, in patches; positions in time, height, width (M-RoPE).
+"""Encoders that read pictures at their own resolution, in patches; M-RoPE (positions in time, height, width).
 
     patches_NC --embed--> hidden_NV --layers--> hidden_NV --merge--> features_ED
 
-Frames of a video come in pairs; a picture or a pair is a segment, which attends to itself alone. Where layers
-attend within windows, patches lie window by window between embedding and projector. Shape letters: see
-`adapter.py`; C values of a patch, V the width of the encoder; every input is one encoder token.
+Frames of a video come in pairs. A picture or a frame pair is a segment, and attention stays within a segment.
+Where layers attend within windows, patches are sorted window by window, from the embedding to the projector.
+Shape letters: see `adapter.py`; C values of a patch, V width of the encoder. An input is one encoder token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Geometry:
     """How pictures are cut."""
 
     merge: int
-    """Patches a feature, each way."""
+    """Patches along each side of the square that becomes one feature."""
     patch_size: int
     """Side of a patch, in pixels."""
     window_size: int | None
@@ -52,17 +52,17 @@ class Geometry:
 
     @property
     def feature_patches(self) -> int:
-        """Patches a feature."""
+        """How many patches become one feature."""
         return self.merge**2
 
     @property
     def window_side(self) -> int:
-        """Patches along a side of a whole window."""
+        """Patches along a side of a full window."""
         assert self.window_size is not None, "asked for where there are windows"
         return self.window_size // self.merge // self.patch_size * self.merge
 
     def square(self, tokens: int) -> tuple[int, int, int]:
-        """The picture of so many patches that is nearest to a square.
+        """A picture with so many patches, as close to a square as possible.
 
         Args:
             tokens: a multiple of `feature_patches`.
@@ -80,9 +80,9 @@ class Patches:
     """Where the patches of a microbatch lie."""
 
     positions_T2: torch.Tensor
-    """Row and column of each."""
+    """Row and column of each patch."""
     order: torch.Tensor | None
-    """Features in the order of their windows; None: as they come."""
+    """Indices of features, sorted by window; None: there are no windows, and features keep their order."""
     segments: tuple[int, ...]
     """Patches of each picture or frame pair."""
     windows: tuple[int, ...]
@@ -90,10 +90,10 @@ class Patches:
 
 
 def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device: torch.device) -> Patches:
-    """Where patches lie, by Hugging Face's own functions on the host: the device is asked nothing.
+    """Where patches lie, computed on the host by Hugging Face's functions; nothing is read from the device.
 
     Args:
-        pictures: (frame pairs, rows, columns) each, in patches.
+        pictures: (frame pairs, rows of patches, columns of patches) of each; an image has 1 frame pair.
         geometry: of the model.
         device: of the tensors.
 
@@ -105,7 +105,7 @@ def lay_out(pictures: Sequence[tuple[int, int, int]], geometry: Geometry, device
     return replace(found, positions_T2=_sent(found.positions_T2, device), order=order)
 
 
-# The forward that a backward runs again, and each encoder stage of a rank, ask for the same microbatch.
+# Cached: recomputation in a backward, and each encoder stage of a rank, need the same microbatch again.
 @functools.lru_cache(maxsize=16)
 def _lay_out(pictures: tuple[tuple[int, int, int], ...], geometry: Geometry) -> Patches:
     """As `lay_out`, on the CPU."""
@@ -121,7 +121,7 @@ def _lay_out(pictures: tuple[tuple[int, int, int], ...], geometry: Geometry) -> 
 
 
 def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on `device`, by way of page-locked memory: else the copy waits for the device."""
+    """A host tensor on `device`. Copied from page-locked memory: else the copy waits for the device."""
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor
     return pinned.to(device, non_blocking=True)
 
@@ -131,8 +131,8 @@ def reorder(rows: torch.Tensor, order: torch.Tensor | None, feature_patches: int
 
     Args:
         rows: [T, ...].
-        order: of the features; None: as they are.
-        feature_patches: rows of each.
+        order: indices of features; None: the order stays.
+        feature_patches: rows of each feature.
 
     Returns:
         [T, ...].
@@ -150,7 +150,7 @@ class Bounds:
     cu_seqlens: torch.Tensor
     """[M + 1] int32."""
     segment_tokens: tuple[int, ...]
-    """Its differences."""
+    """Tokens of each segment or window: the differences of `cu_seqlens`."""
     angles: tuple[torch.Tensor, ...]
     """Cosine and sine of the rotary embedding."""
 
@@ -158,7 +158,7 @@ class Bounds:
 def rotate_patches(
     rotary: Any, patches: Patches, geometry: Geometry, like: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Cosine and sine of the rotary embedding of patches, in the order in which layers have them."""
+    """Cosine and sine of the rotary embedding of patches, in the order that patches have in the layers."""
     angles = rotary(like, patches.positions_T2)
     return tuple(reorder(angle, patches.order, geometry.feature_patches) for angle in angles)
 
@@ -166,7 +166,7 @@ def rotate_patches(
 def bounds_of_patches(
     tokens: Sequence[int], angles: tuple[torch.Tensor, ...], device: torch.device
 ) -> Bounds:
-    """What layers must know of segments or windows of so many tokens each."""
+    """What layers must know of segments or windows, given the tokens of each."""
     ends = torch.tensor([0, *tokens]).cumsum(0).to(torch.int32)
     return Bounds(_sent(ends, device), tuple(tokens), angles)
 
@@ -213,7 +213,7 @@ def patch_plan(num_heads: int, hidden: tuple[str, ...], output: str, width: tupl
         num_heads: of the layer.
         hidden: names of the MLP's first maps.
         output: name of its last map.
-        width: of the MLP, after the name of the field that tells it.
+        width: name of the configuration's field for the width of the MLP, and that width.
 
     Returns:
         The plan.
@@ -290,7 +290,7 @@ class PatchFamily(FamilyAdapter):
     def encode_run(
         self, model: Any, batch: EncoderInput, run: EncoderRun, incoming_RU: torch.Tensor | None
     ) -> torch.Tensor:
-        """See `FamilyAdapter.encode_run`; between runs patches stand in the order of the layers."""
+        """See `FamilyAdapter.encode_run`; between runs patches stay in the order that the layers use."""
         tower = model.visual
         device = batch.inputs_N.device if incoming_RU is None else incoming_RU.device
         sides = [cast("tuple[int, int]", grid.patches) for grid in batch.media]
@@ -332,10 +332,10 @@ class PatchFamily(FamilyAdapter):
         grids: dict[int, list[list[int]]] = {1: [], 2: []}
         for grid in media:
             grids[1 + (grid.kind == "video")].append([grid.num_tiles, *(grid.patches or ())])
-        # Hugging Face's `VideoMetadata` has 24 frames a second where the file does not tell.
+        # Hugging Face's `VideoMetadata` assumes 24 frames a second where the file does not say it.
         frames = self.vision.temporal_patch_size
         seconds = [frames / (g.sampled_fps or 24) for g in media if g.kind == "video"]
-        # Its methods read nothing but the configuration of the model they belong to.
+        # These methods read only the configuration of their model, so an object with just that is enough.
         shell: Any = SimpleNamespace(config=self.config)
         shell.get_vision_position_ids = MethodType(self.model_methods.get_vision_position_ids, shell)
         try:
@@ -388,14 +388,14 @@ class PatchFamily(FamilyAdapter):
         return self._part(frames, grid, file)
 
     def _part(self, frames: torch.Tensor, grid: MediaGrid, file: MediaFile) -> torch.Tensor:
-        """Frames of some tiles of a video, at the size that they have in the whole: the processor's steps."""
+        """Some frames of a video, at the size that they have in the whole video, by the processor's steps."""
         from transformers.image_utils import SizeDict
         from transformers.video_processing_utils import BaseVideoProcessor
 
         p, side = self.video_processor, self.geometry.patch_size
         rows, columns = cast("tuple[int, int]", grid.patches)
         size = SizeDict(height=rows * side, width=columns * side)
-        # Its own `resize` would choose the size by the number of frames.
+        # The processor's `resize` would choose the size by the number of frames, which are not all here.
         resized = BaseVideoProcessor.resize(p, image=frames[None], size=size, resample=p.resample)
         normed = p.rescale_and_normalize(
             resized, p.do_rescale, p.rescale_factor, p.do_normalize, p.image_mean, p.image_std

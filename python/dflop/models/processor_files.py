@@ -1,8 +1,8 @@
 """The files of a model directory that describe its processors, in the forms that transformers has given them.
 
-preprocessor_config.json         the image processor or feature extractor itself, or under its name
-processor_config.json            newer: all of them, each under its name
-video_preprocessor_config.json   the video processor; without it the image processor's fields hold
+preprocessor_config.json         the image processor or feature extractor: its fields, or a part of its name
+processor_config.json            newer: all processors, each a part of its name
+video_preprocessor_config.json   the video processor; without this file it has the image processor's fields
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def processor_file(model_dir: Path) -> Path:
         model_dir: of the model.
 
     Returns:
-        The first of the names that is there; the first name where none is.
+        The first of these files that exists; where none does, the path of the first.
     """
     return next((path for name in _FILES if (path := model_dir / name).is_file()), model_dir / _FILES[0])
 
@@ -55,7 +55,7 @@ def processor_fields(model_dir: Path, part: str) -> dict[str, Any]:
             return content[part]
         if (model_dir / _VIDEO_FILE).is_file():
             return _read(model_dir / _VIDEO_FILE)
-        # An old file may name the image processor as its type.
+        # An old file may give the type of the image processor, which is not one of the video's fields.
         fields = content.get("image_processor", content)
         return {name: value for name, value in fields.items() if not name.endswith("_type")}
     return content.get(part, content)
@@ -77,11 +77,11 @@ def processor_of_videos(model_dir: Path, name: str) -> Any:
         name: of its class in transformers.
 
     Returns:
-        It, as the files of the model describe it.
+        The processor, as the files of the model describe it.
 
     Raises:
         FileNotFoundError: there is no file.
-        ProfileError: torchvision is missing, which these processors are made of.
+        ProfileError: torchvision is missing, which these processors need.
     """
     import transformers
 

@@ -1,10 +1,10 @@
-"""What trains: all of a model or parts of it, by `train.recipe`. The projector always does.
+"""What trains: all of a model or parts of it, by `train.recipe`. The projector always trains.
 
 full            encoder, projector, LLM
 projector       projector alone
 frozen-encoder  projector, LLM
 frozen-llm      encoder, projector
-lora            projector (its modules), and adapters of low rank beside the linear maps of the LLM
+lora            projector (its modules), and low-rank adapters beside the linear maps of the LLM
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRAINED = {
 
 
 def freeze(module: nn.Module, recipe: str) -> int:
-    """Freezes what a recipe leaves as it is, before gradients and optimizer are made.
+    """Freezes the parameters that a recipe does not train, before gradients and optimizer are made.
 
     Args:
         module: a piece, with full names of its parameters; changed in place.
@@ -43,6 +43,6 @@ def freeze(module: nn.Module, recipe: str) -> int:
 def _trains(name: str, recipe: str) -> bool:
     """Whether a parameter trains."""
     if recipe == "lora":
-        # Of the projector what peft can save: modules, no single parameters.
+        # Of the projector only modules train here, since peft cannot save single parameters.
         return is_adapter(name) or any(part in PROJECTORS for part in name.split("."))
     return component_of(name) in _TRAINED[recipe]

@@ -1,4 +1,4 @@
-"""Recomputation: what a layer's forward does not keep, its backward computes again.
+"""Recomputation: the forward of a layer keeps less, and its backward computes the rest again.
 
 none        all is kept
 selective   outputs of matrix products and attention are kept, the rest is computed again
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
-"""As `Recompute` of the model profile."""
+"""The names of `Recompute` in the model profile."""
 
 # Operators whose results are kept in mode `selective`; those that a version of PyTorch lacks are left out.
 _KEPT_NAMES = (
@@ -60,20 +60,20 @@ _replaying = False
 
 
 def recomputes() -> bool:
-    """Whether what runs now is computed again in a backward, or is being computed again."""
+    """Whether a layer runs that recomputes: its first forward, or that forward again in the backward."""
     return _recomputes
 
 
 def is_keeping() -> bool:
-    """Whether a layer runs for the first time in mode `selective`: outputs of its linear maps are kept."""
+    """Whether the first forward of a layer runs in mode `selective`: outputs of its linear maps are kept."""
     return _keeping
 
 
 def is_replaying() -> bool:
-    """Whether a layer is being computed again in mode `selective`: what was kept of it is as it was left.
+    """Whether a backward runs a layer's forward again in mode `selective`: kept outputs are then reused.
 
     Returns:
-        False elsewhere, in mode `full` too.
+        False everywhere else, in mode `full` too.
     """
     return _replaying
 
@@ -101,13 +101,13 @@ def _keep(inner: Any) -> Iterator[None]:
 
 
 def _selective_contexts() -> tuple[Any, Any]:
-    """What the forward runs in, and what it runs in again."""
+    """The contexts of the first forward, and of the forward that the backward runs."""
     first, again = create_selective_checkpoint_contexts(_policy)
     return _keep(first), _replay(again)
 
 
 def _noted(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The forward, which says of itself that it recomputes."""
+    """The same forward, for whose time `recomputes` is true."""
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         global _recomputes
@@ -124,14 +124,14 @@ def _noted(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     """Makes each of `layers` recompute in `mode` what it runs inside the context.
 
-    Random numbers are not restored: for layers without dropout.
+    The state of random numbers is not restored, so it is for layers without dropout only.
 
     Args:
         layers: modules that give one tensor.
         mode: one of `MODES`.
 
     Yields:
-        Nothing; the layers' forwards are wrapped.
+        Nothing; inside, the layers' forwards are wrapped.
 
     Raises:
         ValueError: there is no such mode.
@@ -145,7 +145,7 @@ def recomputing(layers: Sequence[nn.Module], mode: str) -> Iterator[None]:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == SELECTIVE:
         options["context_fn"] = _selective_contexts
-    # What another context may have put there is put back at the end.
+    # A forward that another context has set is set again at the end.
     wrapped: list[tuple[nn.Module, Any]] = []
     try:
         for layer in layers:

@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-# Frequencies of these depend on the longest position of a call, hence on what a sample is packed with.
+# In these kinds, frequencies depend on the longest position of a call, hence on the samples packed together.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-# Of fields, for example `attention_dropout`, `layerdrop`, `drop_path_rate`, `resid_pdrop`.
+# Parts of the names of fields, such as `attention_dropout`, `layerdrop`, `drop_path_rate`, `resid_pdrop`.
 _DROPS = ("dropout", "layerdrop", "drop_path", "pdrop")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a field of the configuration must be."""
+    """A field of the configuration, and what it must be."""
 
     field: str
     """Its path in `config.json`."""
     value: Any
-    """What it is."""
+    """The value that the field has."""
     holds: bool
     """Whether the rule holds."""
     wanted: str
-    """The rule in words, after `must be`."""
+    """What the field must be, in words that follow `must be`."""
 
 
 def check_rules(path: Path, rules: Sequence[Rule]) -> None:
@@ -50,7 +50,7 @@ def check_rules(path: Path, rules: Sequence[Rule]) -> None:
 
 
 def rope_rule(text: Any) -> Rule:
-    """The rotary embedding of a packed sample must be that of the sample alone.
+    """The rotary embedding of a sample must be the same in a pack as alone.
 
     Args:
         text: configuration of the backbone.
@@ -64,9 +64,9 @@ def rope_rule(text: Any) -> Rule:
 
 
 def dropout_rules(config: Mapping[str, Any]) -> list[Rule]:
-    """Nothing may be dropped at random: what is drawn would depend on how samples are packed and dealt out.
+    """There must be no dropout: random draws would depend on how samples are packed and dealt out to ranks.
 
-    The gradient of a global batch must not depend on its schedule.
+    Then the gradient of a global batch would depend on its schedule, which it must not.
 
     Args:
         config: the fields of `config.json`, or of Hugging Face's configuration.
@@ -112,10 +112,10 @@ def read_family(model_dir: str | os.PathLike[str], families: Sequence[str]) -> s
 
 
 def _way_out(family: object) -> str:
-    """What can be done with a family that is not among those known.
+    """What a user can do about a family that is not known here.
 
     Args:
-        family: `model_type` of a `config.json`, whatever stands there.
+        family: `model_type` of a `config.json`; may be of any type.
 
     Returns:
         A hint.

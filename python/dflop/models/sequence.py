@@ -2,12 +2,16 @@
 
     x_RD --norm--> --(all-gather)--> x_TD --cut maps, attention--> summand_TD --(reduce-scatter)--> y_RD
 
-The backward has the other of the two at each place. Both together are the bytes of the all-reduce that stands
-there where all ranks have all rows. Norms and residuals take 1/n of the time and of the memory on n ranks.
-What was gathered is not kept: the first map that wants it in the backward gathers it again, for all of them.
+The backward has a reduce-scatter in place of each all-gather, and an all-gather in place of each
+reduce-scatter. The two together send as many bytes as the all-reduce of plain tensor parallelism, where each
+rank has all rows. On n ranks, norms and residuals take 1/n of the time and of the memory.
 
-R = ceil(T / n): the rows past T are zeros, come from nowhere and go nowhere. The gradient of a norm is summed
-over the ranks at the end of the step, as `LayerPlan.between` says.
+Gathered rows are not kept for the backward. There the first map that needs them gathers them again, and the
+other maps read the same copy.
+
+Each rank has R = ceil(T / n) rows. Rows past T are padding: they are zeros, and their results are not used.
+Each rank computes the gradient of a norm from its own rows only. So these gradients are summed over the ranks
+at the end of the step (`LayerPlan.between`).
 
 *References*: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
 2205.05198, section 4.2.
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def rows_of_rank(num_rows: int, degree: int) -> int:
-    """Rows that each rank has between the cut maps, zeros at the end included.
+    """Rows that each rank has between the cut maps, padding included.
 
     Args:
         num_rows: of the pack.
@@ -45,7 +49,7 @@ def rows_of_rank(num_rows: int, degree: int) -> int:
 
 
 def own_rows(whole_TD: torch.Tensor, sums: Sums) -> torch.Tensor:
-    """This rank's part of rows that all ranks have alike. In the backward each rank gets the gradient of all.
+    """This rank's part of rows that all ranks have. In the backward each rank gets the gradient of all rows.
 
     Every rank must call it; the forward sends nothing, the backward gathers and blocks.
 
@@ -60,7 +64,7 @@ def own_rows(whole_TD: torch.Tensor, sums: Sums) -> torch.Tensor:
 
 
 def all_rows(own_RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
-    """The rows of all ranks, for a result whose gradient all ranks have alike.
+    """The rows of all ranks, for a result whose gradient is the same on all ranks.
 
     Every rank must call it; the forward gathers and blocks, the backward sends nothing.
 
@@ -76,12 +80,12 @@ def all_rows(own_RD: torch.Tensor, num_rows: int, sums: Sums) -> torch.Tensor:
 
 
 def share_rows(layer: nn.Module, entries: Sequence[str], cuts: Mapping[str, bool], sums: Sums) -> None:
-    """Makes a cut layer take and give a rank's rows.
+    """Makes a cut layer take this rank's rows and give this rank's rows, by hooks.
 
     Args:
         layer: as `cut_layer` left it; changed in place. It is called with `position_embeddings` of all rows.
         entries: modules that read all rows, attention first.
-        cuts: the cut maps, by their paths, and whether it is the inputs of each that are cut.
+        cuts: for each cut map, by its path: true where its inputs are cut, false where its outputs are.
         sums: over the ranks.
     """
     shared = _SharedRows(sums)
@@ -103,7 +107,7 @@ def _padded(whole_TD: torch.Tensor, degree: int) -> torch.Tensor:
 
 def _part(whole_TD: torch.Tensor, sums: Sums) -> torch.Tensor:
     num_own = rows_of_rank(whole_TD.shape[0], sums.degree)
-    # A copy: a view would keep all rows.
+    # A copy, since a view would keep the memory of all rows.
     return _padded(whole_TD, sums.degree).narrow(0, sums.rank * num_own, num_own).clone()
 
 
@@ -136,7 +140,8 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own_1RD: torch.Tensor, num_rows: int, sums: Sums, is_kept: bool) -> torch.Tensor:
         ctx.sums = sums
         if is_kept:
-            # For those that read them in the backward; here, so that whoever counts what is kept sees them.
+            # Kept for maps that gather these rows again in the backward. Autograd saves them, instead of an
+            # attribute, so that code that counts saved bytes sees them.
             ctx.save_for_backward(own_1RD)
         return sums.gather(own_1RD[0])[None, :num_rows]
 
@@ -148,9 +153,9 @@ class _Gather(torch.autograd.Function):
 class _Scatter(torch.autograd.Function):
     """Forward: this rank's rows of the sum over all ranks; backward: the gradients of all rows.
 
-    Where a layer is computed again in mode `selective`, the result of the linear map was kept, with this
-    rank's rows of the sum in its first rows. That of a map with adapters beside it was not: it is summed
-    again.
+    Recomputation in mode `selective` keeps the result of a linear map. Here the forward writes this rank's
+    rows of the sum into the first rows of that result, so the replay finds them there and sends nothing. The
+    result of a map with LoRA adapters is not kept, so it is summed again.
     """
 
     @staticmethod
@@ -162,7 +167,7 @@ class _Scatter(torch.autograd.Function):
             own_RD = sums.scatter(_padded(summand_1TD[0], sums.degree))
             if not (is_linear and is_keeping()):
                 return own_RD[None]
-            # Past the version counter, as an all-reduce in place is.
+            # Written through `.data`, which autograd does not notice, just like an in-place all-reduce.
             summand_1TD.data[0, :num_own].copy_(own_RD)
         return summand_1TD[:, :num_own].clone()
 
@@ -172,10 +177,10 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Gathered:
-    """Rows of all ranks that are kept as this rank's, and gathered again for those that want them."""
+    """Gathered rows of which only this rank's are kept; the backward gathers the others again when needed."""
 
     def __init__(self, own_1RD: torch.Tensor, whole_1TD: torch.Tensor, sums: Sums) -> None:
-        # Where nothing before wants a gradient, nobody else keeps the rows.
+        # `_Gather` keeps this rank's rows. If nothing before it needs a gradient, they are kept here.
         self._gather: Any = whole_1TD.grad_fn
         self._own_1RD = own_1RD.detach() if self._gather is None else None
         self._sums = sums
@@ -184,14 +189,14 @@ class _Gathered:
         self._num_kept = self._num_left = 0
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What is kept of a tensor that a backward wants."""
+        """What autograd keeps instead of a tensor: for a view of the gathered rows, only how to view them."""
         if tensor.untyped_storage().data_ptr() != self._pointer:
             return tensor
         self._num_kept += 1
         return self, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def take(self, shape: Any, stride: Any, offset: int) -> torch.Tensor:
-        """The rows, gathered unless another reader in this backward has them. Every rank must take them."""
+        """A view of the rows; the first map in a backward gathers them. Every rank must call it; blocks."""
         if self._whole is None:
             own_1RD = self._gather.saved_tensors[0] if self._own_1RD is None else self._own_1RD
             self._whole = self._sums.gather(own_1RD[0].detach())
@@ -211,7 +216,7 @@ def _unpack(packed: Any) -> torch.Tensor:
 
 
 class _SharedRows:
-    """The hooks of one layer."""
+    """The hooks by which one layer shares its rows with the other ranks."""
 
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
@@ -220,11 +225,11 @@ class _SharedRows:
         self._watching: torch.autograd.graph.saved_tensors_hooks | None = None
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before attention and MLP: all rows. Attention comes first, and is told of the positions of all."""
+        """Before attention and before the MLP: gathers all rows. Attention comes first and knows how many."""
         if "position_embeddings" in kwargs:
             self._num_rows = kwargs["position_embeddings"][0].shape[-2]
         own_1RD: torch.Tensor = args[0] if args else kwargs["hidden_states"]
-        # Layers that recompute keep none of it, and have it in their backward.
+        # Layers that recompute keep nothing of this: their backward runs this forward again.
         is_kept = torch.is_grad_enabled() and not recomputes()
         whole_1TD: torch.Tensor = _Gather.apply(own_1RD, self._num_rows, self._sums, is_kept)
         self._gathered = _Gathered(own_1RD, whole_1TD, self._sums) if is_kept else None
@@ -233,19 +238,19 @@ class _SharedRows:
         return args, {**kwargs, "hidden_states": whole_1TD}
 
     def watch(self, _: nn.Module, __: tuple[Any, ...]) -> None:
-        """Before a map that reads what was gathered."""
+        """Before a map that reads gathered rows: from here on, what autograd keeps goes through `pack`."""
         if self._gathered is not None:
             self._watching = torch.autograd.graph.saved_tensors_hooks(self._gathered.pack, _unpack)
             self._watching.__enter__()
 
     def unwatch(self, _: nn.Module, __: tuple[Any, ...], ___: Any) -> None:
-        """Behind it."""
+        """After such a map: ends that."""
         if self._watching is not None:
             self._watching.__exit__()
             self._watching = None
 
     def leave(self, module: nn.Module, _: tuple[Any, ...], summand_1TD: torch.Tensor) -> torch.Tensor:
-        """Behind a map whose inputs are cut: the sum, this rank's rows of it."""
-        # The graph has what it keeps.
+        """After a map whose inputs are cut: gives this rank's rows of the sum over the ranks."""
+        # No longer needed here: the autograd graph holds it.
         self._gathered = None
         return _Scatter.apply(summand_1TD, self._sums, isinstance(module, nn.Linear))

@@ -1,4 +1,4 @@
-"""Decoding: files to sound of one channel."""
+"""Decoding: from files to sound with one channel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _decode(file: MediaFile, sampling_rate: int) -> np.ndarray:
         stream = container.streams.audio[0]
         stream.codec_context.thread_count = 1
         rate = stream.codec_context.sample_rate
-        # Floats, one row a channel, at the file's own rate.
+        # `fltp`: floats, with a row for each channel. The sampling rate stays that of the file.
         to_floats = av.AudioResampler(format="fltp")
         parts = [f.to_ndarray() for frame in container.decode(stream) for f in to_floats.resample(frame)]
     if not parts:
@@ -69,5 +69,5 @@ def _resample(mono: np.ndarray, rate: int, sampling_rate: int) -> np.ndarray:
     found = [part.to_ndarray()[0] for each in (frame, None) for part in resampler.resample(each)]
     wanted = -(-len(mono) * sampling_rate // rate)
     resampled = np.concatenate(found)[:wanted]
-    # The last samples lie past the end of the sound that the filter has seen.
+    # The resampler may give fewer samples: for the last ones its filter needs sound past the end. They are 0.
     return np.pad(resampled, (0, wanted - len(resampled)))

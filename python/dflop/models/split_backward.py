@@ -2,10 +2,12 @@
 
     forward --> I: backward, each layer queues (input, gradient of its output) --> W: flush of the queue
 
-Only linear maps and embeddings are split: they have nearly all weights. Norms, biases of other layers and
-the like give their small gradients in I. The gradients are those of the joint backward. What the queue holds
-stays in memory until the flush, and nothing else of the microbatch does: of each linear map its input, which
-the forward had kept, and the gradient of its output; of an embedding its ids and that gradient.
+Only linear maps and embeddings are split, since they have nearly all weights. Other parameters, such as those
+of norms, get their small gradients in I. All gradients are those of the joint backward.
+
+Between I and W only what is in the queue stays in memory. For a linear map that is its input, which the
+forward had kept, and the gradient of its output. For an embedding it is the ids, and the gradient of its
+output.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class WeightQueue:
         self._waiting: list[tuple[Callable[..., None], tuple[torch.Tensor, ...]]] = []
 
     def __len__(self) -> int:
-        """Layers that wait."""
+        """How many layers wait for the flush."""
         return len(self._waiting)
 
     def add(self, work: Callable[..., None], *held: torch.Tensor) -> None:
@@ -36,12 +38,13 @@ class WeightQueue:
 
         Args:
             work: computes the gradient from `held` and adds it to that of the weight.
-            *held: all that it needs beside the layer; without a graph, which would hold more.
+            *held: all tensors that it needs, besides the layer. They must be detached, since an autograd
+                graph would hold more memory.
         """
         self._waiting.append((work, held))
 
     def held(self) -> Iterator[torch.Tensor]:
-        """What waits, tensor by tensor; layers of one input hold the same tensor.
+        """All tensors in the queue. Layers with the same input hold the same tensor, which comes again.
 
         Yields:
             Inputs and gradients of outputs.
@@ -50,14 +53,14 @@ class WeightQueue:
             yield from held
 
     def take(self) -> WeightQueue:
-        """All that waits, as a queue of its own; nothing waits here after it."""
+        """Moves all that waits into a new queue; this one is empty afterwards."""
         taken = WeightQueue()
         taken._waiting, self._waiting = self._waiting, []
         return taken
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Computes all that waits, first come first served; frees the inputs one by one."""
+        """Computes all that waits, in the order of the queue, and frees the inputs one by one."""
         waiting, self._waiting = self._waiting, []
         waiting.reverse()
         while waiting:
@@ -67,7 +70,7 @@ class WeightQueue:
 
 def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     if parameter.grad is None:
-        # FSDP2 sums in a wider type than it computes in.
+        # FSDP2 sums gradients in a wider type than it computes in, and asks for it by `grad_dtype`.
         parameter.grad = gradient.to(getattr(parameter, "grad_dtype", None) or gradient.dtype)
     else:
         parameter.grad += gradient
@@ -84,7 +87,8 @@ class _Linear(torch.autograd.Function):
         layer: nn.Linear,
         queue: WeightQueue,
     ) -> torch.Tensor:
-        # The anchor wants a gradient: without it autograd would leave out a layer whose input wants none.
+        # The anchor is an empty tensor that requires a gradient. Without it autograd would skip the backward
+        # of a layer whose input requires none.
         del anchor
         ctx.layer, ctx.queue = layer, queue
         weight = layer.weight
@@ -94,7 +98,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         (gradient,) = gradients
-        # Once only: a checkpoint would compute them again.
+        # `saved_tensors` is read only once: under recomputation each reading would compute the layer again.
         kept, weight = ctx.saved_tensors
         layer: nn.Linear = ctx.layer
         trains_bias = layer.bias is not None and layer.bias.requires_grad
@@ -107,13 +111,13 @@ class _Linear(torch.autograd.Function):
                 if trains_bias:
                     _accumulate(layer.bias, rows.sum(0))
 
-            # Detached: the graph before it would hold what came in, and its gradient.
+            # Detached: otherwise its graph would keep what came into the stage, with its gradient.
             ctx.queue.add(work, gradient, *([] if kept is None else [kept.detach()]))
         return (gradient.matmul(weight) if ctx.needs_input_grad[0] else None), None, None, None
 
 
 class _Embedding(torch.autograd.Function):
-    """`F.embedding` whose backward gives nothing and queues all."""
+    """`F.embedding` whose backward computes nothing and queues the gradient of the weight."""
 
     @staticmethod
     def forward(
@@ -148,13 +152,13 @@ class _Embedding(torch.autograd.Function):
 
 
 def _anchor(layer: nn.Linear | nn.Embedding) -> torch.Tensor:
-    """An empty tensor that wants a gradient."""
+    """An empty tensor that requires a gradient; see `_Linear.forward`."""
     return torch.empty(0, device=layer.weight.device, requires_grad=True)
 
 
 def _split_forward(layer: nn.Module, queue: WeightQueue) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The forward that queues, for a layer that can be split and trains."""
-    # A class of its own may do more than the map.
+    """The forward to use instead, which queues; none for a layer that cannot be split or does not train."""
+    # A subclass with a forward of its own may do more than the linear map, so it is not split.
     forward = type(layer).forward
     if isinstance(layer, nn.Linear) and forward is nn.Linear.forward and _trains(layer):
         anchor = _anchor(layer)
@@ -190,9 +194,9 @@ class BackwardSplitter:
     def splitting(self) -> Iterator[WeightQueue]:
         """Splits the backward of what the module computes inside the context.
 
-        Backward and flush may come later, outside of it; the backward of a layer that recomputes must not.
-        Weights shared by two layers are right too: each adds its part. Under autocast the types of the
-        forward are not followed: not for use there.
+        Backward and flush may come later, outside of the context; but the backward of a layer that recomputes
+        must run inside. A weight that two layers share is right, too: each layer adds its part. Not for use
+        under autocast, whose types it does not follow.
 
         Yields:
             The queue, always the same; `flush` it after each backward, or `take` what it then holds.
@@ -200,7 +204,7 @@ class BackwardSplitter:
         swapped: list[dict[str, Any]] = []
         try:
             for layer, forward in self._forwards:
-                # Past `Module.__setattr__`: a training step comes here for each of its microbatches.
+                # Set without `Module.__setattr__`, which is slow: this runs for each microbatch of a step.
                 attributes = vars(layer)
                 if "forward" not in attributes:
                     attributes["forward"] = forward
@@ -215,7 +219,7 @@ def split_backward(module: nn.Module) -> AbstractContextManager[WeightQueue]:
     """Splits the backward of what `module` computes inside the context, once.
 
     Args:
-        module: its linear maps and embeddings are swapped for the time.
+        module: its linear maps and embeddings get another forward inside the context.
 
     Returns:
         As `BackwardSplitter.splitting`.

@@ -1,4 +1,4 @@
-"""What the ranks that share layers do together: they sum, gather rows, and sum rows for their owners."""
+"""What ranks that share layers do together: all-reduce, all-gather of rows, reduce-scatter of rows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """Sums over the ranks of a group; none while it is silent, when each rank runs its part alone."""
+    """Collectives over the ranks of a group. While silent it sends nothing: each rank runs its part alone."""
 
     def __init__(self, group: dist.ProcessGroup | None, degree: int = 1) -> None:
-        """Sums that are not silent, unless there is nobody to sum with.
+        """Not silent, unless there is no group.
 
         Args:
-            group: the ranks; this process is one of them. None: one rank's part, measured alone.
-            degree: ranks that there would be, where there is no group.
+            group: the ranks, this process among them. None: one rank's part is measured alone.
+            degree: how many ranks share the layers, where there is no group.
         """
         self.group, self.is_silent = group, group is None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.degree = degree if group is None else group.size()
 
     def add(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
-        """Puts the sum (or the like) of all ranks in the place of each one's tensor.
+        """Replaces the tensor, in place, by the sum of the tensors of all ranks (an all-reduce).
 
         Args:
             tensor: of the same tensor shape on all ranks.
-            op: what is done instead of adding up.
+            op: what to do instead of a sum, such as the maximum.
         """
         if not self.is_silent:
             dist.all_reduce(tensor, op, group=self.group)
@@ -41,10 +41,10 @@ class Sums:
         """The rows of all ranks, in the order of the ranks.
 
         Args:
-            own_RD: of this rank; as many on each.
+            own_RD: rows of this rank; as many on every rank.
 
         Returns:
-            [R times ranks, D]; alone this rank's rows stand for the others' too.
+            [R times ranks, D]. While silent, this rank's rows stand for those of the others.
         """
         if self.is_silent:
             return own_RD.repeat(self.degree, 1)
@@ -56,7 +56,7 @@ class Sums:
         """This rank's rows of the sum over all ranks.
 
         Args:
-            summand_SD: all rows; the ranks divide their number.
+            summand_SD: this rank's summand of all rows; S is a multiple of the number of ranks.
 
         Returns:
             [S / ranks, D].
@@ -69,7 +69,7 @@ class Sums:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Lets this rank run without the others: nothing is added, each tensor stays what it is.
+        """Lets this rank run without the others: inside, `add` leaves each tensor as it is.
 
         Yields:
             Nothing.

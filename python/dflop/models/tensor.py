@@ -3,10 +3,10 @@
     x --(entry)--> q, k, v of own heads --> attention --> output projection of own heads --(sum)--> y
     x --(entry)--> own rows of the MLP's first maps --> own columns of its last --(sum)--> y
 
-A cut layer alone gives one summand of its result. `add_collectives` makes the ranks sum: an all-reduce at
-each (sum) in the forward, one at each (entry) in the backward. What stands between (norms, residual) runs
-whole on every rank, or on a part of the rows (`sequence.py`). What a rank has of a parameter is its `Slice`:
-so it is filled, saved and exported.
+A cut layer by itself gives only one summand of the result. `add_collectives` makes the ranks sum: by an
+all-reduce at each (sum) in the forward, and one at each (entry) in the backward. Norms and residuals between
+the cut maps run on all rows on every rank, or on a part of the rows (`sequence.py`). A `Slice` says which
+part of a parameter a rank has: by it parameters are filled, saved and exported.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorRank:
-    """Which of the ranks that share layers this one is."""
+    """How many ranks share the layers, and which of them this one is."""
 
     degree: int = 1
-    """Ranks; 1: layers are whole."""
+    """How many ranks share the layers; 1: layers are whole."""
     rank: int = 0
-    """From 0."""
+    """This rank's position among them, from 0."""
 
 
 WHOLE = TensorRank()
@@ -47,15 +47,15 @@ class Slice:
 
     dim: int
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Tensor shape of the whole parameter."""
     runs: tuple[tuple[int, int], ...]
-    """(first index, number of them), ascending."""
+    """(first index, number of indices) of each run, ascending."""
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
         """The part.
 
         Args:
-            whole: the parameter, or what is of its shape.
+            whole: the parameter, or a tensor of its tensor shape.
 
         Returns:
             A copy, or a view where there is one run.
@@ -65,13 +65,13 @@ class Slice:
 
 
 def slices_of(piece: nn.Module) -> dict[str, Slice]:
-    """The parameters of a piece that are parts of whole ones.
+    """The parameters of a piece that are parts of whole parameters.
 
     Args:
         piece: as `cut_layer` and `cut_vocabulary` left it.
 
     Returns:
-        By the parameter's name in the piece.
+        The slice of each, by the parameter's name in the piece.
     """
     found: dict[str, Slice] = {}
     for path, module in piece.named_modules():
@@ -85,17 +85,17 @@ class Cut:
     """How one linear map is cut."""
 
     path: str
-    """Of the `nn.Linear`, inside its layer."""
+    """Path of the `nn.Linear` inside its layer."""
     field: str
-    """The configuration's field that counts the parts."""
+    """Field of the configuration that says how many parts there are; errors name it."""
     num_parts: int
-    """Parts that stay whole: heads, or rows of the MLP."""
+    """How many parts there are to deal out, each of which stays whole: heads, or rows of the MLP."""
     by_input: bool = False
-    """Whether the inputs are cut (the ranks' results are summands) rather than the outputs."""
+    """Whether the inputs of the map are cut, so that each rank gives a summand; else its outputs are cut."""
     num_blocks: int = 1
-    """Maps laid behind each other in the one: 3 where it gives queries, keys and values."""
+    """How many maps this one joins, one after the other: 3 where it gives queries, keys and values."""
     may_repeat: bool = False
-    """Whether several ranks may hold the same part: heads of keys and values, where there are few."""
+    """Whether several ranks may hold the same part: heads of keys and values, if fewer than ranks."""
 
     def of_rank(self, degree: int, rank: int) -> range:
         """The parts of one rank.
@@ -127,14 +127,14 @@ class LayerPlan:
     """How a layer is cut."""
 
     cuts: tuple[Cut, ...]
-    """Every linear map of the layer."""
+    """How each linear map of the layer is cut."""
     entries: tuple[str, ...]
-    """Modules that read what all ranks have: the gradients of their inputs are summed."""
+    """Modules at which cut maps begin. Their input is the same on all ranks, which sum its gradient."""
     counts: tuple[tuple[str, str], ...] = ()
-    """(module, attribute): numbers that the module's code reads, to be divided by the degree."""
+    """(module, attribute) of numbers that the module's code reads, such as heads; divided by the degree."""
     between: tuple[str, ...] = ()
-    """Modules between the cut ones (norms), where each rank has a part of the rows there: the gradient of
-    what they hold has a summand on each. Empty: all ranks have all rows."""
+    """Modules between the cut maps (norms), if each rank has only a part of the rows there (sequence
+    parallelism). Then each rank has a summand of their gradients. Empty: all ranks have all rows."""
 
 
 def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tuple[int, int]:
@@ -143,7 +143,7 @@ def heads_of_rank(num_heads: int, num_key_value_heads: int, degree: int) -> tupl
     Args:
         num_heads: of the layer.
         num_key_value_heads: of the layer.
-        degree: ranks; the layer can be cut over so many.
+        degree: number of ranks; the layer can be cut over so many.
 
     Returns:
         At least 1 each.
@@ -159,7 +159,7 @@ def _slice(tensor: torch.Tensor, dim: int, cut: Cut, parts: range) -> Slice:
 
 
 def take_slice(module: nn.Module, kind: str, part: Slice) -> None:
-    """Leaves of a module's own parameter a part, and notes which.
+    """Replaces a parameter of a module by a part of it, and notes in the module which part.
 
     Args:
         module: changed in place.
@@ -174,9 +174,10 @@ def take_slice(module: nn.Module, kind: str, part: Slice) -> None:
 
 
 def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> None:
-    """Leaves of a layer the part of one rank.
+    """Reduces a layer to the part of one rank.
 
-    A bias beside cut inputs stays whole, and the first rank alone has it: it is added once.
+    Where the inputs of a map are cut, its bias stays whole and only the first rank keeps it: the ranks'
+    results are summed, so the bias must be added once.
 
     Args:
         layer: changed in place; on any device.
@@ -197,34 +198,35 @@ def cut_layer(layer: nn.Module, plan: LayerPlan, degree: int, rank: int = 0) -> 
         if linear.bias is not None and not cut.by_input:
             take_slice(linear, "bias", _slice(linear.bias, 0, cut, parts))
         elif linear.bias is not None and rank > 0:
-            # Added once: by the first rank.
+            # Only the first rank adds the bias.
             linear.register_parameter("bias", None)
     for path, attribute in plan.counts:
         module = layer.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) // degree)
     for path in plan.between:
         module = cast("Any", layer.get_submodule(path))
-        # All of it, shared by the ranks: as they share what is whole beside cut maps.
+        # Noted as a slice of everything: a part that all ranks hold, so that its gradients are summed.
         module.tensor_slices = {
             kind: Slice(0, tuple(p.shape), ((0, p.shape[0]),))
             for kind, p in module.named_parameters(recurse=False)
         }
-    # Where `add_collectives` finds it.
+    # `add_collectives` finds the plan here.
     cast("Any", layer).tensor_parallel_plan = plan
 
 
 class Sum(torch.autograd.Function):
-    """Forward: the sum over the ranks; backward: nothing.
+    """Forward: the sum over the ranks; backward: passes the gradient on.
 
-    Where a layer is computed again in mode `selective`, the result of the linear map was kept, and with it
-    the sum that took its place. That of a map with adapters beside it was not: it is summed again.
+    Recomputation in mode `selective` keeps the result of a linear map. The sum is written in its place, so
+    the replay finds the sum there and sends nothing. The result of a map with LoRA adapters is not kept, so
+    it is summed again.
     """
 
     @staticmethod
     def forward(ctx: Any, summand: torch.Tensor, sums: Sums, is_kept: bool = True) -> torch.Tensor:
-        """The sum, in the place of the summand."""
+        """The sum, written in place of the summand."""
         del ctx
-        # In place, as Megatron does: nothing keeps the result of a linear map for its backward.
+        # Summing in place is safe, as in Megatron: no backward needs the result of this linear map.
         total = summand.contiguous()
         if not (is_kept and is_replaying()):
             sums.add(total)
@@ -238,11 +240,11 @@ class Sum(torch.autograd.Function):
 
 
 class Enter(torch.autograd.Function):
-    """Forward: nothing; backward: the sum over the ranks."""
+    """Forward: passes the states on; backward: the sum of the gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, sums: Sums) -> torch.Tensor:
-        """The states."""
+        """The states, unchanged."""
         ctx.sums = sums
         return states.view_as(states)
 
@@ -256,7 +258,7 @@ class Enter(torch.autograd.Function):
 
 def _enter_hook(sums: Sums) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The layers hand the states over by place or by name.
+        # Layers pass the hidden states as the first argument or by name.
         if args:
             return (Enter.apply(args[0], sums), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": Enter.apply(kwargs["hidden_states"], sums)}
@@ -272,14 +274,14 @@ def _sum_hook(sums: Sums) -> Any:
 
 
 class _EmbeddingHooks:
-    """Around the rows of an embedding that a rank has: other ids give zeros, and the ranks sum."""
+    """Hooks for an embedding of which a rank has some rows: other ids give zeros, and the ranks sum."""
 
     def __init__(self, rows: nn.Embedding, sums: Sums) -> None:
         self._rows, self._sums = rows, sums
         self._is_own = torch.empty(0)
 
     def register(self) -> None:
-        """From now on the embedding gives what the whole one gives."""
+        """Registers the hooks: from now on the embedding gives what the whole one would."""
         self._rows.register_forward_pre_hook(self._enter)
         self._rows.register_forward_hook(self._sum)
 
@@ -292,14 +294,14 @@ class _EmbeddingHooks:
 
 
 def own_rows(ids: torch.Tensor, owner: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which ids are of a rank's rows.
+    """Which ids belong to the rows of a rank.
 
     Args:
         ids: of the whole vocabulary.
         owner: embedding or head, as `cut_vocabulary` left it.
 
     Returns:
-        A mask, and the ids counted from the first of the rows, 0 for others.
+        A mask of these ids; and the ids, counted from the rank's first row, with 0 for all others.
     """
     cut: Any = owner
     local = ids - cut.first_row
@@ -310,15 +312,16 @@ def own_rows(ids: torch.Tensor, owner: nn.Module) -> tuple[torch.Tensor, torch.T
 def add_collectives(module: nn.Module, sums: Sums) -> int:
     """Makes cut layers, embeddings and heads give the whole result, on every rank of a group.
 
-    The gradient of a head of keys and values that several ranks hold is a summand on each of them.
+    Where several ranks hold the same head of keys and values, each gets only a summand of its gradient; the
+    runtime adds these up.
 
     Args:
         module: holds layers that `cut_layer` cut over as many ranks as the group has, each rank its part;
             changed in place.
-        sums: of the ranks; each must run forward and backward of the same layers with the same inputs.
+        sums: over the ranks. All of them must run the same layers, forward and backward, on the same inputs.
 
     Returns:
-        Layers found.
+        Number of cut layers that were found.
     """
     for part in module.modules():
         if hasattr(part, "row_sums"):

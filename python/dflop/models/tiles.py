@@ -1,4 +1,4 @@
-"""Encoders whose inputs are all of one size: tiles of pixels, windows of sound; attention stays within one.
+"""Encoders whose inputs all have one size: tiles of pixels or windows of sound. Attention stays within each.
 
     inputs_N --embed--> hidden_NPV --layers--> hidden_NPV --project, by media--> features_ED
 
@@ -36,14 +36,14 @@ def tile_plan(
     width: tuple[str, int],
     counts: Sequence[str],
 ) -> LayerPlan:
-    """How a layer of queries, keys and values apart and an MLP of two maps is cut.
+    """How a layer is cut that has separate maps for queries, keys and values, and an MLP of two maps.
 
     Args:
-        attention: its attention.
-        output: the output projection in it.
-        mlp: the first map of the MLP, the last, and the module in which the MLP begins.
-        heads: the configuration's field that counts them, and how many they are.
-        width: likewise, of the MLP.
+        attention: path of the attention in the layer.
+        output: name of its output projection.
+        mlp: paths of the first map of the MLP, of its last map, and of the module in which the MLP begins.
+        heads: name of the configuration's field for the number of heads, and that number.
+        width: the same for the width of the MLP.
         counts: numbers that the attention's code reads, to be divided by the degree.
 
     Returns:
@@ -63,7 +63,7 @@ def tile_plan(
 
 
 def clip_plan(vision: Any) -> LayerPlan:
-    """How a layer of CLIP or SigLIP is cut, whose modules have the same names.
+    """How a layer of CLIP or SigLIP is cut; both have the same names of modules.
 
     Args:
         vision: `vision_config`, with `num_attention_heads` and `intermediate_size`.
@@ -85,7 +85,8 @@ class TileFamily(FamilyAdapter):
     """A family whose encoder reads tiles or windows."""
 
     feature_layers: tuple[int, ...]
-    """Hidden states that the projector reads, side by side: k is that after k layers. Later layers rest."""
+    """Which hidden states the projector reads, side by side: k is the one after k layers. Layers after the
+    last of them never run."""
 
     @abstractmethod
     def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
@@ -102,7 +103,7 @@ class TileFamily(FamilyAdapter):
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
         """Arguments of a layer after its hidden states."""
         del inputs_N
-        # No mask.
+        # The attention mask: none.
         return (None,)
 
     @abstractmethod
@@ -111,7 +112,7 @@ class TileFamily(FamilyAdapter):
 
         Args:
             model: as in `embed`.
-            hidden_NPV: of `feature_layers`.
+            hidden_NPV: the hidden states of `feature_layers`, side by side.
             media: in the order of the tiles.
 
         Returns:
@@ -120,11 +121,11 @@ class TileFamily(FamilyAdapter):
 
     @property
     def num_run_layers(self) -> int:
-        """See `FamilyAdapter.num_run_layers`: those that the features need."""
+        """See `FamilyAdapter.num_run_layers`: the layers that the features need."""
         return max(self.feature_layers)
 
     def carried(self, layer: int) -> list[int]:
-        """Hidden states that the projector reads and that are older than those before `layer`."""
+        """Hidden states from before `layer` that the projector reads, so that they are carried along."""
         return [index for index in sorted(set(self.feature_layers)) if index < layer]
 
     @property
@@ -145,16 +146,16 @@ class TileFamily(FamilyAdapter):
     ) -> torch.Tensor:
         """See `FamilyAdapter.encode_run`.
 
-        Runs the layers one by one, as far as needed: the tower's own forward also runs what nothing reads.
+        Runs the layers one by one, as far as needed: the tower's own forward runs all, also unused ones.
 
         Args:
             model: `encoder_modules`, under their names.
             batch: at least one input.
             run: which layers.
-            incoming_RU: from the run before: hidden states, then the older ones of `carried`.
+            incoming_RU: from the run before: hidden states, then those of `carried`; none for the first run.
 
         Returns:
-            features_ED, or the same for the next run.
+            features_ED from the last run; else what the next run takes as `incoming_RU`.
         """
         kept: dict[int, torch.Tensor] = {}
         if incoming_RU is None:
@@ -178,14 +179,14 @@ class TileFamily(FamilyAdapter):
         return self.project(model, hidden_NPV, batch.media)
 
     def read_layers(self, named: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
-        """`feature_layers` of a configuration.
+        """`feature_layers` as a configuration says it.
 
         Args:
-            named: its `vision_feature_layer`: indexes of hidden states, those below 0 from the end.
-            num_layers: of the tower.
+            named: its `vision_feature_layer`: indices of hidden states; negative ones count from the end.
+            num_layers: layers of the tower.
 
         Returns:
-            Indexes from 0.
+            Indices from 0.
         """
         return tuple(index % (num_layers + 1) for index in ([named] if isinstance(named, int) else named))
 
@@ -213,12 +214,12 @@ class TileFamily(FamilyAdapter):
             message = f"`{kind}` is no kind of media, known are `image`, `multi_image` and `video`"
             raise ValueError(message)
         image = decoding.decode_image(file)
-        # Some processors pad an image to a square when its sample has another beside it: one of one pixel.
+        # Some processors pad an image to a square if its sample has several: here the other has one pixel.
         batch: Any = [[image, image.resize((1, 1))]] if several else [image]
         return self.image_tiles(batch).to(torch.float32)
 
     video_processor_class: str = ""
-    """Name in transformers; empty where the family reads no videos."""
+    """Name of the class in transformers; empty where the family reads no videos."""
 
     @abstractmethod
     def make_processor(self) -> Any:
@@ -226,7 +227,7 @@ class TileFamily(FamilyAdapter):
 
     @cached_property
     def processor(self) -> Any:
-        """That of `make_processor`, made once."""
+        """The processor of `make_processor`, made once."""
         return self.make_processor()
 
     @cached_property
@@ -235,11 +236,11 @@ class TileFamily(FamilyAdapter):
         return processor_of_videos(self.model_dir, self.video_processor_class)
 
     def image_tiles(self, batch: Any) -> torch.Tensor:
-        """Tiles of the first image of `batch`, as the processor has them: [n, 3, S, S]."""
+        """Tiles of the first image of `batch`, from the processor: [n, 3, S, S]."""
         return self.processor.preprocess(batch, return_tensors="pt")["pixel_values"][0]
 
     def frame_tiles(self, frames: Sequence[Any]) -> torch.Tensor:
-        """Frames as Hugging Face's video processor has them, a tile each: resized whole, never cut."""
+        """Frames from Hugging Face's video processor, a tile each: frames are resized whole, never cut."""
         found = self.video_processor.preprocess(
             [stacked(frames)], do_sample_frames=False, return_tensors="pt"
         )
@@ -247,13 +248,14 @@ class TileFamily(FamilyAdapter):
 
 
 class CountedOnHost(list[torch.Tensor]):
-    """Features of media, for Hugging Face's packing, which is asked for no counts.
+    """Features of media for Hugging Face's packing, which so leaves its counts of features on the host.
 
-    It puts them on the device of the first of its features, and so would wait for that device.
+    It puts these counts, which are not used here, on the device of `features[0]`. On a GPU that would wait
+    for the device. So `features[0]` of this list is an empty tensor of the host.
     """
 
     def __getitem__(self, index: Any) -> Any:
-        """No features: a tensor of the host."""
+        """An empty tensor of the host, for every index."""
         del index
         return _OF_HOST
 
@@ -262,14 +264,14 @@ _OF_HOST = torch.empty(0)
 
 
 def check_features(features_ED: torch.Tensor, grid: MediaGrid) -> torch.Tensor:
-    """The features of one medium, which must be as many as profiled.
+    """Checks that a medium has as many features as profiled.
 
     Args:
-        features_ED: of it.
+        features_ED: features of the medium.
         grid: the medium.
 
     Returns:
-        The same.
+        The features, unchanged.
 
     Raises:
         ValueError: there are more or fewer.
@@ -284,7 +286,7 @@ def check_features(features_ED: torch.Tensor, grid: MediaGrid) -> torch.Tensor:
 
 
 def check_pinpoints(path: object, processor: Any, config: Any) -> None:
-    """Refuses a processor that cuts other tiles than the model knows.
+    """Refuses a processor that cuts other grids of tiles than the model expects.
 
     Args:
         path: the processor's file.

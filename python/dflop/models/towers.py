@@ -1,4 +1,4 @@
-"""Vision towers of transformers, whatever its version."""
+"""Vision towers of transformers, which differ by its version."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def inner_tower(tower: Any) -> Any:
-    """The vision tower itself: older transformers wrap it once more.
+    """The vision tower itself, which older versions of transformers wrap in another module.
 
     Args:
         tower: `vision_tower` of a model.
 
     Returns:
-        What has `embeddings` and `encoder`.
+        The module that has `embeddings` and `encoder`.
     """
     return getattr(tower, "vision_model", tower)

@@ -1,7 +1,7 @@
 """Embedding and head with the vocabulary cut over the ranks, as Megatron has it.
 
     ids --> own rows, zeros for the others' ids --(sum)--> embedded
-    hidden --(entry)--> own logits --> largest, sum of exponentials, target's --(each over all ranks)--> loss
+    hidden --(entry)--> own logits --> maximum, sum of exp, target's logit --(each over all ranks)--> loss
 
 Ids, hidden states and targets are the same on all ranks. Where the vocabulary does not divide, the last rank
 has fewer rows.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def cut_vocabulary(module: nn.Module, degree: int, rank: int = 0) -> None:
-    """Leaves of an embedding or a head the rows of one rank; the last rank has what is left.
+    """Reduces an embedding or a head to the rows of one rank; the last rank has what is left.
 
     Args:
         module: `nn.Embedding` or `nn.Linear`, changed in place.
@@ -78,6 +78,6 @@ def cross_entropy_cut(
     shifted_KV = logits_KV - largest_K1
     is_own_K, local_K = own_rows(targets_K, head)
     of_target_K = shifted_KV.gather(1, local_K[:, None])[:, 0].masked_fill(~is_own_K, 0)
-    # Summands of their own: `Sum` works in place.
+    # `Sum` works in place, so both sums are given new tensors.
     sums_K = Sum.apply(shifted_KV.exp().sum(dim=1), sums)
     return sums_K.log() - Sum.apply(of_target_K, sums)

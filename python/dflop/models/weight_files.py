@@ -1,4 +1,4 @@
-"""The weight files of a model directory: which there are. Imports neither torch nor safetensors."""
+"""Which weight files a model directory has. Imports neither torch nor safetensors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _OTHER = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "f
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a model directory, in the order of their names; none where it has no weights.
+    """The safetensors files of a model directory, sorted by name; none where it has no weights.
 
-    As in transformers, one whole file goes before shards.
+    As in transformers, shards are ignored if there is one whole file.
 
     Args:
         model_dir: folder in Hugging Face form.
 
     Returns:
-        Paths of files that are there.
+        Paths of files that exist.
 
     Raises:
-        ProfileError: the index cannot be read, a shard that it names is missing, or the weights are there in
-            another format alone.
+        ProfileError: the index cannot be read, a shard that it names is missing, or the weights exist only in
+            another format.
     """
     if (model_dir / WHOLE).exists():
         return [model_dir / WHOLE]
@@ -66,7 +66,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def check_has_weights(model_dir: Path) -> None:
-    """Nothing if a model directory has weights to start from.
+    """Raises unless a model directory has weights to start from.
 
     Args:
         model_dir: folder in Hugging Face form.

@@ -45,7 +45,7 @@ class InternVl(TileFamily):
         self.feature_layers = (vision.num_hidden_layers,)
         self.input_shape = (vision.num_channels, height, width)
         patches = (height // patch_height) * (width // patch_width)
-        # With the CLS, as the data profile counts it.
+        # The CLS token counts, as in the data profile.
         self.encoder_tokens_per_tile = patches + 1
         self.features_per_tile = round(patches * self.config.downsample_ratio**2)
 
@@ -83,7 +83,7 @@ class InternVl(TileFamily):
 
     def cut_rules(self) -> list[Rule]:
         """See `FamilyAdapter.cut_rules`."""
-        # The norm is over all heads of a token, which no rank has.
+        # This norm is over all heads of a token, while a rank would have only some heads.
         norm = self.vision.use_qk_norm
         return [Rule("vision_config.use_qk_norm", norm, not norm, "false with tensor parallelism")]
 
@@ -98,7 +98,7 @@ class InternVl(TileFamily):
         tiles, patches, width = patches_NPV.shape
         side = int(patches**0.5)
         squares = patches_NPV.reshape(tiles, side, side, width)
-        # A method that reads nothing of its model.
+        # This method does not use its model, so none is given.
         ratio = self.config.downsample_ratio
         shuffled = hf.InternVLModel.pixel_shuffle(cast("Any", None), squares, scale_factor=ratio)
         features_NQD = model.multi_modal_projector(shuffled.reshape(tiles, -1, shuffled.shape[-1]))
@@ -107,7 +107,7 @@ class InternVl(TileFamily):
         return features_NQD.flatten(0, 1)
 
     def example_media(self, num_tiles: int) -> list[MediaGrid]:
-        """One image a tile; see `ModelAdapter.example_media`."""
+        """Images of one tile each; see `ModelAdapter.example_media`."""
         _, height, width = self.input_shape
         return [MediaGrid("image", 1, height, width, self.features_per_tile)] * num_tiles
 
@@ -118,7 +118,7 @@ class InternVl(TileFamily):
         return GotOcr2ImageProcessorPil.from_dict(processor_fields(self.model_dir, "image_processor"))
 
     def image_tiles(self, batch: Any) -> torch.Tensor:
-        """See `TileFamily.image_tiles`; InternVL's processor cuts tiles whatever the file says."""
+        """See `TileFamily.image_tiles`; InternVL always cuts tiles, whatever the processor's file says."""
         return self.processor.preprocess(batch, crop_to_patches=True, return_tensors="pt")["pixel_values"]
 
     def pixels(

@@ -45,7 +45,7 @@ class LlavaNext(TileFamily):
         self.num_encoder_layers = vision.num_hidden_layers
         self.feature_layers = self.read_layers(self.config.vision_feature_layer, vision.num_hidden_layers)
         self.input_shape = (vision.num_channels, side, side)
-        # With the CLS, as the data profile counts it.
+        # The CLS token counts, as in the data profile.
         self.encoder_tokens_per_tile = (side // vision.patch_size) ** 2 + 1
 
     def rules(self) -> list[Rule]:
@@ -80,10 +80,10 @@ class LlavaNext(TileFamily):
         """See `TileFamily.project`."""
         features_NPD = model.multi_modal_projector(hidden_NPV[:, 1:])
         packed, _ = hf.LlavaNextModel.pack_image_features(
-            # A method that reads nothing but the configuration of its model.
+            # This method reads only the configuration of its model.
             cast("Any", SimpleNamespace(config=self.config)),
             CountedOnHost(features_NPD.split([grid.num_tiles for grid in media])),
-            # A list: of a tensor each size would be asked for.
+            # A list: each size of a tensor would be read from the device.
             cast("Any", [[grid.height, grid.width] for grid in media]),
             vision_feature_select_strategy="default",
             image_newline=model.image_newline,
@@ -91,22 +91,23 @@ class LlavaNext(TileFamily):
         return torch.cat([check_features(*each) for each in zip(packed, media, strict=True)])
 
     def example_media(self, num_tiles: int) -> list[MediaGrid]:
-        """Photographs as tiled by anyres, then images of one tile; see `ModelAdapter.example_media`."""
+        """Photographs as anyres cuts them, then images of one tile; see `ModelAdapter.example_media`."""
         vision = self.vision
         pinpoints = self.config.image_grid_pinpoints
         tiles = hf.image_size_to_num_patches(list(EXAMPLE_SIZE), pinpoints, vision.image_size)
         each = self.encoder_tokens_per_tile - 1
         whole = MediaGrid("image", tiles, *EXAMPLE_SIZE, self._photograph_features())
-        # A tile alone is packed with one newline; no processor makes it, but it costs what a tile costs.
+        # An image of a single tile, packed with one newline. No processor makes one, but it costs as much as
+        # another tile.
         one = MediaGrid("image", 1, vision.image_size, vision.image_size, each + 1)
         photographs, left = divmod(num_tiles, tiles)
         return [whole] * photographs + [one] * left
 
     def _photograph_features(self) -> int:
-        """Features of a photograph of `EXAMPLE_SIZE`, by Hugging Face's processor."""
+        """How many features a photograph of `EXAMPLE_SIZE` has, by Hugging Face's processor."""
         from transformers import LlavaNextProcessor
 
-        # Its counting methods read these fields; a whole processor would need a tokenizer.
+        # Its counting methods read only these fields; a complete processor would need a tokenizer.
         shell = cast("Any", object.__new__(LlavaNextProcessor))
         shell.patch_size, shell.vision_feature_select_strategy = self.vision.patch_size, "default"
         shell.num_additional_image_tokens = 1
@@ -129,7 +130,7 @@ class LlavaNext(TileFamily):
     ) -> torch.Tensor:
         """See `ModelAdapter.pixels`."""
         del grid
-        # An image among several is tiled as one alone.
+        # One of several images is cut into tiles like a single image.
         return self.tiles_of(file, kind, frame_indices, several=False)
 
 

@@ -85,13 +85,13 @@ class LlavaOnevision(TileFamily):
         return torch.cat([self.pack(model, *each) for each in zip(tiles, media, strict=True)])
 
     def pack(self, model: Any, features_nPD: torch.Tensor, grid: MediaGrid) -> torch.Tensor:
-        """Features [num_features, D] of the tiles of one image or video, by Hugging Face's own methods."""
+        """Packs the tiles of one image or video to features [num_features, D], as Hugging Face does."""
         newline_D = model.image_newline
-        # Those methods read nothing but the configuration of the model they belong to.
+        # Those methods read only the configuration of their model.
         shell = cast("Any", SimpleNamespace(config=self.config))
         if grid.kind == "video":
             features_ED = hf.LlavaOnevisionModel.apply_pooling(shell, features_nPD).flatten(0, 1)
-            # One newline a video, after its last frame, on whichever rank that is.
+            # A video has one newline, after its last frame: the rank that encodes that frame adds it.
             return check_features(
                 torch.cat([features_ED, newline_D[None]]) if grid.is_end else features_ED, grid
             )
@@ -105,7 +105,7 @@ class LlavaOnevision(TileFamily):
         return check_features(features_ED, grid)
 
     def num_features(self, kind: str, height: int, width: int, num_tiles: int) -> int:
-        """Features of an `image` of that size in pixels, or a `video` of so many frames, by Hugging Face."""
+        """How many features an `image` of that size in pixels, or a `video` of so many frames, has."""
         side = self.patches_per_side
         if kind == "video":
             return num_tiles * ((side + 1) // 2) ** 2 + 1
@@ -113,7 +113,7 @@ class LlavaOnevision(TileFamily):
             return side * side + 1
         from transformers import LlavaOnevisionProcessor
 
-        # Its counting methods read these fields; a whole processor would need a tokenizer.
+        # Its counting methods read only these fields; a complete processor would need a tokenizer.
         shell = cast("Any", object.__new__(LlavaOnevisionProcessor))
         shell.num_image_tokens = side * side
         shell.vision_aspect_ratio = self.config.vision_aspect_ratio
@@ -121,7 +121,7 @@ class LlavaOnevision(TileFamily):
         return shell._get_number_of_features(height, width, self.image_size, self.image_size)
 
     def example_media(self, num_tiles: int) -> list[MediaGrid]:
-        """Photographs as tiled by anyres, and one video of what is left; see `ModelAdapter.example_media`."""
+        """Photographs as anyres cuts them, a video of the other tiles; see `ModelAdapter.example_media`."""
         height, width = EXAMPLE_SIZE
         pinpoints = self.config.image_grid_pinpoints
         tiles = hf.image_size_to_num_patches([height, width], pinpoints, self.image_size)

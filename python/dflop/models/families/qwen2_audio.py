@@ -2,9 +2,9 @@
 
     sound --mel--> [N, B + 1, F] --two convolutions--> [N, P, V] --layers, pool, projector--> features_ED
 
-The window is read whole, silence included; the last row of its mel frames is 1 where there is sound. Tokens
-of silence are hidden as keys, and give no features. Shape letters: see `models/adapter.py`; B mel bins, F mel
-frames, V the width of the encoder.
+A window is read whole, silence included. The last of its B + 1 rows is 1 in mel frames with sound, else 0.
+Attention does not see tokens of silence (they are masked as keys), and they give no features. Shape letters:
+see `models/adapter.py`; B mel bins, F mel frames, V the width of the encoder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FRAMES_PER_TOKEN = 2
 
 
 def num_features(num_frames: int) -> int:
-    """Features of a sound of so many mel frames, as `_get_feat_extract_output_lengths` counts them."""
+    """How many features a sound of so many mel frames has, as in `_get_feat_extract_output_lengths`."""
     return ((num_frames - 1) // 2 + 1 - 2) // 2 + 1
 
 
@@ -66,7 +66,7 @@ class Qwen2Audio(TileFamily):
         return [Rule("audio_config.encoder_layerdrop", drop, drop == 0.0, wanted)]
 
     def embed(self, model: Any, inputs_N: torch.Tensor) -> torch.Tensor:
-        """See `TileFamily.embed`; Hugging Face has these lines in its tower."""
+        """See `TileFamily.embed`; the same lines as in the forward of Hugging Face's tower."""
         tower = model.audio_tower
         hidden_NVF = F.gelu(tower.conv1(inputs_N[:, : self.num_mel_bins]))
         hidden_NVP = F.gelu(tower.conv2(hidden_NVF))
@@ -98,8 +98,8 @@ class Qwen2Audio(TileFamily):
         )
 
     def layer_arguments(self, inputs_N: torch.Tensor) -> tuple[Any, ...]:
-        """The mask that hides silence as keys: [N, 1, P, P], true where a token is seen."""
-        # Token p reads mel frame 2p in its middle: it is sound where that is.
+        """The mask that hides keys of silence: [N, 1, P, P], true where a token is seen."""
+        # Mel frame 2p is in the middle of what token p reads: the token is sound if that frame is.
         is_sound_NP = inputs_N[:, self.num_mel_bins, ::_FRAMES_PER_TOKEN] > 0
         tokens = is_sound_NP.shape[1]
         return (is_sound_NP[:, None, None, :].expand(-1, 1, tokens, -1),)

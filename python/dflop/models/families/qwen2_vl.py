@@ -25,7 +25,7 @@ class Qwen2Vl(PatchFamily):
     def encoder_plan(self) -> LayerPlan:
         """See `FamilyAdapter.encoder_plan`."""
         vision = self.vision
-        # The field is a ratio: the product is what must be cut evenly.
+        # The configuration has a ratio; the width to be cut evenly is this product.
         width = ("vision_config.embed_dim x mlp_ratio", int(vision.embed_dim * vision.mlp_ratio))
         return patch_plan(vision.num_heads, ("fc1",), "fc2", width)
 
