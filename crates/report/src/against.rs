@@ -1,4 +1,4 @@
-//! Two runs, or the two plans of one run, as the page takes them.
+//! Two runs side by side, or the two plans of one run: the data that the page shows.
 
 use crate::StepView;
 use dflop_types::number;
@@ -7,15 +7,15 @@ use dflop_types::statistics::Interval;
 /// Two runs side by side.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Against {
-    /// The run that the other is held against, then the run of this report.
+    /// The names of both: first the run to compare with, then the run of this report.
     pub names: [String; 2],
-    /// What the numbers are of, and everything in which the two differ beside their times; a sentence each.
+    /// What was measured, and in what else the two runs differ; a sentence each.
     pub notes: Vec<String>,
     /// The numbers.
     pub rows: Vec<AgainstRow>,
     /// Steps of both on the same global batch.
     pub pairs: Vec<StepPair>,
-    /// Step times, in milliseconds by step, of each.
+    /// For each of the two runs its step times: (step, milliseconds).
     pub step_ms: [Vec<(u64, f64)>; 2],
 }
 
@@ -24,19 +24,19 @@ pub struct Against {
 pub struct StepPair {
     /// Position in [`crate::Report::steps`].
     pub index: usize,
-    /// The other run's.
+    /// The step of the other run.
     pub other: StepView,
 }
 
-/// What a number of a row is.
+/// The unit of the numbers of a row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Unit {
     /// Milliseconds.
     #[default]
     Ms,
-    /// A share of the whole, from 0 to 1.
+    /// A fraction of the whole, from 0 to 1.
     Share,
-    /// So many a second.
+    /// A rate, for example samples in a second.
     PerSecond,
     /// Bytes.
     Bytes,
@@ -56,13 +56,13 @@ pub enum Change {
 /// One number of both runs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AgainstRow {
-    /// What it is.
+    /// What the number is, for example the step time.
     pub name: String,
-    /// Of the numbers.
+    /// The unit of the numbers.
     pub unit: Unit,
-    /// Those of [`Against::names`]; `None` where a run does not say.
+    /// The numbers of both runs, in the order of [`Against::names`]; `None` if a run does not have it.
     pub values: [Option<f64>; 2],
-    /// `None` where there are no two steps of each to tell how sure a change is.
+    /// The change with its interval; `None` if a run has fewer than two steps, because then no interval is known.
     pub change: Option<Change>,
 }
 
@@ -77,7 +77,7 @@ impl Unit {
         }
     }
 
-    /// With its sign.
+    /// A change in words, always with its sign.
     fn shown_change(self, value: f64) -> String {
         let sign = match value {
             v if v < 0.0 => "-",
@@ -92,7 +92,7 @@ impl Unit {
 }
 
 impl AgainstRow {
-    /// Name, both values, the change, and its interval, as people read them.
+    /// The cells of the table: name, both values, the change, and its interval.
     pub fn cells(&self) -> [String; 5] {
         let none = || number::NONE.to_owned();
         let value = |at: usize| self.values[at].map_or_else(none, |value| self.unit.shown(value));
@@ -111,7 +111,7 @@ impl AgainstRow {
         [self.name.clone(), value(0), value(1), change, interval]
     }
 
-    /// Whether the interval leaves no doubt that there is a change.
+    /// Whether the interval shows that there is a change: it does not contain "no change".
     pub fn is_sure(&self) -> bool {
         match self.change {
             Some(Change::Ratio(of)) => of.low > 1.0 || of.high < 1.0,

@@ -1,6 +1,6 @@
-//! What the arms of a comparison are called, and how they are coloured.
+//! The names of the arms of a comparison, and their colours.
 
-/// An arm and what it does.
+/// The name of an arm, with what it does in words.
 pub(crate) fn arm_name(arm: &str) -> &str {
     match arm {
         "blind" => "blind: samples in arrival order",
@@ -14,7 +14,7 @@ pub(crate) fn arm_name(arm: &str) -> &str {
     }
 }
 
-/// The class of an arm's colour.
+/// The CSS class that gives an arm its colour.
 pub(crate) fn arm_class(arm: &str) -> &'static str {
     match arm {
         "aware" | "aware-ahead" => "a-aware",

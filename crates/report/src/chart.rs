@@ -15,7 +15,7 @@ pub(crate) use timeline::{Lanes, TimelineView, draw, timeline};
 use dflop_types::number;
 use maud::{Markup, html};
 
-/// A coordinate of at most two decimals; what is not finite becomes 0, so that no attribute is ever unreadable.
+/// A coordinate as text with at most two decimals. A value that is not finite becomes 0, so that the SVG is always valid.
 pub(crate) fn px(value: f64) -> String {
     if !value.is_finite() {
         return "0".to_owned();
@@ -25,12 +25,12 @@ pub(crate) fn px(value: f64) -> String {
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// Width of a text in axis type, in pixels, from above for digits and Latin letters.
+/// An upper bound for the width of a text in the font of the axes, in pixels. It holds for digits and Latin letters.
 pub(crate) fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * 6.4
 }
 
-/// Where a chart draws: the whole and its margins, in pixels.
+/// The size of a chart and its margins, in pixels.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame {
     pub(crate) width: f64,
@@ -56,30 +56,30 @@ impl Frame {
         (self.left, self.width - self.right)
     }
 
-    /// From bottom to top, as values grow.
+    /// The vertical range, from bottom to top as values grow.
     pub(crate) fn y(&self) -> (f64, f64) {
         (self.height - self.bottom, self.top)
     }
 }
 
-/// From values to pixels. Every value has a place: those outside the domain stand at its ends.
+/// Converts values to pixels. Values outside the domain are drawn at its ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale {
     domain: (f64, f64),
     range: (f64, f64),
     is_log: bool,
-    /// Where 0 stands on a logarithmic scale, apart from the others.
+    /// The pixel of 0 on a logarithmic scale, beside the other values.
     zero_at: Option<f64>,
 }
 
-/// Largest end of a domain.
+/// The largest value that the end of a domain may have.
 const MOST: f64 = 1e300;
 
 impl Scale {
-    /// Linear over `domain`; an empty or broken domain becomes 0 to 1.
+    /// A linear scale over `domain`. An empty or unsound domain becomes 0 to 1.
     pub(crate) fn linear(domain: (f64, f64), range: (f64, f64)) -> Self {
         let sound = domain.0.is_finite() && domain.1.is_finite();
-        // Ends near the largest number would make differences and ticks infinite.
+        // With ends near the largest `f64`, differences and ticks would be infinite.
         let domain = match (domain.0.clamp(-MOST, MOST), domain.1.clamp(-MOST, MOST)) {
             (low, high) if sound && low < high => (low, high),
             (low, _) if sound && low != 0.0 => (low - low.abs() * 0.5, low + low.abs() * 0.5),
@@ -88,7 +88,7 @@ impl Scale {
         Self { domain, range, is_log: false, zero_at: None }
     }
 
-    /// Logarithmic over the positive `domain`; with `has_zero`, 0 gets a place of its own before it.
+    /// A logarithmic scale over the positive `domain`. With `has_zero`, 0 has a place of its own before the domain.
     pub(crate) fn log(domain: (f64, f64), range: (f64, f64), has_zero: bool) -> Self {
         let sound = domain.0 > 0.0 && domain.0.is_finite() && domain.1.is_finite();
         let domain = match (domain.0.clamp(1.0 / MOST, MOST), domain.1.clamp(1.0 / MOST, MOST)) {
@@ -105,7 +105,7 @@ impl Scale {
         }
     }
 
-    /// Linear with a margin of 6 % around `values`, or over 0 to 1 if there is none.
+    /// A linear scale with a margin of 6 % around `values`, or over 0 to 1 if there are no values.
     pub(crate) fn around(values: impl Iterator<Item = f64>, range: (f64, f64)) -> Self {
         let (low, high) = extent(values).unwrap_or((0.0, 1.0));
         let margin = (high - low) * 0.06;
@@ -126,7 +126,7 @@ impl Scale {
         self.range.0 + share * (self.range.1 - self.range.0)
     }
 
-    /// Round values inside the domain: about `most`, or fewer.
+    /// Round numbers inside the domain, at which ticks are drawn: about `most` of them, or fewer.
     pub(crate) fn ticks(&self, most: usize) -> Vec<f64> {
         let mut ticks = if self.is_log { self.log_ticks(most) } else { self.linear_ticks(most) };
         if self.zero_at.is_some() {
@@ -180,13 +180,13 @@ pub(crate) fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// A drawing with the sentence that stands for it where it cannot be seen.
+/// A drawing. `label` is the sentence that a screen reader says in its place.
 pub(crate) fn svg(frame: &Frame, class: &str, label: &str, body: &Markup) -> Markup {
     let view = format!("0 0 {} {}", px(frame.width), px(frame.height));
     html! { svg class={ "chart " (class) } viewBox=(view) role="img" aria-label=(label) { (body) } }
 }
 
-/// How a tick is written.
+/// Writes the number at a tick.
 pub(crate) type Show = fn(f64) -> String;
 
 /// The horizontal axis with its grid, its labels thinned so that none touch, and its title at the right.
@@ -232,7 +232,7 @@ pub(crate) fn axis_y(frame: &Frame, scale: &Scale, show: Show, title: &str) -> M
     }
 }
 
-/// The names of the colours, in words beside them.
+/// The legend: each colour, given by its class, with its name.
 pub(crate) fn legend<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> Markup {
     html! {
         ul class="legend" {
@@ -290,7 +290,7 @@ pub(crate) fn table_below(caption: &str, columns: &[Column<'_>], rows: &[Vec<Str
     }
 }
 
-/// Of `total` things, at most `most`, evenly spread: their positions.
+/// The positions of at most `most` of `total` things, evenly spread.
 pub(crate) fn spread(total: usize, most: usize) -> Vec<usize> {
     if total <= most {
         (0..total).collect()

@@ -1,21 +1,21 @@
-//! One global batch trained in several ways, as an SVG file of its own: the figure of a README.
+//! One global batch trained in several ways, as an SVG file of its own. The README has such a figure.
 
 use crate::arm::arm_name;
 use crate::chart::{Lanes, TimelineView, draw, px};
 use dflop_types::{Timeline, number};
 use maud::{PreEscaped, html};
 
-/// The figure stands on a card of its own, so that its text can be read on any background.
+/// The figure is drawn on a card with its own background, so that its text can be read on any page.
 const STYLE: &str = include_str!("../assets/figure.css");
 
 const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 18.0;
 
-/// A standalone SVG of one global batch trained in several ways, on one time axis, bubbles shaded, `caption` below: each
-/// step by the name of its arm, in the order given. The baselines come first and ours last.
+/// A standalone SVG of one global batch trained in several ways, on one time axis with shaded bubbles, and `caption` below.
+/// Each step has the name of its arm. Steps are drawn in the order given: baselines come first and ours last.
 ///
-/// It carries its own card and colours for light and dark, so that it reads on any background. Control characters
-/// in the caption, which XML forbids, are written out. Drawn in part where a timeline is large, and said so.
+/// The figure has its own background and colours for light and dark, so it can be read on any page. Control characters in
+/// the caption, which XML forbids, are written out. A large timeline is drawn in part, and the figure says so.
 pub fn figure(steps: &[(&str, &Timeline)], caption: &str) -> String {
     let end_ns = steps.iter().map(|(_, timeline)| timeline.makespan_ns).max().unwrap_or(0);
     let inner = WIDTH - 2.0 * MARGIN;
@@ -77,7 +77,7 @@ pub fn figure(steps: &[(&str, &Timeline)], caption: &str) -> String {
     svg.into_string() + "\n"
 }
 
-/// The text in lines of at most `most` characters, broken between words where it can be.
+/// The text in lines of at most `most` characters, broken between words. A longer word is a line of its own.
 fn wrapped(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

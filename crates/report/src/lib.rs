@@ -29,7 +29,7 @@ pub use shapes::{RankBytes, ShapeError};
 
 use dflop_types::{DataProfile, ModelProfile, Plan, Timeline};
 
-/// What a page shows; each empty part is left out.
+/// What a page shows. Empty parts are left out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// Heading of the page.
@@ -38,33 +38,33 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// Steps, in the order in which they ran. The steps of both arms over one global batch carry one number.
     pub steps: Vec<StepView>,
-    /// The fastest baseline against the fastest of ours, where both were trained.
+    /// The fastest baseline against the fastest of ours, if both were trained.
     pub comparison: Option<Comparison>,
     /// This run against another.
     pub against: Option<Against>,
     /// The steps of this run's second plan against those of its first.
     pub plans: Option<Against>,
-    /// What the steps took, where something was trained.
+    /// The measured step times, if something was trained.
     pub measured: Option<Measured>,
     /// The plan.
     pub plan: Option<Plan>,
     /// The data profile.
     pub data: Option<DataProfile>,
-    /// What the heaviest samples do to a step, where there is a plan and a model profile.
+    /// How much the heaviest samples lengthen a step, if there is a plan and a model profile.
     pub outliers: Option<Outliers>,
-    /// Predicted and measured time by size of sample, where steps were measured.
+    /// Predicted and measured time by size of sample, if steps were measured.
     pub shapes: Vec<ShapeError>,
     /// Peak memory of each kind of rank.
     pub memory: Vec<RankBytes>,
     /// The model profile.
     pub model: Option<ModelProfile>,
-    /// Training loss for each label token, by step.
+    /// Training loss: (step, mean over label tokens).
     pub loss: Vec<(u64, f64)>,
-    /// Loss of samples that are held out, by evaluation.
+    /// Loss of held-out samples, one point for each evaluation.
     pub held_out: Vec<LossPoint>,
-    /// Both by the kind of the samples.
+    /// Both losses for each kind of sample.
     pub loss_by_kind: Vec<GroupLoss>,
-    /// Both by the source of the samples.
+    /// Both losses for each source of samples.
     pub loss_by_source: Vec<GroupLoss>,
     /// Alarms and decisions, in the order in which they came.
     pub events: Vec<EventView>,
@@ -80,22 +80,22 @@ pub struct Report {
 pub struct EventView {
     /// After which step.
     pub step: u64,
-    /// Whether it is an alarm; else a decision about the correction.
+    /// Whether it is an alarm; otherwise it is a decision about the correction.
     pub is_alarm: bool,
-    /// What it was.
+    /// What happened, in words.
     pub words: String,
 }
 
 /// A step, and what made it slow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlowStep {
-    /// Its number.
+    /// The number of the step.
     pub step: u64,
-    /// How it was scheduled.
+    /// The arm that scheduled it.
     pub arm: String,
-    /// What it took.
+    /// Its makespan, in nanoseconds.
     pub makespan_ns: u64,
-    /// Why, a sentence each.
+    /// Why it was slow, a sentence for each cause.
     pub words: Vec<String>,
     /// Its critical path, the first action first.
     pub path: Vec<PathLink>,
@@ -104,17 +104,17 @@ pub struct SlowStep {
 /// One action of a critical path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathLink {
-    /// Its name, as in `1F3`.
+    /// The name of the action, as in `1F3`.
     pub action: String,
-    /// Where it ran.
+    /// The rank that ran it.
     pub rank: u32,
     /// Whether it is a forward.
     pub is_forward: bool,
     /// When it began, in nanoseconds since the start of the step.
     pub start_ns: u64,
-    /// When it ended.
+    /// When it ended, in nanoseconds since the start of the step.
     pub end_ns: u64,
-    /// What it was predicted to take, in nanoseconds.
+    /// Its predicted time, in nanoseconds.
     pub predicted_ns: u64,
     /// From the end of the action before it to its start, in nanoseconds.
     pub gap_ns: u64,
@@ -122,22 +122,22 @@ pub struct PathLink {
     pub samples: String,
 }
 
-/// What the heaviest samples do to a step of a plan. Times are forward and backward, in milliseconds.
+/// How the heaviest samples compare with an even microbatch of a plan. Times are forward and backward, in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outliers {
-    /// An even microbatch on an encoder replica.
+    /// Time of an even microbatch on an encoder replica.
     pub even_encoder_ms: f64,
-    /// An even microbatch on the LLM stage that takes longest.
+    /// Time of an even microbatch on the LLM stage that takes longest.
     pub even_llm_ms: f64,
     /// The heaviest samples, each alone in a microbatch.
     pub heaviest: Vec<OutlierView>,
     /// Samples that alone take longer than an even microbatch.
     pub num_longer: u64,
-    /// Samples that fit on no rank, the largest first; perhaps not all.
+    /// Samples that fit on no rank, the largest first; the list may be cut short.
     pub unfit: Vec<OutlierView>,
-    /// All of those.
+    /// Number of all samples that fit on no rank.
     pub num_unfit: u64,
-    /// Bytes a rank may use, where that is limited.
+    /// Bytes a rank may use; `None` if that is not limited.
     pub budget_bytes: Option<u64>,
 }
 
@@ -146,26 +146,26 @@ pub struct Outliers {
 pub struct OutlierView {
     /// The sample's id.
     pub id: String,
-    /// On an encoder replica.
+    /// Time on an encoder replica.
     pub encoder_ms: f64,
-    /// On the LLM stage that takes longest.
+    /// Time on the LLM stage that takes longest.
     pub llm_ms: f64,
-    /// What the fullest rank needs with this sample alone.
+    /// What the fullest rank needs with this sample alone, in bytes.
     pub needed_bytes: u64,
 }
 
 /// One step of one arm.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepView {
-    /// Number of the step, or of its global batch where both arms ran it.
+    /// Number of the step. If both arms trained one global batch, both steps have the same number.
     pub step: u64,
     /// How the global batch was scheduled: `aware` or `blind`; other names are shown as they are.
     pub arm: String,
-    /// What the simulator expected.
+    /// The timeline that the simulator predicted.
     pub predicted: Option<Timeline>,
-    /// What was measured, or rehearsed.
+    /// The timeline that was measured, or rehearsed.
     pub measured: Option<Timeline>,
-    /// Whether nothing was computed in it: its actions slept for their predicted times.
+    /// Whether the step was rehearsed: nothing was computed, and its actions slept for their predicted times.
     pub is_rehearsed: bool,
     /// Time until the last rank had its samples, in nanoseconds. It lies before the clock of the measured step
     /// starts, so it is not part of the makespan.
@@ -173,7 +173,7 @@ pub struct StepView {
 }
 
 impl StepView {
-    /// What `measured` is, in a word.
+    /// What `measured` is, in a word: rehearsed or measured.
     pub(crate) const fn how(&self) -> &'static str {
         if self.is_rehearsed { "rehearsed" } else { "measured" }
     }
@@ -190,7 +190,7 @@ pub struct Comparison {
     pub step_ms_baseline: f64,
     /// Typical step time of ours, in milliseconds.
     pub step_ms_ours: f64,
-    /// Baseline over ours; above 1 ours is faster.
+    /// Step time of the baseline divided by ours; above 1 ours is faster.
     pub ratio: f64,
     /// Lower end of the 95 % interval of the ratio.
     pub ratio_low: f64,
@@ -208,9 +208,9 @@ pub struct Comparison {
     pub prediction_error_p95: f64,
     /// Median of the same error where each prediction is corrected by how the steps before it went, if it is known.
     pub corrected_error_median: Option<f64>,
-    /// 95th percentile of that, if it is known.
+    /// 95th percentile of the corrected error, if it is known.
     pub corrected_error_p95: Option<f64>,
-    /// Every arm that ran, these two among them.
+    /// Every arm that ran, including these two.
     pub arms: Vec<ArmView>,
 }
 
@@ -223,37 +223,38 @@ pub struct ArmView {
     pub is_baseline: bool,
     /// Typical step time, in milliseconds.
     pub step_ms: f64,
-    /// The fastest baseline over this arm; above 1 this arm is faster.
+    /// Step time of the fastest baseline divided by that of this arm; above 1 this arm is faster.
     pub ratio: f64,
-    /// Lower end of its 95 % interval.
+    /// Lower end of the 95 % interval of the ratio.
     pub ratio_low: f64,
-    /// Upper end.
+    /// Upper end of the 95 % interval of the ratio.
     pub ratio_high: f64,
     /// Idle time over ranks x makespan, from 0 to 1.
     pub idle_ratio: f64,
 }
 
-/// What a run without a comparison took.
+/// The step times of a run without a comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Measured {
-    /// Steps.
+    /// Number of steps.
     pub num_steps: u64,
-    /// Whether nothing was computed in them: actions slept for their predicted times.
+    /// Whether the steps were rehearsed: nothing was computed, and actions slept for their predicted times.
     pub is_rehearsed: bool,
-    /// Median of their times, in milliseconds.
+    /// Median of the step times, in milliseconds.
     pub step_ms_median: f64,
-    /// Median of measured over predicted time; above 1 steps took longer.
+    /// Median of measured time divided by predicted time; above 1 steps took longer than predicted.
     pub over_predicted_median: f64,
     /// Idle time over ranks x makespan, from 0 to 1.
     pub idle_ratio: f64,
 }
 
-/// One self-contained HTML page: no external resource, light and dark, whole without scripts.
+/// One self-contained HTML page. It needs no external resource, has colours for light and dark, and is complete without
+/// scripts.
 ///
 /// Equal reports give equal pages, byte by byte. Names from files are escaped, control characters in them are written out,
 /// and passwords and signatures of URLs are left out.
-/// *Complexity*: O(n log n) in samples and spans; the size of the page is bounded by caps on what is drawn, but
-/// for the warnings and facts, which are shown in full.
+/// *Complexity*: O(n log n) in samples and spans. What is drawn is limited, and so is the size of the page; only warnings
+/// and facts are always shown in full.
 pub fn render(report: &Report) -> String {
     dflop_types::shown_lines(&page::page(report).into_string())
 }

@@ -1,4 +1,4 @@
-//! The page: what stands where, in the order in which a reader asks.
+//! The page: its sections, in the order in which a reader asks.
 
 mod against;
 mod data;
@@ -95,7 +95,7 @@ pub(crate) fn page(report: &Report) -> Markup {
     }
 }
 
-/// The hatching of bubbles, once for all drawings.
+/// The pattern of bubbles. The page has it once, and all drawings use it.
 fn patterns() -> Markup {
     html! {
         svg class="patterns" width="0" height="0" aria-hidden="true" focusable="false" {
@@ -109,7 +109,7 @@ fn patterns() -> Markup {
     }
 }
 
-/// The one sentence for who reads no further. A measured number leads wherever there is one.
+/// The one sentence for people who read no further. If something was measured, it begins with the measured number.
 fn headline(report: &Report) -> Markup {
     if let Some(c) = &report.comparison {
         let interval = format!("{} to {}", number::times(c.ratio_low), number::times(c.ratio_high));
@@ -226,7 +226,7 @@ fn provenance(report: &Report) -> Option<Section> {
     Some(Section { id: "provenance", name: "Where this comes from", body })
 }
 
-/// A drawing with its heading and what it leaves out.
+/// A drawing with its heading above. `below` is for example the note that says what it leaves out.
 pub(crate) fn plotted(name: &str, drawing: &Markup, below: &Markup) -> Markup {
     html! { figure { figcaption { (name) } (drawing) (below) } }
 }

@@ -1,34 +1,34 @@
-//! What samples of each size took, and what ranks hold, as the page takes them.
+//! The times of samples by their size, and the memory of ranks: the data that the page shows.
 
-/// Samples of like size in one component, over the steps of a run.
+/// Samples of similar size in one component, over all steps of a run: their predicted and their measured time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ShapeError {
-    /// Whether it is of the encoder; else of the LLM backbone.
+    /// Whether the component is the encoder; otherwise it is the LLM backbone.
     pub is_encoder: bool,
     /// The fewest tokens of such a sample in this component.
     pub tokens_min: u64,
-    /// The most.
+    /// The most tokens of such a sample in this component.
     pub tokens_max: u64,
-    /// The fewest and the most tiles, frames or windows of such samples; zero without any.
+    /// The fewest and the most tiles, frames or windows of such samples; zero if they have none.
     pub segments: (u64, u64),
-    /// Samples of all steps: one that comes in ten steps counts ten times.
+    /// Number of such samples over all steps. A sample that comes in ten steps counts ten times.
     pub num_samples: u64,
-    /// Their tokens.
+    /// Number of tokens of these samples.
     pub num_tokens: u64,
-    /// Actions that held some of them.
+    /// Number of actions that held some of these samples.
     pub num_actions: u64,
-    /// Their part of predicted time, in milliseconds; an action is divided by tokens.
+    /// Predicted time of these samples, in milliseconds. The time of an action is divided over its samples by tokens.
     pub predicted_ms: f64,
-    /// Their part of measured time, in milliseconds.
+    /// Measured time of these samples, in milliseconds, divided in the same way.
     pub measured_ms: f64,
-    /// What is laid to these samples alone, as a part of their predicted time.
+    /// The time beyond the prediction that these samples alone explain, as a fraction of their predicted time.
     pub excess: f64,
-    /// Its standard error.
+    /// The standard error of `excess`.
     pub excess_error: f64,
 }
 
 impl ShapeError {
-    /// (measured - predicted) / measured of the actions that hold such samples, with the sign of a prediction's error.
+    /// (predicted - measured) / measured time of these samples, so below 0 if they took longer than predicted.
     pub fn error(&self) -> f64 {
         if self.measured_ms > 0.0 {
             (self.predicted_ms - self.measured_ms) / self.measured_ms
@@ -37,27 +37,28 @@ impl ShapeError {
         }
     }
 
-    /// Whether the samples themselves part from their prediction by more than chance: 3.5 standard errors, and 3 %.
+    /// Whether these samples differ from their prediction by more than chance: by more than 3.5 standard errors, and by at
+    /// least 3 %.
     pub fn is_sure(&self) -> bool {
         self.excess.abs() >= 0.03 && self.excess.abs() > 3.5 * self.excess_error
     }
 }
 
-/// Memory of a kind of rank at its fullest moment.
+/// Peak memory of a kind of rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RankBytes {
-    /// Which ranks, for example `encoder` or `LLM stage 2`; of them the one that needs most.
+    /// The kind of rank, for example `encoder` or `LLM stage 2`.
     pub name: String,
-    /// Its number.
+    /// The rank of this kind that needs most.
     pub rank: u32,
     /// Predicted bytes by part.
     pub parts: Vec<(String, u64)>,
-    /// Predicted, of tensors alone.
+    /// Predicted bytes of tensors alone.
     pub predicted_tensor_bytes: u64,
-    /// Predicted, with what the allocator and the device take.
+    /// Predicted bytes, including what the allocator and the device take.
     pub predicted_bytes: u64,
-    /// When, in words.
+    /// When the peak is, in words.
     pub moment: String,
-    /// Measured, of tensors; `None` where no step was measured.
+    /// Measured bytes of tensors; `None` if no step was measured.
     pub measured_tensor_bytes: Option<u64>,
 }

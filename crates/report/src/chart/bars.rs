@@ -7,23 +7,23 @@ use maud::{Markup, html};
 pub(crate) struct BarPart {
     pub(crate) class: &'static str,
     pub(crate) value: f64,
-    /// What it says when pointed at.
+    /// The text that is shown when the pointer is on it.
     pub(crate) title: String,
 }
 
 /// One bar: its name at the left, the sum in words behind its end.
 pub(crate) struct Bar {
     pub(crate) name: String,
-    /// Drawn lighter and smaller: a prediction beside what was measured.
+    /// Whether it is a prediction beside a measurement. It is drawn lighter and smaller.
     pub(crate) is_predicted: bool,
     pub(crate) parts: Vec<BarPart>,
     pub(crate) total: String,
 }
 
-/// The drawing: `bars` from top to bottom, from 0 to the longest.
+/// Draws `bars` from top to bottom. The scale goes from 0 to the longest bar.
 pub(crate) fn bars(label: &str, width: f64, bars: &[Bar], show: Show, unit: &str) -> Markup {
     const ROW: f64 = 32.0;
-    // Names stand left of the axis, whole.
+    // Names are to the left of the axis, and are never cut short.
     let longest_name = bars.iter().map(|bar| text_width(&bar.name)).fold(0.0, f64::max);
     let bottom = if unit.is_empty() { 20.0 } else { 36.0 };
     let frame = Frame {

@@ -1,10 +1,11 @@
-//! How many samples have how many tokens, stacked by kind; logarithmic where few samples hold most of them.
+//! Histograms: how many samples have how many tokens, stacked by kind. The axis is logarithmic if a few samples are much
+//! larger than the others.
 
 use super::{Frame, Scale, axis_x, axis_y, px, svg};
 use dflop_types::{number, statistics};
 use maud::{Markup, html};
 
-/// Bins drawn at most, that of 0 not counted.
+/// The most bins that are drawn, not counting that of 0.
 const MOST_BINS: usize = 26;
 
 /// Counts of values in bins, for each of several series.
@@ -14,9 +15,9 @@ pub(crate) struct Bins {
     pub(crate) edges: Vec<u64>,
     /// Counts of `[bin][series]`.
     pub(crate) counts: Vec<Vec<u64>>,
-    /// Counts of zeros by series, where the bins are logarithmic: 0 has no place among them.
+    /// Counts of zeros for each series; only if the bins are logarithmic, because then no bin holds 0.
     pub(crate) zeros: Option<Vec<u64>>,
-    /// Whether edges grow by a factor.
+    /// Whether the bins are logarithmic: their edges grow by a factor.
     pub(crate) is_log: bool,
 }
 
@@ -50,7 +51,7 @@ impl Bins {
         Self { edges, counts, zeros, is_log }
     }
 
-    /// Rows of the table beside the drawing: the bin's values, then a count a series. Empty bins are left out.
+    /// Rows of the table beside the drawing: the values of a bin, then its count for each series. Empty bins are left out.
     pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         let row = |name: String, counts: &[u64]| {
             let mut row = vec![name];
@@ -72,7 +73,7 @@ impl Bins {
     }
 }
 
-/// Whole-number edges that grow by about the same factor, none twice.
+/// Edges that grow by about the same factor. They are whole numbers, and all different.
 fn log_edges(low: u64, high: u64) -> Vec<u64> {
     let factor = ((high as f64 + 1.0) / low as f64).powf(1.0 / MOST_BINS as f64);
     let mut edges: Vec<u64> =
@@ -84,7 +85,7 @@ fn log_edges(low: u64, high: u64) -> Vec<u64> {
     edges
 }
 
-/// Edges a round step apart, from 0.
+/// Edges from 0 on, all the same round step apart.
 fn linear_edges(high: u64) -> Vec<u64> {
     let raw = (high as f64 + 1.0) / MOST_BINS as f64;
     let power = 10f64.powf(raw.log10().floor());

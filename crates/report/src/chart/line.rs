@@ -4,21 +4,21 @@ use super::{Frame, Scale, Show, axis_x, axis_y, extent, px, svg};
 use maud::{Markup, html};
 use std::fmt::Write as _;
 
-/// One line. Points that are not finite, or not above 0 on a logarithmic axis, break it.
+/// One line. It is interrupted at points that are not finite, and on a logarithmic axis at points not above 0.
 pub(crate) struct Line {
     pub(crate) class: &'static str,
     pub(crate) points: Vec<(f64, f64)>,
-    /// What each point says when pointed at; empty for a line without marks.
+    /// For each point the text that is shown when the pointer is on it; empty for a line without marks.
     pub(crate) titles: Vec<String>,
 }
 
-/// What the drawing needs beside the lines.
+/// What a drawing needs in addition to its lines.
 pub(crate) struct LinePlot<'a> {
     pub(crate) label: &'a str,
     pub(crate) frame: Frame,
-    /// Both axes logarithmic.
+    /// Whether the axes are logarithmic.
     pub(crate) is_log: bool,
-    /// Whether only the horizontal axis is logarithmic where `is_log`.
+    /// Whether the vertical axis is linear even if `is_log` is set.
     pub(crate) has_linear_y: bool,
     pub(crate) show_x: Show,
     pub(crate) show_y: Show,

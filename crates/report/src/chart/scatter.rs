@@ -4,7 +4,7 @@ use super::{Frame, Scale, Show, axis_x, axis_y, extent, px, svg};
 use dflop_types::number;
 use maud::{Markup, html};
 
-/// The outline of a dot, so that series differ without colour.
+/// The shape of a dot. It differs between series, so that they can be told apart without colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     Circle,
@@ -35,12 +35,12 @@ pub(crate) struct Dots {
     pub(crate) points: Vec<(f64, f64, Option<String>)>,
 }
 
-/// What the drawing needs beside the dots.
+/// What a drawing needs in addition to its dots.
 pub(crate) struct ScatterPlot<'a> {
     pub(crate) label: &'a str,
-    /// Both axes logarithmic, 0 beside them.
+    /// Whether both axes are logarithmic, with a place for 0 beside them.
     pub(crate) is_log: bool,
-    /// Both axes over the same values, with the line where they are equal.
+    /// Whether both axes show the same range of values, with the line of equal values.
     pub(crate) is_square: bool,
     pub(crate) show: Show,
     pub(crate) name_x: &'a str,
@@ -90,7 +90,7 @@ pub(crate) fn scatter_plot(plot: &ScatterPlot, series: &[Dots]) -> Markup {
     svg(&frame, "", plot.label, &body)
 }
 
-/// Step times of pairs in the order in which they ran: blind and aware joined by a line.
+/// Step times of pairs in the order in which they ran. The two of a pair, blind and aware, are joined by a line.
 pub(crate) fn pair_plot(label: &str, pairs: &[(usize, f64, f64)]) -> Markup {
     let frame = Frame::small();
     let last = pairs.iter().map(|p| p.0).max().unwrap_or(0) as f64;
@@ -112,7 +112,7 @@ pub(crate) fn pair_plot(label: &str, pairs: &[(usize, f64, f64)]) -> Markup {
     svg(&frame, "", label, &body)
 }
 
-/// The ratio of each pair as a dot, with the ratio over all, its interval, and the line of no difference.
+/// The ratio of each pair as a dot, with the ratio over all pairs, its interval, and the line of no difference.
 pub(crate) fn ratio_plot(label: &str, ratios: &[f64], ratio: f64, interval: (f64, f64)) -> Markup {
     const SLOT: f64 = 7.0;
     let frame = Frame::small();
@@ -122,7 +122,7 @@ pub(crate) fn ratio_plot(label: &str, ratios: &[f64], ratio: f64, interval: (f64
     let most = (((bottom - top) / SLOT) as usize).saturating_sub(3);
     let mut sorted: Vec<f64> = shown.collect();
     sorted.sort_by(f64::total_cmp);
-    // Dots in one slot are piled up; a pile that would leave the frame is pressed together.
+    // Dots at the same place are piled up. If a pile is higher than the frame, its dots are drawn closer together.
     let mut piles: Vec<(i64, Vec<f64>)> = Vec::new();
     for value in sorted {
         let slot = (x.at(value) / SLOT).round() as i64;

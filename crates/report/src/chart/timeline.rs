@@ -4,25 +4,25 @@ use super::{Frame, Scale, axis_x, partly, px, spread, svg};
 use dflop_types::{ActionKind, Span, Timeline, number};
 use maud::{Markup, html};
 
-/// Lanes drawn at most.
+/// The most lanes that are drawn.
 const MOST_LANES: usize = 16;
-/// Spans drawn at most in one timeline; narrow ones are joined before lanes are left out.
+/// The most spans that are drawn in one timeline. Narrow spans are joined first; then lanes are left out.
 const MOST_SPANS: usize = 3_000;
-/// Spans narrower than this many pixels are drawn joined with a neighbour of their kind.
+/// Spans narrower than this many pixels are joined with a neighbour of the same kind.
 const NARROW: f64 = 0.6;
 
-/// What one drawing of a timeline needs beside the spans.
+/// What one drawing of a timeline needs in addition to its spans.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TimelineView {
-    /// End of the time axis, in nanoseconds: the same in drawings that are compared.
+    /// End of the time axis, in nanoseconds. Drawings that are compared have the same.
     pub(crate) end_ns: u64,
     /// Width in pixels.
     pub(crate) width: f64,
     /// Height of a lane in pixels.
     pub(crate) lane_height: f64,
-    /// Whether the drawing carries the labels of the axis.
+    /// Whether the labels of the axis are drawn.
     pub(crate) has_axis: bool,
-    /// Whether each span carries its times.
+    /// Whether each span shows its times when the pointer is on it.
     pub(crate) has_titles: bool,
 }
 
@@ -33,11 +33,11 @@ struct Block {
     to: f64,
     start_ns: u64,
     end_ns: u64,
-    /// The one span it stands for; `None` where several are joined.
+    /// The span that the block stands for; `None` if several are joined.
     span: Option<Span>,
 }
 
-/// A lane: the rank's name, its work, its bubbles in pixels, and its idle share of the makespan.
+/// A lane: the name of a rank, its work, its bubbles in pixels, and its idle time as a fraction of the makespan.
 struct Lane {
     name: String,
     blocks: Vec<Block>,
@@ -48,7 +48,7 @@ struct Lane {
 /// The lanes of a timeline that are drawn, and what was left out.
 pub(crate) struct Lanes {
     drawn: Vec<Lane>,
-    /// Where work ends and the reduction and the optimizer begin, in nanoseconds.
+    /// When the last action ends, in nanoseconds. Then come the reduction and the optimizer.
     tail_from_ns: u64,
     /// What the drawing leaves out, a sentence each.
     pub(crate) left_out: Vec<String>,
@@ -58,14 +58,14 @@ const LEFT: f64 = 118.0;
 const RIGHT: f64 = 74.0;
 
 impl Lanes {
-    /// Sorts spans into lanes, joins what is too narrow to see, and leaves out what is too much.
+    /// Sorts spans into lanes. Spans that are too narrow to see are joined, and lanes that are too many are left out.
     pub(crate) fn new(timeline: &Timeline, end_ns: u64, width: f64) -> Self {
         let scale = Scale::linear((0.0, end_ns as f64), (LEFT, width - RIGHT));
         let tail_from_ns =
             timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0).min(timeline.makespan_ns);
         let mut by_rank: Vec<Vec<Span>> = Vec::new();
         let known = timeline.spans.iter().map(|s| s.rank.0.saturating_add(1)).max().unwrap_or(0);
-        // A broken file may claim billions of ranks; those without spans beyond the lanes drawn are only counted.
+        // An unsound file may claim billions of ranks. Nothing is stored for ranks that are not drawn.
         let num_ranks = (timeline.num_ranks.max(known)) as usize;
         let mut ranks: Vec<u32> = spread(num_ranks, MOST_LANES).into_iter().map(|r| r as u32).collect();
         by_rank.resize_with(ranks.len(), Vec::new);
@@ -146,7 +146,7 @@ fn join(spans: &[Span], scale: &Scale) -> (Vec<Block>, u64) {
     (blocks, joined)
 }
 
-/// The stretches from 0 to `until_ns` without a span, in pixels.
+/// The times from 0 to `until_ns` without a span, as ranges of pixels.
 fn gaps(spans: &[Span], until_ns: u64, scale: &Scale) -> Vec<(f64, f64)> {
     let mut gaps = Vec::new();
     let mut busy_until = 0;
@@ -176,7 +176,7 @@ fn idle_ratio(spans: &[Span], tail_from_ns: u64, makespan_ns: u64) -> f64 {
     idle / makespan_ns as f64
 }
 
-/// The drawing with the sentence that stands for it.
+/// Draws the timeline. `label` is the sentence that a screen reader says in its place.
 pub(crate) fn timeline(label: &str, shown: &Timeline, lanes: &Lanes, view: &TimelineView) -> Markup {
     let (frame, body) = draw(shown, lanes, view);
     svg(&frame, "timeline", label, &body)
@@ -229,7 +229,7 @@ fn work(block: &Block, y: f64, view: &TimelineView) -> Markup {
     let class = format!("{:?}", block.kind);
     let width = (block.to - block.from).max(0.4);
     let number = block.span.map(|span| span.action.microbatch.to_string());
-    // A hairline stays free between neighbours, so that blocks of one kind can be told apart.
+    // A thin gap between neighbours lets the reader tell blocks of one kind apart.
     let drawn = if width > 3.0 { width - 0.6 } else { width };
     html! {
         rect class=(class) x=(px(block.from)) y=(px(y)) width=(px(drawn)) height=(px(view.lane_height)) {

@@ -7,11 +7,11 @@ use crate::{Against, Report, StepView};
 use dflop_types::{Timeline, clipped, number};
 use maud::{Markup, html};
 
-/// Points of a line, drawn at most.
+/// The most points that are drawn of a line.
 const MOST_POINTS: usize = 600;
-/// Letters of a run's name at the head of a column.
+/// The most letters of a run's name at the head of a column.
 const MOST_NAME: usize = 40;
-/// Classes of the two: colours, and the forms of their keys.
+/// CSS classes of the two runs. They give colours, and the shapes in the legend.
 const CLASSES: [&str; 2] = ["a-blind", "a-aware"];
 
 /// A section for each pair of runs.
@@ -65,7 +65,7 @@ fn body(against: &Against, steps: &[StepView]) -> Markup {
     }
 }
 
-/// A step of both runs, with what is drawn of each.
+/// A step of both runs, each with the timeline that is drawn.
 struct Pair<'a> {
     other: (&'a StepView, &'a Timeline),
     ours: (&'a StepView, &'a Timeline),
@@ -75,7 +75,7 @@ fn drawn(step: &StepView) -> Option<&Timeline> {
     step.measured.as_ref().or(step.predicted.as_ref())
 }
 
-/// The first row in a sentence: it is the step time.
+/// The first row of the table, which is the step time, as a sentence.
 fn said(against: &Against) -> Markup {
     let Some(row) = against.rows.first() else { return html! {} };
     let [name, first, second, change, interval] = row.cells();
@@ -118,7 +118,7 @@ fn step_times(against: &Against, names: &[String]) -> Markup {
     plotted("Step time of both", &line_plot(&plot, &lines), &below)
 }
 
-/// The pair whose ratio is nearest the median, one above the other on one time axis.
+/// The pair of steps with the median ratio, drawn one above the other on one time axis.
 fn twice(pairs: &[Pair<'_>], names: &[String]) -> Markup {
     let ratio = |pair: &Pair<'_>| pair.ours.1.makespan_ns as f64 / pair.other.1.makespan_ns.max(1) as f64;
     let mut order: Vec<&Pair<'_>> = pairs.iter().collect();

@@ -9,15 +9,15 @@ use crate::{OutlierView, Outliers, Report};
 use dflop_types::{DataProfile, ProfiledSample, SampleKind, clipped, number, statistics};
 use maud::{Markup, html};
 
-/// Samples of the joint plot, drawn at most.
+/// The most samples that are drawn in the plot of both sizes.
 const MOST_DOTS: usize = 1_500;
-/// The heaviest samples, listed by name and always drawn.
+/// So many of the heaviest samples are listed by name. They are always drawn.
 const MOST_HEAVY: usize = 12;
-/// Problems and sources listed at most.
+/// The most problems, and the most sources, that are listed.
 const MOST_ROWS: usize = 20;
-/// Sources with histograms of their own, at most.
+/// The most sources that have histograms of their own.
 const MOST_SOURCES: usize = 8;
-/// Characters of a sample's name shown at most.
+/// The most characters of a sample's name that are shown.
 const MOST_NAME: usize = 80;
 
 const fn class_of(kind: SampleKind) -> &'static str {
@@ -243,7 +243,7 @@ fn histograms(by_kind: &ByKind) -> Markup {
     }
 }
 
-/// The same, source by source.
+/// The same histograms for each source.
 fn histograms_by_source(data: &DataProfile) -> Markup {
     let of_source = |source: usize| -> ByKind {
         let samples = |kind| -> Vec<&ProfiledSample> {
@@ -282,7 +282,7 @@ fn capital(text: &str) -> String {
 fn joint(data: &DataProfile, by_kind: &ByKind) -> Markup {
     let sum = |size: Size| data.samples.iter().map(|s| size(s) as f64).sum::<f64>().max(1.0);
     let (encoder_sum, llm_sum) = (sum(encoder_tokens), sum(llm_tokens));
-    // The unit of weight is a share of all tokens of a component: it needs no cost model.
+    // A sample's weight is its fraction of all encoder tokens plus its fraction of all LLM tokens. So no cost model is needed.
     let weight = |s: &ProfiledSample| encoder_tokens(s) as f64 / encoder_sum + llm_tokens(s) as f64 / llm_sum;
     let mut heavy: Vec<usize> = (0..data.samples.len()).collect();
     heavy.sort_by(|&a, &b| weight(&data.samples[b]).total_cmp(&weight(&data.samples[a])).then(a.cmp(&b)));
@@ -368,7 +368,7 @@ const fn key_of(kind: SampleKind) -> &'static str {
     }
 }
 
-/// What the heaviest samples do to a step, and what does not fit.
+/// How long the heaviest samples take compared with an even microbatch, and which samples do not fit.
 fn effect(outliers: &Outliers, num_samples: u64) -> Markup {
     let times =
         |ms: f64, even: f64| if even > 0.0 { number::times(ms / even) } else { number::NONE.to_owned() };
@@ -455,7 +455,7 @@ fn problems(data: &DataProfile) -> Markup {
     }
 }
 
-/// Encoder tokens of a sample; a broken file may hold sizes whose sum does not fit.
+/// Encoder tokens of a sample. An unsound file may hold sizes whose sum does not fit 64 bits; then it is the largest number.
 fn encoder_tokens(sample: &ProfiledSample) -> u64 {
     sample
         .shape

@@ -1,9 +1,9 @@
-//! The spans of all steps as text that a page can hold: some two letters a span.
+//! Writes the spans of all steps as short text, so that a page can hold them. A span takes a few letters.
 //!
 //! ```text
-//! a step   for each rank: the list of its actions by number, then two numbers a span: the gap before it, and how long it took
-//! a time   in parts of the step's makespan: 65,536 parts, or fewer where there are many spans
-//! a number one letter below 56; two letters below 1,896; else a mark and three letters
+//! a step    for each rank: the number of its action list, then for each span two numbers: the gap before it, its duration
+//! a time    in units of the step's makespan / 65,536, or in larger units if there are many spans
+//! a number  one letter below 56; two letters below 1,896; else a mark and three letters
 //! ```
 //!
 //! `assets/viewer.js` reads it.
@@ -12,23 +12,23 @@ use dflop_types::{ActionKind, Span, Timeline};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Letters that neither HTML nor a string of JSON gives a meaning, and no URL begins with.
+/// Letters that have no special meaning in HTML or in a JSON string, and with which no URL begins.
 const LETTERS: &[u8; 80] =
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%()*+,-.;[]^_{|";
 const BASE: u64 = 80;
-/// Numbers of one letter.
+/// Numbers below this take one letter.
 const SHORT: u64 = 56;
-/// First letters of numbers of two; the last letter is the mark.
+/// How many letters can begin a number of two letters. The last of all letters is the mark of longer numbers.
 const MIDDLE: u64 = BASE - 1 - SHORT;
 
-/// Parts of a makespan that times are rounded to, finest first.
+/// Times are rounded to a makespan divided by one of these. The finest comes first.
 pub(super) const RESOLUTIONS: [u64; 3] = [65_536, 8_192, 2_048];
 
-/// Lists of actions that occur, each once, and timelines that refer to them.
+/// Encodes timelines. Each list of actions is kept once, and timelines refer to it by its number.
 #[derive(Debug, Default)]
 pub(super) struct Encoder {
     numbers: BTreeMap<Vec<(ActionKind, u32, u32)>, usize>,
-    /// Each as `F0.3 B0.3`: letter, stage, microbatch.
+    /// The lists as text, for example `F0.3 B0.3`: letter, stage, microbatch.
     pub(super) lists: Vec<String>,
 }
 
@@ -53,7 +53,8 @@ impl Encoder {
             number(&mut text, self.list(list) as u64);
             let mut at = 0;
             for span in spans {
-                // Spans of one rank follow each other; what a broken file lets overlap begins where the last one ended.
+                // The spans of a rank follow each other. If spans of an unsound file overlap, the second begins where the
+                // first ends.
                 let start = part(span.start_ns).max(at);
                 let end = part(span.end_ns).max(start);
                 number(&mut text, start - at);
@@ -76,7 +77,7 @@ impl Encoder {
         next
     }
 
-    /// Letters of all lists.
+    /// The number of bytes that all lists take in the page.
     pub(super) fn num_bytes(&self) -> usize {
         self.lists.iter().map(|list| list.len() + 3).sum()
     }
@@ -98,7 +99,7 @@ fn number(text: &mut String, value: u64) {
     }
 }
 
-/// A string of JSON that a `script` element can hold: no letter of it ends the element.
+/// A JSON string that can stand in a `script` element: nothing in it can end the element.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

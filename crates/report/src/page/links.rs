@@ -5,7 +5,7 @@ use crate::chart::{Frame, Line, LinePlot, legend, line_plot, numbers, partly, ta
 use dflop_types::{Collective, LinkProfile, LinkSpan, Network, clipped, number};
 use maud::{Markup, html};
 
-/// Links shown at most: four kinds of communication over some groups within and across nodes.
+/// The most links that are shown: four kinds of communication, for some groups of ranks within and across nodes.
 const MOST_LINKS: usize = 24;
 
 /// The class of a line and the name of what the ranks do.
@@ -25,7 +25,7 @@ fn span(link: &LinkProfile) -> &'static str {
     }
 }
 
-/// The table of links and, of each group whose messages were timed, a plot.
+/// The table of links, and a plot for each group of ranks whose messages were timed.
 pub(super) fn links(network: &Network) -> Markup {
     let shown: Vec<&LinkProfile> = network.links.iter().take(MOST_LINKS).collect();
     let mut groups: Vec<(LinkSpan, u32)> =
@@ -87,7 +87,7 @@ fn table_of(origin: &str, links: &[&LinkProfile]) -> Markup {
     table(&format!("Links ({origin})"), &columns, &rows)
 }
 
-/// Time over message size of the links of one group of ranks.
+/// A plot of time over message size for the links of one group of ranks.
 fn plot(links: &[&LinkProfile]) -> Markup {
     let name = links.first().map_or_else(String::new, |l| {
         format!("{}, {}", number::counted(u64::from(l.num_ranks), "rank"), span(l))

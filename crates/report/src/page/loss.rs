@@ -1,4 +1,4 @@
-//! The loss over steps: in training and of samples that are held out, over all and by kind and source.
+//! The loss over steps: in training, and of held-out samples; over all samples, and by kind and source.
 
 use super::{Section, plotted};
 use crate::chart::{
@@ -9,19 +9,20 @@ use crate::{GroupLoss, LossPoint, Report};
 use dflop_types::{clipped, number};
 use maud::{Markup, html};
 
-/// Points of the curve, drawn at most.
+/// The most points that are drawn of the curve.
 const MOST_POINTS: usize = 1_000;
-/// Points of a line that say their value when pointed at.
+/// A line with at most this many points shows the value of a point when the pointer is on it.
 const MOST_TITLES: usize = 60;
-/// Points of a group's line: of more steps each is a mean, as a few samples say little.
+/// The most points of a group's line. If there are more steps, each point is the mean of several, because the few samples of
+/// a group in one step say little.
 const MOST_MEANS: usize = 60;
-/// Groups that are drawn.
+/// The most groups that are drawn.
 const MOST_LINES: usize = 8;
-/// Rows of a table.
+/// The most rows of a table.
 const MOST_ROWS: usize = 200;
-/// Letters of a name.
+/// The most letters of a name.
 const MOST_NAME: usize = 40;
-/// Colours and dashes of groups.
+/// CSS classes of the groups: they give colours and dashes.
 const CLASSES: [&str; MOST_LINES] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7"];
 
 /// The section.
@@ -37,7 +38,7 @@ pub(super) fn section(report: &Report) -> Option<Section> {
     Some(Section { id: "loss", name: "Loss", body })
 }
 
-/// Over all samples.
+/// The loss over all samples.
 fn whole(all: &[(u64, f64)], held_out: &[LossPoint]) -> Markup {
     let (Some(first), Some(last)) = (all.first(), all.last()) else {
         return evaluations(held_out);
@@ -77,7 +78,7 @@ fn whole(all: &[(u64, f64)], held_out: &[LossPoint]) -> Markup {
     }
 }
 
-/// The loss of samples that are held out.
+/// The loss of held-out samples.
 fn evaluations(all: &[LossPoint]) -> Markup {
     let (Some(first), Some(last)) = (all.first(), all.last()) else { return html! {} };
     let best = all.iter().filter(|point| point.loss.is_finite()).min_by(|a, b| a.loss.total_cmp(&b.loss));
@@ -102,7 +103,7 @@ fn evaluations(all: &[LossPoint]) -> Markup {
     }
 }
 
-/// By kind or by source: a drawing of the largest, and a table.
+/// The loss by kind or by source: a drawing of the largest groups, and a table.
 fn grouped(by: &'static str, groups: &[GroupLoss]) -> Markup {
     if groups.is_empty() {
         return html! {};
@@ -159,7 +160,7 @@ fn named(group: &GroupLoss) -> String {
     clipped(&group.name, MOST_NAME)
 }
 
-/// What the table says of a group: means over label tokens.
+/// The row of a group in the table. Losses are means over label tokens.
 fn row(group: &GroupLoss) -> Vec<String> {
     let (trained, tenth) = (&group.trained, group.trained.len().div_ceil(10));
     let held =
@@ -174,7 +175,7 @@ fn row(group: &GroupLoss) -> Vec<String> {
     ]
 }
 
-/// One point of so many, at the last of their steps.
+/// Makes one point of every `per_point` points: their mean, at the last of their steps.
 fn means(all: &[LossPoint], per_point: usize) -> Vec<(f64, f64)> {
     let last = |part: &[LossPoint]| part.last().map_or(0.0, |point| point.step as f64);
     all.chunks(per_point).map(|part| (last(part), mean(part))).collect()
@@ -184,7 +185,7 @@ fn place(point: &LossPoint) -> (f64, f64) {
     (point.step as f64, point.loss)
 }
 
-/// A line whose points say their values, where they are few.
+/// A line. If it has few points, each shows its value when the pointer is on it.
 fn line(class: &'static str, name: &str, points: Vec<(f64, f64)>) -> Line {
     let title = |p: &(f64, f64)| format!("{name}step {}: {}", number::tick(p.0), number::number(p.1));
     let titles = if points.len() <= MOST_TITLES { points.iter().map(title).collect() } else { Vec::new() };

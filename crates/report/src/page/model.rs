@@ -11,12 +11,12 @@ use dflop_types::{
 };
 use maud::{Markup, html};
 
-/// Modules drawn at most; a sound profile has six or seven.
+/// The most modules that are drawn. A sound profile has six or seven.
 const MOST_MODULES: usize = 12;
-/// Rows of a table.
+/// The most rows of a table.
 const MOST_ROWS: usize = 200;
 
-/// What a module is, in words, what its size counts, and the part of the model that it belongs to.
+/// For a module: its name in words, what its size counts, and the part of the model to which it belongs.
 fn describe(name: &str) -> (&str, &'static str, &'static str) {
     match name {
         "encoder_embedding" => ("Encoder embedding", "encoder tokens", "Encoder"),
@@ -123,12 +123,12 @@ fn legend_of(model: &ModelProfile) -> Vec<(&'static str, &'static str)> {
     entries
 }
 
-/// Microseconds of `ns` over `size`.
+/// `ns` divided by `size`, in microseconds.
 fn each_us(ns: u64, size: u64) -> String {
     number::number(ns as f64 / size.max(1) as f64 / 1e3)
 }
 
-/// A module a row, at its largest size.
+/// A table with a row for each module, at its largest measured size.
 fn summary(group: &str, modules: &[(&str, &ModuleProfile)]) -> Markup {
     let row = |(name, module): &(&str, &ModuleProfile)| {
         let point = module.linear.points.last().copied().unwrap_or_default();
@@ -249,7 +249,7 @@ fn measured(
         };
         lines.push(line(class, what, &mut points.iter().take(MOST_ROWS).map(|p| (p.size, p.extra_ns))));
     }
-    // Sizes of a grid mostly grow by a factor; a short range is clearer on even axes.
+    // The measured sizes mostly grow by a factor, so the axes are logarithmic. A short range is clearer on linear axes.
     let (low, high) = (points.first().map_or(1, |p| p.size.max(1)), points.last().map_or(1, |p| p.size));
     let is_log = high / low >= 20;
     let unit_x = if is_log { format!("{unit}, log scale") } else { unit.to_owned() };
@@ -277,12 +277,12 @@ fn measured(
     )
 }
 
-/// Third minus first quartile over the median of forward and backward.
+/// How much the runs of a point differ: (third - first quartile) / median time of forward and backward.
 fn spread_ratio(point: &MeasuredPoint) -> f64 {
     point.spread_ns as f64 / (point.forward_ns as f64 + point.backward_ns as f64).max(1.0)
 }
 
-/// How much the runs of a point differ.
+/// A sentence on how much the runs of the points differ.
 fn noise(points: &[&MeasuredPoint]) -> Markup {
     let mut ratios: Vec<f64> = points.iter().filter(|p| p.repeats > 0).map(|p| spread_ratio(p)).collect();
     ratios.sort_by(f64::total_cmp);
@@ -325,7 +325,7 @@ fn points_table(unit: &str, points: &[&MeasuredPoint]) -> Markup {
     table_below(&format!("over {unit}"), &columns, &rows)
 }
 
-/// Modules measured cut by tensor parallelism or with `LoRA` adapters.
+/// A table of the modules that were measured cut over a tensor group, or with `LoRA` adapters.
 fn variants(model: &ModelProfile) -> Markup {
     let all: Vec<Vec<String>> = model
         .variants

@@ -6,7 +6,7 @@ use crate::{Report, SlowStep};
 use dflop_types::number;
 use maud::{Markup, html};
 
-/// Lines of a table, at most.
+/// The most rows of a table.
 const MOST_ROWS: usize = 200;
 /// Width of a drawing, and height of a lane, in pixels.
 const WIDTH: f64 = 1060.0;
@@ -59,7 +59,7 @@ pub(super) fn slow_steps(report: &Report) -> Option<Section> {
     Some(Section { id: "slow", name: "Why the slowest steps were slow", body })
 }
 
-/// The path over the ranks that it passes: a lane for each, a line from action to action.
+/// Draws a critical path: a lane for each rank on the path, and a line from action to action.
 fn drawn(step: &SlowStep) -> Markup {
     let end_ns = step.path.iter().map(|link| link.end_ns).max().unwrap_or(0).max(1);
     let mut ranks: Vec<u32> = step.path.iter().map(|link| link.rank).collect();

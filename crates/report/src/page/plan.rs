@@ -1,4 +1,4 @@
-//! The plan and why: the choice, the runners-up, and what made the others fall.
+//! The plan and why it was chosen: the choice, the runners-up, and why the others were not chosen.
 
 use super::Section;
 use crate::Report;
@@ -6,10 +6,10 @@ use crate::chart::{names, numbers, table, words};
 use dflop_types::{Plan, RankedPlan, WayPrediction, Zero, number};
 use maud::{Markup, html};
 
-/// Rows of a table.
+/// The most rows of a table.
 const MOST_ROWS: usize = 50;
 
-/// The choice in one sentence, held against the best baseline that can run.
+/// The choice in one sentence, compared with the best baseline that can run.
 pub(super) fn sentence(plan: &Plan) -> Markup {
     let best = &plan.best;
     let p = &best.prediction;
@@ -30,7 +30,7 @@ fn over(ns: u64, own_ns: u64) -> f64 {
     ns as f64 / own_ns as f64
 }
 
-/// The same global batches in other ways; nothing where none was compared.
+/// A table of the same global batches run in other ways; nothing if no way was compared.
 fn ways(plan: &Plan) -> Markup {
     let own_ns = plan.best.prediction.step_ns_mean;
     let has_refused = plan.ways.iter().any(|way| way.refusal.is_some());

@@ -8,7 +8,7 @@ use crate::{Report, ShapeError};
 use dflop_types::number;
 use maud::{Markup, html};
 
-/// Bins that are named.
+/// The most bins that the sentence names.
 const MOST_NAMED: usize = 3;
 /// Colours of the parts of memory.
 const CLASSES: [&str; 8] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7"];
@@ -72,7 +72,7 @@ fn worst(rows: &[ShapeError]) -> Markup {
     }
 }
 
-/// Time a thousand tokens over the tokens of a sample.
+/// A plot of the time for a thousand tokens over the number of tokens of a sample.
 fn drawn(name: &str, rows: &[&ShapeError]) -> Markup {
     let known: Vec<&&ShapeError> =
         rows.iter().filter(|row| row.num_tokens > 0 && row.num_samples > 0).collect();

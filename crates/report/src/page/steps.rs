@@ -11,15 +11,15 @@ use dflop_types::{ActionKind, Timeline, clipped, number};
 use maud::{Markup, html};
 
 const WIDTH: f64 = 1060.0;
-/// Letters of an arm's name beside a bar: those of all arms of ours fit.
+/// The most letters of an arm's name beside a bar. The names of our own arms are no longer.
 const MOST_ARM: usize = 14;
 
 /// The steps shown as timelines.
 struct Shown<'a> {
     steps: Vec<&'a StepView>,
-    /// Whether they ran the same global batch.
+    /// Whether the steps ran the same global batch.
     is_same_batch: bool,
-    /// How they were chosen.
+    /// How these steps were chosen, in words.
     choice: String,
 }
 
@@ -27,7 +27,7 @@ fn best_timeline(step: &StepView) -> Option<&Timeline> {
     step.measured.as_ref().or(step.predicted.as_ref())
 }
 
-/// The pair whose ratio is nearest the median, or the one step of median makespan.
+/// The pair of steps whose ratio is nearest to the median. Without pairs, the step with the median makespan.
 fn shown(report: &Report) -> Option<Shown<'_>> {
     let of = |arm: &str| {
         report.steps.iter().filter(|s| s.arm == arm && best_timeline(s).is_some()).collect::<Vec<_>>()
@@ -68,7 +68,7 @@ fn shown(report: &Report) -> Option<Shown<'_>> {
     Some(Shown { steps: vec![step], is_same_batch: false, choice })
 }
 
-/// The measured timelines one above the other on one time axis, the predicted one under each.
+/// The measured timelines, one above the other on one time axis. Under each is the predicted one.
 pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
     let shown = shown(report)?;
     let timelines = || shown.steps.iter().flat_map(|s| [&s.measured, &s.predicted]).flatten();
@@ -109,7 +109,7 @@ pub(super) fn one_batch_twice(report: &Report) -> Option<Section> {
     Some(Section { id: "timelines", name, body })
 }
 
-/// A step, measured above predicted, under its name.
+/// A step under its name: the measured timeline, and the predicted one below it.
 pub(super) fn panel(step: &StepView, end_ns: u64, class: &str, name: &str) -> Markup {
     let draw = |timeline: &Timeline, how: &str, is_main: bool| {
         let lanes = Lanes::new(timeline, end_ns, WIDTH);
@@ -185,16 +185,16 @@ fn summary_of(steps: &[&StepView]) -> Markup {
     table_below("these timelines in numbers", &columns, &rows)
 }
 
-/// Mean idle time a rank and step, in milliseconds, by cause, with the share of the makespan.
+/// Mean idle time of a rank in a step: (milliseconds, fraction of the makespan) for each cause.
 #[derive(Clone, Copy)]
 struct MeanIdle {
     causes: [(f64, f64); 4],
-    /// Within the makespan, over all causes: without the wait for data before it.
+    /// All causes together, within the makespan: so without the wait for data before the step.
     within: (f64, f64),
     num_steps: u64,
 }
 
-/// The mean over steps, each with what its ranks waited for data before it, in nanoseconds.
+/// The mean over steps. Each step comes with the time its ranks waited for data before it, in nanoseconds.
 fn mean_idle<'a>(steps: impl Iterator<Item = (&'a Timeline, u64)>) -> Option<MeanIdle> {
     let mut causes = [(0.0, 0.0); 4];
     let mut within = (0.0, 0.0);
@@ -225,10 +225,10 @@ const CAUSES: [(&str, &str); 4] = [
     ("c-data-wait", "data wait"),
 ];
 
-/// Means of some steps under a name, and how the steps came about.
+/// A name for some steps, whether they were measured, rehearsed or predicted, and their mean idle time.
 type Named<'a> = (&'a str, &'static str, MeanIdle);
 
-/// Most steps wait for no data: the last cause is shown where one does.
+/// Whether any steps waited for data. Most do not, and then this cause is not shown.
 fn has_data_wait(means: &[Named<'_>]) -> bool {
     means.iter().any(|(.., mean)| mean.causes[3].0 > 0.0)
 }

@@ -10,12 +10,12 @@ use crate::{ArmView, Comparison, Report, StepView};
 use dflop_types::{Timeline, clipped, number, statistics};
 use maud::{Markup, html};
 
-/// Dots of a plot, drawn at most.
+/// The most dots that are drawn in a plot.
 const MOST_DOTS: usize = 600;
-/// Rows of a table below a plot.
+/// The most rows of a table below a plot.
 const MOST_ROWS: usize = 200;
 
-/// (predicted - measured) / measured; `None` where nothing was measured.
+/// The error of a prediction: (predicted - measured) / measured; `None` if the measured time is 0.
 pub(super) fn error_of(predicted: &Timeline, measured: &Timeline) -> Option<f64> {
     let (predicted, measured) = (predicted.makespan_ns as f64, measured.makespan_ns as f64);
     (measured > 0.0).then(|| (predicted - measured) / measured)
@@ -68,7 +68,7 @@ pub(super) fn pairs(report: &Report) -> Option<Section> {
     Some(Section { id: "pairs", name: "Step times of every arm", body })
 }
 
-/// Every arm of the comparison, in a table; nothing where there are only the two.
+/// A table of every arm of the comparison; nothing if there are only the two.
 fn arms(comparison: &Comparison) -> Markup {
     let row = |arm: &ArmView| {
         let interval = format!("{} to {}", number::times(arm.ratio_low), number::times(arm.ratio_high));
@@ -102,7 +102,8 @@ fn arms(comparison: &Comparison) -> Markup {
     }
 }
 
-/// How far predictions are off, and how far those that earlier steps correct: each as its median and 95th percentile.
+/// Sentences on how far predictions are off: the plain ones, and those corrected by earlier steps. Each error is given as its
+/// median and 95th percentile.
 fn errors_in_words(
     (median, p95): (f64, f64),
     bias: f64,

@@ -10,11 +10,11 @@ use maud::{Markup, PreEscaped, html};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Bytes of spans that a page holds at most: with all else it stays below 5 MB.
+/// The most bytes of spans that a page holds. With everything else the page stays below 5 MB.
 const MOST_BYTES: usize = 4_000_000;
-/// Ranks with lanes, at most.
+/// The most ranks that have a lane.
 const MOST_RANKS: u32 = 1_024;
-/// Rows of the table.
+/// The most rows of the table.
 const MOST_ROWS: usize = 1_000;
 
 /// A step, and the step of another run on the same samples that is drawn under it.
@@ -31,23 +31,23 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Steps whose spans the page holds.
+/// The steps whose spans are in the page.
 struct Held<'a> {
     steps: Vec<Item<'a>>,
-    /// Of each step its spans, and those of the other run.
+    /// For each step its encoded spans, and those of the other run if there is one.
     texts: Vec<Vec<String>>,
     lists: Vec<String>,
     parts: u64,
     num_all: usize,
 }
 
-/// The measured timeline, or what was predicted where nothing was measured.
+/// The measured timeline of a step, or else the predicted one. `None` if there are no spans.
 fn shown(step: &StepView) -> Option<(&StepView, &Timeline)> {
     let timeline = step.measured.as_ref().or(step.predicted.as_ref())?;
     (!timeline.spans.is_empty()).then_some((step, timeline))
 }
 
-/// Ranks of the steps, however many.
+/// The number of ranks of the steps, without a limit.
 fn all_ranks(steps: &[Item<'_>]) -> u32 {
     let of = |timeline: &Timeline| {
         let known = timeline.spans.iter().map(|s| s.rank.0.saturating_add(1)).max().unwrap_or(0);
@@ -56,12 +56,12 @@ fn all_ranks(steps: &[Item<'_>]) -> u32 {
     steps.iter().flat_map(|item| item.timelines()).map(of).max().unwrap_or(0)
 }
 
-/// Ranks that get a lane.
+/// The number of ranks that have a lane.
 fn num_ranks(steps: &[Item<'_>]) -> u32 {
     all_ranks(steps).min(MOST_RANKS)
 }
 
-/// As finely as the page has room for; where it has none for all steps, some evenly spread ones.
+/// Encodes the steps as finely as the page has room for. If there is no room for all steps, some are taken, evenly spread.
 fn held<'a>(all: &[Item<'a>], most_bytes: usize) -> Held<'a> {
     let ranks = num_ranks(all);
     let encoded = |steps: &[Item<'_>], parts: u64| {
@@ -85,7 +85,7 @@ fn held<'a>(all: &[Item<'a>], most_bytes: usize) -> Held<'a> {
         }
     }
     while num_bytes > most_bytes && steps.len() > 1 {
-        // A tenth fewer than would fit on the mean: steps differ.
+        // Steps differ in size. So this takes a tenth fewer steps than would fit if all were equal.
         let most = (steps.len() * 9 / 10).min(steps.len() * (most_bytes / 10 * 9) / num_bytes).max(1);
         steps = spread(steps.len(), most).into_iter().map(|at| steps[at]).collect();
         (texts, lists, num_bytes) = encoded(&steps, parts);
@@ -97,7 +97,7 @@ fn held<'a>(all: &[Item<'a>], most_bytes: usize) -> Held<'a> {
 }
 
 impl Held<'_> {
-    /// What `viewer.js` reads.
+    /// The JSON that `viewer.js` reads.
     fn json(&self, names: Option<&[String; 2]>) -> String {
         let mut text = format!("{{\"parts\":{},\"ranks\":{},", self.parts, num_ranks(&self.steps));
         if let Some([other, own]) = names {
@@ -123,7 +123,7 @@ impl Held<'_> {
     }
 }
 
-/// What a step and its pair both have.
+/// Writes the fields that a step and the step of the other run both have.
 fn fields(text: &mut String, step: &StepView, timeline: &Timeline, spans: &str) {
     let tail_from = timeline.spans.iter().map(|s| s.end_ns).max().unwrap_or(0);
     let predicted = step.measured.as_ref().and(step.predicted.as_ref()).map_or(0, |p| p.makespan_ns);
@@ -149,7 +149,7 @@ fn items(report: &Report) -> Vec<Item<'_>> {
         .collect()
 }
 
-/// The section; nothing where no step has spans.
+/// The section; nothing if no step has spans.
 pub(super) fn section(report: &Report) -> Option<Section> {
     let all = items(report);
     if all.is_empty() {
@@ -206,7 +206,7 @@ fn left_out(held: &Held<'_>) -> Markup {
     html! { @if !said.is_empty() { p class="note" { (said.join("; ")) } } }
 }
 
-/// The steps in numbers.
+/// A table of the steps in numbers.
 fn summary(all: &[Item<'_>]) -> Markup {
     let rows: Vec<Vec<String>> = spread(all.len(), MOST_ROWS)
         .into_iter()
