@@ -129,7 +129,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// No schedule of either arm is predicted faster than the bound, and the bound is of use.
+        /// No schedule of either arm is predicted faster than the bound, and the bound is above a twelfth of it.
         #[test]
         fn no_schedule_beats_the_bound(
             seed: u64, count in 1usize..40, ranks in 2u32..6, which in 0usize..32, m in 1u32..9
@@ -164,8 +164,8 @@ mod tests {
             prop_assert!(bound_ns > pair.aware.predicted_makespan_ns / 12);
         }
 
-        /// Degrees that a search leaves out as a whole: no pipeline of theirs, of layers cut over ranks too, has a mean step
-        /// below the least work, whatever its cut into stages, its microbatches and which of the batches is the heavy one.
+        /// A search may leave out all pipelines of some degrees because of their least work. So no such pipeline may have a
+        /// mean step below that: whatever its tensor degrees, its cut into stages, its microbatches, and its heaviest batch.
         #[test]
         fn no_pipeline_beats_the_least_work_of_its_degrees(
             seed: u64, count in 4usize..40, ranks in 2u32..9, which in 0usize..256, m in 1u32..9,

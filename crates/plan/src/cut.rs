@@ -51,7 +51,7 @@ mod tests {
     }
 
     proptest! {
-        /// No other cut has a shorter longest stage, of all cuts of few layers.
+        /// For few layers all cuts are tried: none has a shorter longest stage.
         #[test]
         fn no_cut_is_shorter(layers in 2u32..9, first in 0u64..40, end in 0u64..40) {
             let longest = |cut: &[u32]| {

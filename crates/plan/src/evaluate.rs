@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(mean_and_half_width(&[10, 20, 30]), (20, 25));
         assert_eq!(mean_and_half_width(&[7]), (7, 0));
         assert_eq!(mean_and_half_width(&[]), (0, 0));
-        // Forty values pass the end of the table.
+        // Forty values are more than the table of t goes up to.
         let many: Vec<u64> = (0..40).map(|i| 100 + i % 2).collect();
         assert_eq!(mean_and_half_width(&many), (101, 0));
     }

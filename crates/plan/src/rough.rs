@@ -414,7 +414,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// What the lists themselves hold.
+        /// The closed form gives what the interleaved lists themselves hold.
         #[test]
         fn lists_of_chunks_hold_what_is_wanted(e_pp in 1u32..4, pp in 2u32..8, chunks in 2u32..5, m in 1u32..40) {
             let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
@@ -432,7 +432,7 @@ mod tests {
             let [encoder, first, last] = wanted(&layout, m);
             prop_assert!((f64::from(chunks) * first - held(e_pp)).abs() < 1e-9);
             prop_assert!((f64::from(chunks) * last - held(e_pp + pp - 1)).abs() < 1e-9);
-            // Rounds of unequal length: one more or less.
+            // With rounds of unequal length the closed form may be off by one.
             prop_assert!((encoder - held(0)).abs() <= 1.0, "{} {}", encoder, held(0));
         }
     }

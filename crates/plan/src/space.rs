@@ -298,7 +298,8 @@ mod tests {
         );
     }
 
-    /// Encoder stages are tried where they are asked for: 5 ranks less 2 or 4, and no more stages than layers.
+    /// Several encoder stages are tried if they are asked for. Of 5 ranks the encoder takes 2 or 4, and it has no more stages
+    /// than layers.
     #[test]
     fn encoder_stages_are_those_asked_for() {
         let of = |layers, only: &str| space([5, 8], [layers, 8], false, 64, Some(4), only);
@@ -316,7 +317,7 @@ mod tests {
         assert_eq!(fallen[0].to_string(), "encoder pp 4 exceeds the 3 layers of the encoder");
     }
 
-    /// Tensor groups are those asked for: 7 ranks less the encoder's, in groups of two, each inside a node.
+    /// Tensor groups have the sizes that are asked for, and each group is inside a node. There are 7 ranks.
     #[test]
     fn tensor_groups_are_those_asked_for_and_stand_on_one_node() {
         let of = |node, only: &str| space([7, node], [2, 8], false, 64, Some(4), only);

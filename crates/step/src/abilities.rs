@@ -66,7 +66,7 @@ mod tests {
         let all = Trained::default();
         assert_eq!(tensor_degrees(&profile, all, 8), [vec![1, 2], vec![1, 2, 4]]);
         assert_eq!(tensor_degrees(&profile, all, 2), [vec![1, 2], vec![1, 2]]);
-        // Of adapters on cut layers nothing was measured.
+        // Nothing was measured for adapters on cut layers.
         assert_eq!(tensor_degrees(&profile, Trained { lora_rank: 8, ..all }, 8), [vec![1, 2], vec![1]]);
     }
 }

@@ -306,7 +306,7 @@ mod tests {
                 prop_assert_eq!(plain.batch(step).len(), deferring.batch(step).len());
             }
             if steps_max == 0 {
-                // Within a batch giants come last, no more.
+                // Giants only move to the end of their own batch.
                 let sorted = |batch: Vec<SampleIndex>| { let mut batch = batch; batch.sort_unstable(); batch };
                 for step in 0..plain.steps_per_epoch() {
                     prop_assert_eq!(sorted(plain.batch(step)), sorted(deferring.batch(step)));
@@ -328,8 +328,8 @@ mod tests {
         assert_eq!(batches.deferred(3), [(order[5], 1)]);
     }
 
-    /// Without the rest: as many samples fewer, the same batches else; and giants stand in the batches that are left, so
-    /// that each is left out no more often than any other sample.
+    /// Without the smaller last batch, an epoch has that many samples fewer, and its other batches are the same. Giants are in
+    /// the batches that are left, so no giant is left out more often than any other sample.
     #[test]
     fn what_is_left_out_is_not_chosen_by_size() {
         let plain = GlobalBatches::new(11, 4, 3).unwrap();
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(batches(3).batch(40), batches(3).batch(40));
         assert_ne!(batches(3).batch(0), batches(4).batch(0));
         assert_ne!(batches(3).permutation(0), batches(3).permutation(1));
-        // Whichever epochs were asked for before.
+        // The answer does not depend on which epochs were asked for before.
         let both = batches(3);
         let steps = [20, 0, 20, 40, 0, 20];
         assert_eq!(steps.map(|step| both.batch(step)), steps.map(|step| batches(3).batch(step)));

@@ -139,7 +139,8 @@ mod tests {
     use dflop_cost::CostModel;
     use dflop_types::{ComponentLayout, PipelineOrder, SampleIndex, Zero};
 
-    /// Of a simulated step the path explains every nanosecond: its actions and its messages add up to the end of the last one.
+    /// The path of a simulated step explains every nanosecond: its actions and its messages add up to the end of the last
+    /// action.
     #[test]
     fn the_path_of_a_simulated_step_has_no_hole() {
         let degrees = |pp, dp| ComponentLayout { tp: 1, pp, dp };

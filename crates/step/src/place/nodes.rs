@@ -198,7 +198,7 @@ mod tests {
         // Replicas 0 and 1 on node 0, 2 on node 1. Share 0 sends most to node 1, share 2 a little.
         let sent = [vec![0, 90], vec![5, 0], vec![10, 20]];
         assert_eq!(near(&sent, &[0, 0, 1]), [2, 1, 0]);
-        // Nothing to win: all stay.
+        // No move would gain anything, so all shares stay.
         assert_eq!(near(&[vec![0, 0], vec![0, 0]], &[0, 1]), [0, 1]);
         assert_eq!(near(&[vec![3, 0], vec![0, 3]], &[0, 1]), [0, 1]);
     }

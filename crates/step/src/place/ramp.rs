@@ -49,7 +49,7 @@ impl Ramp {
         ramps
     }
 
-    /// For each smaller microbatch the fraction of a full one that it lacks: 1 - t_j.
+    /// For each smaller microbatch the fraction of a full one that it lacks: `1 - t_j`.
     fn missing(&self) -> impl Iterator<Item = f64> + '_ {
         let side = |length: u32| {
             (0..length).map(move |at| (1.0 - self.least) * f64::from(length - at) / f64::from(length))
@@ -103,7 +103,7 @@ mod tests {
         let costs = Costs { encoder_ns: vec![35; 2], llm_ns: vec![7; 10], ..Costs::default() };
         let shaped = ramp.with_phantoms(costs.clone(), &settings(1, 4));
         assert_eq!((&shaped.encoder_ns[2..], &shaped.llm_ns[10..]), (&[10][..], &[10][..]));
-        // On two replicas two phantoms of half that.
+        // On two replicas there are two phantoms, each of half that size.
         let shaped = ramp.with_phantoms(costs, &settings(2, 4));
         assert_eq!(shaped.llm_ns[10..], [5, 5]);
     }

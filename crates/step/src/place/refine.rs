@@ -266,7 +266,8 @@ fn change(bucket: &[u32], num_buckets: u32, random: &mut ChaCha8Rng, moves: &mut
 mod tests {
     use super::*;
 
-    /// A step of a second with 32 actions: 2,000,000 / 1,032, and where a trial packs 4,096 samples 2,000,000 / 61,472.
+    /// For a step of one second with 32 actions there are 2,000,000 / 1,032 trials. If a trial packs 4,096 samples, there are
+    /// 2,000,000 / 61,472.
     #[test]
     fn large_microbatches_cost_trials() {
         let of = |of_microbatch| num_trials(Effort::of_step(1_000_000_000), 32, of_microbatch);

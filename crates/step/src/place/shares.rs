@@ -201,8 +201,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each part once; the fullest replica has at most the even share and one part, where samples of one part alone
-        /// do not pass that; a giant reaches every replica.
+        /// Each part is encoded once. The fullest replica has at most the even share and one part, unless samples of a single
+        /// part alone are more. A giant is spread over every replica.
         #[test]
         fn shares_are_even_and_cover_each_part_once(
             samples in prop::collection::vec(prop::collection::vec((1u32..40, 0u64..30), 1..4), 0..12),
