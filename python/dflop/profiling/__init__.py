@@ -14,7 +14,7 @@ __all__ = ["Progress", "hash_config", "profile_model", "progress_bar", "write_ar
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the measuring at its first use: who only launches it needs no torch."""
+    """Imports the profiler at its first use: code that only launches it needs no torch."""
     if name == "profile_model":
         from dflop.profiling.model import profile_model
 

@@ -1,7 +1,8 @@
 """Where to measure next: between which sizes a straight line is most likely wrong, and how much that matters.
 
-The distance of an inner point of a curve from the line through its neighbours shows how wrong the lines
-beside it may be. Where the scatter of the measurements explains that distance, more points would not help.
+Between measured sizes a curve is taken as a straight line. How far an inner point lies from the line through
+its neighbours shows how wrong the lines on its two sides may be. Where the scatter of the measurements
+explains that distance, more points would not help.
 
 This file measures nothing and does not know what is measured.
 """
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The standard error of a median of n normal values is 1.25 sigma / sqrt(n), their quartiles are 1.35 sigma
-# apart.
+# For n normal values, the standard error of the median is 1.25 sigma / sqrt(n), and the quartiles are 1.35
+# sigma apart.
 _MEDIAN_ERROR = 1.25 / 1.35
 
 
@@ -25,11 +26,11 @@ class Sample:
     """One measured size of a curve."""
 
     time_ns: float
-    """Median."""
+    """Median of the runs."""
     spread_ns: float
     """Third minus first quartile."""
     repeats: int
-    """Runs."""
+    """Number of runs."""
 
     @property
     def noise_ns(self) -> float:
@@ -46,9 +47,9 @@ class Gap:
     high: int
     """The larger size."""
     error: float
-    """How far the line between them is expected to stray at most, in parts of the time there."""
+    """Largest expected distance of the curve from the line between them, relative to the time there."""
     noise: float
-    """The part of it that the measuring's own scatter explains."""
+    """The part of `error` that the scatter of the measurements explains."""
 
     @property
     def significant_error(self) -> float:
@@ -56,13 +57,13 @@ class Gap:
         return max(self.error - self.noise, 0.0)
 
     def priority(self, weight: float) -> float:
-        """How much there is to gain by a point between: the error, by the range of sizes that suffers it.
+        """How much a point in this gap would help: the error, times the range of sizes that has it.
 
         Args:
-            weight: share of the step's time that this curve is.
+            weight: share of this curve in the time of a step.
 
         Returns:
-            At least 0; compares with those of other curves.
+            At least 0; comparable with the priorities of other curves.
         """
         return weight * self.significant_error * math.log(self.high / self.low)
 
@@ -90,12 +91,13 @@ def strays_of(points: Mapping[int, Sample]) -> dict[int, tuple[float, float]]:
 def gaps_of(points: Mapping[int, Sample]) -> list[Gap]:
     """The gaps between neighbouring sizes with the error to expect in each.
 
-    Of a curve whose slope changes at rate c, the point between gaps of widths g and h lies c g h / 2 off the
-    Of a curve whose slope changes at rate c, the point between gaps of widths g and h lies c g h / 2 off its
-    line, and a line over gap h strays c h h / 8 at most: the former times h / (4 g). Of the two ends of a gap
+    Suppose that the slope of a curve changes at rate c. Then the point between gaps of widths g and h lies
+    c g h / 2 off the line through its neighbours, and the line over gap h is wrong by c h h / 8 at most. That
+    is the first distance times h / (4 g). Each end of a gap gives such an estimate; the smaller one counts.
+    So where the time jumps within one gap, the gaps beside it are left alone.
 
     Args:
-        points: by size; with fewer than three nothing is known, and the error of a gap is taken as 1.
+        points: by size. With fewer than three, nothing is known, and the error of a gap is taken as 1.
 
     Returns:
         By ascending size.
@@ -130,7 +132,7 @@ def split_of(low: int, high: int, allowed: Callable[[int], int]) -> int | None:
     Returns:
         A size strictly between; None if there is none.
     """
-    # From the geometric mean, which halves the ratio, to the arithmetic one, which halves the distance.
+    # First the geometric mean, which halves the ratio; then the arithmetic one, which halves the distance.
     for wanted in (round(math.sqrt(low * high)), (low + high) // 2):
         size = allowed(wanted)
         if low < size < high:
@@ -152,8 +154,8 @@ def choose(
         gaps: of each curve, by its name.
         weights: share of the step's time of each curve.
         allowed: for a curve, the size nearest to a given one that can be measured.
-        threshold: a gap whose significant error is below is left alone.
-        limit: at most so many.
+        threshold: a gap with a smaller significant error is left alone.
+        limit: the most sizes to choose.
 
     Returns:
         Curve and size of each; none if all curves are good enough, or cannot be split further.
@@ -176,6 +178,6 @@ def largest_error(gaps: Mapping[str, list[Gap]]) -> float:
         gaps: of each curve.
 
     Returns:
-        In parts of the time; 0 if there are no gaps.
+        Relative to the time; 0 if there are no gaps.
     """
     return max((gap.significant_error for of_curve in gaps.values() for gap in of_curve), default=0.0)

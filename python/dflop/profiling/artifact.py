@@ -1,4 +1,4 @@
-"""The artifact as a file: the same text and hash as the Rust side has, which writes it."""
+"""The model profile as a file, with the same text and hash as in Rust, which also writes it."""
 
 from __future__ import annotations
 

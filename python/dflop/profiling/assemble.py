@@ -2,7 +2,7 @@
 
     linear(T) = layer(T as n segments of s) - n * attention(s)
 
-holds for times and for bytes; attention has no weights, so all its backward is that of its inputs.
+holds for times and for bytes. Attention has no weights, so all of its backward belongs to its inputs (I).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dflop.profiling.curves import Curve
     from dflop.profiling.records import Records
 
-# Part of a pack's time that is left to `linear` at least, should noise make the attention alone longer.
+# `linear` gets at least this part of a pack's time, even where noise makes attention as long as the pack.
 _LINEAR_FLOOR_RATIO = 0.05
 
 
@@ -78,14 +78,14 @@ def _attention_point(curve: Curve, size: int, records: Records) -> dict[str, int
     forward, backward = summary.phases_ns
     return {
         "size": size,
-        # A time of 0 would be free work: the clock's own grain is the least.
+        # A time of 0 would mean work for free, so 1 ns, the unit of the clock, is the least.
         "forward_ns": max(1, round(forward)),
         "backward_ns": max(1, round(backward)),
         "input_ns": max(1, round(backward)),
         "weight_ns": 0,
         "spread_ns": max(0, round(summary.spread_ns)),
         "activation_bytes": round(records.numbers[f"{case.name} bytes"] / case.copies),
-        # Segments of one run are computed one by one, or share the call: each has its part.
+        # A run has several segments, in one call or in several: each gets an equal part.
         "workspace_bytes": round(records.numbers[f"{case.name} workspace"] / case.copies),
         "repeats": summary.repeats,
     }
@@ -114,9 +114,9 @@ def _linear_point(curve: Curve, size: int, attention: Mapping[int, Any], records
         "weight_ns": max(0, round(weight_ns)),
         "spread_ns": max(0, round(summary.spread_ns)),
         "activation_bytes": max(0, round(kept - sum(point["activation_bytes"] for point in segments))),
-        # Of the highest layer: lower ones have not begun, or are done.
+        # Not divided by the number of layers: one layer works at a time.
         "workspace_bytes": numbers[f"{case.name} workspace"],
-        # Attention has no weights: all of it is that of the pack.
+        # Nothing is subtracted for attention: it has no weights, so it queues nothing.
         "split": {
             "queued_bytes": -(-numbers[f"{case.name} queued"] // case.copies),
             "input_workspace_bytes": numbers[f"{case.name} input workspace"],
@@ -133,9 +133,10 @@ def _less(whole: float, parts: float) -> float:
 def _recompute(
     curve: Curve, mode: str, sizes: Iterable[int], attention: Mapping[int, Any], records: Records
 ) -> list[dict[str, int]]:
-    """The points of one mode; attention is computed again in mode `full` alone.
+    """The points of one mode of recomputation, without what belongs to attention.
 
-    In mode `selective` attention keeps what it keeps without, and is subtracted; in mode `full` nothing.
+    In mode `selective` attention keeps the same bytes as without recomputation; they are subtracted. In mode
+    `full` it keeps nothing, but its forward runs again; the time of that is subtracted.
     """
     points = []
     for size in sizes:

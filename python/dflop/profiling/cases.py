@@ -5,8 +5,9 @@
     selective   forward, backward with recomputation       F, B
     full        the same, all of a layer computed again    F, B
 
-Backward is `torch.autograd.backward` from an incoming gradient, into parameter gradients that are already
-there. Attention is timed alone where the piece says so, over one segment; the rest over packs of segments.
+A backward is `torch.autograd.backward` from an incoming gradient; it adds to parameter gradients that exist
+already. Where a piece says so, its attention is timed alone, over one segment, and the rest over packs of
+segments.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LINEAR, ATTENTION = "linear", "attention"
 JOINT, SPLIT = "joint", "split"
 WAYS = (JOINT, SPLIT, SELECTIVE, FULL)
 
-# Attention alone is timed over about so many tokens a run: short segments many at a time.
+# A run of attention alone has about so many tokens: of short segments, it has several.
 _ATTENTION_RUN_TOKENS = 2048
 _MAX_ATTENTION_COPIES = 32
 
@@ -42,25 +43,25 @@ class Case:
     """One part of one piece at one size."""
 
     name: str
-    """Identity among the records: the curve, the size and all that changes the time at a size."""
+    """Its name in the records: the curve, the size and whatever else changes the time."""
     size: int
-    """In the unit of its curve."""
+    """Size, in tokens."""
     copies: int
-    """How many times one run does it: layers at once, or segments at once."""
+    """How often one run does the work: its number of layers, or of segments. Times are divided by it."""
     forward: Callable[[], Any]
     """Gives what `backward` starts from."""
     backward: Callable[[Any], None]
     """Runs the backward."""
     inputs: tuple[torch.Tensor, ...] = ()
-    """Buffers it reads a part of."""
+    """Buffers of which the forward reads a part."""
     segments: tuple[int, ...] = ()
-    """Of a pack: the segments whose attention is to be subtracted."""
+    """Tokens of each segment of a pack, whose attention is to be subtracted; else empty."""
     ways: tuple[str, ...] = (JOINT,)
-    """Of `WAYS`, those that are measured."""
+    """Which of `WAYS` are measured."""
     module: nn.Module | None = None
-    """What has the parameters; None for attention alone."""
+    """The module with the parameters; None for attention alone."""
     layers: tuple[nn.Module, ...] = ()
-    """Of `module`, those that recompute each for itself."""
+    """Layers of `module`, each of which recomputes by itself."""
     reset: Callable[[], None] = field(default=lambda: None)
     """Called before each run, not timed."""
 
@@ -72,7 +73,7 @@ class Case:
             way: one of `WAYS`.
 
         Yields:
-            What a timer takes.
+            The phases, for a timer.
         """
         self.reset()
         two = (lambda _: self.forward(), self.backward)
@@ -91,7 +92,7 @@ class Case:
 
         Args:
             way: one of `WAYS`.
-            timer: as `timer_of` gives it.
+            timer: from `timer_of`.
 
         Returns:
             The time of each phase.
@@ -134,7 +135,7 @@ def find_layers(module: nn.Module, num_layers: int) -> tuple[nn.Module, ...]:
 
 
 class Gradients:
-    """Incoming gradients: random, all of them views of one buffer a device and dtype."""
+    """Incoming gradients: random values, which are views of one buffer for each device and dtype."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
@@ -143,7 +144,7 @@ class Gradients:
         """A gradient for `result`; for a single number, such as a loss, a small one.
 
         Args:
-            result: only its shape, dtype and device count.
+            result: only its shape, dtype and device matter.
 
         Returns:
             Of the same shape.
@@ -165,7 +166,7 @@ def piece_case(
     gradients: Gradients,
     **fields: Any,
 ) -> Case:
-    """A piece with its inputs as a case.
+    """A case from a piece with its inputs.
 
     Args:
         name: of the case.
@@ -174,7 +175,7 @@ def piece_case(
         **fields: the other fields of `Case`.
 
     Returns:
-        The case; its backward does nothing where the forward's result wants no gradient.
+        The case; its backward does nothing where the result of the forward requires no gradient.
     """
     incoming: list[torch.Tensor] = []
 
@@ -188,7 +189,7 @@ def piece_case(
 
 
 def attention_copies(size: int) -> int:
-    """How many equal segments one run of attention takes, to be of some length.
+    """How many equal segments one run of attention has, so that it is long enough to time.
 
     Args:
         size: tokens of a segment.
@@ -219,11 +220,11 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
         return torch.randn(shape, generator=generator).to(settings.device, settings.dtype)
 
     probe = torch.empty(0, kind.head_size, dtype=settings.dtype, device=settings.device)
-    # One call takes all segments where the kernel does; else each is a call of its own, as in the loop.
+    # A fused kernel takes all segments in one call. Otherwise each segment is a call, as in training.
     fused = uses_varlen(probe)
     calls, tokens = (1, size * copies) if fused else (copies, size)
     inputs = [
-        # Rows of a token lie together, as in the output of a projection.
+        # In memory all heads of a token lie together, as in the output of a projection.
         [random(1, tokens, count, kind.head_size).transpose(1, 2).requires_grad_() for count in heads]
         for _ in range(calls)
     ]
@@ -244,7 +245,7 @@ def attention_case(name: str, kind: AttentionKind, size: int, settings: PieceSet
         torch.autograd.backward(outputs, gradients)
 
     def reset() -> None:
-        # In a layer these gradients are not accumulated but passed on.
+        # Dropped, since in a layer these gradients are passed on and not accumulated.
         for states in inputs:
             for tensor in states:
                 tensor.grad = None

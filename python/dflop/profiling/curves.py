@@ -1,4 +1,4 @@
-"""A curve: one part of one piece, which can be run at any size of its grid."""
+"""A curve: times of one part of one piece over its sizes; any allowed size can be run."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from dflop.profiling.records import Records
     from dflop.profiling.request import Request
 
-# The sizes at which PyTorch's CPU flash attention changes its block of queries (32 -> 64 -> 256), each with
-# the size before it: the time jumps there, and a curve through other points would smear the jump (aten
-# FlashAttentionKernel, torch 2.15).
+# PyTorch's CPU flash attention changes its block of queries (32 -> 64 -> 256) at 192 and 768 tokens, and the
+# time jumps there. The sizes just before and at each jump are measured, since a line through other points
+# would smear it (aten FlashAttentionKernel, torch 2.15).
 _CPU_ATTENTION_STEPS = (191, 192, 767, 768)
-# Packs for the linear part are of segments of this many tokens.
+# Packs for the linear part consist of segments of about this many tokens.
 _PACK_SEGMENT_TOKENS = 128
-# The least tokens of hidden states that are worth a point.
+# The smallest size of a curve over hidden states, in tokens: fewer are not worth a point.
 _FIRST_TOKENS = 8
 LAYERS = ("encoder_layer", "encoder_window_layer", "llm_layer")
-"""Pieces that recomputation is for."""
+"""Pieces that can recompute."""
 
 
 class Built:
-    """A piece with its parameters, as some settings have it."""
+    """A piece that is built by some settings, with its parameters."""
 
     def __init__(self, piece: Piece, settings: PieceSettings, label: str) -> None:
-        """Builds it, with gradients of zeros in place.
+        """Builds the piece and sets gradients of zeros.
 
         Args:
             piece: what to build.
             settings: how.
-            label: of the variant, empty or ending in a space; stands before the names of its cases.
+            label: of the variant: empty, or ending in a space. The names of its cases begin with it.
 
         Raises:
-            ProfileError: it cannot be built so.
+            ProfileError: it cannot be built by these settings.
         """
         import torch
 
@@ -65,7 +65,7 @@ class Built:
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], bool], ...]:
-        """Shapes of the parameters, and which of them train: what makes two variants differ."""
+        """Shapes of the parameters, and which of them train. Variants with equal ones cost the same."""
         named = self.module.named_parameters()
         return tuple((name, tuple(value.shape), value.requires_grad) for name, value in named)
 
@@ -85,10 +85,10 @@ class Curve:
 
         Args:
             built: the piece.
-            kind: its attention, where that is timed apart.
+            kind: its attention, where that is timed separately.
             part: `linear` or `attention`; the latter only with `kind`.
-            request: has the largest sizes.
-            gradients: shared by all curves.
+            request: says the largest sizes.
+            gradients: incoming gradients, shared by all curves.
         """
         self.built, self.kind, self.part, self.gradients = built, kind, part, gradients
         piece = built.piece
@@ -103,7 +103,7 @@ class Curve:
         self.recompute = request.recompute if part == LINEAR and piece.name in LAYERS else ()
         self.cases: dict[int, Case] = {}
         self.out_of_memory_at: int | None = None
-        """The smallest size that did not fit."""
+        """The smallest size that did not fit into memory; None: all sizes fitted so far."""
 
     def _on_unit(self, size: int) -> int:
         return max(1, round(size / self.unit)) * self.unit
@@ -115,14 +115,14 @@ class Curve:
             size: any.
 
         Returns:
-            A multiple of the unit; of the pack's segments where there are several.
+            A multiple of the unit or, for a pack of several segments, of the tokens of a segment.
         """
         if self.part == LINEAR and self.kind is not None and size >= self.pack_tokens:
             return round(size / self.pack_tokens) * self.pack_tokens
         return self._on_unit(size)
 
     def allowed_up(self, size: int) -> int:
-        """Likewise, but not below `size`.
+        """The smallest size that can be measured and is not below `size`.
 
         Args:
             size: any.
@@ -136,7 +136,7 @@ class Curve:
         return max(1, math.ceil(size / step)) * step
 
     def first_sizes(self, is_cpu: bool) -> list[int]:
-        """The sizes to begin with: the ends, the middle, and where kernels are known to change.
+        """The sizes to begin with: both ends, the middle, and sizes at which kernels are known to change.
 
         Args:
             is_cpu: whether it runs on a CPU.
@@ -155,7 +155,7 @@ class Curve:
         return sorted(size for size in sizes if size <= self.last)
 
     def segments(self, size: int) -> list[int]:
-        """How the tokens of a point lie in segments.
+        """Into which segments the tokens of a size are split.
 
         Args:
             size: of the point.
@@ -185,13 +185,13 @@ class Curve:
         return self.cases[size]
 
     def case_name(self, size: int) -> str:
-        """Identity of the case of a size among the records.
+        """Name of the case of a size in the records.
 
         Args:
             size: one that is allowed.
 
         Returns:
-            What `Case.name` is.
+            The `Case.name` that the case has or will have.
         """
         copies = attention_copies(size) if self.part == ATTENTION else self.built.piece.num_layers
         return f"{self.name} {size} x{copies}"
@@ -221,7 +221,7 @@ class Curve:
         )
 
     def summary(self, size: int, way: str, records: Records) -> Summary | None:
-        """What the runs of one size say, for one layer or segment.
+        """Statistics of the runs of one size, for one layer or segment.
 
         Args:
             size: of the point.
@@ -244,13 +244,13 @@ class Curve:
         )
 
     def samples(self, records: Records) -> dict[int, Sample]:
-        """Forward and backward together, by size.
+        """Times of forward and backward together, by size.
 
         Args:
             records: the runs.
 
         Returns:
-            The sizes that have runs.
+            A sample for each size that has runs.
         """
         found = {size: self.summary(size, JOINT, records) for size in sorted(self.cases)}
         return {
@@ -260,7 +260,7 @@ class Curve:
         }
 
     def step_ns(self, records: Records, request: Request) -> float:
-        """What this curve is of the time of a large microbatch through the whole model.
+        """The time that this curve contributes to a large microbatch through the whole model.
 
         Args:
             records: the runs.
@@ -287,12 +287,12 @@ def _limits(name: str, request: Request) -> tuple[int, int]:
 
 
 def build_curves(built: Iterable[Built], request: Request, gradients: Gradients) -> list[Curve]:
-    """The curves of some pieces: attention before what it is subtracted from.
+    """The curves of some pieces. Attention comes before the linear part that it is subtracted from.
 
     Args:
         built: the pieces.
-        request: has the largest sizes.
-        gradients: shared by all curves.
+        request: says the largest sizes.
+        gradients: incoming gradients, shared by all curves.
 
     Returns:
         Curves without points.

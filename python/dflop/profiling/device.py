@@ -1,4 +1,4 @@
-"""What is measured on: the facts that make two profiles comparable."""
+"""The device that is measured, by facts that must be equal for two profiles to be comparable."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def device_facts(request: Request, device: torch.device) -> dict[str, Any]:
         "dtype": request.dtype,
         "torch": torch.__version__,
         "driver": "" if is_cpu else _driver_version(),
-        # Ranks on a CPU share what there is.
+        # Ranks on CPUs share the memory of the machine, so there is no number for one device.
         "memory_bytes": 0 if is_cpu else torch.cuda.get_device_properties(device).total_memory,
     }
 
 
 def _driver_version() -> str:
-    """Version of the GPU's driver, as `nvidia-smi` says it; else the newest CUDA that the driver knows."""
+    """Version of the GPU's driver from `nvidia-smi`; without it, the newest CUDA that the driver supports."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -48,10 +48,10 @@ def _driver_version() -> str:
 
 
 def context_bytes(device: torch.device) -> int:
-    """Bytes of the device that are taken beside tensors: by kernels, libraries, and whoever else uses it.
+    """Bytes of the device that are not tensors of this process: kernels, libraries, and other processes.
 
     Args:
-        device: to measure on; what runs on it has run by now.
+        device: to measure on; kernels must have run before, since they are loaded at their first use.
 
     Returns:
         0 on a CPU.

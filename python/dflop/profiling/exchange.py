@@ -1,6 +1,6 @@
-"""What the ranks do to measure their links: all of them run this, in step.
+"""Measures links: all ranks run this file's code at the same time, message by message.
 
-links x sizes --calibrate--> messages a turn --rounds, shuffled alike on all ranks--> medians --max--> links
+links x sizes --calibrate--> messages a turn --rounds, in the same order on all--> medians --max--> links
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
 
 
 class Exchange:
-    """This rank's part in measuring; the default process group is at work."""
+    """This rank's part in measuring; the default process group must exist."""
 
     def __init__(self, device: torch.device, ranks_per_node: int, *, is_quick: bool) -> None:
         """Makes the groups and buffers; all ranks at the same time.
@@ -46,7 +46,7 @@ class Exchange:
         """
         self._device = device
         self._rank = dist.get_rank()
-        # Elements of the size that is sent in training.
+        # The dtype that training sends on this device.
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         largest = _QUICK_LARGEST_BYTES if is_quick else _LARGEST_BYTES[device.type]
         self._source = torch.zeros(largest // dtype.itemsize, dtype=dtype, device=device)
@@ -57,18 +57,18 @@ class Exchange:
 
     def _make_groups(self, links: list[Link]) -> dict[tuple[int, ...], Any]:
         wanted = dict.fromkeys(group for link in links for group in link.groups)
-        # Every rank makes every group, in the same order, its own or not.
+        # Every rank must make all groups in the same order, also those that it is not in.
         made = {group: dist.new_group(list(group)) for group in wanted}
         return {group: handle for group, handle in made.items() if self._rank in group}
 
     def measure(self, budget_s: float) -> list[dict[str, Any]]:
-        """Runs all cases in turn until the budget is spent; all ranks at the same time.
+        """Runs all cases in turns until the budget is spent; all ranks must call it at the same time.
 
         Args:
             budget_s: time to spend, in seconds; exceeded where `_MIN_ROUNDS` take longer.
 
         Returns:
-            `LinkProfile`s, the same on every rank: the median over the messages of the slowest rank.
+            `LinkProfile`s, the same on every rank: of the ranks' medians over their messages, the largest.
         """
         start = time.monotonic()
         acts = {case: act for case in self._cases if (act := self._act(*case)) is not None}
@@ -91,7 +91,7 @@ class Exchange:
         return [link_profile(link, points) for link, points in medians.items()]
 
     def _act(self, link: Link, size: int) -> Callable[[], object] | None:
-        """One message of this size as this rank sends it; None for a rank that has no part in it."""
+        """This rank's part in one message of this size; None for a rank that has no part in it."""
         ranks = next((group for group in link.groups if self._rank in group), None)
         if ranks is None:
             return None
@@ -117,7 +117,7 @@ class Exchange:
             dist.send(message, first, group=group)
 
     def _calibrate(self, act: Callable[[], object] | None) -> int:
-        """Messages of a turn, the same number on all ranks; the first ones also set up the connections."""
+        """How many messages a turn has, the same on all ranks. Trying this also sets up the connections."""
         self._agree(0.0)
         slowest_ns = 0.0
         if act is not None:
@@ -127,9 +127,9 @@ class Exchange:
         return int(min(max(_TURN_NS / max(slowest_ns, 1.0), 2), _MAX_MESSAGES))
 
     def _turn(self, act: Callable[[], object], count: int) -> list[float]:
-        """Times of `count` messages, in nanoseconds, after one that brings the ranks into step.
+        """Times of `count` messages, in nanoseconds, after one that makes the ranks begin together.
 
-        On a GPU the messages are timed together: one alone would mostly be its launch.
+        On a GPU all messages are timed together, as their mean: alone, a message is mostly its launch.
         """
         act()
         if self._device.type == "cuda":
@@ -148,7 +148,7 @@ class Exchange:
         return times
 
     def _agree(self, value: float) -> float:
-        """The largest value of all ranks, and a barrier."""
+        """The largest value of all ranks. It is a barrier, too."""
         return self._slowest([value])[0]
 
     def _slowest(self, values: list[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Starts the measuring in a process whose memory and threads are set as in training."""
+"""Starts the profiler in a new process, whose allocator and threads are set as in training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def launch(request: Mapping[str, Any]) -> int:
-    """Measures as `request` says, in a child process: an allocator reads its settings once, at its start.
+    """Measures as `request` says, in a child process: an allocator reads its settings only when it starts.
 
     Args:
         request: as the command line makes it; see `Request` of `profiling/model.py`. `environment` is set for
@@ -25,7 +25,7 @@ def launch(request: Mapping[str, Any]) -> int:
     Returns:
         The exit status: 0 done, 2 the model cannot be measured, 130 interrupted.
     """
-    # Of several ranks the first alone keeps records; another may come here when it has begun.
+    # Only the first rank keeps records. Another rank may come here when the first has begun to write them.
     is_first = os.environ.get("RANK", "0") == "0"
     if request.get("fresh") and is_first:
         Path(request["partial"]).unlink(missing_ok=True)
@@ -35,9 +35,9 @@ def launch(request: Mapping[str, Any]) -> int:
         file.flush()
         command = [sys.executable, "-m", "dflop.profiling.worker", file.name]
         status, caught = run_child(command, environment, "the process that measures")
-    # What was whole when the signal came is done: it has said what it wrote.
+    # If the signal came when the profile was complete, the child has ended with 0 and said what it wrote.
     if caught is not None and status != 0:
-        # What it has measured is kept.
+        # What the child has measured is kept on disk.
         if is_first:
             print("interrupted; the same command goes on from here", file=sys.stderr)
         return 128 + caught

@@ -2,8 +2,9 @@
 
     time of a message = latency + bytes on the wire / bandwidth
 
-Bytes on the wire are those that cross each rank's link when the ranks form a ring: all of a point-to-point
-message, 2 (n - 1) / n of an all-reduce, (n - 1) / n of an all-gather and a reduce-scatter over n ranks.
+Bytes on the wire are those that cross each rank's link if the ranks form a ring. In a point-to-point message
+they are the bytes of the tensor. Over n ranks they are 2 (n - 1) / n of these in an all-reduce, and
+(n - 1) / n in an all-gather or a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ NODE, CLUSTER = "node", "cluster"
 
 _SMALLEST_BYTES = 1 << 10
 _SIZE_RATIO = 4
-# Residuals beyond so many of their usual size weigh less and less (Huber).
+# Huber's rule: residuals larger than this times the usual residual get smaller weights.
 _HUBER = 1.345
 _HUBER_ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class Link:
-    """One kind of communication, over groups of ranks that do it at the same time."""
+    """One kind of communication, which some groups of ranks do at the same time."""
 
     collective: str
     """As in `Collective` of the model profile."""
     span: str
     """`node` or `cluster`."""
     groups: tuple[tuple[int, ...], ...]
-    """Ranks of each group; disjoint, all of one size."""
+    """Ranks of each group. Groups have no rank in common, and equal sizes."""
 
     @property
     def num_ranks(self) -> int:
@@ -49,9 +50,12 @@ class Link:
 def links_of(num_ranks: int, ranks_per_node: int, *, is_quick: bool = False) -> list[Link]:
     """What can be measured among these ranks, numbered node by node.
 
-    Point to point between two neighbours; collectives of two ranks and of all within a node (on every node at
-    once); across nodes, those of one rank a node (all such groups at once, as they share the node's wire in
-    training too), of two nodes, and of all ranks.
+    These are:
+
+    - point-to-point messages between two neighbours;
+    - collectives within a node, of two ranks and of all its ranks, on every node at once;
+    - collectives across nodes: of one rank of each node (all such groups at once, since in training they
+      share the node's wire, too), of two nodes, and of all ranks.
 
     Args:
         num_ranks: ranks in all, at least 2.
@@ -99,7 +103,7 @@ def sizes_of(link: Link, largest_bytes: int, item_bytes: int) -> list[int]:
         item_bytes: bytes of an element.
 
     Returns:
-        Bytes of the whole tensor, each cut down to whole elements on every rank.
+        Bytes of the whole tensor, rounded down so that each rank has whole elements.
     """
     unit = item_bytes * (1 if link.collective == POINT_TO_POINT else link.num_ranks)
     sizes: list[int] = []
@@ -113,14 +117,14 @@ def sizes_of(link: Link, largest_bytes: int, item_bytes: int) -> list[int]:
 
 
 def wire_ratio(collective: str, num_ranks: int) -> float:
-    """Bytes that cross each rank's link, for each byte of the tensor.
+    """Bytes that cross the link of each rank, for each byte of the tensor.
 
     Args:
         collective: as in `Link`.
         num_ranks: ranks that take part.
 
     Returns:
-        The ratio of a ring.
+        The ratio for a ring.
     """
     if collective == POINT_TO_POINT:
         return 1.0
@@ -131,10 +135,10 @@ def wire_ratio(collective: str, num_ranks: int) -> float:
 def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Latency and slope of a line through measured times.
 
-    Least squares of relative residuals, so that a microsecond counts as much at a small message as a
-    millisecond at a large one; reweighted by Huber's rule, so that one disturbed size does not turn the line.
-    Neither number is negative: where the best line has a negative latency it goes through the origin, where
-    it falls it is flat.
+    The fit minimises squares of relative residuals, so that a microsecond in a short time counts as much as a
+    millisecond in a long one. Huber's rule gives outliers less weight, so that one disturbed size does not
+    turn the line. Neither number is negative: a best line with negative latency is replaced by the best one
+    through the origin, and a falling line by a flat one.
 
     Args:
         points: (bytes on the wire, time in nanoseconds above 0), at least one.
@@ -183,8 +187,8 @@ def link_profile(link: Link, medians: Sequence[tuple[int, float]]) -> dict[str, 
         medians: (bytes, nanoseconds above 0), by ascending bytes.
 
     Returns:
-        Latency and bandwidth fitted to the points, and the points. A line that does not rise says nothing of
-        the bandwidth: it is then that of the largest message, latency included.
+        Latency and bandwidth fitted to the points, and the points. A line that does not rise says nothing
+        about bandwidth: then it is computed from the largest message, latency included.
     """
     ratio = wire_ratio(link.collective, link.num_ranks)
     latency_ns, slope = fit([(ratio * size, ns) for size, ns in medians])

@@ -1,4 +1,4 @@
-"""Bytes: what a forward keeps for its backward, what waits between I and W, the peaks, and a touched heap."""
+"""Counts bytes that a forward keeps for its backward, bytes that wait between I and W, and peaks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def watch_allocations(work: Callable[[], Any], device: torch.device) -> tuple[An
     """Runs `work` once and watches the allocator of `device`.
 
     Args:
-        work: its result is alive when the bytes at its end are read.
+        work: its result still exists when the bytes at the end are read.
         device: `cpu` or `cuda`.
 
     Returns:
@@ -42,18 +42,18 @@ def watch_allocations(work: Callable[[], Any], device: torch.device) -> tuple[An
 
 @dataclass(frozen=True)
 class Saved:
-    """What one forward keeps for its backward: each storage once, whole, however many views are kept."""
+    """What one forward keeps for its backward. A storage counts once and whole, even if kept as views."""
 
     total_bytes: int
-    """All of it: that is what stays allocated."""
+    """Bytes of everything that is kept, and so stays allocated."""
     input_bytes: int
-    """Of `total_bytes`, in the given buffers."""
+    """The part of `total_bytes` that lies in the given input buffers."""
     common_bytes: int
-    """What several layers of a stack keep in common, as the angles of rotary positions, times the layers that
-    keep it beyond the first. Divided by the number of layers, `total_bytes` of a whole stack hold a part of
-    it only; a stage of fewer layers keeps it whole all the same."""
+    """Bytes of what several layers keep in common, such as the angles of rotary positions, counted once for
+    each layer after the first. `total_bytes` has them once. So if it is divided by the number of layers, each
+    layer gets only a part of them, while a stage of a single layer keeps all of them."""
     has_result: bool
-    """Whether the result is kept, too."""
+    """Whether the result of the forward is kept, too."""
 
 
 def saved_for_backward(
@@ -68,7 +68,7 @@ def saved_for_backward(
         forward: run once.
         parameters: their storages are not counted.
         inputs: buffers of which `forward` reads a part; the parts that are kept are counted, not the buffers.
-        layers: of the stack that `forward` runs, in order; without them nothing is in common.
+        layers: layers of the stack that `forward` runs, in order; without them `common_bytes` is 0.
 
     Returns:
         Bytes.
@@ -100,7 +100,7 @@ def saved_for_backward(
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = forward()
         has_result = isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() in kept
-        # The graph holds the storages up to here, so no address stands for two of them.
+        # Up to here the graph holds all storages, so no two of them can have had the same address.
         del result
     finally:
         for hook in hooks:
@@ -116,7 +116,7 @@ def saved_for_backward(
 def held_bytes(
     tensors: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor] = ()
 ) -> int:
-    """Bytes that stay allocated for the sake of `tensors`.
+    """Bytes that stay allocated because `tensors` exist.
 
     Args:
         tensors: each storage counts once and whole, however many of them are views of it.
@@ -140,14 +140,14 @@ def held_bytes(
 
 @dataclass(frozen=True)
 class SplitBytes:
-    """What a backward in two holds."""
+    """Memory of a backward in two parts, I and W."""
 
     queued_bytes: int
-    """From I to W."""
+    """Bytes that wait in the queue from I to W."""
     input_peak_bytes: int
-    """The most that I has beyond what was there when it began."""
+    """The most bytes during I, beyond what was allocated when it began."""
     weight_peak_bytes: int
-    """Likewise W."""
+    """The same during W."""
 
 
 def count_split(
@@ -163,15 +163,16 @@ def count_split(
         forward: of `module`; run once.
         backward: run once, on its result.
         module: its linear maps and embeddings are split; the gradients of its parameters are in place.
-        device: it runs on.
-        inputs: of the result: buffers of which forward and backward read a part, as in `held_bytes`.
+        device: the device that it runs on.
+        inputs: takes the result, and gives buffers of which forward and backward read a part; see
+            `held_bytes`.
 
     Returns:
         Bytes.
     """
     ours = [*module.parameters(), *module.buffers()]
     with split_backward(module) as queue:
-        # Watched as well: a CPU's allocator tells of what is freed only where it told of its allocation.
+        # The forward is watched, too: a CPU's allocator reports a free only if it reported the allocation.
         result, _ = watch_allocations(forward, device)
         _, of_input = watch_allocations(functools.partial(backward, result), device)
         queued_bytes = held_bytes(queue.held(), ours, inputs(result))
@@ -181,7 +182,7 @@ def count_split(
 
 
 def touch_heap(num_bytes: int) -> None:
-    """Writes and frees `num_bytes` once, so that later allocations find their pages present.
+    """Writes and frees `num_bytes` once, so that later allocations cause no page faults.
 
     Helps only where the allocator keeps freed memory (`MALLOC_TRIM_THRESHOLD_`, set by the launcher).
 

@@ -2,11 +2,11 @@
 
     request --> pieces of the model --> curves --session under the clock--> records --> ModelProfile
 
-The model as it trains, whole, comes first; then each variant (one rank's part under tensor parallelism,
-LoRA), of which only the modules that differ are measured.
+The whole model, with all parameters training, comes first. Then come variants: one rank's part under tensor
+parallelism, and LoRA. Of a variant, only modules that differ from the whole model are measured.
 
-Under torchrun rank 0 measures, keeps records and says what the other ranks do: nothing, or their part of a
-layer that is cut over them (`together.py`).
+Under torchrun rank 0 measures, keeps the records and tells the other ranks what to do: nothing, or their part
+of a layer that is cut over them (`together.py`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("dflop")
 
 METHOD = 5
-"""Raised when a change to the measuring makes older records incomparable."""
-# Of the time, what the whole model has where there are variants, too.
+"""Version of the way of measuring. It is raised when older records are no longer comparable."""
+# Share of the time budget for the whole model, if there are variants.
 _WHOLE_SHARE = 0.6
 _OPTIMIZER_STEPS = 20
 _HEAP_BYTES = 512 << 20
@@ -62,12 +62,12 @@ _HEAP_BYTES = 512 << 20
 def profile_model(request: Mapping[str, Any], progress: Progress | None = None) -> dict[str, Any]:
     """Measures a model and returns the fields of `ModelProfile`, in order.
 
-    On a CPU it uses one thread and, beside it, as many busy processes as training will have other ranks. Runs
-    that `partial` already holds are not run again; an interruption loses the run it strikes, no more.
+    On a CPU it uses one thread. Beside it, as many processes are kept busy as training will have other ranks.
+    Runs that `partial` already holds are not run again. An interruption loses only the run that it strikes.
 
     Args:
         request: see `Request`.
-        progress: told after each run.
+        progress: called after each run.
 
     Returns:
         The profile, ready for `write_artifact`; on every rank.
@@ -93,7 +93,7 @@ def profile_model(request: Mapping[str, Any], progress: Progress | None = None) 
 
 
 def _follow(asked: Request, team: Team) -> dict[str, Any]:
-    """Does what rank 0 says; the profile that it made."""
+    """Does what rank 0 says, and gives the profile that rank 0 has made."""
     device = torch.device(asked.device)
     facts = _shared_facts(asked, device_facts(asked, device))
     with _one_thread(device.type == "cpu"), _no_collection():
@@ -103,7 +103,7 @@ def _follow(asked: Request, team: Team) -> dict[str, Any]:
 
 
 def _shared_facts(asked: Request, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal on all ranks."""
+    """Facts that must be equal on all ranks."""
     limits = {name: value for name, value in dataclasses.asdict(asked).items() if name.startswith("max_")}
     return {**facts, **limits, "config.json": hash_config(asked.model_dir)}
 
@@ -125,14 +125,14 @@ def _profile(asked: Request, progress: Progress | None, team: Team | None) -> di
     if team is not None:
         _check_alike(team, _shared_facts(asked, facts))
     with _one_thread(is_cpu), _no_collection():
-        # First: its ranks are forked, and this process has no threads of its own yet.
+        # Links come first: their ranks are forked, and this process has no threads of its own yet.
         network = _network(asked, records, facts["num_neighbours"], team)
         if is_cpu:
             touch_heap(_HEAP_BYTES)
         pieces = load_pieces(asked.model_dir)
         measuring = _Measuring(asked, records, progress, facts["num_neighbours"], team)
         modules, variants = measuring.run(pieces)
-    # Now: kernels are loaded and libraries make their handles when they are first used.
+    # Counted at the end: kernels are loaded, and libraries make their handles, when they are first used.
     reserve = {"context_bytes": context_bytes(device), "allocator_overhead_permille": 0}
     return {
         "made_from": {"model_config": config_hash},
@@ -166,7 +166,7 @@ def _network(request: Request, records: Records, num_neighbours: int, team: Team
             what = "measuring the links"
             measured = team.do(team.num_ranks, "measure_network", asked, measure, what, together=True)[0]
         if not measured["links"]:
-            # Perhaps the ranks can talk the next time.
+            # Not kept in the records: perhaps the ranks can talk the next time.
             return measured
         records.add_fact(name, measured)
     return records.facts[name]
@@ -189,7 +189,7 @@ class _Measuring:
         self.whole = PieceSettings(torch.device(request.device), DTYPES[request.dtype])
 
     def run(self, pieces: Sequence[Piece]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Measures all; gives the modules and the variants of the profile."""
+        """Measures everything, and gives the modules and the variants of the profile."""
         wanted = self._variants()
         share = _WHOLE_SHARE if wanted else 1.0
         built = [Built(piece, self.whole, "") for piece in pieces]
@@ -202,7 +202,7 @@ class _Measuring:
             num_ranks = self._ranks_for(settings.tensor_parallel_degree)
             label = f"tp{settings.tensor_parallel_degree} lora{settings.lora_rank} "
             if num_ranks > 1:
-                # Times with the sums and without are not to be taken for each other.
+                # In the records, times with collectives must not be taken for times without.
                 label += "collectives "
             made = self._build_variant(pieces, settings, label, signatures)
             if made is None:
@@ -210,7 +210,8 @@ class _Measuring:
             if settings.tensor_parallel_degree > num_ranks:
                 self._say_alone(settings.tensor_parallel_degree)
             if num_ranks == 1 and settings.tensor_parallel_degree > 1:
-                # Of the tensor shapes that a rank has, between the cut maps too; what is sent is added later.
+                # Silent collectives give all tensors the shapes that they have on a rank, also between the
+                # cut maps. The time of the messages is added later, from the links.
                 for one in made:
                     add_collectives(one.module, Sums(None, settings.tensor_parallel_degree))
             done = share + index * part
@@ -225,7 +226,7 @@ class _Measuring:
         return modules, variants
 
     def _ranks_for(self, degree: int) -> int:
-        """Ranks that measure a layer cut over `degree`: as many, or one alone."""
+        """How many ranks measure a layer cut over `degree`: so many if a node has them, else one alone."""
         is_whole = self.team is not None and degree <= self.team.ranks_per_node
         return degree if is_whole else 1
 
@@ -254,7 +255,7 @@ class _Measuring:
         label: str,
         signatures: Mapping[str, tuple[Any, ...]],
     ) -> list[Built] | None:
-        """The pieces that differ from those of the whole; None, with a warning, if one cannot be built."""
+        """The pieces that differ from the whole model's; None, with a warning, if one cannot be built."""
         from dflop._native import ProfileError
 
         try:
@@ -272,7 +273,7 @@ class _Measuring:
     def _measure(
         self, built: Sequence[Built], label: str, done: float, part: float, num_ranks: int = 1
     ) -> dict[str, Any]:
-        """One session: its modules as the profile has them."""
+        """Runs one session, and gives its modules as the profile has them."""
         curves = build_curves(built, self.request, self.gradients)
         bench = None
         if num_ranks > 1:
@@ -281,7 +282,7 @@ class _Measuring:
         budget_s = self.request.budget_s * part
         session = Session(curves, self.request, budget_s, self.records, self.progress, label, bench)
         session.prepare()
-        # Ranks that take part are neighbours themselves.
+        # Ranks that take part are busy neighbours themselves.
         beside = max(0, self.num_neighbours + 1 - num_ranks)
         with busy_neighbours(beside, neighbour_work(curves, bench.sums if bench else None)):
             session.measure(done, part)
@@ -291,7 +292,7 @@ class _Measuring:
 
 
 def _hidden_size(request: Request) -> int:
-    """Width of what passes between ranks: of the text model, from the configuration."""
+    """Width of hidden states that pass between ranks: that of the text model, from its configuration."""
     config = json.loads((request.model_dir / "config.json").read_bytes())
     text = config.get("text_config", config)
     return int(text["hidden_size"])
@@ -310,10 +311,10 @@ def _one_thread(is_wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's garbage collector strikes at random; here it would strike under the clock."""
+    """Turns Python's garbage collector off: otherwise it would run at random moments, and be timed."""
     was_enabled = gc.isenabled()
     gc.disable()
-    # What is there now stays: collections in between need not look at it.
+    # Existing objects are frozen, so that collections between the runs need not look at them.
     gc.freeze()
     try:
         yield
@@ -326,8 +327,8 @@ def _no_collection() -> Iterator[None]:
 def _time_optimizer(built: Sequence[Built], device: torch.device) -> int:
     """Median time of the end of a step, in nanoseconds for each 1,000,000 parameters.
 
-    Norm of the gradients, AdamW and zeroing, the gradients being views of one tensor as in training. What
-    replicas send each other to sum them is not measured.
+    It has the norm of the gradients, AdamW and zeroing; gradients are views of one tensor, as in training.
+    Summing gradients over replicas is not measured here.
     """
     parameters = [parameter for one in built for parameter in one.module.parameters()]
     before = [parameter.grad for parameter in parameters]
@@ -335,7 +336,7 @@ def _time_optimizer(built: Sequence[Built], device: torch.device) -> int:
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=dtype, device=device)
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
-    # A learning rate of 0 leaves the values and costs the same.
+    # With a learning rate of 0 the values stay, and the time is the same.
     optimizer = torch.optim.AdamW(parameters, lr=0.0, foreach=True)
 
     def end_step() -> None:
@@ -347,6 +348,6 @@ def _time_optimizer(built: Sequence[Built], device: torch.device) -> int:
     timings = [timer([lambda _: end_step()]) for _ in range(_OPTIMIZER_STEPS)]
     for parameter, gradient in zip(parameters, before, strict=True):
         parameter.grad = gradient
-    # The first steps make the states.
+    # The first steps, which allocate the states, do not count.
     median_ns = statistics.median(timing.total_ns for timing in timings[3:])
     return max(1, round(median_ns * 1e6 / flat.numel()))

@@ -1,4 +1,4 @@
-"""Busy neighbours: processes that load caches and memory as the other ranks of a training run will."""
+"""Busy neighbours: processes that use caches and memory as the other ranks of a machine will in training."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def busy_neighbours(count: int, work: Sequence[Callable[[], None]]) -> Iterator[None]:
-    """Keeps `count` processes running `work` at random while the body runs.
+    """Keeps `count` processes busy with `work` in random order while the body runs.
 
-    They are forked, so that they start at once and share the parameters until they write to them.
+    The processes are forked: they start at once, and share the memory of parameters until they write to it.
 
     Args:
         count: processes; 0 for none.
-        work: what one of them may run next.
+        work: functions, of which each process runs a random one after the other.
 
     Yields:
-        Nothing; they are running.
+        Nothing; inside, the processes run.
     """
     context = multiprocessing.get_context("fork")
     processes = [
@@ -46,7 +46,7 @@ def _work(work: Sequence[Callable[[], None]], seed: int, parent: int) -> None:
     torch.set_num_threads(1)
     order = random.Random(seed)
     try:
-        # A parent that was killed cannot end us.
+        # A killed parent could not end this process, so it looks for the parent itself.
         while os.getppid() == parent:
             order.choice(work)()
     except KeyboardInterrupt:

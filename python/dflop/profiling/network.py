@@ -1,6 +1,6 @@
 """Links between ranks: latency and bandwidth of each kind of communication.
 
-torchrun ...            its ranks, over all nodes
+under torchrun          its ranks, over all nodes
 a CPU, no torchrun      ranks forked here, over gloo
 GPUs, no torchrun       one rank a GPU of this machine, over NCCL
 """
@@ -27,25 +27,25 @@ _LOG = logging.getLogger("dflop")
 _MAX_FORKED = 4
 _TIMEOUT_S = 60.0
 QUICK_BUDGET_S, MAX_BUDGET_S = 2.0, 30.0
-"""Time for the quick way, and at most for all links, in seconds: beyond it medians no longer change."""
+"""Seconds for the quick way, and the most for all links: with more, medians no longer change."""
 
 
 def measure_network(
     device: str, num_neighbours: int, *, is_quick: bool = False, budget_s: float = MAX_BUDGET_S
 ) -> dict[str, Any]:
-    """Measures the links between the ranks there are, or between ranks made for this.
+    """Measures the links between the ranks of torchrun, or between ranks that are started for it.
 
-    The caller waits. On a CPU it must not have threads of its own at work, as ranks are forked.
+    The caller waits. On a CPU it must not have running threads of its own, since ranks are forked.
 
     Args:
         device: `cpu` or `cuda`.
         num_neighbours: ranks that will train beside one on this machine; ignored on a GPU and under torchrun.
-        is_quick: only point to point, with few sizes, in `QUICK_BUDGET_S`.
+        is_quick: whether to measure only point-to-point messages of few sizes, in `QUICK_BUDGET_S`.
         budget_s: time to spend, in seconds.
 
     Returns:
-        The fields of `Network`, on every rank; without links, with a warning where they were asked for, if
-        there is but one rank or the ranks cannot talk.
+        The fields of `Network`, on every rank. If there is only one rank, or the ranks cannot talk, there are
+        no links; a warning says so where links were asked for.
     """
     budget_s = min(budget_s, QUICK_BUDGET_S if is_quick else MAX_BUDGET_S)
     backend = "nccl" if device == "cuda" else "gloo"
@@ -64,7 +64,7 @@ def measure_network(
 
 
 def update_network(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures the links and puts them in the place of those of an existing model profile.
+    """Measures the links, and replaces those of an existing model profile.
 
     Args:
         request: as the command line makes it: `out` (the profile), `device`, `num_neighbours`, `budget_s`.
@@ -147,7 +147,7 @@ def _under_torchrun(device: str, backend: str, is_quick: bool, budget_s: float) 
 
 
 def _start(num_ranks: int, device: str, is_quick: bool, budget_s: float) -> list[dict[str, Any]] | str:
-    """The links between ranks that are started here, or why they could not be measured."""
+    """The links between ranks that are started here; or, as text, why they could not be measured."""
     # A forked process cannot use a GPU that its parent has used.
     is_cuda = device == "cuda"
     context = multiprocessing.get_context("spawn") if is_cuda else multiprocessing.get_context("fork")

@@ -29,11 +29,11 @@ class PieceSettings:
     """How a piece is built."""
 
     device: torch.device
-    """To measure on."""
+    """The device to measure on."""
     dtype: torch.dtype
-    """Of parameters and activations."""
+    """Dtype of parameters and activations."""
     tensor_parallel_degree: int = 1
-    """Ranks that a layer is cut over: the piece built is the part of one rank, without its collectives."""
+    """How many ranks a layer is cut over. What is built is the part of one rank, without collectives."""
     lora_rank: int = 0
     """Rank of the LoRA adapters on the frozen linear maps; 0: none, all parameters train."""
 
@@ -59,50 +59,51 @@ class Prepared:
     forward: Callable[[], torch.Tensor]
     """Runs the piece on fresh leaves made of `inputs`; gives what the backward starts from."""
     inputs: tuple[torch.Tensor, ...]
-    """Buffers it reads (a part of)."""
+    """Buffers of which it reads all or a part."""
 
 
 class Piece(Protocol):
     """One piece of a model."""
 
     name: str
-    """One of the names above."""
+    """One of the names at the top of this file."""
     count: int
-    """How many of it the model has."""
+    """How many such layers, or other modules, the model has."""
     num_layers: int
-    """How many of them `build` stacks, at least 1; times and bytes are divided by it."""
+    """How many of them `build` stacks and runs at once, at least 1. Times and bytes are divided by it."""
     segment_tokens: int | None
-    """Tokens of every segment, where the model knows no other: attention is then part of the linear time."""
+    """Tokens of each segment, if the model has segments of one size only; None: of any size. If they have
+    one size, attention is part of the linear time."""
     wants_input_gradient: bool
-    """False for what reads pixels, sound or ids: its backward stops there."""
+    """False for a piece that reads pixels, sound or ids: its backward ends there."""
     is_tied: bool
-    """Whether its matrix is that of `llm_embedding`: so it may be with `llm_head`."""
+    """Whether it shares its matrix with `llm_embedding`; only `llm_head` may."""
 
     def attention(self, settings: PieceSettings) -> AttentionKind | None:
-        """The attention to be timed apart; None where there is none, or it is part of the linear time."""
+        """The attention to be timed alone; None where there is none, or it is part of the linear time."""
         ...
 
     def unit(self) -> int:
-        """Sizes are multiples of this: tokens of a tile, of a merged patch; 1 where any size goes."""
+        """Sizes are multiples of this: tokens of a tile, or patches of a feature; 1 if any size will do."""
         ...
 
     def build(self, settings: PieceSettings) -> nn.Module:
         """The layers of Hugging Face's model, with random values, in training mode, `.grad` unset.
 
-        With `lora_rank` only the adapters want gradients.
+        With `lora_rank`, only the adapters require gradients.
         """
         ...
 
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
         """The piece with inputs of these segments (tokens each; label tokens for `llm_head`), seeded.
 
-        The leaf that arrives from the piece before wants a gradient where `wants_input_gradient`.
+        What arrives from the piece before is a leaf; it requires a gradient if `wants_input_gradient`.
         """
         ...
 
 
 class PiecesOfModel(Protocol):
-    """What a family's file gives: a function of this form named `pieces`."""
+    """The function `pieces` that each family's file has."""
 
     def __call__(self, model_dir: Path) -> list[Piece]:
         """The pieces of the model in `model_dir` (`config.json` in Hugging Face form)."""

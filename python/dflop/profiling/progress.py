@@ -35,7 +35,7 @@ def progress_bar(title: str) -> Iterator[Progress]:
     from tqdm import tqdm
 
     form = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}"
-    # disable=None: tqdm itself asks whether stderr is a terminal.
+    # With `disable=None`, tqdm itself checks whether stderr is a terminal.
     with tqdm(total=100.0, desc=title, disable=None, leave=False, bar_format=form) as bar:
 
         def show(ratio: float, label: str) -> None:

@@ -1,7 +1,7 @@
 """What was measured so far, on disk: an interrupted profile goes on where it stopped.
 
-One JSON line a measurement, appended as soon as it is known; a line that an interruption cut short is
-ignored. Lines of another model, device or number of threads carry another key and are ignored too.
+Each measurement is a line of JSON, appended as soon as it is known. An incomplete line, which an interruption
+has left, is ignored. So are lines with another key: those of another model, device or number of threads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """Identity of what is measured, on what.
+    """Key of the model and the device that are measured.
 
     Args:
-        facts: all that makes two measurements comparable.
+        facts: all facts that must be equal for two measurements to be comparable.
 
     Returns:
         16 hexadecimal digits.
@@ -49,7 +49,7 @@ class Records:
         self.numbers: dict[str, int] = {}
         self.facts: dict[str, Any] = {}
         self.spent_ns = 0
-        """Time all these measurements took, in nanoseconds."""
+        """Time that all these measurements took, in nanoseconds."""
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._read(path)
@@ -66,7 +66,7 @@ class Records:
             except (ValueError, KeyError, TypeError):
                 continue
         if text and not text.endswith("\n"):
-            # Closes the cut line, so that it does not swallow the next one.
+            # Ends an incomplete last line, so that the next line does not become part of it.
             self._append("")
 
     def _take(self, record: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Records:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             except OSError as error:
-                # A failed write, as on a full disk, does not know its file.
+                # The error of a failed write, as on a full disk, does not name the file.
                 raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def add_timing(self, case: str, timing: Timing) -> None:
@@ -100,10 +100,10 @@ class Records:
         self._append(json.dumps(record))
 
     def add_number(self, case: str, number: int) -> None:
-        """Keeps one number that needs no repeating; a later one replaces it.
+        """Keeps one number that is measured only once; a later one replaces it.
 
         Args:
-            case: what it says.
+            case: name of the number.
             number: the number.
         """
         record = {"key": self._key, "case": case, "number": number}
@@ -111,10 +111,10 @@ class Records:
         self._append(json.dumps(record))
 
     def add_fact(self, case: str, fact: Any) -> None:
-        """Keeps what is no number; a later one replaces it.
+        """Keeps a fact that is not a number; a later one replaces it.
 
         Args:
-            case: what it says.
+            case: name of the fact.
             fact: anything that JSON can hold.
         """
         record = {"key": self._key, "case": case, "fact": fact}

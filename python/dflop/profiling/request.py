@@ -28,7 +28,7 @@ class Request:
     device: str
     """`cpu` or `cuda`."""
     num_neighbours: int
-    """Ranks that will work beside one on this machine; ignored on a GPU."""
+    """How many other ranks will work on this machine, beside one rank; ignored on a GPU."""
     budget_s: float
     """Time to measure, in seconds; exceeded where the least number of runs takes longer."""
     max_encoder_tokens: int
@@ -42,9 +42,9 @@ class Request:
     max_label_tokens: int
     """Largest microbatch, in label tokens."""
     recompute: tuple[str, ...]
-    """Of `selective` and `full`, what layers are also measured with."""
+    """Modes of recomputation that layers are also measured with: of `selective` and `full`."""
     tensor_parallel_degrees: tuple[int, ...]
-    """Degrees to measure, above 1: one rank's part of each, alone."""
+    """Degrees to measure, above 1: for each, one rank's part of the layers."""
     lora_rank: int
     """Rank of LoRA adapters to measure with, too; 0: none."""
     partial: Path | None
@@ -57,7 +57,7 @@ class Request:
         """The request in `fields`.
 
         Args:
-            fields: as the command line writes them; `out` is for the caller.
+            fields: as the command line writes them; `out` is not read here.
 
         Returns:
             The request.

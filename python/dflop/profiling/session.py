@@ -1,8 +1,8 @@
-"""The measuring itself: few sizes first, more where they help most, then runs until the time is spent.
+"""The order of the measurements: few sizes first, more where they help most, then runs until time is spent.
 
     first sizes --rounds--> points --adaptive.choose--> more sizes --rounds--> ... --> rounds over all
 
-Cases take turns in every round, so that drift (clock rate, other load) strikes all of them alike.
+In every round all cases take turns, so that drift (clock rate, other load) affects all of them alike.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("dflop")
 
 MIN_REPEATS = 5
-"""Runs of each case, however long they take."""
+"""The least runs of each case, even if the budget is exceeded."""
 MIN_REPEATS_OTHER = 3
-"""Likewise, of cases that take more than a hundredth of the budget, and of ways other than `joint`."""
+"""The least runs of a case that takes more than a hundredth of the budget, or in another way than `joint`."""
 MAX_REPEATS = 400
-"""Runs of each case at most."""
+"""The most runs of each case."""
 PRECISE_RATIO = 0.005
-"""Once all medians are known to within this part of the time, and no gap is left to fill, it is enough."""
+"""Measuring ends early if all medians are known to this relative error and no gap is left to fill."""
 ERROR_THRESHOLD = 0.01
-"""A gap between sizes whose error beyond noise is below is left alone."""
+"""A gap between sizes is left alone if its error beyond noise is smaller than this."""
 _LARGE_RATIO = 0.01
-# Share of the budget after which no more sizes are added: what is left makes the medians better.
+# Share of the budget after which no more sizes are added; the rest goes into better medians.
 _EXPLORE_RATIO = 0.6
-# Runs of a new size before its place among the others is judged.
+# How often a new size is run before its gaps are judged.
 _FIRST_RUNS = 3
-# Of a round, a cheap case takes up to so many runs: its median costs little to make better.
+# The most runs of a case in one round. Cheap cases get several, since a better median costs little there.
 _MAX_RUNS_A_ROUND = 6
-# Sizes tried between the largest that fits the memory and the smallest that does not.
+# How many sizes are tried between the largest that fits into memory and the smallest that does not.
 _MEMORY_BISECTIONS = 3
 
 
 class Session:
-    """Some curves, and the time there is to measure them."""
+    """Measures some curves within a time budget."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Session:
         """A session that has measured nothing but what `records` hold.
 
         Args:
-            curves: at least one, attention before what it is subtracted from.
+            curves: at least one; attention before the linear part that it is subtracted from.
             request: what was asked for.
             budget_s: time for this session and earlier ones with the same records, in seconds; exceeded where
                 the least number of runs takes longer.
             records: of this and earlier sessions.
-            progress: told after each run.
+            progress: called after each run.
             label: of the variant; empty for the whole model as it trains.
-            bench: where the cases of `curves` run; None: here.
+            bench: where the cases of `curves` run; None: on this rank alone.
         """
         self.curves, self.request, self.records, self.progress = curves, request, records, progress
         self.label = label
@@ -93,7 +93,7 @@ class Session:
         self._is_explored = False
 
     def prepare(self) -> None:
-        """Runs each case of the first sizes and of earlier sessions once; a curve ends where memory does.
+        """Runs each case of the first sizes and of earlier sessions once. A curve ends where memory runs out.
 
         Raises:
             ProfileError: not even the smallest size of a curve fits the device.
@@ -103,7 +103,7 @@ class Session:
             curve.out_of_memory_at = min(self._known(curve, "out_of_memory"), default=None)
             is_limit_known = curve.out_of_memory_at is not None
             first = curve.first_sizes(self.device.type == "cpu")
-            # Sizes that adaptive splitting came to earlier are not measured with recomputation.
+            # Only first sizes are measured with recomputation, not those that an earlier session added.
             for size in sorted(before | set(first)):
                 self._add(curve, size, with_recompute=size in first)
             if not is_limit_known:
@@ -129,7 +129,7 @@ class Session:
             self._add(curve, size, with_recompute=False)
 
     def _add(self, curve: Curve, size: int, *, with_recompute: bool) -> bool:
-        """Makes a case and runs it once in each way; whether it fits."""
+        """Makes a case and runs it once in each way; false if it does not fit into memory."""
         if size in curve.cases:
             return True
         if curve.out_of_memory_at is not None and size >= curve.out_of_memory_at:
@@ -153,16 +153,16 @@ class Session:
         _LOG.warning("%s: out of memory at size %d, measured up to the size before", curve.name, size)
 
     def _add_segment(self, curve: Curve, segment: int) -> bool:
-        """Sees to it that what is subtracted from a pack is measured, too."""
+        """Adds the attention of a segment, which is subtracted from packs with such segments."""
         name = curve.name.removesuffix(LINEAR) + "attention"
         return self._add(self._by_name[name], segment, with_recompute=False)
 
     def measure(self, done_ratio: float, share: float) -> None:
-        """Measures until the budget is spent and each case has its runs.
+        """Measures until the budget is spent and each case has its least number of runs.
 
         Args:
             done_ratio: progress to start from.
-            share: what this session is of the whole progress.
+            share: share of this session in the whole progress.
         """
         finished = f"{self.label}finished_ms"
         self._done_ratio, self._share = done_ratio, share
@@ -178,7 +178,7 @@ class Session:
         return (self._before_s + time.monotonic() - self._start) / self._budget_s
 
     def _explore(self) -> None:
-        """Adds sizes while there is time and something to gain."""
+        """Adds sizes while there is time and a gap is worth it."""
         self._first_runs(self._all_cases())
         while self._spent_ratio() < _EXPLORE_RATIO:
             gaps = self.gaps()
@@ -199,7 +199,7 @@ class Session:
                 if self._add(curve, size, with_recompute=False):
                     added.append((curve, curve.cases[size]))
             self._first_runs(added)
-            # The segments that packs brought along.
+            # Packs may have added new segments, whose attention has no runs yet.
             self._first_runs(self._all_cases())
 
     def _all_cases(self) -> list[tuple[Curve, Case]]:
@@ -226,18 +226,18 @@ class Session:
         return {curve.name: adaptive.gaps_of(curve.samples(self.records)) for curve in self.curves}
 
     def weights(self) -> dict[str, float]:
-        """What each curve is of the step's time.
+        """The share of each curve in the time of a step.
 
         Returns:
             By the name of the curve; they add up to 1.
         """
         times = {curve.name: curve.step_ns(self.records, self.request) for curve in self.curves}
-        # What remains of a pack when its attention is subtracted is not known yet: near enough.
+        # A pack counts here with its attention, which is subtracted only later. That is exact enough.
         total = sum(times.values()) or 1.0
         return {name: value / total for name, value in times.items()}
 
     def _round(self, curves: Sequence[Curve]) -> None:
-        """Each case of each curve, in each of its ways, in random order; cheap ones several times."""
+        """Runs each case of each curve in each of its ways, in random order; cheap ones several times."""
         self._bench.collect()
         mean_ns = self._mean_ns()
         for curve in self._order.sample(list(curves), len(curves)):
@@ -248,7 +248,7 @@ class Session:
                     self._run(curve, case, way)
 
     def _runs(self, case: Case, way: str, mean_ns: float) -> int:
-        """Runs of this case in this round: more where they are cheap, fewer in other ways than `joint`."""
+        """How often to run a case in this round: more often if cheap, less in other ways than `joint`."""
         seen = self.records.timings[f"{case.name} {way}"]
         if len(seen) >= MAX_REPEATS:
             return 0
@@ -265,7 +265,7 @@ class Session:
         return statistics.fmean(seen) if seen else 0.0
 
     def _wanted(self) -> list[tuple[str, int]]:
-        """Each case and way that has runs, with the least number of them that is wanted."""
+        """Each case and way that has runs, with the least number of runs that it must get."""
         found = []
         for curve in self.curves:
             for case in curve.cases.values():
@@ -279,7 +279,7 @@ class Session:
         return found
 
     def _least_ratio(self) -> float:
-        """How much of their least number of runs the worst case and way has."""
+        """Runs of the case and way that is furthest behind, relative to its least number of runs."""
         total = sum(len(case.ways) for curve in self.curves for case in curve.cases.values())
         wanted = self._wanted()
         if len(wanted) < total:
@@ -291,7 +291,7 @@ class Session:
         return self._least_ratio() >= 1.0 and (self._spent_ratio() >= 1.0 or self._is_precise())
 
     def _is_precise(self) -> bool:
-        """Whether more runs would change little, nor more sizes."""
+        """Whether neither more runs nor more sizes would change much."""
         samples = [sample for curve in self.curves for sample in curve.samples(self.records).values()]
         return self._is_explored and all(
             sample.repeats >= MAX_REPEATS or sample.noise_ns < PRECISE_RATIO * sample.time_ns
@@ -308,14 +308,14 @@ class Session:
 
 
 def neighbour_work(curves: Iterable[Curve], sums: Sums | None = None) -> list[Callable[[], None]]:
-    """The middle of each whole module: what another rank does most of the time.
+    """Work for busy neighbours: each module at a middle size, as another rank would run it.
 
     Args:
         curves: with their cases.
-        sums: what the modules add up with other ranks, which a neighbour has none of.
+        sums: collectives of the modules, silent in a neighbour, which has no other ranks.
 
     Returns:
-        What to call.
+        Functions to call.
     """
     chosen = [curve.cases for curve in curves if curve.part == LINEAR]
     middles: list[Case] = [cases[sorted(cases)[len(cases) // 2]] for cases in chosen]

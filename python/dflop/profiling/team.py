@@ -1,12 +1,12 @@
-"""The ranks that torchrun started, in step: rank 0 says what is done next, the others do it and answer.
+"""The ranks that torchrun started, working in step: rank 0 says what to do next, the others do it and answer.
 
     rank 0    act, arguments -->    the same act on ranks 0 .. n-1    --> one answer a rank
     others    wait for an act, do it, answer
 
-Messages go over gloo from rank to rank, whatever the acts themselves send. Some acts each rank does on its
-own. Such an act may fail on any rank; the answer says so, and no rank waits. Other acts the ranks do
-together, and wait for each other inside. There a rank that fails cannot go on: it writes the reason to the
-store and ends, and the others see that their connection to it is closed.
+These messages go over gloo, whatever the acts themselves use. There are two kinds of act. In the first, each
+rank works on its own. Such an act may fail on any rank; the answer says so, and no rank waits. In the second,
+ranks wait for each other inside the act. There a rank that fails cannot go on: it writes the reason to the
+store and ends, and the others notice that the connection is closed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 TIMEOUT_S = 300.0
-"""A rank that does not answer within is taken for lost; in seconds."""
+"""A rank that does not answer within so many seconds counts as lost."""
 _IDLE = timedelta(days=7)
-# A rank whose connection broke leaves word of it within.
+# Seconds to wait for the reason that a failed rank writes to the store.
 _WORD_S = 5.0
 
 
@@ -53,10 +53,10 @@ def is_started() -> bool:
 
 
 class Team:
-    """The ranks as one of them sees them; a context, at whose end rank 0 sends the others home."""
+    """One rank's view of all ranks. A context: at its end, rank 0 tells the others to end."""
 
     def __init__(self, device: str) -> None:
-        """Joins; all ranks at the same time.
+        """Joins the others; all ranks must call it at the same time.
 
         Args:
             device: `cpu` or `cuda`, whose current device becomes that of this rank.
@@ -71,7 +71,8 @@ class Team:
             dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.ranks_per_node = min(int(os.environ.get("LOCAL_WORLD_SIZE", self.num_ranks)), self.num_ranks)
-        # Messages must not wait for a GPU, nor ranks above 0 lose patience with one that measures alone.
+        # A group for messages only: they must not wait for a GPU, and its timeout is long, since the other
+        # ranks wait while rank 0 measures alone.
         self._messages = cast("Any", dist.new_group(backend="gloo", timeout=_IDLE))
         self._groups: dict[int, dist.ProcessGroup] = {}
         self._is_in_act, self._is_interrupted = False, False
@@ -79,7 +80,7 @@ class Team:
         self._result: Any = None
 
     def __enter__(self) -> Self:
-        """Ctrl-C ends rank 0 between two acts, and the others when rank 0 says so."""
+        """Takes over Ctrl-C: it ends rank 0 between two acts, and the other ranks when rank 0 says so."""
         if threading.current_thread() is threading.main_thread():
             on_interrupt = self._on_interrupt if self.rank == 0 else signal.SIG_IGN
             self._handler = signal.signal(signal.SIGINT, on_interrupt)
@@ -88,18 +89,18 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Sends the others home with the result, or with the error."""
+        """Ends the other ranks, with the result or the error."""
         if self.rank == 0:
             how = "interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}" if kind else ""
             for rank in range(1, self.num_ranks):
                 try:
                     self._send(rank, {"act": None, "error": how, "result": self._result}, _WORD_S)
                 except RuntimeError:
-                    # It is gone, or waits for one that is.
+                    # That rank has gone, or waits for one that has.
                     continue
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
-        # After a failure it would wait for ranks that are gone: the process's end does it.
+        # After a failure this might wait for ranks that have gone. Then the end of the process does it.
         if self._is_mine and kind is None:
             dist.destroy_process_group()
 
@@ -109,17 +110,17 @@ class Team:
         self._is_interrupted = True
 
     def group(self, degree: int) -> dist.ProcessGroup:
-        """The group of the first ranks; all ranks of the team call it at the same time.
+        """The group of the first ranks; all ranks of the team must call it at the same time.
 
         Args:
-            degree: how many.
+            degree: how many ranks.
 
         Returns:
             The same group at each call.
         """
         if degree not in self._groups:
             timeout = timedelta(seconds=TIMEOUT_S)
-            # To ranks beyond it is a mark, which they use for nothing.
+            # Ranks that are not in the group get a placeholder, which they never use.
             self._groups[degree] = cast("Any", dist.new_group(list(range(degree)), timeout=timeout))
         return self._groups[degree]
 
@@ -133,21 +134,21 @@ class Team:
         *,
         together: bool = False,
     ) -> list[Any]:
-        """Has the first ranks do one act; rank 0 calls it.
+        """Makes the first ranks do one act. Only rank 0 calls it.
 
         Args:
             num_ranks: how many, rank 0 included.
             act: name of the method that the other ranks call.
             arguments: of that method; anything that JSON can hold.
-            own: the act as rank 0 does it.
+            own: does the act on rank 0.
             what: the act in words, for errors.
-            together: whether the ranks wait for each other inside.
+            together: whether the ranks wait for each other inside the act.
 
         Returns:
             What the act gave on each rank, in order.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C since the act before; this one is not begun.
+            KeyboardInterrupt: Ctrl-C has come since the last act; this one is not begun.
             ProfileError: a rank failed or is gone; the message names it.
         """
         if self._is_interrupted:
@@ -182,13 +183,13 @@ class Team:
         return results
 
     def serve(self, acts: Any) -> Any:
-        """Does what rank 0 says, until it says no more; the other ranks call it.
+        """Does what rank 0 says, until rank 0 ends. All other ranks call it.
 
         Args:
-            acts: has a method for each act.
+            acts: an object with a method for each act.
 
         Returns:
-            The result that rank 0 set.
+            The result that rank 0 has set.
 
         Raises:
             KeyboardInterrupt: rank 0 was interrupted.
@@ -224,7 +225,7 @@ class Team:
             raise profile_error(failure) from error
 
     def finish(self, result: Any) -> None:
-        """Sets what the other ranks are to have in the end.
+        """Sets the result that the other ranks get in the end.
 
         Args:
             result: anything that JSON can hold.
@@ -320,5 +321,5 @@ def _is_of_others(error: BaseException) -> bool:
 
 
 def _store() -> Any:
-    # Under torchrun its agent's, which outlives the ranks. There is no other name for it.
+    # Under torchrun this is the store of its agent, which outlives the ranks. There is no public function.
     return dist.distributed_c10d._get_default_store()

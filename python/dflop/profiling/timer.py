@@ -1,4 +1,4 @@
-"""Clocks: the time of each phase of a run, and what many runs say together."""
+"""Clocks: the time of each phase of a run, and statistics of many runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Step = Callable[[Any], Any]
-"""One phase of a run: takes what the phase before gave (None at first)."""
+"""One phase of a run: takes the result of the phase before it (None in the first)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Summary:
-    """What several runs say, in nanoseconds."""
+    """Statistics of several runs, in nanoseconds."""
 
     phases_ns: tuple[float, ...]
     """Median of each phase."""
@@ -46,13 +46,14 @@ class Summary:
     """Runs."""
 
 
-# A thread that was not interrupted spends all of the steady clock's time, but for the clocks' own cost.
+# Without an interruption, a thread's own time is that of the steady clock, up to the cost of reading clocks.
+# A larger difference than this counts as an interruption.
 _INTERRUPTED_RATIO, _INTERRUPTED_NS = 0.02, 20_000
 
 
 @functools.cache
 def _has_thread_clock() -> bool:
-    """Whether the clock of this thread's own time is fine enough; some sandboxes count ticks of 10 ms."""
+    """Whether the clock of this thread's own time is fine enough: in some sandboxes it has ticks of 10 ms."""
     start, spent = time.perf_counter_ns(), time.thread_time_ns()
     while time.perf_counter_ns() - start < 1_000_000:
         pass
@@ -60,7 +61,7 @@ def _has_thread_clock() -> bool:
 
 
 def _working_ns(steady_ns: int, thread_ns: int) -> int:
-    """Time of the work alone: what another process took of it by having the core is no cost of ours."""
+    """Time of the work alone, without time in which another process had the core."""
     is_interrupted = steady_ns - thread_ns > max(_INTERRUPTED_NS, _INTERRUPTED_RATIO * steady_ns)
     return thread_ns if is_interrupted and _has_thread_clock() else steady_ns
 
@@ -68,9 +69,9 @@ def _working_ns(steady_ns: int, thread_ns: int) -> int:
 def time_on_cpu(steps: Sequence[Step]) -> Timing:
     """Time of one run by the steady clock, on one thread.
 
-    Where the system gave the core to another process meanwhile, the thread's own clock is taken instead: a
-    rank that has its core to itself would not have been interrupted. Caches and memory shared with neighbours
-    do count.
+    If the system gave the core to another process meanwhile, the thread's own clock is used instead: a rank
+    with a core of its own would not have been interrupted. Slower caches and memory, which are shared with
+    neighbours, do count.
 
     Args:
         steps: the phases.
@@ -89,13 +90,13 @@ def time_on_cpu(steps: Sequence[Step]) -> Timing:
 
 
 def time_with_waiting(steps: Sequence[Step]) -> Timing:
-    """Time of one run on a CPU by the steady clock, with all that this thread waits for, as for other ranks.
+    """Time of one run on a CPU by the steady clock, including waiting, for example for other ranks.
 
     Args:
         steps: the phases.
 
     Returns:
-        Their times; they hold interruptions by other processes, too.
+        Their times, with interruptions by other processes in them.
     """
     result: Any = None
     times = [time.perf_counter_ns()]
@@ -108,8 +109,8 @@ def time_with_waiting(steps: Sequence[Step]) -> Timing:
 def time_on_cuda(steps: Sequence[Step]) -> Timing:
     """Time of one run on the current CUDA device, by events on its stream.
 
-    Starts on an idle device and waits for it at the end, so that the time to launch counts where it is the
-    longer.
+    Starts on an idle device and waits for it at the end. So where launching takes longer than computing, the
+    time of launching counts.
 
     Args:
         steps: the phases.
@@ -125,7 +126,7 @@ def time_on_cuda(steps: Sequence[Step]) -> Timing:
         result = step(result)
         event.record()
     torch.cuda.synchronize()
-    # Events count milliseconds.
+    # `elapsed_time` is in milliseconds.
     return Timing(tuple(round(1e6 * a.elapsed_time(b)) for a, b in zip(events, events[1:], strict=False)))
 
 
@@ -134,7 +135,7 @@ def timer_of(device: torch.device, *, counts_waiting: bool = False) -> Callable[
 
     Args:
         device: `cpu` or `cuda`.
-        counts_waiting: whether the runs wait for other ranks, which is a cost; on a GPU it always counts.
+        counts_waiting: whether waiting for other ranks counts as time of a run; on a GPU it always does.
 
     Returns:
         `time_on_cpu`, `time_with_waiting` or `time_on_cuda`.
@@ -147,13 +148,13 @@ def timer_of(device: torch.device, *, counts_waiting: bool = False) -> Callable[
 def summarise(timings: Sequence[Timing]) -> Summary:
     """Medians and spread of several runs.
 
-    Runs that page faults struck lie far above the rest: medians and quartiles ignore them, means would not.
+    A run with page faults takes much longer than the rest. Medians and quartiles ignore it; means would not.
 
     Args:
         timings: at least one run, all of the same phases.
 
     Returns:
-        What they say.
+        The statistics.
     """
     totals = sorted(timing.total_ns for timing in timings)
     spread = 0.0

@@ -1,10 +1,10 @@
-"""Measuring with the real sums over ranks: one session on rank 0, whose cases run on all ranks of a group.
+"""Measuring with real collectives: one session on rank 0, whose cases run on all ranks of a group.
 
     rank 0    Session --> SharedBench --try, run--> its own Workbench, and the others' (`Follower`)
 
-A new size is first tried by each rank alone, without the sums: whatever fails there fails while nobody waits,
-and memory that is short on one rank ends the curve on all of them. A measured time is that of the slowest
-rank, phase by phase; bytes are the most of any rank.
+A new size is first tried by each rank alone, without collectives: if that fails, no other rank waits. Where
+one rank runs out of memory, the curve ends on all of them. A measured time is that of the slowest rank, phase
+by phase; bytes are the most of any rank.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from dflop.profiling.request import Request
     from dflop.profiling.team import Team
 
-# Sums of these sizes are made first, so that what the links need is there before memory is measured.
+# All-reduces of these sizes come first, so that the buffers of links exist before memory is measured.
 _FIRST_BYTES = {"cpu": (1 << 10,), "cuda": (1 << 10, 1 << 20, 64 << 20)}
 
 
 def build_together(
     built: Sequence[Built], curves: Sequence[Curve], label: str, team: Team, degree: int
 ) -> SharedBench:
-    """Has the other ranks build what rank 0 has built, and puts the sums in; rank 0 calls it.
+    """Makes the other ranks build what rank 0 has built, with collectives in it. Only rank 0 calls it.
 
     Args:
         built: pieces cut over the ranks, at least one.
@@ -48,7 +48,7 @@ def build_together(
         degree: how many of them take part.
 
     Returns:
-        Where the curves run.
+        The bench on which the curves run.
 
     Raises:
         ProfileError: a rank failed or is gone.
@@ -66,7 +66,7 @@ def build_together(
 
 
 def connect(sums: Sums, device: torch.device) -> None:
-    """Makes the first sums; all ranks of the group at the same time.
+    """Runs the first all-reduces; all ranks of the group must call it at the same time.
 
     Args:
         sums: over the ranks.
@@ -77,13 +77,13 @@ def connect(sums: Sums, device: torch.device) -> None:
 
 
 class SharedBench:
-    """The curves of one session, on the first ranks of a team; rank 0 has it."""
+    """Runs the curves of one session on the first ranks of a team; only rank 0 has one."""
 
     def __init__(self, own: Workbench, sums: Sums, team: Team, degree: int) -> None:
-        """The other ranks have built the same curves.
+        """To be made when the other ranks have built the same curves.
 
         Args:
-            own: of rank 0.
+            own: the workbench of rank 0.
             sums: over the ranks that take part.
             team: all ranks.
             degree: how many of them take part.
@@ -164,7 +164,7 @@ class SharedBench:
 
 
 class Follower:
-    """What a rank above 0 does when rank 0 says so: a method an act, with arguments as they come."""
+    """What a rank above 0 can do when rank 0 says so: a method for each act, with its arguments."""
 
     def __init__(
         self, request: Request, facts: Mapping[str, Any], pieces: Sequence[Piece], team: Team
@@ -173,7 +173,7 @@ class Follower:
 
         Args:
             request: what was asked for.
-            facts: what must be equal on all ranks, and is known of this one.
+            facts: facts of this rank that must be equal on all ranks.
             pieces: of the model.
             team: all ranks.
         """
@@ -185,7 +185,7 @@ class Follower:
 
     @property
     def bench(self) -> Workbench:
-        """That of the variant that was built last."""
+        """The workbench of the variant that was built last."""
         assert self._bench is not None, "rank 0 has a variant built before it runs it"
         return self._bench
 
@@ -198,17 +198,17 @@ class Follower:
         ]
 
     def measure_network(self, num_neighbours: int, is_quick: bool, budget_s: float) -> None:
-        """Plays its part in measuring the links; rank 0 keeps the numbers."""
+        """Does this rank's part in measuring the links; rank 0 keeps the numbers."""
         measure_network(self._request.device, num_neighbours, is_quick=is_quick, budget_s=budget_s)
 
     def make_group(self, degree: int) -> None:
-        """Makes the group of the first ranks; this one may be beyond them."""
+        """Takes part in making the group of the first ranks, even if this rank is not in it."""
         group = self._team.group(degree)
         self._sums = Sums(group) if self._team.rank < degree else None
 
     def build(self, degree: int, lora_rank: int, label: str, names: Sequence[str]) -> None:
         """Builds pieces as rank 0 has built them."""
-        # Of the variant before, freed first.
+        # Frees the workbench of the last variant first.
         self._bench = None
         settings = PieceSettings(self._device, DTYPES[self._request.dtype], degree, lora_rank)
         built = [Built(self._pieces[name], settings, label) for name in names]

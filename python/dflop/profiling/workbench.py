@@ -1,4 +1,4 @@
-"""Where cases run: makes them, tries whether they fit, counts their bytes, runs them under the clock.
+"""Where cases run: makes cases, tries whether they fit into memory, counts their bytes and times them.
 
 A session says what is to be done next; the workbench does it, on this rank alone (`Workbench`) or on several
 at once (`dflop.profiling.together`).
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Bench(Protocol):
-    """What a session asks for; curves are named, and have the case of a size once it was tried."""
+    """What a session needs. Curves are given by name; a size must be tried before it is run."""
 
     def try_size(
         self, name: str, size: int, *, with_recompute: bool, known: Mapping[str, int]
@@ -54,8 +54,8 @@ class Workbench:
         """Nothing is made or run yet.
 
         Args:
-            curves: of distinct names.
-            device: they run on.
+            curves: with distinct names.
+            device: the device that they run on.
             sums: over the ranks that run the same cases, where there are any.
         """
         self._curves = {curve.name: curve for curve in curves}
@@ -71,20 +71,20 @@ class Workbench:
             name: of the curve.
             size: one that is allowed.
             with_recompute: whether a new case is measured with recomputation, too.
-            known: bytes that were counted earlier, by what they are.
+            known: bytes that were counted earlier, by name.
 
         Returns:
-            Bytes that were not known, by what they are; None, and there is no such case, if memory ran out.
+            Bytes that were not known, by name; None if memory ran out, and the case is dropped.
         """
         curve = self._curves[name]
         try:
-            # Alone: whatever fails here leaves no other rank waiting.
+            # Without other ranks, so that none of them waits if this fails.
             with nullcontext() if self._sums is None else self._sums.silent():
                 return self._count(curve.case(size, with_recompute=with_recompute), curve, known)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        # Past the handler, which holds the frames and so the tensors of what failed.
+        # Done after the handler: inside it the exception holds the frames, and so the tensors, of the run.
         self.drop(name, size)
         return None
 
@@ -96,7 +96,7 @@ class Workbench:
             size: of the case.
         """
         self._curves[name].cases.pop(size, None)
-        # Cycles of what failed would take their memory from the next size, too.
+        # Reference cycles of a failed run would still hold memory when the next size is tried.
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -113,7 +113,7 @@ class Workbench:
                 case.run_untimed(way)
             elif f"{way} bytes" not in known:
                 with case.steps(way) as steps:
-                    # Bound now: the loop's own variable is another one when it runs.
+                    # Bound as a default argument, so that the lambda does not depend on the loop's variables.
                     first = steps[0]
                     result, allocated = watch_allocations(lambda first=first: first(None), self._device)
                     for step in steps[1:]:
@@ -124,7 +124,7 @@ class Workbench:
     def _count_bytes(self, case: Case, curve: Curve) -> dict[str, int]:
         parameters = list(curve.built.module.parameters())
         case.reset()
-        # Caches of libraries and first-time buffers are no workspace.
+        # Run once before: caches of libraries and buffers of a first call do not count as workspace.
         case.run_untimed()
         piece = curve.built.piece
         is_stack = piece.name in LAYERS and piece.num_layers > 1
@@ -134,7 +134,7 @@ class Workbench:
         result, forward = watch_allocations(case.forward, self._device)
         _, backward = watch_allocations(lambda: case.backward(result), self._device)
         return {
-            # What layers run at once keep together counts for each of them: a stage may hold one alone.
+            # What several layers keep in common counts for each of them: a stage may have a single layer.
             "common bytes": saved.common_bytes,
             "bytes": saved.total_bytes + saved.common_bytes,
             "workspace": max(forward.peak_bytes - max(forward.end_bytes, 0), backward.peak_bytes),
@@ -146,7 +146,8 @@ class Workbench:
         case.reset()
         buffers = lambda result: (*case.inputs, curve.gradients.like(result))  # noqa: E731
         split = count_split(case.forward, case.backward, case.module, self._device, buffers)
-        # That of one layer: where more waits than was kept, the last stands on what the others queued.
+        # The input workspace is to be that of one layer. The last layer's I runs on top of what the other
+        # layers have queued. What they queued beyond what the forward had kept is subtracted from the peak.
         grown = max(0, split.queued_bytes - kept_bytes)
         return {
             "queued": split.queued_bytes,
@@ -166,11 +167,11 @@ class Workbench:
             case.run_untimed(way)
 
     def collect(self) -> None:
-        """Frees the cycles that autograd leaves, which would hold memory: here, where no clock runs."""
+        """Frees reference cycles that autograd leaves and that hold memory; called while nothing is timed."""
         gc.collect()
 
     def warm_up(self, name: str) -> None:
-        """Brings the module of a curve into the cache, where it is on a rank that runs nothing else.
+        """Brings the module of a curve into the cache, as on a rank that runs nothing else.
 
         Args:
             name: of the curve.
@@ -191,7 +192,7 @@ class Workbench:
         """
         case = self._curves[name].cases[size]
         if self._sums is not None:
-            # All begin at once: this is a barrier.
+            # An all-reduce as a barrier: all ranks begin at the same time.
             self._sums.add(torch.zeros(1, device=self._device))
         return case.run(way, self._timer)
 
@@ -203,11 +204,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         error: any.
 
     Returns:
-        True for those of CUDA, its libraries and the CPU's allocator, and Python's own.
+        True for such errors of CUDA, its libraries, the CPU's allocator and Python.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # These have no class of their own: the CPU's allocator; the CUDA driver, where a kernel is loaded; cuBLAS
-    # and cuDNN, for their handles and workspaces.
+    # Some errors have no class of their own, only a text: those of the CPU's allocator; of the CUDA driver
+    # where it loads a kernel; of cuBLAS and cuDNN, for handles and workspaces.
     texts = ("allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)

@@ -24,7 +24,8 @@ def main() -> int:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.get("network_only"):
         return _measure_network(request)
-    # Python's own handler could break into an import of torch that swallows it, and measuring would begin.
+    # Python's own handler would raise inside the import of torch, which may swallow the exception; measuring
+    # would then begin all the same.
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dflop.profiling.artifact import write_artifact
     from dflop.profiling.model import profile_model
@@ -42,7 +43,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except LeaderStoppedError:
-        # Rank 0, or the rank that failed, has said why.
+        # Rank 0 or the failed rank has said why.
         return 2
     except (Error, OSError, ValueError) as error:
         return _fail(error)
@@ -57,7 +58,7 @@ def _is_first() -> bool:
 
 
 def _measure_network(request: dict[str, Any]) -> int:
-    """Replaces the links of the profile that is there; the exit status as of `main`."""
+    """Replaces the links of an existing profile. Gives the exit status, as `main`."""
     from dflop.profiling.network import summary, update_network
 
     try:
@@ -73,11 +74,11 @@ def _measure_network(request: dict[str, Any]) -> int:
 
 
 def _say(lines: list[str]) -> None:
-    """Prints lines; a reader that left, for example `dflop profile model | head -1`, is no error."""
+    """Prints lines. It is no error if the reader has gone, as in `dflop profile model | head -1`."""
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        # Python flushes stdout once more at its end.
+        # Python flushes stdout again when it ends; that must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -89,7 +90,7 @@ def _fail(error: Exception) -> int:
 
 
 def _summary(profile: dict[str, Any]) -> list[str]:
-    """What was measured, for people: a line a module, of one layer at the middle of the measured sizes."""
+    """Lines for people: for each module, one layer at the middle of the measured sizes."""
     from dflop.profiling.network import summary
 
     device = profile["device"]
@@ -154,7 +155,7 @@ def _leave() -> NoReturn:
     try:
         status = main()
     except KeyboardInterrupt:
-        # Struck while torch was imported.
+        # Ctrl-C came while torch was imported.
         status = 130
     if "RANK" in os.environ:
         sys.stdout.flush()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dflop.profiling.pieces import Piece
 
 FAMILIES = tuple(name for name, can in families().items() if can["measure"])
-"""`model_type` of every family whose pieces can be measured; each is a file beside this one."""
+"""`model_type` of every family whose pieces can be measured; each has a file in this folder."""
 
 
 def family_of(model_dir: str | os.PathLike[str]) -> str:

@@ -1,6 +1,6 @@
-"""The pieces of the backbone, which all families share: Qwen2, Llama and their kin, with or without mrope.
+"""The pieces of the backbone, which all families share: Qwen2, Llama and similar ones.
 
-    llm_embedding   ids_T, features_ED -> hidden_TD     once a call: the angles of the rotary embedding too
+    llm_embedding   ids_T, features_ED -> hidden_TD     also rotary angles, computed once a call
     llm_layer       hidden_TD          -> hidden_TD     packed attention, as in training
     llm_head        hidden_TD, targets -> loss          norm, logits and loss where there is a target
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from dflop.profiling.pieces import PieceSettings
 
 FEATURE_RATIO = 0.75
-"""Of the tokens of a pack, those that features fill."""
+"""Share of the tokens of a pack that are features."""
 TOKENS_PER_LABEL = 3
-"""Tokens of a pack with labels for each of them."""
+"""Tokens of a pack for each label token, where labels are measured."""
 
 
 def backbone_pieces(source: Source) -> list[ModelPiece]:
@@ -119,7 +119,7 @@ def backbone_pieces(source: Source) -> list[ModelPiece]:
             source,
             take_head,
             feed_head,
-            # Hugging Face decides: families differ in which configuration they ask.
+            # Read from Hugging Face's model, since families have the field in different configurations.
             is_tied=few.lm_head.weight is backbone.embed_tokens.weight,
             adapters="none",
         ),

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pack:
-    """What layers know of the samples that lie behind each other."""
+    """What layers must know of the samples of a pack, which lie one after the other."""
 
     cu_seqlens: torch.Tensor
     """[M + 1] int32."""
     segment_tokens: tuple[int, ...]
-    """Its differences."""
+    """Tokens of each sample: the differences of `cu_seqlens`."""
     positions_1T: torch.Tensor
     """[1, T]; restarts at 0 with each sample."""
     angles: tuple[torch.Tensor, torch.Tensor]
@@ -37,7 +37,7 @@ class Pack:
 
 
 class LlmEmbedding(nn.Module):
-    """Embedding with features put in."""
+    """Embedding, with features put in their places."""
 
     def __init__(self, embed_tokens: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class LlmEmbedding(nn.Module):
 
         Args:
             features_ED: of all media.
-            ids_T: int64; any number where a feature goes.
+            ids_T: int64; where a feature goes, any id.
             mask_T: bool; true where a feature goes.
             positions_1T: int64.
 
@@ -64,7 +64,8 @@ class LlmEmbedding(nn.Module):
         """
         ids_T = ids_T.masked_fill(mask_T, 0)
         embedded_TD = self.embed_tokens(ids_T)
-        # Not of the layers, whose time is multiplied by their number: a stage does it once.
+        # Rotary angles are computed here and not with the layers: a stage does it once, while the time of a
+        # layer is multiplied by the number of layers.
         rotate(self.rotary, positions_1T, embedded_TD)
         hidden_TD = embedded_TD.masked_scatter(mask_T[:, None], features_ED)
         return hidden_TD if self.row_sums is None else own_rows(hidden_TD, self.row_sums)
@@ -85,7 +86,7 @@ class LlmLayers(nn.Module):
         Args:
             segments: tokens each.
             like: tells device and dtype.
-            positions: as in `rotate`; None: those of text.
+            positions: as in `rotate`; None: those of plain text.
 
         Returns:
             Arguments of `forward`.

@@ -4,7 +4,7 @@
     encoder_layer       hidden_NPV  -> hidden_NPV       attention within a tile
     projector           hidden_NPV  -> features_ED      CLS dropped, 1 / downsample_ratio^2 patches a feature
 
-Encoder tokens count the CLS, as the data profile does. Shape letters: N tiles, V and D widths of encoder and
+Encoder tokens include the CLS, as in the data profile. Shape letters: N tiles, V and D widths of encoder and
 backbone. Only the layers are cut by tensor parallelism.
 """
 
@@ -41,7 +41,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # Its rules are those of the training.
+    # The adapter of training checks the configuration.
     family = InternVl(model_dir)
     source = Source(model_dir, InternVLConfig, InternVLForConditionalGeneration, _set_layers)
     vision = source.encoder

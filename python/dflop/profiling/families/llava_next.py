@@ -1,10 +1,10 @@
 """LLaVA-NeXT: CLIP tiles with a CLS each, an MLP projector, anyres packing; Vicuna, Mistral or Llama.
 
     encoder_embedding   pixels_NCHW -> hidden_NPV       P = patches of a tile + 1
-    encoder_layer       hidden_NPV  -> hidden_NPV       attention within a tile; none that nothing reads
+    encoder_layer       hidden_NPV  -> hidden_NPV       attention within a tile; only layers that are read
     projector           hidden_NPV  -> features_ED      CLS dropped, padding cut off, newlines put in
 
-Encoder tokens count the CLS, as the data profile does. Shape letters: N tiles, V and D widths of encoder and
+Encoder tokens include the CLS, as in the data profile. Shape letters: N tiles, V and D widths of encoder and
 backbone. Only the layers are cut by tensor parallelism.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class _Embedding(Modules):
-    """Pixels to hidden states; holds what else of the tower is held but not run."""
+    """Pixels to hidden states. It also holds the parts of the tower that take memory but never run."""
 
     def __init__(self, whole: Any, family: LlavaNext) -> None:
         tower = inner_tower(whole.model.vision_tower)
-        # A buffer, which is not filled with the parameters.
+        # This is a buffer, so it is not filled along with the parameters.
         tower.embeddings.position_ids = torch.arange(tower.embeddings.num_positions).expand((1, -1))
         path = "vision_tower" if tower is whole.model.vision_tower else "vision_tower.vision_model"
         names = [f"{path}.{name}" for name in ("embeddings", "pre_layrnorm", "post_layernorm")]
@@ -59,7 +59,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # Its rules are those of the training.
+    # The adapter of training checks the configuration.
     family = LlavaNext(model_dir)
     source = Source(model_dir, LlavaNextConfig, LlavaNextForConditionalGeneration, _set_layers)
     vision = source.encoder
@@ -76,7 +76,7 @@ def pieces(model_dir: Path) -> list[Piece]:
         projector=lambda whole: Modules(
             whole, ("multi_modal_projector", "image_newline"), project_by(family)
         ),
-        # No mask.
+        # The attention mask: none.
         arguments=(None,),
     )
     return [*tile_pieces(source, encoder), *backbone_pieces(source)]

@@ -1,8 +1,8 @@
-"""LLaVA-OneVision in pieces: the modules of the training, cut where the profile has its cuts.
+"""LLaVA-OneVision in pieces: the modules of training, split into those of the profile.
 
     pixels_NCHW --embeddings--> [N, P, Dv] --layers--> [N, P, Dv] --projector, packing by media--> features_ED
 
-All tiles are of one size, so the attention of the tower is part of its layers' time. LoRA puts adapters on
+All tiles have one size, so the attention of the tower is part of its layers' time. LoRA puts adapters on
 the backbone's layers and freezes the rest of the backbone. Shape letters: see `models/adapter.py`.
 """
 
@@ -48,7 +48,7 @@ def pieces(model_dir: Path) -> list[Piece]:
 
     Raises:
         FileNotFoundError: there is no `config.json`.
-        ProfileError: the configuration asks for what the training does not do.
+        ProfileError: the configuration asks for what training does not do.
     """
     adapter = LlavaOnevision(model_dir)
     return [
@@ -62,7 +62,7 @@ def pieces(model_dir: Path) -> list[Piece]:
 
 
 class _Inputs:
-    """Random tensors by name; sizes of one name are views of the largest so far."""
+    """Random tensors by name. Those of one name are views of the largest one so far, to save memory."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -105,7 +105,7 @@ class _Piece(ABC):
 
     @abstractmethod
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
-        """The part of the whole model, on the meta device; cut and frozen as the settings say."""
+        """This part of the whole model, on the meta device; cut and frozen as the settings say."""
 
     @abstractmethod
     def prepare(self, module: nn.Module, segments: Sequence[int], settings: PieceSettings) -> Prepared:
@@ -117,7 +117,7 @@ def _tower(whole: Any) -> Any:
 
 
 class _TowerEmbedding(_Piece):
-    """Pixels to hidden states of patches; holds what else of the tower is held but not run."""
+    """Pixels to hidden states of patches. It also holds parts of the tower that take memory but never run."""
 
     name = "encoder_embedding"
     wants_input_gradient = False
@@ -126,7 +126,7 @@ class _TowerEmbedding(_Piece):
         return self.adapter.encoder_tokens_per_tile
 
     def _take(self, whole: Any, config: Any, settings: PieceSettings) -> nn.Module:
-        # What is left are layers above the last one that is read: parameters all the same.
+        # Layers after the last one that is read stay: they do not run, but their parameters take memory.
         del _tower(whole).encoder.layers[: max(self.adapter.feature_layers)]
         return whole.model.vision_tower
 
@@ -204,7 +204,7 @@ class _LlmPiece(_Piece):
         return self.inputs.rows("hidden", count, (self.adapter.hidden_size,), settings)
 
     def _own(self, count: int, settings: PieceSettings) -> torch.Tensor:
-        """Hidden states as they come to a rank."""
+        """Hidden states of the rows that a rank has."""
         return self._hidden(rows_of_rank(count, settings.tensor_parallel_degree), settings)
 
     def _batch(
@@ -212,7 +212,7 @@ class _LlmPiece(_Piece):
     ) -> LlmInput:
         total = sum(segments)
         generator = torch.Generator().manual_seed(0)
-        # One rank's part of the vocabulary knows no others.
+        # Only ids of one rank's part of the vocabulary: the other ranks are not there.
         vocabulary = -(-self.adapter.vocab_size // settings.tensor_parallel_degree)
         ids = torch.randint(0, vocabulary, (total,), generator=generator)
         bounds = bounds_of(segments, settings.device)
@@ -276,7 +276,7 @@ class _LlmLayer(_LlmPiece):
 
 
 class _Head(_LlmPiece):
-    """Final norm, logits and loss; the tokens without a label are there but cost next to nothing."""
+    """Final norm, logits and loss. Tokens without a label are there, too, but cost almost nothing."""
 
     name = "llm_head"
 

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 _ALPHA_PER_RANK = 2.0
-"""`lora_alpha / r` as it is mostly set; the time does not depend on it."""
+"""A usual value of `lora_alpha / r`; the time does not depend on it."""
 
 
 class LoraLinear(nn.Linear):
     """A frozen `nn.Linear` with adapters; parameters on the meta device until they are materialised."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
-        # Not the constructor of `nn.Linear`, which would make another weight.
+        # The constructor of `nn.Linear` is skipped, since it would make a second weight.
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias

@@ -3,8 +3,8 @@
     encoder_layer          the layers of `fullatt_block_indexes`: attention within a picture or a frame pair
     encoder_window_layer   all others: attention within windows of 8 x 8 patches
 
-Windows are measured whole. Those at the edge of a picture are smaller and cost less, so time is overstated
-there, by a part of what attention over 64 tokens costs.
+Only full windows are measured. Windows at the edge of a picture are smaller and cost less, so their time is
+overstated, by a part of what attention over 64 tokens costs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # Its rules and its geometry are those of the training.
+    # The adapter of training checks the configuration, and gives the geometry.
     family = Qwen25Vl(model_dir)
     source = Source(
         model_dir, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, set_layers, PACKED_ENCODER

@@ -4,9 +4,9 @@
     encoder_layer       hidden_NPV -> hidden_NPV      attention within a window
     projector           hidden_NPV -> features_ED     pool of two, norm, linear map
 
-The window is read whole, silence included, as the data profile counts it, and attention is measured with the
-mask that hides silence as keys. Shape letters: N windows, B mel bins, F mel frames, P encoder tokens, V
-and D widths of encoder and backbone. Only the layers are cut by tensor parallelism.
+A window is read whole, silence included, and the data profile counts it so. Attention is measured with a
+mask, as in training, where the mask hides keys of silence. Only the layers are cut by tensor parallelism.
+Shape letters: N windows, B mel bins, F mel frames, P encoder tokens, V and D widths of encoder and backbone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _set_layers(audio: Any, count: int) -> None:
-    # Another name for the same field in some versions.
+    # Some versions of transformers have the same field under another name.
     audio.encoder_layers = audio.num_hidden_layers = count
 
 
@@ -44,7 +44,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # Its rules are those of the training.
+    # The adapter of training checks the configuration.
     family = Qwen2Audio(model_dir)
     source = Source(model_dir, Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, _set_layers)
     audio = source.encoder
@@ -66,7 +66,7 @@ def pieces(model_dir: Path) -> list[Piece]:
             ("audio_tower.avg_pooler", "audio_tower.layer_norm", "multi_modal_projector"),
             project_by(family),
         ),
-        # Of a window without silence: which kernel runs depends on whether there is a mask.
+        # The mask of a window without silence. It must exist, since another kernel runs without a mask.
         arguments=(torch.ones(1, 1, window, window, dtype=torch.bool),),
     )
     return [*tile_pieces(source, encoder), *backbone_pieces(source)]

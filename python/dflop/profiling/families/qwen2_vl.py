@@ -1,6 +1,6 @@
 """Qwen2-VL: pictures at their own resolution in patches, frames of a video in pairs.
 
-    encoder_embedding   patches_TC -> hidden_TV      once a call: the angles of the rotary embedding too
+    encoder_embedding   patches_TC -> hidden_TV      also rotary angles, computed once a call
     encoder_layer       hidden_TV  -> hidden_TV      attention within a picture or a frame pair
     projector           hidden_TV  -> features_ED    merge^2 neighbouring patches a feature
 
@@ -53,7 +53,7 @@ def vision_pieces(
         geometry: how pictures are cut.
         plan: how a layer is cut.
         width: of the encoder.
-        counts: layers by name: `encoder_layer`, `encoder_window_layer`.
+        counts: number of layers by name: `encoder_layer`, `encoder_window_layer`.
 
     Returns:
         Embedding, layers of each kind that the model has, projector.
@@ -67,7 +67,7 @@ def vision_pieces(
         return lay_out([geometry.square(tokens) for tokens in segments], geometry, settings.device)
 
     def strips(segments: Sequence[int], settings: PieceSettings) -> Patches:
-        """One window high: all windows are whole."""
+        """Pictures that are one window high, so that all windows are full."""
         side = geometry.window_side
         return lay_out([(1, side, tokens // side) for tokens in segments], geometry, settings.device)
 
@@ -135,7 +135,7 @@ def vision_pieces(
 
 
 def _tower(whole: Any, vision: Any) -> Any:
-    """The vision tower, its rotary embedding real."""
+    """The vision tower. Its rotary embedding is real; all else is on the meta device."""
     tower = whole.model.visual
     tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision)
     return tower
@@ -163,7 +163,7 @@ def pieces(model_dir: Path) -> list[Piece]:
     Raises:
         ProfileError: the configuration asks for what is not built here; the message names the field.
     """
-    # Its rules and its geometry are those of the training.
+    # The adapter of training checks the configuration, and gives the geometry.
     family = Qwen2Vl(model_dir)
     source = Source(model_dir, Qwen2VLConfig, Qwen2VLForConditionalGeneration, set_layers, PACKED_ENCODER)
     vision = source.encoder

@@ -1,7 +1,7 @@
-"""The modules of Qwen2-VL's and Qwen2.5-VL's encoders, run by the functions of the training.
+"""The modules of Qwen2-VL's and Qwen2.5-VL's encoders, run by the functions of training.
 
 Shape letters: T patches (encoder tokens), C values of a patch, E feature tokens, V and D widths of encoder
-and backbone. With windows, patches lie window by window between embedding and projector.
+and backbone. With windows, patches are sorted window by window from the embedding to the projector.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class PatchEmbedding(nn.Module):
             hidden_TV.
         """
         hidden_TV = self.patch_embed(patches_TC)
-        # Not of the layers, whose time is multiplied by their number: a call does it once.
+        # Rotary angles are computed here and not with the layers: a call does it once, while the time of a
+        # layer is multiplied by the number of layers.
         rotate_patches(self.rotary, patches, self.geometry, hidden_TV)
         return reorder(hidden_TV, patches.order, self.geometry.feature_patches)
 
@@ -79,7 +80,7 @@ class EncoderLayers(nn.Module):
 
 
 class Merger(nn.Module):
-    """Hidden states to features, back in their own order."""
+    """Hidden states to features, which get back the order of their pictures."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
     config.json --> the whole model with few layers, on the meta device --> modules of a piece --> values
 
-A whole model on the meta device costs no memory, and a piece taken from it is Hugging Face's own.
+A whole model on the meta device takes no memory, and the modules of a piece are Hugging Face's own.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from dflop.models.rules import Rule
     from dflop.profiling.pieces import AttentionKind, PieceSettings
 
-# Layers run at once: as many as a small stage has, since one alone would keep its weights in cache.
+# How many layers are run at once: as many as a small stage has. The weights of a single one would stay in the
+# cache.
 _MAX_LAYERS, _MAX_LAYERS_LARGE, _LARGE_LAYER_PARAMETERS = 4, 2, 50_000_000
 _STD = 0.02
 _SEED = 0
-# Odd, so that rows of a weight are not all alike.
+# How many values `_fill_fast` repeats. Odd, so that the rows of a weight are not all equal.
 _BLOCK_VALUES = 1_000_003
 
 
@@ -53,8 +54,8 @@ class Source:
 
         Args:
             model_dir: folder with `config.json`.
-            config_class: Hugging Face's.
-            model_class: Hugging Face's, with `.model.language_model` and `.lm_head`.
+            config_class: Hugging Face's class of the configuration.
+            model_class: Hugging Face's class of the model, with `.model.language_model` and `.lm_head`.
             set_encoder_layers: sets the number of layers in the encoder's configuration, its first argument.
             encoder_attention: name of the attention function of the encoder's layers.
         """
@@ -94,13 +95,13 @@ class Source:
         check_rules(self.path, rules)
 
     def whole(self, num_layers: int) -> Any:
-        """The whole model on the meta device, but with few layers and a real rotary embedding.
+        """The whole model on the meta device, with few layers and a real rotary embedding.
 
         Args:
-            num_layers: of the encoder, and of the backbone unless it has fewer.
+            num_layers: layers of the encoder, and of the backbone unless it has fewer.
 
         Returns:
-            The model; its layers attend by the functions of the training.
+            The model; its layers use the attention functions of training.
         """
         config = self._read()
         text = config.text_config
@@ -110,7 +111,7 @@ class Source:
         self._set_encoder_layers(self._encoder_config(config), num_layers)
         with torch.device("meta"):
             whole = self._model_class(config)
-        # The layers look the function up by this name at each call.
+        # Layers look their attention function up by this name at each call.
         text._attn_implementation = PACKED
         self._encoder_config(config)._attn_implementation = self._encoder_attention
         backbone = whole.model.language_model
@@ -134,10 +135,10 @@ def layers_at_once(count: int, one: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Fed:
-    """Inputs of a piece for one size."""
+    """The inputs of a piece for one size."""
 
     leaf: torch.Tensor
-    """What arrives from the piece before, or pixels, sound, ids."""
+    """What arrives from the piece before; or pixels, sound or ids."""
     others: tuple[Any, ...] = ()
     """Further arguments of the piece's forward."""
     buffers: tuple[torch.Tensor, ...] = ()
@@ -162,8 +163,8 @@ class ModelPiece:
     kind: Callable[[PieceSettings], AttentionKind] | None = None
     size_unit: int = 1
     adapters: str | None = None
-    """With LoRA: `layers` (the name of the modules that get adapters), `none` (frozen without any), or None:
-    LoRA does not concern it."""
+    """With LoRA: the name of the modules that get adapters, such as `layers`; `none`: frozen, without
+    adapters; None: LoRA does not change it."""
 
     def attention(self, settings: PieceSettings) -> AttentionKind | None:
         """See `Piece.attention`.
@@ -216,7 +217,7 @@ class ModelPiece:
             The piece with inputs.
 
         Raises:
-            ValueError: no segments, or one that is not as `segment_tokens` and `unit` say.
+            ValueError: there are no segments, or one does not fit `segment_tokens` or `unit`.
         """
         wrong = [tokens for tokens in segments if tokens < 1 or tokens % self.size_unit]
         if wrong or not segments:
@@ -241,7 +242,7 @@ def _block(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 @torch.no_grad()
 def _fill_fast(parameter: torch.Tensor, name: str, seed: int, std: float) -> None:
-    """As `fill_parameter`, but with few values over and over: the time of no operator depends on them."""
+    """As `fill_parameter`, but repeats few values, which is fast: no operator's time depends on values."""
     if parameter.dim() < 2 or parameter.numel() <= _BLOCK_VALUES:
         fill_parameter(parameter, name, seed, std)
         return

@@ -1,4 +1,4 @@
-"""Encoders whose segments are all of one size: tiles of pixels, windows of sound.
+"""Encoders whose segments all have one size: tiles of pixels or windows of sound.
 
     encoder_embedding   pixels or sound -> hidden_NPV
     encoder_layer       hidden_NPV      -> hidden_NPV     attention within a tile
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Modules(nn.Module):
-    """Modules of the model under their names, run by a function of the training."""
+    """Modules of the model under their names, run by a function of training."""
 
     def __init__(
         self, whole: Any, names: Sequence[str], run: Callable[[Any, torch.Tensor], torch.Tensor]
@@ -41,7 +41,7 @@ class Modules(nn.Module):
         self.run = run
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What `run` makes of them.
+        """Gives the inputs to `run`.
 
         Args:
             inputs: tiles or windows, or hidden_NPV.
@@ -53,10 +53,10 @@ class Modules(nn.Module):
 
 
 def project_by(family: TileFamily) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """The family's projector on media of a usual kind.
+    """The family's projector, on usual media (`example_media`).
 
     Args:
-        family: whose.
+        family: the family.
 
     Returns:
         (its modules, hidden_NPV) -> features_ED.
@@ -71,7 +71,7 @@ class Layers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.arguments = arguments
-        # A mask goes to the device with the layers.
+        # A buffer, so that a mask moves to the device with the layers.
         mask = arguments[0] if arguments else None
         self.register_buffer("mask", mask, persistent=False)
 
@@ -92,7 +92,7 @@ class Layers(nn.Module):
 
 @dataclass(frozen=True)
 class TileEncoder:
-    """What tells one such encoder from another; `whole` is the model on the meta device."""
+    """All in which such encoders differ. In the functions, `whole` is the model on the meta device."""
 
     num_layers: int
     """Layers that are run."""
@@ -101,7 +101,7 @@ class TileEncoder:
     width: int
     """V."""
     shape: tuple[int, ...]
-    """Of what the embedding reads for one tile."""
+    """Tensor shape of what the embedding reads for one tile."""
     plan: LayerPlan
     """How a layer is cut."""
     embedding: Callable[[Any], nn.Module]
@@ -111,7 +111,7 @@ class TileEncoder:
     projector: Callable[[Any], nn.Module]
     """whole -> module of the projector."""
     arguments: tuple[Any, ...] = ()
-    """Of a layer, after the hidden states; the first is the mask, where there is one."""
+    """Arguments of a layer after the hidden states. The first is the mask, if there is one."""
     check_cut: Callable[[], None] = lambda: None
     """Refuses layers that cannot be cut."""
 
