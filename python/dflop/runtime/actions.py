@@ -206,7 +206,7 @@ def _incoming(action: Action, work: StepWork) -> Sequence[Transfer]:
 
 
 def _turns(actions: Sequence[Action], is_gradient: bool) -> dict[tuple[int, int], int]:
-    """By (stage, microbatch): how many messages of this kind the rank sends before that one."""
+    """By (stage, microbatch): its place among the rank's actions that send rows, or gradients."""
     sending = [a for a in actions if a.letter != "W" and a.takes_gradient == is_gradient]
     return {(action.stage, action.microbatch): turn for turn, action in enumerate(sending)}
 

@@ -42,8 +42,8 @@ class Mesh:
     upward: dist.ProcessGroup
     """All ranks: gradients (towards the encoder), where the receiver has the lower number."""
     crossing: tuple[dist.ProcessGroup, dist.ProcessGroup]
-    """The same two, where the receiver's number is lower or higher instead: colocated ranks encode for each
-    other, so both directions occur."""
+    """The same two where the receiver's number is the lower one (features) or the higher one (gradients), as
+    between colocated ranks, which encode for each other."""
     deadline: Deadline
     """A rank that waits longer than this for another gives up."""
     tensor: int = 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 """Seconds from one entry of a rank to its next."""
 ANSWER_S = 10.0
-"""Seconds to wait for the store; after that its machine counts as out of reach. It has no such timeout."""
+"""Seconds to wait for the store, which has no such timeout; then its machine counts as out of reach."""
 
 
 class Watch:
