@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -138,7 +139,9 @@ def main() -> int:
                 print(f"round {index + 1} of {asked.rounds}: {arm}", file=sys.stderr, flush=True)
                 if arm == "dflop":
                     found[arm] = ours(folder, num_steps)
-                    assert found[arm]["losses"] == first["losses"], "equal runs have equal losses"
+                    # Not bit for bit: schedules are corrected by measured times, so that sums have other orders.
+                    pairs = zip(found[arm]["losses"], first["losses"], strict=True)
+                    assert all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs), "equal data, equal losses"
                 else:
                     found[arm] = hugging.run(folder, OTHERS[arm], parts, WARMUP, SETTINGS)
             rounds.append(found)
