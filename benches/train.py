@@ -139,7 +139,7 @@ def main() -> int:
                 print(f"round {index + 1} of {asked.rounds}: {arm}", file=sys.stderr, flush=True)
                 if arm == "dflop":
                     found[arm] = ours(folder, num_steps)
-                    # Not bit for bit: schedules are corrected by measured times, so that sums have other orders.
+                    # Not bit for bit: measured times correct the schedules, so that sums have other orders.
                     pairs = zip(found[arm]["losses"], first["losses"], strict=True)
                     assert all(math.isclose(a, b, rel_tol=1e-5) for a, b in pairs), "equal data, equal losses"
                 else:
