@@ -96,7 +96,7 @@ test-dist: setup $(DEV) ## The tests with several processes
 	$(BIN)/python -m pytest tests/dist -m "not gpu and not layouts and not site" -n $(TEST_JOBS) --dist worksteal
 
 test-layouts: setup $(DEV) ## Gradients and weights of every layout against one process (minutes; `make test` has a covering part)
-	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_tensor.py tests/dist/test_encoder_stages.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest tests/dist/test_layouts.py tests/dist/test_tensor.py tests/dist/test_encoder_stages.py tests/dist/test_interleaved.py tests/dist/test_conformance_ranks.py tests/dist/test_family_exports.py tests/dist/test_held.py -n $(TEST_JOBS) --dist worksteal
 
 test-hosts: setup ## Two hosts in network namespaces: train, cut the wire, go on, rehearse (root, Linux; minutes) -> bench/out/hosts.json
 	$(BIN)/python benches/hosts.py bench/out/hosts.json
@@ -160,7 +160,7 @@ BATCH_SEEDS ?= 10
 CPSAT_SEEDS ?= 3
 CPSAT_SECONDS ?= 10
 
-bench-train: setup $(DEV) ## Steps of the same global batches: dflop, transformers.Trainer with DDP, FSDP2 (ROUNDS=5; a quiet machine) -> bench/out/train.json
+bench-train: setup $(DEV) ## Steps of the same global batches: dflop, transformers.Trainer with DDP, FSDP2 (ROUNDS=5; 7 minutes, a quiet machine) -> bench/out/train.json
 	$(BIN)/python benches/train.py bench/out/train.json --rounds $(or $(ROUNDS),5)
 
 bench-curves: setup $(DEV) ## 500 steps in float32, in bfloat16 and by transformers.Trainer (STEPS=500; 10 minutes) -> bench/out/curves.json, curves.svg
@@ -175,7 +175,7 @@ bench-schedule: setup $(DEV) ## Scheduler beside others: gap to the bound and ti
 	$(BIN)/python benches/schedule.py bench/out/schedule.json --seeds $(BATCH_SEEDS) --cpsat-seeds $(CPSAT_SEEDS) \
 	  --cpsat-seconds $(CPSAT_SECONDS) --makespan bench/out/makespan.json
 
-bench-plan: setup $(DEV) ## The search for a plan: seconds, memory and regret by number of ranks (2 minutes, a quiet machine) -> bench/out/plan.json
+bench-plan: setup $(DEV) ## The search for a plan: seconds, memory and regret by number of ranks (9 minutes, a quiet machine) -> bench/out/plan.json
 	cargo build --release --locked --quiet -p dflop-plan --example search
 	$(BIN)/python benches/plan.py bench/out/plan.json
 
