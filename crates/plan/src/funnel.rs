@@ -120,19 +120,18 @@ pub(crate) fn judge(
             let verdicts = judged_first(input, models, next, batches, cutoff_ns)?;
             sort_out(verdicts, &mut judged, found);
         }
-        if size <= WHOLE_SAMPLES_MAX {
-            // A pipeline beside the colocated layouts, so that its time is known too.
-            let pipelines = |one: &Contender| !one.candidate.layout.is_colocated();
-            let mut left: Vec<Contender> = waiting.collect();
-            if !judged.iter().any(|one| pipelines(&one.contender)) && !(input.halt)() {
-                let next: Vec<usize> =
-                    (0..left.len()).filter(|&at| pipelines(&left[at])).take(PIPELINES).collect();
-                let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
-                let verdicts = judged_first(input, models, next, batches, None)?;
-                sort_out(verdicts, &mut judged, found);
-            }
-            waiting = left.into_iter().peekable();
+        // A pipeline beside the colocated layouts: its time is known too, and it is taken where the estimates were wrong
+        // about it. One is enough where judging takes tens of seconds.
+        let is_pipeline = |one: &Contender| !one.candidate.layout.is_colocated();
+        let mut left: Vec<Contender> = waiting.collect();
+        if !judged.iter().any(|one| is_pipeline(&one.contender)) && !(input.halt)() {
+            let most = if size <= WHOLE_SAMPLES_MAX { PIPELINES } else { 1 };
+            let next: Vec<usize> = (0..left.len()).filter(|&at| is_pipeline(&left[at])).take(most).collect();
+            let next: Vec<Contender> = next.into_iter().rev().map(|at| left.remove(at)).collect();
+            let verdicts = judged_first(input, models, next, batches, None)?;
+            sort_out(verdicts, &mut judged, found);
         }
+        waiting = left.into_iter().peekable();
         judged.sort_by_key(|one| (one.step_ns(), one.contender.candidate));
         found.num_judged += judged.len() as u64;
         let kept = if size <= PATIENT_SAMPLES_MAX { 2 * NUM_RANKED } else { NUM_RANKED };
