@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import entry_points
@@ -136,6 +137,13 @@ def role_of(plan: Plan, rank: int) -> tuple[str, int]:
     return f"{component} stage {stage}", replica
 
 
+def _check_num_ranks(num_ranks: int, plan: Plan) -> None:
+    """Refuses a number of processes that is not the plan's; a negative one is not known yet."""
+    if 0 <= num_ranks != plan.num_ranks:
+        message = f"{num_ranks} processes were started, the plan needs {plan.num_ranks}"
+        raise RankError(message)
+
+
 def join(
     plan: Plan,
     device: torch.device,
@@ -163,6 +171,9 @@ def join(
     Raises:
         RankError: The number of processes is not that of the plan, or two ranks cannot talk.
     """
+    # Told before the ranks meet: where one ends, others that still connect would wait or lose the store.
+    is_told = num_ranks < 0 and init_method == "env://" and "WORLD_SIZE" in os.environ
+    _check_num_ranks(int(os.environ["WORLD_SIZE"]) if is_told else num_ranks, plan)
     deadline = Deadline(timeout_s if first_timeout_s is None else first_timeout_s, timeout_s)
     timeout = deadline.now
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -172,9 +183,7 @@ def join(
         backend, init_method=init_method, rank=rank, world_size=num_ranks, timeout=timeout
     )
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    if num_ranks != plan.num_ranks:
-        message = f"{num_ranks} processes were started, the plan needs {plan.num_ranks}"
-        raise RankError(message)
+    _check_num_ranks(num_ranks, plan)
     world = dist.group.WORLD
     assert world is not None
     control, ways = world, [world] * 4
