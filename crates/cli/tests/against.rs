@@ -88,15 +88,8 @@ fn what_differs_between_two_runs_is_said() {
 #[test]
 fn a_run_that_has_changed_its_plan_shows_both() {
     let session = with_run(1.5);
-    let said = session.dflop(&[
-        "plan",
-        "-c",
-        "demo/dflop.yaml",
-        "--from-run",
-        "demo/run",
-        "--only",
-        "colocated=false",
-    ]);
+    let plan = ["plan", "-c", "demo/dflop.yaml", "--from-run", "demo/run", "--only", "colocated=false"];
+    let said = session.dflop(&plan);
     has(&said, "status: 0");
     train(&session, "demo/run", ["plan.live.json", "model_profile.live.json"], 12..20, 1.0);
     let said = session.dflop(&["report", "demo"]);
@@ -115,15 +108,7 @@ fn a_run_that_has_changed_its_plan_shows_both() {
     has(&page, "layout before (plan.json)");
     // Planned again from what it does now: the times are those since the change, and the plan that runs stays what it is.
     let before = fs::read(session.path("demo/plan.live.json")).unwrap();
-    let said = session.dflop(&[
-        "plan",
-        "-c",
-        "demo/dflop.yaml",
-        "--from-run",
-        "demo/run",
-        "--only",
-        "colocated=false",
-    ]);
+    let said = session.dflop(&plan);
     has(&said, "status: 0");
     has(&said, "8 steps of `demo/run`, the last is step 19");
     has(&said, "LLM ranks take 1.000x (forward)");
