@@ -7,10 +7,12 @@ import re
 import signal
 
 import pytest
+import torch.distributed as dist
 from demo_run import lines, request, run_training, write_demo
-from ranks import results
+from ranks import results, run_ranks
 
 from dflop._native import Dataset, StepScheduler
+from dflop.runtime.meeting import Meeting
 from dflop.runtime.rehearse import summary
 
 NUM_SAMPLES, BATCH = 24, 12
@@ -70,6 +72,25 @@ def test_every_action_runs_once_and_as_long_as_predicted(layout, demo, tmp_path)
     found = summary(out)
     assert found["ranks"] == asked["num_ranks"]
     assert found["steps"] == 1
+
+
+def test_ranks_that_meet_know_the_largest_of_their_numbers(tmp_path):
+    """Seven ranks, two levels of the tree: all of them, and at the same time the last five in an order of their own."""
+    some = [6, 2, 3, 5, 4]
+
+    def rank(index):
+        store = f"file://{tmp_path / 'store'}"
+        dist.init_process_group("gloo", init_method=store, rank=index, world_size=7)
+        every = Meeting(range(7), index, dist.group.WORLD)
+        few = Meeting(some, index, dist.group.WORLD, 1) if index in some else None
+        found = [every.largest(-5 * index - 1), every.largest(10 + index, lambda largest: -largest)]
+        if few is not None:
+            found.append(few.largest(index**2, lambda largest: largest + 2**40))
+        found.append(every.largest(100 - index))
+        return found
+
+    for index, found in enumerate(results(run_ranks(7, rank, tmp_path))):
+        assert found == [-1, -16, *([36 + 2**40] if index in some else []), 100]
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -104,3 +104,23 @@ def test_lateness_is_the_only_difference_to_a_simulation():
         _, sent = run(up, durations[0], receivers=[1])
         assert sent == free[0]
         assert run(down, durations[1], [sent], transfer)[1] == free[1]
+
+
+def test_how_long_the_first_action_needed_is_kept():
+    """The start was agreed on at 400; the process comes to its first action at 950, and to a later one at 5,000."""
+    host = Host()
+    clock = DeviceClock(HERE, (HERE, HERE), host.now, host.sleep)
+    clock.begin(1_000, 400)
+    host.at = 950
+    assert run(clock, 300) == (1_000, 1_300)
+    host.at = 5_000
+    run(clock, 300)
+    assert clock.needed_ns == 550
+    # A rank that is late for the start says so, too; and one that starts nothing needed nothing.
+    clock.begin(6_000, 5_500)
+    host.at = 6_100
+    assert run(clock, 300) == (6_100, 6_400)
+    assert clock.needed_ns == 600
+    clock.begin(9_000, 8_000)
+    assert run(clock, 300, sent=[9_500]) == (9_500, 9_800)
+    assert clock.needed_ns == 0

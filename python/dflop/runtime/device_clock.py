@@ -28,12 +28,15 @@ from dflop.runtime.spans import SpanRecorder, clock_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dflop.runtime.meeting import Meeting
     from dflop.runtime.mesh import Mesh
 
 MARGIN_NS = 2_000_000
-"""Time from the moment when all ranks are there to the start of a step, so that no rank starts late."""
-MARGIN_OF_RANK_NS = 500_000
+"""At least so long before a step starts its start is agreed on, so that no rank starts late."""
+MARGIN_OF_RANK_NS = 1_000_000
 """Added to `MARGIN_NS` for each rank of this machine: on few cores they wake one after the other."""
+MARGIN_OF_NEED = 2
+"""The margin is at least so many times what ranks needed in the step before to issue their first actions."""
 
 
 def sleep_until(moment_ns: int) -> None:
@@ -71,10 +74,14 @@ class DeviceClock:
         self._sleep = sleep
         self._free_ns = 0
         self._arrived_ns = 0
+        self._begin_ns = 0
+        self._agreed_ns = 0
         self.start_ns = 0
         """Of the action under way."""
         self.end_ns = 0
         """Of the action under way."""
+        self.needed_ns = 0
+        """From the agreement on the start of the step to when this rank issued what it starts with."""
 
     @property
     def num_here(self) -> int:
@@ -86,10 +93,11 @@ class DeviceClock:
         """Whether all ranks read this clock."""
         return all(self._is_here)
 
-    def begin(self, start_ns: int) -> None:
-        """A step begins at `start_ns`."""
-        self._free_ns = self.start_ns = self.end_ns = start_ns
-        self._arrived_ns = 0
+    def begin(self, start_ns: int, agreed_ns: int | None = None) -> None:
+        """A step begins at `start_ns`, which was agreed on at `agreed_ns`; none: just then."""
+        self._free_ns = self._begin_ns = self.start_ns = self.end_ns = start_ns
+        self._agreed_ns = start_ns if agreed_ns is None else agreed_ns
+        self._arrived_ns = self.needed_ns = 0
 
     def arrive(self, sent_ns: Sequence[int], transfer_ns: int) -> None:
         """Notes when the inputs of the next action arrive: `transfer_ns` after the last of `sent_ns`."""
@@ -115,7 +123,10 @@ class DeviceClock:
         Returns:
             Its end. It may lie in the future; where a receiver is on another machine it has passed.
         """
-        self.start_ns = max(self.start_ns, self._now())
+        now_ns = self._now()
+        if self.start_ns == self._begin_ns:
+            self.needed_ns = now_ns - self._agreed_ns
+        self.start_ns = max(self.start_ns, now_ns)
         self.end_ns = self.start_ns + duration_ns
         is_apart = any(not self._is_here[rank] for rank in receivers)
         self._sleep(self.end_ns if is_apart else self.start_ns)
@@ -152,36 +163,45 @@ def device_clock(mesh: Mesh) -> DeviceClock:
     return DeviceClock(int(own), [int(clock) for clock in gathered])
 
 
-def start_together(clock: DeviceClock, mesh: Mesh) -> None:
+def start_together(clock: DeviceClock, mesh: Mesh, all_ranks: Meeting) -> None:
     """Begins a step at one moment on all ranks of a machine. Every rank must call it; blocks until all have.
+
+    The moment lies ahead by a margin in which every rank issues its first action, as a process that feeds a
+    GPU does before the GPU starts. How long that takes depends on the machine, so the margin follows from the
+    step before.
 
     Args:
         clock: Of this rank.
         mesh: This rank's coordinates.
+        all_ranks: Where they meet.
     """
-    own = torch.tensor([time.monotonic_ns(), clock.clock], dtype=torch.int64)
-    gathered = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
+    least_ns = MARGIN_NS + MARGIN_OF_RANK_NS * clock.num_here
     with talking("start a step together"):
+        if clock.is_one_machine:
+            margin_ns = max(least_ns, MARGIN_OF_NEED * all_ranks.largest(clock.needed_ns))
+            start_ns = all_ranks.largest(0, lambda _: time.monotonic_ns() + margin_ns)
+            clock.begin(start_ns, start_ns - margin_ns)
+            return
+        own = torch.tensor([time.monotonic_ns(), clock.clock], dtype=torch.int64)
+        gathered = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
         dist.all_gather(gathered, own, group=mesh.control)
     last_ns = max(int(one[0]) for one in gathered if int(one[1]) == clock.clock)
-    clock.begin(last_ns + MARGIN_NS + MARGIN_OF_RANK_NS * clock.num_here)
+    clock.begin(last_ns + least_ns)
 
 
-def meet(clock: DeviceClock, group: dist.ProcessGroup) -> None:
-    """Has the action under way start when it can on all ranks of a group, each of which must call it; blocks.
+def meet(clock: DeviceClock, meeting: Meeting) -> None:
+    """Has the action under way start when it can on all ranks that meet, each of which must call it; blocks.
 
     Args:
         clock: Of this rank.
-        group: The ranks.
+        meeting: The ranks.
     """
     if clock.is_one_machine:
-        latest = torch.tensor([clock.start_ns], dtype=torch.int64)
-        dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
-        clock.join(int(latest))
+        clock.join(meeting.largest(clock.start_ns))
     else:
         # Clocks of several machines cannot be compared: all ranks wait for the last one to come.
         clock.wait()
-        dist.barrier(group=group)
+        meeting.largest(0)
         clock.join(time.monotonic_ns())
 
 

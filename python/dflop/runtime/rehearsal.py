@@ -31,10 +31,9 @@ from dflop.runtime.work import MicrobatchWork, StepWork
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch.distributed as dist
-
     from dflop._native import Schedule, StepScheduler
     from dflop.runtime.device_clock import DeviceClock
+    from dflop.runtime.meeting import Meeting
     from dflop.runtime.mesh import Mesh
 
 
@@ -134,6 +133,7 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
         {sample for sample, _ in schedule.encoder(microbatch, replica)}
         for replica in range(plan.encoder_replicas)
     ]
+    placed = [set(schedule.llm(microbatch, replica)) for replica in range(plan.llm_replicas)]
     first_llm, last = plan.encoder_stages, plan.num_stages - 1
 
     def neighbour(peer_stage: int) -> list[tuple[int, TensorPair | None]]:
@@ -142,17 +142,17 @@ def _microbatch(mesh: Mesh, schedule: Schedule, stage: int, microbatch: int) -> 
     if stage < first_llm:
         own = encoded[mesh.replica]
         if not own:
-            return MicrobatchWork(None, [], [])
+            return MicrobatchWork(None, [], [], any(encoded))
         above = neighbour(stage - 1) if stage > 0 else []
-        fed = [r for r in range(plan.llm_replicas) if own.intersection(schedule.llm(microbatch, r))]
+        fed = [r for r in range(plan.llm_replicas) if own & placed[r]]
         pairs = [pair for pair in tensor_pairs(plan) if pair.encoder == mesh.tensor]
         is_border = stage == first_llm - 1
         across = [(plan.rank(replica, first_llm, pair.llm), pair) for replica in fed for pair in pairs]
         below = across if is_border else neighbour(stage + 1)
         return MicrobatchWork(_NOTHING, _one_row_each(above), _one_row_each(below))
-    own = set(schedule.llm(microbatch, mesh.replica))
+    own = placed[mesh.replica]
     if not own:
-        return MicrobatchWork(None, [], [])
+        return MicrobatchWork(None, [], [], any(placed))
     if stage == first_llm:
         feeding = [replica for replica, samples in enumerate(encoded) if own & samples]
         pairs = [pair for pair in tensor_pairs(plan) if pair.llm == mesh.tensor]
@@ -188,7 +188,7 @@ class RehearsedStage(Stage):
         clock: DeviceClock,
         stage: int,
         rehearsal: Rehearsal,
-        meeting: dist.ProcessGroup | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         """A stage without times yet; `take` gives them.
 

@@ -19,6 +19,7 @@ from dflop.runtime.executor import Executor
 from dflop.runtime.failure import RankError, complain, describe, talking
 from dflop.runtime.interrupt import INTERRUPTED, Interrupt
 from dflop.runtime.journal import Journal
+from dflop.runtime.meeting import Meeting
 from dflop.runtime.mesh import Mesh, join
 from dflop.runtime.options import Options
 from dflop.runtime.progress import say
@@ -45,6 +46,21 @@ GATHERS_LAYERS = 3
 """The ZeRO level at which layers are gathered in each action, so that ranks meet there."""
 
 
+def gathers_layers(plan: Plan) -> bool:
+    """Whether all ranks meet in each action, since layers are gathered there (colocated ZeRO-3).
+
+    That holds for hybrid shards too, although only a part of the ranks gathers a layer: in each backward,
+    gradients are also summed over the copies of a shard, so all ranks still wait for each other.
+
+    Args:
+        plan: The layout.
+
+    Returns:
+        True if they do.
+    """
+    return plan.placement == "colocated" and plan.zero >= GATHERS_LAYERS
+
+
 class Rehearser:
     """One rank of a rehearsal."""
 
@@ -69,7 +85,13 @@ class Rehearser:
         self._dataset = Dataset(options.config_path, options.data_profile_path) if mesh.is_leader else None
         self._batches = self._agreed_batches()
         self._schedules = Schedules(mesh, options, self._batches)
-        meeting = self._meeting_group()
+        plan, everyone = mesh.plan, range(mesh.num_ranks)
+        own_component = plan.coordinates(mesh.rank)[0]
+        of_component = [rank for rank in everyone if plan.coordinates(rank)[0] == own_component]
+        self._all_ranks = Meeting(everyone, mesh.rank, mesh.control)
+        # They sum gradients, so none may update before all have come.
+        self._component = Meeting(of_component, mesh.rank, mesh.control, 1)
+        meeting = Meeting(everyone, mesh.rank, mesh.control, 2) if gathers_layers(plan) else None
         self._clock = clock = device_clock(mesh)
         self._stages = {
             stage: RehearsedStage(mesh, clock, stage, rehearsal, meeting) for stage in mesh.stages
@@ -77,7 +99,6 @@ class Rehearser:
         self._messages = RehearsedMessages(mesh, clock)
         self._recorder = DeviceRecorder(mesh.rank, clock)
         self._executor = Executor(mesh, self._stages, self._recorder, self._messages)
-        self._tail_group = self._component_group()
         self._journal = (
             Journal(options.out, options.steps, options.request_path, Trackers(options.out), verb="rehearse")
             if mesh.is_leader
@@ -115,31 +136,6 @@ class Rehearser:
         size = self._mesh.plan.global_batch_size
         return GlobalBatches(num_samples, size, options.seed, giants, options.giant_steps_max)
 
-    def _component_group(self) -> dist.ProcessGroup:
-        """The ranks of this rank's component: they sum gradients, so none may update before all have come."""
-        plan, own = self._mesh.plan, None
-        components = [plan.coordinates(rank)[0] for rank in range(self._mesh.num_ranks)]
-        for component in sorted(set(components)):
-            members = [rank for rank, its in enumerate(components) if its == component]
-            group = dist.new_group(members, backend="gloo", timeout=self._mesh.timeout)
-            if component == components[self._mesh.rank]:
-                own = group
-        assert isinstance(own, dist.ProcessGroup)
-        return own
-
-    def _meeting_group(self) -> dist.ProcessGroup | None:
-        """All ranks, where layers are gathered in each action (colocated ZeRO-3); else none.
-
-        That holds for hybrid shards too, although only a part of the ranks gathers a layer: in each backward,
-        gradients are also summed over the copies of a shard, so all ranks still wait for each other.
-        """
-        plan = self._mesh.plan
-        if plan.placement != "colocated" or plan.zero < GATHERS_LAYERS:
-            return None
-        group = dist.new_group(backend="gloo", timeout=self._mesh.timeout)
-        assert isinstance(group, dist.ProcessGroup)
-        return group
-
     def _times(self, turn: Turn) -> StepTimes:
         """How long this rank's actions take, from the leader."""
         of_ranks: list[Any] | None = None
@@ -164,12 +160,12 @@ class Rehearser:
         statement = Statement(turn.step, turn.schedule.digest(), "", work.num_targets, stop)
         if agree(self._mesh, statement, turn.schedule.label_tokens).stop:
             return False
-        start_together(self._clock, self._mesh)
+        start_together(self._clock, self._mesh, self._all_ranks)
         self._recorder.begin()
         self._executor.run_step(work, actions)
         tail = self._recorder.now()
         with talking("end the backward together"):
-            meet(self._clock, self._tail_group)
+            meet(self._clock, self._component)
         self._clock.run(times.tail)
         self._recorder.add("tail", tail)
         self._clock.wait()
