@@ -41,11 +41,11 @@ pub enum DataError {
         cause: String,
     },
     /// The first bytes of a file are of no format we read.
-    #[error("`{}` is of no media format dflop reads: it begins with {start}", path.display())]
+    #[error("`{}` is of no media format dflop reads: {start}", path.display())]
     UnknownFormat {
         /// The file.
         path: PathBuf,
-        /// Its first bytes, in hexadecimal; "nothing" where it is empty.
+        /// What it begins with, in words: its first bytes in hexadecimal, or that it is empty.
         start: String,
     },
     /// A field of a model's or processor's configuration has a value the family's shape rule does not cover.

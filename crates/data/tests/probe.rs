@@ -347,10 +347,7 @@ fn what_is_no_media_is_named_by_its_first_bytes() {
         read(b"{\"id\": 1}").unwrap_err().to_string(),
         "`file` is of no media format dflop reads: it begins with 7b 22 69 64 22 3a 20 31"
     );
-    assert_eq!(
-        read(b"").unwrap_err().to_string(),
-        "`file` is of no media format dflop reads: it begins with nothing"
-    );
+    assert_eq!(read(b"").unwrap_err().to_string(), "`file` is of no media format dflop reads: it is empty");
     let missing = probe(Path::new("no/such/file.jpg")).unwrap_err();
     assert!(matches!(&missing, DataError::Io { act: "read", .. }), "{missing}");
     assert!(matches!(probe(&fixtures()).unwrap_err(), DataError::Io { .. }));

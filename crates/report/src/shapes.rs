@@ -37,6 +37,15 @@ impl ShapeError {
         }
     }
 
+    /// Adds the samples of the next sizes. What is laid to samples alone stays that of the first.
+    pub(crate) fn join(&mut self, next: &Self) {
+        self.tokens_max = next.tokens_max;
+        self.num_samples += next.num_samples;
+        self.num_tokens += next.num_tokens;
+        self.predicted_ms += next.predicted_ms;
+        self.measured_ms += next.measured_ms;
+    }
+
     /// Whether these samples differ from their prediction by more than chance: by more than 3.5 standard errors, and by at
     /// least 3 %.
     pub fn is_sure(&self) -> bool {

@@ -5,5 +5,6 @@
 mod loss;
 mod model;
 mod render;
+mod shapes;
 mod small;
 mod soundness;

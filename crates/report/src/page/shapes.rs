@@ -10,15 +10,22 @@ use maud::{Markup, html};
 
 /// The most bins that the sentence names.
 const MOST_NAMED: usize = 3;
+/// A component that takes this much more or less than predicted, whatever the size of a sample, is named.
+const ALIKE_MIN: f64 = 0.1;
+/// The most points of a drawn line.
+const MOST_POINTS: usize = 32;
+/// The fewest samples of a drawn point: the mean of one or two says more of these than of their size.
+const SAMPLES_MIN: u64 = 8;
 /// Colours of the parts of memory.
 const CLASSES: [&str; 8] = ["g-0", "g-1", "g-2", "g-3", "g-4", "g-5", "g-6", "g-7"];
+
+const COMPONENTS: [(bool, &str); 2] = [(true, "encoder"), (false, "LLM")];
 
 /// Error by component and shape bin.
 pub(super) fn section(report: &Report) -> Option<Section> {
     if report.shapes.is_empty() {
         return None;
     }
-    let components = [(true, "encoder"), (false, "LLM")];
     let of = |is_encoder: bool| {
         report.shapes.iter().filter(|row| row.is_encoder == is_encoder).collect::<Vec<_>>()
     };
@@ -27,10 +34,11 @@ pub(super) fn section(report: &Report) -> Option<Section> {
         p {
             "An action holds samples of several sizes. Its predicted and its measured time are divided over them by tokens: that is \"error\", with the sign of the "
             "prediction's (below zero it took longer). \"Samples alone\" is what a regression over all actions lays to samples of that size, slow ranks and the other "
-            "samples of their actions taken off, with its standard error; later steps count more."
+            "samples of their actions taken off, with its standard error; later steps count more. A point of the lines is of at least "
+            (SAMPLES_MIN) " samples of neighbouring sizes; the tables have each size."
         }
-        div class="row" { @for (is_encoder, name) in components { (drawn(name, &of(is_encoder))) } }
-        @for (is_encoder, name) in components { (rows(name, &of(is_encoder))) }
+        div class="row" { @for (is_encoder, name) in COMPONENTS { (drawn(name, &of(is_encoder))) } }
+        @for (is_encoder, name) in COMPONENTS { (rows(name, &of(is_encoder))) }
     };
     Some(Section { id: "shapes", name: "Error by size of sample", body })
 }
@@ -61,31 +69,71 @@ fn worst(rows: &[ShapeError]) -> Markup {
         )
     };
     let named: Vec<String> = sure.iter().take(MOST_NAMED).map(told).collect();
+    let alike: Vec<String> =
+        COMPONENTS.iter().filter_map(|&(is_encoder, name)| alike(rows, is_encoder, name)).collect();
     html! {
-        @if named.is_empty() {
+        @if !alike.is_empty() { "Samples of all sizes take " (alike.join(" and ")) ". " }
+        @if named.is_empty() && alike.is_empty() {
             "No size of sample parts from its prediction by more than chance."
+        } @else if named.is_empty() {
+            "No size parts from the others by more than chance. "
         } @else {
-            "Furthest from their predicted time: samples of " strong { (named.join("; of ")) }
+            @if alike.is_empty() { "Furthest from their predicted time" } @else { "Furthest from that" }
+            ": samples of " strong { (named.join("; of ")) }
             @if sure.len() > MOST_NAMED { ", and " (number::counted((sure.len() - MOST_NAMED) as u64, "other size")) }
-            ". " code { "dflop profile model --from-run" } " renews the profile where all sizes part alike, " code { "dflop profile model" } " measures again."
+            ". "
+        }
+        @if !named.is_empty() || !alike.is_empty() {
+            code { "dflop profile model --from-run" } " renews the profile where all sizes part alike, " code { "dflop profile model" } " measures again."
         }
     }
 }
 
+/// What all samples of a component take of their prediction, where that is far from 1.
+fn alike(rows: &[ShapeError], is_encoder: bool, name: &str) -> Option<String> {
+    let of = || rows.iter().filter(|row| row.is_encoder == is_encoder);
+    let ratio = of().map(|row| row.measured_ms).sum::<f64>() / of().map(|row| row.predicted_ms).sum::<f64>();
+    let is_far = ratio.is_finite() && ratio > 0.0 && (ratio - 1.0).abs() >= ALIKE_MIN;
+    is_far.then(|| format!("{} times the predicted time in the {name}", number::number(ratio)))
+}
+
+/// Neighbouring bins together, so that each point is of enough samples and there are few of them.
+fn grouped(rows: &[&ShapeError]) -> Vec<ShapeError> {
+    let total: u64 = rows.iter().map(|row| row.num_samples).sum();
+    let enough = SAMPLES_MIN.max(total.div_ceil(MOST_POINTS as u64));
+    let mut groups: Vec<ShapeError> = Vec::new();
+    for row in rows {
+        match groups.last_mut().filter(|group| group.num_samples < enough) {
+            Some(group) => group.join(row),
+            None => groups.push(**row),
+        }
+    }
+    // What is left at the end is too few for a point of its own.
+    if let Some(last) = groups.pop_if(|last| last.num_samples < SAMPLES_MIN) {
+        match groups.last_mut() {
+            Some(group) => group.join(&last),
+            None => groups.push(last),
+        }
+    }
+    groups
+}
+
 /// A plot of the time for a thousand tokens over the number of tokens of a sample.
 fn drawn(name: &str, rows: &[&ShapeError]) -> Markup {
-    let known: Vec<&&ShapeError> =
-        rows.iter().filter(|row| row.num_tokens > 0 && row.num_samples > 0).collect();
+    let known: Vec<&ShapeError> =
+        rows.iter().copied().filter(|row| row.num_tokens > 0 && row.num_samples > 0).collect();
+    let known = grouped(&known);
     if known.len() < 2 {
         return html! {};
     }
     let line = |class, what: &str, ms: fn(&ShapeError) -> f64| {
-        let point = |row: &&&ShapeError| {
+        let point = |row: &ShapeError| {
             (row.num_tokens as f64 / row.num_samples as f64, 1e3 * ms(row) / row.num_tokens as f64)
         };
         let points: Vec<(f64, f64)> = known.iter().map(point).collect();
-        let title = |(row, point): (&&&ShapeError, &(f64, f64))| {
-            format!("{} tokens, {what}: {} for 1,000 tokens", range(row), number::ms(point.1))
+        let title = |(row, point): (&ShapeError, &(f64, f64))| {
+            let samples = number::counted(row.num_samples, "sample");
+            format!("{} tokens, {samples}, {what}: {} for 1,000 tokens", range(row), number::ms(point.1))
         };
         Line { class, titles: known.iter().zip(&points).map(title).collect(), points }
     };

@@ -105,12 +105,17 @@ impl<'a> Source<'a> {
         Ok(prefix)
     }
 
-    /// The first bytes in hexadecimal, for an error.
+    /// What the file begins with, for an error: its first bytes in hexadecimal.
     pub(super) fn start_in_words(&mut self) -> String {
         let num_bytes = self.len.min(8) as usize;
         match self.slice(0, num_bytes) {
-            Ok([]) | Err(_) => "nothing".to_owned(),
-            Ok(bytes) => bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" "),
+            Ok([]) => "it is empty".to_owned(),
+            // The first bytes were read before: it has shrunk since.
+            Err(_) => "its first bytes could not be read again".to_owned(),
+            Ok(bytes) => {
+                let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("it begins with {}", bytes.join(" "))
+            }
         }
     }
 
