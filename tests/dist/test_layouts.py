@@ -148,7 +148,10 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, prepare_pieces=freeze)
         trained = parts.gradients.parameters
-        optimizer = adamw(trained.values()) if trained else None
+        # What this rank has of each, on the same memory: AdamW goes number by number, and a first step over DTensors
+        # takes longer than all else of a rank, as PyTorch asks for each operation and parameter how it is cut.
+        shards = {name: torch.nn.Parameter(local(p.detach())) for name, p in trained.items()}
+        optimizer = adamw(shards.values()) if trained else None
         loss = parts.step(schedule)
         slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
         gradients = {name: whole(p.grad) for name, p in trained.items()}
@@ -158,6 +161,8 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
                 parts.step(schedule)
                 parts.gradients.clip(MAX_NORM)
             if optimizer is not None:
+                for name, p in trained.items():
+                    shards[name].grad = local(p.grad)
                 optimizer.step()
             parts.gradients.zero()
         return loss, norm, gradients, {name: whole(p.detach()) for name, p in trained.items()}, slices
