@@ -19,6 +19,7 @@ from conformance import (
     write_model,
 )
 from ranks import results, run_ranks
+from shards import arrays_of
 from toy_run import RankParts, write_colocated, write_plan
 
 from dflop._native import Schedule
@@ -98,7 +99,7 @@ class Case:
             parts = FamilyParts(plan, self.model_dir, store, index, self.samples)
             assert parts.mesh.device == CPU
             loss = parts.step(schedule)
-            found = {name: whole(p.grad).numpy() for name, p in parts.gradients.parameters.items()}
+            found = arrays_of({name: p.grad for name, p in parts.gradients.parameters.items()})
             slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
             return loss, found, slices
 
@@ -128,11 +129,6 @@ def joined(held):
             total.narrow(part.dim, first, count).copy_(gradient.narrow(part.dim, position, count))
             position += count
     return total
-
-
-def whole(tensor):
-    """All of a tensor; of one that is cut every rank must ask."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -7,6 +7,7 @@ import tiny_llava
 import torch
 from lists import late_weights, random_lists
 from ranks import results, run_ranks
+from shards import arrays_of
 from toy_run import (
     CONTENTS,
     SEED,
@@ -133,18 +134,13 @@ def zero_of(gradients):
     return 1e-5 * float(torch.stack([g.norm() for g in gradients.values()]).norm())
 
 
-def whole(tensor):
-    """All of a tensor; of one that is cut every rank must ask."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def check(plan, schedule, model_dir, expected, tmp_path, prepare_pieces=None):
     """Runs a step on all ranks; loss and gradients must be those of one process."""
 
     def rank(index):
         parts = RankParts(plan, model_dir, tmp_path / "store", index, prepare_pieces=prepare_pieces)
         loss = parts.step(schedule)
-        return loss, {name: whole(p.grad).numpy() for name, p in parts.gradients.parameters.items()}
+        return loss, arrays_of({name: p.grad for name, p in parts.gradients.parameters.items()})
 
     found = results(run_ranks(plan.num_ranks, rank, tmp_path))
     loss, gradients = expected

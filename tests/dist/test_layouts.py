@@ -15,6 +15,7 @@ import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from lists import random_lists
 from ranks import results, run_ranks
+from shards import arrays_of
 from toy_run import (
     CONTENTS,
     SEED,
@@ -154,7 +155,7 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
         optimizer = adamw(shards.values()) if trained else None
         loss = parts.step(schedule)
         slices = {name: s for piece in parts.pieces.values() for name, s in slices_of(piece).items()}
-        gradients = {name: whole(p.grad) for name, p in trained.items()}
+        gradients = arrays_of({name: p.grad for name, p in trained.items()})
         norm = float(parts.gradients.clip(MAX_NORM))
         for step in range(3):
             if step:
@@ -165,7 +166,7 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
                     shards[name].grad = local(p.grad)
                 optimizer.step()
             parts.gradients.zero()
-        return loss, norm, gradients, {name: whole(p.detach()) for name, p in trained.items()}, slices
+        return loss, norm, gradients, arrays_of(trained), slices
 
     found = results(run_ranks(plan.num_ranks, rank, tmp_path))
     assert sum(loss for loss, *_ in found) == pytest.approx(oracle.loss, rel=1e-6)
@@ -188,12 +189,6 @@ def check(plan, schedule, model_dir, oracle, tmp_path, is_frozen=frozen_none):
     assert seen == set(oracle.gradients), "every parameter is on some rank"
     for name, gradient in oracle.gradients.items():
         assert num_seen[name] >= gradient.numel(), f"all of {name} is on some rank"
-
-
-def whole(tensor):
-    """All of a tensor, as an array; every rank must ask."""
-    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.numpy().copy()
 
 
 def assert_close(found, expected, floor, what):
@@ -275,7 +270,7 @@ def test_layers_compute_in_bfloat16_over_float32(zero, model_dir, oracles, tmp_p
         parts.step(schedule)
         trained = parts.gradients.parameters.values()
         types = {local(t).dtype for p in trained for t in (p, p.grad)}
-        return types, {name: whole(p.grad) for name, p in parts.gradients.parameters.items()}
+        return types, arrays_of({name: p.grad for name, p in parts.gradients.parameters.items()})
 
     oracle = oracles(frozen_none)
     for types, gradients in results(run_ranks(2, rank, tmp_path)):

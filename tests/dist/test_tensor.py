@@ -14,6 +14,7 @@ import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from lists import random_lists
 from ranks import results, run_ranks
+from shards import arrays_of, whole_of
 from test_layouts import (
     PLACED,
     Oracle,
@@ -25,7 +26,6 @@ from test_layouts import (
     name,
     oracles,
     schedule_of,
-    whole,
 )
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
@@ -146,7 +146,7 @@ def test_adapters_of_cut_layers(layout, sharding, model_dir, tmp_path):
         def rank(index):
             parts = RankParts(plan, model_dir, tmp_path / folder / "store", index, prepare_pieces=adapt)
             loss = parts.step(make_schedule(llm, encoder_dp))
-            found = {n: whole(p.grad) for n, p in parts.gradients.parameters.items()}
+            found = arrays_of({n: p.grad for n, p in parts.gradients.parameters.items()})
             slices = {n: s for piece in parts.pieces.values() for n, s in slices_of(piece).items()}
             return loss, float(parts.gradients.clip(1e-3)), found, slices
 
@@ -276,8 +276,8 @@ def test_a_checkpoint_of_one_degree_is_read_by_another(saved, read, model_dir, t
         for tensor in tensors.values():
             local(tensor).zero_()
         saver.load(out / "checkpoints" / "step-3")
-        for n, tensor in tensors.items():
-            assert (whole(tensor) == value(n, tensor, slices).numpy()).all(), n
+        for n, tensor in whole_of(tensors).items():
+            assert torch.equal(tensor, value(n, tensors[n], slices)), n
         return sorted(tensors)
 
     ranks_of(saved, "saved", save)

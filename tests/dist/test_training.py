@@ -16,6 +16,7 @@ import torch
 import torch.utils.tensorboard  # noqa: F401  (imported once, for all forked ranks)
 from demo_run import lines, request, run_training, write_demo
 from ranks import results
+from shards import whole_of
 from toy_run import write_colocated, write_plan
 from transformers import Trainer
 
@@ -113,7 +114,7 @@ def keep_gradients(directory):
 
         def keeping(self):
             reduce(self)
-            found = {name: whole(p.grad) for name, p in self.parameters.items()}
+            found = whole_of({name: p.grad for name, p in self.parameters.items()})
             torch.save(found, directory / f"gradients {next(count)} {index}")
 
         kind.reduce = keeping
@@ -125,11 +126,6 @@ def keep_gradients(directory):
     return before
 
 
-def whole(tensor):
-    """All of a tensor, a copy; of one that is cut every rank must ask."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
-
-
 def keep_weights(directory):
     """Has each rank write its parameters at the end, whole ones."""
 
@@ -139,8 +135,7 @@ def keep_weights(directory):
         def keeping(self):
             is_done = run(self)
             # The frozen ones too.
-            weights = {name: whole(p) for name, p in self._gradients.held.items()}
-            torch.save(weights, directory / f"weights {index}")
+            torch.save(whole_of(self._gradients.held), directory / f"weights {index}")
             return is_done
 
         trainer.Trainer.run = keeping
