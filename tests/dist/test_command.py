@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +19,15 @@ from demo_run import ENVIRONMENT, check_run, lines, python, run_training, write_
 from ranks import results
 
 import dflop.runtime.trainer  # noqa: F401
+import warm
 from dflop.runtime.turns import log_lines
 
+BENCHES = Path(__file__).parents[2] / "benches"
 ASK = "import json, sys, dflop._native as d; print(json.dumps(d.run_cli(['dflop', *sys.argv[1:]])[1]))"
 """What the command line asks of the ranks, without starting them."""
 NUM_SAMPLES, BATCH, MICROBATCHES = 24, 8, 4
 RANKS = 2
-GUARD_S = 240.0
+GUARD_S = 600.0
 """Nothing may hang; what is asserted is what happened, not when."""
 
 
@@ -32,30 +37,75 @@ def demo(tmp_path_factory):
     return write_demo(tmp_path_factory.mktemp("demo"), NUM_SAMPLES, BATCH, MICROBATCHES)
 
 
-def test_the_command_starts_the_ranks_itself(demo, tmp_path):
-    """`dflop train` with torchrun until Ctrl-C: 130, no traceback, whole lines. Its log can be replayed."""
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def kills():
+    """`benches/kills.py`: how it finds ranks, and how it counts samples."""
+    sys.path.insert(0, str(BENCHES))
+    spec = importlib.util.spec_from_file_location("bench_kills", BENCHES / "kills.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path.remove(str(BENCHES))
+    return module
+
+
+def wait_until(is_so, process):
+    """Looks again and again, while the process runs."""
+    deadline = time.monotonic() + GUARD_S
+    while not is_so():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(1800)
+def test_the_command_starts_the_ranks_and_starts_them_again(kills, demo, tmp_path):
+    """`dflop train` with torchrun: a `kill -9` of a rank, after which it goes on by itself, until Ctrl-C: 130.
+
+    Each sample is trained once, no line is half; the log can be replayed. One run for all of it: ranks of torchrun
+    import for ten seconds. Several kills are `make bench-kills` and, with forked ranks, `test_faults.py`.
+    """
+    folder = tmp_path / "demo"
+    shutil.copytree(demo, folder)
+    config = folder / "dflop.yaml"
+    config.write_text(config.read_text() + "checkpoint:\n  every: 2\n")
+    out = folder / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "dflop",
+        "train",
+        "--other-device",
+        "--steps",
+        "100000",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "dflop", "train", "--other-device", "--steps", "100000", "--out", str(out)],
-        cwd=demo,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*command, "--max-restarts", "1"], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + GUARD_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") >= 2:
-            break
-        time.sleep(0.1)
+    wait_until(lambda: kills.num_lines(metrics) >= 3, process)
+    first = kills.ranks_of(process.pid)
+    assert len(first) == RANKS
+    os.kill(first[1], signal.SIGKILL)
+    wait_until(lambda: set(kills.ranks_of(process.pid)) - set(first), process)
+    # They import for seconds; then those steps are undone that came after the checkpoint.
+    num_before = kills.num_lines(metrics)
+    wait_until(lambda: kills.num_lines(metrics) >= num_before + 2, process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=GUARD_S)
     assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    check_run(out, len(lines(metrics)))
-    assert f"interrupted after {len(lines(metrics))} steps; metrics are in {out}\n" in stderr
+    num_steps = len(lines(metrics))
+    check_run(out, num_steps)
+    assert kills.check(folder, num_steps) | {"steps_undone": 0} == {
+        "steps": num_steps, "samples": NUM_SAMPLES, "is_right": True, "steps_undone": 0,
+    }  # fmt: skip
+    before, after = re.split("restart 1 of 1: the ranks go on from step [0-9]+\n", stderr)
+    assert "error: rank 1 was killed by SIGKILL" in before
+    assert "Traceback" not in after
+    assert re.search(f"interrupted after [0-9]+ steps; metrics are in {re.escape(str(out))}\n", after)
     # What it does in the long time before the first step, in order.
-    said = [line.removeprefix("train: ") for line in stderr.splitlines() if line.startswith("train: ")]
+    said = [line.removeprefix("train: ") for line in before.splitlines() if line.startswith("train: ")]
     assert said == [
         "starting 2 ranks",
         "importing PyTorch",
@@ -72,24 +122,20 @@ def test_the_command_starts_the_ranks_itself(demo, tmp_path):
     assert results(run_training(json.loads(asked)["arguments"], tmp_path / "ranks")) == [0, 0]
     again = lines(tmp_path / "again" / "metrics.jsonl")
     assert [m["loss"] for m in again] == [m["loss"] for m in lines(metrics)]
-    replay = ["-m", "dflop", *flags]
-    first = log_lines(log)[0] + "\n"
-    for change, out, message in [
-        ((first, ""), "other", "schedules.jsonl` line 1: step 1, but step 0 is missing before it"),
+    first_line = log_lines(log)[0] + "\n"
+    for change, name, message in [
+        ((first_line, ""), "other", "schedules.jsonl` line 1: step 1, but step 0 is missing before it"),
         (('"plan": "sha256:', '"plan": "sha256:0'), "other", "schedules.jsonl` is of another plan: sha256:0"),
-        (("", ""), "run", "is in the directory of this run, which would overwrite it"),
+        (("", ""), "demo/run", "is in the directory of this run, which would overwrite it"),
     ]:
         log.write_text(log.read_text().replace(*change))
-        failed = subprocess.run(
-            [sys.executable, *replay, str(tmp_path / out), "--force"],
-            cwd=demo, env=ENVIRONMENT, capture_output=True, text=True,
-        )  # fmt: skip
+        failed = warm.run(["-m", "dflop", *flags, tmp_path / name, "--force"], demo, ENVIRONMENT)
         assert failed.returncode == 2
         assert message in failed.stderr
 
 
 def test_a_run_that_ends_before_its_first_step_changes_nothing(demo, tmp_path):
-    """Ctrl-C while PyTorch is imported: the earlier run is whole, and without one the next is not refused."""
+    """Ctrl-C while PyTorch is imported: the earlier run is whole, and what holds none is not refused."""
     out = tmp_path / "run"
     out.mkdir()
     earlier = {
@@ -100,27 +146,27 @@ def test_a_run_that_ends_before_its_first_step_changes_nothing(demo, tmp_path):
     }
     for name, text in earlier.items():
         (out / name).write_text(text)
-    command = [sys.executable, "-m", "dflop", "train", "--other-device", "--out", str(out)]
-    refused = subprocess.run(command, cwd=demo, env=ENVIRONMENT, capture_output=True, text=True)
+    train = ["train", "--other-device", "--out", str(out)]
+    refused = warm.run(["-m", "dflop", *train], demo, ENVIRONMENT)
     assert refused.returncode == 2
     assert "holds an earlier run" in refused.stderr
-    for flags, files in [(["--force"], earlier), ([], {"metrics.jsonl": ""})]:
-        for path in out.iterdir():
-            if path.name not in files:
-                path.unlink()
-        for name, text in files.items():
-            (out / name).write_text(text)
-        process = subprocess.Popen(
-            [*command, *flags], cwd=demo, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-        )
-        for line in process.stderr:
-            if line == "train: importing PyTorch\n":
-                break
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=GUARD_S)
-        assert process.returncode == 130, stderr
-        assert stderr == "interrupted before the first step; nothing is written\n"
-        assert {path.name: path.read_text() for path in out.iterdir()} == files
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflop", *train, "--force"],
+        cwd=demo, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stderr:
+        if line == "train: importing PyTorch\n":
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 130, stderr
+    assert stderr == "interrupted before the first step; nothing is written\n"
+    assert {path.name: path.read_text() for path in out.iterdir()} == earlier
+    # As a run leaves it that was ended before its first step.
+    for name in earlier:
+        (out / name).unlink()
+    (out / "metrics.jsonl").write_text("")
+    assert json.loads(python(["-c", ASK, *train], demo).stdout)["arguments"]["out"] == str(out)
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path):
@@ -128,14 +174,17 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     (tmp_path / "stubborn.py").write_text(
         "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "dflop.runtime.agent", "--standalone", "--local-addr", "127.0.0.1"]
-        + ["--nproc-per-node", "2", "-m", "stubborn"],
-        env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-    )
+    agent = [
+        "-m",
+        "dflop.runtime.agent",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        "--nproc-per-node",
+        "2",
+    ]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = warm.run([*agent, "-m", "stubborn"], tmp_path, ENVIRONMENT | {"PYTHONPATH": path})
     assert done.returncode == 1
     assert "error: rank 1 was killed by SIGKILL" in done.stderr
     assert "Traceback" not in done.stderr
@@ -156,37 +205,6 @@ def agent_of(processes):
     """The agent among them. The numbers of processes begin again at some point: its own need not be the smallest."""
     (agent,) = (process for process, command in processes.items() if b"dflop.runtime.agent" in command)
     return agent
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
-def test_no_rank_outlives_an_agent_that_is_killed(demo, tmp_path):
-    """By SIGKILL: the ranks end after the running step, and the command says what was killed."""
-    out = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "dflop",
-        "train",
-        "--other-device",
-        "--steps",
-        "100000",
-        "--out",
-        str(out),
-    ]
-    process = subprocess.Popen(command, cwd=demo, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + GUARD_S
-    while not metrics.exists() or metrics.read_text().count("\n") < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    ranks = ranks_of(out / "request")
-    # The agent, its ranks, and a process that decodes for each rank that encodes.
-    assert len(ranks) > RANKS
-    os.kill(agent_of(ranks), signal.SIGKILL)
-    _, stderr = process.communicate(timeout=GUARD_S)
-    assert "was killed by SIGKILL" in stderr
-    wait_for_end(out / "request")
-    check_run(out, len(lines(metrics)))
 
 
 def wait_for_end(path):
@@ -219,9 +237,12 @@ sys.exit(status if caught is None else 128 + caught)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("fault", ["command killed", "agent stopped"])
-def test_torchrun_and_its_ranks_end_with_the_command(fault, tmp_path):
-    """SIGKILL of the command, which cannot pass it on; and SIGTERM while torchrun's agent is stopped: it is woken."""
+@pytest.mark.parametrize("fault", ["command killed", "agent stopped", "agent killed"])
+def test_command_agent_and_ranks_end_together(fault, tmp_path):
+    """SIGKILL of the command or of torchrun's agent, which cannot pass it on; SIGTERM while the agent is stopped: it is woken.
+
+    The ranks hear Ctrl-C, after which those of a run end with the running step, as the test above has it.
+    """
     begun = tmp_path / "begun"
     begun.mkdir()
     (tmp_path / "waiting.py").write_text(WAITING)
@@ -245,10 +266,15 @@ def test_torchrun_and_its_ranks_end_with_the_command(fault, tmp_path):
         while "State:\tT" not in Path(f"/proc/{stopped}/status").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    process.send_signal(signal.SIGKILL if fault == "command killed" else signal.SIGTERM)
-    if fault == "command killed":
+    if fault == "agent killed":
+        os.kill(agent_of(started), signal.SIGKILL)
+        _, stderr = process.communicate(timeout=GUARD_S)
+        assert "was killed by SIGKILL" in stderr
+    elif fault == "command killed":
+        process.kill()
         process.wait(timeout=GUARD_S)
     else:
+        process.terminate()
         _, stderr = process.communicate(timeout=GUARD_S)
         assert process.returncode == 128 + signal.SIGTERM, stderr
         assert stderr == ""

@@ -1,50 +1,18 @@
-"""torchrun's agent starts ranks again: real kills of a real command, and when it does not."""
+"""When torchrun's agent starts ranks again, and from where they go on; `test_command.py` has a real kill."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from demo_run import write_demo
 
 from dflop._native import ScheduleError
 from dflop.runtime.agent import Restarts
 from dflop.runtime.failure import RankError, is_hopeless, tell_agent
 from dflop.runtime.resume import MANIFEST, request_of, step_dir
-
-BENCHES = Path(__file__).parents[2] / "benches"
-NUM_SAMPLES, BATCH, MICROBATCHES = 20, 8, 4
-
-
-@pytest.fixture(scope="module")
-def kills():
-    """`benches/kills.py`, the large one of this test."""
-    sys.path.insert(0, str(BENCHES))
-    spec = importlib.util.spec_from_file_location("bench_kills", BENCHES / "kills.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCHES))
-    return module
-
-
-def test_a_command_whose_ranks_are_killed_trains_each_sample_once(kills, tmp_path):
-    """A `kill -9` after three of twelve steps; `dflop train` goes on by itself and ends well.
-
-    Several kills are `make bench-kills`, and, without the ten seconds that ranks of torchrun import, `test_faults.py`.
-    """
-    demo = write_demo(tmp_path / "demo", NUM_SAMPLES, BATCH, MICROBATCHES)
-    config = demo / "dflop.yaml"
-    config.write_text(config.read_text() + "checkpoint:\n  every: 2\n")
-    found = kills.train_and_kill(demo, 12, 1, seed=15, flags=["--other-device"])
-    assert len(found) == 1
-    assert kills.check(demo, 12) | {"steps_undone": 0} == {
-        "steps": 12, "samples": NUM_SAMPLES, "is_right": True, "steps_undone": 0,
-    }  # fmt: skip
 
 
 def failure(status, **about):
