@@ -122,7 +122,13 @@ def first(counted, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("name", LISTS)
+# It holds no more than the two before and after it.
+FEWER = {"1f1b"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.layouts] * (name in FEWER)) for name in LISTS]
+)
 def test_the_peak_of_a_split_backward_is_under_the_prediction(name, counted, first, tmp_path):
     """With what waits for W, by the very list; as a replay of a run whose log is given other actions."""
     asked_lists = [[f"{s}{action}" for action in LISTS[name][s].split()] for s in range(test_train.RANKS)]

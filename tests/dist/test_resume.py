@@ -89,23 +89,24 @@ def test_the_parts_of_the_clock_add_up(whole):
 
 
 def test_the_clock_is_the_wall_clock_of_the_run(demo, tmp_path):
-    """Held against a watch of its own, from the building of the model to the end of the run."""
+    """Held against a watch of its own, from the building of the model to the last that is timed, its last checkpoint."""
 
     def before(index):
-        clock, run_of = trainer.Clock, trainer.Trainer.run
+        clock = trainer.Clock
+
+        def note(moment):
+            (tmp_path / f"{moment} {index}").write_text(str(time.monotonic_ns()))
 
         def begun(self):
+            note("begun")
             clock.__init__(self)
-            (tmp_path / f"begun {index}").write_text(str(time.monotonic_ns()))
 
-        trainer.Clock = type("Begun", (clock,), {"__init__": begun})
+        def ended(self):
+            totals = clock.totals(self)
+            note("ended")
+            return totals
 
-        def timed(self):
-            is_done = run_of(self)
-            (tmp_path / f"ended {index}").write_text(str(time.monotonic_ns()))
-            return is_done
-
-        trainer.Trainer.run = timed
+        trainer.Clock = type("Noted", (clock,), {"__init__": begun, "totals": ended})
 
     run(demo, tmp_path / "run", tmp_path, before, steps=2)
     begun, ended = (int((tmp_path / f"{moment} 0").read_text()) for moment in ("begun", "ended"))
@@ -114,7 +115,7 @@ def test_the_clock_is_the_wall_clock_of_the_run(demo, tmp_path):
     assert sum(totals.values()) == end
     assert totals["evaluation"] == 0
     assert min(totals[part] for part in ("schedule", "pack", "agree", "step", "checkpoint", "write")) > 0
-    # What is left is closing the files.
+    # Nothing is done in between, whatever else the machine does.
     assert 0.8 * (ended - begun) < end < ended - begun
     metrics = lines(tmp_path / "run/metrics.jsonl")
     for m in metrics:
@@ -151,16 +152,26 @@ def test_a_run_goes_on_bit_by_bit(demo, whole, tmp_path):
     assert kept(out) == kept(whole)
 
 
-def test_what_was_watched_goes_on(demo, whole, tmp_path):
-    """A run that goes on neither learns anew what is usual nor raises an alarm twice: its checkpoints say so."""
+@pytest.mark.parametrize("is_text", [False, True])
+def test_what_was_watched_goes_on(is_text, demo, whole, tmp_path):
+    """A run that goes on neither learns anew what is usual nor raises an alarm twice: its checkpoints say so.
+
+    Checkpoints of earlier versions hold what was watched as JSON text.
+    """
     out = tmp_path / "run"
-    run(demo, out, tmp_path, steps=2)
-    run(demo, out, tmp_path, resume="auto")
 
-    def manifest(run):
-        return json.loads((run / "checkpoints" / "step-4" / "checkpoint.json").read_bytes())
+    def manifest_of(run, step):
+        return run / "checkpoints" / f"step-{step}" / "checkpoint.json"
 
-    ours, theirs = manifest(out), manifest(whole)
+    shutil.copytree(whole, out)
+    for step in (4, 5):
+        shutil.rmtree(out / f"checkpoints/step-{step}")
+    if is_text:
+        path = manifest_of(out, 2)
+        about = json.loads(path.read_bytes())
+        path.write_text(json.dumps(about | {"watch": json.dumps(about["watch"])}))
+    run(demo, out, tmp_path, config=config(demo, learning_rate_schedule="cosine"), resume="auto", steps=4)
+    ours, theirs = (json.loads(manifest_of(where, 4).read_bytes()) for where in (out, whole))
     assert ours["population"] == theirs["population"]
     assert any(side["num_steps"] > 2 for sides in ours["population"].values() for side in sides.values())
     for found in (ours, theirs):
@@ -169,27 +180,35 @@ def test_what_was_watched_goes_on(demo, whole, tmp_path):
         assert found["adaptation"]["mode"] == "off"
 
 
+@pytest.fixture(scope="module")
+def deferring(demo, tmp_path_factory):
+    """What is asked of a run that defers giants, and its directory; nothing else may write there."""
+    shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
+    limit = sorted(llm_tokens for *_, llm_tokens in shapes)[-5]
+    giants = {"giants": "defer", "giant_llm_tokens": limit, "giant_steps_max": 2}
+    asked = {"config": config(demo, **giants)}
+    directory = tmp_path_factory.mktemp("deferring")
+    run(demo, directory / "run", directory, **asked)
+    assert any(m["deferred"] for m in lines(directory / "run/metrics.jsonl")[2:])
+    return asked, directory / "run"
+
+
 @pytest.mark.parametrize("layout", [(2, 2, 1), (1, 1, 2), (2, 2), (3, 3)], ids=str)
-def test_another_layout_goes_on_with_the_same_samples(layout, demo, whole, tmp_path):
+def test_another_layout_goes_on_with_the_same_samples(layout, demo, deferring, tmp_path):
     """Other replicas, or another cut of the LLM: the samples that come next, and what they teach, are the same.
 
     Both components on each rank too: (replicas, zero), with states, and parameters, cut among them. Deferred
     giants wait for the step that they would have waited for.
     """
-    shapes, _ = profile_shapes(str(demo / "data_profile.parquet"))
-    limit = sorted(llm_tokens for *_, llm_tokens in shapes)[-5]
-    giants = {"giants": "defer", "giant_llm_tokens": limit, "giant_steps_max": 2}
-    asked = {"config": config(demo, **giants)}
-    first, second = tmp_path / "first", tmp_path / "second"
-    run(demo, first, tmp_path / "1", **asked)
-    assert any(m["deferred"] for m in lines(first / "metrics.jsonl")[2:])
+    asked, first = deferring
+    second = tmp_path / "second"
     path = tmp_path / "plan.json"
     if len(layout) == 2:
         dp, zero = layout
         plan = write_colocated(path, dp, MICROBATCHES, zero=zero, global_batch_size=BATCH)
     else:
         plan = write_plan(path, *layout, MICROBATCHES, global_batch_size=BATCH)
-    asked |= {"plan": str(path), "num_ranks": plan.num_ranks}
+    asked = asked | {"plan": str(path), "num_ranks": plan.num_ranks}
     asked |= {"made_from": {"plan": "of other ranks", "data_profile": "another"}}
     shutil.copytree(first, second)
     run(demo, second, tmp_path / "2", resume=str(first / "checkpoints/step-2"), **asked)

@@ -368,6 +368,27 @@ def test_cut_embedding_and_head_of_llava_onevision_are_the_whole(tmp_path):
     assert all(largest > 0 for rank in ranks for largest in rank)
 
 
+IN_PLACE = """
+import logging, os, sys
+from dflop.__main__ import main
+from dflop.profiling import launch, worker
+
+
+def run_child(command, environment, what):
+    os.environ.update(environment)
+    sys.argv = command[2:]
+    return worker.main(), None
+
+
+launch.run_child = run_child
+# Those of pytest: what is logged belongs on stderr.
+logging.getLogger().handlers.clear()
+sys.argv[0] = "dflop"
+sys.exit(main())
+"""
+"""The command, which measures in its own process: a new one would import torch for seconds. `test_child.py` starts one."""
+
+
 def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
     """The whole command: one profile, with the sums of two ranks; what cannot be cut is refused by name."""
 
@@ -385,7 +406,7 @@ def test_the_command_under_torchrun_measures_what_its_ranks_allow(tmp_path):
         config[part] |= {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
     path.write_text(json.dumps(config))
     run("dflop", "profile", "data", "-c", "demo/dflop.yaml")
-    command = ["-m", "dflop", "profile", "model", "-c", "demo/dflop.yaml", "--tensor-parallel", "2,3"]
+    command = ["-c", IN_PLACE, "profile", "model", "-c", "demo/dflop.yaml", "--tensor-parallel", "2,3"]
     command += ["--budget-seconds", "0.2", "--recompute", "none"]
     port = free_port()
     ranks = [(command, os.environ | environment(rank, 2, port)) for rank in range(2)]

@@ -34,10 +34,26 @@ def demo(tmp_path_factory):
     return write_demo(tmp_path_factory.mktemp("demo"), NUM_SAMPLES, BATCH, MICROBATCHES)
 
 
-def test_a_run_writes_each_step_and_each_sample_once_an_epoch(demo, tmp_path):
+@pytest.fixture(scope="module")
+def plain(demo, tmp_path_factory):
+    """A run of five steps as the demo has it, which others are compared with; nothing else may write there."""
+    directory = tmp_path_factory.mktemp("plain")
+    assert results(run_training(request(demo, directory / "run", steps=5), directory)) == [0, 0]
+    return directory / "run"
+
+
+@pytest.fixture(scope="module")
+def compared(demo, tmp_path_factory):
+    """A comparison of two arms over two steps and one of warm-up; nothing else may write there."""
+    directory = tmp_path_factory.mktemp("compared")
+    asked = request(demo, directory / "run", compare=True, warmup_pairs=1, steps=2)
+    assert results(run_training(asked, directory)) == [0, 0]
+    return directory / "run"
+
+
+def test_a_run_writes_each_step_and_each_sample_once_an_epoch(plain):
     """Five steps by the environment of torchrun: one epoch of three, and two of the next."""
-    out = tmp_path / "run"
-    assert results(run_training(request(demo, out, steps=5), tmp_path)) == [0, 0]
+    out = plain
     metrics, schedules = check_run(out, 5)
     assert [m["epoch"] for m in metrics] == [0, 0, 0, 1, 1]
     assert [m["arm"] for m in metrics] == ["aware"] * 5
@@ -81,12 +97,9 @@ def test_giants_wait_for_each_other(demo, tmp_path):
     assert all(m["corrected_ns"] != m["predicted_ns"] for m in metrics[1:])
 
 
-def test_a_comparison_trains_both_arms_on_the_same_batches(demo, tmp_path):
+def test_a_comparison_trains_both_arms_on_the_same_batches(compared):
     """One warm-up pair is not written; who goes first alternates; both arms get the same samples."""
-    out = tmp_path / "run"
-    asked = request(demo, out, compare=True, warmup_pairs=1, steps=2)
-    assert results(run_training(asked, tmp_path)) == [0, 0]
-    metrics, schedules = check_run(out, 4)
+    metrics, schedules = check_run(compared, 4)
     assert [(m["step"], m["arm"], m["pair"]) for m in metrics] == [
         (1, "aware", 0),
         (1, "blind", 0),
@@ -96,7 +109,7 @@ def test_a_comparison_trains_both_arms_on_the_same_batches(demo, tmp_path):
     for one, two in [(0, 1), (2, 3)]:
         assert schedules[one]["samples"] == schedules[two]["samples"]
     assert schedules[0]["schedule"]["llm"] != schedules[1]["schedule"]["llm"]
-    warm_up = [line for line in lines(out / "schedules.jsonl") if not line["is_recorded"]]
+    warm_up = [line for line in lines(compared / "schedules.jsonl") if not line["is_recorded"]]
     assert [(line["step"], line["arm"], line["pair"]) for line in warm_up] == [
         (0, "blind", None), (0, "aware", None),
     ]  # fmt: skip
@@ -128,11 +141,9 @@ def test_a_comparison_of_many_arms(demo, tmp_path):
 
 
 @pytest.mark.parametrize("is_comparison", [False, True])
-def test_a_replayed_run_is_the_same_bit_by_bit(is_comparison, demo, tmp_path):
+def test_a_replayed_run_is_the_same_bit_by_bit(is_comparison, demo, plain, compared, tmp_path):
     """From the log alone: losses, norms and schedules; the warm-up of a comparison too."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    changes = {"compare": True, "warmup_pairs": 1, "steps": 2} if is_comparison else {"steps": 4}
-    assert results(run_training(request(demo, first, **changes), tmp_path / "1")) == [0, 0]
+    first, second = compared if is_comparison else plain, tmp_path / "second"
     # Nothing of it may be computed anew: another way to schedule is asked for, of steps that are not there.
     config = load_config(str(demo / "dflop.yaml"))
     config["train"]["schedule"] = "blind"
@@ -142,25 +153,23 @@ def test_a_replayed_run_is_the_same_bit_by_bit(is_comparison, demo, tmp_path):
     kept = ("step", "arm", "pair", "loss", "grad_norm", "tokens", "predicted_ns")
     before, after = ([{k: m[k] for k in kept} for m in lines(d / "metrics.jsonl")] for d in (first, second))
     assert before == after
-    assert len(after) == 4
+    assert len(after) == (4 if is_comparison else 5)
 
 
-def test_schedules_are_computed_as_far_ahead_as_asked(demo, tmp_path):
-    """Depths 1 and 5, more than there are steps: the same run. The end says what schedules were waited for."""
-    losses = []
-    for depth in (1, 5):
-        config = load_config(str(demo / "dflop.yaml"))
-        config["train"]["prefetch_depth"] = depth
-        out = tmp_path / str(depth)
-        ranks = run_training(request(demo, out, config=config), tmp_path / f"ranks {depth}")
-        assert results(ranks) == [0, 0]
-        metrics, _ = check_run(out, 3)
-        losses.append([m["loss"] for m in metrics])
-        (line,) = re.findall(
-            r"schedules: waited ([\d.]+) ms in 3 steps, .* \(most: .* ms, step (\d)\)", ranks[0].stderr
-        )
-        assert float(line[0]) == pytest.approx(sum(m["schedule_wait_ns"] for m in metrics) / 1e6, abs=0.01)
-    assert losses[0] == losses[1]
+def test_schedules_are_computed_as_far_ahead_as_asked(demo, plain, tmp_path):
+    """Depth 5, more than there are steps: the same run. The end says what schedules were waited for."""
+    config = load_config(str(demo / "dflop.yaml"))
+    assert config["train"]["prefetch_depth"] < 3
+    config["train"]["prefetch_depth"] = 5
+    out = tmp_path / "run"
+    ranks = run_training(request(demo, out, config=config), tmp_path / "ranks")
+    assert results(ranks) == [0, 0]
+    metrics, _ = check_run(out, 3)
+    (line,) = re.findall(
+        r"schedules: waited ([\d.]+) ms in 3 steps, .* \(most: .* ms, step (\d)\)", ranks[0].stderr
+    )
+    assert float(line[0]) == pytest.approx(sum(m["schedule_wait_ns"] for m in metrics) / 1e6, abs=0.01)
+    assert [m["loss"] for m in metrics] == [m["loss"] for m in lines(plain / "metrics.jsonl")[:3]]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 50])
@@ -188,17 +197,15 @@ def test_what_is_asked_for_while_a_step_runs(depth):
     assert coming is None
 
 
-def test_the_arm_does_not_change_what_is_learned(demo, tmp_path):
+def test_the_arm_does_not_change_what_is_learned(demo, plain, tmp_path):
     """Three steps blind and three aware: losses and gradient norms are equal up to rounding."""
-    runs = {}
-    for arm in ("blind", "aware"):
-        config = load_config(str(demo / "dflop.yaml"))
-        config["train"]["schedule"] = arm
-        out = tmp_path / arm
-        asked = request(demo, out, config=config)
-        assert results(run_training(asked, tmp_path / f"{arm} ranks")) == [0, 0]
-        runs[arm] = lines(out / "metrics.jsonl")
-    for blind, aware in zip(runs["blind"], runs["aware"], strict=True):
+    config = load_config(str(demo / "dflop.yaml"))
+    config["train"]["schedule"] = "blind"
+    asked = request(demo, tmp_path / "run", config=config)
+    assert results(run_training(asked, tmp_path / "ranks")) == [0, 0]
+    runs = [lines(out / "metrics.jsonl")[:3] for out in (tmp_path / "run", plain)]
+    for blind, aware in zip(*runs, strict=True):
+        assert (blind["arm"], aware["arm"]) == ("blind", "aware")
         assert blind["loss"] == pytest.approx(aware["loss"], rel=1e-5)
         assert blind["grad_norm"] == pytest.approx(aware["grad_norm"], rel=1e-4)
 
@@ -244,16 +251,16 @@ def test_a_file_that_cannot_be_decoded_stops_the_run_with_its_name(demo, tmp_pat
     assert "[llm pp 0/1 dp 0/1] step 0: cannot compare digests, another rank stopped" in ranks[1].stderr
 
 
-def test_bfloat16_trains_on_the_same_way(demo, tmp_path):
+def test_bfloat16_trains_on_the_same_way(demo, plain, tmp_path):
     """One step: features, hidden states and gradients cross ranks; the loss is about that of float32."""
-    losses = {}
-    for dtype in ("float32", "bfloat16"):
-        config = load_config(str(demo / "dflop.yaml"))
-        config["model"]["dtype"] = dtype
-        asked = request(demo, tmp_path / dtype, config=config, steps=1)
-        assert results(run_training(asked, tmp_path / f"{dtype} ranks")) == [0, 0]
-        losses[dtype] = lines(tmp_path / dtype / "metrics.jsonl")[0]["loss"]
-    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.01)
+    config = load_config(str(demo / "dflop.yaml"))
+    assert config["model"]["dtype"] == "float32"
+    config["model"]["dtype"] = "bfloat16"
+    asked = request(demo, tmp_path / "run", config=config, steps=1)
+    assert results(run_training(asked, tmp_path / "ranks")) == [0, 0]
+    losses = [lines(out / "metrics.jsonl")[0]["loss"] for out in (tmp_path / "run", plain)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
 
 
 def test_a_line_cut_short_is_not_replayed(tmp_path):

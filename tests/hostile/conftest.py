@@ -7,6 +7,7 @@ tests mean the same wherever they are started. `docs/limits.md` says what is pro
 from __future__ import annotations
 
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -51,46 +52,62 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def run_in(folder: Path, *arguments: str) -> Answer:
+    """Runs the command there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dflop", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=DEADLINE_S,
+        preexec_fn=limit_memory,  # noqa: PLW1509
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture
 def dflop(tmp_path: Path) -> Callable[..., Answer]:
     """Runs the command in an empty folder."""
-
-    def run(*arguments: str) -> Answer:
-        done = subprocess.run(
-            [sys.executable, "-m", "dflop", *arguments],
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DEADLINE_S,
-            preexec_fn=limit_memory,  # noqa: PLW1509
-            check=False,
-        )
-        return Answer(done.returncode, done.stdout, done.stderr)
-
-    return run
+    return lambda *arguments: run_in(tmp_path, *arguments)
 
 
-@pytest.fixture
-def demo(tmp_path: Path, dflop: Callable[..., Answer]) -> Path:
-    """The demo in the folder of the command, small."""
-    made = dflop("demo-data", ".", "--samples", "8")
+@pytest.fixture(scope="session")
+def made_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo, small; each test has a copy, as making it is half of what a test takes."""
+    folder = tmp_path_factory.mktemp("demo")
+    made = run_in(folder, "demo-data", ".", "--samples", "8")
     assert made.status == 0, made.error
-    return tmp_path
+    return folder
 
 
-@pytest.fixture
-def planned(demo: Path, dflop: Callable[..., Answer]) -> Path:
+@pytest.fixture(scope="session")
+def made_plan(made_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo with its profiles and a plan, on estimated times."""
+    folder = tmp_path_factory.mktemp("planned")
+    shutil.copytree(made_demo, folder, dirs_exist_ok=True)
     for verb in (
         ["profile", "data"],
         ["profile", "model", "--estimate", "--hardware", "h100"],
         ["plan", "--sampled-batches", "1", "--only", "colocated=false"],
     ):
-        made = dflop(*verb)
+        made = run_in(folder, *verb)
         assert made.status == 0, made.error
-    return demo
+    return folder
+
+
+@pytest.fixture
+def demo(tmp_path: Path, made_demo: Path) -> Path:
+    """The demo in the folder of the command."""
+    return Path(shutil.copytree(made_demo, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture
+def planned(tmp_path: Path, made_plan: Path) -> Path:
+    """The planned demo in the folder of the command."""
+    return Path(shutil.copytree(made_plan, tmp_path, dirs_exist_ok=True))
 
 
 def refused(answers: Sequence[Answer]) -> bool:

@@ -66,32 +66,28 @@ ATTACKS = {
 }
 
 
+REFUSED = {
+    "a namespace that holds itself",
+    "30,000 lists in each other",
+    "a deep list that is printed",
+    "doubling by ~",
+    "doubling by replace",
+    "a wide indent",
+    "loops in loops",
+}
+"""Those of which we know that they can come to no good."""
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_template_ends_no_command(attack: str, demo: Path, dflop: Callable[..., Answer]) -> None:
     """It is refused by name, or does no harm: then the data are profiled."""
     (demo / "model/chat_template.jinja").write_text(ATTACKS[attack] + TALK)
     answer = dflop("profile", "data")
     assert answer.is_sound, answer
+    assert answer.status != 0 or attack not in REFUSED
     if answer.status != 0:
         assert "chat_template.jinja" in answer.error, answer.error
         assert "the chat template" in answer.error
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "a namespace that holds itself",
-        "30,000 lists in each other",
-        "a deep list that is printed",
-        "doubling by ~",
-        "doubling by replace",
-        "a wide indent",
-        "loops in loops",
-    ],
-)
-def test_these_are_refused(attack: str, demo: Path, dflop: Callable[..., Answer]) -> None:
-    (demo / "model/chat_template.jinja").write_text(ATTACKS[attack] + TALK)
-    assert dflop("profile", "data").refuses("chat_template.jinja", "the chat template")
 
 
 def test_one_conversation_that_breaks_a_template_is_one_bad_sample(

@@ -154,7 +154,7 @@ runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
 @pytest.mark.parametrize(
     ("module", "struck_in"),
     [
-        ("dflop.runtime.agent", "torch.distributed.run"),
+        ("dflop.runtime.agent", "torch"),
         ("dflop.runtime.worker", "dflop.runtime.trainer"),
         ("dflop.profiling.worker", "dflop.profiling.model"),
     ],
