@@ -1,9 +1,12 @@
 //! A certified lower bound on the step of a candidate. With it the search can drop a candidate without scheduling a
 //! batch.
 
+use crate::batch_shapes::BatchShapes;
+use crate::facts::{EqualStages, Facts};
 use crate::space::Candidate;
-use dflop_cost::{CostModel, Sharding, StageLayers, WorkMin};
-use dflop_types::{Component, ComponentLayout, Layout, MicrobatchShape, SampleIndex, SampleShape};
+use dflop_cost::{CostModel, Sharding, WorkMin};
+use dflop_types::{Component, ComponentLayout, Layout, MicrobatchShape};
+use std::cmp::Reverse;
 
 /// What every layout must do for one global batch.
 #[derive(Debug, Clone)]
@@ -12,20 +15,17 @@ pub(crate) struct BatchWork {
     /// Time from the first forward to the last backward of the sample that takes longest, among the samples of one
     /// part, in nanoseconds.
     longest_sample_ns: u64,
-    /// For each sample of several parts: the least work of the encoder, and the time through all stages of the LLM
-    /// backbone in nanoseconds. Parts may be encoded on different replicas, so the encoder's time depends on the layout.
+    /// For samples of several parts: the least work of the encoder, and the time through all stages of the LLM backbone in
+    /// nanoseconds. Parts may be encoded on different replicas, so the encoder's time depends on the layout. A sample that
+    /// takes no longer than another on both components is left out: it is never the longest.
     in_parts: Vec<(WorkMin, u64)>,
 }
 
 impl BatchWork {
-    pub(crate) fn new(model: &CostModel, shapes: &[SampleShape], batch: &[SampleIndex]) -> Self {
-        let samples = || batch.iter().map(|sample| &shapes[sample.index()]);
-        let mut work = Self {
-            least: model.work_min(&MicrobatchShape::pack(samples())),
-            longest_sample_ns: 0,
-            in_parts: Vec::new(),
-        };
-        for sample in samples() {
+    pub(crate) fn new(model: &CostModel, batch: &BatchShapes<'_>) -> Self {
+        let mut work =
+            Self { least: model.work_min(&batch.whole), longest_sample_ns: 0, in_parts: Vec::new() };
+        for &sample in &batch.longest {
             let alone = MicrobatchShape::pack([sample]);
             let llm_ns = model.llm_stage(&alone, model.num_llm_layers(), true, true).total_ns();
             if sample.num_parts() > 1 {
@@ -35,6 +35,14 @@ impl BatchWork {
                 work.longest_sample_ns = work.longest_sample_ns.max(sample_ns);
             }
         }
+        let encoder_ns = |(least, _): &(WorkMin, u64)| least.encoder_ns(1);
+        work.in_parts.sort_by_key(|one| Reverse((one.1, encoder_ns(one))));
+        let mut most_ns = None;
+        work.in_parts.retain(|one| {
+            let is_more = most_ns.is_none_or(|most| encoder_ns(one) > most);
+            most_ns = most_ns.max(Some(encoder_ns(one)));
+            is_more
+        });
         work
     }
 
@@ -62,7 +70,7 @@ impl BatchWork {
 pub(crate) fn makespan_min_ns(
     model: &CostModel,
     candidate: &Candidate,
-    stages: &[StageLayers],
+    facts: &Facts,
     work: &BatchWork,
 ) -> u64 {
     let microbatches = u64::from(candidate.num_microbatches);
@@ -76,16 +84,10 @@ pub(crate) fn makespan_min_ns(
     // The fullest of several encoder stages does at least the mean work. Which stage that is, and so which tail follows
     // it, is not known: then no tail is added.
     let encoder_stages = u64::from(candidate.layout.encoder.pp);
-    let sharding = Sharding::of(&candidate.layout, Component::Encoder);
-    let tail_ns = if encoder_stages == 1 { model.sharded_encoder_tail(sharding).ns } else { 0 };
+    let tail_ns = if encoder_stages == 1 { facts.encoder_tail_ns } else { 0 };
     let encoder = (work.least.encoder_ns(encoder_parts) / (encoder_dp * encoder_stages)).max(path) + tail_ns;
-    stages
-        .iter()
-        .map(|&stage| {
-            let tail_ns = model.sharded_stage_tail(stage, Sharding::of(&candidate.layout, Component::Llm)).ns;
-            work.least.stage_ns(stage, llm_parts) / llm_dp + tail_ns
-        })
-        .fold(encoder, u64::max)
+    let of_stage = |equal: &EqualStages| work.least.stage_ns(equal.stage, llm_parts) / llm_dp + equal.tail_ns;
+    facts.stages.iter().map(of_stage).fold(encoder, u64::max)
 }
 
 /// No pipeline of these degrees has a smaller mean makespan over the batches than this, in nanoseconds, whatever its
@@ -123,7 +125,7 @@ mod tests {
     use crate::space::layouts_with;
     use dflop_cost::{ComponentSettings, CostSettings};
     use dflop_step::{Method, StepScheduler, StepSettings};
-    use dflop_types::{PipelineOrder, Recompute, Zero};
+    use dflop_types::{PipelineOrder, Recompute, SampleIndex, SampleShape, Zero};
     use proptest::prelude::*;
 
     proptest! {
@@ -154,10 +156,10 @@ mod tests {
             let mut profile = fixture::model_profile();
             profile.modules.get_mut("encoder_layer").expect("it is there").count = 3;
             let model = CostModel::new(&profile).unwrap();
-            let work = BatchWork::new(&model, &shapes, &batch);
-            let rank_stages = settings.rank_stages(&model).unwrap();
+            let work = BatchWork::new(&model, &BatchShapes::new(&shapes, &batch));
+            let facts = Facts::new(&model, &settings).unwrap();
             let scheduler = StepScheduler::new(settings, model, shapes, seed).unwrap();
-            let bound_ns = makespan_min_ns(scheduler.model(), &candidate, &rank_stages, &work);
+            let bound_ns = makespan_min_ns(scheduler.model(), &candidate, &facts, &work);
             let pair = scheduler.pair(0, &batch, Method::Aware, &|| false).unwrap();
             prop_assert!(bound_ns <= pair.aware.predicted_makespan_ns);
             prop_assert!(bound_ns <= pair.blind.predicted_makespan_ns);
@@ -190,9 +192,9 @@ mod tests {
             let layout = if is_even {
                 layout
             } else {
-                BatchSizes::new(&model, &shapes, batches[0]).shortest_cut(&model, &layout)
+                BatchSizes::new(&model, &BatchShapes::new(&shapes, batches[0])).shortest_cut(&model, &layout)
             };
-            let works = batches.map(|batch| BatchWork::new(&model, &shapes, batch));
+            let works = batches.map(|batch| BatchWork::new(&model, &BatchShapes::new(&shapes, batch)));
             let least_ns = work_min_ns(&model, &layout, &works);
             let settings = StepSettings {
                 layout,

@@ -1,8 +1,10 @@
 //! Contenders: candidates that keep every rule and are not certain to lack memory. Each comes with what is known of it
 //! before it is scheduled: its rough estimate and its lower bounds.
 
+use crate::batch_shapes::BatchShapes;
 use crate::bound::{self, BatchWork};
 use crate::error::PlanError;
+use crate::facts::Facts;
 use crate::feasible::Alone;
 use crate::input::SearchInput;
 use crate::models::{Models, Way};
@@ -93,15 +95,10 @@ pub(crate) struct KnownOfWay {
 }
 
 impl KnownOfWay {
-    fn new(input: &SearchInput<'_>, model: &CostModel, batches: &[Vec<SampleIndex>]) -> Self {
-        let shapes = &input.shapes;
+    fn new(model: &CostModel, batches: &[BatchShapes<'_>]) -> Self {
         Self {
-            works: batches.iter().map(|batch| BatchWork::new(model, shapes, batch)).collect(),
-            sizes: batches
-                .iter()
-                .take(ROUGH_BATCHES)
-                .map(|batch| BatchSizes::new(model, shapes, batch))
-                .collect(),
+            works: batches.iter().map(|batch| BatchWork::new(model, batch)).collect(),
+            sizes: batches.iter().take(ROUGH_BATCHES).map(|batch| BatchSizes::new(model, batch)).collect(),
         }
     }
 }
@@ -113,7 +110,9 @@ pub(crate) struct Known(BTreeMap<Way, KnownOfWay>);
 impl Known {
     pub(crate) fn new(input: &SearchInput<'_>, models: &Models, batches: &[Vec<SampleIndex>]) -> Self {
         let ways: Vec<_> = models.ways().collect();
-        let of = |(way, model): &(Way, &CostModel)| (*way, KnownOfWay::new(input, model, batches));
+        let batches: Vec<BatchShapes<'_>> =
+            batches.par_iter().map(|batch| BatchShapes::new(&input.shapes, batch)).collect();
+        let of = |(way, model): &(Way, &CostModel)| (*way, KnownOfWay::new(model, &batches));
         Self(ways.par_iter().map(of).collect())
     }
 
@@ -124,7 +123,8 @@ impl Known {
 }
 
 /// The candidates that may fit into memory, with their estimates and bounds. For each other candidate the reason is
-/// added to `rejections`.
+/// added to `rejections`. What layouts have whatever their number of microbatches is looked up once where such candidates
+/// follow each other.
 pub(crate) fn contenders(
     input: &SearchInput<'_>,
     models: &Models,
@@ -132,31 +132,40 @@ pub(crate) fn contenders(
     candidates: &[Candidate],
     rejections: &mut Vec<Rejection>,
 ) -> Result<Vec<Contender>, PlanError> {
-    let alone = Alone::new(input, models, candidates)?;
-    let of = |candidate: &Candidate| -> Result<Result<Contender, Rejection>, PlanError> {
-        if let Some(rejection) = alone.rejection(candidate) {
-            return Ok(Err(rejection));
+    let is_alike = |a: &Candidate, b: &Candidate| a.layout == b.layout && a.recompute == b.recompute;
+    let alike: Vec<&[Candidate]> = candidates.chunk_by(is_alike).collect();
+    let alone = Alone::new(input, models, alike.iter().map(|alike| &alike[0]))?;
+    let budget = input.memory_budget_bytes();
+    let of = |alike: &&[Candidate]| -> Result<Vec<Result<Contender, Rejection>>, PlanError> {
+        if let Some(rejection) = alone.rejection(&alike[0]) {
+            return Ok(vec![Err(rejection); alike.len()]);
         }
-        let (model, known) = (models.of(candidate), known.of(candidate));
-        let stages = candidate.settings(input).rank_stages(model)?;
-        let least_ns = |work| bound::makespan_min_ns(model, candidate, &stages, work);
-        let budget = input.memory_budget_bytes();
-        let roughs = known.sizes.iter().map(|batch| rough(model, candidate, &stages, budget, batch));
+        let (model, known) = (models.of(&alike[0]), known.of(&alike[0]));
+        let facts = Facts::new(model, &alike[0].settings(input))?;
+        let ratio = |batch: &BatchSizes| batch.longest_stage_ratio(model, &alike[0].layout);
+        let ratios: Vec<f64> = known.sizes.iter().map(ratio).collect();
         let count = known.sizes.len() as u64;
-        let none = Rough { is_over: false, step_ns: 0, at_mean_ns: 0, is_tight: false };
-        let sum = roughs.fold(none, |sum, one| Rough {
-            is_over: sum.is_over | one.is_over,
-            is_tight: sum.is_tight | one.is_tight,
-            step_ns: sum.step_ns.saturating_add(one.step_ns / count),
-            at_mean_ns: sum.at_mean_ns.saturating_add(one.at_mean_ns / count),
-        });
-        let bounds_ns = known.works.iter().map(least_ns).collect();
-        Ok(Ok(Contender { candidate: *candidate, rough: sum, bounds_ns }))
+        let contender = |candidate: &Candidate| {
+            let batches = known.sizes.iter().zip(&ratios);
+            let roughs =
+                batches.map(|(batch, &ratio)| rough(model, candidate, (&facts, ratio), budget, batch));
+            let none = Rough { is_over: false, step_ns: 0, at_mean_ns: 0, is_tight: false };
+            let sum = roughs.fold(none, |sum, one| Rough {
+                is_over: sum.is_over | one.is_over,
+                is_tight: sum.is_tight | one.is_tight,
+                step_ns: sum.step_ns.saturating_add(one.step_ns / count),
+                at_mean_ns: sum.at_mean_ns.saturating_add(one.at_mean_ns / count),
+            });
+            let least_ns = |work| bound::makespan_min_ns(model, candidate, &facts, work);
+            let bounds_ns = known.works.iter().map(least_ns).collect();
+            Ok(Contender { candidate: *candidate, rough: sum, bounds_ns })
+        };
+        Ok(alike.iter().map(contender).collect())
     };
-    let all: Vec<Result<Contender, Rejection>> =
-        candidates.par_iter().map(of).collect::<Result<_, PlanError>>()?;
-    let mut contenders = Vec::with_capacity(all.len());
-    for one in all {
+    let all: Vec<Vec<Result<Contender, Rejection>>> =
+        alike.par_iter().map(of).collect::<Result<_, PlanError>>()?;
+    let mut contenders = Vec::with_capacity(candidates.len());
+    for one in all.into_iter().flatten() {
         match one {
             Ok(contender) => contenders.push(contender),
             Err(rejection) => rejections.push(rejection),

@@ -68,17 +68,20 @@ fn keys(candidate: &Candidate) -> [(Component, Key); 2] {
 }
 
 impl Alone {
-    /// The needs of all candidates, or nothing if there is no memory budget.
-    pub(crate) fn new(
+    /// The needs of all candidates, or nothing if there is no memory budget. Pipelines that differ in their number of
+    /// microbatches alone have equal needs, so one of them is enough.
+    pub(crate) fn new<'a>(
         input: &SearchInput<'_>,
         models: &Models,
-        candidates: &[Candidate],
+        candidates: impl Iterator<Item = &'a Candidate>,
     ) -> Result<Self, PlanError> {
         let Some(budget_bytes) = input.memory_budget_bytes() else { return Ok(Self::default()) };
         let heaviest = heaviest(models.plain(), &input.shapes);
         let mut seen = BTreeSet::new();
-        let pipelines = candidates.iter().filter(|candidate| !candidate.layout.is_colocated());
+        let (colocated, pipelines): (Vec<&Candidate>, Vec<&Candidate>) =
+            candidates.partition(|candidate| candidate.layout.is_colocated());
         let asks: Vec<(Component, Key, &Candidate)> = pipelines
+            .into_iter()
             .flat_map(|candidate| keys(candidate).map(|(component, key)| (component, key, candidate)))
             .filter(|(component, key, _)| seen.insert((*component, *key)))
             .collect();
@@ -93,13 +96,12 @@ impl Alone {
         };
         let needs: Vec<(Component, Key, u64)> =
             asks.par_iter().map(need).collect::<Result<_, PlanError>>()?;
-        let both = |candidate: &Candidate| {
+        let both = |candidate: &&Candidate| {
             let scheduler = candidate.scheduler(input, models)?;
             let needs = heaviest.iter().map(|&position| scheduler.alone(&input.shapes[position]).1);
-            Ok((*candidate, needs.max().unwrap_or(0)))
+            Ok((**candidate, needs.max().unwrap_or(0)))
         };
-        let colocated = candidates.par_iter().filter(|candidate| candidate.layout.is_colocated());
-        let both = colocated.map(both).collect::<Result<_, PlanError>>()?;
+        let both = colocated.par_iter().map(both).collect::<Result<_, PlanError>>()?;
         let mut alone = Self { budget_bytes: Some(budget_bytes), both, ..Self::default() };
         for (component, key, bytes) in needs {
             let of_component = match component {

@@ -95,7 +95,7 @@ pub(crate) fn judge(
     progress: &dyn Fn(&Found),
 ) -> Result<(), PlanError> {
     let Held { batches, run } = held;
-    contenders.sort_by_key(|contender| (contender.rough, contender.candidate));
+    contenders.par_sort_unstable_by(|a, b| (&a.rough, &a.candidate).cmp(&(&b.rough, &b.candidate)));
     let size = batches[0].len().max(1);
     let first = (FIRST_SAMPLES / size).clamp(FIRST_MIN, FIRST_MAX);
     let mut waiting = contenders.into_iter().peekable();

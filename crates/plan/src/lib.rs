@@ -12,6 +12,7 @@
 //! the mean sample; this one takes the mean of the costs. `docs/planner.md` explains the search.
 
 mod baseline;
+mod batch_shapes;
 mod bound;
 mod caveats;
 mod contender;
@@ -20,6 +21,7 @@ mod data_parallel;
 mod detail;
 mod error;
 mod evaluate;
+mod facts;
 mod feasible;
 #[cfg(test)]
 #[path = "../../step/tests/fixture/mod.rs"]

@@ -4,10 +4,12 @@
 //! candidate, while one schedule takes milliseconds to seconds. It decides nothing alone: the candidates that it puts in
 //! front are judged by the scheduler and the simulator (`funnel.rs`).
 
+use crate::batch_shapes::BatchShapes;
 use crate::cut::shortest_cut;
+use crate::facts::Facts;
 use crate::space::Candidate;
-use dflop_cost::{CostModel, EncoderLayers, RankRole, Sharding, StageLayers, Typical};
-use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, SampleIndex, SampleShape};
+use dflop_cost::{CostModel, EncoderLayers, Sharding, StageLayers, Typical};
+use dflop_types::{Component, EncoderSegments, Layout, MicrobatchShape, SampleShape};
 
 /// What the estimate needs to know of one global batch.
 #[derive(Debug, Clone)]
@@ -41,11 +43,10 @@ const EMBEDDING: StageLayers = StageLayers { num_layers: 0, is_first: true, is_l
 const HEAD: StageLayers = StageLayers { num_layers: 0, is_first: false, is_last: true };
 
 impl BatchSizes {
-    pub(crate) fn new(model: &CostModel, shapes: &[SampleShape], batch: &[SampleIndex]) -> Self {
-        let samples = || batch.iter().map(|sample| &shapes[sample.index()]);
-        let whole = MicrobatchShape::pack(samples());
+    pub(crate) fn new(model: &CostModel, batch: &BatchShapes<'_>) -> Self {
+        let whole = &batch.whole;
         let (encoder_tokens, llm_tokens) = (whole.encoder_tokens(), whole.total_llm_tokens());
-        let num_samples = batch.len().max(1) as u64;
+        let num_samples = batch.num_samples.max(1);
         // Four samples a microbatch; the cost of a sample hardly depends on that number.
         let typical = Typical {
             encoder_tokens: 4 * encoder_tokens / num_samples,
@@ -53,33 +54,45 @@ impl BatchSizes {
             label_tokens: 4 * whole.label_tokens / num_samples,
         };
         let stage = model.whole_stage();
-        let mut weights: Vec<f64> =
-            samples().map(|sample| model.sample_stage_ns(sample, typical, stage) as f64).collect();
-        let mean = (weights.iter().sum::<f64>() / weights.len().max(1) as f64).max(1.0);
-        for weight in &mut weights {
-            *weight /= mean;
-        }
-        weights.sort_by(|a, b| b.total_cmp(a));
+        let mut of_shape: Vec<(f64, u64)> = batch
+            .distinct
+            .iter()
+            .map(|&(shape, count)| (model.sample_stage_ns(shape, typical, stage) as f64, count))
+            .collect();
+        of_shape.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let sum_ns: f64 = of_shape.iter().map(|&(ns, count)| ns * count as f64).sum();
+        let mean = (sum_ns / num_samples as f64).max(1.0);
+        let weights: Vec<f64> = of_shape
+            .iter()
+            .flat_map(|&(ns, count)| std::iter::repeat_n(ns / mean, usize::try_from(count).unwrap_or(0)))
+            .collect();
         let sums = std::iter::once(0.0)
             .chain(weights.iter().scan(0.0, |sum, weight| {
                 *sum += weight;
                 Some(*sum)
             }))
             .collect();
-        let sum = |of: &dyn Fn(&SampleShape) -> u64| samples().map(of).fold(0, u64::saturating_add);
-        let layer_ns = model.llm_stage(&whole, 1, false, false).total_ns();
+        let sum = |of: &dyn Fn(&SampleShape) -> u64| {
+            let of_all = batch.distinct.iter().map(|&(shape, count)| of(shape).saturating_mul(count));
+            of_all.fold(0, u64::saturating_add)
+        };
+        let layer_ns = model.llm_stage(whole, 1, false, false).total_ns();
         Self {
             num_samples,
             encoder_tokens,
             llm_tokens,
             label_tokens: whole.label_tokens,
             encoder_attention_ns: model
-                .encoder(&whole)
+                .encoder(whole)
                 .total_ns()
                 .saturating_sub(model.encoder_linear(encoder_tokens).total_ns()),
             layer_attention_ns: layer_ns.saturating_sub(model.stage_linear(llm_tokens, 0, LAYER).total_ns()),
-            encoder_largest_ns: samples()
-                .map(|shape| model.sample_encoder_ns(shape, typical) / u64::from(shape.num_parts().max(1)))
+            encoder_largest_ns: batch
+                .distinct
+                .iter()
+                .map(|(shape, _)| {
+                    model.sample_encoder_ns(shape, typical) / u64::from(shape.num_parts().max(1))
+                })
                 .max()
                 .unwrap_or(0),
             encoder_bytes: sum(&|shape| model.sample_encoder_bytes(shape, typical)),
@@ -125,7 +138,7 @@ impl BatchSizes {
     }
 
     /// The fraction of the encoder's time that its longest stage takes; 1 if there is one stage.
-    fn longest_stage_ratio(&self, model: &CostModel, layout: &Layout) -> f64 {
+    pub(crate) fn longest_stage_ratio(&self, model: &CostModel, layout: &Layout) -> f64 {
         if layout.encoder.pp == 1 {
             return 1.0;
         }
@@ -213,7 +226,7 @@ pub(crate) struct Rough {
 pub(crate) fn rough(
     model: &CostModel,
     candidate: &Candidate,
-    stages: &[StageLayers],
+    (facts, longest_stage_ratio): (&Facts, f64),
     memory_budget_bytes: Option<u64>,
     batch: &BatchSizes,
 ) -> Rough {
@@ -233,30 +246,21 @@ pub(crate) fn rough(
         model.stage_linear(tokens, labels, stage).total_ns() as f64 + attention_ns
     };
     let encoder_stages = candidate.layout.encoder.pp;
-    let encoder_stage_ns = encoder_ns * batch.longest_stage_ratio(model, &candidate.layout);
-    let sharding = Sharding::of(&candidate.layout, Component::Encoder);
-    let encoder_tail_ns = model.sharded_encoder_tail(sharding).ns / u64::from(encoder_stages);
+    let encoder_stage_ns = encoder_ns * longest_stage_ratio;
+    let encoder_tail_ns = facts.encoder_tail_ns / u64::from(encoder_stages);
     let (mut longest_ns, mut sum_ns, mut tail_ns) = (0.0_f64, 0.0, encoder_tail_ns);
-    let mut last: Option<(StageLayers, f64)> = None;
-    for &stage in stages {
-        let ns = match last {
-            Some((equal, ns)) if equal == stage => ns,
-            _ => {
-                tail_ns = tail_ns
-                    .max(model.sharded_stage_tail(stage, Sharding::of(&candidate.layout, Component::Llm)).ns);
-                stage_ns(stage)
-            }
-        };
-        last = Some((stage, ns));
+    for equal in &facts.stages {
+        let ns = stage_ns(equal.stage);
+        tail_ns = tail_ns.max(equal.tail_ns);
         longest_ns = longest_ns.max(ns);
-        sum_ns += ns;
+        sum_ns += ns * f64::from(equal.count);
     }
-    let num_stages = stages.len() as f64 + f64::from(encoder_stages);
+    let num_stages = f64::from(facts.num_stages() + encoder_stages);
     let chunks = f64::from(candidate.layout.llm_interleave);
     let hops = f64::from(candidate.layout.num_stages()) - 1.0;
     let transfers_ns = 2.0 * hops * model.transfer_ns(tokens) as f64;
     let in_flight = memory_budget_bytes
-        .map_or(f64::INFINITY, |budget| in_flight(model, candidate, stages, budget, batch))
+        .map_or(f64::INFINITY, |budget| in_flight(candidate, facts, budget, batch))
         .min(num_stages);
     // The lists of interleaved stages are fixed by their order. They cannot hold fewer microbatches where memory is short.
     let is_over = in_flight < if candidate.layout.is_interleaved() { num_stages } else { 1.0 };
@@ -331,60 +335,37 @@ fn colocated(
     Rough { is_over, step_ns, at_mean_ns: 0, is_tight: m > 1 }
 }
 
-const fn of_component(role: RankRole) -> Component {
-    if matches!(role, RankRole::Stage(_)) { Component::Llm } else { Component::Encoder }
-}
-
 /// How many microbatches of mean size the fullest rank has room for, beside its part of the model.
 ///
 /// If stages are interleaved: the room divided by what the rank's list holds at once, times the number of stages. So the
 /// list fits if the answer is at least the number of stages.
-fn in_flight(
-    model: &CostModel,
-    candidate: &Candidate,
-    stages: &[StageLayers],
-    budget_bytes: u64,
-    batch: &BatchSizes,
-) -> f64 {
+fn in_flight(candidate: &Candidate, facts: &Facts, budget_bytes: u64, batch: &BatchSizes) -> f64 {
     let m = u64::from(candidate.num_microbatches);
     // Of the microbatches in flight one holds the largest sample; all others are of mean size.
-    let of = |role: RankRole, bytes: u64, replicas: u32| {
-        let sharding = Sharding::of(&candidate.layout, of_component(role));
-        let free = budget_bytes.saturating_sub(model.sharded_memory(role, sharding).total_bytes());
+    let of = |fixed_bytes: u64, bytes: u64, replicas: u32| {
+        let free = budget_bytes.saturating_sub(fixed_bytes);
         let of_one = (bytes / (m * u64::from(replicas)).min(batch.num_samples).max(1)).max(1) as f64;
         let of_largest = (bytes as f64 / batch.num_samples as f64 * batch.largest).max(of_one);
         (free as f64 - of_largest) / of_one + 1.0
     };
-    let degrees = candidate.layout.encoder;
-    let encoder = if degrees.pp == 1 {
-        of(RankRole::Encoder, batch.encoder_bytes, degrees.dp)
-    } else {
-        let layers = candidate.layout.stage_layers(Component::Encoder, model.num_encoder_layers());
-        let num_layers = layers.first().copied().unwrap_or(0);
-        let first = EncoderLayers { first_layer: 0, num_layers, is_first: true, is_last: false };
-        of(RankRole::EncoderStage(first), batch.encoder_bytes / u64::from(degrees.pp), degrees.dp)
-    };
-    if candidate.layout.is_interleaved() {
-        let [of_encoder, of_first, of_last] = wanted(&candidate.layout, candidate.num_microbatches);
-        let part = |(stage, wanted): (&StageLayers, f64)| {
-            let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
-            let head = if stage.is_last { batch.head_bytes } else { 0 };
-            let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
-            of(RankRole::Stage(*stage), bytes, candidate.layout.llm.dp) / wanted
-        };
-        let ends = [stages.first().zip(Some(of_first)), stages.last().zip(Some(of_last))];
-        let least = ends.into_iter().flatten().map(part).fold(encoder / of_encoder, f64::min);
-        return least * (stages.len() as f64 + f64::from(degrees.pp));
-    }
-    // The first stage holds the most microbatches; each stage after it holds one less.
-    let stage = |(after, stage): (usize, &StageLayers)| {
+    let Layout { encoder, llm, .. } = candidate.layout;
+    let [encoder_bytes, first_bytes, last_bytes] = facts.fixed_bytes;
+    let room = of(encoder_bytes, batch.encoder_bytes / u64::from(encoder.pp), encoder.dp);
+    let of_stage = |stage: StageLayers, fixed_bytes: u64| {
         let embedding = if stage.is_first { batch.embedding_bytes } else { 0 };
         let head = if stage.is_last { batch.head_bytes } else { 0 };
         let bytes = batch.layer_bytes.saturating_mul(stage.num_layers.into()) + embedding + head;
-        of(RankRole::Stage(*stage), bytes, candidate.layout.llm.dp) + after as f64 + 1.0
+        of(fixed_bytes, bytes, llm.dp)
     };
-    let ends = [stages.first().map(|stage| (0, stage)), stages.last().map(|stage| (stages.len() - 1, stage))];
-    ends.into_iter().flatten().map(stage).fold(encoder, f64::min)
+    let (Some(first), Some(last)) = (facts.stages.first(), facts.stages.last()) else { return room };
+    let [first, last] = [of_stage(first.stage, first_bytes), of_stage(last.stage, last_bytes)];
+    if candidate.layout.is_interleaved() {
+        let [of_encoder, of_first, of_last] = wanted(&candidate.layout, candidate.num_microbatches);
+        let part = (room / of_encoder).min(first / of_first).min(last / of_last);
+        return part * f64::from(facts.num_stages() + encoder.pp);
+    }
+    // The first stage holds the most microbatches; each stage after it holds one less.
+    room.min(first + 1.0).min(last + f64::from(facts.num_stages()))
 }
 
 /// How many microbatches the lists of interleaved stages hold at once: on the encoder's first stage, on the first LLM rank,

@@ -128,7 +128,7 @@ pub fn search(input: &SearchInput<'_>) -> Result<Outcome, PlanError> {
 struct Candidates {
     contenders: Vec<Contender>,
     rejections: Vec<Rejection>,
-    /// Degrees whose candidates were all left out: the least step of each, in nanoseconds.
+    /// Degrees whose candidates were all left out, and candidates that recompute: the least step of each, in nanoseconds.
     left_out_ns: Vec<u64>,
     number: u64,
 }
@@ -152,9 +152,10 @@ fn candidates(input: &SearchInput<'_>, models: &Models, known: &Known) -> Result
     all.extend(contenders(input, models, known, &wide.space.candidates, &mut rejections)?);
     candidates.extend(wide.space.candidates);
     let more = recomputing(input, models, known, &candidates, &all);
-    all.extend(contenders(input, models, known, &more, &mut rejections)?);
-    let number = (all.len() + rejections.len() + wide.left_out_ns.len()) as u64;
-    Ok(Candidates { contenders: all, rejections, left_out_ns: wide.left_out_ns, number })
+    all.extend(contenders(input, models, known, &more.space.candidates, &mut rejections)?);
+    let left_out_ns = [wide.left_out_ns, more.left_out_ns].concat();
+    let number = (all.len() + rejections.len() + left_out_ns.len()) as u64;
+    Ok(Candidates { contenders: all, rejections, left_out_ns, number })
 }
 
 /// The work bound: all predicted work of a global batch divided by the number of ranks, in nanoseconds, as a mean over the

@@ -9,7 +9,7 @@ use dflop_types::{Component, ComponentLayout, Layout, Recompute, Rejection, Zero
 use std::collections::BTreeSet;
 
 /// A plan being judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Candidate {
     /// Degrees of both components.
     pub layout: Layout,

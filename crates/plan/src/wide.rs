@@ -13,12 +13,13 @@ use crate::space::{Candidate, Rules, Space, layouts_with};
 use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::{PIPELINE_SHARDINGS, has_llm_stages};
 use dflop_types::{Component, ComponentLayout, Layout, Recompute, Zero};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Numbers of encoder stages that are tried where none is asked for.
 const ENCODER_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
-/// Candidates beyond the plain ones. `left_out_ns` has the least step of each layout that was left out, in nanoseconds.
+/// Candidates beyond the plain ones. `left_out_ns` has the least step of each layout, or candidate that recomputes, that was
+/// left out, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Wide {
     pub(crate) space: Space,
@@ -108,40 +109,46 @@ fn limit_ns(input: &SearchInput<'_>, contenders: &[Contender]) -> Option<u64> {
     }
 }
 
-/// The pipelines of `candidates` once more, with recomputation. Two kinds are left out: those that have memory enough
-/// without, as `contenders` say, and those whose least work with recomputation already takes too long.
+/// The pipelines of `candidates` once more, with recomputation. Those that have memory enough without, as `contenders` say,
+/// are no candidates. Those whose least work with recomputation already takes too long are left out: `left_out_ns` has one
+/// time for each of them.
 pub(crate) fn recomputing(
     input: &SearchInput<'_>,
     models: &Models,
     known: &Known,
     candidates: &[Candidate],
     contenders: &[Contender],
-) -> Vec<Candidate> {
+) -> Wide {
+    let mut wide = Wide::default();
     if input.memory_budget_bytes().is_none() {
-        return Vec::new();
+        return wide;
     }
     let is_ample = |one: &&Contender| input.effort == SearchEffort::Quick && !one.rough.is_tight;
-    let ample: BTreeSet<&Candidate> =
+    let ample: HashSet<&Candidate> =
         contenders.iter().filter(is_ample).map(|contender| &contender.candidate).collect();
-    let tight = candidates
-        .iter()
-        .filter(|candidate| !candidate.layout.is_colocated() && candidate.recompute == Recompute::None)
-        .filter(|candidate| !ample.contains(candidate));
+    let is_pipeline = |one: &&Candidate| !one.layout.is_colocated() && one.recompute == Recompute::None;
+    let tight: Vec<Candidate> =
+        candidates.iter().filter(is_pipeline).filter(|one| !ample.contains(one)).copied().collect();
     let limit_ns = limit_ns(input, contenders);
-    let is_able = |candidate: &Candidate| {
-        models.has(candidate)
-            && limit_ns.is_none_or(|limit| {
-                let works = &known.of(candidate).works;
-                work_min_ns(models.of(candidate), &candidate.layout, works) <= limit
-            })
-    };
-    tight
-        .flat_map(|candidate| models.modes().iter().map(|&recompute| Candidate { recompute, ..*candidate }))
-        .filter(|candidate| {
-            candidate.recompute != Recompute::None && input.only.has_mode(candidate.recompute)
-        })
-        .filter(is_able)
-        .collect()
+    let asked =
+        || models.modes().iter().filter(|&&mode| mode != Recompute::None && input.only.has_mode(mode));
+    for alike in tight.chunk_by(|a, b| a.layout == b.layout) {
+        for &recompute in asked() {
+            let of = |candidate: &Candidate| Candidate { recompute, ..*candidate };
+            let first = of(&alike[0]);
+            if !models.has(&first) {
+                continue;
+            }
+            // The least work is that of a layout, whatever its number of microbatches is.
+            let least_ns = work_min_ns(models.of(&first), &first.layout, &known.of(&first).works);
+            if limit_ns.is_some_and(|limit| least_ns > limit) {
+                wide.left_out_ns.extend(alike.iter().map(|_| least_ns));
+            } else {
+                wide.space.candidates.extend(alike.iter().map(of));
+            }
+        }
+    }
+    wide
 }
 
 /// The shardings and cuts of a pipeline that are worth a look. Cuts: the even one, and the one that makes the longest stage

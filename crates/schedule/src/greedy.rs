@@ -38,7 +38,8 @@ pub(crate) fn greedy(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     greedy_among_all(batch, stop)
 }
 
-/// Greedy that looks at every bucket for every sample.
+/// Greedy that looks at every bucket for every sample, as long as none is empty. The first empty bucket is as good as any
+/// other bucket or better: its worse load and its sum become the least, it has no samples, and it has room.
 fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let mut until_asked = 0;
     let mut load = vec![[0, 0]; batch.num_buckets];
@@ -46,6 +47,12 @@ fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
     let mut held = vec![[0_u64; 2]; batch.num_buckets];
     let mut bucket = Vec::with_capacity(batch.num_samples());
     for (sample, &cost) in batch.cost.iter().enumerate() {
+        let size = batch.size(sample as u32);
+        if sample < batch.num_buckets && (0..2).all(|c| size[c] <= batch.caps[c]) {
+            (load[sample], count[sample], held[sample]) = (cost, 1, size);
+            bucket.push(sample as u32);
+            continue;
+        }
         if until_asked < batch.num_buckets {
             if stop.strikes() {
                 return None;
@@ -53,7 +60,6 @@ fn greedy_among_all(batch: &SortedBatch, stop: &Stop) -> Option<Vec<u32>> {
             until_asked = ASKED_EVERY;
         }
         until_asked = until_asked.saturating_sub(batch.num_buckets);
-        let size = batch.size(sample as u32);
         let room = [batch.caps[0] - size[0], batch.caps[1] - size[1]];
         let (mut least, mut best) = (i64::MAX, None);
         for (b, &before) in load.iter().enumerate() {
@@ -162,6 +168,37 @@ mod tests {
             let never = Stop::never();
             assert_eq!(greedy_alone(&batch, &never), greedy_among_all(&batch, &never));
             assert!(greedy_alone(&batch, &Stop::when(&|| true)).is_none() || num_samples == 0);
+        }
+    }
+
+    /// Greedy in the words of its doc: no empty bucket is taken for granted.
+    fn by_the_rule(batch: &SortedBatch) -> Option<Vec<u32>> {
+        let m = batch.num_buckets;
+        let (mut load, mut count, mut held) = (vec![[0, 0]; m], vec![0_usize; m], vec![[0_u64; 2]; m]);
+        let place = |(sample, &cost): (usize, &Pair)| {
+            let size = batch.size(sample as u32);
+            let has_room = |b: &usize| (0..2).all(|c| size[c] <= batch.caps[c] - held[*b][c]);
+            let key = |&b: &usize| {
+                let after = plus(load[b], cost);
+                (worse(after), after[0] + after[1], count[b], b)
+            };
+            let b = (0..m).filter(has_room).min_by_key(key)?;
+            (load[b], count[b]) = (plus(load[b], cost), count[b] + 1);
+            held[b] = [held[b][0] + size[0], held[b][1] + size[1]];
+            Some(b as u32)
+        };
+        batch.cost.iter().enumerate().map(place).collect()
+    }
+
+    #[test]
+    fn the_first_samples_go_to_empty_buckets_as_the_rule_says() {
+        for (num_samples, end, num_buckets) in [(300, 1_000, 40), (300, 3, 40), (300, 1, 40), (30, 9, 60)] {
+            for cap in [None, Some(60), Some(130)] {
+                let costs = costs(num_samples, end, true);
+                let limits = Limits { bucket_tokens_max: cap, ..Limits::new(num_samples, num_buckets) };
+                let batch = SortedBatch::new(&costs, &limits);
+                assert_eq!(greedy_among_all(&batch, &Stop::never()), by_the_rule(&batch));
+            }
         }
     }
 
