@@ -2,7 +2,8 @@
 
 Each rank reads its part of every global batch as one packed row, in which each sample attends to itself
 alone; the parts are filled by LLM tokens, as people pack. Loss and gradient are those of the global batch:
-summed, and divided by its label tokens.
+summed, and divided by its label tokens. Rows are decoded before training, or by workers of torch's
+`DataLoader` during it.
 """
 
 from __future__ import annotations
@@ -54,24 +55,31 @@ def packed_by_tokens(
 
 
 class Rows:
-    """Packed rows by position: those of one rank, decoded once and kept."""
+    """Packed rows by position: those of one rank."""
 
-    def __init__(self, folder: Path, parts: list[list[int]]) -> None:
-        """Reads the data profile of `folder`; `parts` are the samples of each row."""
+    def __init__(self, folder: Path, parts: list[list[int]], *, are_kept: bool) -> None:
+        """Reads the data profile of `folder`.
+
+        Args:
+            folder: Of data and model.
+            parts: The samples of each row.
+            are_kept: Whether to decode all rows now and keep them; else each is decoded when asked for.
+        """
         from dflop._native import Dataset
         from dflop.data.loader import SampleLoader
         from dflop.models import load_adapter
 
         self.data = Dataset(str(folder / "dflop.yaml"), str(folder / "data_profile.parquet"))
-        self.loader = SampleLoader(self.data, load_adapter(folder / "model"), 1 << 32)
+        self.loader = SampleLoader(self.data, load_adapter(folder / "model"), 1 << 32 if are_kept else 0)
         self.parts = parts
-        self.rows = {tuple(part): self.row(part) for part in parts}
+        self.rows = {tuple(part): self.row(part) for part in parts} if are_kept else {}
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.rows[tuple(self.parts[index])]
+        part = self.parts[index]
+        return self.rows[tuple(part)] if self.rows else self.row(part)
 
     def row(self, part: list[int]) -> dict[str, Any]:
         """One packed row, as the model takes it."""
@@ -124,8 +132,10 @@ def make_model(folder: Path) -> Any:
     return model.train()
 
 
-def train(folder: Path, layout: str, rows: Rows, num_warmup: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Trains all rows on this rank, one a step: seconds of the steps after the warm-up, and all losses."""
+def train(
+    folder: Path, layout: str, rows: Rows, timed: range, num_workers: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Trains all rows on this rank, one a step: seconds of the steps in `timed`, and all losses."""
     import torch
     from torch.utils.data import DataLoader
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -137,13 +147,14 @@ def train(folder: Path, layout: str, rows: Rows, num_warmup: int, settings: dict
         count = 0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            if self.count == num_warmup:
+            if self.count == timed.start:
                 torch.distributed.barrier()
                 self.first = time.perf_counter()
             self.count += 1
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.last = time.perf_counter()
+            if self.count == timed.stop:
+                self.last = time.perf_counter()
 
     model = make_model(folder)
     arguments = TrainingArguments(
@@ -181,7 +192,10 @@ def train(folder: Path, layout: str, rows: Rows, num_warmup: int, settings: dict
     if layout == "fsdp2":
         # accelerate knows no FSDP on a CPU: the model comes sharded, and is not to be wrapped again.
         trainer.accelerator.prepare_model = lambda module, **_: module
-    loader: DataLoader[Any] = DataLoader(rows, batch_size=1, shuffle=False, collate_fn=collate_row)  # type: ignore[arg-type]
+    dataset: Any = rows
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=1, shuffle=False, collate_fn=collate_row, num_workers=num_workers
+    )
     trainer.get_train_dataloader = lambda: keep_batches(trainer.accelerator, loader)
     # The trainer says on stdout what it logs; stdout is ours.
     trainer.remove_callback(PrinterCallback)
@@ -196,9 +210,24 @@ def collate_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run(
-    folder: Path, layout: str, parts: list[list[list[int]]], num_warmup: int, settings: dict[str, Any]
+    folder: Path,
+    layout: str,
+    parts: list[list[list[int]]],
+    timed: range,
+    settings: dict[str, Any],
+    *,
+    num_workers: int = 0,
 ) -> dict[str, Any]:
     """Trains `parts[step][rank]` on two ranks, each a process forked from this one; what rank 0 measured.
+
+    Args:
+        folder: Of data and model.
+        layout: `ddp` or `fsdp2`.
+        parts: Samples by step and rank.
+        timed: Steps on the clock.
+        settings: Of the optimizer.
+        num_workers: Processes of each rank that decode during training, each two rows ahead; 0: all rows are
+            decoded before it.
 
     Raises:
         RuntimeError: A rank failed.
@@ -210,8 +239,8 @@ def run(
     out = folder / "hugging.json"
 
     def work(rank: int) -> None:
-        rows = Rows(folder, [step[rank] for step in parts])
-        found = train(folder, layout, rows, num_warmup, settings)
+        rows = Rows(folder, [step[rank] for step in parts], are_kept=num_workers == 0)
+        found = train(folder, layout, rows, timed, num_workers, settings)
         if rank == 0:
             out.write_text(json.dumps(found))
 

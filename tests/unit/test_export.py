@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import tiny_llava
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import LlavaOnevisionForConditionalGeneration
 
 from dflop import ProfileError
 from dflop.models import load_adapter
 from dflop.models.export import write_model
 from dflop.models.load import Weights
+from dflop.runtime.export import read_parameters
 
 FILES = ("tokenizer.json", "processor_config.json", "chat_template.jinja", "preprocessor_config.json")
 
@@ -91,3 +94,14 @@ def test_parameters_of_another_model_are_refused(source, tmp_path):
     with pytest.raises(ProfileError, match="1 parameters are not .*`lm_head.weight` is missing"):
         write(source, tmp_path / "out", parameters)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_checkpoint_is_read_by_one_process_without_a_warning(tmp_path):
+    parameters = {"model.weight": torch.arange(6.0).view(2, 3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save({**parameters, "optimizer.weight.exp_avg": torch.zeros(6)}, checkpoint_id=tmp_path, no_dist=True)
+    found = read_parameters(tmp_path)
+    assert found.keys() == {"weight"}
+    assert torch.equal(found["weight"], parameters["model.weight"])

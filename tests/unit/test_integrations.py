@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from heapq import heappop, heappush
+from importlib import import_module
 
 import pytest
 
@@ -83,6 +84,16 @@ def test_verl_and_the_name_of_each_line_need_no_torch():
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("line", ["accelerate", "transformers"])
+def test_a_missing_accelerate_is_told_with_what_to_install(line, monkeypatch):
+    ours = {f"dflop.integrations.{name}" for name in ("accelerate", "transformers")}
+    for name in [name for name in sys.modules if name in ours or name.startswith("accelerate.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(ModuleNotFoundError, match=r"`accelerate`.*pip install 'dflop\[integrations\]'"):
+        import_module(f"dflop.integrations.{line}")
 
 
 def test_packs_are_even_and_keep_the_limit_of_tokens():

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelerate.data_loader import prepare_data_loader
-
 from dflop.integrations.loader import balanced_loader
+
+try:
+    from accelerate.data_loader import prepare_data_loader
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "accelerate":
+        raise
+    message = (
+        "`accelerate` is not installed, which `transformers.Trainer` and this line need: "
+        "pip install 'dflop[integrations]', or accelerate alone"
+    )
+    raise ModuleNotFoundError(message, name="accelerate") from error
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -50,7 +50,10 @@ def decode_image(file: MediaFile) -> Image.Image:
     """
     try:
         with Image.open(opened(file)) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            # Both would copy a picture that they have nothing to do on.
+            ImageOps.exif_transpose(image, in_place=True)
+            image.load()
+            return image if image.mode == "RGB" else image.convert("RGB")
     except FileNotFoundError:
         raise
     # Pillow's plugins may raise any exception on a damaged file.

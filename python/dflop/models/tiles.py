@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 
 from dflop.models import media as decoding
 from dflop.models.encoder import numbered
@@ -215,7 +216,7 @@ class TileFamily(FamilyAdapter):
             raise ValueError(message)
         image = decoding.decode_image(file)
         # Some processors pad an image to a square if its sample has several: here the other has one pixel.
-        batch: Any = [[image, image.resize((1, 1))]] if several else [image]
+        batch: Any = [[image, Image.new("RGB", (1, 1))]] if several else [image]
         return self.image_tiles(batch).to(torch.float32)
 
     video_processor_class: str = ""

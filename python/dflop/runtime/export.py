@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,5 +112,8 @@ def read_parameters(checkpoint: Path) -> dict[str, torch.Tensor]:
         for key, entry in held.items()
         if key.startswith(_KEYS) and isinstance(entry, TensorStorageMetadata)
     }
-    load(parameters, checkpoint_id=checkpoint, no_dist=True)
+    with warnings.catch_warnings():
+        # It says that one process reads, which is asked for here.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(parameters, checkpoint_id=checkpoint, no_dist=True)
     return {key.removeprefix(_KEYS): value for key, value in parameters.items()}
