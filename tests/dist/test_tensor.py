@@ -230,7 +230,8 @@ def test_each_rank_keeps_its_part(model_dir, tmp_path):
     [
         (((1, 1, 1), (2, 2), {}), ((1, 1, 1), (1, 1), {})),
         (((1, 1, 1), (1, 1), {}), ((1, 2, 1), (1, 2), {"zero": 1})),
-        (((1, 2, 1), (2, 2), {"zero": 1}), ((1, 1, 2), (1, 4), {})),
+        # Written as the one before is read, and read as the next one.
+        pytest.param(((1, 2, 1), (2, 2), {"zero": 1}), ((1, 1, 2), (1, 4), {}), marks=pytest.mark.layouts),
         (((2, 2, 1), (2, 2), {"zero": 3, "placement": "colocated"}), ((1, 1, 1), (1, 4), {})),
         (((1, 1, 1), (1, 4), {}), ((2, 2, 1), (2, 2), {"zero": 3, "placement": "colocated"})),
     ],

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from ranks import results
 import dflop.runtime.trainer  # noqa: F401
 from dflop._native import GlobalBatches, profile_shapes
 from dflop._native.testing import load_config
+from dflop.runtime import agent
 from dflop.runtime.launch import launch
 from dflop.runtime.schedules import Taken
 from dflop.runtime.turns import arms_in_order, log_lines, steps
@@ -281,7 +283,23 @@ def test_as_many_processes_as_the_plan_has_ranks(demo, tmp_path):
         assert "Traceback" not in rank.stderr
 
 
-def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd):
+def run_agent(command, environment, what):
+    """As `run_child` runs `python -m dflop.runtime.agent ...`, in a fork: torch is imported here already."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.argv = command[2:]
+            status = agent.main()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), None
+
+
+def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, capfd, monkeypatch):
     """A family without an adapter, a directory that is a file, and GPUs that are not there; each has a hint."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     config = load_config(str(demo / "dflop.yaml"))
@@ -311,6 +329,7 @@ def test_what_cannot_be_trained_is_refused_before_a_rank_starts(demo, tmp_path, 
     changes = {"config": config, "model_profile": str(tmp_path / "estimated.json")}
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     asked = request(demo, tmp_path / "run", **changes, environment=hidden)
+    monkeypatch.setattr("dflop.runtime.launch.run_child", run_agent)
     assert launch(asked) == 2
     assert capfd.readouterr().err == (
         "note: the model profile is estimated: steps will take other times than predicted\n"

@@ -161,7 +161,15 @@ def test_lora_is_that_of_peft_merged_and_alone(demo, tmp_path):
 
 @pytest.mark.parametrize(
     ("recipe", "layout"),
-    [("full", (2, 1, 2)), ("projector", (1, 1, 1)), ("frozen-encoder", (1, 1, 1)), ("frozen-llm", (1, 1, 1))],
+    [
+        ("full", (2, 1, 2)),
+        ("projector", (1, 1, 1)),
+        # Of other families `test_family_exports.py` has them.
+        *(
+            pytest.param(recipe, (1, 1, 1), marks=pytest.mark.layouts)
+            for recipe in ("frozen-encoder", "frozen-llm")
+        ),
+    ],
     ids=str,
 )
 def test_an_export_of_three_steps_is_that_of_a_plain_loop(recipe, layout, demo, tmp_path):
