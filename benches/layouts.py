@@ -1,6 +1,6 @@
 """Measured steps of two CPU ranks by layout: colocated against disaggregated against FSDP2 token-packed.
 
-Usage: python benches/layouts.py OUT.json [--rounds 6] [--steps 4] [--microbatches 1]
+Usage: python benches/layouts.py OUT.json [--rounds 6] [--steps 4] [--microbatches 1] [--ranks 8,16,32]
 
 The demo's data and model are profiled on two ranks of this machine's CPU, a thread each. Every way trains the
 same global batches of 64 samples with the same trainer; a way is a layout and how samples are placed in it:
@@ -13,6 +13,8 @@ same global batches of 64 samples with the same trainer; a way is a layout and h
 Rounds are interleaved: each launches every layout once, in another order, and within a launch `dflop train
 --compare` runs the ways of that layout one after the other. A ratio is that of geometric means of the time of
 a round, the fastest way without dflop over the way, with its 95 % interval over the rounds.
+
+After them the ranks of larger plans are rehearsed (`rehearsed.py`), for 8, 16 and 32 GPUs that are not there.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import rehearsed
 from adopt import ratio_of
 from collect import origin
 
@@ -118,6 +121,7 @@ def main() -> int:
     # As the planner has it: the fewest that fit, where ranks wait for nobody in between.
     parser.add_argument("--microbatches", type=int, default=1, help="of a rank, in colocated layouts")
     parser.add_argument("--profile-seconds", type=float, default=60.0, help="for measuring the model")
+    rehearsed.add_arguments(parser)
     asked = parser.parse_args()
     if asked.rounds < 2 or asked.steps < 1:
         parser.error("at least 2 rounds of 1 step")
@@ -151,6 +155,9 @@ def main() -> int:
         interval = f"{row['best_over_it']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         mark = "  <- fastest without dflop" if row["way"] == result["best_other"] else ""
         print(f"{row['way']:<24}{row['step_ms']:>9.0f}{interval:>30}{mark}")
+    # The measurement stands in the file before the rehearsals, which take longer.
+    result["rehearsed"] = rehearsed.bench(asked)
+    asked.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {asked.out}", file=sys.stderr)
     return 0
 

@@ -14,8 +14,10 @@ import tiny_llava
 import torch
 import torch._dynamo  # noqa: F401  (FSDP2 asks for it in its first hook: once, for all forked ranks)
 from lists import random_lists
+from matrix import covering
 from ranks import results, run_ranks
 from shards import arrays_of
+from test_encoder_stages import deepen
 from toy_run import (
     CONTENTS,
     SEED,
@@ -401,6 +403,30 @@ def test_every_sharding_of_a_pipeline(layout, zero, model_dir, oracles, tmp_path
     plan = write_plan(tmp_path / "plan.json", encoder_dp, llm_dp, llm_pp, len(llm), zero=zero)
     schedule = make_schedule(llm, encoder_dp, actions=random_lists(plan, len(llm), 5))
     check(plan, schedule, model_dir, oracles(frozen_none), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A model of more layers on either side than any of the stages, and its oracle."""
+    warm_model_dir(tmp_path_factory.mktemp("warm"))
+    model_dir = tiny_llava.write_model_dir(tmp_path_factory.mktemp("deep"), num_hidden_layers=7)
+    return deepen(model_dir), Oracle(deepen(model_dir), tmp_path_factory.mktemp("pretrained"), frozen_none)
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", covering(3), ids=lambda layout: "-".join(map(str, layout.values())))
+def test_every_three_degrees_of_a_pipeline(layout, deep, tmp_path):
+    """Degrees of both sides, chunks and sharding: any three values that fit eight ranks meet in some case."""
+    model_dir, oracle = deep
+    llm = PLACED["uneven", layout["llm_dp"]]
+    degrees = {**layout, "num_microbatches": len(llm)}
+    plan = write_plan(tmp_path / "plan.json", **degrees)
+    groups = write_plan(tmp_path / "groups.json", **degrees | {"encoder_tp": 1, "llm_tp": 1})
+    # Chunks run in the order of the plan, too.
+    is_drawn = layout["llm_interleave"] == 1 or layout["zero"] == 1
+    actions = random_lists(groups, len(llm), 7) if is_drawn else ()
+    schedule = make_schedule(llm, layout["encoder_dp"], actions=actions)
+    check(plan, schedule, model_dir, oracle, tmp_path)
 
 
 def test_each_rank_keeps_its_share(model_dir, tmp_path):

@@ -312,10 +312,10 @@ def test_every_tensor_layout(layout, tensor, zero, model_dir, oracles, tmp_path)
 
 @pytest.mark.layouts
 @pytest.mark.parametrize(
-    ("placed", "zero", "dp"), list(itertools.product(["even", "text", "uneven"], range(4), [2, 4]))
+    ("placed", "dp", "zero"), [(*place, zero) for place, zero in itertools.product(PLACED, range(4))]
 )
-def test_every_colocated_tensor_layout(placed, zero, dp, model_dir, oracles, tmp_path):
-    """Groups of two that hold both components."""
+def test_every_colocated_tensor_layout(placed, dp, zero, model_dir, oracles, tmp_path):
+    """Up to four groups of two that hold both components."""
     llm = PLACED[placed, dp]
     sharding = {"zero": zero} if zero else {}
     plan = write_colocated(tmp_path / "plan.json", dp, len(llm), encoder_tp=2, llm_tp=2, **sharding)

@@ -62,16 +62,19 @@ def test_a_process_that_comes_too_late_shows_in_full():
     host = Host()
     clock = clock_of(host)
     run(clock, 300)
-    host.at += 700
+    # It slept to the start of the first action, at 1,000, and was stuck.
+    host.at = 1_000 + 700
     assert run(clock, 100) == (1_700, 1_800)
     assert run(clock, 100) == (1_800, 1_900)
 
 
 def test_what_goes_to_another_machine_leaves_when_it_is_done():
-    """To a rank here the process is ahead by the action; to one there it is not."""
+    """To a rank here the message leaves at once, before the action before it has begun; to one there it does not."""
     host = Host()
     clock = clock_of(host, (HERE, HERE, THERE))
     run(clock, 300, receivers=[1])
+    assert host.at == 0
+    clock.ready()
     assert host.at == 1_000
     run(clock, 300, receivers=[1, 2])
     assert host.at == 1_600

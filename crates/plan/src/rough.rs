@@ -377,7 +377,7 @@ fn in_flight(candidate: &Candidate, facts: &Facts, budget_bytes: u64, batch: &Ba
 /// LLM     warm-up and one forward: (v - 1) r + 2 (pp - 1 - rank) + 1 chunks, at most all v m
 /// encoder forwards of the first chunk before its first backward, and one more for each encoder stage
 /// ```
-fn wanted(layout: &Layout, num_microbatches: u32) -> [f64; 3] {
+pub(crate) fn wanted(layout: &Layout, num_microbatches: u32) -> [f64; 3] {
     let (m, pp, chunks) = (num_microbatches.max(1), layout.llm.pp, layout.llm_interleave);
     let round = m.div_ceil((m / pp).max(1));
     let (turns, total) = ((chunks - 1) * round, chunks * m);

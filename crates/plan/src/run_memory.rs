@@ -13,10 +13,11 @@ use crate::error::PlanError;
 use crate::evaluate::{Judged, Verdict, summary};
 use crate::input::SearchInput;
 use crate::models::Models;
+use crate::rough;
 use crate::space::Candidate;
 use dflop_cost::{CostModel, RankRole, Sharding};
 use dflop_step::batches::GlobalBatches;
-use dflop_types::{Component, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
+use dflop_types::{Component, Layout, MicrobatchShape, Rejection, SampleIndex, SampleShape, thousands};
 use rayon::prelude::*;
 
 /// The most samples whose global batches are looked at, but at least one epoch. In a run of many epochs the later ones are
@@ -82,9 +83,9 @@ impl Amount {
     }
 
     /// Tokens that a rank holds if `in_flight` microbatches are in flight and the batch is spread over `num_buckets`.
-    fn held(self, in_flight: u32, num_buckets: u64) -> f64 {
+    fn held(self, in_flight: f64, num_buckets: u64) -> f64 {
         let mean = self.sum as f64 / num_buckets.max(1) as f64;
-        f64::from(in_flight.saturating_sub(1)) * mean + mean.max(self.largest as f64)
+        (in_flight - 1.0).max(0.0) * mean + mean.max(self.largest as f64)
     }
 }
 
@@ -123,14 +124,24 @@ impl Load {
         let (layout, m) = (candidate.layout, candidate.num_microbatches);
         let buckets = |dp: u32| u64::from(m) * u64::from(dp);
         let encoder = self.encoder(layout.encoder.dp);
-        let in_flight = |stages: u32| stages.min(m);
+        let [of_encoder, of_first, of_last] = in_flight(&layout, m);
         [
-            encoder.held(in_flight(layout.num_stages()), buckets(layout.encoder.dp)),
-            self.llm.held(in_flight(layout.llm.pp), buckets(layout.llm.dp)),
-            self.llm.held(1, buckets(layout.llm.dp)),
-            self.labels.held(1, buckets(layout.llm.dp)),
+            encoder.held(of_encoder, buckets(layout.encoder.dp)),
+            self.llm.held(of_first, buckets(layout.llm.dp)),
+            self.llm.held(of_last, buckets(layout.llm.dp)),
+            // The head has the labels of one microbatch at a time.
+            self.labels.held(1.0, buckets(layout.llm.dp)),
         ]
     }
+}
+
+/// Microbatches in flight at once: on the encoder's first stage, on the first LLM rank and on the last LLM rank. Ranks with
+/// interleaved stages hold parts of microbatches.
+fn in_flight(layout: &Layout, num_microbatches: u32) -> [f64; 3] {
+    if layout.is_interleaved() {
+        return rough::wanted(layout, num_microbatches);
+    }
+    [layout.num_stages(), layout.llm.pp, 1].map(|stages| f64::from(stages.min(num_microbatches)))
 }
 
 /// The scheduler's answer for a candidate, a step and its batch.
@@ -317,4 +328,29 @@ fn static_bytes(
     let llm = settings.rank_stages(model)?.into_iter();
     let llm = llm.map(|held| of(RankRole::Stage(held), Component::Llm));
     Ok([encoder.min().unwrap_or(0), llm.min().unwrap_or(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_types::ComponentLayout;
+
+    /// Counted by hand in the lists of two LLM ranks with two chunks each and four microbatches. The first LLM rank has five of
+    /// the eight chunks in flight, the last one three, and the encoder has all microbatches.
+    #[test]
+    fn chunks_in_flight_are_parts_of_microbatches() {
+        let degrees = |pp| ComponentLayout { tp: 1, pp, dp: 1 };
+        let plain = Layout::disaggregated(degrees(1), degrees(2));
+        // In halves, which are whole numbers.
+        let halves = |layout: &Layout, m| in_flight(layout, m).map(|held| (2.0 * held).round() as u32);
+        assert_eq!(halves(&plain, 4), [6, 4, 2]);
+        assert_eq!(halves(&plain, 1), [2, 2, 2]);
+        assert_eq!(halves(&Layout { llm_interleave: 2, ..plain }, 4), [8, 5, 3]);
+        // Two microbatches of 10 tokens and one of 30: the largest is in flight beside one and a half of mean size.
+        let mut amount = Amount::default();
+        for tokens in [10, 10, 30] {
+            amount.add(tokens);
+        }
+        assert!((amount.held(2.5, 5) - (1.5 * 10.0 + 30.0)).abs() < 1e-9);
+    }
 }

@@ -6,9 +6,10 @@
     end of an action   = start + predicted duration
 
 A process that feeds a GPU issues an action while the action before it still runs. A process does the same
-here: it issues an action as soon as the one before it has begun. Its message carries a time stamp, the moment
-at which the action will end. The system may wake a process late, and a message takes its time on this
-machine. Such delays then show only where they last longer than the running action, as on a GPU.
+here: it issues an action as soon as the one before it has begun. Its message leaves at once, since no process
+waits for what its GPU receives; it carries a time stamp, the moment at which the action will end. The system
+may wake a process late, and a message takes its time on this machine. Such delays then show only where they
+last longer than the running action, as on a GPU.
 
 Clocks of two machines cannot be compared. Between machines a message is therefore sent when its action has
 ended, and the moment of its arrival counts instead of the stamp.
@@ -76,6 +77,7 @@ class DeviceClock:
         self._arrived_ns = 0
         self._begin_ns = 0
         self._agreed_ns = 0
+        self._issued_ns = 0
         self.start_ns = 0
         """Of the action under way."""
         self.end_ns = 0
@@ -97,7 +99,7 @@ class DeviceClock:
         """A step begins at `start_ns`, which was agreed on at `agreed_ns`; none: just then."""
         self._free_ns = self._begin_ns = self.start_ns = self.end_ns = start_ns
         self._agreed_ns = start_ns if agreed_ns is None else agreed_ns
-        self._arrived_ns = self.needed_ns = 0
+        self._arrived_ns = self._issued_ns = self.needed_ns = 0
 
     def arrive(self, sent_ns: Sequence[int], transfer_ns: int) -> None:
         """Notes when the inputs of the next action arrive: `transfer_ns` after the last of `sent_ns`."""
@@ -105,7 +107,11 @@ class DeviceClock:
             self._arrived_ns = max(sent_ns) + transfer_ns
 
     def ready(self) -> int:
-        """When the device could start the next action. It takes no time unless `run` is called for it."""
+        """When the device could start the next action; returns once it has started what `run` was called for.
+
+        The action takes no time unless `run` is called for it, too.
+        """
+        self._sleep(self._issued_ns)
         self.start_ns = self.end_ns = max(self._free_ns, self._arrived_ns)
         return self.start_ns
 
@@ -114,7 +120,7 @@ class DeviceClock:
         self.start_ns = self.end_ns = max(self.start_ns, start_ns)
 
     def run(self, duration_ns: int, receivers: Sequence[int] = ()) -> int:
-        """Runs the action under way: waits for its start, or its end where a receiver is elsewhere.
+        """Issues the action under way and returns at once, or at its end where a receiver is elsewhere.
 
         Args:
             duration_ns: Predicted duration of the action.
@@ -128,8 +134,9 @@ class DeviceClock:
             self.needed_ns = now_ns - self._agreed_ns
         self.start_ns = max(self.start_ns, now_ns)
         self.end_ns = self.start_ns + duration_ns
-        is_apart = any(not self._is_here[rank] for rank in receivers)
-        self._sleep(self.end_ns if is_apart else self.start_ns)
+        self._issued_ns = self.start_ns
+        if any(not self._is_here[rank] for rank in receivers):
+            self._sleep(self.end_ns)
         return self.end_ns
 
     def finish(self) -> None:

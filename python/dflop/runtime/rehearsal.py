@@ -1,7 +1,7 @@
 """A step without computing: each action takes its predicted time, and a message carries a time stamp.
 
     leader: schedule --simulator--> spans --broadcast--> times of each rank's actions
-    rank:   0F3: message here? -> sleep to its start -> its end sent to the ranks that hold its samples
+    rank:   0F3: message here? -> its end sent to the ranks that hold its samples -> sleep to its start
 
 `device_clock.py` says when an action starts and ends. Real are the ranks and their groups, the scheduler, the
 action lists, the order of all messages, and the agreement of the ranks before each step. Not real are the
@@ -180,7 +180,7 @@ _NOTHING = LlmInput(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
 
 
 class RehearsedStage(Stage):
-    """A stage whose actions sleep for their predicted times."""
+    """A stage whose actions take their predicted times and compute nothing."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class RehearsedStage(Stage):
         label_tokens: int,
         is_split: bool = False,
     ) -> torch.Tensor | None:
-        """Sleeps as long as the forward takes.
+        """Issues the forward, which takes its predicted time.
 
         Args:
             microbatch: Its number.
@@ -256,7 +256,7 @@ class RehearsedStage(Stage):
         return self._act("B" if self._name("B", microbatch) in self._times.actions else "I", microbatch)
 
     def weights(self, microbatch: int) -> None:
-        """Sleeps as long as W takes."""
+        """Issues W."""
         self._act("W", microbatch)
 
     def pass_by(self, takes_gradient: bool, microbatch: int) -> None:

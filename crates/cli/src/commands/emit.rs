@@ -32,9 +32,11 @@ pub(super) fn launch(
         Launcher::Torchrun => {
             let _ = writeln!(
                 text,
-                "# On each of the {nodes} nodes; HEAD is the address of the first.\n\
-                 torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-id dflop \
-                 --rdzv-endpoint \"$HEAD:{PORT}\" {train}"
+                "# On each of the {nodes} nodes. HEAD is the address of the first, HERE that of the node itself: by these the nodes\n\
+                 # find each other, also where a node's name is not its address.\n\
+                 torchrun --nnodes {nodes} --nproc-per-node {per_node} --local-addr \"${{HERE:?}}\" --rdzv-backend c10d \
+                 --rdzv-id dflop --rdzv-endpoint \"${{HEAD:?}}:{PORT}\" \
+                 --rdzv-conf \"is_host=$([ \"$HERE\" = \"$HEAD\" ] && echo 1 || echo 0)\" {train}"
             );
         }
         Launcher::Kubernetes => text.push_str(&kubernetes(nodes, per_node, &path)),
@@ -42,6 +44,8 @@ pub(super) fn launch(
         Launcher::Torchtitan => text.push_str(&foreign::torchtitan(plan, global_batch_size)),
         Launcher::Slurm => {
             // One agent a node; the signal reaches every rank two minutes before the time ends, and training ends in order.
+            // A shell on each node, which torchrun takes the place of, fills in the node's own name.
+            // `sed` reads all names: a reader that ends at the first one can end `scontrol`, and by `pipefail` the job.
             let _ = writeln!(
                 text,
                 "#!/bin/bash\n\
@@ -52,9 +56,12 @@ pub(super) fn launch(
                  #SBATCH --exclusive\n\
                  #SBATCH --signal=USR1@120\n\
                  set -euo pipefail\n\
-                 HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n\
-                 srun torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d \
-                 --rdzv-id \"$SLURM_JOB_ID\" --rdzv-endpoint \"$HEAD:{PORT}\" {train}"
+                 HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | sed -n 1p)\n\
+                 export HEAD\n\
+                 srun bash -c 'exec torchrun --nnodes {nodes} --nproc-per-node {per_node} \
+                 --local-addr \"$SLURMD_NODENAME\" --rdzv-backend c10d --rdzv-id \"$SLURM_JOB_ID\" \
+                 --rdzv-endpoint \"$HEAD:{PORT}\" --rdzv-conf \"is_host=$((SLURM_NODEID == 0))\" \"$@\"' \
+                 torchrun {train}"
             );
         }
     }
@@ -155,11 +162,11 @@ mod tests {
     fn several_nodes_meet_at_the_first() {
         let command = launch(Launcher::Torchrun, &plan(64), 256, 8, Path::new("dflop.yaml"));
         assert!(command.contains("--nnodes 8 --nproc-per-node 8"), "{command}");
-        assert!(command.contains("--rdzv-endpoint \"$HEAD:29400\""), "{command}");
+        assert!(command.contains("--rdzv-endpoint \"${HEAD:?}:29400\""), "{command}");
         let job = launch(Launcher::Slurm, &plan(64), 256, 8, Path::new("dflop.yaml"));
         assert!(job.starts_with("#!/bin/bash\n#SBATCH"), "{job}");
         assert!(job.contains("#SBATCH --nodes=8\n"), "{job}");
-        assert!(job.contains("srun torchrun --nnodes 8 --nproc-per-node 8"), "{job}");
+        assert!(job.contains("srun bash -c 'exec torchrun --nnodes 8 --nproc-per-node 8"), "{job}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::{Frame, Scale, axis_x, partly, px, spread, svg};
 use dflop_types::{ActionKind, Span, Timeline, number};
 use maud::{Markup, html};
+use std::collections::BTreeSet;
 
 /// The most lanes that are drawn.
 const MOST_LANES: usize = 16;
@@ -86,9 +87,9 @@ impl Lanes {
             }
             num_drawn += blocks.len();
             num_joined += joined;
-            let stage = spans.first().map(|s| s.action.stage.0);
+            let stages: BTreeSet<u32> = spans.iter().map(|s| s.action.stage.0).collect();
             lanes.push(Lane {
-                name: lane_name(rank, stage, num_stages),
+                name: lane_name(rank, &stages, num_stages),
                 bubbles: gaps(&spans, tail_from_ns, &scale),
                 idle_ratio: idle_ratio(&spans, tail_from_ns, timeline.makespan_ns),
                 blocks,
@@ -110,12 +111,17 @@ impl Lanes {
     }
 }
 
-fn lane_name(rank: u32, stage: Option<u32>, num_stages: u32) -> String {
-    match stage {
-        None => format!("rank {rank}"),
-        Some(0) => format!("rank {rank} encoder"),
-        Some(_) if num_stages <= 2 => format!("rank {rank} LLM"),
-        Some(stage) => format!("rank {rank} LLM {stage}"),
+/// A rank and what it works on. A rank of a colocated layout has both components, so it has its number alone. Of more than
+/// two interleaved stages the first two are named: a lane has room for no more.
+fn lane_name(rank: u32, stages: &BTreeSet<u32>, num_stages: u32) -> String {
+    let stages: Vec<u32> = stages.iter().copied().collect();
+    match stages[..] {
+        [0] => format!("rank {rank} encoder"),
+        [] | [0, ..] => format!("rank {rank}"),
+        [_] if num_stages <= 2 => format!("rank {rank} LLM"),
+        [stage] => format!("rank {rank} LLM {stage}"),
+        [first, second] => format!("rank {rank} LLM {first}, {second}"),
+        [first, second, ..] => format!("rank {rank} LLM {first}, {second}.."),
     }
 }
 
@@ -271,6 +277,23 @@ mod tests {
         assert_eq!(lanes.drawn[0].bubbles, [(LEFT + 20.0, LEFT + 50.0)]);
         assert!((lanes.drawn[0].idle_ratio - 0.3).abs() < 1e-12);
         assert!(lanes.left_out.is_empty());
+    }
+
+    #[test]
+    fn a_lane_names_all_stages_of_its_rank() {
+        let names = |spans: &[Span]| -> Vec<String> {
+            let num_ranks = 1 + spans.iter().map(|s| s.rank.0).max().unwrap_or(0);
+            let timeline =
+                Timeline { num_ranks, makespan_ns: 100, spans: spans.to_vec(), ..Timeline::default() };
+            Lanes::new(&timeline, 100, 1000.0).drawn.into_iter().map(|lane| lane.name).collect()
+        };
+        // Interleaved: rank 1 has the LLM's stages 1 and 3, rank 2 has 2, 4 and 6.
+        let chunks = ["0F0", "1F0", "3F0", "2F0", "6F0", "4F0"].into_iter().zip([0, 1, 1, 2, 2, 2]);
+        let spans: Vec<Span> = chunks.map(|(action, rank)| span(rank, action, 0, 1)).collect();
+        assert_eq!(names(&spans), ["rank 0 encoder", "rank 1 LLM 1, 3", "rank 2 LLM 2, 4.."]);
+        // Colocated: both components.
+        assert_eq!(names(&[span(0, "0F0", 0, 1), span(0, "1F0", 1, 2)]), ["rank 0"]);
+        assert_eq!(names(&[span(0, "0F0", 0, 1), span(1, "1F0", 1, 2)]), ["rank 0 encoder", "rank 1 LLM"]);
     }
 
     #[test]

@@ -1,0 +1,47 @@
+"""Disaggregated layouts of at most eight ranks, and few of them that cover what may go wrong together."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+MOST_RANKS = 8
+VALUES = {
+    "encoder_dp": (1, 2, 3, 4),
+    "encoder_pp": (1, 2, 3),
+    "encoder_tp": (1, 2),
+    "llm_dp": (1, 2, 3, 4),
+    "llm_pp": (1, 2, 3),
+    "llm_tp": (1, 2, 4),
+    "llm_interleave": (1, 2),
+    "zero": (0, 1, 2),
+}
+
+
+def num_ranks(layout):
+    return sum(layout[f"{c}_dp"] * layout[f"{c}_pp"] * layout[f"{c}_tp"] for c in ("encoder", "llm"))
+
+
+def all_layouts():
+    """Every one that there is: no chunks without stages, nothing cut among replicas where there is one of each."""
+    layouts = (dict(zip(VALUES, values, strict=True)) for values in itertools.product(*VALUES.values()))
+    return [
+        layout
+        for layout in layouts
+        if num_ranks(layout) <= MOST_RANKS
+        and (layout["llm_interleave"] == 1 or layout["llm_pp"] > 1)
+        and (layout["zero"] == 0 or max(layout["encoder_dp"], layout["llm_dp"]) > 1)
+    ]
+
+
+def covering(strength, seed=0):
+    """As few layouts as a greedy choice finds, in which all values of any `strength` fields meet that meet at all."""
+    layouts = all_layouts()
+    random.Random(seed).shuffle(layouts)
+    met = [set(itertools.combinations(layout.items(), strength)) for layout in layouts]
+    left, chosen = set().union(*met), []
+    while left:
+        best = max(range(len(layouts)), key=lambda index: len(met[index] & left))
+        chosen.append(layouts[best])
+        left -= met[best]
+    return chosen

@@ -1,0 +1,90 @@
+"""`dflop plan --emit`: what it prints, run by a shell, is read by torchrun's own parser as it was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from torch.distributed.run import config_from_args, get_args_parser
+
+import warm
+
+CONFIG = """\
+model: {name: llava-onevision-qwen2-7b}
+data: {mixture: data/mixture.yaml, video_max_frames: 4}
+cluster: {device: h100, num_ranks: 16, ranks_per_node: 8}
+train: {global_batch_size: 16}
+"""
+NAME = "it's one.yaml"
+# `torchrun` says what it was called with; `srun` runs its command, as on one node of several.
+PROGRAMS = {
+    "torchrun": f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n",
+    "srun": '#!/bin/bash\nexec "$@"\n',
+    "scontrol": "#!/bin/bash\nprintf 'node7\\nnode8\\n'\n",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("emit")
+    done = warm.run(["-m", "dflop", "demo-data", ".", "--samples", "16"], cwd=folder, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    (folder / NAME).write_text(CONFIG)
+    (folder / "bin").mkdir()
+    for name, text in PROGRAMS.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+def emitted(launcher, folder):
+    flags = ["--config", NAME, "--only", "colocated=true,zero=3", "--emit", launcher]
+    done = warm.run(["-m", "dflop", "plan", *flags], cwd=folder, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(text, folder, **variables):
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    script = ["bash", "-c", text]
+    return subprocess.run(
+        script, env={"PATH": path, **variables}, capture_output=True, text=True, check=False
+    )
+
+
+def parsed(text, folder, **variables):
+    """Torchrun's configuration, and the command that it is to start."""
+    done = run(text, folder, **variables)
+    assert done.returncode == 0, done.stderr
+    config, command, arguments = config_from_args(get_args_parser().parse_args(json.loads(done.stdout)))
+    return config, [command, *arguments]
+
+
+def check(config, command, address, is_host, rdzv_id, head):
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
+    assert config.local_addr == address
+    assert config.rdzv_configs["is_host"] == is_host
+    assert (config.rdzv_backend, config.run_id, config.rdzv_endpoint) == ("c10d", rdzv_id, f"{head}:29400")
+    assert command == ["dflop", "train", "--config", NAME]
+
+
+def test_the_command_of_a_node_says_its_address_and_whether_it_is_the_first(folder):
+    """The same text on all nodes; one that is not told its address is refused by the shell."""
+    text = emitted("torchrun", folder)
+    for here, is_host in (("10.0.0.7", "1"), ("10.0.0.8", "0")):
+        check(*parsed(text, folder, HEAD="10.0.0.7", HERE=here), here, is_host, "dflop", "10.0.0.7")
+    for missing in ({"HEAD": "10.0.0.7"}, {"HERE": "10.0.0.7"}):
+        done = run(text, folder, **missing)
+        assert done.returncode != 0
+        assert done.stdout == ""
+
+
+def test_a_slurm_job_says_them_on_each_node(folder):
+    text = emitted("slurm", folder)
+    for number, (here, is_host) in enumerate((("node7", "1"), ("node8", "0"))):
+        of_slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "41"}
+        node = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": here}
+        check(*parsed(text, folder, **of_slurm, **node), here, is_host, "41", "node7")
